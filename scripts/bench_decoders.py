@@ -1,8 +1,9 @@
 """Measure a Generator beside onnxruntime-genai, beside the simulation of decoders, and on an accelerator.
 
-    python scripts/bench_decoders.py genai --python ENVIRONMENT/bin/python [-o docs/generation.md]
-    python scripts/bench_decoders.py simulation --points loads.jsonl --costs costs.jsonl [-o docs/simulate-decoders.md]
-    python scripts/bench_decoders.py device --provider cuda --budget 1 [-o docs/generation.md]
+    python scripts/bench_decoders.py genai --python ENVIRONMENT/bin/python [-o docs/generation-measured.md]
+    python scripts/bench_decoders.py simulation --points loads.jsonl --costs costs.jsonl
+        [-o docs/simulate-decoders.md docs/generation-measured.md]
+    python scripts/bench_decoders.py device --provider cuda --budget 1 [-o docs/generation-measured.md]
 
 *genai*: tokens per second on the same file, in alternating rounds; the interpreter's environment has
 ``onnxruntime-genai``, which needs an onnxruntime of its own. *simulation*: the costs of iterations were fitted to a
@@ -12,7 +13,8 @@ simulation predicts throughput and latency of the same requests. The speed of a 
 speed* has been scaled by it. That still tests what the simulation says of arrivals, batches and waiting, but not the
 costs. *device*: increments with keys and values in host memory, and with all of them on a device
 (:mod:`decoding.on_device`), for batches up to the greatest one that fits in ``--budget`` on the device and eight times
-as many requests. ``-o`` replaces the section ``decoders-`` with the name of the part in pages.
+as many requests. ``-o`` replaces the section ``decoders-`` with the name of the part in pages; the second table of
+*simulation* has the section ``decoders-loads``.
 """
 
 from __future__ import annotations
@@ -36,12 +38,12 @@ from decoding.orca_experiment import (
     Load,
     LoadPoint,
     equal_latencies,
-    format_lengths,
     measured_on,
     median_points,
     normalise_speed,
     read_points,
     readings,
+    workload_lengths,
 )
 from decoding.scheduling_gain import simulate_points
 from page_markers import fill_sections, markdown_table
@@ -70,9 +72,9 @@ DEVICE_HEAD = ("weights", "keys and values", "requests", "ms per iteration", "to
 #: How many times as many requests as fit on the device are served with keys and values in host memory.
 MORE = 8
 LOAD_HEAD = (
-    *("weights", "prompt, new tokens", "max batch", "policy", "offered, requests/s", "served"),
-    *("simulated", "simulated / served", "ms/token", "simulated", "simulated / measured"),
-    *("iterations / costs", "served, at equal speed", "ms/token, at equal speed"),
+    *("weights", "max batch", "policy", "offered, requests/s", "served", "served, simulated", "ratio"),
+    *("ms/token", "ms/token, simulated", "ratio", "iterations / costs"),
+    *("ratio of served at equal speed", "ratio of ms/token at equal speed"),
 )
 
 
@@ -93,8 +95,8 @@ def genai_rows(size: str, python: str) -> tuple[str, list[tuple[str, ...]]]:
     return version, rows
 
 
-def simulation_tables(points: Path, costs: Path) -> str:
-    """Return measured points beside simulated ones: throughputs at equal latencies, and all points."""
+def simulation_tables(points: Path, costs: Path) -> tuple[str, str]:
+    """Return tables of measured points beside simulated ones: throughputs at equal latencies, and all points."""
     found = read_costs(costs)
     runs = [run for run in read_points(points) if run.workload in found]
     runs.sort(key=lambda run: ([*SIZES].index(run.model), run.max_batch, run.policy, run.target))
@@ -107,7 +109,7 @@ def simulation_tables(points: Path, costs: Path) -> str:
     curves = [CURVE_HEAD, *curve_rows(as_measured, at_equal_speed)]
     medians = [(median_points(ours), median_points(others)) for ours, others in (as_measured, at_equal_speed)]
     loads = [LOAD_HEAD, *load_rows(medians[0], medians[1], slowdowns)]
-    return "\n\n".join(map(markdown_table, (curves, loads)))
+    return markdown_table(curves), markdown_table(loads)
 
 
 def curve_ratios(measured: Sequence[LoadPoint], simulated: Sequence[LoadPoint]) -> dict[Curve, tuple[str, ...]]:
@@ -148,7 +150,7 @@ def load_rows(
     """Return a line for each point."""
     rows: list[tuple[str, ...]] = []
     for point, other, scaled, simulated in zip(*as_measured, *at_equal_speed, strict=True):
-        head = (point.model, format_lengths(point.scale), str(point.max_batch), point.policy)
+        head = (point.model, str(point.max_batch), point.policy)
         pairs = ((point.requests_per_s, other.requests_per_s), (point.ms_per_token, other.ms_per_token))
         cells = [cell for ours, theirs in pairs for cell in (f"{ours:.1f}", f"{theirs:.1f}", f"{theirs / ours:.2f}")]
         own = slowdowns.get(point.load, [])
@@ -172,27 +174,29 @@ def device_rows(arguments: argparse.Namespace, size: str) -> list[tuple[str, ...
     return rows
 
 
-def beside_genai(arguments: argparse.Namespace) -> tuple[str, str]:
-    """Return what was measured, and a table."""
+def beside_genai(arguments: argparse.Namespace) -> tuple[str, dict[str, str]]:
+    """Return what was measured, and a table by its section."""
     rows: list[Sequence[str]] = [GENAI_HEAD]
     for size in arguments.size:
         version, found = genai_rows(size, arguments.python)
         rows += found
-    return f"{here()}, {version}", markdown_table(rows)
+    return f"{here()}, {version}", {"decoders-genai": markdown_table(rows)}
 
 
-def beside_simulation(arguments: argparse.Namespace) -> tuple[str, str]:
-    """Return where the loads were measured, and tables."""
-    return measured_on(read_points(arguments.points)), simulation_tables(arguments.points, arguments.costs)
+def beside_simulation(arguments: argparse.Namespace) -> tuple[str, dict[str, str]]:
+    """Return where the loads were measured, and tables by their sections."""
+    runs, (curves, loads) = read_points(arguments.points), simulation_tables(arguments.points, arguments.costs)
+    where = f"{measured_on(runs)}. {workload_lengths(run.workload for run in runs)}".rstrip(".")
+    return where, {"decoders-simulation": curves, "decoders-loads": loads}
 
 
-def on_device(arguments: argparse.Namespace) -> tuple[str, str]:
-    """Return what was measured, and a table."""
+def on_device(arguments: argparse.Namespace) -> tuple[str, dict[str, str]]:
+    """Return what was measured, and a table by its section."""
     arguments.provider = provider_name(arguments.provider)
     require_working(arguments.provider, "--provider")
     rows = [row for size in arguments.size for row in device_rows(arguments, size)]
     what = f"{arguments.budget:g} GB of device memory, {arguments.tokens} tokens"
-    return f"{here()}, {arguments.provider}, {what}", markdown_table([DEVICE_HEAD, *rows])
+    return f"{here()}, {arguments.provider}, {what}", {"decoders-device": markdown_table([DEVICE_HEAD, *rows])}
 
 
 def here() -> str:
@@ -232,9 +236,9 @@ def main() -> None:
     """Measure a part, print its table and fill in pages."""
     arguments = read_arguments()
     where, tables = arguments.run(arguments)
-    print(tables)
-    about = f"Written by `scripts/bench_decoders.py`, measured on {where}"
-    contents = {f"decoders-{arguments.part}": f"{about}.\n\n{tables}"}
+    print("\n\n".join(tables.values()))
+    about = f"Written by `scripts/bench_decoders.py`, measured on {where}."
+    contents = {section: f"{about}\n\n{table}" for section, table in tables.items()}
     for path in arguments.output:
         write_atomically(path, fill_sections(path.read_text(encoding="utf-8"), contents))
 

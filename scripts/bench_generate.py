@@ -1,9 +1,9 @@
 """Measure generation: selective batching alone, and iteration-level scheduling under load.
 
-``engine``: the time of one iteration of mixed batches, by selective batching, by padding the batch to a rectangle, and
-one request after another. The K/V rectangles and single caches are made outside the timed region, which favours the two
-baselines. The threads of their session spin between operators, as those of the engine do. All are timed in turn in
-every round.
+``engine``: the time of one iteration, by selective batching, by padding the batch to a rectangle, and one request after
+another: of requests that decode a token, of these beside prompts, and of long prompts. The K/V rectangles and single
+caches are made outside the timed region, which favours the two baselines. The threads of their session spin between
+operators, as those of the engine do. All are timed in turn in every round.
 
 ``load``: the end-to-end experiment of Orca (section 6.2), scaled: requests that arrive at random (Poisson), with
 prompts of U(32, 512) and outputs of U(1, 128) tokens divided by ``--scale``. The median latency per generated token and
@@ -14,14 +14,14 @@ results to a file. ``--costs`` adds the costs of iterations, measured before the
 to another file.
 
 ``report``: from such files, throughputs at equal latencies beside simulated ones, what iteration-level scheduling can
-gain, and an estimate for a GPU, in the sections ``generate-load``, ``generate-gain`` and ``generate-gpu`` of pages, and
-a plot.
+gain, and an estimate for a GPU, in the sections ``generate-load``, ``generate-gain`` and ``generate-gpu`` of pages, a
+summary in ``generate-summary``, and a plot.
 
 ::
 
-    python scripts/bench_generate.py engine --models "104 MB" --batches 1 8 32
+    python scripts/bench_generate.py engine --models "104 MB" --batches 1 8 32 -o docs/generation-measured.md
     python scripts/bench_generate.py load --models "104 MB" --points loads.jsonl --costs costs.jsonl
-    python scripts/bench_generate.py report --points loads.jsonl --costs costs.jsonl -o docs/generation.md
+    python scripts/bench_generate.py report --points loads.jsonl --costs costs.jsonl -o docs/generation-measured.md
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ import argparse
 import contextlib
 import itertools
 import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,19 +39,20 @@ import onnx
 import onnxruntime as ort
 from command_arguments import existing_file, positive
 from decoding.costs import CostMeter, MeasuredCosts, append_costs, read_costs
-from decoding.gpu_estimate import TITLE, estimated_points, saturated_on_gpu
+from decoding.gpu_estimate import GPU, TITLE, estimated_points, saturated_on_gpu
 from decoding.load import SIZES, Costs, load_scenario, run_load, scheduled
 from decoding.load_rates import LEAST_FACTOR, RATE_FACTORS, choose_rates
 from decoding.orca_experiment import (
     LoadPoint,
     append_point,
-    format_lengths,
     measured_on,
     median_points,
     normalise_speed,
     plot,
     read_points,
+    summary_rows,
     table_rows,
+    workload_lengths,
 )
 from decoding.repeated_iterations import Shape, rectangle_run, selective_run, single_runs, time_in_turn
 from decoding.scheduling_gain import gain_rows, saturated, simulate_points
@@ -81,7 +81,11 @@ class Mix:
     most: int = 64
 
 
-WORKLOADS = {"increments": Mix(), "mixed": Mix(0.25), "long prompts": Mix(1.0, 512, 512)}
+WORKLOADS = {"decode": Mix(), "mixed": Mix(0.25), "long prompts": Mix(1.0, 512, 512)}
+ENGINE_HEAD = (
+    *("weights", "requests", "batch", "selective", "padded", "unbatched"),
+    *("padded / selective", "unbatched / selective"),
+)
 
 
 def draw_shapes(pick: np.random.Generator, batch: int, mix: Mix) -> list[Shape]:
@@ -101,10 +105,8 @@ def plain_session(model: onnx.ModelProto, threads: int) -> ort.InferenceSession:
 
 
 def measure_engine(arguments: argparse.Namespace) -> None:
-    """Print the times of an iteration, and the ratios of medians over rounds."""
-    columns = ["model", "requests", "batch", "selective ms", "rectangle ms", "one by one ms"]
-    columns += ["rectangle / selective", "one by one / selective"]
-    print_header(columns)
+    """Print the times of an iteration and the ratios of medians over rounds, and fill in pages."""
+    rows: list[tuple[str, ...]] = []
     for label in arguments.models:
         model = build_llama_decoder(SIZES[label])
         engine, session = open_engine(chrion.load(model), arguments.threads), plain_session(model, arguments.threads)
@@ -112,20 +114,24 @@ def measure_engine(arguments: argparse.Namespace) -> None:
             shapes = draw_shapes(np.random.default_rng(batch), batch, WORKLOADS[workload])
             runs = {
                 "selective": selective_run(engine, shapes),
-                "rectangle": rectangle_run(session, engine.signature, shapes),
-                "single": single_runs(session, engine.signature, shapes),
+                "padded": rectangle_run(session, engine.signature, shapes),
+                "unbatched": single_runs(session, engine.signature, shapes),
             }
             times = time_in_turn(runs, arguments.rounds)
-            medians = {name: statistics.median(found) for name, found in times.items()}
-            ratios = [statistics.median(np.divide(times[n], times["selective"])) for n in ("rectangle", "single")]
-            cells = [f"{medians[name]:.2f}" for name in runs] + [f"{ratio:.2f}" for ratio in ratios]
-            print(f"| {label} | {workload} | {batch} | {' | '.join(cells)} |", flush=True)
+            medians = [f"{statistics.median(found):.2f} ms" for found in times.values()]
+            ratios = [statistics.median(np.divide(times[n], times["selective"])) for n in ("padded", "unbatched")]
+            rows.append((label, workload, str(batch), *medians, *(f"{ratio:.2f}" for ratio in ratios)))
+            print(" | ".join(rows[-1]), flush=True)
+    about = f"Written by `scripts/bench_generate.py`, measured on {here()}."
+    table = markdown_table([ENGINE_HEAD, *rows])
+    for path in arguments.output:
+        page = fill_sections(path.read_text(encoding="utf-8"), {"generate-engine": f"{about}\n\n{table}"})
+        write_atomically(path, page)
 
 
-def print_header(columns: Sequence[str]) -> None:
-    """Print the head of a table."""
-    print(f"| {' | '.join(columns)} |")
-    print(f"| {' | '.join('---' for _ in columns)} |", flush=True)
+def here() -> str:
+    """Return the machine and the version of onnxruntime."""
+    return f"{this_machine()}, onnxruntime {ort.get_version_string()}"
 
 
 def measure_load(arguments: argparse.Namespace) -> None:
@@ -133,7 +139,7 @@ def measure_load(arguments: argparse.Namespace) -> None:
 
     Every repetition measures all models, batches and rates once, with other requests.
     """
-    print_header(["model", "policy", "max batch", "offered requests/s", "served requests/s", "median ms per token"])
+    print("model | policy | max batch | offered, requests/s | served | median ms per token", flush=True)
     with contextlib.ExitStack() as stack:
         meters = {}
         for label in arguments.models:
@@ -173,7 +179,7 @@ def measure_batch(arguments: argparse.Namespace, label: str, meter: CostMeter, b
             with scheduled(meter.generator, policy, batch):
                 result = run_load(meter.generator, workload)
             row = f"{result.requests_per_s:.1f} | {result.median_ms_per_token:.1f}"
-            print(f"| {label} | {policy} | {batch} | {rate:.3g} | {row} |", flush=True)
+            print(f"{label} | {policy} | {batch} | {rate:.3g} | {row}", flush=True)
             if arguments.points:
                 point = LoadPoint(
                     model=label,
@@ -187,7 +193,7 @@ def measure_batch(arguments: argparse.Namespace, label: str, meter: CostMeter, b
                     requests_per_s=result.requests_per_s,
                     ms_per_token=result.median_ms_per_token,
                     iterations=result.iterations,
-                    machine=f"{this_machine()}, onnxruntime {ort.get_version_string()}",
+                    machine=here(),
                 )
                 append_point(arguments.points, point)
 
@@ -210,18 +216,18 @@ def report_load(arguments: argparse.Namespace) -> None:
     """Print the throughputs at equal latencies and what can be gained, and fill in pages and a plot."""
     runs, costs = read_points(arguments.points), read_costs(arguments.costs) if arguments.costs else {}
     normalised = [normalise_speed(run, costs[run.workload]) for run in runs if run.workload in costs]
-    load = markdown_table(table_rows(runs, normalised, simulate_points(normalised, costs)))
+    rows = table_rows(runs, normalised, simulate_points(normalised, costs))
     about = f"Written by `scripts/bench_generate.py`, measured on {measured_on(runs)}"
-    machines = {
-        f"{model}, measured costs ({format_lengths(scale)})": saturated(scale, found)
-        for (model, scale), found in costs.items()
-    }
-    gain = markdown_table(gain_rows(1, {**machines, f"{TITLE} ({format_lengths(1)})": saturated_on_gpu()}))
-    gpu = markdown_table([row[2:-2] for row in table_rows(estimated_points())])
+    known = sorted(costs, key=lambda workload: [*SIZES].index(workload[0]))
+    machines = {workload[0]: saturated(workload[1], costs[workload]) for workload in known}
+    gain = markdown_table(gain_rows(1, {**machines, GPU: saturated_on_gpu()}))
+    lengths, others = workload_lengths(run.workload for run in runs), ("others", 1)
+    gpu = markdown_table([row[1:-2] for row in table_rows(estimated_points())])
     sections = {
-        "generate-load": f"{about}.\n\n{load}",
-        "generate-gain": f"Computed by `scripts/bench_generate.py`.\n\n{gain}",
-        "generate-gpu": f"Simulated by `scripts/bench_generate.py`, {TITLE}; nothing is measured.\n\n{gpu}",
+        "generate-summary": f"{about}. {lengths}\n\n{markdown_table(summary_rows(rows))}",
+        "generate-load": f"{about}. {lengths}\n\n{markdown_table(rows)}",
+        "generate-gain": f"Computed by `scripts/bench_generate.py`. {workload_lengths([*known, others])}\n\n{gain}",
+        "generate-gpu": f"Simulated by `scripts/bench_generate.py`: {TITLE}. Nothing is measured.\n\n{gpu}",
     }
     print("\n\n".join(sections.values()))
     for path in arguments.output:
@@ -233,9 +239,11 @@ def report_load(arguments: argparse.Namespace) -> None:
 def add_engine(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the engine's measurement."""
     add_models(parser)
-    workloads = ["increments", "mixed"]
-    parser.add_argument("--workloads", nargs="+", choices=[*WORKLOADS], default=workloads, help="kinds of requests")
+    parser.add_argument(
+        "--workloads", nargs="+", choices=[*WORKLOADS], default=list(WORKLOADS), help="kinds of requests"
+    )
     parser.add_argument("--rounds", type=positive, default=30, help="rounds")
+    add_pages(parser)
     parser.set_defaults(run=measure_engine)
 
 
@@ -264,11 +272,16 @@ def add_models(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=positive, default=2, help="threads of the generator")
 
 
+def add_pages(parser: argparse.ArgumentParser) -> None:
+    """Add the argument of pages."""
+    parser.add_argument("-o", "--output", type=existing_file, nargs="*", default=[], help="pages to fill in")
+
+
 def add_report(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of a report."""
     parser.add_argument("--points", type=existing_file, required=True, help="results of loads")
     parser.add_argument("--costs", type=existing_file, help="costs of iterations")
-    parser.add_argument("-o", "--output", type=existing_file, nargs="*", default=[], help="pages to fill in")
+    add_pages(parser)
     parser.add_argument("--plot", type=Path, help="picture of latency against throughput")
     parser.set_defaults(run=report_load)
 

@@ -1,6 +1,6 @@
 """Compute how many requests a decoder can serve at a time with keys and values on a device, and in host memory.
 
-    python scripts/decoder_budget.py [--host 64] [--tokens 1024] [-o docs/generation.md]
+    python scripts/decoder_budget.py [--host 64] [--tokens 1024] [-o docs/generation-measured.md]
 
 The sizes are those of published decoders in half precision; nothing is measured. On the device are the weights, and for
 each request the values of one token in one layer and its logits. Its keys and values are there too, or in host memory.

@@ -54,12 +54,19 @@ class AttentionPart:
         part: The part.
         session: Its session of one thread; equal parts of several layers share one.
         parallel: Its session of as many threads as there are, for many new tokens; it may be the same.
+        options: The options of its runs.
     """
 
     def __init__(
-        self, split: SplitDecoder, part: Part, session: ort.InferenceSession, parallel: ort.InferenceSession
+        self,
+        split: SplitDecoder,
+        part: Part,
+        session: ort.InferenceSession,
+        parallel: ort.InferenceSession,
+        options: ort.RunOptions,
     ) -> None:
         self._session, self._parallel, self._part = session, parallel, part
+        self._options = options
         self._appended, self._merged = split.appended, split.merged
         self._arguments = session.get_inputs()
         self._names = [argument.name for argument in self._arguments]
@@ -122,7 +129,7 @@ class AttentionPart:
         known = self._known.get(work.past)
         if known is None:
             feed = dict(zip(self._names, self._inputs(at, work, rows, own), strict=True))
-            known = self._session.run(self._results, feed)
+            known = self._session.run(self._results, feed, self._options)
             if len(self._known) < _MOST_KNOWN and sum(value.nbytes for value in known) <= _KEPT_BYTES:
                 self._known[work.past] = known
         return known
@@ -146,7 +153,7 @@ class AttentionPart:
                 value = target if target.flags.c_contiguous else np.empty(target.shape, target.dtype)
                 copied += [(target, value)] if value is not target else []
             binding.bind_output(result, "cpu", 0, value.dtype, value.shape, value.ctypes.data)
-        session.run_with_iobinding(binding)
+        session.run_with_iobinding(binding, self._options)
         for target, value in copied:
             target[...] = value
 
@@ -154,7 +161,7 @@ class AttentionPart:
         """Run with outputs that onnxruntime allocates, and copy them to their places."""
         feed = dict(zip(self._names, inputs, strict=True))
         total = work.past + len(work.ids)
-        outputs = self._session_of(work).run(self._results, feed)
+        outputs = self._session_of(work).run(self._results, feed, self._options)
         for name, value in zip(self._part.outputs, outputs, strict=True):
             if name in self._present:
                 array = work.cache.arrays[self._present[name]]

@@ -1,4 +1,4 @@
-"""Sessions of a device for several threads."""
+"""Sessions of a device for several threads, and options of their runs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 import onnxruntime as ort
 
 from chrion.devices import CPU_PROVIDER, Device
+
+_FATAL = 4
 
 
 class DeviceSession(ort.InferenceSession):  # type: ignore[misc]
@@ -31,6 +33,16 @@ class DeviceSession(ort.InferenceSession):  # type: ignore[misc]
         with self._device.exclusive():
             found: list[Any] = super().run(names, feed, options)
         return found
+
+
+def run_options() -> ort.RunOptions:
+    """Return options of runs that can be ended from another thread, by ``terminate``.
+
+    Errors of runs are raised, so onnxruntime does not print them as well.
+    """
+    options = ort.RunOptions()
+    options.log_severity_level = _FATAL
+    return options
 
 
 def open_for_threads(model: str | bytes, options: ort.SessionOptions, providers: Sequence[str]) -> ort.InferenceSession:

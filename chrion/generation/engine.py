@@ -19,7 +19,7 @@ import onnxruntime as ort
 from chrion.devices.providers import CPU_PROVIDER
 from chrion.errors import GenerationError
 from chrion.generation.attention import AttentionPart, Rows, sized
-from chrion.generation.device_session import open_for_threads
+from chrion.generation.device_session import open_for_threads, run_options
 from chrion.generation.increments import IncrementSession, open_increments
 from chrion.generation.iteration import Outcome, Work
 from chrion.generation.query_blocks import BLOCK, PASS, split_passes, split_queries, supports_query_blocks
@@ -52,11 +52,14 @@ class _OpenPart:
         part: The part.
         session: Its session.
         attention: What runs it for every request, or None if it is token-wise.
+        options: The options of its runs.
     """
 
-    def __init__(self, part: Part, session: ort.InferenceSession, attention: AttentionPart | None) -> None:
+    def __init__(
+        self, part: Part, session: ort.InferenceSession, attention: AttentionPart | None, options: ort.RunOptions
+    ) -> None:
         self.part, self.attention = part, attention
-        self._session = session
+        self._session, self._options = session, options
         self._results = [result.name for result in session.get_outputs()]
         self._arguments = list(zip(session.get_inputs(), part.inputs, strict=True))
         self._names = [argument.name for argument in session.get_inputs()]
@@ -67,7 +70,8 @@ class _OpenPart:
             sized(self.part.sizes[name], argument, count, 0) if name in self.part.sizes else tokens[name]
             for argument, name in self._arguments
         ]
-        found: list[Array] = self._session.run(self._results, dict(zip(self._names, values, strict=True)))
+        feed = dict(zip(self._names, values, strict=True))
+        found: list[Array] = self._session.run(self._results, feed, self._options)
         return found
 
 
@@ -113,14 +117,16 @@ class SelectiveEngine:
         self._axes = split.axes
         self._graph = split.graph  # its weights file is removed with it
         sessions = _Sessions(threads, providers)
+        self._run_options = run_options()
         self._parts: list[_OpenPart] = []
         for part in split.parts:
             light = replace(part, model=b"")  # the session has the weights
             if part.by_request:
                 session, parallel = sessions.of_attention(part)
-                self._parts.append(_OpenPart(light, session, AttentionPart(split, light, session, parallel)))
+                attention = AttentionPart(split, light, session, parallel, self._run_options)
+                self._parts.append(_OpenPart(light, session, attention, self._run_options))
             else:
-                self._parts.append(_OpenPart(light, sessions.of_tokens(part), None))
+                self._parts.append(_OpenPart(light, sessions.of_tokens(part), None, self._run_options))
         reads = [{*part.inputs} for part in split.parts]
         #: For each part, the values that later parts read.
         self._later = [set(split.appended.values()).union(*reads[at + 1 :]) for at in range(len(reads))]
@@ -128,7 +134,9 @@ class SelectiveEngine:
         if split.whole is not None and list(providers) == [CPU_PROVIDER]:
             folder = weights_folder_option(split.graph.weights_folder)
             options = _options({**folder, **SPINNING_BETWEEN_CALLS}, threads)
-            self._increments = open_increments(split.whole, split.signature, options, self._run_blocks)
+            self._increments = open_increments(
+                split.whole, split.signature, options, self._run_options, self._run_blocks
+            )
         blocks = supports_query_blocks(split.signature, self._run_blocks, by_token=self.by_token)
         #: The most tokens of a block of a prompt, and of a pass.
         self._block, self._pass = (BLOCK, PASS) if blocks else (sys.maxsize, sys.maxsize)
@@ -145,6 +153,10 @@ class SelectiveEngine:
             if len(batch) == 1:
                 return [GenerationError(f"the iteration failed: {first_line(error)}")]
             return [outcome for work in batch for outcome in self.run([work])]
+
+    def stop(self) -> None:
+        """End the iteration that runs, and all later ones, with errors."""
+        self._run_options.terminate = True
 
     def _run(self, batch: Sequence[Work]) -> list[Outcome]:
         """Run requests of one token in one call, unless there are few of them beside others, which run by parts."""
@@ -225,18 +237,22 @@ class PlainEngine:
     ) -> None:
         self.signature, self.refused = signature, refused
         source = graph.source if isinstance(graph.source, bytes) else str(graph.source)
-        self._session = _open(source, {}, threads, list(providers))
+        self._session, self._run_options = _open(source, {}, threads, list(providers)), run_options()
 
     def run(self, batch: Sequence[Work]) -> list[Outcome]:
         """Run one iteration of each request."""
         return [self._run(work) for work in batch]
+
+    def stop(self) -> None:
+        """End the iteration that runs, and all later ones, with errors."""
+        self._run_options.terminate = True
 
     def _run(self, work: Work) -> Outcome:
         feed = self.signature.feed(work.ids, work.past)
         for name, array in zip(self.signature.past, work.cache.arrays, strict=True):
             feed[name] = np.ascontiguousarray(array[None, :, : work.past])
         try:
-            logits, *present = self._session.run([LOGITS, *self.signature.present], feed)
+            logits, *present = self._session.run([LOGITS, *self.signature.present], feed, self._run_options)
             total = work.past + len(work.ids)
             for array, value in zip(work.cache.arrays, present, strict=True):
                 array[:, work.past : total] = value[0, :, work.past : total]

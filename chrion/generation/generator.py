@@ -4,30 +4,29 @@ from __future__ import annotations
 
 import itertools
 import logging
-import threading
-import time
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+import os
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import onnx
 
 from chrion.cores import physical_cores
 from chrion.devices.providers import CPU_PROVIDER, provider_name, require_working
-from chrion.errors import ChrionError, GenerationError, ModelError, OptionError
+from chrion.errors import ChrionError, ModelError, OptionError
 from chrion.generation.cache import CacheManager, slots_of_bytes
 from chrion.generation.engine import PlainEngine, SelectiveEngine
-from chrion.generation.iteration import Engine, Outcome, Work
+from chrion.generation.iteration import Engine
+from chrion.generation.loop import IterationLoop
 from chrion.generation.merged import open_merged
-from chrion.generation.requests import Request, of_unknown_context
+from chrion.generation.requests import Request
 from chrion.generation.sampling import Sampler, Sampling
-from chrion.generation.scheduling import Batch, IterationScheduler, Share, length_error, whole_number
+from chrion.generation.scheduling import IterationScheduler, at_least, length_error, whole_number
 from chrion.generation.special_tokens import find_end_token, find_stop_tokens, special_tokens
-from chrion.generation.streams import FINISH_REASONS, Stream
+from chrion.generation.streams import Stream
 from chrion.generation.text import TextBuilder, find_tokenizer, load_tokenizer
 from chrion.graph import Graph, load
 from chrion.graph.context_length import find_context
@@ -38,9 +37,8 @@ from chrion.runtime import process_hooks
 log = logging.getLogger(__name__)
 
 _KV_BYTES = 1 << 30
-_FORKED = (
-    "the generator was opened before the process was forked, and nothing generates in the child: open one in the child"
-)
+#: The most threads of a session; each of several sessions starts as many.
+_MOST_THREADS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +75,8 @@ class Generator:
         threads: The threads of the token-wise parts and of the attention of prompts; by default as many as physical
             cores may be busy at the same time, within the affinity and the quotas of the process.
         providers: The execution providers of the token-wise parts. Attention runs on the CPU.
-        tokenizer: A ``tokenizer.json``; by default the one beside the model. If that one cannot be used, the generator
-            takes token ids only.
+        tokenizer: A ``tokenizer.json``, or a ``Tokenizer`` of the library tokenizers; by default the file beside the
+            model. If that one cannot be used, the generator takes token ids only.
 
     Raises:
         ModelError: The model is not a decoder with a cache, or the given tokenizer is damaged.
@@ -98,55 +96,43 @@ class Generator:
         chunk: int = 0,
         threads: int | None = None,
         providers: Sequence[str] = ("CPUExecutionProvider",),
-        tokenizer: str | Path | None = None,
+        tokenizer: Any = None,
     ) -> None:
-        providers = [provider_name(name) for name in providers]
-        for name in providers:
-            if name != CPU_PROVIDER:  # without this, onnxruntime would use the CPU
-                require_working(name, "providers")
-        for option, value, least in (("threads", threads, 1), ("kv_slots", kv_slots, 1), ("kv_bytes", kv_bytes, 0)):
-            if value is not None and whole_number(option, value) < least:
-                raise OptionError(f"{option}: {value} is below {least}")
+        _check_model(model)
+        names = _provider_names(providers)
+        threads = len(physical_cores()) if threads is None else at_least("threads", threads, 1)
+        if threads > _MOST_THREADS:
+            raise OptionError(f"threads: {threads} is above {_MOST_THREADS}")
+        kv_bytes = at_least("kv_bytes", kv_bytes, 0)
         graph = model if isinstance(model, Graph) else load(model)
-        slots = slots_of_bytes(decoder_signature(graph), kv_bytes) if kv_slots is None else kv_slots
-        self._scheduler = IterationScheduler(max_batch, slots, n_workers=n_workers, policy=policy, chunk=chunk)
-        self._engine = open_engine(graph, threads or len(physical_cores()), providers)
-        self.signature = self._engine.signature
-        self._caches = CacheManager(self.signature, slots, by_token=self._engine.by_token)
+        if kv_slots is not None:
+            kv_slots = at_least("kv_slots", kv_slots, 1)
+        slots = kv_slots or slots_of_bytes(decoder_signature(graph), kv_bytes)
+        scheduler = IterationScheduler(max_batch, slots, n_workers=n_workers, policy=policy, chunk=chunk)
         path = graph.source if isinstance(graph.source, Path) else None
+        #: The tokenizer of the model, or None.
+        self.tokenizer: Any = None
+        self._no_tokenizer: ChrionError = OptionError("text needs a tokenizer", hint="give token ids, or a tokenizer")
+        #: The tokens that end every text: those of the model's configuration, and the ``eos_token`` of the tokenizer.
+        self.stop_tokens = find_stop_tokens(path) if path else frozenset()
+        self._find_tokenizer(tokenizer, path)
+        self._special: dict[str, int] = special_tokens(self.tokenizer) if self.tokenizer is not None else {}
+        engine = open_engine(graph, threads, names)
+        self.signature = engine.signature
         stated = [self.signature.context, find_context(path) if path else 0]
         #: The most tokens that the model has positions for; 0 if neither the model nor its configuration states it.
         self.context = min((length for length in stated if length), default=0)
-        #: The tokenizer of the model, or None.
-        self.tokenizer = load_tokenizer(tokenizer) if tokenizer else None
-        self._no_tokenizer: ChrionError = OptionError("text needs a tokenizer", hint="give token ids, or a tokenizer")
-        if found := find_tokenizer(path) if path and not tokenizer else None:
-            try:
-                self.tokenizer = load_tokenizer(found)
-            except (ModelError, OptionError) as error:
-                log.info("token ids only: %s", error)
-                self._no_tokenizer = error
-        self._special = special_tokens(self.tokenizer) if self.tokenizer else {}
-        #: The tokens that end every text: those of the model's configuration, and the ``eos_token`` of the tokenizer.
-        self.stop_tokens = find_stop_tokens(path) if path else frozenset()
-        if self.tokenizer and (file := tokenizer or found):
-            self.stop_tokens |= find_end_token(Path(file).parent, self.tokenizer)
         self._numbers = itertools.count()
-        self._requests: dict[int, Request] = {}
-        self._counts = {"iterations": 0, "iteration_requests": 0, "generated_tokens": 0, "finished_requests": 0}
-        self._reasons = dict.fromkeys(FINISH_REASONS, 0)
-        self._lock = threading.Condition()
-        self._closed = False
-        self._pool = ThreadPoolExecutor(n_workers, "chrion-generation") if n_workers > 1 else None
-        self._thread = threading.Thread(target=self._loop, name="chrion-generator", daemon=True)
-        self._forked = False
-        self._thread.start()
-        process_hooks.register(self, Generator._after_fork, Generator._at_exit)
+        caches = CacheManager(self.signature, scheduler.n_slots, by_token=engine.by_token)
+        self._loop = IterationLoop(engine, scheduler, caches, self.context)
+        process_hooks.register(self._loop, IterationLoop.after_fork, IterationLoop.close)
+        # If nothing refers to the generator and its streams any more, its threads end.
+        weakref.finalize(self, self._loop.request_close).atexit = False
 
     @property
     def refused(self) -> str:
         """Why the model has no selective batching, so that its requests run one by one; empty if it has."""
-        return self._engine.refused
+        return self._loop.engine.refused
 
     def submit(  # noqa: PLR0913 - all options of a request
         self,
@@ -179,55 +165,47 @@ class Generator:
             OptionError: The prompt is empty or has unknown tokens, or an argument has another type or is out of range.
             RuntimeError: The generator is closed, or its process was forked.
         """
-        if self._forked:
-            raise RuntimeError(_FORKED)
+        if self._loop.refused:
+            raise RuntimeError(self._loop.refused)
         ids = self.encode(prompt)
         max_new_tokens = whole_number("max_new_tokens", max_new_tokens)
         self._check_context(len(ids), max_new_tokens)
         if sampling is not None and not isinstance(sampling, Sampling):
             raise OptionError(f"sampling: expected a Sampling, found {sampling!r:.100}")
-        if logprobs is not None and whole_number("logprobs", logprobs) < 0:
-            raise OptionError(f"logprobs: {logprobs} is below 0")
-        if not 0 <= whole_number("min_new_tokens", min_new_tokens) <= max_new_tokens:
+        if logprobs is not None:
+            logprobs = at_least("logprobs", logprobs, 0)
+        min_new_tokens = at_least("min_new_tokens", min_new_tokens, 0)
+        if min_new_tokens > max_new_tokens:
             raise OptionError(f"min_new_tokens: expected 0 to {max_new_tokens}, found {min_new_tokens}")
         self._check_tokens("logit_bias", sampling.logit_bias if sampling else ())
         stops, ends = self._read_stops(stop, stop_tokens)
-        builder = TextBuilder(self.tokenizer, stops, ids) if self.tokenizer is not None else None
+        builder = self._text_builder(stops, ids) if self.tokenizer is not None else None
         late = [token for token in ends if token < self.signature.vocabulary]
         sampler = Sampler(sampling or Sampling(), ids, late, min_new_tokens)
-        with self._lock:
-            if self._closed:
-                raise RuntimeError("the generator is closed")
-            number = next(self._numbers)
-            self._scheduler.submit(number, len(ids), max_new_tokens)
-            stream = Stream(len(ids), lambda: self._cancel(number))
-            capacity = self._scheduler.pool[number].max_tokens
-            self._requests[number] = Request(
-                number, stream, sampler, ids, max_new_tokens, ends, builder, capacity, logprobs
-            )
-            self._lock.notify_all()
+        capacity = self._loop.scheduler.needed_slots(len(ids), max_new_tokens)
+        number = next(self._numbers)
+        # The stream keeps the generator alive.
+        stream: Stream = Stream(len(ids), lambda: self._loop.cancel(number, stream))
+        self._loop.submit(Request(number, stream, sampler, ids, max_new_tokens, ends, builder, capacity, logprobs))
         return stream
 
     def statistics(self) -> GeneratorStatistics:
         """Return the numbers of the generator."""
-        with self._lock:
-            reserved, slots = self._scheduler.reserved, self._scheduler.n_slots
-            return GeneratorStatistics(
-                **self._counts,
-                requests=len(self._requests),
-                waiting_requests=self._scheduler.waiting,
-                reserved_slots=reserved,
-                slots=slots,
-                finish_reasons=dict(self._reasons),
-            )
+        loop = self._loop
+        return GeneratorStatistics(
+            **asdict(loop.counts),
+            requests=loop.requests,
+            waiting_requests=loop.waiting,
+            reserved_slots=loop.scheduler.reserved,
+            slots=loop.scheduler.n_slots,
+        )
 
     def close(self) -> None:
-        """Cancel all requests and end the generator."""
-        self._cancel_all()
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
-        if self._pool is not None:
-            self._pool.shutdown()
+        """Cancel all requests, the iteration that runs included, and end the generator.
+
+        It returns when the threads of the generator have ended, unless one of them calls it.
+        """
+        self._loop.close()
 
     def __enter__(self) -> Self:
         return self
@@ -239,7 +217,7 @@ class Generator:
 
     def most_new_tokens(self, prompt: int) -> int:
         """Return the most tokens that can follow a prompt of a number of tokens; at least one."""
-        limits = [limit for limit in (self.context, self._scheduler.n_slots) if limit]
+        limits = [limit for limit in (self.context, self._loop.scheduler.n_slots) if limit]
         return max(min(limits) - prompt + 1, 1)
 
     def default_new_tokens(self, prompt: int) -> int:
@@ -248,7 +226,7 @@ class Generator:
         With an equal share of the slots for each request of a batch, it is what is left of the share after the prompt,
         or half a share after a longer prompt.
         """
-        share = self._scheduler.n_slots // self._scheduler.max_batch
+        share = self._loop.scheduler.n_slots // self._loop.scheduler.max_batch
         return min(max(share - prompt + 1, share // 2, 1), self.most_new_tokens(prompt))
 
     def encode(self, prompt: str | Sequence[int], *, special: bool = True) -> list[int]:
@@ -270,7 +248,7 @@ class Generator:
                 raise OptionError(f"prompt: expected text that UTF-8 can represent: {error.reason}") from error
             ids = list(self.tokenizer.encode(prompt, add_special_tokens=special).ids)
         else:
-            ids = [whole_number("prompt", token) for token in prompt]
+            ids = [whole_number("prompt", token) for token in _listed("prompt", prompt, "token ids")]
         if not ids:
             raise OptionError("prompt: expected at least one token, found none")
         self._check_tokens("prompt", ids)
@@ -285,7 +263,7 @@ class Generator:
         self, stop: str | Sequence[str], stop_tokens: Sequence[int] | None
     ) -> tuple[list[str], frozenset[int]]:
         """Return the strings and the tokens that end a text."""
-        stops = [stop] if isinstance(stop, str) else list(stop)
+        stops = [stop] if isinstance(stop, str) else _listed("stop", stop or (), "strings")
         for text in stops:
             if not isinstance(text, str):
                 raise OptionError(f"stop: expected strings, found {text!r:.100}")
@@ -293,7 +271,8 @@ class Generator:
             raise OptionError(f"stop: {self._no_tokenizer.message}", hint=self._no_tokenizer.hint)
         ends = self.stop_tokens
         if stop_tokens is not None:
-            ends = frozenset(whole_number("stop_tokens", token) for token in stop_tokens)
+            given = _listed("stop_tokens", stop_tokens, "token ids")
+            ends = frozenset(whole_number("stop_tokens", token) for token in given)
         return stops, ends | {self._special[text] for text in stops if text in self._special}
 
     def _check_context(self, prompt: int, new: int) -> None:
@@ -302,134 +281,61 @@ class Generator:
             limits = f"the model has positions for {context} tokens, the request needs {prompt + new - 1}"
             raise length_error(limits, context, prompt, new)
 
-    def _cancel_all(self) -> None:
-        """End all requests, and refuse further ones."""
-        with self._lock:
-            self._closed = True
-            for number in [*self._requests]:
-                self._end(number)
-            self._lock.notify_all()
-
-    def _after_fork(self) -> None:
-        """Fail the requests in a forked child, where no thread serves them, and the locks may be held forever."""
-        self._lock, self._pool = threading.Condition(), None
-        self._closed = self._forked = True
-        for request in self._requests.values():
-            request.stream.after_fork(GenerationError(_FORKED))
-        self._requests = {}
-
-    def _at_exit(self, until: float) -> None:
-        """End an iteration before the interpreter ends, which would abort the process inside onnxruntime."""
-        self._cancel_all()
-        self._thread.join(max(until - time.monotonic(), 0))
-
-    def _cancel(self, number: int) -> None:
-        with self._lock:
-            self._end(number)
-            self._lock.notify_all()
-
-    def _end(self, number: int) -> None:
-        """Cancel a request; the caller holds the lock."""
-        if number in self._requests:
-            self._requests[number].stream.finish("cancelled")
-            self._requests[number].reason = "cancelled"
-            self._leave(self._scheduler.cancel(number))
-
-    def _leave(self, numbers: Sequence[int]) -> None:
-        """Release the slots of requests and end their streams; the caller holds the lock."""
-        for number in numbers:
-            self._caches.release(number)
-            request = self._requests.pop(number)
-            self._counts["finished_requests"] += 1
-            held = ""
-            try:
-                held = request.text.finish() if request.text is not None else ""
-            except Exception as error:  # noqa: BLE001 - a tokenizer may raise what it likes
-                request.reason, request.error = "error", GenerationError(f"no end of the text: {error}")
-            request.stream.finish(request.reason, request.error, held)
-            self._reasons[request.stream.finish_reason] += 1
-
-    def _loop(self) -> None:
-        """Run iterations until the generator is closed. An unexpected error closes it and fails all requests."""
+    def _text_builder(self, stops: Sequence[str], prompt: Sequence[int]) -> TextBuilder:
         try:
-            self._iterate()
-        except Exception as error:
-            log.exception("the generator failed")
-            with self._lock:
-                self._closed = True
-                for request in self._requests.values():
-                    request.stream.finish("error", GenerationError(f"the generator failed: {error}"))
-                    self._reasons[request.stream.finish_reason] += 1
-                self._requests.clear()
+            return TextBuilder(self.tokenizer, stops, prompt)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a panic in the library is none of Exception
+            raise OptionError(f"prompt: the tokenizer cannot decode it: {error}") from error
 
-    def _iterate(self) -> None:
-        """Select batches, run them, and return their tokens, until the generator is closed."""
-        running: deque[tuple[Batch, Sequence[Request], Callable[[], list[Outcome]]]] = deque()
-        while True:
-            with self._lock:
-                while not (batch := self._scheduler.select()) and not running:
-                    if self._closed:
-                        return
-                    self._lock.wait()
-                requests = [self._requests[share.number] for share in batch]
-            if batch:
-                running.append((batch, requests, self._start(batch, requests)))
-            if not batch or len(running) == self._scheduler.n_workers:
-                done, those, outcomes = running.popleft()
-                self._return(done, those, outcomes())
-
-    def _start(self, batch: Batch, requests: Sequence[Request]) -> Callable[[], list[Outcome]]:
-        """Return a function that waits for the outcomes of an iteration, or runs it if there is one worker."""
-        if self._pool is None:
-            return lambda: self._run(batch, requests)
-        try:
-            return self._pool.submit(self._run, batch, requests).result
-        except RuntimeError as error:
-            if "shutdown" not in str(error):  # the system refuses a thread
-                raise
-            self._cancel_all()  # the interpreter exits
-            return lambda: [None] * len(batch)
-
-    def _run(self, batch: Batch, requests: Sequence[Request]) -> list[Outcome]:
-        """Run one iteration; an error of the whole batch is the error of each of its requests."""
-        works: dict[int, Work] = {}
-        outcomes: dict[int, Outcome] = {}
-        for share, request in zip(batch, requests, strict=True):
+    def _find_tokenizer(self, given: Any, path: Path | None) -> None:
+        """Load the given tokenizer, or the one beside the model if it can be used."""
+        if given is not None:
+            self.tokenizer = load_tokenizer(Path(given)) if isinstance(given, str | os.PathLike) else given
+            if not all(hasattr(self.tokenizer, name) for name in ("encode", "decode", "get_added_tokens_decoder")):
+                raise OptionError(f"tokenizer: expected a file or a Tokenizer, found {given!r:.100}")
+        elif found := find_tokenizer(path) if path else None:
+            given = found
             try:
-                cache = self._caches.get(request.number, request.capacity)
-            except Exception as error:  # noqa: BLE001 - the others have their caches
-                message = f"no memory for the keys and values of {request.capacity} tokens: {error}"
-                outcomes[request.number] = GenerationError(message)
-            else:
-                works[request.number] = request.work(share, cache)
-        if works:
-            try:
-                found = self._engine.run([*works.values()])
-            except Exception as error:  # noqa: BLE001 - the loop must go on for other requests
-                found = [GenerationError(f"the iteration failed: {error}")] * len(works)
-            outcomes |= zip(works, found, strict=True)
-        return [outcomes[request.number] for request in requests]
+                self.tokenizer = load_tokenizer(found)
+            except (ModelError, OptionError) as error:
+                log.info("token ids only: %s", error)
+                self._no_tokenizer = error
+        if self.tokenizer is not None and isinstance(given, str | os.PathLike):
+            self.stop_tokens |= find_end_token(Path(given).parent, self.tokenizer)
 
-    def _return(self, batch: Batch, requests: Sequence[Request], outcomes: Sequence[Outcome]) -> None:
-        """Give the requests of a batch their tokens, and take back the batch."""
-        for share, request, outcome in zip(batch, requests, outcomes, strict=True):
-            if not request.reason:
-                self._advance(share, request, outcome)
-        with self._lock:
-            self._counts["iterations"] += 1
-            self._counts["iteration_requests"] += len(batch)
-            self._leave(self._scheduler.complete([request.number for request in requests if request.reason]))
 
-    def _advance(self, share: Share, request: Request, outcome: Outcome) -> None:
-        if isinstance(outcome, Exception):
-            request.reason, request.error = "error", outcome if self.context else of_unknown_context(outcome, request)
-            return
-        request.past += share.tokens
-        if outcome is not None:
-            try:
-                self._counts["generated_tokens"] += request.append(outcome)
-            except Exception as error:  # noqa: BLE001 - a tokenizer may raise what it likes
-                request.reason, request.error = "error", GenerationError(f"no next token: {error}")
+def _check_model(model: object) -> None:
+    if not isinstance(model, str | os.PathLike | bytes | onnx.ModelProto | Graph):
+        raise OptionError(f"model: expected a file, bytes, ModelProto or Graph, found {model!r:.100}")
+
+
+def _provider_names(providers: object) -> list[str]:
+    """Return the names of providers that work."""
+    given = [providers] if isinstance(providers, str) else _listed("providers", providers, "names")
+    for name in given:
+        if not isinstance(name, str):
+            raise OptionError(f"providers: expected names, found {name!r:.100}")
+    names = [provider_name(name) for name in given] or [CPU_PROVIDER]
+    for name in names:
+        if name != CPU_PROVIDER:  # without this, onnxruntime would use the CPU
+            require_working(name, "providers")
+    return names
+
+
+def _listed(name: str, values: object, kind: str) -> list[Any]:
+    """Return the elements of an argument in their order.
+
+    Raises:
+        OptionError: It has no elements, or no order of them.
+    """
+    if not isinstance(values, Iterable) or isinstance(values, str | bytes | Mapping | set | frozenset):
+        raise OptionError(f"{name}: expected a list of {kind}, found {values!r:.100}")
+    try:
+        return list(values)
+    except TypeError:  # an array without dimensions
+        raise OptionError(f"{name}: expected a list of {kind}, found {values!r:.100}") from None
 
 
 def open_engine(graph: Graph, threads: int, providers: Sequence[str] = ("CPUExecutionProvider",)) -> Engine:

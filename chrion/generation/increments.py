@@ -47,14 +47,21 @@ class IncrementSession:
         pooled: The decoder.
         signature: Its inputs and outputs before its caches were moved.
         options: Session options.
+        run_options: The options of its runs.
 
     Raises:
         ModelError: onnxruntime refuses the model.
     """
 
-    def __init__(self, pooled: PooledDecoder, signature: DecoderSignature, options: ort.SessionOptions) -> None:
+    def __init__(
+        self,
+        pooled: PooledDecoder,
+        signature: DecoderSignature,
+        options: ort.SessionOptions,
+        run_options: ort.RunOptions,
+    ) -> None:
         self._session = open_session(pooled.model, options, "the decoder with a pool")
-        self._pooled, self._signature = pooled, signature
+        self._pooled, self._signature, self._run_options = pooled, signature, run_options
         logits = next(output for output in self._session.get_outputs() if output.name == LOGITS)
         self._logits_type = np.dtype(np.float16 if logits.type == "tensor(float16)" else np.float32)
         #: The longest past with which requests of other lengths may be in a batch.
@@ -92,7 +99,7 @@ class IncrementSession:
             binding.bind_cpu_input(name, value)
         scores = np.empty((len(batch), 1, self._signature.vocabulary), self._logits_type)
         binding.bind_ortvalue_output(LOGITS, ort.OrtValue.ortvalue_from_numpy(scores))
-        self._session.run_with_iobinding(binding)
+        self._session.run_with_iobinding(binding, self._run_options)
         bindings.append(binding)
         found = np.asarray(scores[:, 0], np.float32)
         return [found[at] if work.wanted else None for at, work in enumerate(batch)]
@@ -111,6 +118,7 @@ def open_increments(
     appended: AppendedDecoder,
     signature: DecoderSignature,
     options: ort.SessionOptions,
+    run_options: ort.RunOptions,
     run: Run,
 ) -> IncrementSession | None:
     """Return the session of a decoder for iterations of one token a request, or None if it gives other results.
@@ -119,13 +127,14 @@ def open_increments(
         appended: The decoder with caches that are inputs.
         signature: Its inputs and outputs.
         options: Session options.
+        run_options: The options of its runs.
         run: Iterations by the parts of the decoder, for comparison.
     """
     pooled = pool_caches(appended, signature)
     if pooled is None:
         return None
     try:
-        session = IncrementSession(pooled, signature, options)
+        session = IncrementSession(pooled, signature, options, run_options)
     except ModelError as error:
         log.info("increments run by parts: %s", error)
         return None

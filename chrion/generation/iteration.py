@@ -44,3 +44,6 @@ class Engine(Protocol):
 
     def run(self, batch: Sequence[Work]) -> list[Outcome]:
         """Run one iteration; the outcome of a request does not depend on the others, except for rounding."""
+
+    def stop(self) -> None:
+        """End the iteration that runs, and all later ones, with errors."""

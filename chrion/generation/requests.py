@@ -17,7 +17,7 @@ from chrion.generation.text import TextBuilder
 
 @dataclass(slots=True)
 class Request:
-    """A request that waits or runs. Its tokens belong to the thread of the generator; any thread may end it."""
+    """A request that waits or runs. It belongs to the thread of the generator."""
 
     number: int
     stream: Stream
@@ -28,7 +28,7 @@ class Request:
     stop: frozenset[int]
     #: None without a tokenizer.
     text: TextBuilder | None
-    #: The most tokens of the request, with its prompt.
+    #: The slots that it reserves.
     capacity: int
     #: The number of most probable tokens that each token has beside its own probability; None for neither.
     logprobs: int | None = None

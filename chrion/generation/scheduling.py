@@ -53,15 +53,29 @@ POLICIES = ("iteration", "request")
 
 
 def whole_number(name: str, value: SupportsIndex) -> int:
-    """Return an argument as an integer.
+    """Return an argument, of Python's or another integer type, as Python's integer.
 
     Raises:
         OptionError: It is not a whole number.
     """
     try:
-        return operator.index(value)
+        if not isinstance(value, bool):
+            return int(operator.index(value))
     except TypeError:
-        raise OptionError(f"{name}: expected a whole number, found {value!r:.100}") from None
+        pass
+    raise OptionError(f"{name}: expected a whole number, found {value!r:.100}")
+
+
+def at_least(name: str, value: SupportsIndex, least: int) -> int:
+    """Return an argument as an integer that is not below a limit.
+
+    Raises:
+        OptionError: It is not a whole number, or less.
+    """
+    number = whole_number(name, value)
+    if number < least:
+        raise OptionError(f"{name}: {number} is below {least}")
+    return number
 
 
 def length_error(limits: str, limit: int, prompt: int, new: int) -> ContextLengthError:
@@ -137,36 +151,25 @@ class IterationScheduler:
     def __init__(
         self, max_batch: int, n_slots: int, *, n_workers: int = 1, policy: str = "iteration", chunk: int = 0
     ) -> None:
-        for name, value, least in (
-            ("max_batch", max_batch, 1),
-            ("n_slots", n_slots, 1),
-            ("n_workers", n_workers, 1),
-            ("chunk", chunk, 0),
-        ):
-            if whole_number(name, value) < least:
-                raise OptionError(f"{name}: {value} is below {least}")
         if policy not in POLICIES:
             raise OptionError(f"unknown policy {policy!r}", hint=f"policies are {', '.join(POLICIES)}")
-        self.max_batch, self.n_slots, self.n_workers = max_batch, n_slots, n_workers
-        self.policy, self.chunk = policy, chunk
+        self.max_batch, self.n_slots = at_least("max_batch", max_batch, 1), at_least("n_slots", n_slots, 1)
+        self.n_workers, self.chunk = at_least("n_workers", n_workers, 1), at_least("chunk", chunk, 0)
+        self.policy = policy
         #: The requests in the order of their arrival.
         self.pool: dict[int, PooledRequest] = {}
         #: The batches in flight, the earliest first.
         self.in_flight: deque[Batch] = deque()
         self.reserved = 0
+        #: The requests that have not begun.
+        self.waiting = 0
         self._groups: list[list[int]] = []  # with the policy "request": batches that are fixed
 
-    @property
-    def waiting(self) -> int:
-        """The requests that have not begun."""
-        return sum(1 for _ in self._waiting())
-
-    def submit(self, number: int, prompt: int, max_new_tokens: int) -> None:
-        """Add a request to the pool.
+    def needed_slots(self, prompt: int, max_new_tokens: int) -> int:
+        """Return the slots that a request reserves: one for each token with keys and values.
 
         Args:
-            number: A number that no other request has.
-            prompt: Its tokens, at least one.
+            prompt: The tokens of its prompt, at least one.
             max_new_tokens: The most tokens to generate, at least one.
 
         Raises:
@@ -182,7 +185,22 @@ class IterationScheduler:
         if needed > self.n_slots:
             limits = f"the request needs {needed} slots for keys and values, there are {self.n_slots}"
             raise length_error(limits, self.n_slots, prompt, max_new_tokens)
-        self.pool[number] = PooledRequest(number, prompt, needed)
+        return needed
+
+    def submit(self, number: int, prompt: int, max_new_tokens: int) -> None:
+        """Add a request to the pool; the numbers are as in :meth:`needed_slots`.
+
+        Args:
+            number: A number that no other request has.
+            prompt: The tokens of its prompt.
+            max_new_tokens: The most tokens to generate.
+
+        Raises:
+            ContextLengthError: It needs more slots than there are.
+            OptionError: A number is not whole, or below one.
+        """
+        self.pool[number] = PooledRequest(number, prompt, self.needed_slots(prompt, max_new_tokens))
+        self.waiting += 1
 
     def select(self) -> Batch:
         """Return the next batch, which is then in flight, or an empty one if none can run now."""
@@ -206,19 +224,21 @@ class IterationScheduler:
         Returns:
             The requests that leave the pool, whose slots are free.
         """
-        for share in self.in_flight.popleft():
-            request = self.pool[share.number]
+        returned = [self.pool[share.number] for share in self.in_flight[0]]
+        for share, request in zip(self.in_flight.popleft(), returned, strict=True):
             request.phase = Phase.INCREMENT
             request.iterations += 1
             request.unread = max(request.unread - share.tokens, 0)
             request.ended |= share.number in ended
-        return self._leave()
+        return self._leave(returned)
 
     def cancel(self, number: int) -> list[int]:
         """End a request; return the requests that leave the pool at once."""
-        if number in self.pool:
-            self.pool[number].ended = True
-        return self._leave()
+        request = self.pool.get(number)
+        if request is None:
+            return []
+        request.ended = True
+        return self._leave([request])
 
     def _by_iteration(self) -> list[PooledRequest]:
         """Return the first requests that are not running, up to one whose reservation does not fit."""
@@ -260,6 +280,7 @@ class IterationScheduler:
         if self.reserved + request.max_tokens > self.n_slots:
             return False
         self.reserved += request.max_tokens
+        self.waiting -= 1
         return True
 
     def _most_tokens(self, chosen: Sequence[PooledRequest]) -> int | None:
@@ -278,21 +299,25 @@ class IterationScheduler:
         tokens = request.unread if most is None else min(request.unread, most)
         return Share(request.number, tokens, last=tokens == request.unread)
 
-    def _leave(self) -> list[int]:
-        """Remove the requests that have ended and that no batch contains."""
-        held: set[int] = set()
-        for group in self._groups:
-            members = [self.pool[number] for number in group]
-            if not all(request.ended and request.phase is not Phase.RUNNING for request in members):
-                held.update(group)
-        self._groups = [group for group in self._groups if held.issuperset(group)]
-        left = [
-            number
-            for number, request in self.pool.items()
-            if request.ended and request.phase is not Phase.RUNNING and number not in held
-        ]
-        for number in left:
-            request = self.pool.pop(number)
-            if request.phase is not Phase.INITIATION:
+    def _leave(self, changed: Sequence[PooledRequest]) -> list[int]:
+        """Remove the requests that have ended and that no batch contains.
+
+        Args:
+            changed: The requests that have returned or ended now. No other one leaves, unless its fixed batch does.
+        """
+        candidates = changed
+        if self.policy == "request":
+            candidates = [request for request in changed if not any(request.number in group for group in self._groups)]
+            for group in [group for group in self._groups if any(request.number in group for request in changed)]:
+                members = [self.pool[number] for number in group]
+                if all(request.ended and request.phase is not Phase.RUNNING for request in members):
+                    self._groups.remove(group)
+                    candidates += members
+        left = [request for request in candidates if request.ended and request.phase is not Phase.RUNNING]
+        for request in left:
+            del self.pool[request.number]
+            if request.phase is Phase.INITIATION:
+                self.waiting -= 1
+            else:
                 self.reserved -= request.max_tokens
-        return left
+        return [request.number for request in left]

@@ -1,21 +1,30 @@
-"""The tokens of a request as they come."""
+"""The tokens of a request as they come.
+
+A stream takes no lock. The generator's thread appends tokens to a list, and the first end that is appended to another
+list counts; readers register how to wake them and then look again. So neither an interrupt of a reader, nor a signal
+handler or a fork at any moment, nor a callback that uses the generator can block the thread that serves all requests.
+It rests on operations of lists, dictionaries and deques that Python defines as atomic, also without the GIL.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
 log = logging.getLogger(__name__)
-
 #: Why requests end.
 FINISH_REASONS = ("length", "stop", "cancelled", "error")
+#: Functions that wake readers, by a key that is the reader's own.
+Waiting = dict[object, Callable[[], object]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +44,16 @@ class Token:
     time: float = field(default_factory=time.perf_counter, compare=False)
 
 
+@dataclass(frozen=True, slots=True)
+class _End:
+    """The end of a stream."""
+
+    reason: str
+    error: BaseException | None
+    #: The tokens before it; any that follow were too late.
+    tokens: int
+
+
 class Stream:
     """The tokens of one request. Any number of threads may read it, each from the beginning.
 
@@ -46,17 +65,22 @@ class Stream:
     def __init__(self, prompt: int, cancel: Callable[[], None]) -> None:
         #: The tokens of the prompt.
         self.prompt_tokens = prompt
-        #: Why the request ended, one of :data:`FINISH_REASONS`; empty while it runs.
-        self.finish_reason = ""
-        #: The exception of a request that failed.
-        self.error: Exception | None = None
         self._cancel = cancel
         self._tokens: list[Token] = []
-        lock = threading.RLock()
-        self._changed = threading.Condition(lock)
-        self._ended = threading.Condition(lock)  # result() does not wake up for every token
-        self._callbacks: list[Callable[[Stream], None]] = []
-        self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+        self._ends: list[_End] = []  # the first one counts
+        self._callbacks: deque[Callable[[Stream], object]] = deque()
+        self._waiting: Waiting = {}
+        self._waiting_for_end: Waiting = {}  # result() does not wake up for every token
+
+    @property
+    def finish_reason(self) -> str:
+        """Why the request ended, one of :data:`FINISH_REASONS`; empty while it runs."""
+        return self._ends[0].reason if self._ends else ""
+
+    @property
+    def error(self) -> BaseException | None:
+        """The exception of a request that failed."""
+        return self._ends[0].error if self._ends else None
 
     def cancel(self) -> None:
         """End the request. Its slots are free after the iteration that runs now."""
@@ -72,18 +96,15 @@ class Stream:
             TimeoutError: The request still runs.
             Exception: The request failed.
         """
-        with self._ended:
-            if not self._ended.wait_for(lambda: self.finish_reason, timeout):
-                raise TimeoutError(f"the request still runs after {timeout} s")
-            if self.error is not None:
-                raise self.error
-            return [token.id for token in self._tokens if token.id is not None]
+        if not _wait(self._waiting_for_end, lambda: bool(self._ends), timeout):
+            raise TimeoutError(f"the request still runs after {timeout} s")
+        self._raise_error()
+        return [token.id for token in self._known() if token.id is not None]
 
     @property
     def text(self) -> str:
         """The text so far; empty without a tokenizer."""
-        with self._changed:
-            return "".join(token.text for token in self._tokens)
+        return "".join(token.text for token in self._known())
 
     def events(self) -> Events:
         """Return the tokens with their text."""
@@ -105,95 +126,115 @@ class Stream:
     ) -> None:
         self.cancel()
 
-    def add_done_callback(self, callback: Callable[[Stream], None]) -> None:
+    def add_done_callback(self, callback: Callable[[Stream], object]) -> None:
         """Call a function with the stream when it ends, or at once if it has ended.
 
-        The function runs in the generator's thread and must return soon.
+        It runs in the thread that ends the stream, which is the generator's unless the request is cancelled, and must
+        return soon. It may use the stream and the generator.
+
+        Raises:
+            TypeError: It is not callable.
         """
-        with self._changed:
-            if not self.finish_reason:
-                self._callbacks.append(callback)
-                return
-        callback(self)
+        if not callable(callback):
+            raise TypeError(f"expected a function, found {callback!r:.100}")
+        self._callbacks.append(callback)
+        if self._ends:
+            self._call_back()
 
     def put(self, token: Token) -> None:
-        """Add a token."""
-        with self._changed:
-            if not self.finish_reason:
-                self._tokens.append(token)
-                self._notify()
+        """Add a token; for the generator."""
+        if not self._ends:
+            self._tokens.append(token)
+            _wake(self._waiting)
 
-    def finish(self, reason: str, error: Exception | None = None, text: str = "") -> None:
-        """End the stream, unless it has ended.
+    def finish(self, reason: str, error: BaseException | None = None, text: str = "") -> None:
+        """End the stream, unless it has ended; for the generator. It may be repeated after an interruption.
 
         Args:
             reason: As in ``finish_reason``.
             error: The error of the request.
             text: Text that was held back.
         """
-        with self._changed:
-            if self.finish_reason:
-                return
+        if not self._ends:
             if text:
                 self._tokens.append(Token(None, text))
-            self.finish_reason, self.error = reason, error
-            callbacks, self._callbacks = self._callbacks, []
-            self._notify()
-            self._ended.notify_all()
-        for callback in callbacks:
-            try:
-                callback(self)
-            except Exception:
-                log.exception("a callback of a stream failed")
+            self._ends.append(_End(reason, error, len(self._tokens)))
+        _wake(self._waiting)
+        _wake(self._waiting_for_end)
+        self._call_back()
 
     def after_fork(self, error: Exception) -> None:
         """Fail in a forked child; those who wait in the parent are not the child's."""
-        lock = threading.RLock()  # the other one may be held forever
-        self._changed, self._ended = threading.Condition(lock), threading.Condition(lock)
-        self._callbacks, self._waiting = [], []
+        for those in (self._callbacks, self._waiting, self._waiting_for_end):
+            those.clear()
         self.finish("error", error)
 
-    def at(self, index: int) -> Token | None:
-        """Return a token, or None at the end. The caller holds the lock and knows that the stream is that far."""
-        if index < len(self._tokens):
-            return self._tokens[index]
-        if self.error is not None:
-            raise self.error
-        return None
-
     def ready(self, index: int) -> bool:
-        """Return whether the stream has a token or has ended before it. The caller holds the lock."""
-        return index < len(self._tokens) or bool(self.finish_reason)
+        """Return whether the stream has a token or has ended before it."""
+        return index < len(self._tokens) or bool(self._ends)
 
     def wait(self, index: int) -> Token | None:
-        """Wait for a token; return None at the end."""
-        with self._changed:
-            self._changed.wait_for(lambda: self.ready(index))
-            return self.at(index)
+        """Wait for a token; return None at the end.
+
+        Raises:
+            Exception: The request failed before it.
+        """
+        _wait(self._waiting, lambda: self.ready(index))
+        return self._at(index)
 
     async def wait_async(self, index: int) -> Token | None:
-        """Wait for a token without blocking the event loop; return None at the end."""
-        while True:
-            with self._changed:
-                if self.ready(index):
-                    return self.at(index)
-                loop = asyncio.get_running_loop()
-                waiter = loop, loop.create_future()
-                self._waiting.append(waiter)
-            try:
-                await waiter[1]
-            except asyncio.CancelledError:
-                with self._changed:
-                    if waiter in self._waiting:
-                        self._waiting.remove(waiter)
-                raise
+        """Wait for a token without blocking the event loop; return None at the end.
 
-    def _notify(self) -> None:
-        self._changed.notify_all()
-        waiting, self._waiting = self._waiting, []
-        for loop, future in waiting:
-            with contextlib.suppress(RuntimeError):  # the loop is closed, maybe in this moment
-                loop.call_soon_threadsafe(_wake, future)
+        Raises:
+            Exception: The request failed before it.
+        """
+        key = object()
+        while not self.ready(index):
+            loop = asyncio.get_running_loop()
+            future = loop.create_future()
+
+            def wake(loop: asyncio.AbstractEventLoop = loop, future: asyncio.Future[None] = future) -> None:
+                with contextlib.suppress(RuntimeError):  # the loop is closed, maybe in this moment
+                    loop.call_soon_threadsafe(_resolve, future)
+
+            self._waiting[key] = wake
+            try:
+                if not self.ready(index):
+                    await future
+            finally:
+                self._waiting.pop(key, None)
+        return self._at(index)
+
+    def _known(self) -> list[Token]:
+        return self._tokens[: self._ends[0].tokens] if self._ends else self._tokens[:]
+
+    def _at(self, index: int) -> Token | None:
+        """Return a token that is ready, or None at the end."""
+        count = self._ends[0].tokens if self._ends else len(self._tokens)
+        if index < count:
+            return self._tokens[index]
+        self._raise_error()
+        return None
+
+    def _raise_error(self) -> None:
+        """Raise a copy of the request's error: its traceback is that of one reader."""
+        error = self.error
+        if error is not None:
+            raise copy.copy(error).with_traceback(None) from error.__cause__
+
+    def _call_back(self) -> None:
+        """Call the callbacks that nobody has called."""
+        while self._callbacks:
+            try:
+                callback = self._callbacks.popleft()
+            except IndexError:  # another thread has taken the last one
+                return
+            try:
+                callback(self)
+            except BaseException as error:  # sys.exit(), for example: the thread serves other requests
+                log.exception("a callback of a stream failed")
+                if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+                    raise
 
 
 class Events:
@@ -215,6 +256,31 @@ class Events:
             at += 1
 
 
-def _wake(future: asyncio.Future[None]) -> None:
+def _wait(waiting: Waiting, ready: Callable[[], bool], timeout: float | None = None) -> bool:
+    """Block the thread until a condition holds; return whether it does after a time in seconds at most."""
+    if ready():
+        return True
+    signal, key = threading.Lock(), object()
+    signal.acquire()
+    waiting[key] = signal.release
+    limit = -1.0 if timeout is None or timeout > threading.TIMEOUT_MAX else max(timeout, 0.0)
+    try:
+        while not ready():
+            if not signal.acquire(timeout=limit):
+                return ready()
+            waiting[key] = signal.release  # for another token
+    finally:
+        waiting.pop(key, None)
+    return True
+
+
+def _wake(waiting: Waiting) -> None:
+    """Wake all readers."""
+    while waiting:
+        with contextlib.suppress(KeyError):  # another thread has woken the last one
+            waiting.popitem()[1]()
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)

@@ -71,7 +71,7 @@ def _record(generator: Generator, requests: int, scale: int) -> list[tuple[Batch
     workload = draw_requests(load_scenario(scale, 1.0, requests))
     pairs = zip(workload.prompts.tolist(), workload.new.tolist(), strict=True)
     with recorded(generator) as recorder:
-        with generator._lock:  # noqa: SLF001 - the first batch has as many requests as possible
+        with generator._loop.gate:  # noqa: SLF001 - the first batch has as many requests as possible
             streams = [generator.submit([1] * prompt, new, stop_tokens=()) for prompt, new in pairs]
         for stream in streams:
             stream.result()

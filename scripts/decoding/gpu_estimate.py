@@ -18,6 +18,7 @@ from decoding.scheduling_gain import BATCHES
 
 HARDWARE = "l4"
 _DECODER = next(decoder for decoder in DECODERS if decoder.name == "Llama 3.2 1B")
+GPU = f"{_DECODER.name} on an L4"
 TITLE = f"{_DECODER.name} on an NVIDIA L4, estimated from its datasheet"
 _COMPARED = (1, 8, 32)
 _REQUESTS = 300

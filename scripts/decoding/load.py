@@ -112,7 +112,7 @@ def scheduled(generator: Generator, policy: str, max_batch: int) -> Iterator[Non
 
     The generator has no requests before and after.
     """
-    scheduler = generator._scheduler  # noqa: SLF001 - what is measured
+    scheduler = generator._loop.scheduler  # noqa: SLF001 - what is measured
     usual = scheduler.policy, scheduler.max_batch
     scheduler.policy, scheduler.max_batch = policy, max_batch
     try:

@@ -26,7 +26,7 @@ FACTORS = (2.0, 4.0)
 Load = tuple[str, int, str, int, float]
 _FEATURES = ("features", "prompt_features")
 HEAD = (
-    *("weights", "prompt, new tokens", "latency per token", "max batch"),
+    *("weights", "latency per token", "max batch"),
     *("iteration-level, requests/s", "request-level", "ratio", "at equal speed", "simulated"),
 )
 
@@ -201,11 +201,21 @@ def table_rows(
             found = readings(own, latencies)
             beside = (readings(some, at_equal_speed) for some in (scaled, others))
             ratios = [{batch: _median_ratio(pairs) for batch, pairs in some.items()} for some in (found, *beside)]
-            head = (workload[0], format_lengths(workload[1]), f"{statistics.median(latencies.values()):.1f} ms")
+            head = (workload[0], f"{statistics.median(latencies.values()):.1f} ms")
             for batch, pairs in found.items():
                 throughputs = (Interval.median(several).format(1) for several in zip(*pairs, strict=True))
                 rows.append((*head, batch, *throughputs, *(some.get(batch, "-") for some in ratios)))
     return rows
+
+
+def summary_rows(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Return the ratios at equal speed of a table by :func:`table_rows`, with a column for some greatest batches."""
+    batches = ("8", "32", "best")
+    found: dict[tuple[str, str], dict[str, str]] = {}
+    for weights, latency, batch, *_, at_equal_speed, _ in rows[1:]:
+        found.setdefault((weights, latency), {})[batch] = at_equal_speed
+    head = ("weights", "latency per token", *(f"max batch {batch}" for batch in batches[:-1]), "best batches")
+    return [head, *((*key, *(own.get(batch, "-") for batch in batches)) for key, own in found.items())]
 
 
 def equal_latencies(runs: Sequence[LoadPoint], factor: float) -> dict[int, float]:
@@ -242,6 +252,12 @@ def readings(runs: Sequence[LoadPoint], latencies: Mapping[int, float]) -> dict[
             ours, theirs = (_best(several) for several in zip(*pairs, strict=True))
             found.setdefault("best", []).append((ours, theirs))
     return found
+
+
+def workload_lengths(workloads: Iterable[tuple[str, int]]) -> str:
+    """Return the lengths of workloads, for the caption of a table."""
+    texts = [f"{model}: {format_lengths(scale)}" for model, scale in dict.fromkeys(workloads)]
+    return f"Tokens of prompts and outputs: {'; '.join(texts)}."
 
 
 def format_lengths(scale: int) -> str:

@@ -23,8 +23,8 @@ class Recorder:
     """
 
     def __init__(self, generator: Generator) -> None:
-        self.engine = generator._engine  # noqa: SLF001 - what is measured
-        self._in_flight = generator._scheduler.in_flight  # noqa: SLF001
+        self.engine = generator._loop.engine  # noqa: SLF001 - what is measured
+        self._in_flight = generator._loop.scheduler.in_flight  # noqa: SLF001
         self.batches: list[Batch] = []
         self._times_s: list[tuple[float, float]] = []
 
@@ -58,8 +58,8 @@ class Recorder:
 def recorded(generator: Generator) -> Iterator[Recorder]:
     """Note the iterations of a generator with one worker, which has no requests before and after."""
     recorder = Recorder(generator)
-    generator._engine = recorder  # noqa: SLF001
+    generator._loop.engine = recorder  # noqa: SLF001
     try:
         yield recorder
     finally:
-        generator._engine = recorder.engine  # noqa: SLF001
+        generator._loop.engine = recorder.engine  # noqa: SLF001

@@ -21,7 +21,7 @@ from chrion.simulator.decoder_results import DecoderSummary, summarise
 from chrion.simulator.decoder_scenario import DecoderScenario
 from chrion.simulator.iterations import simulate_decoder
 from decoding.load import Costs, load_scenario, scaled_lengths
-from decoding.orca_experiment import LoadPoint, format_lengths
+from decoding.orca_experiment import LoadPoint
 
 #: Greatest batches, those of the paper.
 BATCHES = (1, 2, 4, 8, 16, 32)
@@ -69,16 +69,16 @@ def gain_rows(scale: int, machines: Mapping[str, Sequence[DecoderScenario]]) -> 
     """Return the gain by greatest batch, and that of the best batch over the best batch.
 
     Args:
-        scale: Divides Orca's lengths, for the columns without costs; titles state the lengths.
+        scale: Divides Orca's lengths, for the columns without costs.
         machines: By title, scenarios with more requests than can be served, one for each of :data:`BATCHES`.
     """
-    expected, lengths = [expected_batch(size, scale) for size in BATCHES], format_lengths(scale)
+    expected = [expected_batch(size, scale) for size in BATCHES]
     rates = {
-        f"equal time ({lengths})": (
+        "equal time": (
             [size / batch.own_iterations for size, batch in zip(BATCHES, expected, strict=True)],
             [size / batch.iterations for size, batch in zip(BATCHES, expected, strict=True)],
         ),
-        f"time by tokens ({lengths})": (
+        "time by tokens": (
             [1 / batch.own_tokens for batch in expected],
             [1 / batch.tokens for batch in expected],
         ),
@@ -86,7 +86,7 @@ def gain_rows(scale: int, machines: Mapping[str, Sequence[DecoderScenario]]) -> 
     for title, scenarios in machines.items():
         found = [{r.policy: r.requests_per_s for r in simulate_decoder(scenario)} for scenario in scenarios]
         rates[title] = ([one["iteration"] for one in found], [one["request"] for one in found])
-    rows: list[tuple[str, ...]] = [("max batch", f"iterations of a fixed batch ({lengths})", *rates)]
+    rows: list[tuple[str, ...]] = [("max batch", "iterations of a fixed batch", *rates)]
     for at, size in enumerate(BATCHES):
         gains = [f"{ours[at] / theirs[at]:.1f}" for ours, theirs in rates.values()]
         rows.append((str(size), f"{expected[at].iterations:.0f}", *gains))

@@ -55,12 +55,12 @@ def test_a_run_under_load_counts_all_requests() -> None:
 def test_iterations_last_until_the_next_one_or_an_idle_time() -> None:
     """The choice of tokens counts, however long it takes, waiting for a request does not; the last one has no end."""
     with Generator(small_decoder("gpt2-decoder", context=256), threads=1) as generator:
-        engine = generator._engine
+        engine = generator._loop.engine
         with recorded(generator) as recorder:
             for _ in range(2):
                 generator.submit([1, 2, 3], 2).result()
             recorder._times_s = [(1.0, 1.004), (1.005, 1.008), (1.5, 1.6), (1.7, 1.8)]
-        assert generator._engine is engine
+        assert generator._loop.engine is engine
     iterations = recorder.iterations()
     assert [batch for batch, _ in iterations] == [([3], [0], 1), ([1], [3], 1), ([3], [0], 1)]
     assert [time_ms for _, time_ms in iterations] == pytest.approx([5.0, 3.0, 200.0])
@@ -88,7 +88,7 @@ def test_costs_of_a_generator(tmp_path: Path) -> None:
 def test_a_policy_is_set_for_a_while() -> None:
     """The scheduler is as before, also after an exception."""
     with Generator(small_decoder("llama-decoder", context=256), max_batch=5, threads=1) as generator:
-        scheduler = generator._scheduler
+        scheduler = generator._loop.scheduler
 
         def fail() -> None:
             with scheduled(generator, "request", 2):
@@ -123,8 +123,9 @@ def test_loads_and_their_simulation(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             least = policy == "request" or batch == 3
             assert factors == [*[LEAST_FACTOR] * least, *RATE_FACTORS][: len(rates)]
     assert len(read_costs(costs)) == 1
-    lines = bench_decoders.simulation_tables(points, costs).splitlines()
-    assert sum(line.startswith("| small | 2 to 32, 1 to 8 |") for line in lines) == len(median_points(runs))
+    curves, loads = bench_decoders.simulation_tables(points, costs)
+    assert curves.startswith("| weights |")
+    assert sum(line.startswith("| small |") for line in loads.splitlines()) == len(median_points(runs))
 
 
 def test_a_device_with_all_keys_and_values_computes_what_selective_batching_does() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import json
 import pickle
 import threading
@@ -51,7 +52,7 @@ def generator() -> Iterator[Generator]:
     with Generator(MODEL, threads=1, max_batch=4) as opened:
         yield opened
         wait_until_idle(opened)
-    assert opened._caches.reserved == 0
+    assert opened._loop.caches.reserved == 0
 
 
 def wait_until_idle(generator: Generator) -> None:
@@ -109,21 +110,24 @@ def test_tokens_come_one_by_one(generator: Generator) -> None:
     assert len(rest) == 50
 
 
-def test_a_thread_that_the_system_refuses_fails_the_requests(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Without a thread for a batch, the requests end with the reason, which is logged."""
+@pytest.mark.parametrize("refused", [0, 1, 2])
+def test_a_thread_that_the_system_refuses_leaves_none(refused: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If one of the threads of a generator cannot start, opening it fails, and the others end."""
+    start, begun = threading.Thread.start, itertools.count()
 
-    def refuse(_: object) -> None:
-        raise RuntimeError("can't start new thread")
+    def refusing(thread: threading.Thread) -> None:
+        if next(begun) == refused:
+            raise RuntimeError("can't start new thread")
+        start(thread)
 
-    monkeypatch.setattr("concurrent.futures.ThreadPoolExecutor._adjust_thread_count", refuse)
-    with Generator(MODEL, threads=1, n_workers=2) as generator:
-        stream = generator.submit([1, 2], 3)
-        with pytest.raises(GenerationError, match="the generator failed: can't start new thread"):
-            stream.result(60)
-        assert stream.finish_reason == "error"
-    assert "the generator failed" in caplog.text
+    before = set(threading.enumerate())
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refusing)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            Generator(MODEL, threads=1, n_workers=2)
+    for thread in set(threading.enumerate()) - before:
+        thread.join(60)
+        assert not thread.is_alive()
 
 
 def test_callbacks_follow_the_end(generator: Generator, caplog: pytest.LogCaptureFixture) -> None:
@@ -133,7 +137,8 @@ def test_callbacks_follow_the_end(generator: Generator, caplog: pytest.LogCaptur
     stream.add_done_callback(lambda _: 1 / 0)  # type: ignore[arg-type, return-value]
     stream.add_done_callback(ended.append)
     assert len(stream.result(60)) == 20
-    wait_until_idle(generator)
+    while not ended:  # callbacks follow the readers
+        threading.Event().wait(0.001)
     stream.add_done_callback(ended.append)
     assert ended == [stream, stream]
     assert "a callback of a stream failed" in caplog.text
@@ -143,7 +148,7 @@ def test_fixed_batches_end_together_and_keep_their_rows(plain: PlainDecoder) -> 
     """With the policy "request", a request that needs one iteration ends with the one that needs five."""
     with Generator(MODEL, threads=1, policy="request") as generator:
         seen: list[int] = []
-        with generator._lock:  # both of them in one batch
+        with generator._loop.gate:  # both of them in one batch
             short, long = generator.submit([1, 2, 3], 1), generator.submit([4, 5, 6], 5)
         short.add_done_callback(lambda _: seen.append(generator.statistics().iterations))
         assert short.result(60) == plain.generate([1, 2, 3], 1)
@@ -343,15 +348,15 @@ def test_a_prompt_of_the_whole_context(plain: PlainDecoder) -> None:
 def test_a_cache_without_memory_fails_its_request_only(plain: PlainDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the memory of one request cannot be mapped, the other requests of its first batch go on."""
     with Generator(MODEL, threads=1, max_batch=4) as generator:
-        get = generator._caches.get
+        get = generator._loop.caches.get
 
         def refusing(request: int, capacity: int) -> RequestCache:
             if capacity == 10:
                 raise OSError("made up")
             return get(request, capacity)
 
-        monkeypatch.setattr(generator._caches, "get", refusing)
-        with generator._lock:  # all of them before the first iteration
+        monkeypatch.setattr(generator._loop.caches, "get", refusing)
+        with generator._loop.gate:  # all of them before the first iteration
             good, bad = generator.submit([1, 2], 6), generator.submit([3, 4], 9)
         with pytest.raises(GenerationError, match="no memory for the keys and values of 10 tokens: made up"):
             bad.result(60)
@@ -364,13 +369,13 @@ def test_an_error_in_an_iteration_fails_its_request_only(
     generator: Generator, plain: PlainDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One request fails in the middle of its text; the others of the batch go on."""
-    run, capacity = generator._engine.run, 33  # only one request has this capacity
+    run, capacity = generator._loop.engine.run, 33  # only one request has this capacity
 
     def failing(batch: Sequence[Work]) -> list[Outcome]:
         wrong = [work.cache.capacity == capacity and work.past > 10 for work in batch]
         return [GenerationError("made up") if bad else own for bad, own in zip(wrong, run(batch), strict=True)]
 
-    monkeypatch.setattr(generator._engine, "run", failing)
+    monkeypatch.setattr(generator._loop.engine, "run", failing)
     streams = [generator.submit(ids, 12) for ids in prompts(3)]
     wrong = generator.submit([1, 2, 3, 4], 30)
     assert [stream.result(60) for stream in streams] == [plain.generate(ids, 12) for ids in prompts(3)]
@@ -390,7 +395,7 @@ def test_an_error_of_a_whole_iteration_fails_its_requests(
         raise MemoryError("made up")
 
     with monkeypatch.context() as patch:
-        patch.setattr(generator._engine, "run", failing)
+        patch.setattr(generator._loop.engine, "run", failing)
         with pytest.raises(GenerationError, match="made up"):
             generator.submit([1], 3).result(60)
     assert len(generator.submit([1], 3).result(60)) == 3
@@ -409,15 +414,15 @@ def test_an_error_at_the_end_of_a_text_fails_its_request(tmp_path: Path, monkeyp
 def test_an_unexpected_error_ends_all_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     """If the loop of a generator fails, no caller waits for ever: requests fail, and new ones are refused."""
     with Generator(MODEL, threads=1) as generator:
-        monkeypatch.setattr(generator._scheduler, "complete", lambda _: 1 / 0)
-        with generator._lock:  # all of them before the first iteration ends
+        monkeypatch.setattr(generator._loop.scheduler, "complete", lambda _: 1 / 0)
+        with generator._loop.gate:  # all of them before the first iteration ends
             streams = [generator.submit([1, 2], 30) for _ in range(3)]
         for stream in streams:
             with pytest.raises(GenerationError, match="division by zero"):
                 stream.result(60)
             stream.cancel()
         assert generator.statistics().requests == 0
-        with pytest.raises(RuntimeError, match="closed"):
+        with pytest.raises(RuntimeError, match="the generator failed: division by zero"):
             generator.submit([1], 1)
 
 
@@ -429,7 +434,7 @@ def test_models_that_cannot_be_split_are_served_one_by_one() -> None:
     model.graph.node.append(helper.make_node("ReduceMean", ["own"], ["mean"], "over-tokens", axes=[1], keepdims=1))
     model.graph.node.append(helper.make_node("Sub", ["own", "mean"], ["logits"]))
     with Generator(model, threads=1) as generator:
-        assert isinstance(generator._engine, PlainEngine)
+        assert isinstance(generator._loop.engine, PlainEngine)
         assert "over-tokens" in generator.refused
         assert len(generator.submit([1, 2], 5).result(60)) == 5
 

@@ -70,12 +70,12 @@ def test_a_cancelled_task_ends_the_request_of_its_block() -> None:
         asyncio.run(cancelled())
         wait_until_idle(generator)
         assert streams[0].finish_reason in {"cancelled", "length"}
-        assert generator._caches.reserved == 0
+        assert generator._loop.caches.reserved == 0
 
 
 def test_readers_that_give_up_leave_nothing_behind() -> None:
     """Reads with a timeout of a request that waits for slots add nothing to the stream."""
-    with Generator(MODEL, threads=1, kv_slots=60) as generator, generator._lock:  # no iteration begins
+    with Generator(MODEL, threads=1, kv_slots=60) as generator, generator._loop.gate:  # no iteration begins
         stream = generator.submit([1], 60)
 
         async def poll() -> None:
@@ -84,20 +84,20 @@ def test_readers_that_give_up_leave_nothing_behind() -> None:
                     await asyncio.wait_for(anext(aiter(stream)), 0.001)
 
         asyncio.run(poll())
-        assert stream._waiting == []
+        assert stream._waiting == {}
 
 
 def test_a_stream_outlives_the_event_loop_that_waited_for_it(plain: PlainDecoder) -> None:
     """A loop that ends while a reader waits does not disturb the generator; the stream can be read elsewhere."""
     with Generator(MODEL, threads=1) as generator:
-        with generator._lock:
+        with generator._loop.gate:
             stream = generator.submit([1, 2], 20)
             loop = asyncio.new_event_loop()
             waiting = loop.create_task(stream.wait_async(0))
             loop.run_until_complete(asyncio.sleep(0))
             waiting.cancel()
             loop.close()
-            stream._waiting.append((loop, asyncio.Future(loop=loop)))
+            assert len(stream._waiting) == 1  # the task could not end
         assert stream.result(60) == plain.generate([1, 2], 20)
         assert generator.submit([3], 5).result(60) == plain.generate([3], 5)
 
@@ -112,7 +112,7 @@ def test_two_generators_in_one_process(plain: PlainDecoder) -> None:
         found = pool.map(lambda pair: generators[pair[0]].submit(pair[1], 10).result(60), pairs)
         for (which, ids), tokens in zip(pairs, found, strict=True):
             assert tokens == expected[which].generate(ids, 10)
-        assert first._caches.reserved == second._caches.reserved == 0
+        assert first._loop.caches.reserved == second._loop.caches.reserved == 0
 
 
 def test_two_processes_at_a_time(tmp_path: Path, plain: PlainDecoder) -> None:
@@ -153,7 +153,7 @@ def test_closing_among_many_threads(options: dict[str, Any]) -> None:
             for one in using:
                 one.result(60)
         assert {stream.finish_reason for stream in streams} <= {"length", "cancelled"}
-        assert generator.statistics().requests == generator._caches.reserved == 0
+        assert generator.statistics().requests == generator._loop.caches.reserved == 0
 
 
 @pytest.mark.parametrize("options", ["", ", n_workers=2", ", policy='request'"])
@@ -184,7 +184,7 @@ import os, sys
 from chrion import Generator
 from chrion.errors import GenerationError
 with Generator(sys.argv[1], threads=1) as generator:
-    with generator._lock:
+    with generator._loop.gate:
         stream = generator.submit([1, 2], 20)
         child = os.fork()
     if child == 0:
@@ -264,7 +264,7 @@ def test_scores_that_are_no_numbers_fail_their_request_only(name: str) -> None:
             with pytest.raises(GenerationError, match="scores are not numbers"):
                 wrong.result(60)
             assert [stream.result(60) for stream in streams] == expected
-        assert generator._caches.reserved == 0
+        assert generator._loop.caches.reserved == 0
 
 
 def test_thousands_of_requests_of_all_ends_leave_nothing() -> None:
@@ -291,8 +291,8 @@ def test_thousands_of_requests_of_all_ends_leave_nothing() -> None:
         gc.collect()
         assert psutil.Process().memory_info().rss - before < 8e6
         assert generator.statistics().finished_requests == 200 * 13
-        assert generator.statistics().reserved_slots == generator._caches.reserved == 0
-        assert len(generator._scheduler.pool) == len(generator._scheduler.in_flight) == 0
+        assert generator.statistics().reserved_slots == generator._loop.caches.reserved == 0
+        assert len(generator._loop.scheduler.pool) == len(generator._loop.scheduler.in_flight) == 0
 
 
 @pytest.mark.parametrize("name", ["gpt2-decoder", "llama-decoder-grouped"])
@@ -352,6 +352,20 @@ def test_characters_of_several_tokens_arrive_whole(tokenizer: Path, monkeypatch:
         assert "".join(pieces) == stream.text == TEXT
         assert all("\N{REPLACEMENT CHARACTER}" not in piece for piece in pieces)
         assert [*stream] == tokens
+
+
+def test_a_stop_string_in_the_last_text_is_the_reason_of_the_end(
+    tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of a text completes a stop string: the character that its last tokens did not complete."""
+    model = small_decoder("llama-decoder", vocabulary=BYTES, context=256)
+    with Generator(model, threads=1, tokenizer=tokenizer) as generator:
+        cut = next(at for at, byte in enumerate(TEXT.encode()) if byte > 127) + 1
+        speaking(generator, monkeypatch)
+        stream = generator.submit("é", cut, stop=["\N{REPLACEMENT CHARACTER}"])
+        assert len(stream.result(60)) == cut
+        assert stream.text == TEXT.encode()[: cut - 1].decode()
+        assert stream.finish_reason == "stop"
 
 
 @pytest.mark.parametrize("stop", ["世界!", "👩‍🚀", "end. And", "—"])

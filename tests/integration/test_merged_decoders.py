@@ -80,7 +80,7 @@ def test_the_branch_with_a_cache_is_split(name: str) -> None:
     plain = PlainDecoder(small_decoder(name))
     with Generator(merge(small_decoder(name)), threads=1, chunk=2) as generator:
         assert generator.refused == ""
-        assert isinstance(generator._engine, SelectiveEngine)
+        assert isinstance(generator._loop.engine, SelectiveEngine)
         assert generated(generator) == [plain.generate(ids, 12) for ids in PROMPTS]
 
 
@@ -90,7 +90,7 @@ def test_a_branch_for_single_tokens_serves_one_request_after_another(name: str, 
     """Prompts then run by the other branch, and parts of them that follow others token by token."""
     plain = PlainDecoder(small_decoder(name))
     with Generator(merge(small_decoder(name), traced=True), threads=1, chunk=chunk) as generator:
-        assert isinstance(generator._engine, MergedEngine)
+        assert isinstance(generator._loop.engine, MergedEngine)
         assert generator.refused.endswith("its branch with a cache computes prompts otherwise than the other branch")
         assert generated(generator) == [plain.generate(ids, 12) for ids in PROMPTS]
 
@@ -113,7 +113,7 @@ def test_a_branch_without_scores_of_prompts_is_not_used_for_them(chunk: int) -> 
     cached.initializer.append(numpy_helper.from_array(np.float32([2]), "two"))
     plain = PlainDecoder(small_decoder("llama-decoder"))
     with Generator(merged, threads=1, chunk=chunk) as generator:
-        assert isinstance(generator._engine, MergedEngine)
+        assert isinstance(generator._loop.engine, MergedEngine)
         assert generator.refused.endswith("its branch with a cache computes prompts otherwise than the other branch")
         assert generated(generator) == [plain.generate(ids, 12) for ids in PROMPTS]
 
@@ -122,7 +122,7 @@ def test_a_merged_decoder_with_few_positions() -> None:
     """A model that cannot run the prompt of the comparison generates by both branches."""
     plain = PlainDecoder(small_decoder("gpt2-decoder", context=8))
     with Generator(merge(small_decoder("gpt2-decoder", context=8)), threads=1) as generator:
-        assert isinstance(generator._engine, MergedEngine)
+        assert isinstance(generator._loop.engine, MergedEngine)
         assert "it cannot run a prompt of 9 tokens" in generator.refused
         assert generator.submit([1, 2, 3], 5).result(60) == plain.generate([1, 2, 3], 5)
 
@@ -155,7 +155,7 @@ def test_merged_decoders_of_optimum(stem: str, engine: type[Any], chunk: int, tm
     """Of two exports, the branch of Llama computes prompts, and that of GPT-2 was traced with single tokens."""
     model = read_sample(stem, tmp_path).model
     with Generator(model, threads=1, chunk=chunk) as generator:
-        assert type(generator._engine) is engine
+        assert type(generator._loop.engine) is engine
         assert generated(generator) == [by_the_first_branch(model, ids, 12) for ids in PROMPTS]
 
 
@@ -163,7 +163,7 @@ def test_requests_beyond_the_context_are_refused_at_once(tmp_path: Path) -> None
     """Both branches of GPT-2 read a table by position; the whole of it can be used, and nothing beyond."""
     model = read_sample("optimum_models-gpt2-merged", tmp_path).model
     with Generator(model, threads=1) as generator:
-        assert isinstance(generator._engine, MergedEngine)
+        assert isinstance(generator._loop.engine, MergedEngine)
         assert generator.context == 64
         assert len(generator.submit([1] * 60, 5).result(60)) == 5
         with pytest.raises(OptionError, match="positions for 64 tokens, the request needs 65"):
@@ -207,12 +207,12 @@ def test_only_later_failures_without_a_hint_are_about_the_context(
     """The hint needs tokens that were processed; the message has their number, and a hint of the engine remains."""
     monkeypatch.setattr("chrion.graph.decoder.table_rows", lambda *_: 0)
     with Generator(merge(small_decoder("gpt2-decoder"), traced=True), threads=1) as generator:
-        run, iterations = generator._engine.run, itertools.count(1)
+        run, iterations = generator._loop.engine.run, itertools.count(1)
 
         def fail(batch: Sequence[Work]) -> list[Outcome]:
             return [GenerationError("it broke", hint=hint)] if next(iterations) == at else run(batch)
 
-        monkeypatch.setattr(generator._engine, "run", fail)
+        monkeypatch.setattr(generator._loop.engine, "run", fail)
         with pytest.raises(GenerationError) as failed:
             generator.submit([1] * 10, 5).result(60)
     about = (failed.value.message, failed.value.hint)

@@ -119,8 +119,8 @@ def test_tokens_after_long_prompts_are_those_of_the_whole_text(options: dict[str
     model = small_decoder("llama-decoder", context=LENGTH)
     prompts = [[(at * step) % 61 for at in range(2 * BLOCK + 9 * step)] for step in (1, 7, 11)]
     with chrion.Generator(model, threads=2, max_batch=2, **options) as generator:
-        assert isinstance(generator._engine, SelectiveEngine)
-        assert generator._engine._block == BLOCK
+        assert isinstance(generator._loop.engine, SelectiveEngine)
+        assert generator._loop.engine._block == BLOCK
         streams = [generator.submit(prompt, 8, stop_tokens=()) for prompt in prompts]
         found = [stream.result() for stream in streams]
     plain = PlainDecoder(model)

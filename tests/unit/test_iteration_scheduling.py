@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
 
 from chrion.errors import OptionError
-from chrion.generation.scheduling import POLICIES, IterationScheduler, Phase, Share
+from chrion.generation.scheduling import POLICIES, IterationScheduler, Phase, PooledRequest, Share
 
 N_SLOTS = 20
 
@@ -135,6 +136,35 @@ def test_cancelled_requests_leave_when_no_batch_has_them() -> None:
     assert scheduler.cancel(0) == []
 
 
+def test_an_iteration_does_not_look_at_requests_that_wait() -> None:
+    """With thousands of them, selection, return and cancellation read those of the batch only."""
+
+    class Pool(dict[int, PooledRequest]):
+        """A pool that counts the requests that are looked at."""
+
+        looked = 0
+
+        def values(self) -> Any:
+            for request in super().values():
+                self.looked += 1
+                yield request
+
+        def items(self) -> Any:
+            raise AssertionError("all requests are looked at")
+
+    scheduler = IterationScheduler(2, 10)
+    scheduler.pool = pool = Pool()
+    for number in range(5000):
+        scheduler.submit(number, 4, 2)
+    assert scheduler.waiting == 5000
+    for at in range(50):
+        assert [share.number for share in scheduler.select()] == [at, at + 1]
+        assert scheduler.complete([at]) == [at]
+    assert scheduler.cancel(4000) == [4000]
+    assert (scheduler.waiting, scheduler.reserved) == (5000 - 52, 5)
+    assert pool.looked <= 50 * 3
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -228,6 +258,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         pool = self.scheduler.pool
         begun = sum(self.needed[n] for n, r in pool.items() if r.phase is not Phase.INITIATION)
+        assert self.scheduler.waiting == sum(r.phase is Phase.INITIATION for r in pool.values())
         assert self.scheduler.reserved == begun <= N_SLOTS
 
     @invariant()

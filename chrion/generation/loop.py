@@ -1,0 +1,286 @@
+"""The thread that runs the iterations of a generator.
+
+Only this thread changes the scheduler, the caches and the requests. Other threads append to queues that take no lock,
+and wake it: so an interrupt, a signal handler, a fork or a callback, whatever the moment, finds nothing half done and
+waits for nothing. With one batch in flight the thread runs it itself; with several, each has a thread of its own, and a
+request that arrives while one of them is idle does not wait for the others.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+
+from chrion.errors import GenerationError
+from chrion.generation.cache import CacheManager
+from chrion.generation.iteration import Engine, Outcome, Work
+from chrion.generation.requests import Request, of_unknown_context
+from chrion.generation.scheduling import Batch, IterationScheduler, Share
+from chrion.generation.streams import FINISH_REASONS, Stream
+
+log = logging.getLogger(__name__)
+
+_FORKED = (
+    "the generator was opened before the process was forked, and nothing generates in the child: open one in the child"
+)
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A batch in flight."""
+
+    batch: Batch
+    requests: Sequence[Request]
+    #: What it has returned, if it has.
+    outcomes: list[Outcome] | None = None
+
+
+@dataclass(slots=True)
+class Counts:
+    """Numbers of a loop since it began."""
+
+    #: Iterations that have returned, and the requests in them.
+    iterations: int = 0
+    iteration_requests: int = 0
+    generated_tokens: int = 0
+    finished_requests: int = 0
+    #: The requests that have ended by their ``finish_reason``.
+    finish_reasons: dict[str, int] = field(default_factory=lambda: dict.fromkeys(FINISH_REASONS, 0))
+
+
+class IterationLoop:
+    """The thread of a generator, and its requests. It runs until :meth:`close`.
+
+    Args:
+        engine: The decoder.
+        scheduler: A scheduler without requests.
+        caches: The caches of its requests.
+        context: The most tokens that the model has positions for; 0 if that is not known.
+
+    Raises:
+        RuntimeError: The system refuses a thread.
+    """
+
+    def __init__(self, engine: Engine, scheduler: IterationScheduler, caches: CacheManager, context: int) -> None:
+        self.engine, self.scheduler, self.caches = engine, scheduler, caches
+        self.counts = Counts()
+        #: Held while arrivals are taken and batches are selected. Who holds it keeps iterations from beginning.
+        self.gate = threading.Lock()
+        self._context = context
+        self._requests: dict[int, Request] = {}
+        self._arrivals: deque[Request] = deque()
+        self._cancelled: deque[int] = deque()
+        self._leaving: Request | None = None  # one that ends in this moment
+        self._flights: deque[_Flight] = deque()
+        self._wake: SimpleQueue[None] = SimpleQueue()
+        self._jobs: SimpleQueue[_Flight | None] = SimpleQueue()
+        #: Why no request is accepted; empty while the loop runs.
+        self.refused = ""
+        self._over = False  # the thread has ended, or will without looking at its queues
+        self._workers = scheduler.n_workers if scheduler.n_workers > 1 else 0
+        self._threads: list[threading.Thread] = []
+        try:
+            for target in (*[self._work] * self._workers, self._run):
+                thread = threading.Thread(target=target, name="chrion-generation", daemon=True)
+                thread.start()
+                self._threads.append(thread)
+        except RuntimeError:
+            self._end_workers()
+            raise
+
+    @property
+    def requests(self) -> int:
+        """The requests that run or wait."""
+        return len(self._arrivals) + len(self._requests)
+
+    @property
+    def waiting(self) -> int:
+        """The requests that have not begun."""
+        return len(self._arrivals) + self.scheduler.waiting
+
+    def submit(self, request: Request) -> None:
+        """Queue a request whose slots the scheduler has."""
+        self._arrivals.append(request)
+        self._wake.put(None)
+        if self._over:  # it ended after the caller had looked
+            self._fail_rest()
+
+    def cancel(self, number: int, stream: Stream) -> None:
+        """End a request and its stream; its slots are free after the iteration that runs now."""
+        self._cancelled.append(number)
+        self._wake.put(None)
+        stream.finish("cancelled")  # the thread repeats that if this call is interrupted
+
+    def request_close(self) -> None:
+        """Cancel all requests, refuse further ones, and end the iteration that runs, without waiting for it."""
+        self.refused = self.refused or "the generator is closed"
+        self.engine.stop()
+        self._wake.put(None)
+
+    def close(self, until: float | None = None) -> None:
+        """Close the loop and wait for its end, unless this is its thread.
+
+        Args:
+            until: The time of ``time.monotonic()`` at which the wait ends.
+        """
+        self.request_close()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(None if until is None else max(until - time.monotonic(), 0))
+
+    def after_fork(self) -> None:
+        """Fail the requests in a forked child, where no thread serves them."""
+        self.refused, self._over = _FORKED, True
+        self._threads, self._wake = [], SimpleQueue()
+        leaving = [] if self._leaving is None else [self._leaving]
+        for request in (*self._requests.values(), *self._arrivals, *leaving):
+            request.stream.after_fork(GenerationError(_FORKED))
+        self._requests.clear()
+        self._arrivals.clear()
+
+    def _run(self) -> None:
+        """Run iterations until the loop is closed. An unexpected error closes it and fails all requests."""
+        try:
+            self._iterate()
+        except BaseException as error:
+            log.exception("the generator failed")
+            self.refused = f"the generator failed: {error}"
+            for number, request in self._requests.items():
+                self.caches.release(number)
+                request.stream.finish("error", GenerationError(self.refused))
+                self.counts.finish_reasons[request.stream.finish_reason] += 1
+            self._requests.clear()
+        finally:
+            self._over = True
+            self._end_workers()
+            self._fail_rest()
+
+    def _iterate(self) -> None:
+        """Take what has arrived, start batches, and return their tokens, until the loop is closed."""
+        while True:
+            with self.gate:
+                self._take_queued()
+                while batch := self.scheduler.select():
+                    self._flights.append(_Flight(batch, [self._requests[share.number] for share in batch]))
+                    if self._workers:
+                        self._jobs.put(self._flights[-1])
+            if self._flights and not self._workers:
+                self._run_batch(self._flights[0])
+            if self._flights and self._flights[0].outcomes is not None:  # in the order of their selection
+                self._return(self._flights.popleft())
+            elif self._flights or not self.refused:
+                self._wake.get()
+            else:
+                return
+
+    def _take_queued(self) -> None:
+        """Take arrivals and cancellations; if the loop is closed, cancel all requests."""
+        try:
+            while True:
+                self._wake.get_nowait()
+        except Empty:
+            pass
+        while self._arrivals:
+            request = self._arrivals[0]
+            self._requests[request.number] = request  # before it leaves the queue: it counts at every moment
+            self.scheduler.submit(request.number, len(request.prompt), request.max_new_tokens)
+            self._arrivals.popleft()
+        while self._cancelled:
+            self._end(self._cancelled.popleft())
+        if self.refused:
+            for number in [*self._requests]:
+                self._end(number)
+
+    def _end(self, number: int) -> None:
+        """Cancel a request, if it has not left."""
+        request = self._requests.get(number)
+        if request is not None:
+            request.reason = request.reason or "cancelled"
+            request.stream.finish("cancelled")
+            self._leave(self.scheduler.cancel(number))
+
+    def _leave(self, numbers: Sequence[int]) -> None:
+        """Release the slots of requests and end their streams."""
+        for number in numbers:
+            self.caches.release(number)
+            self._leaving = self._requests[number]  # before it leaves the others: a child forked meanwhile finds it
+            request = self._requests.pop(number)
+            self.counts.finished_requests += 1
+            held = ""
+            try:
+                if request.text is not None:
+                    held = request.text.finish()
+                    if request.text.stopped and request.reason == "length":  # by the text that was held back
+                        request.reason = "stop"
+            except BaseException as error:  # noqa: BLE001 - a tokenizer may raise what it likes
+                request.reason, request.error = "error", GenerationError(f"no end of the text: {error}")
+            request.stream.finish(request.reason, request.error, held)
+            self.counts.finish_reasons[request.stream.finish_reason] += 1
+            self._leaving = None
+
+    def _work(self) -> None:
+        """Run batches in a thread of their own."""
+        while (flight := self._jobs.get()) is not None:
+            self._run_batch(flight)
+            del flight  # its requests keep the generator alive
+            self._wake.put(None)
+
+    def _end_workers(self) -> None:
+        for _ in range(self._workers):
+            self._jobs.put(None)
+
+    def _fail_rest(self) -> None:
+        """End requests that arrived while the loop ended."""
+        while self._arrivals:
+            try:
+                request = self._arrivals.popleft()
+            except IndexError:  # another thread has taken the last one
+                return
+            request.stream.finish("cancelled")
+
+    def _run_batch(self, flight: _Flight) -> None:
+        """Run one iteration; an error of the whole batch is the error of each of its requests."""
+        works: dict[int, Work] = {}
+        outcomes: dict[int, Outcome] = {}
+        for share, request in zip(flight.batch, flight.requests, strict=True):
+            try:
+                cache = self.caches.get(request.number, request.capacity)
+            except Exception as error:  # noqa: BLE001 - the others have their caches
+                message = f"no memory for the keys and values of {request.capacity} tokens: {error}"
+                outcomes[request.number] = GenerationError(message)
+            else:
+                works[request.number] = request.work(share, cache)
+        if works:
+            try:
+                found = self.engine.run([*works.values()])
+            except BaseException as error:  # noqa: BLE001 - the loop must go on for other requests
+                found = [GenerationError(f"the iteration failed: {error}")] * len(works)
+            outcomes |= zip(works, found, strict=True)
+        flight.outcomes = [outcomes[request.number] for request in flight.requests]
+
+    def _return(self, flight: _Flight) -> None:
+        """Give the requests of a batch their tokens, and take back the batch."""
+        if self.refused:  # the iteration was ended, and its errors are not those of the requests
+            self._take_queued()
+        for share, request, outcome in zip(flight.batch, flight.requests, flight.outcomes or (), strict=True):
+            if not request.reason:
+                self._advance(share, request, outcome)
+        self.counts.iterations += 1
+        self.counts.iteration_requests += len(flight.batch)
+        self._leave(self.scheduler.complete([request.number for request in flight.requests if request.reason]))
+
+    def _advance(self, share: Share, request: Request, outcome: Outcome) -> None:
+        if isinstance(outcome, Exception):
+            request.reason, request.error = "error", outcome if self._context else of_unknown_context(outcome, request)
+            return
+        request.past += share.tokens
+        if outcome is not None:
+            try:
+                self.counts.generated_tokens += request.append(outcome)
+            except BaseException as error:  # noqa: BLE001 - a tokenizer may raise what it likes
+                request.reason, request.error = "error", GenerationError(f"no next token: {error}")
