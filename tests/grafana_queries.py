@@ -10,25 +10,27 @@ from typing import Any
 
 DASHBOARD = Path(__file__).parents[1] / "deploy" / "grafana" / "chrion.json"
 #: Words of PromQL in the dashboard's queries; all others are metrics and labels.
-_WORDS = {"by", "min", "rate", "sum"}
+_WORDS = {"by", "histogram_quantile", "min", "rate", "sum"}
+#: Rows of the dashboard about servers of some kinds only; all other rows are about every server.
+ROWS = {"replicas": "Replicas", "text": "Text"}
 #: Labels that Prometheus itself adds.
 _ADDED = {"instance", "job"}
 
 
-def queries(*, replicas: bool) -> Iterator[tuple[str, set[str], set[str]]]:
+def queries(about: str = "") -> Iterator[tuple[str, set[str], set[str]]]:
     """Yield each query, its metrics, and its labels.
 
     Args:
-        replicas: Whether to yield the queries about replicas, instead of the others.
+        about: A key of ROWS for the queries of that row; empty for those about every server.
     """
     row = ""
     for panel in json.loads(DASHBOARD.read_text(encoding="utf-8"))["panels"]:
         if panel["type"] == "row":
             row = panel["title"]
-        elif replicas == row.startswith("Replicas"):
+        elif about == next((kind for kind, title in ROWS.items() if row.startswith(title)), ""):
             for target in panel["targets"]:
                 yield target["expr"], *_names(target)
-    if not replicas:
+    if not about:
         yield "label_values", {"nv_inference_request_success"}, {"model"}
 
 
@@ -43,11 +45,11 @@ def exported(text: str) -> dict[str, set[str]]:
     return found
 
 
-def check_queries(text: str, *, replicas: bool) -> None:
+def check_queries(text: str, about: str = "") -> None:
     """Assert that all queries name metrics of a text, and labels that these have."""
     names = exported(text)
     checked = 0
-    for query, metrics, labels in queries(replicas=replicas):
+    for query, metrics, labels in queries(about):
         assert metrics, query
         assert metrics <= names.keys(), query
         known = set[str]().union(*(names[metric] for metric in metrics))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 #: What a decoder of bytes writes for a character of which bytes are missing.
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
-#: Tokens that are tried as the token before others.
+#: The first tokens of a vocabulary, which are tried as the token before others.
 _CANDIDATES = 1000
 
 
@@ -61,7 +60,7 @@ class TokenBytes:
 
     def _find_before(self) -> list[int]:
         """Return a token to decode before others, since decoders strip the space at the beginning of a text."""
-        for token in itertools.islice(self._tokenizer.get_vocab().values(), _CANDIDATES):
+        for token in range(_CANDIDATES):
             text = self._decode([token])
             usual = token not in self.special and text.strip() and _INCOMPLETE not in text
             if usual and self._decode([token, token]).startswith(text):

@@ -24,6 +24,7 @@ SERVER = (
     "core",
     "disconnects",
     "generation_service",
+    "grace",
     "grpc_service",
     "grpc_stream",
     "openai_service",

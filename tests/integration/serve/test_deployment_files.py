@@ -103,4 +103,4 @@ def test_the_dockerfile_copies_what_the_build_needs() -> None:
 def test_every_query_of_the_dashboard_names_a_metric(server: Server) -> None:
     """The server exports every metric of the Grafana dashboard, with the labels that its queries use."""
     assert server.infer("product", [[1.0, 2.0, 3.0, 4.0]])[0] == 200
-    check_queries(server.get("/metrics")[1].decode(), replicas=False)
+    check_queries(server.get("/metrics")[1].decode())

@@ -266,6 +266,18 @@ def test_probabilities_of_streams_are_those_of_whole_answers(client: Any, stop: 
             assert (tokens, choice.logprobs, text) == ([], None, "")
 
 
+def test_numbers_of_tokens_in_streams(client: Any) -> None:
+    """They come last if they are asked for, and in each document if that is asked for, too, as in vLLM."""
+    given = {"model": "llama", "prompt": PROMPT, "max_tokens": 5, "stream": True}
+    last = [*client.completions.create(**given, stream_options={"include_usage": True})]
+    assert [chunk.usage is None for chunk in last] == [True] * (len(last) - 1) + [False]
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    each = [chunk.usage for chunk in client.completions.create(**given, stream_options=options)]
+    assert [usage.completion_tokens for usage in each] == [1, 2, 3, 4, 5, 5, 5]
+    assert {usage.prompt_tokens for usage in each} == {3}
+    assert all(chunk.usage is None for chunk in client.completions.create(**given))
+
+
 def test_bytes_of_tokens_are_the_text(client: Any) -> None:
     """The bytes of all tokens together are the text, also of parts of characters; special tokens have none."""
     given = {"model": "bytes", "messages": [{"role": "user", "content": "é"}], "max_tokens": 400, "seed": 5}

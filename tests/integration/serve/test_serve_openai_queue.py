@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from decoder_support import PlainDecoder
+from grafana_queries import check_queries
 from served_decoders import MODEL, put_decoder, words_of
 from server_process import Server, serving, wait_until
 
@@ -113,3 +114,10 @@ def test_requests_are_counted_by_how_they_end(decoders: Server, client: Any) -> 
         "error": 0,
     }
     assert decoders.metric("chrion_generation_finished_requests_total", model="ending") == sum(after.values())
+
+
+def test_the_dashboard_has_the_metrics_of_texts(decoders: Server, client: Any) -> None:
+    """The server exports every metric of the row about text of the Grafana dashboard, with its labels."""
+    client.completions.create(model="ending", prompt=[2, 3, 4], temperature=0, max_tokens=2)
+    check_queries(decoders.get("/metrics")[1].decode(), "text")
+    check_queries(decoders.get("/metrics")[1].decode())
