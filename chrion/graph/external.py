@@ -2,11 +2,15 @@
 
 A model may come from an untrusted source, and the files that it names are read with the rights of the user who loads
 it. onnxruntime refuses some paths that lead outside the folder, depending on its version; this check refuses all.
+
+In a cache of Hugging Face the files of a model are links to files in one other folder. So the folder of the file that
+a link to the model leads to counts as the model's own, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import os
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 import onnx
@@ -17,25 +21,47 @@ from chrion.errors import UnsafeModelError
 _MEMORY = "_ORT_MEM_ADDR_"
 
 
-def check_external(proto: onnx.ModelProto, folder: Path, where: str) -> None:
+def check_external(proto: onnx.ModelProto, path: Path | None) -> None:
     """Check that a model names no file outside its folder.
 
     Args:
         proto: The model.
-        folder: The folder that its paths are relative to.
-        where: The name of the model, for messages.
+        path: Its file, which may be a link; None for a model in memory, whose paths are relative to the working folder.
 
     Raises:
         UnsafeModelError: The model names an absolute path, a path that leads outside the folder through ``..`` or a
             link, or a memory address.
     """
+    folder = path.parent if path else Path.cwd()
+    own = {folder.resolve(), *([path.resolve().parent] if path else [])}
     for tensor in tensors_of(proto):
         for entry in tensor.external_data:
-            if entry.key == "location" and not _inside(entry.value, folder):
+            if entry.key == "location" and not _inside(entry.value, folder, own):
                 raise UnsafeModelError(
-                    f"{where}: weight {tensor.name!r} is outside the model's folder: {entry.value[:200]!r}",
+                    f"{path or 'model'}: weight {tensor.name!r} is outside the model's folder: {entry.value[:200]!r}",
                     hint="weights are read only from the folder of the model",
                 )
+
+
+def has_weights_beside(proto: onnx.ModelProto, path: Path) -> bool:
+    """Return whether all files that a model names are beside a path to it."""
+    return all((path.parent / entry.value).exists() for entry in _locations(proto))
+
+
+def follow_links(proto: onnx.ModelProto, path: Path) -> Path:
+    """Return the folder of a model's external weights, and name the files as they are called there, in place.
+
+    onnxruntime reads the weights of a model that is not a file from one folder, and refuses links that lead out of it.
+
+    Args:
+        proto: A model that :func:`check_external` accepts.
+        path: Its file, beside which the weights are.
+    """
+    folder = path.resolve().parent
+    if folder != path.parent.resolve():
+        for entry in _locations(proto):
+            entry.value = os.path.relpath((path.parent / entry.value).resolve(), folder)
+    return folder
 
 
 def tensors_of(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
@@ -44,14 +70,19 @@ def tensors_of(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     yield from _of_nodes(node for function in proto.functions for node in function.node)
 
 
-def _inside(location: str, folder: Path) -> bool:
+def _locations(proto: onnx.ModelProto) -> Iterator[onnx.StringStringEntryProto]:
+    return (entry for tensor in tensors_of(proto) for entry in tensor.external_data if entry.key == "location")
+
+
+def _inside(location: str, folder: Path, own: Collection[Path]) -> bool:
     parts = PureWindowsPath(location)  # splits at both separators: the model may be from any system
     if PurePosixPath(location).is_absolute() or parts.anchor or ".." in parts.parts or _MEMORY in parts.parts:
         return False
     try:
-        return (folder / location).resolve().is_relative_to(folder.resolve())
+        file = (folder / location).resolve()
     except (OSError, ValueError, RuntimeError):  # an impossible file name, or a cycle of links
         return False
+    return any(file.is_relative_to(one) for one in own)
 
 
 def _of_graph(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:

@@ -23,6 +23,7 @@ import onnxruntime as ort
 from chrion.errors import ModelError
 from chrion.graph.assemble import assemble
 from chrion.graph.description import describe_session
+from chrion.graph.external import follow_links
 from chrion.graph.input_shapes import declared_shape, fix_shapes
 from chrion.graph.model import Graph, TensorInfo
 from chrion.graph.optimise import name_nodes, optimise_model
@@ -64,7 +65,7 @@ def load(
     original = path or serialise(proto, "model")
     fix_shapes(proto, given)
     folder = WeightsFolder()
-    sources = SourceWeights(proto, path, folder) if path else None
+    sources = SourceWeights(proto, follow_links(proto, path), folder) if path else None
     model, types, session = _optimised(proto, path, folder, sources, basic=optimise)
     _refuse_maps(types, str(path or "model"))
     description = describe_session(session, declared)

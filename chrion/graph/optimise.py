@@ -41,10 +41,10 @@ def optimise_model(
 
     Args:
         proto: The model.
-        path: The model's file, in whose folder its external weights are; None if it has no file.
+        path: The model's file; None if it has none.
         folder: The folder that receives the weights of the optimised model, in one file.
         level: The optimisation level.
-        sources: The weights that are hidden from the optimisation.
+        sources: The external weights of the model's file.
 
     Returns:
         The optimised model, and the session that optimised it.
@@ -52,7 +52,7 @@ def optimise_model(
     Raises:
         ModelError: onnxruntime refuses the model.
     """
-    model, session = _optimise(proto, path, folder.path, level)
+    model, session = _optimise(proto, path, folder.path, level, sources)
     for tensor in tensors_of(model):
         set_location(tensor, folder.location(folder.path / _WEIGHTS_FILE))
     if sources:
@@ -86,7 +86,11 @@ def name_nodes(model: onnx.ModelProto) -> None:
 
 
 def _optimise(
-    proto: onnx.ModelProto, path: Path | None, folder: Path, level: ort.GraphOptimizationLevel
+    proto: onnx.ModelProto,
+    path: Path | None,
+    folder: Path,
+    level: ort.GraphOptimizationLevel,
+    sources: SourceWeights | None,
 ) -> tuple[onnx.ModelProto, ort.InferenceSession]:
     options = analysis_options(level)
     target = folder / "model.onnx"
@@ -95,8 +99,8 @@ def _optimise(
         "session.optimized_model_external_initializers_file_name": _WEIGHTS_FILE,
         "session.optimized_model_external_initializers_min_size_in_bytes": str(INLINE_BYTES),
     }
-    if path:
-        entries |= weights_folder_option(path.parent)
+    if sources:
+        entries |= weights_folder_option(sources.root)
     for key, value in entries.items():
         options.add_session_config_entry(key, value)
     session = open_session(proto, options, str(path or "model"))

@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError, EncodeError
 
 from chrion.errors import ModelError
 from chrion.files import read_bytes
-from chrion.graph.external import check_external
+from chrion.graph.external import check_external, has_weights_beside
 
 #: The size limit of a protobuf file, and the hint for a model that exceeds it.
 _MAX_BYTES = (1 << 31) - 1
@@ -21,14 +21,15 @@ def read_model(source: str | Path | bytes | onnx.ModelProto) -> tuple[onnx.Model
     """Read a model without its external weights.
 
     Returns:
-        A copy of the model, and its file if it has one.
+        A copy of the model, and its file if it has one. That is the link to it, if it is one, and not the file that the
+        link leads to, unless external weights are only beside the latter.
 
     Raises:
         ModelError: The file does not exist or is too large, or it is not an ONNX model.
         UnsafeModelError: The model refers to files outside its own folder.
     """
     proto, path = _read(source)
-    check_external(proto, path.parent if path else Path.cwd(), str(path or "model"))
+    check_external(proto, path)
     return proto, path
 
 
@@ -60,7 +61,8 @@ def _read(source: str | Path | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto
         found = sorted(one.name for one in path.glob("*.onnx")) if error.errno == errno.EISDIR else []
         hint = f"name a file in it, for example {path / found[0]}" if found else ""
         raise ModelError(f"{path}: cannot be read: {error.strerror}", hint=hint) from error
-    return _checked(_parse(content, str(path)), str(path)), path.resolve()
+    proto = _checked(_parse(content, str(path)), str(path))
+    return proto, path.absolute() if has_weights_beside(proto, path) else path.resolve()
 
 
 def _parse(content: bytes, where: str) -> onnx.ModelProto:

@@ -25,21 +25,23 @@ _FUSED_INTO_PRODUCTS = "BatchNormalization"
 
 
 class SourceWeights:
-    """The large external weights of a model.
+    """The external weights of a model, of which the large ones are hidden from its optimisation.
 
     Args:
         proto: The model; these weights become inputs of it.
-        path: The model's file.
+        root: The folder of the model's external weights.
         folder: The folder of the graph's other weights.
 
     Attributes:
-        names: The names of the weights.
+        root: As given.
+        names: The names of the large weights.
     """
 
-    def __init__(self, proto: onnx.ModelProto, path: Path, folder: WeightsFolder) -> None:
+    def __init__(self, proto: onnx.ModelProto, root: Path, folder: WeightsFolder) -> None:
+        self.root = root
         found = {t.name: t for t in proto.graph.initializer if _is_large(t)}
         kept = _unaffected(proto, set(found)) if found else set()
-        files = {name: _file(found[name], path.parent) for name in sorted(kept)}
+        files = {name: _file(found[name], root) for name in sorted(kept)}
         self._files = {name: file for name, file in files.items() if file}
         if not self._files or not folder.refer_to(list(self._files.values())):
             self._files = {}

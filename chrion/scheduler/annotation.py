@@ -55,7 +55,7 @@ def write_annotated(graph: Graph, plan: Plan, path: Path) -> None:
     """
     model, source = read_model(graph.source)
     external = any(tensor.external_data for tensor in tensors_of(model))
-    if external and source is not None and path.resolve().parent != source.parent:
+    if external and source is not None and path.resolve().parent != source.parent.resolve():
         raise OptionError(
             f"{path}: the model's external weights are in another folder", hint=f"write to a file in {source.parent}"
         )
