@@ -62,7 +62,7 @@ import chrion
 from chrion import Generator
 from chrion.files import write_atomically
 from chrion.generation.engine import SPINNING, SPINNING_BETWEEN_CALLS
-from chrion.generation.generator import open_engine
+from chrion.generation.open_engine import open_engine
 from chrion.generation.scheduling import POLICIES
 from chrion.profiler import this_machine
 from chrion.simulator.iterations import draw_requests

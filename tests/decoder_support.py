@@ -1,4 +1,4 @@
-"""Decoders for tests, and what plain onnxruntime generates with them: the whole text again for every token."""
+"""Decoders for tests, and what plain onnxruntime generates with them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def small_decoder(name: str, **parameters: int) -> onnx.ModelProto:
 
 
 class PlainDecoder:
-    """A decoder in one session of plain onnxruntime, without a cache between tokens.
+    """A decoder in one session of plain onnxruntime.
 
     Args:
         model: The model as a proto or a file.
@@ -36,30 +36,55 @@ class PlainDecoder:
         options = ort.SessionOptions()
         options.intra_op_num_threads = 1
         self._session = ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
-        self._inputs = {i.name for i in self._session.get_inputs()}
+        self._inputs = {i.name: i for i in self._session.get_inputs()}
+        self._outputs = [output.name for output in self._session.get_outputs()]
         caches = [i for i in self._session.get_inputs() if i.name.startswith("past_key_values")]
         self._empty = {
             i.name: np.zeros(
-                (1, i.shape[1], 0, i.shape[3]) if heads is None else (1, heads[0], 0, heads[1]), np.float32
+                (1, i.shape[1], 0, i.shape[3]) if heads is None else (1, heads[0], 0, heads[1]),
+                np.float16 if "float16" in i.type else np.float32,
             )
             for i in caches
         }
 
     def scores(self, ids: Sequence[int]) -> Array:
         """Return the logits of all tokens, [tokens, vocabulary]."""
-        feed = {
-            "input_ids": np.array([ids], np.int64),
-            "attention_mask": np.ones((1, len(ids)), np.int64),
-            "position_ids": np.arange(len(ids))[None],
-        }
-        known = {name: value for name, value in feed.items() if name in self._inputs}
-        logits: Array = self._session.run(["logits"], {**known, **self._empty})[0]
+        logits: Array = self._run(ids, 0, self._empty)["logits"]
         return logits[0]
 
+    def _run(self, ids: Sequence[int], past: int, caches: dict[str, Array]) -> dict[str, Array]:
+        """Return the outputs for new tokens after others."""
+        total = past + len(ids)
+        feed = {
+            "input_ids": np.array([ids], np.int64),
+            "attention_mask": np.ones((1, total), np.int64),
+            "position_ids": np.arange(past, total)[None],
+        }
+        if (kept := self._inputs.get("num_logits_to_keep")) is not None:
+            feed[kept.name] = np.zeros([1] * len(kept.shape))  # all of them
+        known = {
+            name: value.astype(np.int32 if "int32" in self._inputs[name].type else np.int64)
+            for name, value in feed.items()
+            if name in self._inputs
+        }
+        return dict(zip(self._outputs, self._session.run(self._outputs, {**known, **caches}), strict=True))
+
     def generate(self, prompt: Iterable[int], count: int) -> list[int]:
-        """Return the most probable tokens after a prompt."""
+        """Return the most probable tokens after a prompt, computed from the whole text for every token."""
         ids = list(prompt)
         start = len(ids)
         for _ in range(count):
             ids.append(int(np.argmax(self.scores(ids)[-1])))
         return ids[start:]
+
+    def generate_with_cache(self, prompt: Iterable[int], count: int) -> list[int]:
+        """Return the most probable tokens after a prompt that is read at once, each computed after the one before."""
+        ids, past, caches = list(prompt), 0, self._empty
+        found: list[int] = []
+        for _ in range(count):
+            outputs = self._run(ids, past, caches)
+            past += len(ids)
+            caches = {name: outputs[name.replace("past_key_values", "present")] for name in caches}
+            ids = [int(np.argmax(outputs["logits"][0, -1]))]
+            found += ids
+        return found

@@ -14,7 +14,8 @@ import numpy as np
 import onnxruntime as ort
 
 from chrion.generation.iteration import Work
-from chrion.graph.decoder import MASK, POSITIONS, Size
+from chrion.graph.decoder import MASK, POSITIONS
+from chrion.graph.observation import Size
 from chrion.graph.selective import SplitDecoder
 from chrion.graph.selective_parts import Part
 

@@ -92,6 +92,8 @@ class RequestCache:
         start = pool.take(capacity) if pool is not None and by_token else None
         #: The pool, or None for a mapping of its own, and the first row there.
         self.pool, self.start = (None, 0) if start is None else (pool, start)
+        #: The filled rows of caches that have fewer than tokens, by their number (:mod:`chrion.graph.trimmed_caches`).
+        self.rows: dict[int, int] = {}
         #: The caches in the order of the signature: keys and values, layer by layer.
         self.arrays: list[Array] = []
         if self.pool is not None:

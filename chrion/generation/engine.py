@@ -17,8 +17,9 @@ import numpy as np
 import onnxruntime as ort
 
 from chrion.devices.providers import CPU_PROVIDER
-from chrion.errors import GenerationError
+from chrion.errors import GenerationError, ModelError
 from chrion.generation.attention import AttentionPart, Rows, sized
+from chrion.generation.cache import RequestCache
 from chrion.generation.device_session import open_for_threads, run_options
 from chrion.generation.increments import IncrementSession, open_increments
 from chrion.generation.iteration import Outcome, Work
@@ -26,8 +27,11 @@ from chrion.generation.query_blocks import BLOCK, PASS, split_passes, split_quer
 from chrion.graph.decoder import LOGITS, DecoderSignature
 from chrion.graph.model import Graph
 from chrion.graph.ort_sessions import first_line, weights_folder_option
+from chrion.graph.position_reductions import reduces_positions
+from chrion.graph.rewrite import has_bodies
 from chrion.graph.selective import SplitDecoder
 from chrion.graph.selective_parts import Part
+from chrion.graph.trimmed_caches import find_trimmed_caches
 
 Array = np.ndarray[Any, Any]
 #: The fewest requests of one token that run in a call of their own beside others. That reads all weights once more, but
@@ -137,7 +141,10 @@ class SelectiveEngine:
             self._increments = open_increments(
                 split.whole, split.signature, options, self._run_options, self._run_blocks
             )
-        blocks = supports_query_blocks(split.signature, self._run_blocks, by_token=self.by_token)
+        #: Whether prompts in blocks have the same results; None if that has not been tried.
+        self._divisible: bool | None = None if split.divisible else False
+        # Without positions for more than a block, there are no prompts of several ones.
+        blocks = not 0 < split.signature.context <= BLOCK and self.supports_chunks()
         #: The most tokens of a block of a prompt, and of a pass.
         self._block, self._pass = (BLOCK, PASS) if blocks else (sys.maxsize, sys.maxsize)
 
@@ -157,6 +164,12 @@ class SelectiveEngine:
     def stop(self) -> None:
         """End the iteration that runs, and all later ones, with errors."""
         self._run_options.terminate = True
+
+    def supports_chunks(self) -> bool:
+        """Return whether a prompt in several iterations has the results of a whole one."""
+        if self._divisible is None:
+            self._divisible = supports_query_blocks(self.signature, self._run_blocks, by_token=self.by_token)
+        return self._divisible
 
     def _run(self, batch: Sequence[Work]) -> list[Outcome]:
         """Run requests of one token in one call, unless there are few of them beside others, which run by parts."""
@@ -228,16 +241,33 @@ class PlainEngine:
         threads: The threads of the session.
         providers: Its execution providers.
         refused: Why the model cannot be split.
+        analysed: The model without branches, if it is another graph.
+
+    Raises:
+        ModelError: onnxruntime cannot run the model.
     """
 
     by_token = False
 
-    def __init__(
-        self, graph: Graph, signature: DecoderSignature, threads: int, providers: Sequence[str], refused: str
+    def __init__(  # noqa: PLR0913, PLR0917 - what describes the model, and how it runs
+        self,
+        graph: Graph,
+        signature: DecoderSignature,
+        threads: int,
+        providers: Sequence[str],
+        refused: str,
+        analysed: Graph | None = None,
     ) -> None:
         self.signature, self.refused = signature, refused
         source = graph.source if isinstance(graph.source, bytes) else str(graph.source)
         self._session, self._run_options = _open(source, {}, threads, list(providers)), run_options()
+        analysed = analysed or graph
+        #: True if results may depend on the number of tokens beyond what a trial has.
+        self._by_length = has_bodies(analysed.model.graph.node) or reduces_positions(analysed.model)
+        trimmed = find_trimmed_caches(analysed, signature)
+        #: The numbers of the caches that may have fewer rows than there are tokens.
+        self._trimmed = {at for at, name in enumerate(signature.present) if name in trimmed}
+        self._try(graph.name)
 
     def run(self, batch: Sequence[Work]) -> list[Outcome]:
         """Run one iteration of each request."""
@@ -247,18 +277,64 @@ class PlainEngine:
         """End the iteration that runs, and all later ones, with errors."""
         self._run_options.terminate = True
 
+    def supports_chunks(self) -> bool:
+        """Return whether a prompt in several iterations has the results of a whole one.
+
+        A model with branches or with a sliding window may differ beyond the tokens of a trial: its prompts stay whole.
+        """
+        if self._by_length or self._trimmed:
+            return False
+        return supports_query_blocks(self.signature, self.run, by_token=False)
+
     def _run(self, work: Work) -> Outcome:
-        feed = self.signature.feed(work.ids, work.past)
-        for name, array in zip(self.signature.past, work.cache.arrays, strict=True):
-            feed[name] = np.ascontiguousarray(array[None, :, : work.past])
         try:
-            logits, *present = self._session.run([LOGITS, *self.signature.present], feed, self._run_options)
-            total = work.past + len(work.ids)
-            for array, value in zip(work.cache.arrays, present, strict=True):
-                array[:, work.past : total] = value[0, :, work.past : total]
+            return self._step(work)
         except Exception as error:  # noqa: BLE001 - onnxruntime raises many types
             return GenerationError(f"the iteration failed: {first_line(error)}")
+
+    def _step(self, work: Work) -> Array | None:
+        feed = self.signature.feed(work.ids, work.past)
+        filled = [min(work.cache.rows.get(at, work.past), work.past) for at in range(len(self.signature.past))]
+        for name, array, rows in zip(self.signature.past, work.cache.arrays, filled, strict=True):
+            feed[name] = np.ascontiguousarray(array[None, :, :rows])
+        logits, *present = self._session.run([LOGITS, *self.signature.present], feed, self._run_options)
+        for at, (value, rows) in enumerate(zip(present, filled, strict=True)):
+            self._keep(work.cache, at, value[0], rows, rows + len(work.ids))
         return np.asarray(logits[0, -1], np.float32) if work.wanted else None
+
+    def _keep(self, cache: RequestCache, at: int, present: Array, before: int, total: int) -> None:
+        """Keep a present output, of [heads, rows, width]; a layer with a sliding window may have trimmed it.
+
+        Args:
+            cache: The cache of the request.
+            at: The number of the output.
+            present: Its rows.
+            before: The rows that were the input.
+            total: Those and the new tokens.
+        """
+        rows = present.shape[1]
+        if rows != total and not (rows < total and at in self._trimmed):
+            raise GenerationError(f"{self.signature.present[at]!r} has {rows} rows, expected {total}")
+        first = before
+        if at in self._trimmed:
+            first, cache.rows[at] = 0, rows
+        cache.arrays[at][:, first:rows] = present[:, first:rows]
+
+    def _try(self, name: str) -> None:
+        """Run a prompt of two tokens and another token, or as many as the model has positions for.
+
+        Raises:
+            ModelError: It fails.
+        """
+        cache = RequestCache(self.signature, 3, by_token=False)
+        past = 0
+        for count in {1: (1,), 2: (1, 1)}.get(self.signature.context, (2, 1)):
+            try:
+                self._step(Work(cache, np.zeros(count, np.int64), past))
+            except Exception as error:
+                message = f"{name}: onnxruntime cannot run {count} new and {past} past tokens: {first_line(error)}"
+                raise ModelError(message) from error
+            past += count
 
 
 def _open(

@@ -53,7 +53,11 @@ def find_difference(
 
 def _run(way: Run, batch: Sequence[Work], caches: Sequence[Array]) -> list[Array]:
     """Return the scores of requests, and the keys and values that they get."""
-    return [np.asarray(value, np.float32) for value in (*way(batch), *caches)]
+    outcomes = way(batch)
+    for outcome in outcomes:
+        if isinstance(outcome, Exception):
+            raise outcome
+    return [np.asarray(value, np.float32) for value in (*outcomes, *caches)]
 
 
 def _equal(value: Array, wanted: Array, rounding: float) -> bool:

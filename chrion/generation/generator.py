@@ -18,10 +18,8 @@ from chrion.cores import physical_cores
 from chrion.devices.providers import CPU_PROVIDER, provider_name, require_working
 from chrion.errors import ChrionError, ModelError, OptionError
 from chrion.generation.cache import CacheManager, slots_of_bytes
-from chrion.generation.engine import PlainEngine, SelectiveEngine
-from chrion.generation.iteration import Engine
 from chrion.generation.loop import IterationLoop
-from chrion.generation.merged import open_merged
+from chrion.generation.open_engine import open_engine
 from chrion.generation.requests import Request
 from chrion.generation.sampling import Sampler, Sampling
 from chrion.generation.scheduling import IterationScheduler, at_least, length_error, whole_number
@@ -29,9 +27,7 @@ from chrion.generation.special_tokens import find_end_token, find_stop_tokens, s
 from chrion.generation.streams import Stream
 from chrion.generation.text import TextBuilder, find_tokenizer, load_tokenizer
 from chrion.graph import Graph, load
-from chrion.graph.context_length import find_context
-from chrion.graph.decoder import BRANCH, decoder_signature
-from chrion.graph.selective import split_decoder
+from chrion.graph.decoder import decoder_signature
 from chrion.runtime import process_hooks
 
 log = logging.getLogger(__name__)
@@ -71,7 +67,8 @@ class Generator:
             attention of the other one runs on the CPU.
         policy: ``iteration``, or ``request`` for fixed batches as those of FasterTransformer, the baseline of Orca
             (:mod:`chrion.generation.scheduling`).
-        chunk: The most tokens of a prompt that one iteration processes; 0 for all.
+        chunk: The most tokens of a prompt that one iteration processes; 0 for all. Prompts of models whose results that
+            would change run as a whole.
         threads: The threads of the token-wise parts and of the attention of prompts; by default as many as physical
             cores may be busy at the same time, within the affinity and the quotas of the process.
         providers: The execution providers of the token-wise parts. Attention runs on the CPU.
@@ -118,10 +115,12 @@ class Generator:
         self._find_tokenizer(tokenizer, path)
         self._special: dict[str, int] = special_tokens(self.tokenizer) if self.tokenizer is not None else {}
         engine = open_engine(graph, threads, names)
+        if scheduler.chunk and not engine.supports_chunks():
+            log.info("%s: prompts run as a whole: chunks would change their results", graph.name)
+            scheduler.chunk = 0
         self.signature = engine.signature
-        stated = [self.signature.context, find_context(path) if path else 0]
         #: The most tokens that the model has positions for; 0 if neither the model nor its configuration states it.
-        self.context = min((length for length in stated if length), default=0)
+        self.context = self.signature.context
         self._numbers = itertools.count()
         caches = CacheManager(self.signature, scheduler.n_slots, by_token=engine.by_token)
         self._loop = IterationLoop(engine, scheduler, caches, self.context)
@@ -336,19 +335,3 @@ def _listed(name: str, values: object, kind: str) -> list[Any]:
         return list(values)
     except TypeError:  # an array without dimensions
         raise OptionError(f"{name}: expected a list of {kind}, found {values!r:.100}") from None
-
-
-def open_engine(graph: Graph, threads: int, providers: Sequence[str] = ("CPUExecutionProvider",)) -> Engine:
-    """Return the selective engine of a decoder, or the plain engine if the decoder cannot be split.
-
-    Raises:
-        ModelError: The model is not a decoder with a cache.
-    """
-    signature = decoder_signature(graph)
-    if BRANCH in signature.inputs:
-        return open_merged(graph, signature, threads, providers)
-    try:
-        split = split_decoder(graph, signature)
-    except ModelError as error:
-        return PlainEngine(graph, signature, threads, providers, error.message)
-    return SelectiveEngine(split, threads, providers)

@@ -90,7 +90,7 @@ class IncrementSession:
         except IndexError:
             binding = self._bind(pool)
         past = [work.past for work in batch]
-        ids = np.concatenate([work.ids for work in batch])
+        ids = np.concatenate([work.ids for work in batch]).astype(self._signature.type_of(IDS), copy=False)
         feed = {IDS: ids, PAST: np.array(past), START: np.array([work.cache.start for work in batch])}
         feed = {name: value[:, None] for name, value in feed.items()}
         for name, (heads, width) in self._pooled.past_shapes.items():

@@ -47,3 +47,6 @@ class Engine(Protocol):
 
     def stop(self) -> None:
         """End the iteration that runs, and all later ones, with errors."""
+
+    def supports_chunks(self) -> bool:
+        """Return whether a prompt in several iterations has the results of a whole one; that may have to be tried."""

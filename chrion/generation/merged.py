@@ -39,10 +39,11 @@ def open_merged(graph: Graph, signature: DecoderSignature, threads: int, provide
         threads: The threads of a session.
         providers: The execution providers, as in the engines.
     """
+    branch = None
     try:
         branch = cached_branch(graph)
         own = decoder_signature(branch)
         check_prompts(graph, signature, branch, own)
         return SelectiveEngine(split_decoder(branch, own), threads, providers)
     except ModelError as error:
-        return MergedEngine(graph, signature, threads, providers, error.message)
+        return MergedEngine(graph, signature, threads, providers, error.message, branch)

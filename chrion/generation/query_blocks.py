@@ -8,12 +8,13 @@ What blocks compute for themselves, such as their rows of the mask, is in memory
 grows with the square of the tokens. So a very long prompt runs in passes through all layers, each of some blocks.
 
 A block is to attention what a chunk of a prompt is to the scheduler. If blocks change the results of a decoder, its
-prompts run whole; that is tried once when an engine is opened, with less than a hundred tokens.
+prompts run whole; that is tried once, with less than a hundred new tokens.
 """
 
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -78,13 +79,11 @@ def supports_query_blocks(signature: DecoderSignature, run: Run, *, by_token: bo
         run: Runs an iteration without blocks.
         by_token: As in :class:`RequestCache`.
     """
-    if 0 < signature.context <= BLOCK:
-        return False  # there are no long prompts
 
     def examples() -> tuple[list[Work], list[Array]]:
         random = np.random.default_rng(0)
         batch = []
-        for past, new in (*_SHORT, (max(longest_past(signature) + 1 - _AFTER_LONG, 0), _AFTER_LONG)):
+        for past, new in _sizes(signature):
             cache = RequestCache(signature, past + new, by_token=by_token)
             for array in cache.arrays:
                 array[...] = random.random(array.shape, np.float32) * 4 - 2
@@ -100,3 +99,10 @@ def supports_query_blocks(signature: DecoderSignature, run: Run, *, by_token: bo
         log.info("prompts run as a whole: in blocks, %s", different)
         return False
     return True
+
+
+def _sizes(signature: DecoderSignature) -> list[tuple[int, int]]:
+    """Return the past and new tokens of the requests of a trial, as far as the model has positions for them."""
+    long = (max(longest_past(signature) + 1 - _AFTER_LONG, 0), _AFTER_LONG)
+    context = signature.context or sys.maxsize
+    return [(past, min(new, context - past)) for past, new in (*_SHORT, long) if past < context]

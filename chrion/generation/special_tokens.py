@@ -7,6 +7,7 @@ from typing import Any
 
 from chrion.errors import ModelError
 from chrion.graph.context_length import read_configuration
+from chrion.graph.model_folder import find_beside
 
 #: The special tokens that transformers knows by name, and the list of the others.
 _NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -65,8 +66,8 @@ def find_stop_tokens(model: Path) -> frozenset[int]:
         ModelError: A file is not JSON, or its tokens are no numbers.
     """
     for name in ("generation_config.json", "config.json", "genai_config.json"):
-        path = model.parent / name
-        content = read_configuration(path)
+        path = find_beside(model, name)
+        content = read_configuration(path) if path is not None else {}
         # Models of text and images have text_config, those of onnxruntime-genai model.
         parts = [part for part in (content, content.get("text_config"), content.get("model")) if isinstance(part, dict)]
         found = next((part["eos_token_id"] for part in parts if part.get("eos_token_id") is not None), None)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from chrion.errors import ModelError, OptionError
+from chrion.graph.model_folder import find_beside
 
 #: What a decoder of bytes writes for a character of which bytes are missing.
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
@@ -44,8 +45,7 @@ def load_tokenizer(path: str | Path) -> Any:
 
 def find_tokenizer(model: Path) -> Path | None:
     """Return the ``tokenizer.json`` beside a model, if there is one."""
-    found = model.parent / "tokenizer.json"
-    return found if found.is_file() else None
+    return find_beside(model, "tokenizer.json")
 
 
 class TextBuilder:

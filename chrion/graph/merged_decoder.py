@@ -76,9 +76,9 @@ def check_prompts(graph: Graph, signature: DecoderSignature, branch: Graph, bran
     names = [LOGITS, *signature.present]
     empty = random_cache(signature, 0)
 
-    def run(tokens: Array, past: Sequence[Array]) -> list[Array]:
+    def run(tokens: Array, past: Sequence[Array], count: int) -> list[Array]:
         caches = dict(zip(signature.past, past, strict=True))
-        found: list[Array] = cached.run(names, branch_signature.feed(tokens, past[0].shape[2]) | caches)
+        found: list[Array] = cached.run(names, branch_signature.feed(tokens, count) | caches)
         return found
 
     try:
@@ -87,9 +87,9 @@ def check_prompts(graph: Graph, signature: DecoderSignature, branch: Graph, bran
         message = f"{_refused(graph)}: it cannot run a prompt of {_TOKENS} tokens: {first_line(error)}"
         raise ModelError(message) from error
     try:
-        at_once = run(ids, [*empty.values()])[0]
-        first, *past = run(ids[:_FIRST], [*empty.values()])
-        in_parts = np.concatenate([first, run(ids[_FIRST:], past)[0]], axis=1)
+        at_once = run(ids, [*empty.values()], 0)[0]
+        first, *past = run(ids[:_FIRST], [*empty.values()], 0)
+        in_parts = np.concatenate([first, run(ids[_FIRST:], past, _FIRST)[0]], axis=1)
     except Exception as error:
         message = f"{_refused(graph)}: its branch with a cache cannot run a prompt: {first_line(error)}"
         raise ModelError(message) from error

@@ -97,9 +97,9 @@ def _rows(signature: DecoderSignature, added: dict[str, onnx.TensorProto]) -> li
     most = add("ReduceMax", [PAST], _POOL + "most", keepdims=0)
     columns = add("Range", [0, add("Add", [most, 1], _POOL + "total"), 1], _POOL + "columns")
     seen = add("Less", [columns, add("Add", [PAST, 1], _POOL + "own-total")], _POOL + "seen")
-    add("Cast", [seen], MASK, to=TensorProto.INT64)
-    if POSITIONS in signature.inputs:
-        add("Identity", [PAST], POSITIONS)
+    for name, source in ((MASK, seen), (POSITIONS, PAST)):
+        if name in signature.inputs:
+            add("Cast", [source], name, to=helper.np_dtype_to_tensor_dtype(signature.type_of(name)))
     last = add("Add", [START, PAST], _POOL + "last")
     rows = add("Where", [seen, add("Add", [START, columns], _POOL + "row"), last], _POOL + "rows")
     rows = add("Reshape", [rows, [0, 1, -1]], _POOL + "rows-of-heads")
@@ -148,7 +148,8 @@ def _shape_of_past(
 def _declare(pooled: PooledDecoder, signature: DecoderSignature) -> None:
     """Declare the inputs and outputs of a pooled decoder."""
     graph = pooled.model.graph
-    inputs = [_declared(name, TensorProto.INT64, ["batch", 1]) for name in (IDS, PAST, START)]
+    inputs = [_declared(name, TensorProto.INT64, ["batch", 1]) for name in (PAST, START)]
+    inputs.append(_declared(IDS, helper.np_dtype_to_tensor_dtype(signature.type_of(IDS)), ["batch", 1]))
     inputs += [_declared(name, TensorProto.INT64, [4]) for name in pooled.past_shapes]
     element = helper.np_dtype_to_tensor_dtype(signature.cache_type)
     widths = [width for _, width in signature.cache_shapes]

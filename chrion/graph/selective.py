@@ -4,13 +4,16 @@ Yu et al., *Orca: a distributed serving system for transformer-based generative 
 token-wise parts run once on the concatenated tokens of all requests of a batch, [1, sum of L, hidden]. The attention
 parts run once for each request on its own keys and values. The stages, in the order of :func:`split_decoder`:
 
-1. Observe the sizes of all values (:mod:`chrion.graph.decoder`), replace those that depend on sizes only, and let
-   caches grow in place where they are plain concatenations (:mod:`chrion.graph.cache_append`).
-2. Find each layer's attention output: the earliest value with one row per token that every path from the layer's past
+1. Observe the sizes of all values (:mod:`chrion.graph.observation`), and replace those that depend on sizes only
+   (:mod:`chrion.graph.folding`).
+2. Rewrite the model: compute the logits of all tokens (:mod:`chrion.graph.last_logits`), read positions in place of
+   computing them (:mod:`chrion.graph.computed_positions`), and let caches grow in place where they are plain
+   concatenations (:mod:`chrion.graph.cache_append`).
+3. Find each layer's attention output: the earliest value with one row per token that every path from the layer's past
    keys and values to the logits passes.
-3. Follow the tokens (:mod:`chrion.graph.token_axis`). An operator that mixes tokens belongs to the requests, with all
+4. Follow the tokens (:mod:`chrion.graph.token_axis`). An operator that mixes tokens belongs to the requests, with all
    that follows, up to the next attention output.
-4. Number the parts by the attention outputs before them, and extract them (:mod:`chrion.graph.selective_parts`).
+5. Number the parts by the attention outputs before them, and extract them (:mod:`chrion.graph.selective_parts`).
 
 A model is refused if its logits do not become token-wise again, for example because an operator outside attention
 mixes tokens.
@@ -28,20 +31,19 @@ import onnx
 from chrion.errors import ModelError
 from chrion.graph.assemble import node_reads
 from chrion.graph.cache_append import AppendedDecoder, append_caches
-from chrion.graph.decoder import IDS, LOGITS, MASK, POSITIONS, DecoderSignature, Observation, Size, observe
+from chrion.graph.computed_positions import read_positions
+from chrion.graph.decoder import IDS, LOGITS, MASK, POSITIONS, DecoderSignature
+from chrion.graph.folding import fold_sizes
+from chrion.graph.last_logits import keep_all_logits, select_no_token
 from chrion.graph.model import Graph
+from chrion.graph.observation import Observation, Size, observe
 from chrion.graph.ort_sessions import weights_folder_option
+from chrion.graph.position_reductions import reduces_positions
 from chrion.graph.rewrite import has_bodies, standard_opset
 from chrion.graph.selective_parts import Part, PartBuilder
 from chrion.graph.token_axis import leading, token_axes, tokens_axis
+from chrion.graph.trimmed_caches import find_trimmed_caches
 
-#: Operators that may compute a value from sizes alone.
-_SIZE_OPERATORS = frozenset(
-    """
-    Add Cast Concat ConstantOfShape Constant Div Equal Expand Gather Identity Mul Neg Pow Reshape Shape Size  Slice
-    Sqrt Squeeze Sub Transpose Unsqueeze Where
-    """.split()  # noqa: SIM905 - a line for each otherwise
-)
 #: Operators that only arrange elements; the cut is made where the tokens are contiguous.
 _ARRANGING = frozenset({"Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 _MIN_OPSET = 13  # before, Softmax and others work on flattened axes
@@ -64,6 +66,8 @@ class SplitDecoder:
     appended: Mapping[str, str]
     #: The decoder whose caches are inputs, if ``appended`` is not empty.
     whole: AppendedDecoder | None = None
+    #: False if the length of a text may change what its first tokens are, so that prompts have to stay whole.
+    divisible: bool = True
 
 
 def split_decoder(graph: Graph, signature: DecoderSignature) -> SplitDecoder:
@@ -76,20 +80,41 @@ def split_decoder(graph: Graph, signature: DecoderSignature) -> SplitDecoder:
     Raises:
         ModelError: The model cannot be split; the message names the place.
     """
-    where = f"{graph.name}: no selective batching"
+    _check_structure(graph, signature)
+    graph, signature = keep_all_logits(graph, signature)
+    seen = observe(graph, signature)
+    if (unselected := select_no_token(graph, seen)) is not None:
+        graph, seen = unselected, observe(unselected, signature)
+    for name in signature.present:
+        if seen.shapes[name][2:3] != (Size(1, 1, 0),):
+            raise ModelError(f"{_refused(graph.name)}: {name!r} has other rows than one for each past and new token")
+    model, signature, seen = read_positions(graph.model, signature, seen)
+    appended = append_caches(model, signature, seen)
+    if appended is not None:
+        caches = dict(appended.sources)
+        layers = dict(zip(caches, signature.past, strict=True))
+        kinds = _classified(_Flow(graph.name, appended.model, layers, [LOGITS, *caches.values()], appended.seen))
+        if all(name in kinds.axes for name in caches.values()):
+            split = _parts(graph, signature, kinds, caches)
+            return replace(split, whole=appended if split.divisible else None)
+    layers = {name: name for name in signature.past}
+    flow = _Flow(graph.name, model, layers, [LOGITS, *signature.present], seen)
+    return _parts(graph, signature, _classified(flow), {})
+
+
+def _refused(name: str) -> str:
+    return f"{name}: no selective batching"
+
+
+def _check_structure(graph: Graph, signature: DecoderSignature) -> None:
+    """Raise an error for a model whose operators show that it cannot be split."""
+    where = _refused(graph.name)
     if standard_opset(graph.model) < _MIN_OPSET:
         raise ModelError(f"{where}: expected opset {_MIN_OPSET} or later, found {standard_opset(graph.model)}")
     if has_bodies(graph.model.graph.node):
         raise ModelError(f"{where}: the model has control flow")
-    seen = observe(graph, signature)
-    appended = append_caches(graph.model, signature, seen)
-    if appended is not None:
-        caches = dict(appended.sources)
-        kinds = _classified(_Flow(graph.name, appended.model, [*caches], [LOGITS, *caches.values()], appended.seen))
-        if all(name in kinds.axes for name in caches.values()):
-            return replace(_parts(graph, signature, kinds, caches), whole=appended)
-    model_flow = _Flow(graph.name, graph.model, signature.past, [LOGITS, *signature.present], seen)
-    return _parts(graph, signature, _classified(model_flow), {})
+    for name, place in find_trimmed_caches(graph, signature).items():
+        raise ModelError(f"{where}: {place} may drop rows of {name!r}")
 
 
 def _classified(flow: _Flow) -> _Kinds:
@@ -97,7 +122,7 @@ def _classified(flow: _Flow) -> _Kinds:
     merged = frozenset(flow.attention_output(at) for at in range(0, len(flow.caches), 2))
     kinds = _Kinds(flow, merged)
     if kinds.request.get(LOGITS, True):
-        raise ModelError(f"{flow.name}: no selective batching: {kinds.place()}")
+        raise ModelError(f"{_refused(flow.name)}: {kinds.place()}")
     return kinds
 
 
@@ -109,19 +134,29 @@ def _parts(graph: Graph, signature: DecoderSignature, kinds: _Kinds, appended: M
     parts = builder.build(kinds.assignment(), kinds.order, flow.results, kinds.constant)
     shapes = {name: tuple(size for size in flow.seen.shapes[name] if size is not None) for name in kinds.merged}
     merged = {name: (flow.seen.types[name], shape) for name, shape in sorted(shapes.items())}
-    return SplitDecoder(signature, graph, tuple(parts), kinds.axes, merged, appended)
+    divisible = not reduces_positions(flow.model)
+    return SplitDecoder(signature, graph, tuple(parts), kinds.axes, merged, appended, divisible=divisible)
 
 
 class _Flow:
-    """The nodes that compute the logits and the cache, without those whose results depend on sizes only."""
+    """The nodes that compute the logits and the cache, without those whose results depend on sizes only.
+
+    Args:
+        name: The name of the model.
+        model: The model.
+        caches: The inputs with keys and values, and the names that they have in messages.
+        results: The values that are wanted.
+        seen: The sizes of all values.
+    """
 
     def __init__(
-        self, name: str, model: onnx.ModelProto, caches: Sequence[str], results: Sequence[str], seen: Observation
+        self, name: str, model: onnx.ModelProto, caches: Mapping[str, str], results: Sequence[str], seen: Observation
     ) -> None:
-        self.name, self.model, self.caches, self.results, self.seen = name, model, caches, results, seen
+        self.name, self.model, self.results, self.seen = name, model, results, seen
+        self.caches, self._labels = [*caches], [*caches.values()]
         self.nodes = list(model.graph.node)
         self.weights = {t.name for t in model.graph.initializer}
-        self.folded = self._fold()
+        self.folded = fold_sizes(model, seen)
         self.producer = {name: at for at, node in enumerate(self.nodes) for name in node.output if name}
         self.reads = [
             [name for name in names if name not in self.weights and name not in self.folded]
@@ -133,17 +168,6 @@ class _Flow:
         for at in sorted(self.needed):
             for read in self.reads[at]:
                 self.readers.setdefault(read, []).append(at)
-
-    def _fold(self) -> frozenset[str]:
-        """Return the values that depend on sizes only and are known for all sizes."""
-        folded: set[str] = set()
-        shaped = {*self.weights}
-        for node in self.nodes:
-            sized = node.op_type in {"Shape", "Size"} or all(name in shaped for name in node.input if name)
-            if node.op_type in _SIZE_OPERATORS and sized:
-                shaped.update(node.output)
-                folded.update(n for n in node.output if n in self.seen.constants or n in self.seen.sizes)
-        return frozenset(folded)
 
     def _before(self, names: Iterable[str]) -> set[int]:
         """Return the nodes that compute some values, and all before them."""
@@ -166,6 +190,8 @@ class _Flow:
         missing = {
             name: count for name in names if (count := sum(r in self.for_logits for r in self.readers.get(name, ())))
         }
+        if not missing:
+            raise ModelError(f"{_refused(self.name)}: the logits do not depend on {self._labels[at]!r}")
         reached = set(missing)
         for index in sorted(self.for_logits):
             read = [name for name in self.reads[index] if name in reached]
@@ -182,8 +208,8 @@ class _Flow:
             if len(missing) == 1 and self._mergeable(found := next(iter(missing))):
                 return self._arranged(found)
         raise ModelError(
-            f"{self.name}: no selective batching: found no attention output of {names[0]!r}, a value with one row "
-            "per token that all paths to the logits pass"
+            f"{_refused(self.name)}: found no attention output of {self._labels[at]!r}, a value with one row per token "
+            "that all paths to the logits pass"
         )
 
     def _mergeable(self, name: str) -> bool:
@@ -242,10 +268,11 @@ class _Kinds:
         axes = None
         # A shape may have the number of tokens; any other use of it gives each request something else.
         sizes = self._sizes(node)
-        alike = not sizes or (node.op_type in {"Expand", "Reshape"} and not any(size.past for size in sizes))
+        shaping = node.op_type in {"ConstantOfShape", "Expand", "Reshape"}
+        alike = not sizes or (shaping and not any(size.past for size in sizes))
         if alike and not any(self.request.get(name, False) for name in reads):
             tokens = {name: self.axes[name] for name in reads if name in self.axes}
-            axes = token_axes(node, tokens, flow.seen) if tokens else None
+            axes = token_axes(node, tokens, flow.seen)
             if axes is None:
                 self.mixing[at] = f"{node.op_type} {node.name!r} may mix tokens"
         elif any(name in self.axes for name in reads):
@@ -267,22 +294,19 @@ class _Kinds:
         return [size for name in read for size in self.flow.seen.sizes[name] if not size.constant]
 
     def place(self) -> str:
-        """Return where tokens are mixed outside the attention of a layer."""
-        last: dict[int, set[int]] = {}
-        for at in self.order:  # the mixing nodes that a value of a request stems from
-            origins = {at} if at in self.mixing else set()
-            for name in self.flow.reads[at]:
-                if self.request.get(name, False) and name in self.flow.producer:
-                    origins |= last.get(self.flow.producer[name], set())
-            last[at] = origins if self.by_request.get(at) else set()
-        found = last.get(self.flow.producer.get(LOGITS, -1), set())
-        if not found:
+        """Return where tokens are mixed outside the attention of a layer: the first place on the ways to the logits."""
+        first: dict[int, int] = {}  # the first mixing node that a value of a request stems from, by its producer
+        for at in self.order:
+            if not self.by_request.get(at):
+                continue
+            sources = [self.flow.producer.get(n, -1) for n in self.flow.reads[at] if self.request.get(n, False)]
+            origins = {first[source] for source in sources if source in first} | ({at} & self.mixing.keys())
+            if origins:
+                first[at] = min(origins)
+        found = first.get(self.flow.producer.get(LOGITS, -1))
+        if found is None:
             return "the logits depend on the cache or the mask outside the attention of a layer"
-        deepest = max(self._depth(at) for at in found)
-        return f"{self.mixing[min(at for at in found if self._depth(at) == deepest)]} outside the attention of a layer"
-
-    def _depth(self, at: int) -> int:
-        return max(self.stage[name] for name in self.flow.nodes[at].output if name)
+        return f"{self.mixing[found]} outside the attention of a layer"
 
     def move_arrangements(self) -> None:
         """Move operators that only arrange tokens for attention into the attention, where slices are contiguous."""

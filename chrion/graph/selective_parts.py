@@ -10,7 +10,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from chrion.graph.assemble import node_reads
-from chrion.graph.decoder import Observation, Size
+from chrion.graph.observation import Observation, Size
 from chrion.graph.rewrite import int_attribute
 
 

@@ -24,7 +24,7 @@ import onnxruntime as ort
 import chrion
 from chrion.devices import CPU_PROVIDER, Device
 from chrion.generation.device_session import open_for_threads
-from chrion.generation.generator import open_engine
+from chrion.generation.open_engine import open_engine
 from chrion.graph.decoder import LOGITS, DecoderSignature
 from chrion.graph.model import TensorInfo
 from decoding.repeated_iterations import Shape, rectangle_feed, selective_run, time_in_turn

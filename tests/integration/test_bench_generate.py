@@ -20,7 +20,7 @@ from decoding.repeated_iterations import Shape, rectangle_run, selective_run
 
 import chrion
 from chrion import Generator
-from chrion.generation.generator import open_engine
+from chrion.generation.open_engine import open_engine
 from chrion.simulator.decoder_scenario import IterationCosts
 from chrion.simulator.iterations import draw_requests
 from chrion.zoo.cached_decoder import LlamaDecoderSpec, build_llama_decoder

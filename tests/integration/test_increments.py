@@ -14,10 +14,11 @@ import chrion
 from chrion.errors import GenerationError
 from chrion.generation.cache import CacheManager
 from chrion.generation.engine import _FEWEST_BESIDE_OTHERS, SelectiveEngine
-from chrion.generation.generator import open_engine
 from chrion.generation.iteration import Work
+from chrion.generation.open_engine import open_engine
 from chrion.graph.cache_append import append_caches
-from chrion.graph.decoder import decoder_signature, observe
+from chrion.graph.decoder import decoder_signature
+from chrion.graph.observation import observe
 from chrion.graph.pooled_cache import pool_caches
 from decoder_support import PlainDecoder, small_decoder
 
@@ -186,6 +187,17 @@ def test_a_model_with_caches_in_other_places_has_no_pool() -> None:
     engine = engine_of(small_decoder("llama-decoder-grouped"))
     assert engine._increments is None
     assert not engine.by_token
+
+
+def test_attention_with_an_attribute_that_is_not_known() -> None:
+    """It may mean something else without past keys and values, such as a window of later versions."""
+    graph = chrion.load(small_decoder("llama-decoder-onnx"))
+    signature = decoder_signature(graph)
+    seen = observe(graph, signature)
+    assert append_caches(graph.model, signature, seen) is not None
+    attention = next(node for node in graph.model.graph.node if node.op_type == "Attention")
+    attention.attribute.append(helper.make_attribute("left_window_size", 4))
+    assert append_caches(graph.model, signature, seen) is None
 
 
 def test_past_keys_may_give_their_shape_and_nothing_else() -> None:

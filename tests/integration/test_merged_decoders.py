@@ -24,6 +24,7 @@ from chrion.generation.merged import MergedEngine
 from chrion.graph.decoder import decoder_signature
 from chrion.graph.rewrite import rename_reads
 from decoder_support import PlainDecoder, small_decoder
+from sliding_window import trim_caches
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9], [10, 11]]
 
@@ -115,6 +116,16 @@ def test_a_branch_without_scores_of_prompts_is_not_used_for_them(chunk: int) -> 
     with Generator(merged, threads=1, chunk=chunk) as generator:
         assert isinstance(generator._loop.engine, MergedEngine)
         assert generator.refused.endswith("its branch with a cache computes prompts otherwise than the other branch")
+        assert generated(generator) == [plain.generate(ids, 12) for ids in PROMPTS]
+
+
+@pytest.mark.parametrize("window", [2, 6])
+def test_branches_that_trim_their_caches(window: int) -> None:
+    """Each branch returns the rows that the next token sees; requests run one by one, longer than that."""
+    plain = PlainDecoder(trim_caches(small_decoder("llama-decoder"), window))
+    with Generator(merge(trim_caches(small_decoder("llama-decoder"), window)), threads=1) as generator:
+        assert isinstance(generator._loop.engine, MergedEngine)
+        assert "Slice 'trim present.0.key' may drop rows of 'present.0.key'" in generator.refused
         assert generated(generator) == [plain.generate(ids, 12) for ids in PROMPTS]
 
 

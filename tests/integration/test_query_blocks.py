@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
+from onnx import helper, numpy_helper
 
 import chrion
 from chrion.errors import GenerationError
 from chrion.generation.cache import CachePool, RequestCache
 from chrion.generation.engine import SelectiveEngine
-from chrion.generation.generator import open_engine
 from chrion.generation.iteration import Work
+from chrion.generation.open_engine import open_engine
 from chrion.generation.query_blocks import BLOCK, PASS, split_queries, supports_query_blocks
 from decoder_support import FORMS, PlainDecoder, small_decoder
 
@@ -194,6 +196,48 @@ def test_models_without_blocks() -> None:
         return long._run_blocks(batch)
 
     assert not supports_query_blocks(long.signature, fail_after_others, by_token=long.by_token)
+
+
+def test_positions_that_depend_on_the_length_beyond_a_trial() -> None:
+    """A model that changes all positions once a text has 3000 tokens runs prompts whole, and increments by parts."""
+    model = small_decoder("llama-decoder", context=4096)
+    for name, value in (("most", 3000), ("two", 2)):
+        model.graph.initializer.append(numpy_helper.from_array(np.array(value), name))
+    for node in model.graph.node:
+        node.input[:] = ["chosen" if name == "position_ids" else name for name in node.input]
+    for node in (
+        helper.make_node("Where", ["long", "halves", "position_ids"], ["chosen"]),
+        helper.make_node("Div", ["position_ids", "two"], ["halves"]),
+        helper.make_node("GreaterOrEqual", ["last", "most"], ["long"]),
+        helper.make_node("ReduceMax", ["position_ids"], ["last"], keepdims=0),
+    ):
+        model.graph.node.insert(0, node)
+    plain = PlainDecoder(model)
+    prompts = [[at * at % 61 for at in range(length)] for length in (3100, 2998, 20)]
+    with chrion.Generator(model, threads=1, chunk=1000) as generator:
+        assert isinstance(generator._loop.engine, SelectiveEngine)
+        assert generator._loop.engine._block > BLOCK
+        assert generator._loop.engine._increments is None
+        streams = [generator.submit(prompt, 4) for prompt in prompts]
+        assert [s.result(120) for s in streams] == [plain.generate_with_cache(prompt, 4) for prompt in prompts]
+
+
+def test_trials_stay_within_the_stated_context(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A table that is read with an offset does not show its length; the configuration does, and nothing fails."""
+    model = small_decoder("gpt2-decoder", context=2 * BLOCK + 2)
+    model.graph.initializer.append(numpy_helper.from_array(np.array(2), "offset"))
+    for node in model.graph.node:
+        node.input[:] = ["shifted" if name == "position_ids" else name for name in node.input]
+    model.graph.node.insert(0, helper.make_node("Add", ["position_ids", "offset"], ["shifted"]))
+    onnx.save(model, tmp_path / "model.onnx")
+    (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 2 * BLOCK}))
+    engine = open_engine(chrion.load(tmp_path / "model.onnx"), threads=1)
+    assert isinstance(engine, SelectiveEngine)
+    assert engine.signature.context == 2 * BLOCK
+    assert engine._block == BLOCK
+    assert engine._increments is not None
+    assert engine._increments.longest == 2 * BLOCK - 1
+    assert capfd.readouterr().err == ""
 
 
 def test_a_model_whose_prompts_see_what_follows_runs_them_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,8 @@ import chrion
 from chrion.errors import GenerationError, ModelError
 from chrion.generation.cache import CachePool, RequestCache
 from chrion.generation.engine import PlainEngine, SelectiveEngine
-from chrion.generation.generator import open_engine
 from chrion.generation.iteration import Engine, Work
+from chrion.generation.open_engine import open_engine
 from chrion.graph.decoder import decoder_signature
 from chrion.graph.selective import split_decoder
 from decoder_support import FORMS, PlainDecoder, small_decoder
@@ -156,7 +156,7 @@ def test_a_value_that_depends_on_the_number_of_tokens_is_refused() -> None:
 def test_other_models_are_no_decoders() -> None:
     """A model without a cache is refused with what was expected."""
     graph = chrion.load(chrion.zoo.build("lstm", {"layers": 1, "seq": 2}))
-    with pytest.raises(ModelError, match=r"not a decoder with a cache: found no 'input_ids' \(expected input_ids"):
+    with pytest.raises(ModelError, match=r"cache: found no input 'input_ids', but 'X' \(expected input_ids"):
         decoder_signature(graph)
 
 

@@ -14,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from chrion.errors import ModelError
 from chrion.generation.special_tokens import find_stop_tokens
 from chrion.graph.context_length import find_context, table_rows
+from chrion.graph.model_folder import find_beside
 
 
 def table(name: str, rows: int) -> onnx.TensorProto:
@@ -51,6 +52,17 @@ def test_positions_of_another_shape() -> None:
         helper.make_node("Unsqueeze", ["range", "axis"], ["index"]),
     ]
     assert table_rows(graph([*counted, gather("t", "index")], table("t", 64)), "positions") == 64
+
+
+def test_other_operators_that_read_rows() -> None:
+    """Rows of a quantised table, and rows that are selected by lists of one index."""
+    quantised = helper.make_node("GatherBlockQuantized", ["t", "positions", "scales"], ["o"], gather_axis=0)
+    assert table_rows(graph([quantised], table("t", 64)), "positions") == 64
+    listed = [
+        helper.make_node("Unsqueeze", ["positions", "axis"], ["index"]),
+        helper.make_node("GatherND", ["t", "index"], ["o"]),
+    ]
+    assert table_rows(graph(listed, table("t", 64)), "positions") == 64
 
 
 def test_distances_between_tokens_are_no_positions() -> None:
@@ -94,6 +106,8 @@ def test_branches() -> None:
     [
         ({"max_position_embeddings": 2048, "n_positions": 7}, 2048),
         ({"n_positions": 1024}, 1024),
+        ({"max_seq_len": 512, "n_ctx": 8}, 512),
+        ({"n_ctx": 256}, 256),
         ({"text_config": {"max_position_embeddings": 8}, "n_positions": 4}, 8),
         ({"max_position_embeddings": None, "n_positions": -1, "text_config": None}, 0),
         ({"max_position_embeddings": True}, 0),
@@ -106,6 +120,55 @@ def test_the_configuration_beside_a_model(content: Any, expected: int, tmp_path:
     assert find_context(tmp_path / "model.onnx") == 0
     (tmp_path / "config.json").write_text(json.dumps(content))
     assert find_context(tmp_path / "model.onnx") == expected
+
+
+def scaled(
+    kind: str, factor: Any, original: int | None = None, *, key: str = "rope_scaling", name: str = "type"
+) -> Any:
+    """Return a configuration with a length of 100 and a scaling of rotary positions."""
+    scaling = {name: kind, "factor": factor}
+    if original is not None:
+        scaling["original_max_position_embeddings"] = original
+    return {"max_position_embeddings": 100, key: scaling}
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (scaled("linear", 4.0), 400),
+        (scaled("dynamic", 2, name="rope_type", key="rope_parameters"), 200),
+        (scaled("yarn", 4.0, 64), 256),
+        (scaled("yarn", 1.5), 150),
+        (scaled("llama3", 8.0, 64), 100),
+        (scaled("longrope", 8.0, 64), 100),
+        (scaled("su", 8.0), 100),
+        (scaled("linear", None), 100),
+        (scaled("linear", float("nan")), 100),
+        (scaled("linear", "4"), 100),
+        ({"max_position_embeddings": 100, "rope_scaling": None}, 100),
+        ({"max_position_embeddings": 100, "rope_parameters": {"full_attention": {"rope_type": "linear"}}}, 100),
+        ({**scaled("linear", 8.0), "model_type": "gemma3_text"}, 100),
+        ({"text_config": scaled("linear", 3.0), "rope_scaling": {"type": "linear", "factor": 7.0}}, 300),
+    ],
+)
+def test_scaled_rotary_positions(content: Any, expected: int, tmp_path: Path) -> None:
+    """Some types of scaling extend the stated length, the others are part of it."""
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    assert find_context(tmp_path / "model.onnx") == expected
+
+
+def test_the_folder_above_that_of_the_models(tmp_path: Path) -> None:
+    """Repositories of transformers.js have the models in a folder named onnx; its own files come first."""
+    (tmp_path / "config.json").write_text(json.dumps({"n_positions": 64}))
+    for folder in ("onnx", "other"):
+        (tmp_path / folder).mkdir()
+    model = tmp_path / "onnx" / "model.onnx"
+    assert find_context(model) == 64
+    assert find_context(tmp_path / "other" / "model.onnx") == 0
+    assert find_beside(model, "config.json") == tmp_path / "config.json"
+    assert find_beside(model, "tokenizer.json") is None
+    (tmp_path / "onnx" / "config.json").write_text(json.dumps({"n_positions": 32}))
+    assert find_context(model) == 32
 
 
 def test_the_configuration_of_onnxruntime_genai(tmp_path: Path) -> None:

@@ -109,3 +109,14 @@ def test_a_tokenizer_elsewhere_has_its_configuration_beside_it(tmp_path: Path) -
     write(tmp_path, tokenizer_config={"eos_token": "w7"})
     with Generator(small_decoder("llama-decoder"), threads=1, tokenizer=tmp_path / "tokenizer.json") as generator:
         assert generator.stop_tokens == {7}
+
+
+def test_the_files_of_a_model_may_be_in_the_folder_above(tmp_path: Path) -> None:
+    """Repositories of transformers.js have models in a folder named onnx, and all other files above it."""
+    (tmp_path / "onnx").mkdir()
+    (tmp_path / "onnx" / "model.onnx").write_bytes(small_decoder("llama-decoder").SerializeToString())
+    words().save(str(tmp_path / "tokenizer.json"))
+    write(tmp_path, generation_config={"eos_token_id": [3]}, tokenizer_config={"eos_token": "w7"})
+    with Generator(tmp_path / "onnx" / "model.onnx", threads=1) as generator:
+        assert generator.stop_tokens == {3, 7}
+        assert generator.encode("w5 w6") is not None

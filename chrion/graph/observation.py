@@ -1,0 +1,149 @@
+"""The sizes of a decoder's values, from runs with different numbers of new and past tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from onnx import helper
+
+from chrion.errors import ModelError
+from chrion.graph.assemble import node_reads
+from chrion.graph.decoder import DecoderSignature, random_cache
+from chrion.graph.model import ELEMENT_BYTES, Graph, TensorInfo, element_code
+from chrion.graph.ort_sessions import analysis_options, first_line, open_session, weights_folder_option
+
+Array = np.ndarray[Any, Any]
+#: Pairs of new and past tokens from which sizes are determined, and the elements of a value that is looked at.
+_PROBES = ((1, 0), (7, 0), (3, 11), (13, 5), (1, 17), (2, 1))
+_SMALL = 4096
+#: The most elements of a weight that is looked at.
+_LISTED = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """An integer that depends on a request: ``new * L + past * P + fixed``."""
+
+    new: int
+    past: int
+    fixed: int
+
+    def __call__(self, new: int, past: int) -> int:
+        """Return the integer for a number of new and past tokens."""
+        return self.new * new + self.past * past + self.fixed
+
+    @property
+    def constant(self) -> bool:
+        """True if the integer is the same for all requests."""
+        return not self.new and not self.past
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What runs of a decoder with different numbers of tokens show of its values."""
+
+    #: The sizes of the axes by value; None for a size that is not of the form of :class:`Size`.
+    shapes: Mapping[str, tuple[Size | None, ...]]
+    types: Mapping[str, np.dtype[Any]]
+    #: Values that were equal in all runs.
+    constants: Mapping[str, Array]
+    #: Lists of integers, and single ones, that are of the form of :class:`Size`.
+    sizes: Mapping[str, tuple[Size, ...]]
+
+
+def observe(graph: Graph, signature: DecoderSignature) -> Observation:
+    """Run a decoder with several numbers of new and past tokens, and look at all of its values.
+
+    Of large values that follow from weights only, such as dequantised ones, the inferred shapes count: as outputs they
+    would all be in memory at the same time.
+
+    Raises:
+        ModelError: onnxruntime refuses the model or one of the runs.
+    """
+    model = onnx.ModelProto()
+    model.CopyFrom(graph.model)
+    del model.graph.output[:]
+    inferred = _large_constants(graph)
+    names = [name for node in model.graph.node for name in node.output if name and name not in inferred]
+    for name in names:
+        model.graph.output.add().name = name
+    options = analysis_options(ort.GraphOptimizationLevel.ORT_DISABLE_ALL)
+    for key, value in weights_folder_option(graph.weights_folder).items():
+        options.add_session_config_entry(key, value)
+    session = open_session(model, options, graph.name)
+    shapes: dict[str, list[tuple[int, ...]]] = {}
+    values: dict[str, list[Array]] = {}
+    types = {info.name: helper.tensor_dtype_to_np_dtype(element_code(info.type)) for info in inferred.values()}
+    for new, past in _PROBES:
+        feed = signature.feed([0] * new, past) | random_cache(signature, past)
+        try:
+            found = dict(zip(names, session.run(names, feed), strict=True)) | feed
+        except Exception as error:
+            message = f"{graph.name}: onnxruntime cannot run {new} new and {past} past tokens: {first_line(error)}"
+            raise ModelError(message) from error
+        for name, value in found.items():
+            if isinstance(value, np.ndarray):
+                types[name] = value.dtype
+                shapes.setdefault(name, []).append(value.shape)
+                values.setdefault(name, []).append(value if value.size <= _SMALL else np.empty(0))
+    weights = {t.name: t for t in graph.model.graph.initializer}
+    small = {name: graph.constant(name) for name, tensor in weights.items() if math.prod(tensor.dims) <= _LISTED}
+    return Observation(
+        {name: _fit_shape(seen) for name, seen in shapes.items()}
+        | {name: tuple(Size(0, 0, n) for n in tensor.dims) for name, tensor in weights.items()}
+        | {
+            name: tuple(Size(0, 0, n) for n in info.shape or () if isinstance(n, int))
+            for name, info in inferred.items()
+        },
+        types,
+        {name: seen[0] for name, seen in values.items() if _equal(seen)}
+        | {name: value for name, value in small.items() if value is not None},
+        {name: size for name, seen in values.items() if (size := _fit_values(seen))},
+    )
+
+
+def _large_constants(graph: Graph) -> dict[str, TensorInfo]:
+    """Return the values that follow from weights only and have a known type and a shape of many elements."""
+    constant, found = {*graph.weight_names}, {}
+    for node, read in zip(graph.model.graph.node, node_reads(graph.model), strict=True):
+        if constant.issuperset(read):
+            constant.update(node.output)
+            for name in filter(None, node.output):
+                info = graph.values[name]
+                if (size := info.bytes) is not None and size // ELEMENT_BYTES[info.type] > _SMALL:
+                    found[name] = info
+    return found
+
+
+def _fit(seen: Sequence[int]) -> Size | None:
+    """Return the size that an integer has in all runs, or None."""
+    matrix = np.array([(*probe, 1) for probe in _PROBES], np.float64)
+    fitted = np.linalg.lstsq(matrix, np.array(seen, np.float64), rcond=None)[0]
+    size = Size(*(round(float(x)) for x in fitted))
+    return size if all(size(*probe) == n for probe, n in zip(_PROBES, seen, strict=True)) else None
+
+
+def _fit_shape(seen: Sequence[tuple[int, ...]]) -> tuple[Size | None, ...]:
+    if len({len(shape) for shape in seen}) > 1:
+        return ()
+    return tuple(_fit(axis) for axis in zip(*seen, strict=True))
+
+
+def _equal(seen: Sequence[Array]) -> bool:
+    first = seen[0]
+    return first.size > 0 and all(other.shape == first.shape and np.array_equal(first, other) for other in seen[1:])
+
+
+def _fit_values(seen: Sequence[Array]) -> tuple[Size, ...]:
+    first = seen[0]
+    if first.dtype.kind != "i" or first.ndim > 1 or not first.size or any(s.shape != first.shape for s in seen):
+        return ()
+    fitted = [_fit([int(n) for n in element]) for element in zip(*(s.reshape(-1) for s in seen), strict=True)]
+    known = tuple(size for size in fitted if size is not None)
+    return known if len(known) == len(fitted) else ()

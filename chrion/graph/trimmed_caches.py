@@ -1,0 +1,86 @@
+"""Caches that a decoder trims: a layer with a sliding window may keep its last tokens only.
+
+Beyond the window, ``present`` of such a layer has fewer rows than there are past and new tokens. Runs with few tokens
+do not show that, but the operators between a past input and its present output do: one of them can drop rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import onnx
+
+from chrion.graph.assemble import node_reads
+from chrion.graph.decoder import DecoderSignature
+from chrion.graph.model import Graph
+from chrion.graph.rewrite import int_attribute
+from chrion.graph.token_axis import ELEMENTWISE
+
+#: Operators whose output has as many rows as their inputs: those of one element each, and of all rows at a time.
+_KEEPING = ELEMENTWISE | frozenset(
+    """
+    Attention Concat DecoderMaskedMultiHeadAttention DequantizeLinear Expand Flatten GroupQueryAttention
+    MultiHeadAttention QuantizeLinear Reshape RotaryEmbedding ScatterElements ScatterND SparseAttention Squeeze
+    TensorScatter Transpose Unsqueeze
+    """.split()  # noqa: SIM905 - a line for each otherwise
+)
+#: Operators whose output is no rows of their input, but their number.
+_COUNTING = frozenset({"Shape", "Size"})
+
+
+def find_trimmed_caches(graph: Graph, signature: DecoderSignature) -> dict[str, str]:
+    """Return the caches that may have fewer rows than there are tokens.
+
+    Args:
+        graph: A decoder.
+        signature: Its inputs and outputs.
+
+    Returns:
+        By the name of a present output: the first operator on the way from its past input that may drop rows.
+    """
+    nodes = list(graph.model.graph.node)
+    reads = node_reads(graph.model)
+    producer = {name: at for at, node in enumerate(nodes) for name in node.output if name}
+    found = {}
+    for past, present in zip(signature.past, signature.present, strict=True):
+        way = _between(past, present, nodes, reads, producer)
+        dropping = next((nodes[at] for at in way if not _keeps_rows(nodes[at], graph)), None)
+        if dropping is not None:
+            found[present] = f"{dropping.op_type} {dropping.name!r}"
+    return found
+
+
+def _between(
+    first: str,
+    last: str,
+    nodes: Sequence[onnx.NodeProto],
+    reads: Sequence[Sequence[str]],
+    producer: Mapping[str, int],
+) -> list[int]:
+    """Return the nodes on all ways from one value to another, in topological order, except through sizes."""
+    before: set[int] = set()
+    waiting = [last]
+    while waiting:
+        at = producer.get(waiting.pop())
+        if at is not None and at not in before and nodes[at].op_type not in _COUNTING:
+            before.add(at)
+            waiting += reads[at]
+    reached, way = {first}, []
+    for at in sorted(before):
+        if not reached.isdisjoint(reads[at]):
+            reached.update(name for name in nodes[at].output if name)
+            way.append(at)
+    return way
+
+
+def _keeps_rows(node: onnx.NodeProto, graph: Graph) -> bool:
+    """Return whether a node keeps all rows, because of its type or because it acts on an axis of fixed length."""
+    if node.op_type in _KEEPING:
+        return True
+    shape = graph.values[node.input[0]].shape
+    if shape is None:
+        return False
+    if node.op_type in {"Gather", "Split"}:
+        return isinstance(shape[int_attribute(node, "axis", 0)], int)
+    axes = graph.constant(node.input[3]) if node.op_type == "Slice" and len(node.input) > 3 else None
+    return axes is not None and all(isinstance(shape[int(axis)], int) for axis in axes)
