@@ -125,8 +125,9 @@ def _range_count(first: Decimal, last: Decimal, step: Decimal) -> Decimal:
 
 def format_ms(ms: float) -> str:
     """Format a duration with three significant digits in a suitable unit: ``59.3 ms``, ``830 us``, ``1.2 s``."""
+    ms = float(f"{ms:.3g}")  # before the unit is chosen: 0.9999 ms are 1.00 ms
     if ms >= 1000:
-        return f"{ms / 1000:.3g} s"
+        return f"{ms / 1000:.3g} s" if ms < 1e6 else f"{ms / 1000:.0f} s"
     if ms >= 1 or ms == 0:
         return f"{ms:.{max(0, 2 - _magnitude(ms))}f} ms"
     return f"{ms * 1000:.3g} us"
