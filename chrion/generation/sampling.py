@@ -51,9 +51,9 @@ class Sampling:
 
     def __post_init__(self) -> None:
         for name in _NUMBERS:
-            _finite_number(name, getattr(self, name))
+            object.__setattr__(self, name, _finite_number(name, getattr(self, name)))
         for name in ("top_k", "seed"):
-            whole_number(name, getattr(self, name))
+            object.__setattr__(self, name, whole_number(name, getattr(self, name)))
         if self.temperature < 0:
             raise OptionError(f"temperature: {self.temperature} is below 0")
         if self.top_k < 0:
@@ -223,8 +223,12 @@ def _checked_bias(bias: Mapping[int, float]) -> dict[int, float]:
     return {whole_number("logit_bias", token): float(value) for token, value in bias.items()}
 
 
-def _finite_number(name: str, value: float) -> None:
-    """Raise an error unless a value is a number that a float can represent."""
+def _finite_number(name: str, value: float) -> float:
+    """Return a number, of any type that has a float's value, as a float.
+
+    Raises:
+        OptionError: It is not a number, or a float cannot represent it.
+    """
     try:
         finite = math.isfinite(value)
     except (TypeError, OverflowError):  # no number, or a whole number beyond any float
@@ -232,3 +236,4 @@ def _finite_number(name: str, value: float) -> None:
         raise OptionError(message) from None
     if not finite:
         raise OptionError(f"{name}: {value} is not a finite number")
+    return float(value)

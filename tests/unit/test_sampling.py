@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -217,3 +219,13 @@ def test_settings_are_values() -> None:
     bias[1] = 3
     assert how == Sampling(logit_bias={1: 2.0})
     assert len({how, Sampling(logit_bias={1: 2.0}), Sampling()}) == 2
+
+
+def test_numbers_of_other_types_are_floats() -> None:
+    """Decimals and fractions choose as the floats of their values."""
+    scores = np.random.default_rng(3).standard_normal(50).astype(np.float32)
+    found = Sampling(Decimal("0.7"), 20, Fraction(1, 2), Decimal("1.1"), seed=np.uint8(4))  # type: ignore[arg-type]
+    expected = Sampling(0.7, 20, 0.5, 1.1, seed=4)
+    assert found == expected
+    one, other = Sampler(found, [1, 2]), Sampler(expected, [1, 2])
+    assert [one.choose(scores) for _ in range(20)] == [other.choose(scores) for _ in range(20)]
