@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime as ort
+from onnx import helper
 
 from chrion import zoo
 
@@ -21,6 +22,14 @@ def small_decoder(name: str, **parameters: int) -> onnx.ModelProto:
     """Return a decoder of the zoo with a few thousand weights."""
     own = {"kv_heads": 1} if name.startswith("llama") else {}
     return zoo.build(name, {**SMALL, **own, **parameters})
+
+
+def with_window(model: onnx.ModelProto, window: int = 8) -> onnx.ModelProto:
+    """Let GroupQueryAttention see the last tokens only, which keeps it one operator; the model is changed."""
+    for node in model.graph.node:
+        if node.op_type == "GroupQueryAttention":
+            node.attribute.append(helper.make_attribute("local_window_size", window))
+    return model
 
 
 class PlainDecoder:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -38,6 +39,17 @@ _MOST_PADS = 1024
 _SHORT = (5, 0)
 #: The shortest past of that one.
 _LEAST = 9
+
+
+@dataclass
+class _Bound:
+    """A binding of a session, and the arrays that are its inputs: of [requests, 1], and the shapes of the past."""
+
+    binding: ort.IOBinding
+    ids: Array = field(default_factory=lambda: np.empty((0, 1), np.int64))
+    past: Array = field(default_factory=lambda: np.empty((0, 1), np.int64))
+    start: Array = field(default_factory=lambda: np.empty((0, 1), np.int64))
+    past_shapes: list[Array] = field(default_factory=list)
 
 
 class IncrementSession:
@@ -67,7 +79,7 @@ class IncrementSession:
         #: The longest past with which requests of other lengths may be in a batch.
         self.longest = _LEAST
         #: Bindings of pools that no thread uses.
-        self._free: WeakKeyDictionary[CachePool, deque[ort.IOBinding]] = WeakKeyDictionary()
+        self._free: WeakKeyDictionary[CachePool, deque[_Bound]] = WeakKeyDictionary()
 
     def serves(self, batch: Sequence[Work]) -> bool:
         """Return whether a batch is made of single tokens after similar numbers of others, in one pool."""
@@ -86,32 +98,44 @@ class IncrementSession:
             raise ValueError("the caches are in no pool")
         bindings = self._free.setdefault(pool, deque())
         try:
-            binding = bindings.pop()
+            bound = bindings.pop()
         except IndexError:
-            binding = self._bind(pool)
+            bound = self._bind(pool)
         past = [work.past for work in batch]
-        ids = np.concatenate([work.ids for work in batch]).astype(self._signature.type_of(IDS), copy=False)
-        feed = {IDS: ids, PAST: np.array(past), START: np.array([work.cache.start for work in batch])}
-        feed = {name: value[:, None] for name, value in feed.items()}
-        for name, (heads, width) in self._pooled.past_shapes.items():
-            feed[name] = np.array([len(batch), heads, max(past), width])
-        for name, value in feed.items():
-            binding.bind_cpu_input(name, value)
+        if len(batch) != len(bound.past):
+            self._resize(bound, len(batch))
+        bound.past[:, 0] = past
+        bound.start[:, 0] = [work.cache.start for work in batch]
+        for row, work in enumerate(batch):
+            bound.ids[row] = work.ids
+        most = max(past)
+        for shape in bound.past_shapes:
+            shape[2] = most
         scores = np.empty((len(batch), 1, self._signature.vocabulary), self._logits_type)
-        binding.bind_ortvalue_output(LOGITS, ort.OrtValue.ortvalue_from_numpy(scores))
-        self._session.run_with_iobinding(binding, self._run_options)
-        bindings.append(binding)
+        bound.binding.bind_output(LOGITS, "cpu", 0, scores.dtype, scores.shape, scores.ctypes.data)
+        self._session.run_with_iobinding(bound.binding, self._run_options)
+        bindings.append(bound)
         found = np.asarray(scores[:, 0], np.float32)
         return [found[at] if work.wanted else None for at, work in enumerate(batch)]
 
-    def _bind(self, pool: CachePool) -> ort.IOBinding:
+    def _bind(self, pool: CachePool) -> _Bound:
         """Return a binding of a pool as input and output."""
         binding = self._session.io_binding()
         for name, written, array in zip(self._pooled.pools, self._pooled.written, pool.arrays, strict=True):
             flat = (array.shape[0] * array.shape[1], array.shape[2])
             binding.bind_input(name, "cpu", 0, array.dtype, flat, array.ctypes.data)
             binding.bind_output(written, "cpu", 0, array.dtype, flat, array.ctypes.data)
-        return binding
+        return _Bound(binding)
+
+    def _resize(self, bound: _Bound, count: int) -> None:
+        """Bind arrays for a number of requests; the next calls only write to them."""
+        bound.ids = np.empty((count, 1), self._signature.type_of(IDS))
+        bound.past, bound.start = np.empty((count, 1), np.int64), np.empty((count, 1), np.int64)
+        shapes = self._pooled.past_shapes
+        bound.past_shapes = [np.array([count, heads, 0, width]) for heads, width in shapes.values()]
+        arrays = (bound.ids, bound.past, bound.start, *bound.past_shapes)
+        for name, array in zip((IDS, PAST, START, *shapes), arrays, strict=True):
+            bound.binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
 
 
 def open_increments(

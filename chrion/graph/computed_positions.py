@@ -35,11 +35,12 @@ def read_positions(
     Returns:
         The decoder, its inputs and outputs, and the sizes of its values.
     """
-    taken = POSITIONS in signature.inputs or POSITIONS in defined_names(model.graph)
+    given = POSITIONS in signature.inputs
+    taken = not given and POSITIONS in defined_names(model.graph)
     found = {} if taken else _positions(model, seen)
     if not found:
         return model, signature, seen
-    shapes, types = {**seen.shapes, POSITIONS: (_ONE, _NEW)}, {**seen.types, POSITIONS: np.dtype(np.int64)}
+    shapes, types = {**seen.shapes, POSITIONS: (_ONE, _NEW)}, {**seen.types, POSITIONS: signature.type_of(POSITIONS)}
     added: dict[str, onnx.TensorProto] = {}
     nodes: list[onnx.NodeProto] = []
     for node in model.graph.node:
@@ -53,11 +54,12 @@ def read_positions(
         nodes.append(helper.make_node("Unsqueeze", [POSITIONS, f"{arranged}/axes"], [arranged], name=arranged))
         kind = helper.np_dtype_to_tensor_dtype(seen.types[name])
         nodes.append(helper.make_node("Cast", [arranged], [name], name=f"{arranged}/cast", to=kind))
-        shapes[arranged], types[arranged] = seen.shapes[name], np.dtype(np.int64)
+        shapes[arranged], types[arranged] = seen.shapes[name], types[POSITIONS]
     rewritten = replace_nodes(model, nodes, added)
-    rewritten.graph.input.append(helper.make_tensor_value_info(POSITIONS, TensorProto.INT64, [None, None]))
-    read = replace(signature, inputs=(*signature.inputs, POSITIONS))
-    return rewritten, read, replace(seen, shapes=shapes, types=types)
+    if not given:
+        rewritten.graph.input.append(helper.make_tensor_value_info(POSITIONS, TensorProto.INT64, [None, None]))
+        signature = replace(signature, inputs=(*signature.inputs, POSITIONS))
+    return rewritten, signature, replace(seen, shapes=shapes, types=types)
 
 
 def _positions(model: onnx.ModelProto, seen: Observation) -> Mapping[str, list[int]]:

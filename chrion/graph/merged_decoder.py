@@ -13,13 +13,12 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 
 from chrion.errors import ModelError
 from chrion.graph.decoder import BRANCH, LOGITS, DecoderSignature, random_cache
 from chrion.graph.loader import reassemble
 from chrion.graph.model import Graph
-from chrion.graph.ort_sessions import analysis_options, first_line, open_session, weights_folder_option
+from chrion.graph.ort_sessions import first_line, open_analysis
 from chrion.graph.rewrite import defined_names, rename_reads, replace_nodes
 
 Array = np.ndarray[Any, Any]
@@ -71,7 +70,7 @@ def check_prompts(graph: Graph, signature: DecoderSignature, branch: Graph, bran
     Raises:
         ModelError: It does not, or onnxruntime refuses one of them.
     """
-    whole, cached = _open(graph), _open(branch)
+    whole, cached = (open_analysis(one.model, one.weights_folder, one.name) for one in (graph, branch))
     ids = np.random.default_rng(0).integers(0, signature.vocabulary, _TOKENS)
     names = [LOGITS, *signature.present]
     empty = random_cache(signature, 0)
@@ -100,10 +99,3 @@ def check_prompts(graph: Graph, signature: DecoderSignature, branch: Graph, bran
 
 def _refused(graph: Graph) -> str:
     return f"{graph.name}: no selective batching"
-
-
-def _open(graph: Graph) -> ort.InferenceSession:
-    options = analysis_options(ort.GraphOptimizationLevel.ORT_ENABLE_BASIC)
-    for key, value in weights_folder_option(graph.weights_folder).items():
-        options.add_session_config_entry(key, value)
-    return open_session(graph.model, options, graph.name)

@@ -16,7 +16,7 @@ from chrion.errors import ModelError
 from chrion.graph.assemble import node_reads
 from chrion.graph.decoder import DecoderSignature, random_cache
 from chrion.graph.model import ELEMENT_BYTES, Graph, TensorInfo, element_code
-from chrion.graph.ort_sessions import analysis_options, first_line, open_session, weights_folder_option
+from chrion.graph.ort_sessions import first_line, open_analysis
 
 Array = np.ndarray[Any, Any]
 #: Pairs of new and past tokens from which sizes are determined, and the elements of a value that is looked at.
@@ -73,10 +73,7 @@ def observe(graph: Graph, signature: DecoderSignature) -> Observation:
     names = [name for node in model.graph.node for name in node.output if name and name not in inferred]
     for name in names:
         model.graph.output.add().name = name
-    options = analysis_options(ort.GraphOptimizationLevel.ORT_DISABLE_ALL)
-    for key, value in weights_folder_option(graph.weights_folder).items():
-        options.add_session_config_entry(key, value)
-    session = open_session(model, options, graph.name)
+    session = open_analysis(model, graph.weights_folder, graph.name, ort.GraphOptimizationLevel.ORT_DISABLE_ALL)
     shapes: dict[str, list[tuple[int, ...]]] = {}
     values: dict[str, list[Array]] = {}
     types = {info.name: helper.tensor_dtype_to_np_dtype(element_code(info.type)) for info in inferred.values()}

@@ -35,6 +35,23 @@ def open_session(proto: onnx.ModelProto, options: ort.SessionOptions, where: str
         raise ModelError(f"{where}: onnxruntime refuses the model: {first_line(error)}") from error
 
 
+def open_analysis(
+    proto: onnx.ModelProto,
+    folder: Path,
+    where: str,
+    level: ort.GraphOptimizationLevel = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+) -> ort.InferenceSession:
+    """Open a model whose external weights are in a folder, for a few runs.
+
+    Raises:
+        ModelError: As :func:`open_session`.
+    """
+    options = analysis_options(level)
+    for key, value in weights_folder_option(folder).items():
+        options.add_session_config_entry(key, value)
+    return open_session(proto, options, where)
+
+
 def weights_folder_option(folder: Path) -> dict[str, str]:
     """Return the session option that names the folder of the external weights of a model given as bytes."""
     return {"session.model_external_initializers_file_folder_path": str(folder)}

@@ -25,6 +25,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from chrion.graph.arrangements import join_arrangements
 from chrion.graph.cache_append import AppendedDecoder
 from chrion.graph.decoder import IDS, LOGITS, MASK, POSITIONS, DecoderSignature
 from chrion.graph.rewrite import STANDARD, replace_nodes
@@ -71,7 +72,7 @@ def pool_caches(appended: AppendedDecoder, signature: DecoderSignature) -> Poole
             nodes += _shape_of_past(node, sizes[read[0]], shapes)
         else:
             return None
-    model = replace_nodes(appended.model, nodes, added)
+    model = replace_nodes(appended.model, join_arrangements(nodes, appended.seen, added), added)
     pools, written = (tuple(f"{_POOL}{kind}/{name}" for name in signature.past) for kind in ("before", "after"))
     pooled = PooledDecoder(model, pools, written, shapes)
     _declare(pooled, signature)

@@ -6,9 +6,10 @@ parts run once for each request on its own keys and values. The stages, in the o
 
 1. Observe the sizes of all values (:mod:`chrion.graph.observation`), and replace those that depend on sizes only
    (:mod:`chrion.graph.folding`).
-2. Rewrite the model: compute the logits of all tokens (:mod:`chrion.graph.last_logits`), read positions in place of
-   computing them (:mod:`chrion.graph.computed_positions`), and let caches grow in place where they are plain
-   concatenations (:mod:`chrion.graph.cache_append`).
+2. Rewrite the model: replace fused attention by plain operators before that (:mod:`chrion.graph.grouped_attention`),
+   compute the logits of all tokens (:mod:`chrion.graph.last_logits`), read positions in place of computing them
+   (:mod:`chrion.graph.computed_positions`), and let caches grow in place where they are plain concatenations
+   (:mod:`chrion.graph.cache_append`).
 3. Find each layer's attention output: the earliest value with one row per token that every path from the layer's past
    keys and values to the logits passes.
 4. Follow the tokens (:mod:`chrion.graph.token_axis`). An operator that mixes tokens belongs to the requests, with all
@@ -34,6 +35,7 @@ from chrion.graph.cache_append import AppendedDecoder, append_caches
 from chrion.graph.computed_positions import read_positions
 from chrion.graph.decoder import IDS, LOGITS, MASK, POSITIONS, DecoderSignature
 from chrion.graph.folding import fold_sizes
+from chrion.graph.grouped_attention import expand_grouped_attention
 from chrion.graph.last_logits import keep_all_logits, select_no_token
 from chrion.graph.model import Graph
 from chrion.graph.observation import Observation, Size, observe
@@ -81,7 +83,7 @@ def split_decoder(graph: Graph, signature: DecoderSignature) -> SplitDecoder:
         ModelError: The model cannot be split; the message names the place.
     """
     _check_structure(graph, signature)
-    graph, signature = keep_all_logits(graph, signature)
+    graph, signature = expand_grouped_attention(*keep_all_logits(graph, signature))
     seen = observe(graph, signature)
     if (unselected := select_no_token(graph, seen)) is not None:
         graph, seen = unselected, observe(unselected, signature)

@@ -172,11 +172,16 @@ class _CachedDecoder(Decoder):
         return self.op("LayerNormalization", x, scale, self.normal("shift", self.hidden, deviation=0.02), epsilon=1e-5)
 
     def rms_norm(self, x: str) -> str:
-        """Add a root mean square normalisation, as one operator where the version of ONNX has it."""
-        if self.spec.attention != "onnx":
-            return super().rms_norm(x)
+        """Add a root mean square normalisation, as one operator where the version of ONNX has it.
+
+        Elsewhere it has the operators of transformers' exports, which onnxruntime fuses.
+        """
         scale = self.constant(self.unique("scale"), np.ones(self.hidden, np.float32))
-        return self.op("RMSNormalization", x, scale, epsilon=1e-5)
+        if self.spec.attention == "onnx":
+            return self.op("RMSNormalization", x, scale, epsilon=1e-5)
+        mean = self.op("ReduceMean", self.op("Pow", x, self.number(2.0)), axes=[-1])
+        root = self.op("Sqrt", self.op("Add", mean, self.number(1e-5)))
+        return self.op("Mul", self.op("Div", x, root), scale)
 
     def _mask(self) -> None:
         """Add what is added to scores, [batch, 1, tokens, total]: 0 for the tokens up to a query's own."""

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import chrion
 from chrion.generation.engine import SelectiveEngine
-from decoder_support import PlainDecoder, small_decoder
+from decoder_support import PlainDecoder, small_decoder, with_window
 
 PROMPTS = [[1, 2, 3], [4], [(at * at) % 61 for at in range(30)], [10, 11], [5] * 17]
 Change = Callable[[onnx.ModelProto], None]
@@ -82,10 +82,11 @@ def test_positions_that_count_from_the_past(name: str, arranged: list[onnx.NodeP
 
 
 def test_positions_for_grouped_attention() -> None:
-    """A table that is read by computed positions; attention has buffers of its own."""
+    """A table that is read by computed positions, with attention that has buffers of its own and without."""
     model = small_decoder("gpt2-decoder-grouped")
     compute_positions(model, ARRANGED["row"])
-    check_texts(model, increments=False)
+    check_texts(model, increments=True)
+    check_texts(with_window(model), increments=False)
 
 
 def test_positions_that_only_look_alike() -> None:

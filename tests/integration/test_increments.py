@@ -20,7 +20,7 @@ from chrion.graph.cache_append import append_caches
 from chrion.graph.decoder import decoder_signature
 from chrion.graph.observation import observe
 from chrion.graph.pooled_cache import pool_caches
-from decoder_support import PlainDecoder, small_decoder
+from decoder_support import PlainDecoder, small_decoder, with_window
 
 APPENDED = ["gpt2-decoder", "gpt2-decoder-onnx", "llama-decoder", "llama-decoder-onnx"]
 Array = np.ndarray[Any, Any]
@@ -183,8 +183,8 @@ def test_tokens_that_see_only_the_last_ones(name: str) -> None:
 
 
 def test_a_model_with_caches_in_other_places_has_no_pool() -> None:
-    """GroupQueryAttention writes to its own buffers; its increments run by parts."""
-    engine = engine_of(small_decoder("llama-decoder-grouped"))
+    """GroupQueryAttention with a window writes to its own buffers; its requests decode by parts."""
+    engine = engine_of(with_window(small_decoder("llama-decoder-grouped")))
     assert engine._increments is None
     assert not engine.by_token
 

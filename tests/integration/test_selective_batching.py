@@ -20,7 +20,7 @@ from chrion.generation.iteration import Engine, Work
 from chrion.generation.open_engine import open_engine
 from chrion.graph.decoder import decoder_signature
 from chrion.graph.selective import split_decoder
-from decoder_support import FORMS, PlainDecoder, small_decoder
+from decoder_support import FORMS, PlainDecoder, small_decoder, with_window
 
 #: Single-precision rounding over a few layers: products of other sizes add in another order.
 TOLERANCE = 2e-5
@@ -75,13 +75,14 @@ def check_random_mixes(engine: Engine, plain: PlainDecoder, seed: int, iteration
     return compared
 
 
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", [*FORMS, "gpt2-decoder-grouped with a window", "llama-decoder-grouped with a window"])
 def test_random_mixes_equal_plain_onnxruntime(name: str) -> None:
     """Hundreds of requests in mixed batches have the scores of plain onnxruntime on their whole text."""
-    model = small_decoder(name)
+    name, _, window = name.partition(" ")
+    model = with_window(small_decoder(name)) if window else small_decoder(name)
     engine = open_engine(chrion.load(model), threads=1)
     assert engine.refused == ""
-    assert engine.by_token == (not name.endswith("grouped"))
+    assert engine.by_token == (not window)
     assert check_random_mixes(engine, PlainDecoder(model), seed=1, iterations=60, vocabulary=61) > 100
 
 

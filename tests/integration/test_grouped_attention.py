@@ -1,0 +1,149 @@
+"""GroupQueryAttention as plain operators: the results of onnxruntime's fused operator, for every form of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+import chrion
+from chrion.generation.cache import CacheManager
+from chrion.generation.engine import SelectiveEngine
+from chrion.generation.iteration import Work
+from chrion.generation.open_engine import open_engine
+from decoder_support import PlainDecoder, small_decoder, with_window
+
+Array = np.ndarray[Any, Any]
+Change = Callable[[onnx.ModelProto], object]
+#: Heads of 32 elements, of which a rotation may have half.
+WIDE = {"hidden": 128, "heads": 4, "kv_heads": 2}
+
+
+def grouped(model: onnx.ModelProto) -> list[onnx.NodeProto]:
+    """Return the fused nodes of a model."""
+    return [node for node in model.graph.node if node.op_type == "GroupQueryAttention"]
+
+
+def with_attributes(**attributes: float) -> Change:
+    """Return a change of all fused nodes."""
+
+    def change(model: onnx.ModelProto) -> None:
+        for node in grouped(model):
+            node.attribute.extend(helper.make_attribute(name, value) for name, value in attributes.items())
+
+    return change
+
+
+def rotate_half(model: onnx.ModelProto) -> None:
+    """Rotate the first half of a head only, by angles that have no pattern."""
+    pick = np.random.default_rng(1)
+    for tensor in model.graph.initializer:
+        if tensor.name in {"cos_table", "sin_table"}:
+            rows = numpy_helper.to_array(tensor).shape[0]
+            tensor.CopyFrom(numpy_helper.from_array(pick.standard_normal((rows, 8)).astype(np.float32), tensor.name))
+
+
+def do_not_rotate(model: onnx.ModelProto) -> None:
+    """Leave queries and keys as they are."""
+    for node in grouped(model):
+        del node.input[7:]
+        next(a for a in node.attribute if a.name == "do_rotary").i = 0
+
+
+def pack(model: onnx.ModelProto) -> None:
+    """Give queries, keys and values side by side."""
+    for node in grouped(model):
+        packed = f"{node.name}/packed"
+        at = list(model.graph.node).index(node)
+        model.graph.node.insert(at, helper.make_node("Concat", node.input[:3], [packed], axis=-1))
+        node.input[:3] = [packed, "", ""]
+
+
+def read_positions(model: onnx.ModelProto) -> None:
+    """Give the positions of the tokens."""
+    for node in grouped(model):
+        node.input.append("position_ids")
+
+
+def without_positions(model: onnx.ModelProto) -> None:
+    """Remove the input that nothing reads."""
+    model.graph.input.remove(next(value for value in model.graph.input if value.name == "position_ids"))
+
+
+def with_narrow_inputs(model: onnx.ModelProto) -> None:
+    """Read tokens, mask and positions of 32 bits."""
+    for value in model.graph.input:
+        if value.type.tensor_type.elem_type == onnx.TensorProto.INT64:
+            value.type.tensor_type.elem_type = onnx.TensorProto.INT32
+    for node in model.graph.node:
+        if "attention_mask" in node.input and node.op_type == "ReduceSum":
+            node.input[0] = "mask64"
+    model.graph.node.insert(0, helper.make_node("Cast", ["attention_mask"], ["mask64"], to=onnx.TensorProto.INT64))
+
+
+FORMS: dict[str, Change] = {
+    "as it is": lambda _: None,
+    "half a rotation": rotate_half,
+    "no rotation": do_not_rotate,
+    "neighbours rotated": with_attributes(rotary_interleaved=1),
+    "another scale": with_attributes(scale=0.5),
+    "limited scores": with_attributes(softcap=0.05),
+    "packed": pack,
+    "given positions": read_positions,
+    "no positions": without_positions,
+    "32 bits": with_narrow_inputs,
+}
+
+
+def check_mix(model: onnx.ModelProto, engine: Any) -> None:
+    """Compare the scores of prompts, chunks and single tokens in two iterations with plain onnxruntime."""
+    plain = PlainDecoder(model)
+    pick = np.random.default_rng(7)
+    texts = [[int(token) for token in pick.integers(0, 61, length)] for length in (12, 3, 30, 9)]
+    manager = CacheManager(engine.signature, 40 * len(texts), by_token=engine.by_token)
+    caches = [manager.get(at, 40) for at in range(len(texts))]
+    for begin, ends in (((0, 0, 0, 0), (7, 1, 29, 8)), ((7, 1, 29, 8), (12, 3, 30, 9))):
+        batch = [
+            Work(cache, np.array(text[start:end]), start)
+            for cache, text, start, end in zip(caches, texts, begin, ends, strict=True)
+        ]
+        for text, end, outcome in zip(texts, ends, engine.run(batch), strict=True):
+            assert isinstance(outcome, np.ndarray), outcome
+            np.testing.assert_allclose(outcome, plain.scores(text[:end])[-1], atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_has_the_scores_of_the_fused_operator(form: str) -> None:
+    """All forms run as plain operators, and requests that decode in one call."""
+    model = small_decoder("llama-decoder-grouped", **WIDE)
+    FORMS[form](model)
+    engine = open_engine(chrion.load(model), threads=1)
+    assert isinstance(engine, SelectiveEngine)
+    assert engine.by_token
+    assert engine._increments is not None
+    check_mix(model, engine)
+
+
+@pytest.mark.parametrize("change", [with_window, with_attributes(smooth_softmax=1)])
+def test_other_kinds_of_attention_stay_fused(change: Change) -> None:
+    """A window, and a softmax with another denominator, are left to onnxruntime."""
+    model = small_decoder("llama-decoder-grouped", **WIDE)
+    change(model)
+    engine = open_engine(chrion.load(model), threads=1)
+    assert not engine.by_token
+    check_mix(model, engine)
+
+
+def test_prompts_of_more_tokens_than_the_tables_have_rows_run_together() -> None:
+    """The rotation of a batch is limited by the positions of each request, not by the number of all tokens."""
+    model = small_decoder("llama-decoder-grouped", **WIDE)
+    engine, plain = open_engine(chrion.load(model), threads=1), PlainDecoder(model)
+    texts = [[(3 * at + token) % 61 for token in range(60)] for at in range(3)]  # of 64 positions
+    manager = CacheManager(engine.signature, 180, by_token=True)
+    batch = [Work(manager.get(at, 60), np.array(text), 0) for at, text in enumerate(texts)]
+    for text, outcome in zip(texts, engine._run(batch), strict=True):  # type: ignore[attr-defined]
+        np.testing.assert_allclose(outcome, plain.scores(text)[-1], atol=2e-5, rtol=1e-5)
