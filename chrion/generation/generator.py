@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import os
@@ -183,10 +184,12 @@ class Generator:
         sampler = Sampler(sampling or Sampling(), ids, late, min_new_tokens)
         capacity = self._loop.scheduler.needed_slots(len(ids), max_new_tokens)
         number = next(self._numbers)
-        # The stream keeps the generator alive.
-        stream: Stream = Stream(len(ids), lambda: self._loop.cancel(number, stream))
+        stream = Stream(len(ids), functools.partial(self._cancel, number))  # which keeps the generator alive
         self._loop.submit(Request(number, stream, sampler, ids, max_new_tokens, ends, builder, capacity, logprobs))
         return stream
+
+    def _cancel(self, number: int, stream: Stream) -> None:
+        self._loop.cancel(number, stream)
 
     def statistics(self) -> GeneratorStatistics:
         """Return the numbers of the generator."""

@@ -1,9 +1,9 @@
 """The thread that runs the iterations of a generator.
 
-Only this thread changes the scheduler, the caches and the requests. Other threads append to queues that take no lock,
-and wake it: so an interrupt, a signal handler, a fork or a callback, whatever the moment, finds nothing half done and
-waits for nothing. With one batch in flight the thread runs it itself; with several, each has a thread of its own, and a
-request that arrives while one of them is idle does not wait for the others.
+Only this thread changes the scheduler and the requests, and takes caches back. Other threads append to queues that take
+no lock, and wake it: so an interrupt, a signal handler, a fork or a callback, whatever the moment, finds nothing half
+done and waits for nothing. With one batch in flight the thread runs it itself; with several, each has a thread of its
+own, and a request that arrives while one of them is idle does not wait for the others.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class IterationLoop:
     def __init__(self, engine: Engine, scheduler: IterationScheduler, caches: CacheManager, context: int) -> None:
         self.engine, self.scheduler, self.caches = engine, scheduler, caches
         self.counts = Counts()
-        #: Held while arrivals are taken and batches are selected. Who holds it keeps iterations from beginning.
+        #: Held while arrivals are taken and batches are selected. Iterations do not begin while it is held.
         self.gate = threading.Lock()
         self._context = context
         self._requests: dict[int, Request] = {}
@@ -81,7 +81,8 @@ class IterationLoop:
         self._jobs: SimpleQueue[_Flight | None] = SimpleQueue()
         #: Why no request is accepted; empty while the loop runs.
         self.refused = ""
-        self._over = False  # the thread has ended, or will without looking at its queues
+        self._failure: GenerationError | None = None  # why it ended, if it was not closed
+        self._over = False  # the thread has ended, or will end without reading its queues again
         self._workers = scheduler.n_workers if scheduler.n_workers > 1 else 0
         self._threads: list[threading.Thread] = []
         try:
@@ -89,7 +90,8 @@ class IterationLoop:
                 thread = threading.Thread(target=target, name="chrion-generation", daemon=True)
                 thread.start()
                 self._threads.append(thread)
-        except RuntimeError:
+        except BaseException:  # the system refuses a thread, or an interrupt
+            self.request_close()
             self._end_workers()
             raise
 
@@ -123,15 +125,16 @@ class IterationLoop:
         self._wake.put(None)
 
     def close(self, until: float | None = None) -> None:
-        """Close the loop and wait for its end, unless this is its thread.
+        """Close the loop and wait for its end, unless this is one of its threads.
 
         Args:
             until: The time of ``time.monotonic()`` at which the wait ends.
         """
         self.request_close()
+        if threading.current_thread() in self._threads:  # a callback closes the loop; the others wait for this thread
+            return
         for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(None if until is None else max(until - time.monotonic(), 0))
+            thread.join(None if until is None else max(until - time.monotonic(), 0))
 
     def after_fork(self) -> None:
         """Fail the requests in a forked child, where no thread serves them."""
@@ -150,10 +153,10 @@ class IterationLoop:
         except BaseException as error:
             log.exception("the generator failed")
             self.refused = f"the generator failed: {error}"
+            self._failure = GenerationError(self.refused)
             for number, request in self._requests.items():
                 self.caches.release(number)
-                request.stream.finish("error", GenerationError(self.refused))
-                self.counts.finish_reasons[request.stream.finish_reason] += 1
+                self._finish(request, "error", self._failure)
             self._requests.clear()
         finally:
             self._over = True
@@ -210,7 +213,6 @@ class IterationLoop:
             self.caches.release(number)
             self._leaving = self._requests[number]  # before it leaves the others: a child forked meanwhile finds it
             request = self._requests.pop(number)
-            self.counts.finished_requests += 1
             held = ""
             try:
                 if request.text is not None:
@@ -219,9 +221,14 @@ class IterationLoop:
                         request.reason = "stop"
             except BaseException as error:  # noqa: BLE001 - a tokenizer may raise what it likes
                 request.reason, request.error = "error", GenerationError(f"no end of the text: {error}")
-            request.stream.finish(request.reason, request.error, held)
-            self.counts.finish_reasons[request.stream.finish_reason] += 1
+            self._finish(request, request.reason, request.error, held)
             self._leaving = None
+
+    def _finish(self, request: Request, reason: str, error: Exception | None = None, text: str = "") -> None:
+        """End the stream of a request and count it."""
+        self.counts.finished_requests += 1
+        request.stream.finish(reason, error, text)
+        self.counts.finish_reasons[request.stream.finish_reason] += 1
 
     def _work(self) -> None:
         """Run batches in a thread of their own."""
@@ -241,10 +248,17 @@ class IterationLoop:
                 request = self._arrivals.popleft()
             except IndexError:  # another thread has taken the last one
                 return
-            request.stream.finish("cancelled")
+            self._finish(request, "error" if self._failure else "cancelled", self._failure)
 
     def _run_batch(self, flight: _Flight) -> None:
         """Run one iteration; an error of the whole batch is the error of each of its requests."""
+        try:
+            flight.outcomes = self._outcomes(flight)
+        except BaseException as error:  # noqa: BLE001 - the loop must go on for other requests
+            flight.outcomes = [GenerationError(f"the iteration failed: {error}")] * len(flight.requests)
+
+    def _outcomes(self, flight: _Flight) -> list[Outcome]:
+        """Return what an iteration gives each request: an error without running it, if its cache has no memory."""
         works: dict[int, Work] = {}
         outcomes: dict[int, Outcome] = {}
         for share, request in zip(flight.batch, flight.requests, strict=True):
@@ -256,12 +270,8 @@ class IterationLoop:
             else:
                 works[request.number] = request.work(share, cache)
         if works:
-            try:
-                found = self.engine.run([*works.values()])
-            except BaseException as error:  # noqa: BLE001 - the loop must go on for other requests
-                found = [GenerationError(f"the iteration failed: {error}")] * len(works)
-            outcomes |= zip(works, found, strict=True)
-        flight.outcomes = [outcomes[request.number] for request in flight.requests]
+            outcomes |= zip(works, self.engine.run([*works.values()]), strict=True)
+        return [outcomes[request.number] for request in flight.requests]
 
     def _return(self, flight: _Flight) -> None:
         """Give the requests of a batch their tokens, and take back the batch."""

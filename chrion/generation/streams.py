@@ -62,7 +62,7 @@ class Stream:
     end of the block if it still runs.
     """
 
-    def __init__(self, prompt: int, cancel: Callable[[], None]) -> None:
+    def __init__(self, prompt: int, cancel: Callable[[Stream], None]) -> None:
         #: The tokens of the prompt.
         self.prompt_tokens = prompt
         self._cancel = cancel
@@ -84,7 +84,7 @@ class Stream:
 
     def cancel(self) -> None:
         """End the request. Its slots are free after the iteration that runs now."""
-        self._cancel()
+        self._cancel(self)
 
     def result(self, timeout: float | None = None) -> list[int]:
         """Wait for the end of the request and return all of its tokens.
@@ -164,7 +164,7 @@ class Stream:
         self._call_back()
 
     def after_fork(self, error: Exception) -> None:
-        """Fail in a forked child; those who wait in the parent are not the child's."""
+        """Fail in a forked child; readers of the parent are not woken."""
         for those in (self._callbacks, self._waiting, self._waiting_for_end):
             those.clear()
         self.finish("error", error)
@@ -223,7 +223,7 @@ class Stream:
             raise copy.copy(error).with_traceback(None) from error.__cause__
 
     def _call_back(self) -> None:
-        """Call the callbacks that nobody has called."""
+        """Call the callbacks that have not been called."""
         while self._callbacks:
             try:
                 callback = self._callbacks.popleft()
@@ -275,10 +275,10 @@ def _wait(waiting: Waiting, ready: Callable[[], bool], timeout: float | None = N
 
 
 def _wake(waiting: Waiting) -> None:
-    """Wake all readers."""
-    while waiting:
-        with contextlib.suppress(KeyError):  # another thread has woken the last one
-            waiting.popitem()[1]()
+    """Wake the readers that wait now; one that begins to wait later sees what has changed."""
+    for key in list(waiting):
+        if (wake := waiting.pop(key, None)) is not None:  # another thread may have woken it
+            wake()
 
 
 def _resolve(future: asyncio.Future[None]) -> None:

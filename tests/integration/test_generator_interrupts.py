@@ -42,11 +42,12 @@ def in_thread(work: Callable[[], object]) -> None:
     assert not thread.is_alive()
 
 
+@pytest.mark.parametrize("n_workers", [1, 2])
 @pytest.mark.parametrize("end", ["cancel", "close", "length"])
 @pytest.mark.parametrize("use", ["close", "cancel", "statistics in a thread", "submit"])
-def test_a_callback_may_use_the_generator(use: str, end: str) -> None:
+def test_a_callback_may_use_the_generator(use: str, end: str, n_workers: int) -> None:
     """Whichever thread calls it, a callback can close the generator, cancel streams, submit, and wait for threads."""
-    generator = Generator(MODEL, threads=1, kv_slots=LONG + 10)
+    generator = Generator(MODEL, threads=1, kv_slots=LONG + 10, n_workers=n_workers)
     stream, waiting = generator.submit([1], 2 if end == "length" else LONG), generator.submit([2], LONG)
     called = threading.Event()
 
@@ -370,3 +371,49 @@ def test_requests_of_other_types_are_refused(arguments: dict[str, Any], message:
     """The message names the argument; nothing fails later in the middle of a text."""
     with Generator(MODEL, threads=1) as generator, pytest.raises(OptionError, match=message):
         generator.submit(**{"prompt": [1], "max_new_tokens": 2, **arguments})
+
+
+def test_a_stream_that_has_ended_needs_no_collector() -> None:
+    """Reference counts alone free it, and a generator that nothing else refers to."""
+    generator = Generator(MODEL, threads=1)
+    stream = generator.submit([1], 2)
+    assert len(stream.result(60)) == 2
+    left = weakref.ref(stream), weakref.ref(generator)
+    generator.close()  # its thread may still refer to the request
+    gc.disable()
+    try:
+        del stream, generator
+        assert [reference() for reference in left] == [None, None]
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("n_workers", [1, 2])
+def test_an_engine_that_forgets_a_request_fails_its_batch(n_workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The requests of that iteration end with an error, and later ones are served."""
+    with Generator(MODEL, threads=1, n_workers=n_workers) as generator:
+        run = generator._loop.engine.run
+        monkeypatch.setattr(generator._loop.engine, "run", lambda batch: run(batch)[:-1])
+        with pytest.raises(GenerationError, match="the iteration failed"):
+            generator.submit([1], 3).result(60)
+        monkeypatch.undo()
+        assert len(generator.submit([1], 3).result(60)) == 3
+
+
+def test_a_request_that_arrives_while_the_generator_fails_gets_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was accepted, so an empty text would look like a result."""
+    with Generator(MODEL, threads=1) as generator:
+        late: list[Stream] = []
+
+        def fail(_: object) -> None:
+            late.append(generator.submit([2], 3))
+            raise ZeroDivisionError
+
+        monkeypatch.setattr(generator._loop.scheduler, "complete", fail)
+        with pytest.raises(GenerationError, match="the generator failed"):
+            generator.submit([1], 3).result(60)
+        in_thread(generator.close)
+        with pytest.raises(GenerationError, match="the generator failed"):
+            late[0].result(60)
+        statistics = generator.statistics()
+        assert statistics.finished_requests == statistics.finish_reasons["error"] == 2

@@ -29,7 +29,7 @@ def value(text: bytes, name: str) -> float:
 
 def test_times_are_those_of_the_tokens() -> None:
     """They count from the arrival, however late tokens are read; text that was held back is no token."""
-    stream = Stream(1, lambda: None)
+    stream = Stream(1, lambda _: None)
     for at in (103.0, 104.5, 104.75):
         stream.put(Token(5, "a", time=at))
     stream.finish("length", text="held back")

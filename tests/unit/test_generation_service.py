@@ -28,7 +28,7 @@ async def read(served: GenerationService, streams: list[Stream], timeout_ms: flo
 @pytest.mark.parametrize(("request_ms", "model_ms"), [(20.0, math.inf), (math.inf, 20.0), (20.0, 1e9)])
 def test_a_text_that_does_not_begin_in_time_fails(request_ms: float, model_ms: float) -> None:
     """The shorter one of the times of the request and of the model counts, for each of several texts."""
-    begun, waiting = (Stream(1, lambda: None) for _ in range(2))
+    begun, waiting = (Stream(1, lambda _: None) for _ in range(2))
     begun.put(Token(5))
     with pytest.raises(RequestFailure, match="did not begin within its timeout") as late:
         asyncio.run(read(service(model_ms), [begun, waiting], request_ms))
@@ -37,7 +37,7 @@ def test_a_text_that_does_not_begin_in_time_fails(request_ms: float, model_ms: f
 
 def test_a_text_that_has_begun_may_take_longer() -> None:
     """The time ends with the first token, also if it has no text."""
-    stream = Stream(1, lambda: None)
+    stream = Stream(1, lambda _: None)
     stream.put(Token(5))
 
     async def late() -> list[Any]:

@@ -13,7 +13,7 @@ from chrion.generation import Stream, Token
 
 
 def new_stream() -> Stream:
-    return Stream(1, lambda: None)
+    return Stream(1, lambda _: None)
 
 
 def test_the_first_end_counts() -> None:
