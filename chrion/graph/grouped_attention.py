@@ -175,7 +175,6 @@ class _Expansion:
         inputs = [*node.input, *[""] * _INPUTS]
         positions = inputs[_INPUTS - 1] or self._positions
         rotated = 2 * self._columns.get(inputs[7], width // 2)
-        # More tokens than the tables have rows are allowed if they are those of several requests.
         return self._add(
             "RotaryEmbedding",
             [source, positions, *inputs[7:9]],
@@ -184,7 +183,6 @@ class _Expansion:
             num_heads=heads,
             rotary_embedding_dim=rotated if rotated < width else 0,
             interleaved=int_attribute(node, "rotary_interleaved", 0),
-            is_packed_batching=1,
         )
 
     def _scores(self, node: onnx.NodeProto, rows: str, sizes: _Sizes, prefix: str) -> str:

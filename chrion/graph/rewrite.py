@@ -118,6 +118,13 @@ def int_attribute(node: onnx.NodeProto, name: str, default: int) -> int:
     return next((int(a.i) for a in node.attribute if a.name == name), default)
 
 
+def set_int_attribute(node: onnx.NodeProto, name: str, value: int) -> None:
+    """Set an integer attribute, in place."""
+    for attribute in [a for a in node.attribute if a.name == name]:
+        node.attribute.remove(attribute)
+    node.attribute.append(helper.make_attribute(name, value))
+
+
 def ints_attribute(node: onnx.NodeProto, name: str, default: Sequence[int]) -> tuple[int, ...]:
     """Return the value of an attribute that is a list of integers, or ``default`` if the node lacks it."""
     return next((tuple(a.ints) for a in node.attribute if a.name == name), tuple(default))

@@ -11,7 +11,7 @@ from onnx import helper, numpy_helper
 
 from chrion.graph.assemble import node_reads
 from chrion.graph.observation import Observation, Size
-from chrion.graph.rewrite import int_attribute
+from chrion.graph.rewrite import int_attribute, set_int_attribute
 
 
 @dataclass(frozen=True)
@@ -116,6 +116,8 @@ class PartBuilder:
             node.CopyFrom(self._nodes[index])
             for written in ("name", "doc_string", "metadata_props"):
                 node.ClearField(written)
+            if not by_request and node.op_type == "RotaryEmbedding" and node.domain == "com.microsoft":
+                set_int_attribute(node, "is_packed_batching", 1)  # the tokens may be more than a text has positions
             for at, name in enumerate(self._nodes[index].input):
                 node.input[at] = self._read(draft, self._nodes[index], at) if name else ""
             for at, name in enumerate(node.output):
