@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from chrion.errors import ModelError, OptionError
+from chrion.generation.device_session import open_for_threads
 from chrion.server.generators import close_generators, open_generators
 from chrion.server.settings import read_settings
 from decoder_support import PlainDecoder
@@ -378,6 +379,30 @@ def test_models_that_cannot_generate_are_left_out(tmp_path: Path, caplog: pytest
     assert len(reasons) == 2
     assert "no tokenizer.json" in reasons[0]
     assert "not a decoder with a cache" in reasons[1]
+
+
+def test_a_model_that_onnxruntime_refuses_is_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error of onnxruntime's own is a reason like others; the model after it is served."""
+    put_decoder(tmp_path, "first")
+    put_decoder(tmp_path, "second")
+    failures = iter([RuntimeError("[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : out of luck")])
+
+    def open_once_failing(*call: Any) -> Any:
+        for failure in failures:
+            raise failure
+        return open_for_threads(*call)
+
+    monkeypatch.setattr("chrion.generation.engine.open_for_threads", open_once_failing)
+    opened = open_generators(tmp_path, 1_000_000_000)
+    close_generators([*opened.values()])
+    assert [*opened] == ["second"]
+    (record,) = caplog.records
+    assert record.__dict__["fields"] == {
+        "model": "first",
+        "reason": "model: onnxruntime refuses the model: out of luck",
+    }
 
 
 def test_models_whose_chat_template_cannot_be_read_complete_texts(
