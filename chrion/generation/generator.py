@@ -179,7 +179,7 @@ class Generator:
         self._check_tokens("logit_bias", sampling.logit_bias if sampling else ())
         stops, ends = self._read_stops(stop, stop_tokens)
         builder = self._text_builder(stops, ids) if self.tokenizer is not None else None
-        late = [token for token in ends if token < self.signature.vocabulary]
+        late = [token for token in ends if 0 <= token < self.signature.vocabulary]
         sampler = Sampler(sampling or Sampling(), ids, late, min_new_tokens)
         capacity = self._loop.scheduler.needed_slots(len(ids), max_new_tokens)
         number = next(self._numbers)
