@@ -45,7 +45,8 @@ def check_external(proto: onnx.ModelProto, path: Path | None) -> None:
 
 def has_weights_beside(proto: onnx.ModelProto, path: Path) -> bool:
     """Return whether all files that a model names are beside a path to it."""
-    return all((path.parent / entry.value).exists() for entry in _locations(proto))
+    # os.path.exists, unlike Path.exists, returns False for a name that no file can have: the names are not checked yet.
+    return all(os.path.exists(path.parent / entry.value) for entry in _locations(proto))  # noqa: PTH110
 
 
 def follow_links(proto: onnx.ModelProto, path: Path) -> Path:
