@@ -106,7 +106,7 @@ class Generator:
             kv_slots = at_least("kv_slots", kv_slots, 1)
         slots = kv_slots or slots_of_bytes(decoder_signature(graph), kv_bytes)
         scheduler = IterationScheduler(max_batch, slots, n_workers=n_workers, policy=policy, chunk=chunk)
-        path = graph.source if isinstance(graph.source, Path) else None
+        path = graph.file
         #: The tokenizer of the model, or None.
         self.tokenizer: Any = None
         self._no_tokenizer: ChrionError = OptionError("text needs a tokenizer", hint="give token ids, or a tokenizer")

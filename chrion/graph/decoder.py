@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -126,7 +125,7 @@ def decoder_signature(graph: Graph) -> DecoderSignature:
 
 def _context(graph: Graph) -> int:
     """Return the smaller one of the context lengths that a model and the configuration beside it state; 0 if none."""
-    stated = find_context(graph.source) if isinstance(graph.source, Path) else 0
+    stated = find_context(graph.file) if graph.file else 0
     return min((length for length in (table_rows(graph.model.graph, POSITIONS), stated) if length), default=0)
 
 
