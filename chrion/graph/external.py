@@ -49,19 +49,32 @@ def has_weights_beside(proto: onnx.ModelProto, path: Path) -> bool:
     return all(os.path.exists(path.parent / entry.value) for entry in _locations(proto))  # noqa: PTH110
 
 
-def follow_links(proto: onnx.ModelProto, path: Path) -> Path:
-    """Return the folder of a model's external weights, and name the files as they are called there, in place.
-
-    onnxruntime reads the weights of a model that is not a file from one folder, and refuses links that lead out of it.
+def external_files(proto: onnx.ModelProto, path: Path) -> list[Path]:
+    """Return the files of a model's external weights, without links, each of them once.
 
     Args:
         proto: A model that :func:`check_external` accepts.
         path: Its file, beside which the weights are.
     """
+    return sorted({(path.parent / entry.value).resolve() for entry in _locations(proto)})
+
+
+def follow_links(proto: onnx.ModelProto, path: Path) -> Path:
+    """Return the folder of a model's external weights, and name the files as they are called there, in place.
+
+    onnxruntime reads the weights of a model that is not a file from one folder, and refuses links that lead out of it.
+    So it is the folder of the model, unless a file of weights is only a link there.
+
+    Args:
+        proto: A model that :func:`check_external` accepts.
+        path: Its file, beside which the weights are.
+    """
+    own = path.parent.resolve()
+    if all(file.is_relative_to(own) for file in external_files(proto, path)):
+        return own
     folder = path.resolve().parent
-    if folder != path.parent.resolve():
-        for entry in _locations(proto):
-            entry.value = os.path.relpath((path.parent / entry.value).resolve(), folder)
+    for entry in _locations(proto):
+        entry.value = os.path.relpath((path.parent / entry.value).resolve(), folder)
     return folder
 
 

@@ -87,6 +87,17 @@ def test_a_link_without_the_weights_beside_it(change: Callable[[Any], Any], tmp_
         assert generator.submit([1, 2], 5).result(60) == PlainDecoder(model).generate([1, 2], 5)
 
 
+@pytest.mark.parametrize("change", [lambda model: model, lambda model: trim_caches(model, 30)], ids=["split", "whole"])
+def test_a_link_with_the_weights_beside_it(change: Callable[[Any], Any], tmp_path: Path) -> None:
+    """Weights that are only beside the link are read there, as by onnxruntime."""
+    model = change(small_decoder("gpt2-decoder"))
+    path = store(model, tmp_path / "shared", "weights.bin")
+    link = link_to(path, tmp_path / "mine" / "model.onnx")
+    path.with_name("weights.bin").rename(link.with_name("weights.bin"))
+    with Generator(link, threads=1) as generator:
+        assert generator.submit([1, 2], 5).result(60) == PlainDecoder(link).generate([1, 2], 5)
+
+
 def link_to(path: Path, link: Path) -> Path:
     """Create a link to a file; return it."""
     link.parent.mkdir(exist_ok=True)
