@@ -152,9 +152,7 @@ def _kv_bytes(settings: GenerationSettings) -> int:
 
 def _needed_bytes(version: ServedVersion, settings: GenerationSettings) -> int:
     """Return the bytes of host memory that a generator needs."""
-    folder = version.sources[0].model.parent
-    weights = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
-    return round(weights * _WEIGHT_COPIES) + _kv_bytes(settings)
+    return round(version.sources[0].model_bytes * _WEIGHT_COPIES) + _kv_bytes(settings)
 
 
 def _open(name: str, version: ServedVersion, settings: GenerationSettings, reserved: int) -> ServedGenerator:

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 
 from chrion.errors import ModelError, OptionError
@@ -365,6 +366,17 @@ def test_generators_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     opened = open_generators(tmp_path, 100_000_000)
     close_generators([*opened.values()])
     assert opened["llama"].generator.signature.slot_bytes * opened["llama"].generator.statistics().slots <= 64e6
+
+
+def test_external_weights_of_generators_are_memory(tmp_path: Path) -> None:
+    """The weights count three times, also those in a folder beside the model."""
+    file = put_decoder(tmp_path, "llama", '[generation]\nkv_memory = "64MB"\n')
+    (file.parent / "data").mkdir()
+    onnx.save_model(onnx.load(file), file, save_as_external_data=True, location="data/w.bin", size_threshold=256)
+    opened = open_generators(tmp_path, 100_000_000)
+    close_generators([*opened.values()])
+    size = file.stat().st_size + (file.parent / "data" / "w.bin").stat().st_size
+    assert opened["llama"].reserved_bytes == 3 * size + 64_000_000
 
 
 def test_models_that_cannot_generate_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
