@@ -78,7 +78,7 @@ def at_least(name: str, value: SupportsIndex, least: int) -> int:
     return number
 
 
-def length_error(limits: str, limit: int, prompt: int, new: int) -> ContextLengthError:
+def length_error(limits: str, limit: int, prompt: int, new: int, *, memory: bool = False) -> ContextLengthError:
     """Return the error of a request that does not fit.
 
     Args:
@@ -86,12 +86,13 @@ def length_error(limits: str, limit: int, prompt: int, new: int) -> ContextLengt
         limit: The most tokens of a request; the last one that is generated does not count.
         prompt: The tokens of the prompt.
         new: The most new tokens.
+        memory: As in the error.
     """
     most = limit - prompt + 1
     hint = f"shorten the prompt of {prompt} tokens, or generate at most {most}"
     if most < 1:
         hint = f"the prompt alone has {prompt} tokens, shorten it"
-    return ContextLengthError(limits, hint=hint, limit=limit, prompt_tokens=prompt, new_tokens=new)
+    return ContextLengthError(limits, hint=hint, limit=limit, prompt_tokens=prompt, new_tokens=new, memory=memory)
 
 
 class Phase(Enum):
@@ -184,7 +185,7 @@ class IterationScheduler:
                 raise OptionError(f"{name}: expected at least one token, found {value}")
         if needed > self.n_slots:
             limits = f"the request needs {needed} slots for keys and values, there are {self.n_slots}"
-            raise length_error(limits, self.n_slots, prompt, max_new_tokens)
+            raise length_error(limits, self.n_slots, prompt, max_new_tokens, memory=True)
         return needed
 
     def submit(self, number: int, prompt: int, max_new_tokens: int) -> None:

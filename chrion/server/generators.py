@@ -69,7 +69,7 @@ class ServedGenerator:
         limit = self.generator.most_new_tokens(1)
         if isinstance(prompt, str) and len(prompt) > _UNUSED_TEXT * limit * self._longest_token:
             message = f"the prompt has {len(prompt)} characters, more than {limit} tokens have"
-            raise ContextLengthError(message, limit=limit)
+            raise ContextLengthError(message, limit=limit, memory=limit != self.generator.context)
         return self.generator.encode(prompt, special=special)
 
     def text_of(self, prompt: Prompt) -> str:
