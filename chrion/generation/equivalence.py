@@ -1,4 +1,4 @@
-"""Whether two ways to run the same requests give the same results, which decides what an engine uses."""
+"""Comparison of two ways to run the same requests, which decides what an engine uses."""
 
 from __future__ import annotations
 

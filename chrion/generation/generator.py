@@ -46,7 +46,7 @@ class GeneratorStatistics:
     iteration_requests: int
     generated_tokens: int
     finished_requests: int
-    #: Requests in the pool, and those of them that wait for slots.
+    #: Requests in the pool, and those of them that have not begun: they wait for slots, or for a place in the batch.
     requests: int
     waiting_requests: int
     reserved_slots: int
@@ -63,8 +63,8 @@ class Generator:
         max_batch: The most requests of an iteration.
         kv_slots: The tokens whose keys and values fit in memory; by default as many as fit in ``kv_bytes``.
         kv_bytes: The bytes of keys and values, one GiB by default.
-        n_workers: The most batches in flight. Two are useful with an accelerator: one batch is there while the
-            attention of the other one runs on the CPU.
+        n_workers: The most batches in flight. Two are useful with an accelerator: one batch runs on the accelerator
+            while the attention of the other one runs on the CPU.
         policy: ``iteration``, or ``request`` for fixed batches as those of FasterTransformer, the baseline of Orca
             (:mod:`chrion.generation.scheduling`).
         chunk: The most tokens of a prompt that one iteration processes; 0 for all. Prompts of models whose results that

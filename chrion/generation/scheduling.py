@@ -110,7 +110,7 @@ class PooledRequest:
     number: int
     #: Tokens of the prompt that no iteration has processed.
     unread: int
-    #: The most tokens of the request, with its prompt: the slots that it reserves.
+    #: The most tokens with keys and values, the slots that it reserves: its prompt and all new tokens but the last one.
     max_tokens: int
     phase: Phase = Phase.INITIATION
     #: Iterations that have returned.

@@ -20,13 +20,13 @@ _LATE = "the text did not begin within its timeout"
 
 @dataclass(frozen=True, slots=True)
 class TextOptions:
-    """What a request says of its texts, beside their lengths and the choice of their tokens."""
+    """Options of the texts of a request, beside their lengths and the choice of their tokens."""
 
     #: Strings that end a text.
     stop: tuple[str, ...] = ()
     #: Tokens that end a text, beside those of the model.
     end_tokens: tuple[int, ...] = ()
-    #: Whether the model's own end tokens do not end a text.
+    #: True if the model's own end tokens do not end a text.
     ignore_eos: bool = False
     #: The number of tokens before which no token ends a text.
     min_tokens: int = 0
@@ -56,7 +56,7 @@ class GenerationService:
 
     @property
     def draining(self) -> bool:
-        """Whether new requests are refused."""
+        """True if new requests are refused."""
         return self._draining
 
     @property
