@@ -32,6 +32,8 @@ from chrion.runtime import process_hooks
 
 log = logging.getLogger(__name__)
 
+#: What to do if there is no tokenizer.
+TOKENIZER_HINT = "give token ids, or a tokenizer"
 _KV_BYTES = 1 << 30
 #: The most threads of a session; each of several sessions starts as many.
 _MOST_THREADS = 1024
@@ -109,7 +111,7 @@ class Generator:
         path = graph.file
         #: The tokenizer of the model, or None.
         self.tokenizer: Any = None
-        self._no_tokenizer: ChrionError = OptionError("text needs a tokenizer", hint="give token ids, or a tokenizer")
+        self._no_tokenizer: ChrionError = OptionError("text needs a tokenizer", hint=TOKENIZER_HINT)
         #: The tokens that end every text: those of the model's configuration, and the ``eos_token`` of the tokenizer.
         self.stop_tokens = find_stop_tokens(path) if path else frozenset()
         self._find_tokenizer(tokenizer, path)
