@@ -17,12 +17,13 @@ import onnx
 from chrion.cores import physical_cores
 from chrion.devices.providers import CPU_PROVIDER, provider_name, require_working
 from chrion.errors import ChrionError, ModelError, OptionError
+from chrion.generation.arguments import at_least, length_error, whole_number
 from chrion.generation.cache import CacheManager, slots_of_bytes
 from chrion.generation.loop import IterationLoop
 from chrion.generation.open_engine import open_engine
 from chrion.generation.requests import Request
 from chrion.generation.sampling import Sampler, Sampling
-from chrion.generation.scheduling import IterationScheduler, at_least, length_error, whole_number
+from chrion.generation.scheduling import IterationScheduler
 from chrion.generation.special_tokens import find_end_token, find_stop_tokens, special_tokens
 from chrion.generation.streams import Stream
 from chrion.generation.text import TextBuilder, find_tokenizer, load_tokenizer

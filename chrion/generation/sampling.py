@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from chrion.errors import OptionError
-from chrion.generation.scheduling import whole_number
+from chrion.generation.arguments import whole_number
 
 Array = np.ndarray[Any, Any]
 _NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
