@@ -25,6 +25,9 @@ IDS, MASK, POSITIONS, LOGITS = "input_ids", "attention_mask", "position_ids", "l
 BRANCH = "use_cache_branch"
 #: Of decoders of transformers.js: the number of the last tokens whose logits are computed; 0 for all.
 KEPT = "num_logits_to_keep"
+#: By the type of the cache, the greatest difference that rounding makes to logits, relative to the largest one;
+#: differences of meaning far exceed it.
+ROUNDING = {"float16": 2e-2, "float32": 1e-3}
 _INTEGERS = ("tensor(int64)", "tensor(int32)")
 #: The inputs beside the cache, and their types.
 _TYPES = {IDS: _INTEGERS, MASK: _INTEGERS, POSITIONS: _INTEGERS, KEPT: _INTEGERS, BRANCH: ("tensor(bool)",)}
