@@ -88,13 +88,21 @@ class ContextLengthError(OptionError):
         limit: The most tokens of a request.
         prompt_tokens: The tokens of the prompt.
         new_tokens: The most new tokens that the request asks for.
+        memory: True if the memory for keys and values limits the request, false if the model does.
     """
 
-    def __init__(
-        self, message: str, *, hint: str = "", limit: int = 0, prompt_tokens: int = 0, new_tokens: int = 0
+    def __init__(  # noqa: PLR0913 - the attributes
+        self,
+        message: str,
+        *,
+        hint: str = "",
+        limit: int = 0,
+        prompt_tokens: int = 0,
+        new_tokens: int = 0,
+        memory: bool = False,
     ) -> None:
         super().__init__(message, hint=hint)
-        self.limit, self.prompt_tokens, self.new_tokens = limit, prompt_tokens, new_tokens
+        self.limit, self.prompt_tokens, self.new_tokens, self.memory = limit, prompt_tokens, new_tokens, memory
 
 
 class ScenarioError(InputError):

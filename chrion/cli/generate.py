@@ -6,6 +6,7 @@ import contextlib
 import io
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +16,16 @@ from chrion.cli.console import note, show_json, step
 from chrion.cli.options import CoresOption, ModelArgument
 from chrion.errors import OptionError
 from chrion.generation import Generator, Sampling, Stream
+from chrion.generation.generator import TOKENIZER_HINT
+
+#: The options by the arguments of a generator, which errors name at their beginning.
+_OPTIONS = {
+    **{name: f"--{name.replace('_', '-')}" for name in ("temperature", "top_k", "top_p", "repetition_penalty", "seed")},
+    "max_new_tokens": "--max-new-tokens",
+    "stop": "--stop",
+    "tokenizer": "--tokenizer",
+    "threads": "--cores",
+}
 
 
 def generate(
@@ -46,11 +57,12 @@ def generate(
         raise OptionError("expected either --prompt or --tokens", hint="for example --prompt TEXT or --tokens 1,2,3")
     if cores is not None and cores < 1:
         raise OptionError(f"--cores: expected at least 1, found {cores}")
-    sampling = Sampling(temperature, top_k, top_p, repetition_penalty, seed)
     given = prompt or _token_ids(tokens)
-    with step(f"loading {model.name}"):
-        generator = Generator(model, max_batch=1, threads=cores, tokenizer=tokenizer)
-    with generator:
+    with _naming_options("--prompt" if prompt else "--tokens"), contextlib.ExitStack() as opened:
+        sampling = Sampling(temperature, top_k, top_p, repetition_penalty, seed)
+        with step(f"loading {model.name}"):
+            generator = Generator(model, max_batch=1, threads=cores, tokenizer=tokenizer)
+        opened.enter_context(generator)
         if generator.refused:
             note(f"warning: {generator.refused}")
         started = time.perf_counter()
@@ -60,6 +72,26 @@ def generate(
         if as_json:
             times = {"time_to_first_token_ms": first_s and first_s * 1e3, "tokens_per_s": len(ids) / seconds}
             show_json({"text": stream.text, "tokens": ids, "finish_reason": stream.finish_reason, **times})
+
+
+@contextlib.contextmanager
+def _naming_options(prompt: str) -> Iterator[None]:
+    """Raise errors of arguments as errors of the options that they follow from.
+
+    Args:
+        prompt: The option with the prompt.
+    """
+    try:
+        yield
+    except OptionError as error:
+        name, colon, rest = error.message.partition(": ")
+        option = {**_OPTIONS, "prompt": prompt}.get(name)
+        if not colon or option is None:
+            raise
+        hint = error.hint
+        if hint == TOKENIZER_HINT:
+            hint = f"give {'--tokens 1,2,3 or ' if name == 'prompt' else ''}--tokenizer FILE"
+        raise OptionError(f"{option}: {rest}", hint=hint) from error
 
 
 def _token_ids(text: str) -> list[int]:

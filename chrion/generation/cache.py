@@ -79,7 +79,7 @@ class RequestCache:
 
     Args:
         signature: The decoder's inputs and outputs.
-        capacity: The most tokens of the request.
+        capacity: The most tokens with keys and values: the prompt and all new tokens but the last one.
         by_token: Arrange a cache as [tokens, heads, width], in which tokens can be appended and the filled part is
             contiguous; otherwise as [heads, tokens, width].
         pool: Where to take the memory, if caches are arranged by token; by default it is a mapping of its own.

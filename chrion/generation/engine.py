@@ -83,12 +83,13 @@ class _Sessions:
     """The sessions of parts. Equal parts of several layers share one.
 
     Args:
+        name: The name of the model.
         threads: The threads of a session of several threads.
         providers: The execution providers of the token-wise parts.
     """
 
-    def __init__(self, threads: int, providers: Sequence[str]) -> None:
-        self._threads, self._providers = threads, list(providers)
+    def __init__(self, name: str, threads: int, providers: Sequence[str]) -> None:
+        self._name, self._threads, self._providers = name, threads, list(providers)
         self._opened: dict[tuple[bytes, bool, int], ort.InferenceSession] = {}
 
     def of_tokens(self, part: Part) -> ort.InferenceSession:
@@ -102,7 +103,7 @@ class _Sessions:
     def _get(self, part: Part, threads: int, providers: Sequence[str]) -> ort.InferenceSession:
         key = (part.model, part.by_request, threads)
         if key not in self._opened:
-            self._opened[key] = _open(part.model, part.options, threads, providers)
+            self._opened[key] = _open(self._name, part.model, part.options, threads, providers)
         return self._opened[key]
 
 
@@ -113,6 +114,9 @@ class SelectiveEngine:
         split: The decoder in parts.
         threads: The threads of a token-wise part, and of the attention of a prompt.
         providers: The execution providers of the token-wise parts; attention runs on the CPU.
+
+    Raises:
+        ModelError: onnxruntime refuses a part.
     """
 
     def __init__(self, split: SplitDecoder, threads: int, providers: Sequence[str]) -> None:
@@ -120,7 +124,7 @@ class SelectiveEngine:
         self.by_token = bool(split.appended)
         self._axes = split.axes
         self._graph = split.graph  # its weights file is removed with it
-        sessions = _Sessions(threads, providers)
+        sessions = _Sessions(split.graph.name, threads, providers)
         self._run_options = run_options()
         self._parts: list[_OpenPart] = []
         for part in split.parts:
@@ -244,7 +248,7 @@ class PlainEngine:
         analysed: The model without branches, if it is another graph.
 
     Raises:
-        ModelError: onnxruntime cannot run the model.
+        ModelError: onnxruntime refuses the model, or cannot run it.
     """
 
     by_token = False
@@ -260,7 +264,8 @@ class PlainEngine:
     ) -> None:
         self.signature, self.refused = signature, refused
         source = graph.source if isinstance(graph.source, bytes) else str(graph.source)
-        self._session, self._run_options = _open(source, {}, threads, list(providers)), run_options()
+        self._session = _open(graph.name, source, {}, threads, list(providers))
+        self._run_options = run_options()
         analysed = analysed or graph
         #: True if results may depend on the number of tokens beyond what a trial has.
         self._by_length = has_bodies(analysed.model.graph.node) or reduces_positions(analysed.model)
@@ -338,9 +343,17 @@ class PlainEngine:
 
 
 def _open(
-    model: str | bytes, configuration: Mapping[str, str], threads: int, providers: Sequence[str]
+    name: str, model: str | bytes, configuration: Mapping[str, str], threads: int, providers: Sequence[str]
 ) -> ort.InferenceSession:
-    return open_for_threads(model, _options(configuration, threads), providers)
+    """Open a session of a model or of a part of it.
+
+    Raises:
+        ModelError: onnxruntime refuses it.
+    """
+    try:
+        return open_for_threads(model, _options(configuration, threads), providers)
+    except Exception as error:  # onnxruntime raises many types
+        raise ModelError(f"{name}: onnxruntime refuses the model: {first_line(error)}") from error
 
 
 def _options(configuration: Mapping[str, str], threads: int) -> ort.SessionOptions:

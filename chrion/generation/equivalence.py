@@ -1,4 +1,4 @@
-"""Whether two ways to run the same requests give the same results, which decides what an engine uses."""
+"""Comparison of two ways to run the same requests, which decides what an engine uses."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ from typing import Any
 import numpy as np
 
 from chrion.generation.iteration import Outcome, Work
-from chrion.graph.decoder import DecoderSignature
+from chrion.graph.decoder import ROUNDING, DecoderSignature
 from chrion.graph.ort_sessions import first_line
 
 Array = np.ndarray[Any, Any]
 Run = Callable[[Sequence[Work]], list[Outcome]]
 
-#: The greatest difference of scores, relative to the largest one: rounding, which differences of meaning far exceed.
-_ROUNDING = {"float16": 2e-2, "float32": 1e-3}
 #: The most tokens of a past, and the most bytes of its keys and values.
 _LONGEST, _BYTES = 2047, 1 << 28
 
@@ -44,7 +42,7 @@ def find_difference(
     except Exception as error:  # noqa: BLE001 - onnxruntime raises many types
         return first_line(error)
     if all(
-        _equal(value, wanted, _ROUNDING[signature.cache_type.name])
+        _equal(value, wanted, ROUNDING[signature.cache_type.name])
         for value, wanted in zip(found, expected, strict=True)
     ):
         return ""

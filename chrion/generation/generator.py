@@ -18,12 +18,13 @@ import onnx
 from chrion.cores import physical_cores
 from chrion.devices.providers import CPU_PROVIDER, provider_name, require_working
 from chrion.errors import ChrionError, ModelError, OptionError
+from chrion.generation.arguments import at_least, length_error, whole_number
 from chrion.generation.cache import CacheManager, slots_of_bytes
 from chrion.generation.loop import IterationLoop
 from chrion.generation.open_engine import open_engine
 from chrion.generation.requests import Request
 from chrion.generation.sampling import Sampler, Sampling
-from chrion.generation.scheduling import IterationScheduler, at_least, length_error, whole_number
+from chrion.generation.scheduling import IterationScheduler
 from chrion.generation.special_tokens import find_end_token, find_stop_tokens, special_tokens
 from chrion.generation.streams import Stream
 from chrion.generation.text import TextBuilder, find_tokenizer, load_tokenizer
@@ -33,6 +34,8 @@ from chrion.runtime import process_hooks
 
 log = logging.getLogger(__name__)
 
+#: What to do if there is no tokenizer.
+TOKENIZER_HINT = "give token ids, or a tokenizer"
 _KV_BYTES = 1 << 30
 #: The most threads of a session; each of several sessions starts as many.
 _MOST_THREADS = 1024
@@ -47,7 +50,7 @@ class GeneratorStatistics:
     iteration_requests: int
     generated_tokens: int
     finished_requests: int
-    #: Requests in the pool, and those of them that wait for slots.
+    #: Requests in the pool, and those of them that have not begun: they wait for slots, or for a place in the batch.
     requests: int
     waiting_requests: int
     reserved_slots: int
@@ -64,8 +67,8 @@ class Generator:
         max_batch: The most requests of an iteration.
         kv_slots: The tokens whose keys and values fit in memory; by default as many as fit in ``kv_bytes``.
         kv_bytes: The bytes of keys and values, one GiB by default.
-        n_workers: The most batches in flight. Two are useful with an accelerator: one batch is there while the
-            attention of the other one runs on the CPU.
+        n_workers: The most batches in flight. Two are useful with an accelerator: one batch runs on the accelerator
+            while the attention of the other one runs on the CPU.
         policy: ``iteration``, or ``request`` for fixed batches as those of FasterTransformer, the baseline of Orca
             (:mod:`chrion.generation.scheduling`).
         chunk: The most tokens of a prompt that one iteration processes; 0 for all. Prompts of models whose results that
@@ -107,10 +110,10 @@ class Generator:
             kv_slots = at_least("kv_slots", kv_slots, 1)
         slots = kv_slots or slots_of_bytes(decoder_signature(graph), kv_bytes)
         scheduler = IterationScheduler(max_batch, slots, n_workers=n_workers, policy=policy, chunk=chunk)
-        path = graph.source if isinstance(graph.source, Path) else None
+        path = graph.file
         #: The tokenizer of the model, or None.
         self.tokenizer: Any = None
-        self._no_tokenizer: ChrionError = OptionError("text needs a tokenizer", hint="give token ids, or a tokenizer")
+        self._no_tokenizer: ChrionError = OptionError("text needs a tokenizer", hint=TOKENIZER_HINT)
         #: The tokens that end every text: those of the model's configuration, and the ``eos_token`` of the tokenizer.
         self.stop_tokens = find_stop_tokens(path) if path else frozenset()
         self._find_tokenizer(tokenizer, path)
@@ -180,7 +183,7 @@ class Generator:
         self._check_tokens("logit_bias", sampling.logit_bias if sampling else ())
         stops, ends = self._read_stops(stop, stop_tokens)
         builder = self._text_builder(stops, ids) if self.tokenizer is not None else None
-        late = [token for token in ends if token < self.signature.vocabulary]
+        late = [token for token in ends if 0 <= token < self.signature.vocabulary]
         sampler = Sampler(sampling or Sampling(), ids, late, min_new_tokens)
         capacity = self._loop.scheduler.needed_slots(len(ids), max_new_tokens)
         number = next(self._numbers)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from chrion.errors import OptionError
-from chrion.generation.scheduling import whole_number
+from chrion.generation.arguments import whole_number
 
 Array = np.ndarray[Any, Any]
 _NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
@@ -25,7 +25,7 @@ _NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_pe
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the tokens of a request are chosen.
+    """The way in which the tokens of a request are chosen.
 
     Raises:
         OptionError: A number is out of range.
@@ -70,7 +70,7 @@ class Sampling:
 
     @property
     def changes_scores(self) -> bool:
-        """Whether the most probable token of the model may not be the most probable one after penalties and biases."""
+        """True if the most probable token of the model may not be the most probable one after penalties and biases."""
         penalised = self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
         return penalised or bool(self.logit_bias)
 

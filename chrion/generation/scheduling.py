@@ -38,60 +38,17 @@ The baseline is request-level scheduling as the paper describes it of FasterTran
 
 from __future__ import annotations
 
-import operator
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import islice
-from typing import SupportsIndex
 
-from chrion.errors import ContextLengthError, OptionError
+from chrion.errors import OptionError
+from chrion.generation.arguments import at_least, length_error, whole_number
 
 #: Iteration: Orca's. Request: FasterTransformer's, the baseline.
 POLICIES = ("iteration", "request")
-
-
-def whole_number(name: str, value: SupportsIndex) -> int:
-    """Return an argument, of Python's or another integer type, as Python's integer.
-
-    Raises:
-        OptionError: It is not a whole number.
-    """
-    try:
-        if not isinstance(value, bool):
-            return int(operator.index(value))
-    except TypeError:
-        pass
-    raise OptionError(f"{name}: expected a whole number, found {value!r:.100}")
-
-
-def at_least(name: str, value: SupportsIndex, least: int) -> int:
-    """Return an argument as an integer that is not below a limit.
-
-    Raises:
-        OptionError: It is not a whole number, or less.
-    """
-    number = whole_number(name, value)
-    if number < least:
-        raise OptionError(f"{name}: {number} is below {least}")
-    return number
-
-
-def length_error(limits: str, limit: int, prompt: int, new: int) -> ContextLengthError:
-    """Return the error of a request that does not fit.
-
-    Args:
-        limits: What the limit is, in words, with what the request needs of it.
-        limit: The most tokens of a request; the last one that is generated does not count.
-        prompt: The tokens of the prompt.
-        new: The most new tokens.
-    """
-    most = limit - prompt + 1
-    hint = f"shorten the prompt of {prompt} tokens, or generate at most {most}"
-    if most < 1:
-        hint = f"the prompt alone has {prompt} tokens, shorten it"
-    return ContextLengthError(limits, hint=hint, limit=limit, prompt_tokens=prompt, new_tokens=new)
 
 
 class Phase(Enum):
@@ -109,7 +66,7 @@ class PooledRequest:
     number: int
     #: Tokens of the prompt that no iteration has processed.
     unread: int
-    #: The most tokens of the request, with its prompt: the slots that it reserves.
+    #: The most tokens with keys and values, the slots that it reserves: its prompt and all new tokens but the last one.
     max_tokens: int
     phase: Phase = Phase.INITIATION
     #: Iterations that have returned.
@@ -184,7 +141,7 @@ class IterationScheduler:
                 raise OptionError(f"{name}: expected at least one token, found {value}")
         if needed > self.n_slots:
             limits = f"the request needs {needed} slots for keys and values, there are {self.n_slots}"
-            raise length_error(limits, self.n_slots, prompt, max_new_tokens)
+            raise length_error(limits, self.n_slots, prompt, max_new_tokens, memory=True)
         return needed
 
     def submit(self, number: int, prompt: int, max_new_tokens: int) -> None:

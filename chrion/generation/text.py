@@ -11,7 +11,7 @@ from chrion.errors import ModelError, OptionError
 from chrion.graph.model_folder import find_beside
 
 #: What a decoder of bytes writes for a character of which bytes are missing.
-_INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 #: The most bytes of a character.
 _BYTES = 4
 #: Tokens of a prompt that are enough for the decoding of the next one.
@@ -93,9 +93,9 @@ class TextBuilder:
         ends = [[*prompt[-count:]] for count in range(_CONTEXT, _CONTEXT + _BYTES)]
         for cut, ids in itertools.product(range(_BYTES), ends):
             text = self._decode(ids[: len(ids) - cut])
-            if not text.startswith(_INCOMPLETE) and not text.endswith(_INCOMPLETE):
+            if not text.startswith(INCOMPLETE) and not text.endswith(INCOMPLETE):
                 return ids
-        return next((ids for ids in ends if not self._decode(ids).startswith(_INCOMPLETE)), ends[-1])
+        return next((ids for ids in ends if not self._decode(ids).startswith(INCOMPLETE)), ends[-1])
 
     def _decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
@@ -108,7 +108,7 @@ class TextBuilder:
         whole = now.startswith(before)
         if not whole:  # a character is complete that the prompt began
             before = self._whole_characters(known, now)
-        if len(now) <= len(before) or (now.endswith(_INCOMPLETE) and not final):
+        if len(now) <= len(before) or (now.endswith(INCOMPLETE) and not final):
             if final:
                 del self._ids[self._read :]  # they have no text
             return ""
@@ -119,7 +119,7 @@ class TextBuilder:
 
     def _whole_characters(self, ids: Sequence[int], now: str) -> str:
         """Return the text of tokens without a character that they begin, as the text with its other bytes begins."""
-        cut = (self._decode(ids[: len(ids) - count]).rstrip(_INCOMPLETE) for count in range(_BYTES))
+        cut = (self._decode(ids[: len(ids) - count]).rstrip(INCOMPLETE) for count in range(_BYTES))
         return max((text for text in cut if now.startswith(text)), key=len, default="")
 
     def _release(self, uncertain: Callable[[], int]) -> str:

@@ -6,10 +6,11 @@ import json
 import re
 from typing import Any
 
+from chrion.generation.special_tokens import special_tokens
+from chrion.generation.text import INCOMPLETE
+
 #: A token of one byte, in vocabularies of SentencePiece.
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-#: What a decoder of bytes writes for a character of which bytes are missing.
-_INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 #: The first tokens of a vocabulary, which are tried as the token before others.
 _CANDIDATES = 1000
 
@@ -33,9 +34,8 @@ class TokenBytes:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        added = tokenizer.get_added_tokens_decoder()
         #: The special tokens, which texts omit.
-        self.special = {number: token.content for number, token in added.items() if token.special}
+        self.special = {number: text for text, number in special_tokens(tokenizer).items()}
         kinds = _decoder_kinds(tokenizer)
         self._alphabet = byte_alphabet() if "ByteLevel" in kinds else {}
         self._has_bytes = "ByteFallback" in kinds
@@ -62,7 +62,7 @@ class TokenBytes:
         """Return a token to decode before others, since decoders strip the space at the beginning of a text."""
         for token in range(_CANDIDATES):
             text = self._decode([token])
-            usual = token not in self.special and text.strip() and _INCOMPLETE not in text
+            usual = token not in self.special and text.strip() and INCOMPLETE not in text
             if usual and self._decode([token, token]).startswith(text):
                 return [token]
         return []

@@ -37,6 +37,7 @@ def assemble(  # noqa: PLR0913 - the results of all stages of `load`
     overridable: tuple[TensorInfo, ...],
     metadata: ModelMetadata,
     source: Path | bytes,
+    file: Path | None,
     optimised: bool,
     shapes: Mapping[str, tuple[int, ...]],
     folder: WeightsFolder,
@@ -52,6 +53,7 @@ def assemble(  # noqa: PLR0913 - the results of all stages of `load`
         overridable: Weights that the original model also lists as inputs.
         metadata: Its metadata.
         source: The file or the bytes of the original model.
+        file: Its file as it was given, if it has one.
         optimised: True if onnxruntime's basic optimisation was applied.
         shapes: Shapes that were given for inputs with free dimensions.
         folder: The folder of its external weights.
@@ -73,6 +75,7 @@ def assemble(  # noqa: PLR0913 - the results of all stages of `load`
         overridable=overridable,
         metadata=metadata,
         source=source,
+        file=file,
         optimised=optimised,
         shapes=shapes,
         folder=folder,

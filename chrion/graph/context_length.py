@@ -34,7 +34,7 @@ _CONFIGURATIONS = (("config.json", "text_config"), ("genai_config.json", "model"
 
 @dataclass(frozen=True, slots=True)
 class _Scope:
-    """What the nodes of a graph can read: its own values, and those of the graphs around it."""
+    """The values that the nodes of a graph can read: its own, and those of the graphs around it."""
 
     weights: Mapping[str, onnx.TensorProto]
     #: The nodes by the names of their outputs.

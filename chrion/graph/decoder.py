@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,9 @@ IDS, MASK, POSITIONS, LOGITS = "input_ids", "attention_mask", "position_ids", "l
 BRANCH = "use_cache_branch"
 #: Of decoders of transformers.js: the number of the last tokens whose logits are computed; 0 for all.
 KEPT = "num_logits_to_keep"
+#: By the type of the cache, the greatest difference that rounding makes to logits, relative to the largest one;
+#: differences of meaning far exceed it.
+ROUNDING = {"float16": 2e-2, "float32": 1e-3}
 _INTEGERS = ("tensor(int64)", "tensor(int32)")
 #: The inputs beside the cache, and their types.
 _TYPES = {IDS: _INTEGERS, MASK: _INTEGERS, POSITIONS: _INTEGERS, KEPT: _INTEGERS, BRANCH: ("tensor(bool)",)}
@@ -126,7 +128,7 @@ def decoder_signature(graph: Graph) -> DecoderSignature:
 
 def _context(graph: Graph) -> int:
     """Return the smaller one of the context lengths that a model and the configuration beside it state; 0 if none."""
-    stated = find_context(graph.source) if isinstance(graph.source, Path) else 0
+    stated = find_context(graph.file) if graph.file else 0
     return min((length for length in (table_rows(graph.model.graph, POSITIONS), stated) if length), default=0)
 
 

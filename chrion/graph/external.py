@@ -45,22 +45,36 @@ def check_external(proto: onnx.ModelProto, path: Path | None) -> None:
 
 def has_weights_beside(proto: onnx.ModelProto, path: Path) -> bool:
     """Return whether all files that a model names are beside a path to it."""
-    return all((path.parent / entry.value).exists() for entry in _locations(proto))
+    # os.path.exists, unlike Path.exists, returns False for a name that no file can have: the names are not checked yet.
+    return all(os.path.exists(path.parent / entry.value) for entry in _locations(proto))  # noqa: PTH110
+
+
+def external_files(proto: onnx.ModelProto, path: Path) -> list[Path]:
+    """Return the files of a model's external weights, without links, each of them once.
+
+    Args:
+        proto: A model that :func:`check_external` accepts.
+        path: Its file, beside which the weights are.
+    """
+    return sorted({(path.parent / entry.value).resolve() for entry in _locations(proto)})
 
 
 def follow_links(proto: onnx.ModelProto, path: Path) -> Path:
     """Return the folder of a model's external weights, and name the files as they are called there, in place.
 
     onnxruntime reads the weights of a model that is not a file from one folder, and refuses links that lead out of it.
+    So it is the folder of the model, unless a file of weights is only a link there.
 
     Args:
         proto: A model that :func:`check_external` accepts.
         path: Its file, beside which the weights are.
     """
+    own = path.parent.resolve()
+    if all(file.is_relative_to(own) for file in external_files(proto, path)):
+        return own
     folder = path.resolve().parent
-    if folder != path.parent.resolve():
-        for entry in _locations(proto):
-            entry.value = os.path.relpath((path.parent / entry.value).resolve(), folder)
+    for entry in _locations(proto):
+        entry.value = os.path.relpath((path.parent / entry.value).resolve(), folder)
     return folder
 
 

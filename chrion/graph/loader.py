@@ -59,6 +59,7 @@ def load(
         UnsafeModelError: The model refers to files outside its own folder.
     """
     proto, path = read_model(source)
+    file = None if isinstance(source, bytes | onnx.ModelProto) else Path(source).absolute()
     given = {name: tuple(shape) for name, shape in (shapes or {}).items()}
     values = (*proto.graph.input, *proto.graph.output) if given else proto.graph.input
     declared = {v.name: declared_shape(v) for v in values if v.type.HasField("tensor_type")}
@@ -71,7 +72,7 @@ def load(
     description = describe_session(session, declared)
     hidden = sources.names if sources else ()
     return assemble(
-        name=path.stem if path else proto.graph.name or "model",
+        name=file.stem if file else proto.graph.name or "model",
         model=model,
         types=types,
         declared_inputs=tuple(info for info in description.inputs if info.name not in hidden),
@@ -79,6 +80,7 @@ def load(
         overridable=description.overridable,
         metadata=description.metadata,
         source=original,
+        file=file,
         optimised=optimise,
         shapes=given,
         folder=folder,
@@ -105,6 +107,7 @@ def reassemble(graph: Graph, model: onnx.ModelProto) -> Graph:
         overridable=graph.overridable,
         metadata=graph.metadata,
         source=graph.source,
+        file=graph.file,
         optimised=graph.optimised,
         shapes=graph.shapes,
         folder=graph.folder,

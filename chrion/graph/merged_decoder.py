@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 
 from chrion.errors import ModelError
-from chrion.graph.decoder import BRANCH, LOGITS, DecoderSignature, random_cache
+from chrion.graph.decoder import BRANCH, LOGITS, ROUNDING, DecoderSignature, random_cache
 from chrion.graph.loader import reassemble
 from chrion.graph.model import Graph
 from chrion.graph.ort_sessions import first_line, open_analysis
@@ -24,8 +24,6 @@ from chrion.graph.rewrite import defined_names, rename_reads, replace_nodes
 Array = np.ndarray[Any, Any]
 #: The tokens of the prompt that both branches compute, and how many of them a first part has.
 _TOKENS, _FIRST = 9, 4
-#: The greatest difference of logits relative to the largest one: rounding, far below another attention.
-_TOLERANCE = {np.dtype(np.float32): 1e-3, np.dtype(np.float16): 2e-2}
 
 
 def cached_branch(graph: Graph) -> Graph:
@@ -92,7 +90,7 @@ def check_prompts(graph: Graph, signature: DecoderSignature, branch: Graph, bran
     except Exception as error:
         message = f"{_refused(graph)}: its branch with a cache cannot run a prompt: {first_line(error)}"
         raise ModelError(message) from error
-    limit = _TOLERANCE[signature.cache_type] * float(np.abs(expected).max())
+    limit = ROUNDING[signature.cache_type.name] * float(np.abs(expected).max())
     if not all(np.abs(found - expected).max() <= limit for found in (at_once, in_parts)):  # NaN is a difference
         raise ModelError(f"{_refused(graph)}: its branch with a cache computes prompts otherwise than the other branch")
 

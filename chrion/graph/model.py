@@ -134,8 +134,11 @@ class Graph:
     #: Inputs that a request must provide; weights that are also listed as inputs are not among them.
     inputs: tuple[TensorInfo, ...]
     outputs: tuple[TensorInfo, ...]
-    #: The file or the bytes of the original model, from which onnxruntime sessions of the whole model are created.
+    #: The file or the bytes of the original model, from which onnxruntime sessions of the whole model are created. Of a
+    #: link and the file that it leads to, it is the one with the external weights beside it.
     source: Path | bytes
+    #: The file as it was given; None for a model that is none. Beside it are the files that belong to the model.
+    file: Path | None
     #: Inputs and outputs as the model declares them, with free dimensions by name.
     declared_inputs: tuple[TensorInfo, ...]
     declared_outputs: tuple[TensorInfo, ...]

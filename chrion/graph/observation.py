@@ -46,7 +46,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Observation:
-    """What runs of a decoder with different numbers of tokens show of its values."""
+    """Properties of the values of a decoder that runs with different numbers of tokens show."""
 
     #: The sizes of the axes by value; None for a size that is not of the form of :class:`Size`.
     shapes: Mapping[str, tuple[Size | None, ...]]

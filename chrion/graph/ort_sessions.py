@@ -1,4 +1,4 @@
-"""onnxruntime sessions that analyse a model: opened on the CPU, without log output, and never run."""
+"""onnxruntime sessions that analyse a model or run trials of it: opened on the CPU, without log output."""
 
 from __future__ import annotations
 

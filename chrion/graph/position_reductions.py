@@ -14,12 +14,17 @@ from chrion.graph.token_axis import REDUCTIONS
 
 
 def reduces_positions(model: onnx.ModelProto) -> bool:
-    """Return whether a decoder computes one number from all positions that it reads, such as the greatest one."""
+    """Return whether a decoder computes one number from all positions, such as the greatest one.
+
+    Positions are those that it reads, and all numbers that it counts, since it may count its positions itself.
+    """
     positions = {POSITIONS}
     neutral = {tensor.name for tensor in model.graph.initializer}
     for node, reads in zip(model.graph.node, node_reads(model), strict=True):
         others = {*reads} - neutral
-        if not others or node.op_type in {"Shape", "Size"}:
+        if node.op_type == "Range":
+            positions.update(node.output)
+        elif not others or node.op_type in {"Shape", "Size"}:
             neutral.update(node.output)
         elif others <= positions:
             if node.op_type in REDUCTIONS:

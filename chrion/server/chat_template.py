@@ -11,6 +11,7 @@ from typing import Any
 from chrion.errors import ModelError, OptionError
 from chrion.generation.special_tokens import named_tokens
 from chrion.graph.context_length import read_configuration
+from chrion.graph.model_folder import model_folders
 
 #: Variables of a template that have a meaning of their own, and no other source.
 RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
@@ -102,13 +103,15 @@ def find_chat_template(model: Path) -> ChatTemplate | None:
     Raises:
         ModelError: A file is damaged, the template is not valid, or several have other names.
     """
-    sources = _find_sources(model.parent)
-    if not sources:
+    for folder in model_folders(model):
+        if sources := _find_sources(folder):
+            break
+    else:
         return None
     source = sources.get(_DEFAULT) or (next(iter(sources.values())) if len(sources) == 1 else None)
     if source is None:
-        raise ModelError(f"{model.parent}: expected a chat template named default, found {', '.join(sorted(sources))}")
-    return ChatTemplate(source, named_tokens(model.parent))
+        raise ModelError(f"{folder}: expected a chat template named default, found {', '.join(sorted(sources))}")
+    return ChatTemplate(source, named_tokens(folder))
 
 
 def _find_sources(folder: Path) -> dict[str, str]:

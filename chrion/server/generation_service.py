@@ -20,13 +20,13 @@ _LATE = "the text did not begin within its timeout"
 
 @dataclass(frozen=True, slots=True)
 class TextOptions:
-    """What a request says of its texts, beside their lengths and the choice of their tokens."""
+    """Options of the texts of a request, beside their lengths and the choice of their tokens."""
 
     #: Strings that end a text.
     stop: tuple[str, ...] = ()
     #: Tokens that end a text, beside those of the model.
     end_tokens: tuple[int, ...] = ()
-    #: Whether the model's own end tokens do not end a text.
+    #: True if the model's own end tokens do not end a text.
     ignore_eos: bool = False
     #: The number of tokens before which no token ends a text.
     min_tokens: int = 0
@@ -50,11 +50,13 @@ class GenerationService:
         self.refused = refused
         self._max_waiting = max_waiting
         self._draining = False
+        #: The texts that have been admitted and are not queued yet.
+        self._admitted = 0
         self._metrics = GenerationMetrics(served)
 
     @property
     def draining(self) -> bool:
-        """Whether new requests are refused."""
+        """True if new requests are refused."""
         return self._draining
 
     @property
@@ -91,7 +93,7 @@ class GenerationService:
         if self._draining:
             raise RequestFailure(Status.UNAVAILABLE, "the server is shutting down", retry_s=1.0)
         queued = sum(served.generator.statistics().waiting_requests for served in self.served.values())
-        if queued + count > self._max_waiting:
+        if queued + self._admitted + count > self._max_waiting:
             raise RequestFailure(Status.OVERLOADED, "too many requests wait", retry_s=1.0)
 
     async def submit(
@@ -118,16 +120,21 @@ class GenerationService:
         count = len(prompts) * len(samplings)
         self.admit(count)
         encoded = await asyncio.to_thread(lambda: [served.encode(prompt) for prompt in prompts])
-        self.admit(count)  # others may have come; nothing is awaited from here to their submission
+        self.admit(count)  # others may have come
+        self._admitted += count
         streams: list[Stream] = []
         try:
             for ids, sampling in itertools.product(encoded, samplings):
                 streams.append(_queue(served, ids, most(len(ids)), sampling, options))
+                self._admitted -= 1
+                await asyncio.sleep(0)  # the checks of a long prompt take milliseconds for each of its texts
         except BaseException as error:
             cancel(streams)
             if isinstance(error, RuntimeError) and not isinstance(error, ChrionError):
                 raise RequestFailure(Status.UNAVAILABLE, "the generator is closed") from error
             raise
+        finally:
+            self._admitted -= count - len(streams)
         return streams
 
     async def events(

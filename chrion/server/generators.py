@@ -69,7 +69,7 @@ class ServedGenerator:
         limit = self.generator.most_new_tokens(1)
         if isinstance(prompt, str) and len(prompt) > _UNUSED_TEXT * limit * self._longest_token:
             message = f"the prompt has {len(prompt)} characters, more than {limit} tokens have"
-            raise ContextLengthError(message, limit=limit)
+            raise ContextLengthError(message, limit=limit, memory=limit != self.generator.context)
         return self.generator.encode(prompt, special=special)
 
     def text_of(self, prompt: Prompt) -> str:
@@ -152,9 +152,7 @@ def _kv_bytes(settings: GenerationSettings) -> int:
 
 def _needed_bytes(version: ServedVersion, settings: GenerationSettings) -> int:
     """Return the bytes of host memory that a generator needs."""
-    folder = version.sources[0].model.parent
-    weights = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
-    return round(weights * _WEIGHT_COPIES) + _kv_bytes(settings)
+    return round(version.sources[0].model_bytes * _WEIGHT_COPIES) + _kv_bytes(settings)
 
 
 def _open(name: str, version: ServedVersion, settings: GenerationSettings, reserved: int) -> ServedGenerator:

@@ -25,7 +25,7 @@ class Grace:
 
     @property
     def is_over(self) -> bool:
-        """Whether requests in flight are not waited for any longer. Any thread may ask."""
+        """True if the server no longer waits for requests in flight. Any thread may ask."""
         return self._ended.is_set() or time.monotonic() >= self._until
 
     def end(self) -> None:
@@ -46,7 +46,7 @@ class Grace:
 
 
 class StopSignals:
-    """What signals to stop do: the first one stops the server, and a later one ends the grace, as uvicorn has it."""
+    """The handling of signals: the first one stops the server, and a later one ends the grace, as in uvicorn."""
 
     def __init__(self) -> None:
         #: Is set by the first signal.

@@ -13,7 +13,6 @@ from chrion.server.openai_bodies import Settings
 from chrion.server.openai_logprobs import TokenLog
 
 _DEFAULT_TOKENS = 16  # of the completions of the API
-_FINISH = {"length": "length", "stop": "stop"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +86,7 @@ class Answers:
         found = []
         for at, choice in enumerate(choices):
             text = {"message": {"role": "assistant", "content": choice.text}} if self.chat else {"text": choice.text}
-            ends = {"logprobs": choice.logprobs, "finish_reason": _finish(choice.reason)}
+            ends = {"logprobs": choice.logprobs, "finish_reason": choice.reason}
             found.append({"index": at, **text, **ends})
         return {**self._common, "choices": found, "usage": self._usage()}
 
@@ -112,7 +111,7 @@ class Answers:
     def _chunk(
         self, index: int, content: Mapping[str, Any], logprobs: Mapping[str, Any] | None = None, reason: str = ""
     ) -> dict[str, Any]:
-        ends = {"logprobs": logprobs, "finish_reason": _finish(reason) if reason else None}
+        ends = {"logprobs": logprobs, "finish_reason": reason or None}
         usage: dict[str, Any] = {}
         if self._settings.usage:
             usage = {"usage": self._usage() if self._settings.continuous_usage else None}
@@ -121,7 +120,3 @@ class Answers:
     def _usage(self) -> dict[str, int]:
         prompt, generated = self.prompt_tokens, self.generated_tokens
         return {"prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": prompt + generated}
-
-
-def _finish(reason: str) -> str:
-    return _FINISH.get(reason, "stop")

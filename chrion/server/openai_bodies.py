@@ -28,7 +28,7 @@ _MOST_PENALTY, _MOST_BIAS = 2, 100
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a body says of the generation."""
+    """The settings of the generation in a body."""
 
     model: str
     max_tokens: int | None
@@ -38,12 +38,12 @@ class Settings:
     samplings: tuple[Sampling, ...]
     options: TextOptions
     stream: bool
-    #: Whether a stream ends with the numbers of tokens, and whether each of its documents has them.
+    #: True if a stream ends with the numbers of tokens, and true if each of its documents has them.
     usage: bool
     continuous_usage: bool
-    #: Whether a completion begins with its prompt.
+    #: True if a completion begins with its prompt.
     echo: bool = False
-    #: Whether the text of a chat ends with the beginning of the answer.
+    #: True if the text of a chat ends with the beginning of the answer.
     add_generation_prompt: bool = True
 
 

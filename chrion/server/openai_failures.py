@@ -10,6 +10,8 @@ from chrion.server.failures import RequestFailure, Status
 
 #: The name of a field at the beginning of a message, with the part of it that is at fault.
 _FIELD = re.compile(r"([a-z_]+(?:\[\d+\]|\.[a-z_]+)*): ")
+#: Follows the limit of a request if it is not that of the model.
+_MEMORY = " on this server, whose memory for keys and values (kv_memory) has slots for no more"
 _TYPES = {Status.OVERLOADED: "rate_limit_error"}
 _CODES = {Status.OVERLOADED: "rate_limit_exceeded", Status.UNAUTHENTICATED: "invalid_api_key"}
 
@@ -43,5 +45,6 @@ def too_long(error: ContextLengthError, *, chat: bool, limit_field: str) -> Requ
             f"Please reduce the length of the {field} or completion."
         )
         field = limit_field
-    text = f"This model's maximum context length is {error.limit} tokens. {text}"
+    memory = _MEMORY if error.memory else ""
+    text = f"This model's maximum context length is {error.limit} tokens{memory}. {text}"
     return RequestFailure(Status.INVALID, text, param=field, code="context_length_exceeded")

@@ -15,7 +15,7 @@ from pathlib import Path
 import onnx
 
 from chrion.errors import ChrionError, ModelError, OptionError
-from chrion.graph.external import tensors_of
+from chrion.graph.external import external_files
 from chrion.graph.reading import read_model
 from chrion.manager import ManagedModel, ManagedVariant
 from chrion.manager.records import ACCELERATOR, HOST
@@ -48,6 +48,8 @@ class VariantSource:
     plan: Path | None
     accelerated: bool
     cores: int
+    #: Bytes of the model's file and of those of its external weights.
+    model_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,11 +232,11 @@ def _source(folder: Path, name: str, variant: VariantSettings, settings: ModelSe
     model = _inside(folder, variant.model or _MODEL)
     plan = _inside(folder, variant.plan) if variant.plan else None
     cores = len(from_plan(name, plan, {}).core_busy_ms) if plan else variant.cores or settings.cores
-    return VariantSource(name, model, plan, _accelerated(folder, variant), cores)
+    return VariantSource(name, model, plan, _accelerated(folder, variant), cores, _model_bytes(model))
 
 
 def _managed(source: VariantSource, variant: VariantSettings) -> ManagedVariant:
-    weights = sum(size for _, size, _ in _model_files(source.model))
+    weights = source.model_bytes
     figures = from_plan(source.name, source.plan, {"memory": "resident"}) if source.plan else None
     accelerator_mb = variant.memory_mb or (figures.memory_mb if figures else weights * _HOST_FACTOR / 1e6)
     alone = source.accelerated and not source.plan
@@ -264,10 +266,10 @@ def _check_order(variants: list[ManagedVariant], device: str) -> None:
             raise ModelError(f"variants: each must need at most the {device} memory of the one before it ({sizes})")
 
 
-def _model_files(model: Path) -> tuple[FileState, ...]:
-    proto = read_model(model)[0]
-    external = {e.value for t in tensors_of(proto) for e in t.external_data if e.key == "location"}
-    return file_states(model, *(model.parent / location for location in sorted(external)))
+def _model_bytes(model: Path) -> int:
+    """Return the bytes of a model's file and of those of its external weights, wherever links lead."""
+    proto, path = read_model(model)
+    return sum(size for _, size, _ in file_states(model, *external_files(proto, path or model)))
 
 
 def _interface(proto: onnx.ModelProto) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:

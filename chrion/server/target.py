@@ -1,4 +1,4 @@
-"""What the REST and gRPC services answer for: the models of this process, or those of the replicas of a cluster."""
+"""The models that the REST and gRPC services answer for: those of this process, or of the replicas of a cluster."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import quantize_dynamic
+from test_computed_positions import ARRANGED, compute_positions
 
 import chrion
 from chrion.generation.engine import PlainEngine, SelectiveEngine
@@ -94,13 +95,13 @@ def test_a_decoder_that_runs_one_request_after_another() -> None:
 
 def with_length(model: onnx.ModelProto) -> onnx.ModelProto:
     """Shift the positions of texts beyond 3000 tokens."""
-    model.graph.initializer.append(numpy_helper.from_array(np.array(3000), "most"))
+    model.graph.initializer.append(numpy_helper.from_array(np.array(3000), "limit"))
     for node in model.graph.node:
         node.input[:] = ["shifted" if name == "position_ids" else name for name in node.input]
     for node in (
         helper.make_node("Sub", ["position_ids", "beyond"], ["shifted"]),
         helper.make_node("Cast", ["long"], ["beyond"], to=TensorProto.INT64),
-        helper.make_node("Greater", ["last", "most"], ["long"]),
+        helper.make_node("Greater", ["last", "limit"], ["long"]),
         helper.make_node("ReduceMax", ["flat"], ["last"], keepdims=0),
         helper.make_node("Flatten", ["position_ids"], ["flat"]),
     ):
@@ -134,6 +135,19 @@ def test_prompts_that_chunks_would_change_stay_whole(
     with caplog.at_level(logging.INFO, "chrion"):
         assert generated(model, CHUNK) == (expected, 0, engine)
     assert "prompts run as a whole: chunks would change their results" in caplog.text
+
+
+@pytest.mark.parametrize("arranged", [ARRANGED["row"], ARRANGED["column"]], ids=["row", "column"])
+def test_a_limit_of_computed_positions_that_no_trial_reaches(arranged: list[onnx.NodeProto]) -> None:
+    """A model that counts its positions itself and compares the greatest one with 3000 reads prompts as a whole."""
+    model = with_length(small_decoder("llama-decoder", context=5000))
+    compute_positions(model, arranged)
+    plain = PlainDecoder(model := with_unknown_operator(model))
+    prompt = [(at * at) % 61 for at in range(4000)]
+    with chrion.Generator(model, threads=1, chunk=512) as generator:
+        assert generator.refused
+        assert generator._loop.scheduler.chunk == 0
+        assert generator.submit(prompt, 3).result(60) == plain.generate_with_cache(prompt, 3)
 
 
 def test_nothing_is_tried_without_chunks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -302,6 +302,15 @@ def test_the_least_number_of_tokens(generator: Generator, plain: PlainDecoder) -
     assert first not in found
 
 
+def test_stop_tokens_that_the_vocabulary_does_not_have(generator: Generator, plain: PlainDecoder) -> None:
+    """They never end a text and exclude no token, also if they are negative."""
+    prompt = [4, 5]
+    expected = plain.generate(prompt, 9)
+    unknown = [expected[0] - 61, 61, -(10**9), 10**9, -(10**20), 10**20]
+    for least in (0, 5):
+        assert generator.submit(prompt, 9, stop_tokens=unknown, min_new_tokens=least).result(60) == expected
+
+
 def test_requests_that_never_fit_are_refused() -> None:
     """A request of more slots than there are does not block others."""
     with Generator(MODEL, threads=1, kv_slots=10) as generator:

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
+import tokenizers
 
 import chrion
 from chrion import Generator, HybridSession
 from chrion.errors import UnsafeModelError
 from chrion.graph import source_weights
 from chrion.scheduler import fixed_plan
+from chrion.server.chat_template import find_chat_template
 from chrion.zoo import build
 from decoder_support import PlainDecoder, small_decoder
 from helpers import alternating_lanes, run_plain
+from sliding_window import trim_caches
 
 
 def store(model: onnx.ModelProto, folder: Path, data: str) -> Path:
@@ -71,13 +76,66 @@ def test_a_plan_of_a_model_in_a_cache_of_links(tmp_path: Path) -> None:
         np.testing.assert_allclose(value, wanted, atol=1e-5)
 
 
-def test_a_link_without_the_weights_beside_it(tmp_path: Path) -> None:
-    """Weights that are only beside the file that a link leads to are read there."""
-    model = small_decoder("gpt2-decoder")
-    path = store(model, tmp_path / "models", "weights.bin")
-    (tmp_path / "current.onnx").symlink_to(path)
-    with Generator(tmp_path / "current.onnx", threads=1) as generator:
+@pytest.mark.parametrize("change", [lambda model: model, lambda model: trim_caches(model, 30)], ids=["split", "whole"])
+def test_a_link_without_the_weights_beside_it(change: Callable[[Any], Any], tmp_path: Path) -> None:
+    """Weights that are only beside the file that a link leads to are read there; the name is that of the link."""
+    model = change(small_decoder("gpt2-decoder"))
+    link = link_to(store(model, tmp_path / "models", "weights.bin"), tmp_path / "current.onnx")
+    graph = chrion.load(link)
+    assert graph.name == "current"
+    with Generator(graph, threads=1) as generator:
         assert generator.submit([1, 2], 5).result(60) == PlainDecoder(model).generate([1, 2], 5)
+
+
+@pytest.mark.parametrize("change", [lambda model: model, lambda model: trim_caches(model, 30)], ids=["split", "whole"])
+def test_a_link_with_the_weights_beside_it(change: Callable[[Any], Any], tmp_path: Path) -> None:
+    """Weights that are only beside the link are read there, as by onnxruntime."""
+    model = change(small_decoder("gpt2-decoder"))
+    path = store(model, tmp_path / "shared", "weights.bin")
+    link = link_to(path, tmp_path / "mine" / "model.onnx")
+    path.with_name("weights.bin").rename(link.with_name("weights.bin"))
+    with Generator(link, threads=1) as generator:
+        assert generator.submit([1, 2], 5).result(60) == PlainDecoder(link).generate([1, 2], 5)
+
+
+def link_to(path: Path, link: Path) -> Path:
+    """Create a link to a file; return it."""
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(path)
+    return link
+
+
+def put_text_files(folder: Path, *, words: str, end: int) -> None:
+    """Put the files of a model that concern texts into a folder: token n is the word of that number."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"{words}{at}": at for at in range(61)}, f"{words}0"))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": end}))
+    (folder / "config.json").write_text(json.dumps({"max_position_embeddings": 30 + end}))
+    (folder / "chat_template.jinja").write_text(f"{words}{{{{ messages[0].content }}}}")
+
+
+@pytest.mark.parametrize("beside", [{"link"}, {"target"}, {"link", "target"}], ids="-".join)
+@pytest.mark.parametrize("weights", ["model.onnx", "weights.bin"], ids=["one file", "weights beside the target"])
+def test_files_that_belong_to_a_link(beside: set[str], weights: str, tmp_path: Path) -> None:
+    """The configuration, the tokenizer and the template are beside the link, or else beside the file it leads to."""
+    model = small_decoder("llama-decoder")
+    path = tmp_path / "models" / "saved.onnx"
+    if weights == "weights.bin":
+        store(model, path.parent, weights)
+    else:
+        path.parent.mkdir()
+        onnx.save(model, path)
+    link = link_to(path, tmp_path / "mine" / "model.onnx")
+    for kind, end in (("link", 5), ("target", 6)):
+        if kind in beside:
+            put_text_files((link if kind == "link" else path).parent, words=kind, end=end)
+    kind, end = ("link", 5) if "link" in beside else ("target", 6)
+    with Generator(link, threads=1) as generator:
+        assert (generator.stop_tokens, generator.context) == ({end}, 30 + end)
+        assert generator.encode(f"{kind}7") == [7]
+    template = find_chat_template(link)
+    assert template is not None
+    assert template.render([{"role": "user", "content": "8"}]) == f"{kind}8"
 
 
 def test_links_that_lead_elsewhere_are_refused(tmp_path: Path) -> None:

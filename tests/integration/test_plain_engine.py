@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -122,6 +123,16 @@ def test_a_model_that_cannot_run_is_refused_when_it_is_opened(count: int, about:
     """Onnxruntime opens some models that it cannot run, for prompts or for single tokens only."""
     with pytest.raises(ModelError, match=f"onnxruntime cannot run {about} tokens: "):
         chrion.Generator(failing(count), threads=1)
+
+
+def test_a_model_whose_file_is_gone_is_refused_when_it_is_opened(tmp_path: Path) -> None:
+    """The session of the whole model reads the file again; the error names the model."""
+    path = tmp_path / "gone.onnx"
+    onnx.save(trim_caches(small_decoder("gpt2-decoder"), 30), path)
+    graph = chrion.load(path)
+    path.unlink()
+    with pytest.raises(ModelError, match=r"^gone: onnxruntime refuses the model: .*gone\.onnx"):
+        chrion.Generator(graph, threads=1)
 
 
 @pytest.mark.parametrize("context", [1, 2, 3])

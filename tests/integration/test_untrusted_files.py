@@ -257,6 +257,14 @@ def test_weights_outside_the_folder_are_refused(folder: Path, location: str) -> 
             read(path)
 
 
+@pytest.mark.parametrize("location", ["a" * 300, "a/" * 3000 + "b", "w.bin/b"])
+def test_weights_with_impossible_names_are_refused(folder: Path, location: str) -> None:
+    """No file can have such a name; the model is refused like others whose weights are missing."""
+    onnx.save(weights_elsewhere(location), folder / "m.onnx")
+    with pytest.raises(ModelError, match=r"m\.onnx: onnxruntime refuses the model: "):
+        load(folder / "m.onnx")
+
+
 def test_weights_of_inner_graphs_and_functions_are_checked(folder: Path) -> None:
     """A path outside the folder is refused in a constant, in a branch and in a function."""
     weight = weights_elsewhere("../secret/w.bin").graph.initializer[0]

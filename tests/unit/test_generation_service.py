@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 import time
+from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from chrion.generation import Stream, Token
+from chrion.errors import OptionError
+from chrion.generation import Sampling, Stream, Token
 from chrion.server.failures import RequestFailure, Status
-from chrion.server.generation_service import GenerationService
+from chrion.server.generation_service import GenerationService, TextOptions
 from chrion.server.generators import ServedGenerator
 
 
@@ -33,6 +37,115 @@ def test_a_text_that_does_not_begin_in_time_fails(request_ms: float, model_ms: f
     with pytest.raises(RequestFailure, match="did not begin within its timeout") as late:
         asyncio.run(read(service(model_ms), [begun, waiting], request_ms))
     assert late.value.status is Status.EXPIRED
+
+
+class Queue:
+    """A generator whose requests wait; the one with the number ``failing`` fails.
+
+    Args:
+        failing: The number of a request; 0 for none.
+    """
+
+    stop_tokens: frozenset[int] = frozenset()
+
+    def __init__(self, failing: int = 0) -> None:
+        self.streams: list[Stream] = []
+        self.cancelled = 0
+        #: Is called when a request is queued.
+        self.queued: Callable[[], object] = lambda: None
+        self._failing = failing
+
+    def most_new_tokens(self, prompt: int) -> int:
+        return prompt + 100
+
+    def encode(self, prompt: list[int], *, special: bool) -> list[int]:
+        assert special
+        return prompt
+
+    def statistics(self) -> SimpleNamespace:
+        return SimpleNamespace(waiting_requests=len(self.streams) - self.cancelled)
+
+    def submit(self, ids: list[int], *_: Any, **__: Any) -> Stream:
+        self.queued()
+        if len(self.streams) + 1 == self._failing:
+            raise OptionError("at fault")
+        self.streams.append(Stream(len(ids), self._cancel))
+        return self.streams[-1]
+
+    def _cancel(self) -> None:
+        self.cancelled += 1
+
+
+def queueing(queue: Any) -> tuple[GenerationService, Callable[[int], Coroutine[Any, Any, list[Stream]]]]:
+    """Return a service with at most 8 waiting texts, and what queues a number of texts of one prompt."""
+    model = ServedGenerator("m", "1", queue, None, 0, math.inf)
+    served = GenerationService({"m": model}, 8)
+    return served, lambda count: served.submit(model, [[1, 2]], [Sampling()] * count, TextOptions(), lambda _: 5)
+
+
+def test_other_tasks_run_while_texts_are_queued() -> None:
+    """Each text of a prompt is checked by itself; the loop is free after each of them."""
+    queue = Queue()
+    submit = queueing(queue)[1]
+    turns, seen = itertools.count(), []
+    now = 0
+    queue.queued = lambda: seen.append(now)
+
+    async def queue_beside_another_task() -> None:
+        nonlocal now
+        queued = asyncio.create_task(submit(5))
+        while not queued.done():
+            now = next(turns)
+            await asyncio.sleep(0)
+        assert await queued == queue.streams
+
+    asyncio.run(queue_beside_another_task())
+    assert len(seen) == len(set(seen)) == 5
+
+
+def test_texts_that_are_not_queued_yet_count_as_waiting() -> None:
+    """While 6 of at most 8 texts are queued, 3 others are refused and 2 are not, whenever they are asked for."""
+    queue = Queue()
+    service, submit = queueing(queue)
+    refused = []
+
+    def admit_others() -> None:
+        service.admit(2)
+        with pytest.raises(RequestFailure, match="too many requests wait") as failure:
+            service.admit(3)
+        refused.append(failure.value.status)
+
+    queue.queued = admit_others
+    # The text that is queued just now counts: it has been admitted.
+    asyncio.run(submit(6))
+    assert refused == [Status.OVERLOADED] * 6
+    admit_others()
+
+
+def test_no_text_is_queued_if_one_fails() -> None:
+    """Those before it are cancelled, and those after it no longer count as waiting."""
+    queue = Queue(failing=3)
+    service, submit = queueing(queue)
+    with pytest.raises(OptionError, match="at fault"):
+        asyncio.run(submit(6))
+    assert queue.cancelled == len(queue.streams) == 2
+    service.admit(8)
+
+
+def test_no_text_is_queued_if_its_request_is_cancelled() -> None:
+    """A client that leaves while texts are queued leaves none of them."""
+    queue = Queue()
+    service, submit = queueing(queue)
+
+    async def leave() -> None:
+        task = asyncio.create_task(submit(6))
+        queue.queued = lambda: len(queue.streams) == 2 and task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(leave())
+    assert queue.cancelled == len(queue.streams) == 3
+    service.admit(8)
 
 
 def test_a_text_that_has_begun_may_take_longer() -> None:

@@ -7,6 +7,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 
 from chrion import load
@@ -19,7 +20,7 @@ from chrion.server.options import parse_address, parse_origin, parse_policies, s
 from chrion.server.repository import BadVersion, ServedVersion, scan
 from chrion.server.settings import read_settings
 from helpers import alternating_lanes, branches, free_branches
-from server_process import identity, put
+from server_process import identity, product, put
 
 
 def served(root: Path, name: str, version: str = "1", *, accelerator: bool = False) -> ServedVersion:
@@ -183,6 +184,24 @@ def test_wrong_policies(text: str) -> None:
     """Unknown names, two of one kind, and a policy that needs the future are refused."""
     with pytest.raises(OptionError):
         parse_policies(text, ManagerPolicies())
+
+
+@pytest.mark.parametrize("place", ["beside", "below", "beside the target", "linked"])
+def test_memory_includes_external_weights(place: str, tmp_path: Path) -> None:
+    """Weights count wherever they are: in the version's folder, below it, or where links lead."""
+    root, store = tmp_path / "models", tmp_path / "store"
+    (folder := root / "m" / "1").mkdir(parents=True)
+    weights = "data/w.bin" if place == "below" else "w.bin"
+    saved = store if place in {"beside the target", "linked"} else folder
+    (saved / weights).parent.mkdir(exist_ok=True)
+    onnx.save_model(product(200), saved / "model.onnx", save_as_external_data=True, location=weights, size_threshold=0)
+    if saved == store:
+        for name in ("model.onnx", "w.bin")[: 2 if place == "linked" else 1]:
+            (folder / name).symlink_to(store / name)
+    size = (saved / "model.onnx").stat().st_size + 200 * 200 * 4
+    found = served(root, "m")
+    assert found.sources[0].model_bytes == size
+    assert found.managed.variants[0].bytes[HOST] == round(size * 1.1) + 4_000_000
 
 
 def test_a_scenario_gives_its_policies_and_memory(tmp_path: Path) -> None:

@@ -11,9 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 
 from chrion.errors import ModelError, OptionError
+from chrion.generation.device_session import open_for_threads
 from chrion.server.generators import close_generators, open_generators
 from chrion.server.settings import read_settings
 from decoder_support import PlainDecoder
@@ -366,6 +368,17 @@ def test_generators_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     assert opened["llama"].generator.signature.slot_bytes * opened["llama"].generator.statistics().slots <= 64e6
 
 
+def test_external_weights_of_generators_are_memory(tmp_path: Path) -> None:
+    """The weights count three times, also those in a folder beside the model."""
+    file = put_decoder(tmp_path, "llama", '[generation]\nkv_memory = "64MB"\n')
+    (file.parent / "data").mkdir()
+    onnx.save_model(onnx.load(file), file, save_as_external_data=True, location="data/w.bin", size_threshold=256)
+    opened = open_generators(tmp_path, 100_000_000)
+    close_generators([*opened.values()])
+    size = file.stat().st_size + (file.parent / "data" / "w.bin").stat().st_size
+    assert opened["llama"].reserved_bytes == 3 * size + 64_000_000
+
+
 def test_models_that_cannot_generate_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A model without a tokenizer, and one without a cache, are logged with the reason; the others are served."""
     put(tmp_path, "mute", MODEL, toml="[generation]\n")
@@ -378,6 +391,30 @@ def test_models_that_cannot_generate_are_left_out(tmp_path: Path, caplog: pytest
     assert len(reasons) == 2
     assert "no tokenizer.json" in reasons[0]
     assert "not a decoder with a cache" in reasons[1]
+
+
+def test_a_model_that_onnxruntime_refuses_is_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error of onnxruntime's own is a reason like others; the model after it is served."""
+    put_decoder(tmp_path, "first")
+    put_decoder(tmp_path, "second")
+    failures = iter([RuntimeError("[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : out of luck")])
+
+    def open_once_failing(*call: Any) -> Any:
+        for failure in failures:
+            raise failure
+        return open_for_threads(*call)
+
+    monkeypatch.setattr("chrion.generation.engine.open_for_threads", open_once_failing)
+    opened = open_generators(tmp_path, 1_000_000_000)
+    close_generators([*opened.values()])
+    assert [*opened] == ["second"]
+    (record,) = caplog.records
+    assert record.__dict__["fields"] == {
+        "model": "first",
+        "reason": "model: onnxruntime refuses the model: out of luck",
+    }
 
 
 def test_models_whose_chat_template_cannot_be_read_complete_texts(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,7 @@ def test_prompts_that_are_too_long(client: Any) -> None:
         error = refused(client, **fields)
         assert (error.code, error.param, error.type) == ("context_length_exceeded", param, "invalid_request_error")
         assert known in str(error)
+        assert "memory" not in str(error)
         assert f"your {param} resulted in {tokens} tokens" in str(error)
 
 
@@ -73,9 +75,14 @@ def test_most_tokens_that_do_not_fit(client: Any) -> None:
 
 
 def test_prompts_that_are_longer_than_the_memory(client: Any) -> None:
-    """The slots for keys and values limit a request as the context length does."""
-    error = refused(client, model="small", prompt=[2] * 2000)
-    assert (error.code, error.param) == ("context_length_exceeded", "prompt")
+    """The slots for keys and values limit a request as the context length does; the message names that memory."""
+    for prompt in ([2] * 2000, "w2 " * 20_000):
+        error = refused(client, model="small", prompt=prompt)
+        assert (error.code, error.param) == ("context_length_exceeded", "prompt")
+        expected = (
+            r"maximum context length is \d+ tokens on this server, whose memory for keys and values \(kv_memory\)"
+        )
+        assert re.search(expected, str(error))
 
 
 def test_texts_that_cannot_fit_are_not_tokenised(client: Any) -> None:

@@ -132,7 +132,8 @@ def test_end_tokens(client: Any, plain: PlainDecoder) -> None:
     assert (ignored.text, ignored.finish_reason) == (words_of(tokens), "length")
     first = complete(client, model="ending", ignore_eos=True, stop_token_ids=[tokens[1]])
     assert (first.text, first.finish_reason) == (words_of(tokens[: tokens.index(tokens[1])]), "stop")
-    assert complete(client, model="ending", stop_token_ids=[60]).text == words_of(tokens[:2])
+    for unknown in (60, -1, -(10**20), 10**20):
+        assert complete(client, model="ending", stop_token_ids=[unknown]).text == words_of(tokens[:2])
 
 
 def test_the_least_number_of_tokens(client: Any) -> None:
