@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from chrion.generation.iteration import Outcome, Work
-from chrion.graph.decoder import ROUNDING, DecoderSignature
+from chrion.graph.decoder import DecoderSignature, equal_but_for_rounding
 from chrion.graph.ort_sessions import first_line
 
 Array = np.ndarray[Any, Any]
@@ -41,10 +41,7 @@ def find_difference(
         found, expected = (_run(way, *examples()) for way in (candidate, baseline))
     except Exception as error:  # noqa: BLE001 - onnxruntime raises many types
         return first_line(error)
-    if all(
-        _equal(value, wanted, ROUNDING[signature.cache_type.name])
-        for value, wanted in zip(found, expected, strict=True)
-    ):
+    if all(equal_but_for_rounding(signature, *pair) for pair in zip(found, expected, strict=True)):
         return ""
     return "scores or caches differ"
 
@@ -56,12 +53,3 @@ def _run(way: Run, batch: Sequence[Work], caches: Sequence[Array]) -> list[Array
         if isinstance(outcome, Exception):
             raise outcome
     return [np.asarray(value, np.float32) for value in (*outcomes, *caches)]
-
-
-def _equal(value: Array, wanted: Array, rounding: float) -> bool:
-    """Return whether values are equal except for rounding; an infinite one has to be the same."""
-    finite = np.isfinite(wanted)
-    if not np.array_equal(value[~finite], wanted[~finite]):
-        return False
-    limit = rounding * np.abs(wanted[finite]).max(initial=0.0)
-    return bool((np.abs(value[finite] - wanted[finite]) <= limit).all())  # NaN is a difference

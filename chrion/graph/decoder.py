@@ -27,7 +27,7 @@ BRANCH = "use_cache_branch"
 KEPT = "num_logits_to_keep"
 #: By the type of the cache, the greatest difference that rounding makes to logits, relative to the largest one;
 #: differences of meaning far exceed it.
-ROUNDING = {"float16": 2e-2, "float32": 1e-3}
+_ROUNDING = {"float16": 2e-2, "float32": 1e-3}
 _INTEGERS = ("tensor(int64)", "tensor(int32)")
 #: The inputs beside the cache, and their types.
 _TYPES = {IDS: _INTEGERS, MASK: _INTEGERS, POSITIONS: _INTEGERS, KEPT: _INTEGERS, BRANCH: ("tensor(bool)",)}
@@ -201,3 +201,12 @@ def random_cache(signature: DecoderSignature, past: int, seed: int = 0) -> dict[
         name: draw.standard_normal((1, heads, past, width)).astype(signature.cache_type)
         for name, (heads, width) in zip(signature.past, signature.cache_shapes, strict=True)
     }
+
+
+def equal_but_for_rounding(signature: DecoderSignature, found: Array, expected: Array) -> bool:
+    """Return whether two results of a decoder are equal except for rounding; an infinite value has to be the same."""
+    finite = np.isfinite(expected)
+    if found.shape != expected.shape or not np.array_equal(found[~finite], expected[~finite]):
+        return False
+    limit = _ROUNDING[signature.cache_type.name] * np.abs(expected[finite]).max(initial=0.0)
+    return bool((np.abs(found[finite] - expected[finite]) <= limit).all())  # NaN is a difference

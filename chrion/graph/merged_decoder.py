@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 
 from chrion.errors import ModelError
-from chrion.graph.decoder import BRANCH, LOGITS, ROUNDING, DecoderSignature, random_cache
+from chrion.graph.decoder import BRANCH, LOGITS, DecoderSignature, equal_but_for_rounding, random_cache
 from chrion.graph.loader import reassemble
 from chrion.graph.model import Graph
 from chrion.graph.ort_sessions import first_line, open_analysis
@@ -90,8 +90,7 @@ def check_prompts(graph: Graph, signature: DecoderSignature, branch: Graph, bran
     except Exception as error:
         message = f"{_refused(graph)}: its branch with a cache cannot run a prompt: {first_line(error)}"
         raise ModelError(message) from error
-    limit = ROUNDING[signature.cache_type.name] * float(np.abs(expected).max())
-    if not all(np.abs(found - expected).max() <= limit for found in (at_once, in_parts)):  # NaN is a difference
+    if not all(equal_but_for_rounding(signature, found, expected) for found in (at_once, in_parts)):
         raise ModelError(f"{_refused(graph)}: its branch with a cache computes prompts otherwise than the other branch")
 
 
