@@ -11,6 +11,7 @@ import pickle
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -183,6 +184,33 @@ def test_cancelled_requests_free_their_slots(plain: PlainDecoder) -> None:
         assert waiting.result(60) == plain.generate([2, 3], 10)
         assert long.finish_reason == "cancelled"
         assert len(list(long)) < 50
+
+
+def test_slots_are_free_between_two_iterations(plain: PlainDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request cancelled during an iteration keeps its slots until that one returns; the next one gives them away."""
+    with Generator(MODEL, threads=1, kv_slots=50) as generator:
+        run, begun, steps = generator._loop.engine.run, SimpleQueue[list[int]](), SimpleQueue[None]()
+
+        def stepped(batch: Sequence[Work]) -> list[Outcome]:
+            begun.put([work.cache.capacity for work in batch])
+            steps.get(timeout=60)
+            return run(batch)
+
+        monkeypatch.setattr(generator._loop.engine, "run", stepped)
+        long, waiting = generator.submit([1], 50), generator.submit([2, 3], 10)  # of 50 and 11 slots
+        for _ in range(3):
+            assert begun.get(timeout=60) == [50]
+            steps.put(None)
+        assert begun.get(timeout=60) == [50]
+        long.cancel()
+        assert generator.statistics().reserved_slots == 50  # the iteration still reads and writes them
+        steps.put(None)
+        assert begun.get(timeout=60) == [11]
+        assert generator.statistics().reserved_slots == generator._loop.caches.reserved == 11
+        for _ in range(10):
+            steps.put(None)
+        assert waiting.result(60) == plain.generate([2, 3], 10)
+        assert list(long) == plain.generate([1], 3)
 
 
 def test_a_block_cancels_its_stream(generator: Generator) -> None:
