@@ -36,12 +36,6 @@ def decoders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def client(decoders: Server) -> Iterator[Any]:
-    with openai.OpenAI(base_url=f"{decoders.url}/v1", api_key="none", max_retries=0) as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
 def plain() -> PlainDecoder:
     return PlainDecoder(MODEL)
 

@@ -27,12 +27,6 @@ def decoders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield running
 
 
-@pytest.fixture(scope="module")
-def client(decoders: Server) -> Iterator[Any]:
-    with openai.OpenAI(base_url=f"{decoders.url}/v1", api_key="none", max_retries=0) as opened:
-        yield opened
-
-
 def refused(client: Any, **fields: Any) -> Any:
     """Return the error of a request, by the fields of which it is a chat or a completion."""
     api = client.chat.completions if "messages" in fields else client.completions

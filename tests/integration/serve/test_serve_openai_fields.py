@@ -59,12 +59,6 @@ def decoders(tmp_path_factory: pytest.TempPathFactory, plain: PlainDecoder) -> I
         yield running
 
 
-@pytest.fixture(scope="module")
-def client(decoders: Server) -> Iterator[Any]:
-    with openai.OpenAI(base_url=f"{decoders.url}/v1", api_key="none", max_retries=0) as opened:
-        yield opened
-
-
 def complete(client: Any, **fields: Any) -> Any:
     """Return the first choice of a completion; fields that the client does not know are sent, too."""
     known = {"echo", "logprobs", "logit_bias", "presence_penalty", "frequency_penalty", "seed", "n", "stop", "best_of"}
