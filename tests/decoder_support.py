@@ -1,7 +1,8 @@
-"""Decoders for tests, and what plain onnxruntime generates with them."""
+"""Decoders for tests, what plain onnxruntime generates with them, and the end of what a generator serves."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
-from chrion import zoo
+from chrion import Generator, zoo
 
 Array = np.ndarray[Any, Any]
 SMALL = {"layers": 2, "hidden": 32, "heads": 2, "inner": 48, "vocabulary": 61, "context": 64}
@@ -21,6 +22,21 @@ def small_decoder(name: str, **parameters: int) -> onnx.ModelProto:
     """Return a decoder of the zoo with a few thousand weights."""
     own = {"kv_heads": 1} if name.startswith("llama") else {}
     return zoo.build(name, {**SMALL, **own, **parameters})
+
+
+def log_softmax(scores: Array) -> Array:
+    """Return the logarithms of the probabilities of tokens by their definition."""
+    exact = scores.astype(np.float64)
+    logarithms: Array = exact - np.log(np.sum(np.exp(exact)))
+    return logarithms
+
+
+def wait_until_idle(generator: Generator, limit_s: float = 60.0) -> None:
+    """Wait until a generator has no requests."""
+    end = time.monotonic() + limit_s
+    while generator.statistics().requests:
+        assert time.monotonic() < end, "requests do not end"
+        time.sleep(0.001)
 
 
 class PlainDecoder:

@@ -29,9 +29,8 @@ from chrion.generation.cache import RequestCache
 from chrion.generation.engine import PlainEngine
 from chrion.generation.iteration import Outcome, Work
 from chrion.generation.text import TextBuilder
-from decoder_support import FORMS, PlainDecoder, small_decoder
+from decoder_support import FORMS, PlainDecoder, log_softmax, small_decoder, wait_until_idle
 
-Array = np.ndarray[Any, Any]
 MODEL = small_decoder("llama-decoder")
 #: The same with positions for texts that do not end while a test waits for something else.
 LONG = small_decoder("llama-decoder", context=4000)
@@ -57,14 +56,6 @@ def generator() -> Iterator[Generator]:
         yield opened
         wait_until_idle(opened)
     assert opened._loop.caches.reserved == 0
-
-
-def wait_until_idle(generator: Generator) -> None:
-    for _ in range(10_000):
-        if not generator.statistics().requests:
-            return
-        threading.Event().wait(0.001)
-    raise AssertionError("requests do not end")
 
 
 def prompts(count: int, seed: int = 0) -> list[list[int]]:
@@ -279,12 +270,6 @@ def test_arguments_of_other_types_are_refused(generator: Generator, options: dic
     """The message names the argument; nothing fails later in the middle of a text."""
     with pytest.raises(OptionError, match=message):
         generator.submit([1], 2, **options)
-
-
-def log_softmax(scores: Array) -> Array:
-    """Return the logarithms of the probabilities of tokens by their definition."""
-    exact = scores.astype(np.float64)
-    return exact - np.log(np.sum(np.exp(exact)))
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from chrion import Generator
 from chrion.cores import allowed_cores
 from chrion.errors import GenerationError, OptionError
 from chrion.generation import Stream
-from decoder_support import PlainDecoder, small_decoder
+from decoder_support import PlainDecoder, small_decoder, wait_until_idle
 
 MODEL = small_decoder("llama-decoder")
 BYTES = 256
@@ -37,14 +37,6 @@ TEXT = "Grüße, 世界! 👩‍🚀 naïve — עברית end. And more."
 @pytest.fixture(scope="module")
 def plain() -> PlainDecoder:
     return PlainDecoder(MODEL)
-
-
-def wait_until_idle(generator: Generator) -> None:
-    async def idle() -> None:
-        while generator.statistics().requests:  # noqa: ASYNC110 - a generator has no event for it
-            await asyncio.sleep(0.001)
-
-    asyncio.run(asyncio.wait_for(idle(), 60))
 
 
 def test_a_cancelled_task_ends_the_request_of_its_block() -> None:

@@ -40,11 +40,6 @@ def plain() -> PlainDecoder:
     return PlainDecoder(MODEL)
 
 
-def metric(server: Server, name: str) -> float:
-    lines = server.get("/metrics")[1].decode().splitlines()
-    return float(next(line.split()[-1] for line in lines if line.startswith(f'{name}{{model="llama"}}')))
-
-
 def test_models_with_generation_are_listed(client: Any) -> None:
     """Only models with a table [generation] are models of this API."""
     assert [model.id for model in client.models.list()] == ["llama", "plain", "tools"]
@@ -151,7 +146,7 @@ def test_clients_at_the_same_time(client: Any, plain: PlainDecoder) -> None:
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_frees_its_slots(decoders: Server, client: Any, stream: bool) -> None:  # noqa: FBT001
     """A request of 15 000 tokens ends when its client leaves, and its slots are free."""
-    before = metric(decoders, "chrion_generated_tokens_total")
+    before = decoders.metric("chrion_generated_tokens_total", model="llama")
     given = {"model": "llama", "prompt": [1], "max_tokens": 15_000, "temperature": 0}
     if stream:
         answer = client.completions.create(**given, stream=True)
@@ -161,20 +156,20 @@ def test_a_client_that_leaves_frees_its_slots(decoders: Server, client: Any, str
         with pytest.raises(openai.APITimeoutError):
             client.with_options(timeout=0.3).completions.create(**given)
     until = time.monotonic() + 10
-    while metric(decoders, "chrion_kv_reserved_slots") and time.monotonic() < until:
+    while decoders.metric("chrion_kv_reserved_slots", model="llama") and time.monotonic() < until:
         time.sleep(0.02)
-    assert metric(decoders, "chrion_kv_reserved_slots") == 0
-    assert metric(decoders, "chrion_generated_tokens_total") - before < 15_000
+    assert decoders.metric("chrion_kv_reserved_slots", model="llama") == 0
+    assert decoders.metric("chrion_generated_tokens_total", model="llama") - before < 15_000
 
 
 def test_metrics_have_the_times_of_tokens(decoders: Server, client: Any) -> None:
     """A request of five tokens is one time to a first token and four times between tokens."""
     names = [f"chrion_time_{name}_seconds_count" for name in ("to_first_token", "between_tokens")]
     client.completions.create(model="llama", prompt=[1], max_tokens=1)
-    before = [metric(decoders, name) for name in names]
+    before = [decoders.metric(name, model="llama") for name in names]
     client.completions.create(model="llama", prompt=[1], max_tokens=5)
-    assert [metric(decoders, name) - old for name, old in zip(names, before, strict=True)] == [1, 4]
-    assert metric(decoders, "chrion_kv_slots") > 15_000
+    assert [decoders.metric(name, model="llama") - old for name, old in zip(names, before, strict=True)] == [1, 4]
+    assert decoders.metric("chrion_kv_slots", model="llama") > 15_000
 
 
 @pytest.mark.parametrize(
@@ -231,7 +226,7 @@ def test_limits_of_requests_and_tokens(tmp_path: Path) -> None:
         assert (status, document["error"]["param"]) == (400, "n")  # it would never be served, so that none repeats it
         assert "at most 3 choices (--max-waiting), found 4" in document["error"]["message"]
         assert server.get("/v1/completions", {"model": "llama", "prompt": "w1", "n": 3})[0] == 200
-        share = metric(server, "chrion_kv_slots") // 4
+        share = server.metric("chrion_kv_slots", model="llama") // 4
         chat = {"model": "llama", "messages": [{"role": "user", "content": "w2"}]}
         usage = server.get("/v1/chat/completions", chat)[1]["usage"]
         assert usage["total_tokens"] - 1 == share > 10  # the last token is not in the cache
@@ -329,8 +324,8 @@ def test_a_second_signal_ends_the_wait_for_requests(tmp_path: Path) -> None:
 
 def both_have_begun(server: Server) -> bool:
     """Return whether some iterations have had two requests."""
-    iterations = metric(server, "chrion_generation_iterations_total")
-    return metric(server, "chrion_generation_batched_requests_total") > iterations + 20
+    iterations = server.metric("chrion_generation_iterations_total", model="llama")
+    return server.metric("chrion_generation_batched_requests_total", model="llama") > iterations + 20
 
 
 def test_decoders_are_still_models_of_the_inference_protocol(decoders: Server) -> None:

@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 import tokenizers
 
-from decoder_support import PlainDecoder, small_decoder
+from decoder_support import PlainDecoder, log_softmax, small_decoder
 from served_decoders import MODEL, put_decoder, words_of
 from server_process import Server, put, serving
 
 openai = pytest.importorskip("openai")
 
-Array = np.ndarray[Any, Any]
 PROMPT = [2, 3, 4]
 GREEDY = {"model": "llama", "prompt": PROMPT, "temperature": 0, "max_tokens": 12}
 USER = [{"role": "user", "content": "w2"}]
@@ -64,11 +63,6 @@ def complete(client: Any, **fields: Any) -> Any:
     known = {"echo", "logprobs", "logit_bias", "presence_penalty", "frequency_penalty", "seed", "n", "stop", "best_of"}
     own = {name: fields.pop(name) for name in [*fields] if name not in {*known, *GREEDY, "top_p"}}
     return client.completions.create(**GREEDY | fields, extra_body=own).choices[0]
-
-
-def log_softmax(scores: Array) -> Array:
-    exact = scores.astype(np.float64)
-    return exact - np.log(np.sum(np.exp(exact)))
 
 
 NEUTRAL: dict[str, Any] = {
