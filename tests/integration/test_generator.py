@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import gc
 import itertools
 import json
 import pickle
@@ -16,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import psutil
 import pytest
 from onnx import helper
 from tokenizers import Tokenizer
@@ -355,14 +353,6 @@ def test_default_numbers_of_tokens() -> None:
     assert found == [20, 18, 10, 10, 5, 1]
 
 
-def test_a_prompt_of_the_whole_context(plain: PlainDecoder) -> None:
-    """A prompt of all positions but one, and one of all, have their tokens."""
-    with Generator(MODEL, threads=1) as generator:
-        for length in (63, 64):
-            ids = [at % 61 for at in range(length)]
-            assert generator.submit(ids, 65 - length).result(60) == plain.generate(ids, 65 - length)
-
-
 def test_a_cache_without_memory_fails_its_request_only(plain: PlainDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the memory of one request cannot be mapped, the other requests of its first batch go on."""
     with Generator(MODEL, threads=1, max_batch=4) as generator:
@@ -505,21 +495,3 @@ def test_the_end_token_of_the_configuration_ends_texts(tmp_path: Path, plain: Pl
         assert generator.stop_tokens == {expected[4]}
         assert generator.submit([1, 2, 3], 9).result(60) == expected[: expected.index(expected[4])]
         assert generator.submit([1, 2, 3], 9, stop_tokens=[]).result(60) == expected
-
-
-def test_thousands_of_requests_leave_no_memory() -> None:
-    """Resident memory after 2500 requests is that after 500, within a few MB."""
-    with Generator(MODEL, threads=1, max_batch=16) as generator:
-
-        def serve(count: int) -> None:
-            for _ in range(count // 50):
-                for stream in [generator.submit([1, 2, 3], 2) for _ in range(50)]:
-                    stream.result(60)
-
-        serve(500)
-        gc.collect()
-        before = psutil.Process().memory_info().rss
-        serve(2000)
-        gc.collect()
-        assert psutil.Process().memory_info().rss - before < 8e6
-        assert generator.statistics().finished_requests == 2500

@@ -94,7 +94,7 @@ def test_models_that_do_not_exist(client: Any) -> None:
 
 
 def test_tokens_of_clients(tmp_path: Path) -> None:
-    """A wrong key raises the client's error for it."""
+    """A wrong key raises the client's error for it; a request without a key has an error of the API, too."""
     put_decoder(tmp_path / "models", "llama")
     (tmp_path / "token").write_text("secret\n")
     with serving(tmp_path / "models", "--token-file", str(tmp_path / "token")) as server:
@@ -106,6 +106,8 @@ def test_tokens_of_clients(tmp_path: Path) -> None:
                 with pytest.raises(openai.AuthenticationError, match="a valid bearer token is required") as found:
                     client.models.list()
                 assert (found.value.code, found.value.type) == ("invalid_api_key", "invalid_request_error")
+        status, document, _ = server.get("/v1/completions", {"model": "llama", "prompt": "w1"})
+        assert (status, document["error"]["code"]) == (401, "invalid_api_key")
 
 
 def test_errors_of_a_stream_that_has_begun(tmp_path: Path) -> None:

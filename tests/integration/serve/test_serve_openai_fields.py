@@ -101,6 +101,7 @@ def test_defaults_of_common_servers_change_nothing(client: Any, plain: PlainDeco
     [
         {"add_generation_prompt": True, "continue_final_message": False, "add_special_tokens": False, "echo": False},
         {"chat_template_kwargs": {}, "documents": [], "verbosity": "medium", "top_logprobs": 0, "logprobs": False},
+        {"frequency_penalty": 0.0, "presence_penalty": 0, "logit_bias": {}, "tools": [], "min_p": None, "user": "one"},
     ],
 )
 def test_defaults_of_chats_change_nothing(client: Any, fields: dict[str, Any]) -> None:
