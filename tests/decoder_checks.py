@@ -236,7 +236,7 @@ def check_cancel() -> None:
     answers: queue.Queue[Any] = queue.Queue()
     with triton_grpc.InferenceServerClient(GRPC) as client:
         client.start_stream(lambda result, error: answers.put((result, error)))
-        values = {"input_ids": ("INT64", [1]), "max_tokens": ("INT32", [15_000]), "stream": ("BOOL", [True])}
+        values = {"input_ids": ("INT64", [1]), "max_tokens": ("INT32", [40_000]), "stream": ("BOOL", [True])}
         client.async_stream_infer("llama", inputs(triton_grpc, **values))
         result, error = answers.get(timeout=30)
         assert error is None
