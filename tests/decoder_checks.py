@@ -7,6 +7,7 @@ has the decoder ``llama``, with a tokenizer of words, and the model ``product``.
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import json
 import queue
 import sys
@@ -236,7 +237,7 @@ def check_cancel() -> None:
     answers: queue.Queue[Any] = queue.Queue()
     with triton_grpc.InferenceServerClient(GRPC) as client:
         client.start_stream(lambda result, error: answers.put((result, error)))
-        values = {"input_ids": ("INT64", [1]), "max_tokens": ("INT32", [15_000]), "stream": ("BOOL", [True])}
+        values = {"input_ids": ("INT64", [1]), "max_tokens": ("INT32", [40_000]), "stream": ("BOOL", [True])}
         client.async_stream_infer("llama", inputs(triton_grpc, **values))
         result, error = answers.get(timeout=30)
         assert error is None
@@ -245,6 +246,7 @@ def check_cancel() -> None:
 
 
 if __name__ == "__main__":
+    faulthandler.dump_traceback_later(100, exit=True)  # shows where a check hangs, before the test gives it up
     for check in sys.argv[4:]:
         globals()[f"check_{check}"]()
     print("passed")  # noqa: T201 - the test looks for it

@@ -1,7 +1,8 @@
-"""Decoders for tests, and what plain onnxruntime generates with them."""
+"""Decoders for tests, what plain onnxruntime generates with them, and the end of what a generator serves."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import onnx
 import onnxruntime as ort
 from onnx import helper
 
-from chrion import zoo
+from chrion import Generator, zoo
 
 Array = np.ndarray[Any, Any]
 SMALL = {"layers": 2, "hidden": 32, "heads": 2, "inner": 48, "vocabulary": 61, "context": 64}
@@ -30,6 +31,21 @@ def with_window(model: onnx.ModelProto, window: int = 8) -> onnx.ModelProto:
         if node.op_type == "GroupQueryAttention":
             node.attribute.append(helper.make_attribute("local_window_size", window))
     return model
+
+
+def log_softmax(scores: Array) -> Array:
+    """Return the logarithms of the probabilities of tokens by their definition."""
+    exact = scores.astype(np.float64)
+    logarithms: Array = exact - np.log(np.sum(np.exp(exact)))
+    return logarithms
+
+
+def wait_until_idle(generator: Generator, limit_s: float = 60.0) -> None:
+    """Wait until a generator has no requests."""
+    end = time.monotonic() + limit_s
+    while generator.statistics().requests:
+        assert time.monotonic() < end, "requests do not end"
+        time.sleep(0.001)
 
 
 class PlainDecoder:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import onnx
 import tokenizers
 
 from decoder_support import small_decoder
@@ -19,7 +20,6 @@ TEMPLATE = (
     " w5 {{ message.content }}{% endfor %}{% if add_generation_prompt %} w6{% endif %}"
 )
 
-
 TOOLS = (
     "{% for message in messages %}{% if message.role == 'user' %} w1 {{ message.content }}"
     "{% elif message.tool_calls %}{% for call in message.tool_calls %} w2"
@@ -29,7 +29,13 @@ TOOLS = (
 
 
 def put_decoder(
-    root: Path, name: str, toml: str = "[generation]\nmax_batch = 4\n", template: str = TEMPLATE, **files: Any
+    root: Path,
+    name: str,
+    toml: str = "[generation]\nmax_batch = 4\n",
+    template: str = TEMPLATE,
+    *,
+    model: onnx.ModelProto = MODEL,
+    **files: Any,
 ) -> Path:
     """Put a decoder with a tokenizer of words into a repository; return its file.
 
@@ -38,9 +44,10 @@ def put_decoder(
         name: The model's name.
         toml: Its settings.
         template: Its chat template; empty for none.
+        model: The decoder.
         files: JSON files beside it, by their names without the extension.
     """
-    file = put(root, name, MODEL, toml=toml)
+    file = put(root, name, model, toml=toml)
     words = {f"w{at}": at for at in range(61)}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0"))  # noqa: S106 - a word
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
 import onnxruntime as ort
@@ -10,6 +12,13 @@ import pytest
 from chrion.errors import OptionError
 from chrion.zoo import build
 from decoder_support import FORMS, PlainDecoder, small_decoder
+
+
+def empty_caches(session: ort.InferenceSession) -> dict[str, np.ndarray[Any, Any]]:
+    """Return the keys and values of no tokens."""
+    return {
+        i.name: np.zeros((1, i.shape[1], 0, i.shape[3]), np.float32) for i in session.get_inputs() if "past" in i.name
+    }
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -25,11 +34,7 @@ def test_the_cache_changes_nothing(name: str) -> None:
     session = ort.InferenceSession(model.SerializeToString())
     shape = next(i.shape for i in session.get_inputs() if i.name == "past_key_values.0.key")
     ids = np.array([[5, 9, 2, 44, 7, 7, 60]])
-    cache = {
-        f"past_key_values.{n}.{k}": np.zeros((1, shape[1], 0, shape[3]), np.float32)
-        for n in range(2)
-        for k in ("key", "value")
-    }
+    cache = empty_caches(session)
     logits = []
     for first, last in ((0, 4), (4, 7)):
         feed = {"input_ids": ids[:, first:last], "attention_mask": np.ones((1, last), np.int64)}
@@ -52,8 +57,21 @@ def test_all_forms_of_attention_are_one_function(family: str) -> None:
     assert np.std(scores[0]) > 0.1
 
 
+@pytest.mark.parametrize("name", [name for name in FORMS if not name.endswith("grouped")])
+def test_padding_that_the_attention_mask_leaves_out_changes_nothing(name: str) -> None:
+    """Tokens after padding of any ids have the logits that they have alone."""
+    model = small_decoder(name)
+    session = ort.InferenceSession(model.SerializeToString())
+    feed = {"position_ids": np.array([[0, 0, 0, 1, 2]]), **empty_caches(session)}
+    for padding, hidden in (([7, 9], True), ([60, 0], True), ([7, 9], False)):
+        feed["input_ids"] = np.array([[*padding, 1, 2, 3]])
+        feed["attention_mask"] = np.array([[not hidden, not hidden, 1, 1, 1]], np.int64)
+        found = session.run(["logits"], feed)[0][0, 2:]
+        assert np.allclose(found, PlainDecoder(model).scores([1, 2, 3]), atol=1e-4) == hidden
+
+
 def test_logits_do_not_depend_on_later_tokens() -> None:
-    """The mask is causal, and padding that the attention mask leaves out changes nothing."""
+    """The mask is causal."""
     plain = PlainDecoder(small_decoder("llama-decoder"))
     np.testing.assert_allclose(plain.scores([1, 2, 3, 4])[:2], plain.scores([1, 2])[:2], atol=1e-5)
     assert np.abs(plain.scores([2, 2, 3])[2] - plain.scores([1, 2, 3])[2]).max() > 1e-3
@@ -63,9 +81,6 @@ def test_rotary_positions_are_relative() -> None:
     """Without the embedding of positions, scores depend on distances only: a shifted text has equal logits."""
     model = small_decoder("llama-decoder")
     session = ort.InferenceSession(model.SerializeToString())
-    empty = {
-        i.name: np.zeros((1, i.shape[1], 0, i.shape[3]), np.float32) for i in session.get_inputs() if "past" in i.name
-    }
     first, shifted = (
         session.run(
             ["logits"],
@@ -73,7 +88,7 @@ def test_rotary_positions_are_relative() -> None:
                 "input_ids": np.array([[1, 2, 3]]),
                 "attention_mask": np.ones((1, 3), np.int64),
                 "position_ids": np.arange(start, start + 3)[None],
-                **empty,
+                **empty_caches(session),
             },
         )[0]
         for start in (0, 40)

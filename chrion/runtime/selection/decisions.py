@@ -10,7 +10,7 @@ import hashlib
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -221,6 +221,18 @@ def file_state(path: str | Path) -> FileState | None:
     return os.path.abspath(path), found.st_size, found.st_mtime_ns  # noqa: PTH100 - links stay as they are
 
 
+def model_files(path: str, external: Sequence[str]) -> tuple[FileState, ...]:
+    """Return the state of a model's file and of the files that hold its external weights.
+
+    Args:
+        path: The model's file.
+        external: Locations of external weights, relative to the folder of the file.
+    """
+    folder = Path(path).parent
+    states = (file_state(file) for file in (path, *sorted({str(folder / location) for location in external})))
+    return tuple(state for state in states if state is not None)
+
+
 def model_bytes(source: str | bytes) -> int:
     """Return the size of a model with its external weights, in bytes."""
     return len(source) if isinstance(source, bytes) else sum(size for _, size, _ in files_of(source))
@@ -235,10 +247,8 @@ def files_of(source: str | bytes) -> tuple[FileState, ...]:
     if isinstance(source, bytes):
         return ()
     proto, path = read_model(source)
-    folder = (path or Path(source)).parent
-    entries = (entry for tensor in tensors_of(proto) for entry in tensor.external_data if entry.key == "location")
-    states = (file_state(file) for file in (source, *sorted({str(folder / entry.value) for entry in entries})))
-    return tuple(state for state in states if state is not None)
+    entries = (entry for tensor in tensors_of(proto) for entry in tensor.external_data)
+    return model_files(str(path or source), [entry.value for entry in entries if entry.key == "location"])
 
 
 def model_identity(source: str | bytes) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,3 +40,11 @@ def server(repository: Path) -> Iterator[Server]:
     """Return a server of that repository in explicit mode, with all models loaded."""
     with serving(repository, "--model-control", "explicit", "--load-model", "*", "--max-request", "4MB") as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def client(decoders: Server) -> Iterator[Any]:
+    """Return OpenAI's client of the server that the module's fixture ``decoders`` starts."""
+    openai = pytest.importorskip("openai")
+    with openai.OpenAI(base_url=f"{decoders.url}/v1", api_key="none", max_retries=0) as opened:
+        yield opened

@@ -9,7 +9,6 @@ import importlib.util
 import json
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,10 @@ from typing import Any
 import pytest
 
 from decoder_support import PlainDecoder, small_decoder
+from served_decoders import put_decoder, words_of
 from server_process import Server, product, put, serving, wait_until
 
 grpc = pytest.importorskip("grpc", reason="grpc: pip install 'chrion[serve]'")
-tokenizers = pytest.importorskip("tokenizers")
 
 CLIENT = Path(__file__).parents[2] / "decoder_checks.py"
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
@@ -39,20 +38,11 @@ def known() -> dict[str, list[list[int]]]:
     return {"prompts": PROMPTS, "tokens": [plain.generate(*pair) for pair in zip(PROMPTS, COUNTS, strict=True)]}
 
 
-def put_decoder(root: Path, name: str, toml: str) -> None:
-    """Put a decoder with a tokenizer of words into a repository."""
-    file = put(root, name, MODEL, toml=toml)
-    words = {f"w{at}": at for at in range(61)}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0"))  # noqa: S106 - a word
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    tokenizer.save(str(file.parent / "tokenizer.json"))
-
-
 @pytest.fixture(scope="module")
 def decoders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Return a server of a decoder whose slots one long text fills, and of a model of another kind."""
     root = tmp_path_factory.mktemp("streamed")
-    put_decoder(root, "llama", '[generation]\nmax_batch = 4\nkv_memory = "12MB"\n')
+    put_decoder(root, "llama", '[generation]\nmax_batch = 4\nkv_memory = "12MB"\n', model=MODEL)
     put(root, "product", product())
     with serving(root) as running:
         yield running
@@ -105,14 +95,13 @@ def test_tritons_client_generates(decoders: Server, known: dict[str, Any], tmp_p
 
 @needs_client
 def test_a_cancelled_stream_frees_its_slots(decoders: Server, known: dict[str, Any], tmp_path: Path) -> None:
-    """After the client has cancelled, no further tokens are generated than those of an iteration that runs."""
-    before = generated(decoders)
+    """A text whose client cancels in the middle ends as cancelled, before its last token, and reserves no slots."""
+    reason = {"model": "llama", "reason": "cancelled"}
+    tokens, texts = generated(decoders), decoders.metric("chrion_generation_finish_reasons_total", **reason)
     run_client(decoders, known, tmp_path, "cancel")
     wait_until(lambda: slots(decoders) == 0)
-    assert generated(decoders) - before < 15_000
-    after = generated(decoders)
-    time.sleep(0.2)
-    assert generated(decoders) == after
+    assert decoders.metric("chrion_generation_finish_reasons_total", **reason) == texts + 1
+    assert generated(decoders) - tokens < 40_000
 
 
 def test_a_client_that_does_not_read_stalls_no_other(decoders: Server, known: dict[str, Any]) -> None:
@@ -208,10 +197,6 @@ def events(content: bytes) -> list[dict[str, Any]]:
     return [json.loads(part.removeprefix("data: ")) for part in content.decode().split("\n\n") if part]
 
 
-def text_of(tokens: list[int]) -> str:
-    return "".join(f" w{token}" for token in tokens)
-
-
 def test_a_response_whose_client_leaves_at_once_ends_its_request() -> None:
     """If the first event cannot be sent, the requests of the response end all the same."""
     disconnects = importlib.import_module("chrion.server.disconnects")
@@ -246,7 +231,7 @@ def test_generate(decoders: Server, known: dict[str, Any]) -> None:
         assert document == {
             "model_name": "llama",
             "model_version": "1",
-            "text_output": text_of(tokens),
+            "text_output": words_of(tokens),
             "output_ids": tokens,
             "finish_reason": "length",
         }
@@ -259,7 +244,7 @@ def test_generate_stream(decoders: Server, known: dict[str, Any]) -> None:
     assert (status, headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
     found = events(content)
     assert [event["output_ids"] for event in found] == [[token] for token in known["tokens"][0]] + [[]]
-    assert "".join(event["text_output"] for event in found) == text_of(known["tokens"][0])
+    assert "".join(event["text_output"] for event in found) == words_of(known["tokens"][0])
     assert [event["finish_reason"] for event in found] == [""] * 12 + ["length"]
     (whole,) = events(decoders.get("/v2/models/llama/generate_stream", body)[1])
     assert whole["output_ids"] == known["tokens"][0]
@@ -291,7 +276,7 @@ def test_wrong_texts_are_refused(decoders: Server, path: str, body: dict[str, An
 def test_model_control_chooses_the_generators(tmp_path: Path, known: dict[str, Any]) -> None:
     """In explicit mode, those that the command names are opened at the start, and stay open."""
     for name in ("llama", "other"):
-        put_decoder(tmp_path, name, '[generation]\nkv_memory = "1MB"\n')
+        put_decoder(tmp_path, name, '[generation]\nkv_memory = "1MB"\n', model=MODEL)
     text = {"text_input": "w2 w3 w4", "max_tokens": 3}
     with serving(tmp_path, "--model-control", "explicit", "--load-model", "llama") as server:
         assert [model["id"] for model in server.get("/v1/models")[1]["data"]] == ["llama"]

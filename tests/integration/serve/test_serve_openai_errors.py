@@ -28,12 +28,6 @@ def decoders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield running
 
 
-@pytest.fixture(scope="module")
-def client(decoders: Server) -> Iterator[Any]:
-    with openai.OpenAI(base_url=f"{decoders.url}/v1", api_key="none", max_retries=0) as opened:
-        yield opened
-
-
 def refused(client: Any, **fields: Any) -> Any:
     """Return the error of a request, by the fields of which it is a chat or a completion."""
     api = client.chat.completions if "messages" in fields else client.completions
@@ -107,7 +101,7 @@ def test_models_that_do_not_exist(client: Any) -> None:
 
 
 def test_tokens_of_clients(tmp_path: Path) -> None:
-    """A wrong key raises the client's error for it."""
+    """A wrong key raises the client's error for it; a request without a key has an error of the API, too."""
     put_decoder(tmp_path / "models", "llama")
     (tmp_path / "token").write_text("secret\n")
     with serving(tmp_path / "models", "--token-file", str(tmp_path / "token")) as server:
@@ -119,6 +113,8 @@ def test_tokens_of_clients(tmp_path: Path) -> None:
                 with pytest.raises(openai.AuthenticationError, match="a valid bearer token is required") as found:
                     client.models.list()
                 assert (found.value.code, found.value.type) == ("invalid_api_key", "invalid_request_error")
+        status, document, _ = server.get("/v1/completions", {"model": "llama", "prompt": "w1"})
+        assert (status, document["error"]["code"]) == (401, "invalid_api_key")
 
 
 def test_errors_of_a_stream_that_has_begun(tmp_path: Path) -> None:

@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 import tokenizers
 
-from decoder_support import PlainDecoder, small_decoder
+from decoder_support import PlainDecoder, log_softmax, small_decoder
 from served_decoders import MODEL, put_decoder, words_of
 from server_process import Server, put, serving
 
 openai = pytest.importorskip("openai")
 
-Array = np.ndarray[Any, Any]
 PROMPT = [2, 3, 4]
 GREEDY = {"model": "llama", "prompt": PROMPT, "temperature": 0, "max_tokens": 12}
 USER = [{"role": "user", "content": "w2"}]
@@ -59,22 +58,11 @@ def decoders(tmp_path_factory: pytest.TempPathFactory, plain: PlainDecoder) -> I
         yield running
 
 
-@pytest.fixture(scope="module")
-def client(decoders: Server) -> Iterator[Any]:
-    with openai.OpenAI(base_url=f"{decoders.url}/v1", api_key="none", max_retries=0) as opened:
-        yield opened
-
-
 def complete(client: Any, **fields: Any) -> Any:
     """Return the first choice of a completion; fields that the client does not know are sent, too."""
     known = {"echo", "logprobs", "logit_bias", "presence_penalty", "frequency_penalty", "seed", "n", "stop", "best_of"}
     own = {name: fields.pop(name) for name in [*fields] if name not in {*known, *GREEDY, "top_p"}}
     return client.completions.create(**GREEDY | fields, extra_body=own).choices[0]
-
-
-def log_softmax(scores: Array) -> Array:
-    exact = scores.astype(np.float64)
-    return exact - np.log(np.sum(np.exp(exact)))
 
 
 NEUTRAL: dict[str, Any] = {
@@ -113,6 +101,7 @@ def test_defaults_of_common_servers_change_nothing(client: Any, plain: PlainDeco
     [
         {"add_generation_prompt": True, "continue_final_message": False, "add_special_tokens": False, "echo": False},
         {"chat_template_kwargs": {}, "documents": [], "verbosity": "medium", "top_logprobs": 0, "logprobs": False},
+        {"frequency_penalty": 0.0, "presence_penalty": 0, "logit_bias": {}, "tools": [], "min_p": None, "user": "one"},
     ],
 )
 def test_defaults_of_chats_change_nothing(client: Any, fields: dict[str, Any]) -> None:

@@ -32,12 +32,6 @@ def decoders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield running
 
 
-@pytest.fixture(scope="module")
-def client(decoders: Server) -> Iterator[Any]:
-    with openai.OpenAI(base_url=f"{decoders.url}/v1", api_key="none", max_retries=0) as opened:
-        yield opened
-
-
 @contextlib.contextmanager
 def busy(client: Any) -> Iterator[None]:
     """Keep the decoder busy with a text of 19 000 tokens, until its client leaves."""
