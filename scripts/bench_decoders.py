@@ -11,8 +11,8 @@ Generator that always has requests, and requests arrived at random, both measure
 simulation predicts throughput and latency of the same requests. The speed of a shared machine varies from run to run.
 ``iterations / costs`` is the time of a run's iterations divided by that of the costs, and what is compared *at equal
 speed* has been scaled by it. That still tests what the simulation says of arrivals, batches and waiting, but not the
-costs. *device*: increments with keys and values in host memory, and with all of them on a device
-(:mod:`decoding.on_device`), for batches up to the greatest one that fits in ``--budget`` on the device and eight times
+costs. *device*: decode iterations with keys and values in host memory, and with all of them on a device
+(:mod:`decoding.on_device`), for batches up to the largest one that fits in ``--budget`` on the device and eight times
 as many requests. ``-o`` replaces the section ``decoders-`` with the name of the part in pages; the second table of
 *simulation* has the section ``decoders-loads``.
 """
@@ -61,7 +61,7 @@ TOGETHER, LENGTHS, ROUNDS = (1, 8, 32), (32, 64), 7
 OPENED = 3
 #: Measured points and simulated ones, in the same order.
 Both = tuple[Sequence[LoadPoint], Sequence[LoadPoint]]
-#: A workload, the latency relative to the least one, a greatest batch and a policy.
+#: A workload, the latency relative to the minimum, a max batch and a policy.
 Curve = tuple[tuple[str, int], float, str, str]
 GENAI_HEAD = ("weights", "requests", "tokens/s relative to onnxruntime-genai")
 CURVE_HEAD = (

@@ -1,8 +1,8 @@
 """Measure generation: selective batching alone, and iteration-level scheduling under load.
 
-``engine``: the time of one iteration, by selective batching, by padding the batch to a rectangle, and one request after
-another: of requests that decode a token, of these beside prompts, and of long prompts. The K/V rectangles and single
-caches are made outside the timed region, which favours the two baselines. The threads of their session spin between
+``engine``: the time of one iteration, by selective batching, on a padded batch, and one request after another: of
+requests that decode a token, of these beside prompts, and of long prompts. The caches of padded batches and of single
+requests are made outside the timed region, which favours the two baselines. The threads of their session spin between
 operators, as those of the engine do. All are timed in turn in every round.
 
 ``load``: the end-to-end experiment of Orca (section 6.2), scaled: requests that arrive at random (Poisson), with
@@ -54,7 +54,7 @@ from decoding.orca_experiment import (
     table_rows,
     workload_lengths,
 )
-from decoding.repeated_iterations import Shape, rectangle_run, selective_run, single_runs, time_in_turn
+from decoding.repeated_iterations import Shape, padded_run, selective_run, single_runs, time_in_turn
 from decoding.scheduling_gain import gain_rows, saturated, simulate_points
 from page_markers import fill_sections, markdown_table
 
@@ -96,7 +96,7 @@ def draw_shapes(pick: np.random.Generator, batch: int, mix: Mix) -> list[Shape]:
 
 
 def plain_session(model: onnx.ModelProto, threads: int) -> ort.InferenceSession:
-    """Return a session of the whole model, configured as that of increments."""
+    """Return a session of the whole model, configured as that of decode iterations."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     for key, value in {**SPINNING, **SPINNING_BETWEEN_CALLS}.items():
@@ -114,7 +114,7 @@ def measure_engine(arguments: argparse.Namespace) -> None:
             shapes = draw_shapes(np.random.default_rng(batch), batch, WORKLOADS[workload])
             runs = {
                 "selective": selective_run(engine, shapes),
-                "padded": rectangle_run(session, engine.signature, shapes),
+                "padded": padded_run(session, engine.signature, shapes),
                 "unbatched": single_runs(session, engine.signature, shapes),
             }
             times = time_in_turn(runs, arguments.rounds)
@@ -164,7 +164,7 @@ def append_fit(arguments: argparse.Namespace, label: str, meter: CostMeter) -> N
 
 
 def measure_batch(arguments: argparse.Namespace, label: str, meter: CostMeter, batch: int, seed: int) -> None:
-    """Measure policies with one greatest batch and certain requests at ascending rates, in turn."""
+    """Measure policies with one max batch and certain requests at ascending rates, in turn."""
     if arguments.rates:
         given = {rate: rate for rate in sorted(arguments.rates)}
         rates = dict.fromkeys(arguments.policies, given)
@@ -201,10 +201,10 @@ def measure_batch(arguments: argparse.Namespace, label: str, meter: CostMeter, b
 def choose_batch_rates(
     arguments: argparse.Namespace, costs: Costs, batch: int, seed: int
 ) -> dict[str, dict[float, float]]:
-    """Choose rates by target for each policy with one greatest batch."""
+    """Choose rates by target for each policy with one max batch."""
     chosen = {}
     for policy in arguments.policies:
-        # Nearly the least latency: for iterations with one greatest batch only, that whose rate is highest.
+        # Nearly the minimum latency: for iteration-level scheduling with the max batch whose rate is highest only.
         least = policy == "request" or batch == max(arguments.batches)
         factors = [*[LEAST_FACTOR] * least, *RATE_FACTORS]
         run = (arguments.scale, costs, policy, batch, arguments.requests)
@@ -251,7 +251,7 @@ def add_load(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of loads."""
     add_models(parser)
     rates_help = f"requests per second (default: those of a simulation at {LEAST_FACTOR} to {RATE_FACTORS[-1]:g} times \
-the least latency)"
+the minimum latency)"
     parser.add_argument("--rates", nargs="+", type=float, default=[], help=rates_help)
     parser.add_argument("--requests", type=positive, default=100, help="requests of a run")
     parser.add_argument("--repeats", type=positive, default=1, help="runs of each load, whose results are medians")

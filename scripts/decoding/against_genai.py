@@ -69,7 +69,7 @@ class Genai:
 def compare(model: onnx.ModelProto, genai: Genai, requests: int, lengths: tuple[int, int], rounds: int) -> list[float]:
     """Return tokens per second of the generator divided by those of onnxruntime-genai, round by round.
 
-    Both generate greedily for prompts of equal length, so that a batch which is a rectangle has no pads.
+    Both generate greedily for prompts of equal length, so that a padded batch has no pads.
 
     Raises:
         ValueError: They choose different tokens.

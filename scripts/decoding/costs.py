@@ -17,7 +17,7 @@ from chrion.simulator.iterations import draw_requests, fit_costs
 from decoding.load import Costs, load_scenario, scheduled
 from decoding.recorder import Batch, recorded
 
-#: Greatest batches whose iterations are measured.
+#: Max batches whose iterations are measured.
 BATCHES = (1, 2, 4, 8, 16, 32)
 #: Requests before the first measured ones.
 _WARM_UP = 40
@@ -49,10 +49,10 @@ class CostMeter:
         _record(generator, _WARM_UP, scale)  # a process that has just begun is slower for a second or two
 
     def measure(self, batches: Sequence[int] = BATCHES) -> None:
-        """Add iterations of several greatest batches, and for each with iteration-level and request-level scheduling.
+        """Add iterations with several max batches, and for each with iteration-level and request-level scheduling.
 
         Args:
-            batches: The greatest batches, instead of that of the generator.
+            batches: The max batches, instead of that of the generator.
         """
         for size, policy in itertools.product(sorted(batches, reverse=True), POLICIES):
             requests = max(24, 3 * size) if policy == "iteration" else size

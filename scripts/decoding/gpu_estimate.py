@@ -41,7 +41,7 @@ def gpu_scenario(rate_per_s: float, requests: int, max_batch: int) -> DecoderSce
 
 
 def saturated_on_gpu() -> list[DecoderScenario]:
-    """Return scenarios with more requests than can be served, by greatest batch."""
+    """Return scenarios with more requests than can be served, by max batch."""
     return [gpu_scenario(1e6, max(200, 40 * size), size) for size in BATCHES]
 
 

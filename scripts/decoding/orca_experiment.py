@@ -1,7 +1,7 @@
 """Results of Orca's end-to-end experiment: latency against throughput, and throughputs at equal latencies.
 
 Yu et al., *Orca* (OSDI 2022), section 6.2 and Figure 10: the median latency of a request divided by its generated
-tokens, against the throughput, for several greatest batches. Policies are compared in each repetition by itself, whose
+tokens, against the throughput, for several max batches. Policies are compared in each repetition by itself, whose
 runs follow each other, and the medians of these comparisons are reported.
 """
 
@@ -20,9 +20,9 @@ from chrion.report.figures import new_figure, save_figure
 from chrion.report.simulation_plots import line_style
 from decoding.load import Costs, IterationTotals, scaled_lengths
 
-#: Latencies at which throughputs are compared, relative to the least one of iteration-level scheduling.
+#: Latencies at which throughputs are compared, relative to the minimum of iteration-level scheduling.
 FACTORS = (2.0, 4.0)
-#: Model, scale, policy, greatest batch and target.
+#: Model, scale, policy, max batch and target.
 Load = tuple[str, int, str, int, float]
 _FEATURES = ("features", "prompt_features")
 HEAD = (
@@ -163,7 +163,7 @@ def throughput_at(curve: Sequence[LoadPoint], ms_per_token: float) -> Interval:
     whose latencies are all greater an upper bound.
 
     Args:
-        curve: Points of one model, policy and greatest batch.
+        curve: Points of one model, policy and max batch.
         ms_per_token: The latency.
     """
     ordered = sorted(curve, key=lambda point: point.offered_per_s)
@@ -182,7 +182,7 @@ def throughput_at(curve: Sequence[LoadPoint], ms_per_token: float) -> Interval:
 def table_rows(
     runs: Sequence[LoadPoint], normalised: Sequence[LoadPoint] = (), simulated: Sequence[LoadPoint] = ()
 ) -> list[tuple[str, ...]]:
-    """Return the throughputs of both policies at equal latencies: by workload and greatest batch, and the best.
+    """Return the throughputs of both policies at equal latencies: by workload and max batch, and the best.
 
     All figures are medians over repetitions, ratios as well.
 
@@ -223,17 +223,17 @@ def equal_latencies(runs: Sequence[LoadPoint], factor: float) -> dict[int, float
 
     Args:
         runs: Runs of one workload.
-        factor: The latency relative to the least one of iteration-level scheduling in the same repetition.
+        factor: The latency relative to the minimum of iteration-level scheduling in the same repetition.
     """
-    least: dict[int, float] = {}
+    minima: dict[int, float] = {}
     for run in runs:
         if run.policy == "iteration":
-            least[run.seed] = min(run.ms_per_token, least.get(run.seed, math.inf))
-    return {seed: factor * latency for seed, latency in least.items()}
+            minima[run.seed] = min(run.ms_per_token, minima.get(run.seed, math.inf))
+    return {seed: factor * latency for seed, latency in minima.items()}
 
 
 def readings(runs: Sequence[LoadPoint], latencies: Mapping[int, float]) -> dict[str, list[tuple[Interval, Interval]]]:
-    """Return throughputs at equal latencies, by greatest batch and for the best one: of both policies, for each seed.
+    """Return throughputs at equal latencies, by max batch and for the best one: of both policies, for each seed.
 
     Args:
         runs: Runs of one workload.

@@ -23,7 +23,7 @@ from chrion.simulator.iterations import simulate_decoder
 from decoding.load import Costs, load_scenario, scaled_lengths
 from decoding.orca_experiment import LoadPoint
 
-#: Greatest batches, those of the paper.
+#: Max batches, those of the paper.
 BATCHES = (1, 2, 4, 8, 16, 32)
 #: Batches that are drawn for an expected value.
 _DRAWS = 20_000

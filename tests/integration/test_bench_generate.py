@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 from pathlib import Path
+from typing import Any
 
 import bench_decoders
 import bench_generate
@@ -16,7 +18,7 @@ from decoding.load_rates import LEAST_FACTOR, RATE_FACTORS
 from decoding.on_device import HOST, WAYS, DeviceDecoder
 from decoding.orca_experiment import median_points, read_points
 from decoding.recorder import recorded
-from decoding.repeated_iterations import Shape, rectangle_run, selective_run
+from decoding.repeated_iterations import Shape, draw_inputs, padded_run, selective_run, single_runs
 
 import chrion
 from chrion import Generator
@@ -28,17 +30,37 @@ from decoder_support import small_decoder
 
 
 @pytest.mark.parametrize("mix", bench_generate.WORKLOADS.values())
-def test_a_rectangle_computes_what_selective_batching_does(mix: Mix) -> None:
-    """The last logits of every request are equal, so that the times are those of the same work."""
+def test_a_padded_batch_computes_what_selective_batching_does(mix: Mix) -> None:
+    """The last logits of every request are equal, so that the times are those of the same work; requests differ."""
     model = small_decoder("llama-decoder", context=512)
     engine, session = open_engine(chrion.load(model), threads=1), plain_session(model, 1)
     shapes = draw_shapes(np.random.default_rng(0), 8, mix)
     assert sum(shape.past == 0 for shape in shapes) == round(8 * mix.share)
     found = selective_run(engine, shapes)()
-    expected = rectangle_run(session, engine.signature, shapes)()
+    expected = padded_run(session, engine.signature, shapes)()
     assert isinstance(found, list)
     assert isinstance(expected, list)
-    np.testing.assert_allclose(np.stack(found), expected[0][:, -1], atol=1e-4)
+    logits = expected[0][:, -1]
+    np.testing.assert_allclose(np.stack(found), logits, atol=1e-4)
+    assert min(np.abs(one - other).max() for one, other in itertools.combinations(logits, 2)) > 1e-2
+
+
+def test_single_runs_have_the_requests_of_the_padded_batch() -> None:
+    """Each request has its own tokens and caches, unbatched as well."""
+    model = small_decoder("llama-decoder", context=512)
+    signature, feeds = open_engine(chrion.load(model), threads=1).signature, []
+
+    class Session:
+        def run(self, _: None, feed: dict[str, Any]) -> None:
+            feeds.append(feed)
+
+    shapes = [Shape(3, 1), Shape(3, 1), Shape(0, 5)]
+    single_runs(Session(), signature, shapes)()
+    for number, (shape, feed) in enumerate(zip(shapes, feeds, strict=True)):
+        ids, caches = draw_inputs(signature, shape, number)
+        np.testing.assert_array_equal(feed["input_ids"], ids[None])
+        for name, cache in zip(signature.past, caches, strict=True):
+            np.testing.assert_array_equal(feed[name], cache[None])
 
 
 def test_a_run_under_load_counts_all_requests() -> None:
@@ -129,11 +151,11 @@ def test_loads_and_their_simulation(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_device_with_all_keys_and_values_computes_what_selective_batching_does() -> None:
-    """The scores of a bound rectangle are those of a plain session, and every way has its times."""
+    """The scores of a bound batch are those of a plain session, and every way has its times."""
     model = small_decoder("llama-decoder")
     decoder = DeviceDecoder(model, "CPUExecutionProvider", threads=1)
     shapes = [Shape(9, 1)] * 3
-    expected = rectangle_run(plain_session(model, 1), decoder.signature, shapes)()
+    expected = padded_run(plain_session(model, 1), decoder.signature, shapes)()
     assert isinstance(expected, list)
     np.testing.assert_allclose(decoder.on_device(shapes)(), expected[0][:, -1], atol=1e-5)
     found = decoder.time([1, 2], 9, 1, WAYS)
