@@ -5,16 +5,17 @@
         [-o docs/simulate-decoders.md docs/generation-measured.md]
     python scripts/bench_decoders.py device --provider cuda --budget 1 [-o docs/generation-measured.md]
 
-*genai*: tokens per second on the same file, in alternating rounds; the interpreter's environment has
-``onnxruntime-genai``, which needs an onnxruntime of its own. *simulation*: the costs of iterations were fitted to a
-Generator that always has requests, and requests arrived at random, both measured by ``bench_generate.py load``; the
-simulation predicts throughput and latency of the same requests. The speed of a shared machine varies from run to run.
-``iterations / costs`` is the time of a run's iterations divided by that of the costs, and what is compared *at equal
-speed* has been scaled by it. That still tests what the simulation says of arrivals, batches and waiting, but not the
-costs. *device*: decode iterations with keys and values in host memory, and with all of them on a device
-(:mod:`decoding.on_device`), for batches up to the largest one that fits in ``--budget`` on the device and eight times
-as many requests. ``-o`` replaces the section ``decoders-`` with the name of the part in pages; the second table of
-*simulation* has the section ``decoders-loads``.
+*genai*: tokens per second on the same files, a decoder with plain operators and one of the same weights with
+GroupQueryAttention, with as many threads; each is timed first in every second round, and all tokens have to be equal.
+The interpreter's environment has ``onnxruntime-genai``, which needs an onnxruntime of its own. *simulation*: the costs
+of iterations were fitted to a Generator that always has requests, and requests arrived at random, both measured by
+``bench_generate.py load``; the simulation predicts throughput and latency of the same requests. The speed of a shared
+machine varies from run to run. ``iterations / costs`` is the time of a run's iterations divided by that of the costs,
+and what is compared *at equal speed* has been scaled by it. That still tests what the simulation says of arrivals,
+batches and waiting, but not the costs. *device*: decode iterations with keys and values in host memory, and with all of
+them on a device (:mod:`decoding.on_device`), for batches up to the largest one that fits in ``--budget`` on the device
+and eight times as many requests. ``-o`` replaces the section ``decoders-`` with the name of the part in pages; the
+second table of *simulation* has the section ``decoders-loads``.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ import itertools
 import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
 from command_arguments import existing_file, positive
-from decoding.against_genai import Genai, compare
+from decoding.against_genai import FORMS, Genai, build_endless_decoder, compare
 from decoding.costs import read_costs
 from decoding.load import SIZES
 from decoding.on_device import DEVICE, WAYS, DeviceDecoder
@@ -48,6 +50,7 @@ from decoding.orca_experiment import (
 from decoding.scheduling_gain import simulate_points
 from page_markers import fill_sections, markdown_table
 
+from chrion import Generator
 from chrion.cores import physical_cores
 from chrion.devices.providers import provider_name, require_working
 from chrion.files import write_atomically
@@ -55,15 +58,15 @@ from chrion.generation.scheduling import POLICIES
 from chrion.profiler import this_machine
 from chrion.zoo.cached_decoder import build_llama_decoder
 
-#: Requests at a time, prompt, new tokens and rounds beside onnxruntime-genai.
-TOGETHER, LENGTHS, ROUNDS = (1, 8, 32), (32, 64), 7
+#: Requests at a time, prompt and new tokens beside onnxruntime-genai.
+TOGETHER, LENGTHS = (1, 8, 32), (32, 64)
 #: How often both are opened, since the speed of a small model varies with the place of its weights in memory.
 OPENED = 3
 #: Measured points and simulated ones, in the same order.
 Both = tuple[Sequence[LoadPoint], Sequence[LoadPoint]]
 #: A workload, the latency relative to the minimum, a max batch and a policy.
 Curve = tuple[tuple[str, int], float, str, str]
-GENAI_HEAD = ("weights", "requests", "tokens/s relative to onnxruntime-genai")
+GENAI_HEAD = ("weights", "attention", "requests", "tokens/s relative to onnxruntime-genai")
 CURVE_HEAD = (
     *("weights", "max batch", "policy", "latency per token", "runs", "requests/s", "simulated"),
     *("simulated / measured", "at equal speed"),
@@ -78,19 +81,24 @@ LOAD_HEAD = (
 )
 
 
-def genai_rows(size: str, python: str) -> tuple[str, list[tuple[str, ...]]]:
-    """Return the version of onnxruntime-genai, and a line for each number of requests."""
-    model = build_llama_decoder(SIZES[size])
-    ratios: dict[int, list[float]] = {requests: [] for requests in TOGETHER}
-    for _ in range(OPENED):
-        with tempfile.TemporaryDirectory() as folder, Genai(python, Path(folder), model, SIZES[size]) as genai:
+def genai_rows(arguments: argparse.Namespace, size: str) -> tuple[str, list[tuple[str, ...]]]:
+    """Return the versions of the other environment, and a line for each form and number of requests."""
+    threads, specs = arguments.threads, {form: replace(SIZES[size], attention=form) for form in FORMS}
+    ratios: dict[tuple[str, int], list[float]] = {case: [] for case in itertools.product(FORMS, TOGETHER)}
+    for _, (form, spec) in itertools.product(range(OPENED), specs.items()):
+        model = build_endless_decoder(spec)
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            Genai(arguments.python, Path(folder), model, spec, threads) as genai,
+        ):
             version = genai.version
-            for requests, own in ratios.items():
-                own.extend(compare(model, genai, requests, LENGTHS, ROUNDS))
+            for requests in TOGETHER:
+                with Generator(model, max_batch=requests, threads=threads) as generator:
+                    ratios[form, requests] += compare(generator, genai, requests, LENGTHS, arguments.rounds)
     rows: list[tuple[str, ...]] = []
-    for requests, own in ratios.items():
+    for (form, requests), own in ratios.items():
         low, middle, high = np.quantile(own, [0.05, 0.5, 0.95])
-        rows.append((size, str(requests), f"{middle:.2f} [{low:.2f} to {high:.2f}]"))
+        rows.append((size, form, str(requests), f"{middle:.2f} [{low:.2f} to {high:.2f}]"))
         print(" | ".join(rows[-1]), flush=True)
     return version, rows
 
@@ -178,9 +186,10 @@ def beside_genai(arguments: argparse.Namespace) -> tuple[str, dict[str, str]]:
     """Return what was measured, and a table by its section."""
     rows: list[Sequence[str]] = [GENAI_HEAD]
     for size in arguments.size:
-        version, found = genai_rows(size, arguments.python)
+        version, found = genai_rows(arguments, size)
         rows += found
-    return f"{here()}, {version}", {"decoders-genai": markdown_table(rows)}
+    what = f"{here()}, and {version}; {arguments.threads} threads each"
+    return what, {"decoders-genai": markdown_table(rows)}
 
 
 def beside_simulation(arguments: argparse.Namespace) -> tuple[str, dict[str, str]]:
@@ -211,6 +220,8 @@ def read_arguments() -> argparse.Namespace:
     kind = argparse.ArgumentDefaultsHelpFormatter
     genai = parts.add_parser("genai", help="beside onnxruntime-genai", formatter_class=kind)
     genai.add_argument("--python", required=True, help="an interpreter with onnxruntime-genai")
+    genai.add_argument("--threads", type=positive, default=len(physical_cores()), help="threads of both")
+    genai.add_argument("--rounds", type=positive, default=7, help="rounds each time that both are opened")
     genai.set_defaults(run=beside_genai)
     simulation = parts.add_parser("simulation", help="beside the simulation", formatter_class=kind)
     simulation.add_argument("--points", type=existing_file, required=True, help="results of loads")
