@@ -30,8 +30,9 @@ from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
-from command_arguments import existing_file, positive
+from command_arguments import existing_file, one_line_errors, positive
 from decoding.against_genai import FORMS, Genai, build_endless_decoder, compare
+from decoding.code_version import check_version
 from decoding.costs import read_costs
 from decoding.load import SIZES
 from decoding.on_device import DEVICE, WAYS, DeviceDecoder
@@ -194,6 +195,7 @@ def beside_genai(arguments: argparse.Namespace) -> tuple[str, dict[str, str]]:
 
 def beside_simulation(arguments: argparse.Namespace) -> tuple[str, dict[str, str]]:
     """Return where the loads were measured, and tables by their sections."""
+    check_version(arguments.points, arguments.costs)
     runs, (curves, loads) = read_points(arguments.points), simulation_tables(arguments.points, arguments.costs)
     where = f"{measured_on(runs)}. {workload_lengths(run.workload for run in runs)}".rstrip(".")
     return where, {"decoders-simulation": curves, "decoders-loads": loads}
@@ -244,8 +246,14 @@ def read_arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measure a part, print its table and fill in pages."""
+    """Run the part that the arguments name."""
     arguments = read_arguments()
+    with one_line_errors():
+        fill_in(arguments)
+
+
+def fill_in(arguments: argparse.Namespace) -> None:
+    """Measure a part, print its table and fill in pages."""
     where, tables = arguments.run(arguments)
     print("\n\n".join(tables.values()))
     about = f"Written by `scripts/bench_decoders.py`, measured on {where}."

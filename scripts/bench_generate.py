@@ -11,7 +11,7 @@ the throughput are printed for iteration-level and for request-level scheduling,
 Without ``--rates``, each policy has its own rates, chosen by a simulation with costs of iterations that are
 measured before. ``--repeats`` measures all of it several times, each time with other requests. ``--points`` adds the
 results to a file. ``--costs`` adds the costs of iterations, measured before the loads and after those of each batch,
-to another file.
+to another file. Lines of both files have the version of the code, and only those of one version are pooled.
 
 ``report``: from such files, throughputs at equal latencies beside simulated ones, what iteration-level scheduling can
 gain, and an estimate for a GPU, in the sections ``generate-load``, ``generate-gain`` and ``generate-gpu`` of pages, a
@@ -37,7 +37,8 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime as ort
-from command_arguments import existing_file, positive
+from command_arguments import existing_file, one_line_errors, positive
+from decoding.code_version import check_version, code_version
 from decoding.costs import CostMeter, MeasuredCosts, append_costs, read_costs
 from decoding.gpu_estimate import GPU, TITLE, estimated_points, saturated_on_gpu
 from decoding.load import SIZES, Costs, load_scenario, run_load, scheduled
@@ -139,6 +140,7 @@ def measure_load(arguments: argparse.Namespace) -> None:
 
     Every repetition measures all models, batches and rates once, with other requests.
     """
+    code_version()  # before anything is written or committed
     print("model | policy | max batch | offered, requests/s | served | median ms per token", flush=True)
     with contextlib.ExitStack() as stack:
         meters = {}
@@ -160,7 +162,7 @@ def measure_load(arguments: argparse.Namespace) -> None:
 
 def append_fit(arguments: argparse.Namespace, label: str, meter: CostMeter) -> None:
     """Add the costs that a meter has found to their file."""
-    append_costs(arguments.costs, MeasuredCosts(label, arguments.scale, *meter.fit()))
+    append_costs(arguments.costs, MeasuredCosts(label, arguments.scale, *meter.fit(), code_version()))
 
 
 def measure_batch(arguments: argparse.Namespace, label: str, meter: CostMeter, batch: int, seed: int) -> None:
@@ -194,6 +196,7 @@ def measure_batch(arguments: argparse.Namespace, label: str, meter: CostMeter, b
                     ms_per_token=result.median_ms_per_token,
                     iterations=result.iterations,
                     machine=here(),
+                    code=code_version(),
                 )
                 append_point(arguments.points, point)
 
@@ -214,6 +217,8 @@ def choose_batch_rates(
 
 def report_load(arguments: argparse.Namespace) -> None:
     """Print the throughputs at equal latencies and what can be gained, and fill in pages and a plot."""
+    if arguments.costs:
+        check_version(arguments.points, arguments.costs)
     runs, costs = read_points(arguments.points), read_costs(arguments.costs) if arguments.costs else {}
     normalised = [normalise_speed(run, costs[run.workload]) for run in runs if run.workload in costs]
     rows = table_rows(runs, normalised, simulate_points(normalised, costs))
@@ -297,7 +302,8 @@ def main() -> None:
     ):
         add(commands.add_parser(name, help=about, formatter_class=argparse.ArgumentDefaultsHelpFormatter))
     arguments = parser.parse_args()
-    arguments.run(arguments)
+    with one_line_errors():
+        arguments.run(arguments)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from chrion.generation import Generator
 from chrion.generation.scheduling import POLICIES
 from chrion.simulator.decoder_scenario import IterationCosts
 from chrion.simulator.iterations import draw_requests, fit_costs
+from decoding.code_version import check_version
 from decoding.load import Costs, load_scenario, scheduled
 from decoding.recorder import Batch, recorded
 
@@ -31,6 +32,8 @@ class MeasuredCosts:
     scale: int
     costs: IterationCosts
     prompt_costs: IterationCosts
+    #: The version of the code that measured them, by :func:`decoding.code_version.code_version`.
+    code: str = ""
 
 
 class CostMeter:
@@ -89,7 +92,12 @@ def append_costs(path: Path, found: MeasuredCosts) -> None:
 
 
 def read_costs(path: Path) -> dict[tuple[str, int], Costs]:
-    """Return the costs of a file by model and scale; of several measurements, the mean of each term."""
+    """Return the costs of a file by model and scale; of several measurements, the mean of each term.
+
+    Raises:
+        OptionError: They were measured with several versions of the code.
+    """
+    check_version(path)
     found: dict[tuple[str, int], list[Costs]] = {}
     for line in path.read_text(encoding="utf-8").splitlines():
         row = json.loads(line)

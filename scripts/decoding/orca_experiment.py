@@ -18,6 +18,7 @@ from typing import Any
 from chrion.generation.scheduling import POLICIES
 from chrion.report.figures import new_figure, save_figure
 from chrion.report.simulation_plots import line_style
+from decoding.code_version import check_version
 from decoding.load import Costs, IterationTotals, scaled_lengths
 
 #: Latencies at which throughputs are compared, relative to the minimum of iteration-level scheduling.
@@ -54,6 +55,8 @@ class LoadPoint:
     iterations: IterationTotals | None = None
     #: The machine of a measured run, and the version of onnxruntime.
     machine: str = ""
+    #: The version of the code that measured it, by :func:`decoding.code_version.code_version`.
+    code: str = ""
 
     @property
     def workload(self) -> tuple[str, int]:
@@ -104,14 +107,20 @@ def append_point(path: Path, point: LoadPoint) -> None:
 
 
 def read_points(path: Path) -> list[LoadPoint]:
-    """Return the points of a file, one for each run."""
+    """Return the points of a file, one for each run.
+
+    Raises:
+        OptionError: They were measured with several versions of the code.
+    """
+    check_version(path)
     rows = map(json.loads, path.read_text(encoding="utf-8").splitlines())
     return [LoadPoint(**row | {"iterations": _totals(row["iterations"])}) for row in rows]
 
 
 def measured_on(runs: Iterable[LoadPoint]) -> str:
-    """Return the machines of measured runs."""
-    return "; ".join(sorted({run.machine or "an unknown machine" for run in runs}))
+    """Return the machines of measured runs, and the version of the code."""
+    found = {(run.machine or "an unknown machine") + (f", Chrion {run.code}" if run.code else "") for run in runs}
+    return "; ".join(sorted(found))
 
 
 def _totals(row: dict[str, Any] | None) -> IterationTotals | None:
