@@ -218,13 +218,15 @@ def table_rows(
 
 
 def summary_rows(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Return the ratios at equal speed of a table by :func:`table_rows`, with a column for some greatest batches."""
-    batches = ("8", "32", "best")
-    found: dict[tuple[str, str], dict[str, str]] = {}
-    for weights, latency, batch, *_, at_equal_speed, _ in rows[1:]:
-        found.setdefault((weights, latency), {})[batch] = at_equal_speed
-    head = ("weights", "latency per token", *(f"max batch {batch}" for batch in batches[:-1]), "best batches")
-    return [head, *((*key, *(own.get(batch, "-") for batch in batches)) for key, own in found.items())]
+    """Return the ratios of a table by :func:`table_rows`, as measured and at equal speed, for some max batches."""
+    batches = {"8": "max batch 8", "32": "max batch 32", "best": "best batches"}
+    found: dict[tuple[str, str], dict[str, tuple[str, str]]] = {}
+    for weights, latency, batch, *_, measured, at_equal_speed, _ in rows[1:]:
+        found.setdefault((weights, latency), {})[batch] = measured, at_equal_speed
+    columns = (f"{title}, {kind}" for title in batches.values() for kind in ("measured", "at equal speed"))
+    head = ("weights", "latency per token", *columns)
+    lines = ((*key, *(cell for batch in batches for cell in own.get(batch, ("-", "-")))) for key, own in found.items())
+    return [head, *lines]
 
 
 def equal_latencies(runs: Sequence[LoadPoint], factor: float) -> dict[int, float]:
