@@ -40,7 +40,7 @@ import onnxruntime as ort
 from command_arguments import existing_file, one_line_errors, positive
 from decoding.code_version import check_version, code_version
 from decoding.costs import CostMeter, MeasuredCosts, append_costs, read_costs
-from decoding.gpu_estimate import GPU, TITLE, estimated_points, saturated_on_gpu
+from decoding.gpu_estimate import DIGITS, GPU, REPETITIONS, TITLE, estimated_points, saturated_on_gpu
 from decoding.load import SIZES, Costs, load_scenario, run_load, scheduled
 from decoding.load_rates import LEAST_FACTOR, RATE_FACTORS, choose_rates
 from decoding.orca_experiment import (
@@ -227,12 +227,13 @@ def report_load(arguments: argparse.Namespace) -> None:
     machines = {workload[0]: saturated(workload[1], costs[workload]) for workload in known}
     gain = markdown_table(gain_rows(1, {**machines, GPU: saturated_on_gpu()}))
     lengths, others = workload_lengths(run.workload for run in runs), ("others", 1)
-    gpu = markdown_table([row[1:-2] for row in table_rows(estimated_points())])
+    gpu = markdown_table([row[1:-2] for row in table_rows(estimated_points(), significant=DIGITS)])
     sections = {
         "generate-summary": f"{about}. {lengths}\n\n{markdown_table(summary_rows(rows))}",
         "generate-load": f"{about}. {lengths}\n\n{markdown_table(rows)}",
         "generate-gain": f"Computed by `scripts/bench_generate.py`. {workload_lengths([*known, others])}\n\n{gain}",
-        "generate-gpu": f"Simulated by `scripts/bench_generate.py`: {TITLE}. Nothing is measured.\n\n{gpu}",
+        "generate-gpu": f"Simulated by `scripts/bench_generate.py`: {TITLE}. Nothing is measured; medians of "
+        f"{REPETITIONS} repetitions.\n\n{gpu}",
     }
     print("\n\n".join(sections.values()))
     for path in arguments.output:

@@ -90,9 +90,17 @@ class Interval:
         """Return the bounds of the median of figures."""
         return cls(*(statistics.median(getattr(one, bound) for one in intervals) for bound in ("low", "high")))
 
-    def format(self, digits: int) -> str:
-        """Return it as text; ``-`` if nothing is known."""
-        low, high = (f"{bound:.{digits}f}" for bound in (self.low, self.high))
+    def format(self, digits: int, *, significant: bool = False) -> str:
+        """Return it as text; ``-`` if nothing is known.
+
+        Args:
+            digits: Digits after the point.
+            significant: Round to so many significant digits instead.
+        """
+        low, high = (
+            f"{float(f'{bound:.{digits}g}'):g}" if significant else f"{bound:.{digits}f}"
+            for bound in (self.low, self.high)
+        )
         if low == high:
             return low
         if math.isinf(self.high):
@@ -189,7 +197,10 @@ def throughput_at(curve: Sequence[LoadPoint], ms_per_token: float) -> Interval:
 
 
 def table_rows(
-    runs: Sequence[LoadPoint], normalised: Sequence[LoadPoint] = (), simulated: Sequence[LoadPoint] = ()
+    runs: Sequence[LoadPoint],
+    normalised: Sequence[LoadPoint] = (),
+    simulated: Sequence[LoadPoint] = (),
+    significant: int = 0,
 ) -> list[tuple[str, ...]]:
     """Return the throughputs of both policies at equal latencies: by workload and max batch, and the best.
 
@@ -199,7 +210,9 @@ def table_rows(
         runs: Measured runs.
         normalised: The same at equal speed, by :func:`normalise_speed`.
         simulated: The latter simulated.
+        significant: Significant digits of throughputs and ratios; 0 for one digit and two digits after the point.
     """
+    rounded = {"significant": significant > 0}
     rows: list[tuple[str, ...]] = [HEAD]
     for workload in dict.fromkeys(run.workload for run in runs):
         own, scaled, others = (
@@ -209,10 +222,15 @@ def table_rows(
             latencies, at_equal_speed = (equal_latencies(some, factor) for some in (own, scaled))
             found = readings(own, latencies)
             beside = (readings(some, at_equal_speed) for some in (scaled, others))
-            ratios = [{batch: _median_ratio(pairs) for batch, pairs in some.items()} for some in (found, *beside)]
+            ratios = [
+                {batch: _median_ratio(pairs).format(significant or 2, **rounded) for batch, pairs in some.items()}
+                for some in (found, *beside)
+            ]
             head = (workload[0], f"{statistics.median(latencies.values()):.1f} ms")
             for batch, pairs in found.items():
-                throughputs = (Interval.median(several).format(1) for several in zip(*pairs, strict=True))
+                throughputs = (
+                    Interval.median(several).format(significant or 1, **rounded) for several in zip(*pairs, strict=True)
+                )
                 rows.append((*head, batch, *throughputs, *(some.get(batch, "-") for some in ratios)))
     return rows
 
@@ -281,8 +299,8 @@ def _best(several: Sequence[Interval]) -> Interval:
     return Interval(max(one.low for one in several), max(one.high for one in several))
 
 
-def _median_ratio(pairs: Iterable[tuple[Interval, Interval]]) -> str:
-    return Interval.median([ours.over(theirs) for ours, theirs in pairs]).format(2)
+def _median_ratio(pairs: Iterable[tuple[Interval, Interval]]) -> Interval:
+    return Interval.median([ours.over(theirs) for ours, theirs in pairs])
 
 
 def plot(points: Sequence[LoadPoint], path: Path) -> None:

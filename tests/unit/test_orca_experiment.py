@@ -73,6 +73,25 @@ def test_intervals_as_text(interval: Interval, text: str) -> None:
     assert interval.format(1) == text
 
 
+@pytest.mark.parametrize(("low", "high", "text"), [(34.74, 34.74, "35"), (0.976, 1.04, "0.98 to 1"), (346, 346, "350")])
+def test_significant_digits(low: float, high: float, text: str) -> None:
+    """Estimates have few digits, whatever their size."""
+    assert Interval(low, high).format(2, significant=True) == text
+
+
+def test_a_table_with_significant_digits() -> None:
+    """Throughputs and ratios are rounded, latencies are not."""
+    assert table_rows([*OURS, *THEIRS], significant=1)[2][1:] == (
+        "2.0 ms",
+        "8",
+        "20",
+        "at most 10",
+        "at least 2",
+        "-",
+        "-",
+    )
+
+
 def test_quotients_and_medians_of_intervals() -> None:
     """Of all figures within intervals, none has a quotient or a median outside of those of the intervals."""
     rng = np.random.default_rng(0)
