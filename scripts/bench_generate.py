@@ -56,7 +56,7 @@ from decoding.orca_experiment import (
     workload_lengths,
 )
 from decoding.repeated_iterations import Shape, padded_run, selective_run, single_runs, time_in_turn
-from decoding.scheduling_gain import gain_rows, saturated, simulate_points
+from decoding.scheduling_gain import Machine, gain_rows, saturated, simulate_points
 from page_markers import fill_sections, markdown_table
 
 import chrion
@@ -224,14 +224,14 @@ def report_load(arguments: argparse.Namespace) -> None:
     rows = table_rows(runs, normalised, simulate_points(normalised, costs))
     about = f"Written by `scripts/bench_generate.py`, measured on {measured_on(runs)}"
     known = sorted(costs, key=lambda workload: [*SIZES].index(workload[0]))
-    machines = {workload[0]: saturated(workload[1], costs[workload]) for workload in known}
-    gain = markdown_table(gain_rows(1, {**machines, GPU: saturated_on_gpu()}))
-    lengths, others = workload_lengths(run.workload for run in runs), ("others", 1)
+    machines = [Machine(*workload, saturated(workload[1], costs[workload])) for workload in known]
+    gain = markdown_table(gain_rows([*machines, Machine(GPU, 1, saturated_on_gpu())]))
+    lengths = workload_lengths(run.workload for run in runs)
     gpu = markdown_table([row[1:-2] for row in table_rows(estimated_points(), significant=DIGITS)])
     sections = {
         "generate-summary": f"{about}. {lengths}\n\n{markdown_table(summary_rows(rows))}",
         "generate-load": f"{about}. {lengths}\n\n{markdown_table(rows)}",
-        "generate-gain": f"Computed by `scripts/bench_generate.py`. {workload_lengths([*known, others])}\n\n{gain}",
+        "generate-gain": f"Computed by `scripts/bench_generate.py`. Tokens: of prompts, and of outputs.\n\n{gain}",
         "generate-gpu": f"Simulated by `scripts/bench_generate.py`: {TITLE}. Nothing is measured; medians of "
         f"{REPETITIONS} repetitions.\n\n{gpu}",
     }

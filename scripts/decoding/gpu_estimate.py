@@ -15,7 +15,7 @@ from chrion.simulator.iterations import simulate_decoder
 from chrion.simulator.scenario import ScenarioSource
 from decoding.load import scaled_lengths
 from decoding.orca_experiment import LoadPoint
-from decoding.scheduling_gain import BATCHES
+from decoding.scheduling_gain import BATCHES, saturating_requests
 
 HARDWARE = "l4"
 _DECODER = next(decoder for decoder in DECODERS if decoder.name == "Llama 3.2 1B")
@@ -46,7 +46,7 @@ def gpu_scenario(rate_per_s: float, requests: int, max_batch: int, seed: int = 0
 
 def saturated_on_gpu() -> list[DecoderScenario]:
     """Return scenarios with more requests than can be served, by max batch."""
-    return [gpu_scenario(1e6, max(200, 40 * size), size) for size in BATCHES]
+    return [gpu_scenario(1e6, saturating_requests(size), size) for size in BATCHES]
 
 
 def estimated_points() -> list[LoadPoint]:
