@@ -80,13 +80,16 @@ class DeviceDecoder:
         return self.engine.signature
 
     def most_requests(self, budget: int, tokens: int) -> int:
-        """Return how many requests of a number of tokens fit on the device with their keys and values.
+        """Return how many requests fit on the device with their keys and values.
+
+        In an iteration both are there: those of all tokens before the new one (``past``), and those of all tokens
+        (``present``).
 
         Args:
             budget: Bytes of device memory; values other than weights, keys and values are not counted.
-            tokens: The tokens of a request.
+            tokens: The tokens of a request before the new one.
         """
-        return max(budget - self.weight_bytes, 0) // (self.signature.slot_bytes * tokens)
+        return max(budget - self.weight_bytes, 0) // (self.signature.slot_bytes * (tokens + tokens + 1))
 
     def time(self, batches: Sequence[int], past: int, rounds: int, ways: Sequence[str]) -> list[DeviceTimes]:
         """Measure iterations in turn.

@@ -164,12 +164,15 @@ def test_a_device_with_all_keys_and_values_computes_what_selective_batching_does
 
 
 def test_keys_and_values_on_the_device_limit_the_batch(capsys: pytest.CaptureFixture[str]) -> None:
-    """Ten requests of 100 tokens fit beside the weights; eighty are served with keys and values in host memory."""
+    """Past and present of ten requests of 100 tokens fit beside the weights; eighty are served from host memory."""
     arguments = argparse.Namespace(provider="CPUExecutionProvider", threads=1, tokens=100, rounds=1)
     weights = build_llama_decoder(SIZES["15 MB"]).ByteSize()
     slot = 2 * 4 * 2 * 32 * 4  # keys and values, layers, heads, width, bytes
-    arguments.budget = (weights + 10.5 * 100 * slot) / 1e9
+    arguments.budget = (weights + 10.5 * (100 + 101) * slot) / 1e9
     rows = bench_decoders.device_rows(arguments, "15 MB")
     assert {row[2] for row in rows if row[1] == "device"} == {"1", "2", "4", "8", "10"}
     assert [row[2] for row in rows if row[1] == HOST][-1] == "80"
     assert len(capsys.readouterr().out.splitlines()) == len(rows)
+    decoder = DeviceDecoder(small_decoder("llama-decoder"), "CPUExecutionProvider", threads=1)
+    pair = decoder.signature.slot_bytes * (7 + 8)
+    assert [decoder.most_requests(decoder.weight_bytes + size, 7) for size in (-1, pair - 1, pair)] == [0, 0, 1]
