@@ -1,8 +1,8 @@
 """Measure a Generator beside onnxruntime-genai, beside the simulation of decoders, and on an accelerator.
 
     python scripts/bench_decoders.py genai --python ENVIRONMENT/bin/python [-o docs/generation-measured.md]
-    python scripts/bench_decoders.py simulation --points loads.jsonl --costs costs.jsonl
-        [-o docs/simulate-decoders.md docs/generation-measured.md]
+    python scripts/bench_decoders.py simulation --points scripts/decoding/measured/loads.jsonl
+        --costs scripts/decoding/measured/costs.jsonl [-o docs/simulate-decoders.md docs/generation-measured.md]
     python scripts/bench_decoders.py device --provider cuda --budget 1 [-o docs/generation-measured.md]
 
 *genai*: tokens per second on the same files, a decoder with plain operators and one of the same weights with
@@ -49,7 +49,7 @@ from decoding.orca_experiment import (
     workload_lengths,
 )
 from decoding.scheduling_gain import simulate_points
-from page_markers import fill_sections, markdown_table
+from page_markers import check_pages, fill_sections, markdown_table
 
 from chrion import Generator
 from chrion.cores import physical_cores
@@ -224,18 +224,18 @@ def read_arguments() -> argparse.Namespace:
     genai.add_argument("--python", required=True, help="an interpreter with onnxruntime-genai")
     genai.add_argument("--threads", type=positive, default=len(physical_cores()), help="threads of both")
     genai.add_argument("--rounds", type=positive, default=7, help="rounds each time that both are opened")
-    genai.set_defaults(run=beside_genai)
+    genai.set_defaults(run=beside_genai, sections=("decoders-genai",))
     simulation = parts.add_parser("simulation", help="beside the simulation", formatter_class=kind)
     simulation.add_argument("--points", type=existing_file, required=True, help="results of loads")
     simulation.add_argument("--costs", type=existing_file, required=True, help="costs of iterations")
-    simulation.set_defaults(run=beside_simulation)
+    simulation.set_defaults(run=beside_simulation, sections=("decoders-simulation", "decoders-loads"))
     device = parts.add_parser("device", help="on an accelerator", formatter_class=kind)
     device.add_argument("--provider", required=True, help="the execution provider of the device, for example cuda")
     device.add_argument("--budget", type=float, default=1.0, help="device memory in GB")
     device.add_argument("--tokens", type=positive, default=1024, help="tokens of a request before the new one")
     device.add_argument("--threads", type=positive, default=len(physical_cores()), help="CPU threads")
     device.add_argument("--rounds", type=positive, default=20, help="rounds")
-    device.set_defaults(run=on_device)
+    device.set_defaults(run=on_device, sections=("decoders-device",))
     for one in (genai, device):
         one.add_argument(
             "--size", choices=list(SIZES), nargs="+", default=list(SIZES), help="decoders by their weights"
@@ -253,7 +253,8 @@ def main() -> None:
 
 
 def fill_in(arguments: argparse.Namespace) -> None:
-    """Measure a part, print its table and fill in pages."""
+    """Measure a part, print its tables and fill in pages."""
+    check_pages(arguments.output, arguments.sections)
     where, tables = arguments.run(arguments)
     print("\n\n".join(tables.values()))
     about = f"Written by `scripts/bench_decoders.py`, measured on {where}."

@@ -20,8 +20,14 @@ summary in ``generate-summary``, and a plot.
 ::
 
     python scripts/bench_generate.py engine --models "104 MB" --batches 1 8 32 -o docs/generation-measured.md
-    python scripts/bench_generate.py load --models "104 MB" --points loads.jsonl --costs costs.jsonl
-    python scripts/bench_generate.py report --points loads.jsonl --costs costs.jsonl -o docs/generation-measured.md
+    python scripts/bench_generate.py load --models "104 MB" --points scripts/decoding/measured/loads.jsonl
+        --costs scripts/decoding/measured/costs.jsonl
+    python scripts/bench_generate.py report --points scripts/decoding/measured/loads.jsonl
+        --costs scripts/decoding/measured/costs.jsonl -o docs/generation-measured.md docs/generation.md
+        --plot docs/img/generation.png
+
+The report needs both pages: ``generate-summary`` is in ``docs/generation.md``, the other sections are in
+``docs/generation-measured.md``.
 """
 
 from __future__ import annotations
@@ -57,7 +63,7 @@ from decoding.orca_experiment import (
 )
 from decoding.repeated_iterations import Shape, padded_run, selective_run, single_runs, time_in_turn
 from decoding.scheduling_gain import Machine, gain_rows, saturated, simulate_points
-from page_markers import fill_sections, markdown_table
+from page_markers import check_pages, fill_sections, markdown_table
 
 import chrion
 from chrion import Generator
@@ -83,6 +89,9 @@ class Mix:
 
 
 WORKLOADS = {"decode": Mix(), "mixed": Mix(0.25), "long prompts": Mix(1.0, 512, 512)}
+#: Sections of pages.
+ENGINE_SECTION = "generate-engine"
+REPORT_SECTIONS = ("generate-summary", "generate-load", "generate-gain", "generate-gpu")
 ENGINE_HEAD = (
     *("weights", "requests", "batch", "selective", "padded", "unbatched"),
     *("padded / selective", "unbatched / selective"),
@@ -107,6 +116,7 @@ def plain_session(model: onnx.ModelProto, threads: int) -> ort.InferenceSession:
 
 def measure_engine(arguments: argparse.Namespace) -> None:
     """Print the times of an iteration and the ratios of medians over rounds, and fill in pages."""
+    check_pages(arguments.output, [ENGINE_SECTION])
     rows: list[tuple[str, ...]] = []
     for label in arguments.models:
         model = build_llama_decoder(SIZES[label])
@@ -126,7 +136,7 @@ def measure_engine(arguments: argparse.Namespace) -> None:
     about = f"Written by `scripts/bench_generate.py`, measured on {here()}."
     table = markdown_table([ENGINE_HEAD, *rows])
     for path in arguments.output:
-        page = fill_sections(path.read_text(encoding="utf-8"), {"generate-engine": f"{about}\n\n{table}"})
+        page = fill_sections(path.read_text(encoding="utf-8"), {ENGINE_SECTION: f"{about}\n\n{table}"})
         write_atomically(path, page)
 
 
@@ -217,6 +227,7 @@ def choose_batch_rates(
 
 def report_load(arguments: argparse.Namespace) -> None:
     """Print the throughputs at equal latencies and what can be gained, and fill in pages and a plot."""
+    check_pages(arguments.output, REPORT_SECTIONS)
     if arguments.costs:
         check_version(arguments.points, arguments.costs)
     runs, costs = read_points(arguments.points), read_costs(arguments.costs) if arguments.costs else {}
@@ -228,13 +239,16 @@ def report_load(arguments: argparse.Namespace) -> None:
     gain = markdown_table(gain_rows([*machines, Machine(GPU, 1, saturated_on_gpu())]))
     lengths = workload_lengths(run.workload for run in runs)
     gpu = markdown_table([row[1:-2] for row in table_rows(estimated_points(), significant=DIGITS)])
-    sections = {
-        "generate-summary": f"{about}. {lengths}\n\n{markdown_table(summary_rows(rows))}",
-        "generate-load": f"{about}. {lengths}\n\n{markdown_table(rows)}",
-        "generate-gain": f"Computed by `scripts/bench_generate.py`. Tokens: of prompts, and of outputs.\n\n{gain}",
-        "generate-gpu": f"Simulated by `scripts/bench_generate.py`: {TITLE}. Nothing is measured; medians of "
-        f"{REPETITIONS} repetitions.\n\n{gpu}",
-    }
+    simulated = (
+        f"Simulated by `scripts/bench_generate.py`: {TITLE}. Nothing is measured; medians of {REPETITIONS} seeds."
+    )
+    contents = (
+        f"{about}. {lengths}\n\n{markdown_table(summary_rows(rows))}",
+        f"{about}. {lengths}\n\n{markdown_table(rows)}",
+        f"Computed by `scripts/bench_generate.py`. Tokens: of prompts, and of outputs.\n\n{gain}",
+        f"{simulated}\n\n{gpu}",
+    )
+    sections = dict(zip(REPORT_SECTIONS, contents, strict=True))
     print("\n\n".join(sections.values()))
     for path in arguments.output:
         write_atomically(path, fill_sections(path.read_text(encoding="utf-8"), sections))

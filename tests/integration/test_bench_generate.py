@@ -28,6 +28,10 @@ from chrion.simulator.iterations import draw_requests
 from chrion.zoo.cached_decoder import LlamaDecoderSpec, build_llama_decoder
 from decoder_support import small_decoder
 
+ROOT = Path(__file__).parents[2]
+DATA, DOCS = ROOT / "scripts" / "decoding" / "measured", ROOT / "docs"
+PAGES = ("generation.md", "generation-measured.md", "simulate-decoders.md")
+
 
 @pytest.mark.parametrize("mix", bench_generate.WORKLOADS.values())
 def test_a_padded_batch_computes_what_selective_batching_does(mix: Mix) -> None:
@@ -176,3 +180,31 @@ def test_keys_and_values_on_the_device_limit_the_batch(capsys: pytest.CaptureFix
     decoder = DeviceDecoder(small_decoder("llama-decoder"), "CPUExecutionProvider", threads=1)
     pair = decoder.signature.slot_bytes * (7 + 8)
     assert [decoder.most_requests(decoder.weight_bytes + size, 7) for size in (-1, pair - 1, pair)] == [0, 0, 1]
+
+
+def test_pages_are_checked_before_a_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page without the section of a part is named in one line, and nothing is measured."""
+    page = tmp_path / "page.md"
+    page.write_text("A page.\n", encoding="utf-8")
+    monkeypatch.setattr(bench_decoders, "device_rows", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr(bench_generate, "open_engine", lambda *_: pytest.fail("measured"))
+    for script, words, section in (
+        (bench_decoders, ["device", "--provider", "cpu"], "decoders-device"),
+        (bench_generate, ["engine"], "generate-engine"),
+    ):
+        monkeypatch.setattr("sys.argv", ["script", *words, "-o", str(page)])
+        with pytest.raises(SystemExit) as ended:
+            script.main()
+        assert str(ended.value) == f"error: {page}: no section to fill; expected the markers of {section}"
+
+
+@pytest.mark.parametrize("part", ["genai", "simulation", "device"])
+def test_the_pages_have_all_sections(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every section of a script is on one of its pages, once."""
+    points, costs = (str(DATA / name) for name in ("loads.jsonl", "costs.jsonl"))
+    words = {"genai": ["--python", "python"], "simulation": ["--points", points, "--costs", costs]}
+    monkeypatch.setattr("sys.argv", ["script", part, *words.get(part, ["--provider", "cpu"])])
+    sections = bench_decoders.read_arguments().sections
+    pages = [(DOCS / name).read_text(encoding="utf-8") for name in PAGES]
+    for section in (*sections, bench_generate.ENGINE_SECTION, *bench_generate.REPORT_SECTIONS):
+        assert sum(page.count(f"<!-- begin: {section} -->") for page in pages) == 1
