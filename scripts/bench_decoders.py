@@ -14,17 +14,16 @@ machine varies from run to run. ``iterations / costs`` is the time of a run's it
 and what is compared *at equal speed* has been scaled by it. That still tests what the simulation says of arrivals,
 batches and waiting, but not the costs. *device*: decode iterations with keys and values in host memory, and with all of
 them on a device (:mod:`decoding.on_device`), for batches up to the largest one that fits in ``--budget`` on the device
-and eight times as many requests. ``-o`` replaces the section ``decoders-`` with the name of the part in pages; the
-second table of *simulation* has the section ``decoders-loads``.
+and eight times as many requests. ``-o`` replaces the section ``decoders-`` with the name of the part in pages;
+*simulation* also has the sections ``decoders-agreement`` and ``decoders-loads``.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import statistics
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,20 +31,16 @@ import numpy as np
 import onnxruntime as ort
 from command_arguments import existing_file, one_line_errors, positive
 from decoding.against_genai import FORMS, Genai, build_endless_decoder, compare
+from decoding.agreement import agreement_text, curve_rows, load_rows
 from decoding.code_version import check_version
 from decoding.costs import read_costs
 from decoding.load import SIZES
 from decoding.on_device import DEVICE, WAYS, DeviceDecoder
 from decoding.orca_experiment import (
-    FACTORS,
     Load,
-    LoadPoint,
-    equal_latencies,
     measured_on,
-    median_points,
     normalise_speed,
     read_points,
-    readings,
     workload_lengths,
 )
 from decoding.scheduling_gain import simulate_points
@@ -55,7 +50,6 @@ from chrion import Generator
 from chrion.cores import physical_cores
 from chrion.devices.providers import provider_name, require_working
 from chrion.files import write_atomically
-from chrion.generation.scheduling import POLICIES
 from chrion.profiler import this_machine
 from chrion.zoo.cached_decoder import build_llama_decoder
 
@@ -63,23 +57,11 @@ from chrion.zoo.cached_decoder import build_llama_decoder
 TOGETHER, LENGTHS = (1, 8, 32), (32, 64)
 #: How often both are opened, since the speed of a small model varies with the place of its weights in memory.
 OPENED = 3
-#: Measured points and simulated ones, in the same order.
-Both = tuple[Sequence[LoadPoint], Sequence[LoadPoint]]
-#: A workload, the latency relative to the minimum, a max batch and a policy.
-Curve = tuple[tuple[str, int], float, str, str]
 GENAI_HEAD = ("weights", "attention", "requests", "tokens/s relative to onnxruntime-genai")
-CURVE_HEAD = (
-    *("weights", "max batch", "policy", "latency per token", "runs", "requests/s", "simulated"),
-    *("simulated / measured", "at equal speed"),
-)
 DEVICE_HEAD = ("weights", "keys and values", "requests", "ms per iteration", "tokens/s")
+SIMULATION_SECTIONS = ("decoders-agreement", "decoders-simulation", "decoders-loads")
 #: How many times as many requests as fit on the device are served with keys and values in host memory.
 MORE = 8
-LOAD_HEAD = (
-    *("weights", "max batch", "policy", "offered, requests/s", "served", "served, simulated", "ratio"),
-    *("ms/token", "ms/token, simulated", "ratio", "iterations / costs"),
-    *("ratio of served at equal speed", "ratio of ms/token at equal speed"),
-)
 
 
 def genai_rows(arguments: argparse.Namespace, size: str) -> tuple[str, list[tuple[str, ...]]]:
@@ -104,8 +86,9 @@ def genai_rows(arguments: argparse.Namespace, size: str) -> tuple[str, list[tupl
     return version, rows
 
 
-def simulation_tables(points: Path, costs: Path) -> tuple[str, str]:
-    """Return tables of measured points beside simulated ones: throughputs at equal latencies, and all points."""
+def simulation_sections(points: Path, costs: Path) -> tuple[str, str, str]:
+    """Return how measured and simulated points agree, their throughputs at equal latencies, and all points."""
+    check_version(points, costs)
     found = read_costs(costs)
     runs = [run for run in read_points(points) if run.workload in found]
     runs.sort(key=lambda run: ([*SIZES].index(run.model), run.max_batch, run.policy, run.target))
@@ -115,58 +98,10 @@ def simulation_tables(points: Path, costs: Path) -> tuple[str, str]:
     for run in runs:
         if run.iterations is not None:
             slowdowns.setdefault(run.load, []).append(run.iterations.slowdown(found[run.workload]))
-    curves = [CURVE_HEAD, *curve_rows(as_measured, at_equal_speed)]
-    medians = [(median_points(ours), median_points(others)) for ours, others in (as_measured, at_equal_speed)]
-    loads = [LOAD_HEAD, *load_rows(medians[0], medians[1], slowdowns)]
-    return markdown_table(curves), markdown_table(loads)
-
-
-def curve_ratios(measured: Sequence[LoadPoint], simulated: Sequence[LoadPoint]) -> dict[Curve, tuple[str, ...]]:
-    """Return latency, runs, throughputs and their ratio for each curve and factor: medians over repetitions.
-
-    Repetitions whose curve does not cover the latency, measured or simulated, do not count.
-    """
-    rows: dict[Curve, tuple[str, ...]] = {}
-    for workload in dict.fromkeys(run.workload for run in measured):
-        own, others = ([run for run in some if run.workload == workload] for some in (measured, simulated))
-        for factor, (at, policy) in itertools.product(FACTORS, enumerate(POLICIES)):
-            latencies = equal_latencies(own, factor)
-            expected = readings(others, latencies)
-            for batch, pairs in readings(own, latencies).items():
-                both = [(pair[at], other[at]) for pair, other in zip(pairs, expected[batch], strict=True)]
-                known = [(ours.low, other.low) for ours, other in both if ours.known and other.known]
-                if batch == "best" or not known:
-                    continue
-                cells = (f"{statistics.median(values):.1f}" for values in zip(*known, strict=True))
-                ratio = statistics.median(other / ours for ours, other in known)
-                head = f"{statistics.median(latencies.values()):.1f} ms", f"{len(known)} of {len(both)}"
-                rows[workload, factor, batch, policy] = (*head, *cells, f"{ratio:.2f}")
-    return rows
-
-
-def curve_rows(as_measured: Both, at_equal_speed: Both) -> list[tuple[str, ...]]:
-    """Return the throughputs of each curve at equal latencies, and the ratios at equal speed."""
-    scaled, missing = curve_ratios(*at_equal_speed), ("-",)
-    return [
-        (workload[0], batch, policy, *cells, scaled.get((workload, factor, batch, policy), missing)[-1])
-        for (workload, factor, batch, policy), cells in curve_ratios(*as_measured).items()
-    ]
-
-
-def load_rows(
-    as_measured: Both, at_equal_speed: Both, slowdowns: Mapping[Load, Sequence[float]]
-) -> list[tuple[str, ...]]:
-    """Return a line for each point."""
-    rows: list[tuple[str, ...]] = []
-    for point, other, scaled, simulated in zip(*as_measured, *at_equal_speed, strict=True):
-        head = (point.model, str(point.max_batch), point.policy)
-        pairs = ((point.requests_per_s, other.requests_per_s), (point.ms_per_token, other.ms_per_token))
-        cells = [cell for ours, theirs in pairs for cell in (f"{ours:.1f}", f"{theirs:.1f}", f"{theirs / ours:.2f}")]
-        own = slowdowns.get(point.load, [])
-        slowdown = f"{min(own):.2f} to {max(own):.2f}" if own else "-"
-        ratios = (simulated.requests_per_s / scaled.requests_per_s, simulated.ms_per_token / scaled.ms_per_token)
-        rows.append((*head, f"{point.offered_per_s:.1f}", *cells, slowdown, *(f"{ratio:.2f}" for ratio in ratios)))
-    return rows
+    agreement = agreement_text(as_measured, at_equal_speed, slowdowns)
+    tables = curve_rows(as_measured, at_equal_speed), load_rows(as_measured, at_equal_speed, slowdowns)
+    curves, loads = map(markdown_table, tables)
+    return agreement, curves, loads
 
 
 def device_rows(arguments: argparse.Namespace, size: str) -> list[tuple[str, ...]]:
@@ -194,11 +129,11 @@ def beside_genai(arguments: argparse.Namespace) -> tuple[str, dict[str, str]]:
 
 
 def beside_simulation(arguments: argparse.Namespace) -> tuple[str, dict[str, str]]:
-    """Return where the loads were measured, and tables by their sections."""
-    check_version(arguments.points, arguments.costs)
-    runs, (curves, loads) = read_points(arguments.points), simulation_tables(arguments.points, arguments.costs)
+    """Return where the loads were measured, and contents by their sections."""
+    agreement, curves, loads = simulation_sections(arguments.points, arguments.costs)
+    runs = read_points(arguments.points)
     where = f"{measured_on(runs)}. {workload_lengths(run.workload for run in runs)}".rstrip(".")
-    return where, {"decoders-simulation": curves, "decoders-loads": loads}
+    return where, {"decoders-agreement": agreement, "decoders-simulation": curves, "decoders-loads": loads}
 
 
 def on_device(arguments: argparse.Namespace) -> tuple[str, dict[str, str]]:
@@ -228,7 +163,7 @@ def read_arguments() -> argparse.Namespace:
     simulation = parts.add_parser("simulation", help="beside the simulation", formatter_class=kind)
     simulation.add_argument("--points", type=existing_file, required=True, help="results of loads")
     simulation.add_argument("--costs", type=existing_file, required=True, help="costs of iterations")
-    simulation.set_defaults(run=beside_simulation, sections=("decoders-simulation", "decoders-loads"))
+    simulation.set_defaults(run=beside_simulation, sections=SIMULATION_SECTIONS)
     device = parts.add_parser("device", help="on an accelerator", formatter_class=kind)
     device.add_argument("--provider", required=True, help="the execution provider of the device, for example cuda")
     device.add_argument("--budget", type=float, default=1.0, help="device memory in GB")

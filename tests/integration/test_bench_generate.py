@@ -149,7 +149,8 @@ def test_loads_and_their_simulation(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             least = policy == "request" or batch == 3
             assert factors == [*[LEAST_FACTOR] * least, *RATE_FACTORS][: len(rates)]
     assert len(read_costs(costs)) == 1
-    curves, loads = bench_decoders.simulation_tables(points, costs)
+    agreement, curves, loads = bench_decoders.simulation_sections(points, costs)
+    assert agreement.startswith("| simulated / measured within 15 % |")
     assert curves.startswith("| weights |")
     assert sum(line.startswith("| small |") for line in loads.splitlines()) == len(median_points(runs))
 
