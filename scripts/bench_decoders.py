@@ -1,102 +1,94 @@
 """Measure a Generator beside onnxruntime-genai, beside the simulation of decoders, and on an accelerator.
 
     python scripts/bench_decoders.py genai --python ENVIRONMENT/bin/python [-o docs/generation-measured.md]
-    python scripts/bench_decoders.py simulation --points loads.jsonl --costs costs.jsonl
-        [-o docs/simulate-decoders.md docs/generation-measured.md]
+    python scripts/bench_decoders.py simulation --points scripts/decoding/measured/loads.jsonl
+        --costs scripts/decoding/measured/costs.jsonl [-o docs/simulate-decoders.md docs/generation-measured.md]
     python scripts/bench_decoders.py device --provider cuda --budget 1 [-o docs/generation-measured.md]
 
-*genai*: tokens per second on the same file, in alternating rounds; the interpreter's environment has
-``onnxruntime-genai``, which needs an onnxruntime of its own. *simulation*: the costs of iterations were fitted to a
-Generator that always has requests, and requests arrived at random, both measured by ``bench_generate.py load``; the
-simulation predicts throughput and latency of the same requests. The speed of a shared machine varies from run to run.
-``iterations / costs`` is the time of a run's iterations divided by that of the costs, and what is compared *at equal
-speed* has been scaled by it. That still tests what the simulation says of arrivals, batches and waiting, but not the
-costs. *device*: increments with keys and values in host memory, and with all of them on a device
-(:mod:`decoding.on_device`), for batches up to the greatest one that fits in ``--budget`` on the device and eight times
-as many requests. ``-o`` replaces the section ``decoders-`` with the name of the part in pages; the second table of
-*simulation* has the section ``decoders-loads``.
+*genai*: tokens per second on the same files, a decoder with plain operators and one of the same weights with
+GroupQueryAttention, with as many threads; each is timed first in every second round, and all tokens have to be equal.
+The interpreter's environment has ``onnxruntime-genai``, which needs an onnxruntime of its own. *simulation*: the costs
+of iterations were fitted to a Generator that always has requests, and requests arrived at random, both measured by
+``bench_generate.py load``; the simulation predicts throughput and latency of the same requests. The speed of a shared
+machine varies from run to run. ``iterations / costs`` is the time of a run's iterations divided by that of the costs,
+and what is compared *at equal speed* has been scaled by it. That still tests what the simulation says of arrivals,
+batches and waiting, but not the costs. *device*: decode iterations with keys and values in host memory, and with all of
+them on a device (:mod:`decoding.on_device`), for batches up to the largest one that fits in ``--budget`` on the device
+and eight times as many requests. ``-o`` replaces the section ``decoders-`` with the name of the part in pages;
+*simulation* also has the sections ``decoders-agreement`` and ``decoders-loads``.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import statistics
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
-from command_arguments import existing_file, positive
-from decoding.against_genai import Genai, compare
+from command_arguments import existing_file, one_line_errors, positive
+from decoding.against_genai import FORMS, Genai, build_endless_decoder, compare
+from decoding.agreement import agreement_text, curve_rows, load_rows
+from decoding.code_version import check_version
 from decoding.costs import read_costs
 from decoding.load import SIZES
 from decoding.on_device import DEVICE, WAYS, DeviceDecoder
 from decoding.orca_experiment import (
-    FACTORS,
     Load,
-    LoadPoint,
-    equal_latencies,
     measured_on,
-    median_points,
     normalise_speed,
     read_points,
-    readings,
     workload_lengths,
 )
 from decoding.scheduling_gain import simulate_points
-from page_markers import fill_sections, markdown_table
+from page_markers import check_pages, fill_sections, markdown_table
 
+from chrion import Generator
 from chrion.cores import physical_cores
 from chrion.devices.providers import provider_name, require_working
 from chrion.files import write_atomically
-from chrion.generation.scheduling import POLICIES
 from chrion.profiler import this_machine
 from chrion.zoo.cached_decoder import build_llama_decoder
 
-#: Requests at a time, prompt, new tokens and rounds beside onnxruntime-genai.
-TOGETHER, LENGTHS, ROUNDS = (1, 8, 32), (32, 64), 7
+#: Requests at a time, prompt and new tokens beside onnxruntime-genai.
+TOGETHER, LENGTHS = (1, 8, 32), (32, 64)
 #: How often both are opened, since the speed of a small model varies with the place of its weights in memory.
 OPENED = 3
-#: Measured points and simulated ones, in the same order.
-Both = tuple[Sequence[LoadPoint], Sequence[LoadPoint]]
-#: A workload, the latency relative to the least one, a greatest batch and a policy.
-Curve = tuple[tuple[str, int], float, str, str]
-GENAI_HEAD = ("weights", "requests", "tokens/s relative to onnxruntime-genai")
-CURVE_HEAD = (
-    *("weights", "max batch", "policy", "latency per token", "runs", "requests/s", "simulated"),
-    *("simulated / measured", "at equal speed"),
-)
+GENAI_HEAD = ("weights", "attention", "requests", "tokens/s relative to onnxruntime-genai")
 DEVICE_HEAD = ("weights", "keys and values", "requests", "ms per iteration", "tokens/s")
+SIMULATION_SECTIONS = ("decoders-agreement", "decoders-simulation", "decoders-loads")
 #: How many times as many requests as fit on the device are served with keys and values in host memory.
 MORE = 8
-LOAD_HEAD = (
-    *("weights", "max batch", "policy", "offered, requests/s", "served", "served, simulated", "ratio"),
-    *("ms/token", "ms/token, simulated", "ratio", "iterations / costs"),
-    *("ratio of served at equal speed", "ratio of ms/token at equal speed"),
-)
 
 
-def genai_rows(size: str, python: str) -> tuple[str, list[tuple[str, ...]]]:
-    """Return the version of onnxruntime-genai, and a line for each number of requests."""
-    model = build_llama_decoder(SIZES[size])
-    ratios: dict[int, list[float]] = {requests: [] for requests in TOGETHER}
-    for _ in range(OPENED):
-        with tempfile.TemporaryDirectory() as folder, Genai(python, Path(folder), model, SIZES[size]) as genai:
+def genai_rows(arguments: argparse.Namespace, size: str) -> tuple[str, list[tuple[str, ...]]]:
+    """Return the versions of the other environment, and a line for each form and number of requests."""
+    threads, specs = arguments.threads, {form: replace(SIZES[size], attention=form) for form in FORMS}
+    ratios: dict[tuple[str, int], list[float]] = {case: [] for case in itertools.product(FORMS, TOGETHER)}
+    for _, (form, spec) in itertools.product(range(OPENED), specs.items()):
+        model = build_endless_decoder(spec)
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            Genai(arguments.python, Path(folder), model, spec, threads) as genai,
+        ):
             version = genai.version
-            for requests, own in ratios.items():
-                own.extend(compare(model, genai, requests, LENGTHS, ROUNDS))
+            for requests in TOGETHER:
+                with Generator(model, max_batch=requests, threads=threads) as generator:
+                    ratios[form, requests] += compare(generator, genai, requests, LENGTHS, arguments.rounds)
     rows: list[tuple[str, ...]] = []
-    for requests, own in ratios.items():
+    for (form, requests), own in ratios.items():
         low, middle, high = np.quantile(own, [0.05, 0.5, 0.95])
-        rows.append((size, str(requests), f"{middle:.2f} [{low:.2f} to {high:.2f}]"))
+        rows.append((size, form, str(requests), f"{middle:.2f} [{low:.2f} to {high:.2f}]"))
         print(" | ".join(rows[-1]), flush=True)
     return version, rows
 
 
-def simulation_tables(points: Path, costs: Path) -> tuple[str, str]:
-    """Return tables of measured points beside simulated ones: throughputs at equal latencies, and all points."""
+def simulation_sections(points: Path, costs: Path) -> tuple[str, str, str]:
+    """Return how measured and simulated points agree, their throughputs at equal latencies, and all points."""
+    check_version(points, costs)
     found = read_costs(costs)
     runs = [run for run in read_points(points) if run.workload in found]
     runs.sort(key=lambda run: ([*SIZES].index(run.model), run.max_batch, run.policy, run.target))
@@ -106,58 +98,10 @@ def simulation_tables(points: Path, costs: Path) -> tuple[str, str]:
     for run in runs:
         if run.iterations is not None:
             slowdowns.setdefault(run.load, []).append(run.iterations.slowdown(found[run.workload]))
-    curves = [CURVE_HEAD, *curve_rows(as_measured, at_equal_speed)]
-    medians = [(median_points(ours), median_points(others)) for ours, others in (as_measured, at_equal_speed)]
-    loads = [LOAD_HEAD, *load_rows(medians[0], medians[1], slowdowns)]
-    return markdown_table(curves), markdown_table(loads)
-
-
-def curve_ratios(measured: Sequence[LoadPoint], simulated: Sequence[LoadPoint]) -> dict[Curve, tuple[str, ...]]:
-    """Return latency, runs, throughputs and their ratio for each curve and factor: medians over repetitions.
-
-    Repetitions whose curve does not cover the latency, measured or simulated, do not count.
-    """
-    rows: dict[Curve, tuple[str, ...]] = {}
-    for workload in dict.fromkeys(run.workload for run in measured):
-        own, others = ([run for run in some if run.workload == workload] for some in (measured, simulated))
-        for factor, (at, policy) in itertools.product(FACTORS, enumerate(POLICIES)):
-            latencies = equal_latencies(own, factor)
-            expected = readings(others, latencies)
-            for batch, pairs in readings(own, latencies).items():
-                both = [(pair[at], other[at]) for pair, other in zip(pairs, expected[batch], strict=True)]
-                known = [(ours.low, other.low) for ours, other in both if ours.known and other.known]
-                if batch == "best" or not known:
-                    continue
-                cells = (f"{statistics.median(values):.1f}" for values in zip(*known, strict=True))
-                ratio = statistics.median(other / ours for ours, other in known)
-                head = f"{statistics.median(latencies.values()):.1f} ms", f"{len(known)} of {len(both)}"
-                rows[workload, factor, batch, policy] = (*head, *cells, f"{ratio:.2f}")
-    return rows
-
-
-def curve_rows(as_measured: Both, at_equal_speed: Both) -> list[tuple[str, ...]]:
-    """Return the throughputs of each curve at equal latencies, and the ratios at equal speed."""
-    scaled, missing = curve_ratios(*at_equal_speed), ("-",)
-    return [
-        (workload[0], batch, policy, *cells, scaled.get((workload, factor, batch, policy), missing)[-1])
-        for (workload, factor, batch, policy), cells in curve_ratios(*as_measured).items()
-    ]
-
-
-def load_rows(
-    as_measured: Both, at_equal_speed: Both, slowdowns: Mapping[Load, Sequence[float]]
-) -> list[tuple[str, ...]]:
-    """Return a line for each point."""
-    rows: list[tuple[str, ...]] = []
-    for point, other, scaled, simulated in zip(*as_measured, *at_equal_speed, strict=True):
-        head = (point.model, str(point.max_batch), point.policy)
-        pairs = ((point.requests_per_s, other.requests_per_s), (point.ms_per_token, other.ms_per_token))
-        cells = [cell for ours, theirs in pairs for cell in (f"{ours:.1f}", f"{theirs:.1f}", f"{theirs / ours:.2f}")]
-        own = slowdowns.get(point.load, [])
-        slowdown = f"{min(own):.2f} to {max(own):.2f}" if own else "-"
-        ratios = (simulated.requests_per_s / scaled.requests_per_s, simulated.ms_per_token / scaled.ms_per_token)
-        rows.append((*head, f"{point.offered_per_s:.1f}", *cells, slowdown, *(f"{ratio:.2f}" for ratio in ratios)))
-    return rows
+    agreement = agreement_text(as_measured, at_equal_speed, slowdowns)
+    tables = curve_rows(as_measured, at_equal_speed), load_rows(as_measured, at_equal_speed, slowdowns)
+    curves, loads = map(markdown_table, tables)
+    return agreement, curves, loads
 
 
 def device_rows(arguments: argparse.Namespace, size: str) -> list[tuple[str, ...]]:
@@ -178,16 +122,18 @@ def beside_genai(arguments: argparse.Namespace) -> tuple[str, dict[str, str]]:
     """Return what was measured, and a table by its section."""
     rows: list[Sequence[str]] = [GENAI_HEAD]
     for size in arguments.size:
-        version, found = genai_rows(size, arguments.python)
+        version, found = genai_rows(arguments, size)
         rows += found
-    return f"{here()}, {version}", {"decoders-genai": markdown_table(rows)}
+    what = f"{here()}, and {version}; {arguments.threads} threads each"
+    return what, {"decoders-genai": markdown_table(rows)}
 
 
 def beside_simulation(arguments: argparse.Namespace) -> tuple[str, dict[str, str]]:
-    """Return where the loads were measured, and tables by their sections."""
-    runs, (curves, loads) = read_points(arguments.points), simulation_tables(arguments.points, arguments.costs)
+    """Return where the loads were measured, and contents by their sections."""
+    agreement, curves, loads = simulation_sections(arguments.points, arguments.costs)
+    runs = read_points(arguments.points)
     where = f"{measured_on(runs)}. {workload_lengths(run.workload for run in runs)}".rstrip(".")
-    return where, {"decoders-simulation": curves, "decoders-loads": loads}
+    return where, {"decoders-agreement": agreement, "decoders-simulation": curves, "decoders-loads": loads}
 
 
 def on_device(arguments: argparse.Namespace) -> tuple[str, dict[str, str]]:
@@ -211,18 +157,20 @@ def read_arguments() -> argparse.Namespace:
     kind = argparse.ArgumentDefaultsHelpFormatter
     genai = parts.add_parser("genai", help="beside onnxruntime-genai", formatter_class=kind)
     genai.add_argument("--python", required=True, help="an interpreter with onnxruntime-genai")
-    genai.set_defaults(run=beside_genai)
+    genai.add_argument("--threads", type=positive, default=len(physical_cores()), help="threads of both")
+    genai.add_argument("--rounds", type=positive, default=7, help="rounds each time that both are opened")
+    genai.set_defaults(run=beside_genai, sections=("decoders-genai",))
     simulation = parts.add_parser("simulation", help="beside the simulation", formatter_class=kind)
     simulation.add_argument("--points", type=existing_file, required=True, help="results of loads")
     simulation.add_argument("--costs", type=existing_file, required=True, help="costs of iterations")
-    simulation.set_defaults(run=beside_simulation)
+    simulation.set_defaults(run=beside_simulation, sections=SIMULATION_SECTIONS)
     device = parts.add_parser("device", help="on an accelerator", formatter_class=kind)
     device.add_argument("--provider", required=True, help="the execution provider of the device, for example cuda")
     device.add_argument("--budget", type=float, default=1.0, help="device memory in GB")
     device.add_argument("--tokens", type=positive, default=1024, help="tokens of a request before the new one")
     device.add_argument("--threads", type=positive, default=len(physical_cores()), help="CPU threads")
     device.add_argument("--rounds", type=positive, default=20, help="rounds")
-    device.set_defaults(run=on_device)
+    device.set_defaults(run=on_device, sections=("decoders-device",))
     for one in (genai, device):
         one.add_argument(
             "--size", choices=list(SIZES), nargs="+", default=list(SIZES), help="decoders by their weights"
@@ -233,8 +181,15 @@ def read_arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measure a part, print its table and fill in pages."""
+    """Run the part that the arguments name."""
     arguments = read_arguments()
+    with one_line_errors():
+        fill_in(arguments)
+
+
+def fill_in(arguments: argparse.Namespace) -> None:
+    """Measure a part, print its tables and fill in pages."""
+    check_pages(arguments.output, arguments.sections)
     where, tables = arguments.run(arguments)
     print("\n\n".join(tables.values()))
     about = f"Written by `scripts/bench_decoders.py`, measured on {where}."

@@ -1,8 +1,8 @@
 """Measure generation: selective batching alone, and iteration-level scheduling under load.
 
-``engine``: the time of one iteration, by selective batching, by padding the batch to a rectangle, and one request after
-another: of requests that decode a token, of these beside prompts, and of long prompts. The K/V rectangles and single
-caches are made outside the timed region, which favours the two baselines. The threads of their session spin between
+``engine``: the time of one iteration, by selective batching, on a padded batch, and one request after another: of
+requests that decode a token, of these beside prompts, and of long prompts. The caches of padded batches and of single
+requests are made outside the timed region, which favours the two baselines. The threads of their session spin between
 operators, as those of the engine do. All are timed in turn in every round.
 
 ``load``: the end-to-end experiment of Orca (section 6.2), scaled: requests that arrive at random (Poisson), with
@@ -11,7 +11,7 @@ the throughput are printed for iteration-level and for request-level scheduling,
 Without ``--rates``, each policy has its own rates, chosen by a simulation with costs of iterations that are
 measured before. ``--repeats`` measures all of it several times, each time with other requests. ``--points`` adds the
 results to a file. ``--costs`` adds the costs of iterations, measured before the loads and after those of each batch,
-to another file.
+to another file. Lines of both files have the version of the code, and only those of one version are pooled.
 
 ``report``: from such files, throughputs at equal latencies beside simulated ones, what iteration-level scheduling can
 gain, and an estimate for a GPU, in the sections ``generate-load``, ``generate-gain`` and ``generate-gpu`` of pages, a
@@ -20,8 +20,14 @@ summary in ``generate-summary``, and a plot.
 ::
 
     python scripts/bench_generate.py engine --models "104 MB" --batches 1 8 32 -o docs/generation-measured.md
-    python scripts/bench_generate.py load --models "104 MB" --points loads.jsonl --costs costs.jsonl
-    python scripts/bench_generate.py report --points loads.jsonl --costs costs.jsonl -o docs/generation-measured.md
+    python scripts/bench_generate.py load --models "104 MB" --points scripts/decoding/measured/loads.jsonl
+        --costs scripts/decoding/measured/costs.jsonl
+    python scripts/bench_generate.py report --points scripts/decoding/measured/loads.jsonl
+        --costs scripts/decoding/measured/costs.jsonl -o docs/generation-measured.md docs/generation.md
+        --plot docs/img/generation.png
+
+The report needs both pages: ``generate-summary`` is in ``docs/generation.md``, the other sections are in
+``docs/generation-measured.md``.
 """
 
 from __future__ import annotations
@@ -37,9 +43,10 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime as ort
-from command_arguments import existing_file, positive
+from command_arguments import existing_file, one_line_errors, positive
+from decoding.code_version import check_version, code_version
 from decoding.costs import CostMeter, MeasuredCosts, append_costs, read_costs
-from decoding.gpu_estimate import GPU, TITLE, estimated_points, saturated_on_gpu
+from decoding.gpu_estimate import DIGITS, GPU, REPETITIONS, TITLE, estimated_points, saturated_on_gpu
 from decoding.load import SIZES, Costs, load_scenario, run_load, scheduled
 from decoding.load_rates import LEAST_FACTOR, RATE_FACTORS, choose_rates
 from decoding.orca_experiment import (
@@ -54,9 +61,9 @@ from decoding.orca_experiment import (
     table_rows,
     workload_lengths,
 )
-from decoding.repeated_iterations import Shape, rectangle_run, selective_run, single_runs, time_in_turn
-from decoding.scheduling_gain import gain_rows, saturated, simulate_points
-from page_markers import fill_sections, markdown_table
+from decoding.repeated_iterations import Shape, padded_run, selective_run, single_runs, time_in_turn
+from decoding.scheduling_gain import Machine, gain_rows, saturated, simulate_points
+from page_markers import check_pages, fill_sections, markdown_table
 
 import chrion
 from chrion import Generator
@@ -82,6 +89,9 @@ class Mix:
 
 
 WORKLOADS = {"decode": Mix(), "mixed": Mix(0.25), "long prompts": Mix(1.0, 512, 512)}
+#: Sections of pages.
+ENGINE_SECTION = "generate-engine"
+REPORT_SECTIONS = ("generate-summary", "generate-load", "generate-gain", "generate-gpu")
 ENGINE_HEAD = (
     *("weights", "requests", "batch", "selective", "padded", "unbatched"),
     *("padded / selective", "unbatched / selective"),
@@ -96,7 +106,7 @@ def draw_shapes(pick: np.random.Generator, batch: int, mix: Mix) -> list[Shape]:
 
 
 def plain_session(model: onnx.ModelProto, threads: int) -> ort.InferenceSession:
-    """Return a session of the whole model, configured as that of increments."""
+    """Return a session of the whole model, configured as that of decode iterations."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     for key, value in {**SPINNING, **SPINNING_BETWEEN_CALLS}.items():
@@ -106,6 +116,7 @@ def plain_session(model: onnx.ModelProto, threads: int) -> ort.InferenceSession:
 
 def measure_engine(arguments: argparse.Namespace) -> None:
     """Print the times of an iteration and the ratios of medians over rounds, and fill in pages."""
+    check_pages(arguments.output, [ENGINE_SECTION])
     rows: list[tuple[str, ...]] = []
     for label in arguments.models:
         model = build_llama_decoder(SIZES[label])
@@ -114,7 +125,7 @@ def measure_engine(arguments: argparse.Namespace) -> None:
             shapes = draw_shapes(np.random.default_rng(batch), batch, WORKLOADS[workload])
             runs = {
                 "selective": selective_run(engine, shapes),
-                "padded": rectangle_run(session, engine.signature, shapes),
+                "padded": padded_run(session, engine.signature, shapes),
                 "unbatched": single_runs(session, engine.signature, shapes),
             }
             times = time_in_turn(runs, arguments.rounds)
@@ -125,7 +136,7 @@ def measure_engine(arguments: argparse.Namespace) -> None:
     about = f"Written by `scripts/bench_generate.py`, measured on {here()}."
     table = markdown_table([ENGINE_HEAD, *rows])
     for path in arguments.output:
-        page = fill_sections(path.read_text(encoding="utf-8"), {"generate-engine": f"{about}\n\n{table}"})
+        page = fill_sections(path.read_text(encoding="utf-8"), {ENGINE_SECTION: f"{about}\n\n{table}"})
         write_atomically(path, page)
 
 
@@ -139,6 +150,7 @@ def measure_load(arguments: argparse.Namespace) -> None:
 
     Every repetition measures all models, batches and rates once, with other requests.
     """
+    code_version()  # before anything is written or committed
     print("model | policy | max batch | offered, requests/s | served | median ms per token", flush=True)
     with contextlib.ExitStack() as stack:
         meters = {}
@@ -160,11 +172,11 @@ def measure_load(arguments: argparse.Namespace) -> None:
 
 def append_fit(arguments: argparse.Namespace, label: str, meter: CostMeter) -> None:
     """Add the costs that a meter has found to their file."""
-    append_costs(arguments.costs, MeasuredCosts(label, arguments.scale, *meter.fit()))
+    append_costs(arguments.costs, MeasuredCosts(label, arguments.scale, *meter.fit(), code_version()))
 
 
 def measure_batch(arguments: argparse.Namespace, label: str, meter: CostMeter, batch: int, seed: int) -> None:
-    """Measure policies with one greatest batch and certain requests at ascending rates, in turn."""
+    """Measure policies with one max batch and certain requests at ascending rates, in turn."""
     if arguments.rates:
         given = {rate: rate for rate in sorted(arguments.rates)}
         rates = dict.fromkeys(arguments.policies, given)
@@ -194,6 +206,7 @@ def measure_batch(arguments: argparse.Namespace, label: str, meter: CostMeter, b
                     ms_per_token=result.median_ms_per_token,
                     iterations=result.iterations,
                     machine=here(),
+                    code=code_version(),
                 )
                 append_point(arguments.points, point)
 
@@ -201,10 +214,10 @@ def measure_batch(arguments: argparse.Namespace, label: str, meter: CostMeter, b
 def choose_batch_rates(
     arguments: argparse.Namespace, costs: Costs, batch: int, seed: int
 ) -> dict[str, dict[float, float]]:
-    """Choose rates by target for each policy with one greatest batch."""
+    """Choose rates by target for each policy with one max batch."""
     chosen = {}
     for policy in arguments.policies:
-        # Nearly the least latency: for iterations with one greatest batch only, that whose rate is highest.
+        # Nearly the minimum latency: for iteration-level scheduling with the max batch whose rate is highest only.
         least = policy == "request" or batch == max(arguments.batches)
         factors = [*[LEAST_FACTOR] * least, *RATE_FACTORS]
         run = (arguments.scale, costs, policy, batch, arguments.requests)
@@ -214,21 +227,28 @@ def choose_batch_rates(
 
 def report_load(arguments: argparse.Namespace) -> None:
     """Print the throughputs at equal latencies and what can be gained, and fill in pages and a plot."""
+    check_pages(arguments.output, REPORT_SECTIONS)
+    if arguments.costs:
+        check_version(arguments.points, arguments.costs)
     runs, costs = read_points(arguments.points), read_costs(arguments.costs) if arguments.costs else {}
     normalised = [normalise_speed(run, costs[run.workload]) for run in runs if run.workload in costs]
     rows = table_rows(runs, normalised, simulate_points(normalised, costs))
     about = f"Written by `scripts/bench_generate.py`, measured on {measured_on(runs)}"
     known = sorted(costs, key=lambda workload: [*SIZES].index(workload[0]))
-    machines = {workload[0]: saturated(workload[1], costs[workload]) for workload in known}
-    gain = markdown_table(gain_rows(1, {**machines, GPU: saturated_on_gpu()}))
-    lengths, others = workload_lengths(run.workload for run in runs), ("others", 1)
-    gpu = markdown_table([row[1:-2] for row in table_rows(estimated_points())])
-    sections = {
-        "generate-summary": f"{about}. {lengths}\n\n{markdown_table(summary_rows(rows))}",
-        "generate-load": f"{about}. {lengths}\n\n{markdown_table(rows)}",
-        "generate-gain": f"Computed by `scripts/bench_generate.py`. {workload_lengths([*known, others])}\n\n{gain}",
-        "generate-gpu": f"Simulated by `scripts/bench_generate.py`: {TITLE}. Nothing is measured.\n\n{gpu}",
-    }
+    machines = [Machine(*workload, saturated(workload[1], costs[workload])) for workload in known]
+    gain = markdown_table(gain_rows([*machines, Machine(GPU, 1, saturated_on_gpu())]))
+    lengths = workload_lengths(run.workload for run in runs)
+    gpu = markdown_table([row[1:-2] for row in table_rows(estimated_points(), significant=DIGITS)])
+    simulated = (
+        f"Simulated by `scripts/bench_generate.py`: {TITLE}. Nothing is measured; medians of {REPETITIONS} seeds."
+    )
+    contents = (
+        f"{about}. {lengths}\n\n{markdown_table(summary_rows(rows))}",
+        f"{about}. {lengths}\n\n{markdown_table(rows)}",
+        f"Computed by `scripts/bench_generate.py`. Tokens: of prompts, and of outputs.\n\n{gain}",
+        f"{simulated}\n\n{gpu}",
+    )
+    sections = dict(zip(REPORT_SECTIONS, contents, strict=True))
     print("\n\n".join(sections.values()))
     for path in arguments.output:
         write_atomically(path, fill_sections(path.read_text(encoding="utf-8"), sections))
@@ -251,7 +271,7 @@ def add_load(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of loads."""
     add_models(parser)
     rates_help = f"requests per second (default: those of a simulation at {LEAST_FACTOR} to {RATE_FACTORS[-1]:g} times \
-the least latency)"
+the minimum latency)"
     parser.add_argument("--rates", nargs="+", type=float, default=[], help=rates_help)
     parser.add_argument("--requests", type=positive, default=100, help="requests of a run")
     parser.add_argument("--repeats", type=positive, default=1, help="runs of each load, whose results are medians")
@@ -297,7 +317,8 @@ def main() -> None:
     ):
         add(commands.add_parser(name, help=about, formatter_class=argparse.ArgumentDefaultsHelpFormatter))
     arguments = parser.parse_args()
-    arguments.run(arguments)
+    with one_line_errors():
+        arguments.run(arguments)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,14 @@
-"""Types of command-line arguments, whose errors are one line."""
+"""Types of command-line arguments, and errors of one line."""
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from argparse import ArgumentTypeError
+from collections.abc import Iterator
 from pathlib import Path
+
+from chrion.errors import ChrionError
 
 
 def positive(text: str) -> int:
@@ -27,3 +32,12 @@ def existing_file(text: str) -> Path:
     if not path.is_file():
         raise ArgumentTypeError(f"{text}: no such file")
     return path
+
+
+@contextlib.contextmanager
+def one_line_errors() -> Iterator[None]:
+    """End the process with one line on standard error if Chrion raises an error of its own."""
+    try:
+        yield
+    except ChrionError as error:
+        sys.exit(f"error: {error}")

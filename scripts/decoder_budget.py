@@ -3,7 +3,9 @@
     python scripts/decoder_budget.py [--host 64] [--tokens 1024] [-o docs/generation-measured.md]
 
 The sizes are those of published decoders in half precision; nothing is measured. On the device are the weights, and for
-each request the values of one token in one layer and its logits. Its keys and values are there too, or in host memory.
+each request the values of one token in one layer and its logits. Its keys and values are there too, or in host memory,
+once: an iteration appends to them in place. That favours the device: an exported model with past and present as inputs
+and outputs needs both of them.
 ``-o`` replaces the section ``decoders-budget`` of a page.
 """
 
@@ -108,7 +110,9 @@ def main() -> None:
     arguments = parser.parse_args()
     about = (
         f"Computed by `scripts/decoder_budget.py`, not measured: the most requests of {arguments.tokens} tokens, in "
-        f"half precision. K/V: keys and values, with {arguments.host:g} GB of host memory."
+        f"half precision. K/V: keys and values, with {arguments.host:g} GB of host memory. They count once, as if an "
+        "iteration appended to them in place; with both `past` and `present` of an exported model on the device, about "
+        "half as many requests fit on it."
     )
     found = table(arguments.tokens, arguments.host)
     print(found)

@@ -11,7 +11,7 @@ from chrion.errors import OptionError
 from chrion.report.decoder_tables import decoder_sweep_table, decoder_table, plot_decoder_sweep, sweeps_rate
 from chrion.simulator import overrides
 from chrion.simulator.decoder_results import summarise, sweep_decoder, sweep_to_json, to_json
-from chrion.simulator.decoder_scenario import build_decoder_scenario
+from chrion.simulator.decoder_scenario import build_decoder_scenario, decoder_path
 from chrion.simulator.iterations import simulate_decoder
 from chrion.simulator.scenario import ScenarioSource
 from chrion.units import format_count
@@ -39,7 +39,7 @@ def simulate_decoders(
     if plot and not sweeps_rate(name for name, _ in values):
         raise OptionError("--plot: a decoder is drawn over a sweep of its rate", hint="add --sweep rate_per_s=1,2,4")
     if swept:
-        _sweep(source, overrides.parameter_grid(values), plot, as_json=as_json)
+        _sweep(source, overrides.parameter_grid(values, decoder_path), plot, as_json=as_json)
         return
     scenario = build_decoder_scenario(source)
     total = scenario.requests.requests * len(scenario.policies)

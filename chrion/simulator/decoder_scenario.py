@@ -199,7 +199,7 @@ def _changed(content: Mapping[str, Any], sets: Mapping[str, Any]) -> dict[str, A
         if key in _TOP_KEYS:
             changed[key] = value
             continue
-        *path, last = _full_path(key)
+        *path, last = decoder_path(key)
         table = changed
         for part in path:
             table = table.setdefault(part, {})
@@ -209,7 +209,12 @@ def _changed(content: Mapping[str, Any], sets: Mapping[str, Any]) -> dict[str, A
     return changed
 
 
-def _full_path(key: str) -> list[str]:
+def decoder_path(key: str) -> list[str]:
+    """Return the full path of a key of a scenario with a decoder.
+
+    Raises:
+        OptionError: No section has it.
+    """
     sections = {**_SECTIONS, "decoder.costs": IterationCosts, _PROMPT_COSTS: IterationCosts}
     paths = [f"{name}.{entry.name}" for name, kind in sections.items() for entry in fields(kind)]
     by_last = [path for path in paths if path.rsplit(".", 1)[-1] == key and not path.startswith(_PROMPT_COSTS)]

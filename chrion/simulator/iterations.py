@@ -49,12 +49,12 @@ class DecoderResult:
     ends_ms: Floats
     #: Requests that need more slots than there are.
     refused: int
-    #: Time in ms from the first arrival to the last end.
+    #: Time in ms from the first arrival to the last end; 0 if no request ended.
     took_ms: float
     iterations: int
     #: Requests of an iteration, on average.
     mean_batch: float
-    #: Mean and greatest number of reserved slots; the mean is over time.
+    #: Mean and greatest number of reserved slots; the mean is over that time.
     mean_reserved: float
     most_reserved: int
 
@@ -149,7 +149,7 @@ class _Run:
         self._free_ms = [0.0] * batching.n_workers
         self._returns: deque[tuple[float, Batch]] = deque()
         self._refused = self._iterations = self._batched = self._most_reserved = 0
-        self._now_ms = self._reserved_ms = 0.0
+        self._now_ms = self._last_end_ms = self._reserved_ms = 0.0
 
     def result(self, progress: Callable[[int], None]) -> DecoderResult:
         """Run all requests."""
@@ -165,7 +165,7 @@ class _Run:
             if done // _STEP > before // _STEP:
                 progress(done)
         progress(count)
-        took_ms = self._now_ms - float(arrivals_ms[0])
+        took_ms = max(0.0, self._last_end_ms - float(arrivals_ms[0]))
         return DecoderResult(
             self._policy,
             self._workload,
@@ -206,7 +206,8 @@ class _Run:
                 if self._made[number] == self._workload.new[number]:
                     ended.append(number)
         left = self._scheduler.complete(ended)
-        self._ends_ms[left] = now_ms
+        if left:
+            self._ends_ms[left] = self._last_end_ms = now_ms
         return len(left)
 
     def _schedule(self) -> None:
@@ -228,7 +229,7 @@ class _Run:
         return at_ms
 
     def _advance(self, now_ms: float) -> None:
-        """Count the reserved slots up to a time."""
+        """Count the reserved slots up to a time; after the last end, none is reserved."""
         self._reserved_ms += self._scheduler.reserved * (now_ms - self._now_ms)
         self._now_ms = now_ms
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import itertools
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -51,14 +51,37 @@ def parse_sweep(text: str) -> tuple[str, tuple[Any, ...]]:
     return key.strip(), tuple(_value(part) for part in parts)
 
 
-def parameter_grid(sweeps: Sequence[tuple[str, tuple[Any, ...]]]) -> list[dict[str, Any]]:
+def server_path(key: str) -> list[str]:
+    """Return the full path of a key of a scenario with servers.
+
+    Raises:
+        OptionError: No section has it, or several sections have it.
+    """
+    path = key.split(".")
+    if len(path) > 1:
+        return path
+    homes = ["variants"] if key in VARIANT_KEYS else []
+    homes += [name for name, kind in SECTIONS.items() if any(f.name == key for f in fields(kind))]
+    if len(homes) != 1:
+        named = ", ".join(f"{home}.{key}" for home in homes)
+        raise OptionError(f"ambiguous key {key!r}: expected one of {named}" if homes else f"unknown key {key!r}")
+    return [homes[0], key]
+
+
+def parameter_grid(
+    sweeps: Sequence[tuple[str, tuple[Any, ...]]], full_path: Callable[[str], list[str]] = server_path
+) -> list[dict[str, Any]]:
     """Return every combination of the swept values; the last key changes fastest.
+
+    Args:
+        sweeps: Values by key.
+        full_path: Returns the full path of a key in scenarios of this kind, or raises an :class:`OptionError`.
 
     Raises:
         OptionError: Two sweeps change the same key.
     """
     keys = [key for key, _ in sweeps]
-    paths = [_sweep_path(key) for key in keys]
+    paths = [_sweep_path(key, full_path) for key in keys]
     for i, path in enumerate(paths):
         if path in paths[:i]:
             first = keys[paths.index(path)]
@@ -83,30 +106,18 @@ def apply_sets(content: Mapping[str, Any], sets: Mapping[str, Any]) -> dict[str,
         return dict(content)
     changed = copy.deepcopy(dict(content))
     for key, value in sets.items():
-        path = _full_path(key)
+        path = server_path(key)
         for table in _tables(changed, path, key):
             table[path[-1]] = value
     return changed
 
 
-def _sweep_path(key: str) -> list[str]:
+def _sweep_path(key: str, full_path: Callable[[str], list[str]]) -> list[str]:
     """Return the full path of a key, or the key itself if it has none; a scenario then refuses it."""
     try:
-        return _full_path(key)
+        return full_path(key)
     except OptionError:
         return [key]
-
-
-def _full_path(key: str) -> list[str]:
-    path = key.split(".")
-    if len(path) > 1:
-        return path
-    homes = ["variants"] if key in VARIANT_KEYS else []
-    homes += [name for name, kind in SECTIONS.items() if any(f.name == key for f in fields(kind))]
-    if len(homes) != 1:
-        named = ", ".join(f"{home}.{key}" for home in homes)
-        raise OptionError(f"ambiguous key {key!r}: expected one of {named}" if homes else f"unknown key {key!r}")
-    return [homes[0], key]
 
 
 def _tables(content: dict[str, Any], path: list[str], key: str) -> list[dict[str, Any]]:

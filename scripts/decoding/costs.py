@@ -14,10 +14,11 @@ from chrion.generation import Generator
 from chrion.generation.scheduling import POLICIES
 from chrion.simulator.decoder_scenario import IterationCosts
 from chrion.simulator.iterations import draw_requests, fit_costs
+from decoding.code_version import check_version
 from decoding.load import Costs, load_scenario, scheduled
 from decoding.recorder import Batch, recorded
 
-#: Greatest batches whose iterations are measured.
+#: Max batches whose iterations are measured.
 BATCHES = (1, 2, 4, 8, 16, 32)
 #: Requests before the first measured ones.
 _WARM_UP = 40
@@ -31,6 +32,8 @@ class MeasuredCosts:
     scale: int
     costs: IterationCosts
     prompt_costs: IterationCosts
+    #: The version of the code that measured them, by :func:`decoding.code_version.code_version`.
+    code: str = ""
 
 
 class CostMeter:
@@ -49,10 +52,10 @@ class CostMeter:
         _record(generator, _WARM_UP, scale)  # a process that has just begun is slower for a second or two
 
     def measure(self, batches: Sequence[int] = BATCHES) -> None:
-        """Add iterations of several greatest batches, and for each with iteration-level and request-level scheduling.
+        """Add iterations with several max batches, and for each with iteration-level and request-level scheduling.
 
         Args:
-            batches: The greatest batches, instead of that of the generator.
+            batches: The max batches, instead of that of the generator.
         """
         for size, policy in itertools.product(sorted(batches, reverse=True), POLICIES):
             requests = max(24, 3 * size) if policy == "iteration" else size
@@ -89,7 +92,12 @@ def append_costs(path: Path, found: MeasuredCosts) -> None:
 
 
 def read_costs(path: Path) -> dict[tuple[str, int], Costs]:
-    """Return the costs of a file by model and scale; of several measurements, the mean of each term."""
+    """Return the costs of a file by model and scale; of several measurements, the mean of each term.
+
+    Raises:
+        OptionError: They were measured with several versions of the code.
+    """
+    check_version(path)
     found: dict[tuple[str, int], list[Costs]] = {}
     for line in path.read_text(encoding="utf-8").splitlines():
         row = json.loads(line)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from chrion.simulator.iterations import simulate_decoder
 from chrion.simulator.scenario import ScenarioSource
 from decoding.load import scaled_lengths
 from decoding.orca_experiment import LoadPoint
-from decoding.scheduling_gain import BATCHES
+from decoding.scheduling_gain import BATCHES, saturating_requests
 
 HARDWARE = "l4"
 _DECODER = next(decoder for decoder in DECODERS if decoder.name == "Llama 3.2 1B")
@@ -22,13 +23,16 @@ GPU = f"{_DECODER.name} on an L4"
 TITLE = f"{_DECODER.name} on an NVIDIA L4, estimated from its datasheet"
 _COMPARED = (1, 8, 32)
 _REQUESTS = 300
+#: Repetitions, whose medians are reported, to two significant digits: requests of one repetition are random.
+REPETITIONS, DIGITS = 5, 2
 #: The highest rate, in requests per second, and the ratio of two rates.
 _HIGHEST, _STEP, _RATES = 64.0, 2**0.5, 16
 
 
-def gpu_scenario(rate_per_s: float, requests: int, max_batch: int) -> DecoderScenario:
+def gpu_scenario(rate_per_s: float, requests: int, max_batch: int, seed: int = 0) -> DecoderScenario:
     """Return a load with Orca's lengths."""
     content = {
+        "seed": seed,
         "decoder": {
             "hardware": HARDWARE,
             "weights_gb": _DECODER.weights * ITEM / GB,
@@ -41,17 +45,17 @@ def gpu_scenario(rate_per_s: float, requests: int, max_batch: int) -> DecoderSce
 
 
 def saturated_on_gpu() -> list[DecoderScenario]:
-    """Return scenarios with more requests than can be served, by greatest batch."""
-    return [gpu_scenario(1e6, max(200, 40 * size), size) for size in BATCHES]
+    """Return scenarios with more requests than can be served, by max batch."""
+    return [gpu_scenario(1e6, saturating_requests(size), size) for size in BATCHES]
 
 
 def estimated_points() -> list[LoadPoint]:
-    """Return the points of both policies at many rates."""
+    """Return the points of both policies at many rates, in several repetitions with other requests."""
     found = []
-    for batch in _COMPARED:
-        for rate in (_HIGHEST / _STEP ** np.arange(_RATES)[::-1]).tolist():
-            for result in simulate_decoder(gpu_scenario(rate, _REQUESTS, batch)):
-                own = summarise(result)
-                run = (_DECODER.name, 1, result.policy, batch, rate, rate, _REQUESTS, 0)
-                found.append(LoadPoint(*run, own.requests_per_s, own.normalised_p50_ms))
+    rates = (_HIGHEST / _STEP ** np.arange(_RATES)[::-1]).tolist()
+    for seed, batch, rate in itertools.product(range(REPETITIONS), _COMPARED, rates):
+        for result in simulate_decoder(gpu_scenario(rate, _REQUESTS, batch, seed)):
+            own = summarise(result)
+            run = (_DECODER.name, 1, result.policy, batch, rate, rate, _REQUESTS, seed)
+            found.append(LoadPoint(*run, own.requests_per_s, own.normalised_p50_ms))
     return sorted(found, key=lambda point: (POLICIES.index(point.policy), point.max_batch, point.offered_per_s))

@@ -108,7 +108,7 @@ def load_scenario(  # noqa: PLR0913, PLR0917 - what determines a run
 
 @contextlib.contextmanager
 def scheduled(generator: Generator, policy: str, max_batch: int) -> Iterator[None]:
-    """Set the policy and greatest batch of a generator for a while, so that both policies have the same engine.
+    """Set the policy and max batch of a generator for a while, so that both policies have the same engine.
 
     The generator has no requests before and after.
     """

@@ -14,7 +14,7 @@ RATE_FACTORS = (1.4, 2.6, 6.0, 10.0)
 LEAST_FACTOR = 1.1
 #: Bounds of the search, in requests per second: at the lower one requests do not overlap, and the upper one exceeds any
 #: capacity.
-_LEAST_PER_S, _GREATEST_PER_S = 0.05, 1e3
+_LOWEST_PER_S, _HIGHEST_PER_S = 0.05, 1e3
 #: Steps of the search for a rate, the last of which is less than 1 %.
 _STEPS = 11
 
@@ -46,13 +46,13 @@ def choose_rates(  # noqa: PLR0913, PLR0917 - what determines the latency
         scenario = load_scenario(scale, rate_per_s, requests, max_batch, costs, seed)
         return simulate_summary(scenario, policy).normalised_p50_ms
 
-    alone_ms = latency_ms(_LEAST_PER_S)
+    alone_ms = latency_ms(_LOWEST_PER_S)
     rates = {}
-    greatest_ms = latency_ms(_GREATEST_PER_S)
+    highest_ms = latency_ms(_HIGHEST_PER_S)
     for factor in sorted(factors):
-        if greatest_ms < factor * alone_ms:
+        if highest_ms < factor * alone_ms:
             continue
-        low, high = math.log(_LEAST_PER_S), math.log(_GREATEST_PER_S)
+        low, high = math.log(_LOWEST_PER_S), math.log(_HIGHEST_PER_S)
         for _ in range(_STEPS):
             middle = (low + high) / 2
             low, high = (middle, high) if latency_ms(math.exp(middle)) < factor * alone_ms else (low, middle)

@@ -1,6 +1,6 @@
-"""Increments of a decoder on an accelerator, with keys and values in host memory and with all of them on the device.
+"""Decode iterations on an accelerator, with keys and values in host memory and with all of them on the device.
 
-Every request has one new token after equally many others, so that a rectangle has no pads. The ways:
+Every request has one new token after equally many others, so that a padded batch has no pads. The ways:
 
 - *device*: one session of the whole model. Keys and values stay on the device; scores return to host memory.
 - *host*: selective batching. Token-wise operators run on the device, and attention on the cores of the CPU.
@@ -27,7 +27,7 @@ from chrion.generation.device_session import open_for_threads
 from chrion.generation.open_engine import open_engine
 from chrion.graph.decoder import LOGITS, DecoderSignature
 from chrion.graph.model import TensorInfo
-from decoding.repeated_iterations import Shape, rectangle_feed, selective_run, time_in_turn
+from decoding.repeated_iterations import Shape, padded_feed, selective_run, time_in_turn
 
 DEVICE, HOST, TWO_BATCHES = "device", "host", "host, two batches"
 WAYS = (DEVICE, HOST, TWO_BATCHES)
@@ -80,13 +80,16 @@ class DeviceDecoder:
         return self.engine.signature
 
     def most_requests(self, budget: int, tokens: int) -> int:
-        """Return how many requests of a number of tokens fit on the device with their keys and values.
+        """Return how many requests fit on the device with their keys and values.
+
+        In an iteration both are there: those of all tokens before the new one (``past``), and those of all tokens
+        (``present``).
 
         Args:
             budget: Bytes of device memory; values other than weights, keys and values are not counted.
-            tokens: The tokens of a request.
+            tokens: The tokens of a request before the new one.
         """
-        return max(budget - self.weight_bytes, 0) // (self.signature.slot_bytes * tokens)
+        return max(budget - self.weight_bytes, 0) // (self.signature.slot_bytes * (tokens + tokens + 1))
 
     def time(self, batches: Sequence[int], past: int, rounds: int, ways: Sequence[str]) -> list[DeviceTimes]:
         """Measure iterations in turn.
@@ -118,7 +121,7 @@ class DeviceDecoder:
         """Return an iteration of the whole model whose keys and values are on the device."""
         binding = self._session.io_binding()
         inputs = []
-        for name, array in rectangle_feed(self.signature, shapes).items():
+        for name, array in padded_feed(self.signature, shapes).items():
             value = ort.OrtValue.ortvalue_from_numpy(array)
             if name in self.signature.past:
                 value = self._device.to_device(TensorInfo(name, _FLOAT, array.shape), array)

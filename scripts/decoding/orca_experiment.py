@@ -1,7 +1,7 @@
 """Results of Orca's end-to-end experiment: latency against throughput, and throughputs at equal latencies.
 
 Yu et al., *Orca* (OSDI 2022), section 6.2 and Figure 10: the median latency of a request divided by its generated
-tokens, against the throughput, for several greatest batches. Policies are compared in each repetition by itself, whose
+tokens, against the throughput, for several max batches. Policies are compared in each repetition by itself, whose
 runs follow each other, and the medians of these comparisons are reported.
 """
 
@@ -18,11 +18,12 @@ from typing import Any
 from chrion.generation.scheduling import POLICIES
 from chrion.report.figures import new_figure, save_figure
 from chrion.report.simulation_plots import line_style
+from decoding.code_version import check_version
 from decoding.load import Costs, IterationTotals, scaled_lengths
 
-#: Latencies at which throughputs are compared, relative to the least one of iteration-level scheduling.
+#: Latencies at which throughputs are compared, relative to the minimum of iteration-level scheduling.
 FACTORS = (2.0, 4.0)
-#: Model, scale, policy, greatest batch and target.
+#: Model, scale, policy, max batch and target.
 Load = tuple[str, int, str, int, float]
 _FEATURES = ("features", "prompt_features")
 HEAD = (
@@ -54,6 +55,8 @@ class LoadPoint:
     iterations: IterationTotals | None = None
     #: The machine of a measured run, and the version of onnxruntime.
     machine: str = ""
+    #: The version of the code that measured it, by :func:`decoding.code_version.code_version`.
+    code: str = ""
 
     @property
     def workload(self) -> tuple[str, int]:
@@ -87,9 +90,17 @@ class Interval:
         """Return the bounds of the median of figures."""
         return cls(*(statistics.median(getattr(one, bound) for one in intervals) for bound in ("low", "high")))
 
-    def format(self, digits: int) -> str:
-        """Return it as text; ``-`` if nothing is known."""
-        low, high = (f"{bound:.{digits}f}" for bound in (self.low, self.high))
+    def format(self, digits: int, *, significant: bool = False) -> str:
+        """Return it as text; ``-`` if nothing is known.
+
+        Args:
+            digits: Digits after the point.
+            significant: Round to so many significant digits instead.
+        """
+        low, high = (
+            f"{float(f'{bound:.{digits}g}'):g}" if significant else f"{bound:.{digits}f}"
+            for bound in (self.low, self.high)
+        )
         if low == high:
             return low
         if math.isinf(self.high):
@@ -104,14 +115,20 @@ def append_point(path: Path, point: LoadPoint) -> None:
 
 
 def read_points(path: Path) -> list[LoadPoint]:
-    """Return the points of a file, one for each run."""
+    """Return the points of a file, one for each run.
+
+    Raises:
+        OptionError: They were measured with several versions of the code.
+    """
+    check_version(path)
     rows = map(json.loads, path.read_text(encoding="utf-8").splitlines())
     return [LoadPoint(**row | {"iterations": _totals(row["iterations"])}) for row in rows]
 
 
 def measured_on(runs: Iterable[LoadPoint]) -> str:
-    """Return the machines of measured runs."""
-    return "; ".join(sorted({run.machine or "an unknown machine" for run in runs}))
+    """Return the machines of measured runs, and the version of the code."""
+    found = {(run.machine or "an unknown machine") + (f", Chrion {run.code}" if run.code else "") for run in runs}
+    return "; ".join(sorted(found))
 
 
 def _totals(row: dict[str, Any] | None) -> IterationTotals | None:
@@ -163,7 +180,7 @@ def throughput_at(curve: Sequence[LoadPoint], ms_per_token: float) -> Interval:
     whose latencies are all greater an upper bound.
 
     Args:
-        curve: Points of one model, policy and greatest batch.
+        curve: Points of one model, policy and max batch.
         ms_per_token: The latency.
     """
     ordered = sorted(curve, key=lambda point: point.offered_per_s)
@@ -180,9 +197,12 @@ def throughput_at(curve: Sequence[LoadPoint], ms_per_token: float) -> Interval:
 
 
 def table_rows(
-    runs: Sequence[LoadPoint], normalised: Sequence[LoadPoint] = (), simulated: Sequence[LoadPoint] = ()
+    runs: Sequence[LoadPoint],
+    normalised: Sequence[LoadPoint] = (),
+    simulated: Sequence[LoadPoint] = (),
+    significant: int = 0,
 ) -> list[tuple[str, ...]]:
-    """Return the throughputs of both policies at equal latencies: by workload and greatest batch, and the best.
+    """Return the throughputs of both policies at equal latencies: by workload and max batch, and the best.
 
     All figures are medians over repetitions, ratios as well.
 
@@ -190,7 +210,9 @@ def table_rows(
         runs: Measured runs.
         normalised: The same at equal speed, by :func:`normalise_speed`.
         simulated: The latter simulated.
+        significant: Significant digits of throughputs and ratios; 0 for one digit and two digits after the point.
     """
+    rounded = {"significant": significant > 0}
     rows: list[tuple[str, ...]] = [HEAD]
     for workload in dict.fromkeys(run.workload for run in runs):
         own, scaled, others = (
@@ -200,22 +222,29 @@ def table_rows(
             latencies, at_equal_speed = (equal_latencies(some, factor) for some in (own, scaled))
             found = readings(own, latencies)
             beside = (readings(some, at_equal_speed) for some in (scaled, others))
-            ratios = [{batch: _median_ratio(pairs) for batch, pairs in some.items()} for some in (found, *beside)]
+            ratios = [
+                {batch: _median_ratio(pairs).format(significant or 2, **rounded) for batch, pairs in some.items()}
+                for some in (found, *beside)
+            ]
             head = (workload[0], f"{statistics.median(latencies.values()):.1f} ms")
             for batch, pairs in found.items():
-                throughputs = (Interval.median(several).format(1) for several in zip(*pairs, strict=True))
+                throughputs = (
+                    Interval.median(several).format(significant or 1, **rounded) for several in zip(*pairs, strict=True)
+                )
                 rows.append((*head, batch, *throughputs, *(some.get(batch, "-") for some in ratios)))
     return rows
 
 
 def summary_rows(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Return the ratios at equal speed of a table by :func:`table_rows`, with a column for some greatest batches."""
-    batches = ("8", "32", "best")
-    found: dict[tuple[str, str], dict[str, str]] = {}
-    for weights, latency, batch, *_, at_equal_speed, _ in rows[1:]:
-        found.setdefault((weights, latency), {})[batch] = at_equal_speed
-    head = ("weights", "latency per token", *(f"max batch {batch}" for batch in batches[:-1]), "best batches")
-    return [head, *((*key, *(own.get(batch, "-") for batch in batches)) for key, own in found.items())]
+    """Return the ratios of a table by :func:`table_rows`, as measured and at equal speed, for some max batches."""
+    batches = {"8": "max batch 8", "32": "max batch 32", "best": "best batches"}
+    found: dict[tuple[str, str], dict[str, tuple[str, str]]] = {}
+    for weights, latency, batch, *_, measured, at_equal_speed, _ in rows[1:]:
+        found.setdefault((weights, latency), {})[batch] = measured, at_equal_speed
+    columns = (f"{title}, {kind}" for title in batches.values() for kind in ("measured", "at equal speed"))
+    head = ("weights", "latency per token", *columns)
+    lines = ((*key, *(cell for batch in batches for cell in own.get(batch, ("-", "-")))) for key, own in found.items())
+    return [head, *lines]
 
 
 def equal_latencies(runs: Sequence[LoadPoint], factor: float) -> dict[int, float]:
@@ -223,17 +252,17 @@ def equal_latencies(runs: Sequence[LoadPoint], factor: float) -> dict[int, float
 
     Args:
         runs: Runs of one workload.
-        factor: The latency relative to the least one of iteration-level scheduling in the same repetition.
+        factor: The latency relative to the minimum of iteration-level scheduling in the same repetition.
     """
-    least: dict[int, float] = {}
+    minima: dict[int, float] = {}
     for run in runs:
         if run.policy == "iteration":
-            least[run.seed] = min(run.ms_per_token, least.get(run.seed, math.inf))
-    return {seed: factor * latency for seed, latency in least.items()}
+            minima[run.seed] = min(run.ms_per_token, minima.get(run.seed, math.inf))
+    return {seed: factor * latency for seed, latency in minima.items()}
 
 
 def readings(runs: Sequence[LoadPoint], latencies: Mapping[int, float]) -> dict[str, list[tuple[Interval, Interval]]]:
-    """Return throughputs at equal latencies, by greatest batch and for the best one: of both policies, for each seed.
+    """Return throughputs at equal latencies, by max batch and for the best one: of both policies, for each seed.
 
     Args:
         runs: Runs of one workload.
@@ -270,8 +299,8 @@ def _best(several: Sequence[Interval]) -> Interval:
     return Interval(max(one.low for one in several), max(one.high for one in several))
 
 
-def _median_ratio(pairs: Iterable[tuple[Interval, Interval]]) -> str:
-    return Interval.median([ours.over(theirs) for ours, theirs in pairs]).format(2)
+def _median_ratio(pairs: Iterable[tuple[Interval, Interval]]) -> Interval:
+    return Interval.median([ours.over(theirs) for ours, theirs in pairs])
 
 
 def plot(points: Sequence[LoadPoint], path: Path) -> None:

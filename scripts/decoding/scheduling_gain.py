@@ -7,7 +7,8 @@ iteration-level scheduling a request takes N iterations, and no row is idle. So 
 - E[max(P - min P + N)] / E[N] if an iteration takes the same time for any tokens;
 - E[max(P + N - 1)] / E[P + N - 1] if it takes a time in proportion to its tokens.
 
-Between both limits, with costs of iterations, it is simulated.
+If the time is a sum of both, the gain lies between these limits. With costs of iterations, which have further terms, it
+is simulated.
 """
 
 from __future__ import annotations
@@ -21,14 +22,16 @@ from chrion.simulator.decoder_results import DecoderSummary, summarise
 from chrion.simulator.decoder_scenario import DecoderScenario
 from chrion.simulator.iterations import simulate_decoder
 from decoding.load import Costs, load_scenario, scaled_lengths
-from decoding.orca_experiment import LoadPoint
+from decoding.orca_experiment import LoadPoint, format_lengths
 
-#: Greatest batches, those of the paper.
+#: Max batches, those of the paper.
 BATCHES = (1, 2, 4, 8, 16, 32)
 #: Batches that are drawn for an expected value.
 _DRAWS = 20_000
-#: Requests of a simulation at saturation, for each request of a batch.
-_REQUESTS = 40
+#: Requests of a simulation at saturation, for each request of a batch, and the fewest of any.
+_REQUESTS, _FEWEST_REQUESTS = 40, 1500
+#: Requests per second of both policies, by max batch.
+Rates = tuple[Sequence[float], Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,38 +68,61 @@ def expected_batch(size: int, scale: int) -> ExpectedBatch:
     )
 
 
-def gain_rows(scale: int, machines: Mapping[str, Sequence[DecoderScenario]]) -> list[tuple[str, ...]]:
-    """Return the gain by greatest batch, and that of the best batch over the best batch.
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Requests that always wait for a decoder."""
 
-    Args:
-        scale: Divides Orca's lengths, for the columns without costs.
-        machines: By title, scenarios with more requests than can be served, one for each of :data:`BATCHES`.
+    title: str
+    #: Divides Orca's lengths.
+    scale: int
+    #: One scenario for each of :data:`BATCHES`.
+    scenarios: Sequence[DecoderScenario]
+
+
+def gain_rows(machines: Sequence[Machine]) -> list[tuple[str, ...]]:
+    """Return the gain by max batch, and that of the best batch over the best batch: for lengths, limits and machines.
+
+    The rows of each scale are the iterations of a fixed batch, the gain if all iterations take an equal time, those of
+    the machines with this scale, and the gain if the time is in proportion to the tokens.
     """
-    expected = [expected_batch(size, scale) for size in BATCHES]
-    rates = {
-        "equal time": (
-            [size / batch.own_iterations for size, batch in zip(BATCHES, expected, strict=True)],
-            [size / batch.iterations for size, batch in zip(BATCHES, expected, strict=True)],
-        ),
-        "time by tokens": (
-            [1 / batch.own_tokens for batch in expected],
-            [1 / batch.tokens for batch in expected],
-        ),
-    }
-    for title, scenarios in machines.items():
-        found = [{r.policy: r.requests_per_s for r in simulate_decoder(scenario)} for scenario in scenarios]
-        rates[title] = ([one["iteration"] for one in found], [one["request"] for one in found])
-    rows: list[tuple[str, ...]] = [("max batch", "iterations of a fixed batch", *rates)]
-    for at, size in enumerate(BATCHES):
-        gains = [f"{ours[at] / theirs[at]:.1f}" for ours, theirs in rates.values()]
-        rows.append((str(size), f"{expected[at].iterations:.0f}", *gains))
-    rows.append(("best", "", *(f"{max(ours) / max(theirs):.1f}" for ours, theirs in rates.values())))
+    rows: list[tuple[str, ...]] = [("tokens", "costs", *(f"max batch {size}" for size in BATCHES), "best")]
+    for scale in sorted({machine.scale for machine in machines}):
+        expected = [expected_batch(size, scale) for size in BATCHES]
+        equal_time, by_tokens = _limits(expected)
+        found = [(one.title, _simulated_rates(one.scenarios)) for one in machines if one.scale == scale]
+        lengths = format_lengths(scale)
+        rows.append((lengths, "iterations of a fixed batch", *(f"{batch.iterations:.0f}" for batch in expected), ""))
+        for title, rates in (("equal time", equal_time), *found, ("time by tokens", by_tokens)):
+            rows.append((lengths, title, *_gains(rates)))
     return rows
+
+
+def _limits(expected: Sequence[ExpectedBatch]) -> tuple[Rates, Rates]:
+    """Return the rates of both policies if all iterations take one unit of time, and if all tokens do."""
+    pairs = list(zip(BATCHES, expected, strict=True))
+    equal_time = [size / one.own_iterations for size, one in pairs], [size / one.iterations for size, one in pairs]
+    return equal_time, ([1 / one.own_tokens for one in expected], [1 / one.tokens for one in expected])
+
+
+def _simulated_rates(scenarios: Sequence[DecoderScenario]) -> Rates:
+    found = [{r.policy: r.requests_per_s for r in simulate_decoder(scenario)} for scenario in scenarios]
+    return [one["iteration"] for one in found], [one["request"] for one in found]
+
+
+def _gains(rates: Rates) -> list[str]:
+    """Return the gain of each max batch, and that of the best one over the best one."""
+    ours, theirs = rates
+    return [f"{one / other:.1f}" for one, other in (*zip(ours, theirs, strict=True), (max(ours), max(theirs)))]
 
 
 def saturated(scale: int, costs: Costs) -> list[DecoderScenario]:
     """Return scenarios with more requests than can be served, one for each of :data:`BATCHES`."""
-    return [load_scenario(scale, 1e6, max(200, _REQUESTS * size), size, costs) for size in BATCHES]
+    return [load_scenario(scale, 1e6, saturating_requests(size), size, costs) for size in BATCHES]
+
+
+def saturating_requests(size: int) -> int:
+    """Return how many requests a simulation at saturation has, so that its gain varies by few per cent."""
+    return max(_FEWEST_REQUESTS, _REQUESTS * size)
 
 
 def simulate_points(runs: Sequence[LoadPoint], costs: Mapping[tuple[str, int], Costs]) -> list[LoadPoint]:

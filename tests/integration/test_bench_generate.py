@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 from pathlib import Path
+from typing import Any
 
 import bench_decoders
 import bench_generate
@@ -16,7 +18,7 @@ from decoding.load_rates import LEAST_FACTOR, RATE_FACTORS
 from decoding.on_device import HOST, WAYS, DeviceDecoder
 from decoding.orca_experiment import median_points, read_points
 from decoding.recorder import recorded
-from decoding.repeated_iterations import Shape, rectangle_run, selective_run
+from decoding.repeated_iterations import Shape, draw_inputs, padded_run, selective_run, single_runs
 
 import chrion
 from chrion import Generator
@@ -26,19 +28,43 @@ from chrion.simulator.iterations import draw_requests
 from chrion.zoo.cached_decoder import LlamaDecoderSpec, build_llama_decoder
 from decoder_support import small_decoder
 
+ROOT = Path(__file__).parents[2]
+DATA, DOCS = ROOT / "scripts" / "decoding" / "measured", ROOT / "docs"
+PAGES = ("generation.md", "generation-measured.md", "simulate-decoders.md")
+
 
 @pytest.mark.parametrize("mix", bench_generate.WORKLOADS.values())
-def test_a_rectangle_computes_what_selective_batching_does(mix: Mix) -> None:
-    """The last logits of every request are equal, so that the times are those of the same work."""
+def test_a_padded_batch_computes_what_selective_batching_does(mix: Mix) -> None:
+    """The last logits of every request are equal, so that the times are those of the same work; requests differ."""
     model = small_decoder("llama-decoder", context=512)
     engine, session = open_engine(chrion.load(model), threads=1), plain_session(model, 1)
     shapes = draw_shapes(np.random.default_rng(0), 8, mix)
     assert sum(shape.past == 0 for shape in shapes) == round(8 * mix.share)
     found = selective_run(engine, shapes)()
-    expected = rectangle_run(session, engine.signature, shapes)()
+    expected = padded_run(session, engine.signature, shapes)()
     assert isinstance(found, list)
     assert isinstance(expected, list)
-    np.testing.assert_allclose(np.stack(found), expected[0][:, -1], atol=1e-4)
+    logits = expected[0][:, -1]
+    np.testing.assert_allclose(np.stack(found), logits, atol=1e-4)
+    assert min(np.abs(one - other).max() for one, other in itertools.combinations(logits, 2)) > 1e-2
+
+
+def test_single_runs_have_the_requests_of_the_padded_batch() -> None:
+    """Each request has its own tokens and caches, unbatched as well."""
+    model = small_decoder("llama-decoder", context=512)
+    signature, feeds = open_engine(chrion.load(model), threads=1).signature, []
+
+    class Session:
+        def run(self, _: None, feed: dict[str, Any]) -> None:
+            feeds.append(feed)
+
+    shapes = [Shape(3, 1), Shape(3, 1), Shape(0, 5)]
+    single_runs(Session(), signature, shapes)()
+    for number, (shape, feed) in enumerate(zip(shapes, feeds, strict=True)):
+        ids, caches = draw_inputs(signature, shape, number)
+        np.testing.assert_array_equal(feed["input_ids"], ids[None])
+        for name, cache in zip(signature.past, caches, strict=True):
+            np.testing.assert_array_equal(feed[name], cache[None])
 
 
 def test_a_run_under_load_counts_all_requests() -> None:
@@ -123,17 +149,18 @@ def test_loads_and_their_simulation(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             least = policy == "request" or batch == 3
             assert factors == [*[LEAST_FACTOR] * least, *RATE_FACTORS][: len(rates)]
     assert len(read_costs(costs)) == 1
-    curves, loads = bench_decoders.simulation_tables(points, costs)
+    agreement, curves, loads = bench_decoders.simulation_sections(points, costs)
+    assert agreement.startswith("| simulated / measured within 15 % |")
     assert curves.startswith("| weights |")
     assert sum(line.startswith("| small |") for line in loads.splitlines()) == len(median_points(runs))
 
 
 def test_a_device_with_all_keys_and_values_computes_what_selective_batching_does() -> None:
-    """The scores of a bound rectangle are those of a plain session, and every way has its times."""
+    """The scores of a bound batch are those of a plain session, and every way has its times."""
     model = small_decoder("llama-decoder")
     decoder = DeviceDecoder(model, "CPUExecutionProvider", threads=1)
     shapes = [Shape(9, 1)] * 3
-    expected = rectangle_run(plain_session(model, 1), decoder.signature, shapes)()
+    expected = padded_run(plain_session(model, 1), decoder.signature, shapes)()
     assert isinstance(expected, list)
     np.testing.assert_allclose(decoder.on_device(shapes)(), expected[0][:, -1], atol=1e-5)
     found = decoder.time([1, 2], 9, 1, WAYS)
@@ -142,12 +169,43 @@ def test_a_device_with_all_keys_and_values_computes_what_selective_batching_does
 
 
 def test_keys_and_values_on_the_device_limit_the_batch(capsys: pytest.CaptureFixture[str]) -> None:
-    """Ten requests of 100 tokens fit beside the weights; eighty are served with keys and values in host memory."""
+    """Past and present of ten requests of 100 tokens fit beside the weights; eighty are served from host memory."""
     arguments = argparse.Namespace(provider="CPUExecutionProvider", threads=1, tokens=100, rounds=1)
     weights = build_llama_decoder(SIZES["15 MB"]).ByteSize()
     slot = 2 * 4 * 2 * 32 * 4  # keys and values, layers, heads, width, bytes
-    arguments.budget = (weights + 10.5 * 100 * slot) / 1e9
+    arguments.budget = (weights + 10.5 * (100 + 101) * slot) / 1e9
     rows = bench_decoders.device_rows(arguments, "15 MB")
     assert {row[2] for row in rows if row[1] == "device"} == {"1", "2", "4", "8", "10"}
     assert [row[2] for row in rows if row[1] == HOST][-1] == "80"
     assert len(capsys.readouterr().out.splitlines()) == len(rows)
+    decoder = DeviceDecoder(small_decoder("llama-decoder"), "CPUExecutionProvider", threads=1)
+    pair = decoder.signature.slot_bytes * (7 + 8)
+    assert [decoder.most_requests(decoder.weight_bytes + size, 7) for size in (-1, pair - 1, pair)] == [0, 0, 1]
+
+
+def test_pages_are_checked_before_a_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page without the section of a part is named in one line, and nothing is measured."""
+    page = tmp_path / "page.md"
+    page.write_text("A page.\n", encoding="utf-8")
+    monkeypatch.setattr(bench_decoders, "device_rows", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr(bench_generate, "open_engine", lambda *_: pytest.fail("measured"))
+    for script, words, section in (
+        (bench_decoders, ["device", "--provider", "cpu"], "decoders-device"),
+        (bench_generate, ["engine"], "generate-engine"),
+    ):
+        monkeypatch.setattr("sys.argv", ["script", *words, "-o", str(page)])
+        with pytest.raises(SystemExit) as ended:
+            script.main()
+        assert str(ended.value) == f"error: {page}: no section to fill; expected the markers of {section}"
+
+
+@pytest.mark.parametrize("part", ["genai", "simulation", "device"])
+def test_the_pages_have_all_sections(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every section of a script is on one of its pages, once."""
+    points, costs = (str(DATA / name) for name in ("loads.jsonl", "costs.jsonl"))
+    words = {"genai": ["--python", "python"], "simulation": ["--points", points, "--costs", costs]}
+    monkeypatch.setattr("sys.argv", ["script", part, *words.get(part, ["--provider", "cpu"])])
+    sections = bench_decoders.read_arguments().sections
+    pages = [(DOCS / name).read_text(encoding="utf-8") for name in PAGES]
+    for section in (*sections, bench_generate.ENGINE_SECTION, *bench_generate.REPORT_SECTIONS):
+        assert sum(page.count(f"<!-- begin: {section} -->") for page in pages) == 1

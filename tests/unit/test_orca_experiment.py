@@ -17,6 +17,7 @@ from decoding.orca_experiment import (
     normalise_speed,
     plot,
     read_points,
+    summary_rows,
     table_rows,
     throughput_at,
 )
@@ -70,6 +71,25 @@ def test_no_points_say_nothing() -> None:
 def test_intervals_as_text(interval: Interval, text: str) -> None:
     """What is not known is not printed."""
     assert interval.format(1) == text
+
+
+@pytest.mark.parametrize(("low", "high", "text"), [(34.74, 34.74, "35"), (0.976, 1.04, "0.98 to 1"), (346, 346, "350")])
+def test_significant_digits(low: float, high: float, text: str) -> None:
+    """Estimates have few digits, whatever their size."""
+    assert Interval(low, high).format(2, significant=True) == text
+
+
+def test_a_table_with_significant_digits() -> None:
+    """Throughputs and ratios are rounded, latencies are not."""
+    assert table_rows([*OURS, *THEIRS], significant=1)[2][1:] == (
+        "2.0 ms",
+        "8",
+        "20",
+        "at most 10",
+        "at least 2",
+        "-",
+        "-",
+    )
 
 
 def test_quotients_and_medians_of_intervals() -> None:
@@ -141,6 +161,23 @@ def test_policies_are_compared_in_each_repetition() -> None:
     # At twice 1 ms: 37.5 of iteration-level, 12.5 of request-level, but at most 10 where it was missed.
     assert table_rows([*fast, *missed])[1][1:-2] == ("2.0 ms", "8", "37.5", "6.2 to 11.2", "at least 3.38")
     assert table_rows([*fast, *slow, *missed])[1][-3] == "3.00"
+
+
+def test_a_summary_has_ratios_as_measured_and_at_equal_speed() -> None:
+    """Each max batch has both, in this order; a batch that was not measured has none."""
+    runs = [*OURS, *THEIRS]
+    scaled = [replace(run, requests_per_s=run.requests_per_s * (2 if run.policy == "iteration" else 1)) for run in runs]
+    rows = table_rows(runs, scaled)
+    found = summary_rows(rows)
+    assert found[0] == (
+        *("weights", "latency per token", "max batch 8, measured", "max batch 8, at equal speed"),
+        *("max batch 32, measured", "max batch 32, at equal speed", "best batches, measured"),
+        "best batches, at equal speed",
+    )
+    assert found[1] == (
+        *("small", "2.0 ms", "at least 2.25", "at least 4.50", "-", "-", "at least 2.25", "at least 4.50"),
+    )
+    assert [row[:2] for row in found[1:]] == [("small", "2.0 ms"), ("small", "4.0 ms")]
 
 
 def test_medians_are_those_of_each_figure() -> None:

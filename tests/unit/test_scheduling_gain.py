@@ -7,10 +7,13 @@ import pytest
 from decoding.gpu_estimate import gpu_scenario
 from decoding.load import load_scenario, scaled_lengths
 from decoding.load_rates import choose_rates
-from decoding.scheduling_gain import expected_batch, gain_rows, simulate_summary
+from decoding.scheduling_gain import BATCHES, Machine, expected_batch, gain_rows, simulate_summary
 
 from chrion.simulator.decoder_scenario import IterationCosts
 from chrion.simulator.iterations import simulate_decoder
+
+#: Limits, and the direction from a machine's row in which they are.
+LIMITS = ((-1, "equal time"), (1, "time by tokens"))
 
 
 def largest_of(size: int, least: int, most: int) -> float:
@@ -45,12 +48,26 @@ def test_the_simulation_reaches_both_limits(size: int) -> None:
         assert ours.requests_per_s / theirs.requests_per_s == pytest.approx(limit, rel=0.08)
 
 
-def test_a_gain_has_a_row_for_each_batch() -> None:
-    """Without batches nothing is gained; the last row compares the best batches."""
-    rows = gain_rows(16, {})
-    assert rows[1][2:] == ("1.0", "1.0")
-    assert rows[0][1:] == ("iterations of a fixed batch", "equal time", "time by tokens")
-    assert [row[0] for row in rows] == ["max batch", "1", "2", "4", "8", "16", "32", "best"]
+def test_a_gain_has_limits_for_the_lengths_of_its_machine() -> None:
+    """Without batches nothing is gained; a machine whose time is a sum of both limits' times is between them."""
+    costs = IterationCosts(3.0, 0.1, 0.0, 0.0)
+    machines = [
+        Machine(title, scale, [load_scenario(scale, 1e6, 40 * size, size, (costs, costs)) for size in BATCHES])
+        for title, scale in (("small", 16), ("large", 8), ("other", 16))
+    ]
+    head, *rows = gain_rows(machines)
+    assert head == ("tokens", "costs", *(f"max batch {size}" for size in (1, 2, 4, 8, 16, 32)), "best")
+    own = {"4 to 64, 1 to 16": ["large"], "2 to 32, 1 to 8": ["small", "other"]}
+    titles = ["iterations of a fixed batch", "equal time", "time by tokens"]
+    assert [row[:2] for row in rows] == [
+        (lengths, title) for lengths, found in own.items() for title in (*titles[:2], *found, titles[2])
+    ]
+    for at, row in enumerate(rows):
+        if row[1] in ("small", "large", "other"):
+            equal_time, by_tokens = (next(r for r in rows[at::step] if r[1] == title) for step, title in LIMITS)
+            assert row[2] == "1.0"
+            for low, gain, high in zip(by_tokens[3:], row[3:], equal_time[3:], strict=True):
+                assert float(low) - 0.2 <= float(gain) <= float(high) + 0.2
 
 
 def test_costs_on_a_gpu_follow_from_its_datasheet() -> None:

@@ -157,6 +157,24 @@ def test_slots_are_never_exceeded_and_requests_without_room_are_refused() -> Non
         assert np.isnan(result.ends_ms).sum() == too_long
 
 
+@pytest.mark.parametrize("policy", ["iteration", "request"])
+def test_a_refused_last_request_does_not_count(monkeypatch: pytest.MonkeyPatch, policy: str) -> None:
+    """Figures over time are over that until the last end, however late a request without room arrives."""
+    arrivals_ms, lengths = np.array([2.0, 2.0, 500.0]), np.array([3, 3, 90])
+    workload = DecoderWorkload(arrivals_ms, lengths, np.array([2, 2, 2]))
+    monkeypatch.setattr(iterations, "draw_requests", lambda _: workload)
+    batching = {"max_batch": 2}
+    (result,) = simulate_decoder(scenario(decoder=only_fixed(10.0, slots=50), policies=[policy], batching=batching))
+    assert (result.served, result.refused) == (2, 1)
+    ends_ms = {"iteration": [22.0, 32.0], "request": [22.0, 42.0]}[policy]  # the first request begins alone
+    assert result.ends_ms[:2] == pytest.approx(ends_ms)
+    took_ms = ends_ms[1] - 2.0
+    assert result.took_ms == pytest.approx(took_ms)
+    assert result.requests_per_s == pytest.approx(2e3 / took_ms)
+    reserved_ms = 4 * (22.0 - 2.0) + 4 * ({"iteration": 32.0 - 12.0, "request": 42.0 - 22.0}[policy])
+    assert result.mean_reserved == pytest.approx(reserved_ms / took_ms)
+
+
 def literal_orca(checked: DecoderScenario) -> tuple[list[float], list[float]]:  # noqa: PLR0915 - one algorithm
     """Return when requests get their first token and end, by Algorithm 2 as published, on SimPy's clock."""
     workload, batching = draw_requests(checked), checked.batching

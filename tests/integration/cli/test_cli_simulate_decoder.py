@@ -58,6 +58,14 @@ def test_a_sweep_with_a_picture(cli: Chrion, scenario: str, tmp_path: Path) -> N
     assert "written" not in out
 
 
+def test_both_costs_of_a_term_are_swept(cli: Chrion, scenario: str) -> None:
+    """A term of iterations with prompts is another key than that of the others."""
+    sweeps = ("--sweep", "fixed_ms=1,2", "--sweep", "decoder.prompt_costs.fixed_ms=3,4")
+    code, out, _ = cli("simulate", scenario, *sweeps, "--json")
+    assert code == 0
+    assert [tuple(point["values"].values()) for point in json.loads(out)["points"]] == [(1, 3), (1, 4), (2, 3), (2, 4)]
+
+
 def test_a_curve_follows_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     """Points are joined in the order of their rates, also where a higher rate has less throughput."""
     pytest.importorskip("matplotlib")
@@ -94,6 +102,14 @@ def test_a_value_of_json_without_requests_is_null(cli: Chrion, scenario: str) ->
         (("--plot", "run.svg"), "--plot: a decoder is drawn over a sweep of its rate"),
         (("--plot", "run.svg", "--sweep", "max_batch=1,2"), "--plot: a decoder is drawn over a sweep of its rate"),
         (("--set", "gpu_memory_gb=3"), "unknown key 'gpu_memory_gb'"),
+        (
+            ("--sweep", "rate_per_s=1,2", "--sweep", "requests.rate_per_s=3"),
+            "--sweep: keys 'rate_per_s' and 'requests.rate_per_s' are the same",
+        ),
+        (
+            ("--sweep", "decoder.costs.fixed_ms=1,2", "--sweep", "fixed_ms=3"),
+            "--sweep: keys 'decoder.costs.fixed_ms' and 'fixed_ms' are the same",
+        ),
         (("--sweep", "max_batch=0,1"), "batching.max_batch = 0: expected a number of at least 1"),
     ],
 )

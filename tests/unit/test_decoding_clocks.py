@@ -1,0 +1,137 @@
+"""Times of loads and of repeated iterations, on a clock whose times are known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from decoding import load, on_device, repeated_iterations
+from decoding.on_device import DEVICE, HOST, TWO_BATCHES, WAYS, DeviceDecoder, DeviceTimes
+from decoding.repeated_iterations import WARM_S, time_in_turn
+
+from chrion.simulator.iterations import DecoderWorkload
+
+
+class Clock:
+    """A clock that moves when it is told to, and calls functions at their times."""
+
+    def __init__(self) -> None:
+        self.now_s = 10.0
+        self._due: list[tuple[float, Callable[[], None]]] = []
+
+    def perf_counter(self) -> float:
+        """Return the time."""
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        """Move the clock."""
+        end_s = self.now_s + seconds
+        while self._due and min(self._due, key=lambda one: one[0])[0] <= end_s:
+            first = min(self._due, key=lambda one: one[0])
+            self._due.remove(first)
+            self.now_s = first[0]
+            first[1]()
+        self.now_s = end_s
+
+    def call_at(self, time_s: float, function: Callable[[], None]) -> None:
+        """Call a function at a time."""
+        self._due.append((time_s, function))
+
+
+class MadeStream:
+    """A stream that ends after a time."""
+
+    def __init__(self, clock: Clock, seconds: float) -> None:
+        self._clock, self.ends_s = clock, clock.now_s + seconds
+
+    def add_done_callback(self, function: Callable[[MadeStream], None]) -> None:
+        """Call a function at the end."""
+        self._clock.call_at(self.ends_s, partial(function, self))
+
+    def result(self) -> None:
+        """Wait for the end."""
+        self._clock.sleep(max(0.0, self.ends_s - self._clock.now_s))
+
+
+class MadeGenerator:
+    """A generator that serves requests in given times, and takes 150 ms to accept one."""
+
+    def __init__(self, clock: Clock, seconds: list[float]) -> None:
+        self._clock, self._seconds = clock, iter(seconds)
+        self.requests: list[tuple[int, int]] = []
+
+    def submit(self, prompt: list[int], new: int, **_: Any) -> MadeStream:
+        """Return a stream."""
+        self.requests.append((len(prompt), new))
+        self._clock.sleep(0.15)
+        return MadeStream(self._clock, next(self._seconds))
+
+
+def test_latencies_count_from_the_arrival(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The third request arrives while the second one is submitted, and waits; throughput is from the first arrival.
+
+    They are submitted at 0.1, 0.3 and 0.45 s, and end at 0.75, 0.65 and 1.5 s.
+    """
+    clock = Clock()
+    monkeypatch.setattr(load, "time", clock)
+    generator = MadeGenerator(clock, [0.5, 0.2, 0.9])
+    workload = DecoderWorkload(np.array([100.0, 300.0, 400.0]), np.array([3, 5, 7]), np.array([1, 2, 4]))
+    throughput, latency = load._serve(generator, workload)  # type: ignore[arg-type]
+    assert generator.requests == [(3, 1), (5, 2), (7, 4)]
+    assert throughput == pytest.approx(3 / (1.5 - 0.1))
+    assert latency == pytest.approx(np.median([650 / 1, 350 / 2, 1100 / 4]))
+
+
+def test_a_timed_run_follows_runs_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In every round each way runs for 10 ms before it is timed once; the first round does not count."""
+    clock = Clock()
+    monkeypatch.setattr(repeated_iterations, "time", clock)
+    calls: list[str] = []
+    # The fifth run of "fast" in a round is the timed one: the others are faster, so that mixing them up is seen.
+    fast_s = [0.003, 0.003, 0.003, 0.003, 0.007]
+
+    def fast() -> None:
+        clock.sleep(fast_s[calls.count("fast") % 5])
+        calls.append("fast")
+
+    def slow() -> None:
+        clock.sleep(2 * WARM_S)
+        calls.append("slow")
+
+    times = time_in_turn({"fast": fast, "slow": slow}, 2)
+    assert calls == [*["fast"] * 5, *["slow"] * 2] * 3
+    assert times == {"fast": pytest.approx([7.0, 7.0]), "slow": pytest.approx([20.0, 20.0])}
+
+
+def test_two_batches_count_for_two_times_four_iterations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With two batches side by side, a timed run has four iterations of each, and its time is divided by eight."""
+    ran: list[bool] = []  # whether an iteration is one of two batches
+
+    def made_run(_engine: Any, _shapes: Any) -> Callable[[], object]:
+        counted = next(order)
+
+        def run() -> None:
+            ran.append(counted)
+
+        return run
+
+    def made_times(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+        for run in runs.values():
+            run()
+        assert rounds == 3
+        return {way: [1.0 * scale, 9.0 * scale, 2.0 * scale] for way, scale in zip(runs, (1, 2, 40), strict=True)}
+
+    order = iter([False, True, True])
+    decoder = DeviceDecoder.__new__(DeviceDecoder)
+    decoder.engine = None  # type: ignore[assignment]
+    monkeypatch.setattr(on_device, "selective_run", made_run)
+    monkeypatch.setattr(on_device, "time_in_turn", made_times)
+    monkeypatch.setattr(DeviceDecoder, "on_device", lambda *_: lambda: None)
+    found = decoder.time([4], 9, 3, WAYS)
+    assert sorted(ran) == [False, *[True] * 8]
+    expected = {DEVICE: 2.0, HOST: 4.0, TWO_BATCHES: 10.0}
+    assert found == [DeviceTimes(way, 4, time_ms) for way, time_ms in expected.items()]
+    assert [times.tokens_per_s for times in found] == pytest.approx([2000, 1000, 400])
