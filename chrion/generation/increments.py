@@ -43,13 +43,15 @@ _LEAST = 9
 
 @dataclass
 class _Bound:
-    """A binding of a session, and the arrays that are its inputs: of [requests, 1], and the shapes of the past."""
+    """A binding of a session, and its arrays: inputs of [requests, 1], shapes of the past, and scores."""
 
     binding: ort.IOBinding
     ids: Array = field(default_factory=lambda: np.empty((0, 1), np.int64))
     past: Array = field(default_factory=lambda: np.empty((0, 1), np.int64))
     start: Array = field(default_factory=lambda: np.empty((0, 1), np.int64))
     past_shapes: list[Array] = field(default_factory=list)
+    #: [requests, 1, vocabulary].
+    scores: Array = field(default_factory=lambda: np.empty(0))
 
 
 class IncrementSession:
@@ -111,11 +113,9 @@ class IncrementSession:
         most = max(past)
         for shape in bound.past_shapes:
             shape[2] = most
-        scores = np.empty((len(batch), 1, self._signature.vocabulary), self._logits_type)
-        bound.binding.bind_output(LOGITS, "cpu", 0, scores.dtype, scores.shape, scores.ctypes.data)
         self._session.run_with_iobinding(bound.binding, self._run_options)
+        found = bound.scores[:, 0].astype(np.float32)  # a copy: the next iteration writes to the array
         bindings.append(bound)
-        found = np.asarray(scores[:, 0], np.float32)
         return [found[at] if work.wanted else None for at, work in enumerate(batch)]
 
     def _bind(self, pool: CachePool) -> _Bound:
@@ -128,11 +128,13 @@ class IncrementSession:
         return _Bound(binding)
 
     def _resize(self, bound: _Bound, count: int) -> None:
-        """Bind arrays for a number of requests; the next calls only write to them."""
+        """Bind arrays for a number of requests; the next calls of as many only write to them."""
         bound.ids = np.empty((count, 1), self._signature.type_of(IDS))
         bound.past, bound.start = np.empty((count, 1), np.int64), np.empty((count, 1), np.int64)
         shapes = self._pooled.past_shapes
         bound.past_shapes = [np.array([count, heads, 0, width]) for heads, width in shapes.values()]
+        bound.scores = np.empty((count, 1, self._signature.vocabulary), self._logits_type)
+        bound.binding.bind_output(LOGITS, "cpu", 0, self._logits_type, bound.scores.shape, bound.scores.ctypes.data)
         arrays = (bound.ids, bound.past, bound.start, *bound.past_shapes)
         for name, array in zip((IDS, PAST, START, *shapes), arrays, strict=True):
             bound.binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)

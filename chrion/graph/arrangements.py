@@ -25,7 +25,7 @@ def join_arrangements(
 ) -> list[onnx.NodeProto]:
     """Return the nodes of a decoder for requests of one new token each, with chains of arranging operators joined.
 
-    Values that nothing reads any more are still computed; onnxruntime removes their nodes.
+    Nodes whose results are not read any more are kept.
 
     Args:
         nodes: The nodes, in topological order.

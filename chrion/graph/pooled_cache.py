@@ -28,7 +28,7 @@ from onnx import TensorProto, helper, numpy_helper
 from chrion.graph.arrangements import join_arrangements
 from chrion.graph.cache_append import AppendedDecoder
 from chrion.graph.decoder import IDS, LOGITS, MASK, POSITIONS, DecoderSignature
-from chrion.graph.rewrite import STANDARD, replace_nodes
+from chrion.graph.rewrite import STANDARD, needed_nodes, replace_nodes
 
 Array = np.ndarray[Any, Any]
 _POOL = "pool/"
@@ -72,8 +72,9 @@ def pool_caches(appended: AppendedDecoder, signature: DecoderSignature) -> Poole
             nodes += _shape_of_past(node, sizes[read[0]], shapes)
         else:
             return None
-    model = replace_nodes(appended.model, join_arrangements(nodes, appended.seen, added), added)
     pools, written = (tuple(f"{_POOL}{kind}/{name}" for name in signature.past) for kind in ("before", "after"))
+    nodes = needed_nodes(join_arrangements(nodes, appended.seen, added), [LOGITS, *written])
+    model = replace_nodes(appended.model, nodes, added)
     pooled = PooledDecoder(model, pools, written, shapes)
     _declare(pooled, signature)
     return pooled

@@ -37,6 +37,21 @@ def replace_nodes(
     return rewritten
 
 
+def needed_nodes(nodes: Sequence[onnx.NodeProto], outputs: Iterable[str]) -> list[onnx.NodeProto]:
+    """Return the nodes that outputs depend on, in their order.
+
+    Args:
+        nodes: Nodes without bodies, in topological order.
+        outputs: The names of the outputs.
+    """
+    wanted, found = {*outputs}, []
+    for node in reversed(nodes):
+        if not wanted.isdisjoint(node.output):
+            wanted.update(node.input)
+            found.append(node)
+    return found[::-1]
+
+
 def make_dense(model: onnx.ModelProto) -> None:
     """Convert the sparse initialisers of a model's graph to dense ones, in place, as onnxruntime does."""
     for sparse in model.graph.sparse_initializer:
