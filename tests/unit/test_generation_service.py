@@ -72,7 +72,7 @@ class Queue:
         self.streams.append(Stream(len(ids), self._cancel))
         return self.streams[-1]
 
-    def _cancel(self) -> None:
+    def _cancel(self, _: Stream) -> None:
         self.cancelled += 1
 
 
