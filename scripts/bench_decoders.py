@@ -28,11 +28,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import onnxruntime as ort
 from command_arguments import existing_file, one_line_errors, positive
 from decoding.against_genai import FORMS, Genai, build_endless_decoder, compare
 from decoding.agreement import agreement_text, curve_rows, load_rows
-from decoding.code_version import check_version
+from decoding.code_version import check_version, here
 from decoding.costs import read_costs
 from decoding.load import SIZES
 from decoding.on_device import DEVICE, WAYS, DeviceDecoder
@@ -50,7 +49,6 @@ from chrion import Generator
 from chrion.cores import physical_cores
 from chrion.devices.providers import provider_name, require_working
 from chrion.files import write_atomically
-from chrion.profiler import this_machine
 from chrion.zoo.cached_decoder import build_llama_decoder
 
 #: Requests at a time, prompt and new tokens beside onnxruntime-genai.
@@ -143,11 +141,6 @@ def on_device(arguments: argparse.Namespace) -> tuple[str, dict[str, str]]:
     rows = [row for size in arguments.size for row in device_rows(arguments, size)]
     what = f"{arguments.budget:g} GB of device memory, {arguments.tokens} tokens"
     return f"{here()}, {arguments.provider}, {what}", {"decoders-device": markdown_table([DEVICE_HEAD, *rows])}
-
-
-def here() -> str:
-    """Return the machine and the version of onnxruntime."""
-    return f"{this_machine()}, onnxruntime {ort.get_version_string()}"
 
 
 def read_arguments() -> argparse.Namespace:

@@ -44,7 +44,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 from command_arguments import existing_file, one_line_errors, positive
-from decoding.code_version import check_version, code_version
+from decoding.code_version import check_version, code_version, here
 from decoding.costs import CostMeter, MeasuredCosts, append_costs, read_costs
 from decoding.gpu_estimate import DIGITS, GPU, REPETITIONS, TITLE, estimated_points, saturated_on_gpu
 from decoding.load import SIZES, Costs, load_scenario, run_load, scheduled
@@ -71,7 +71,6 @@ from chrion.files import write_atomically
 from chrion.generation.engine import SPINNING, SPINNING_BETWEEN_CALLS
 from chrion.generation.open_engine import open_engine
 from chrion.generation.scheduling import POLICIES
-from chrion.profiler import this_machine
 from chrion.simulator.iterations import draw_requests
 from chrion.zoo.cached_decoder import build_llama_decoder
 
@@ -138,11 +137,6 @@ def measure_engine(arguments: argparse.Namespace) -> None:
     for path in arguments.output:
         page = fill_sections(path.read_text(encoding="utf-8"), {ENGINE_SECTION: f"{about}\n\n{table}"})
         write_atomically(path, page)
-
-
-def here() -> str:
-    """Return the machine and the version of onnxruntime."""
-    return f"{this_machine()}, onnxruntime {ort.get_version_string()}"
 
 
 def measure_load(arguments: argparse.Namespace) -> None:

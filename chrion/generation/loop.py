@@ -248,7 +248,8 @@ class IterationLoop:
                 request = self._arrivals.popleft()
             except IndexError:  # another thread has taken the last one
                 return
-            self._finish(request, "error" if self._failure else "cancelled", self._failure)
+            if not request.stream.finish_reason:  # it may also have been among the requests
+                self._finish(request, "error" if self._failure else "cancelled", self._failure)
 
     def _run_batch(self, flight: _Flight) -> None:
         """Run one iteration; an error of the whole batch is the error of each of its requests."""

@@ -30,18 +30,18 @@ from chrion.graph.decoder import (
 from chrion.graph.loader import reassemble
 from chrion.graph.model import Graph
 from chrion.graph.ort_sessions import first_line, open_analysis
-from chrion.graph.rewrite import defined_names, int_attribute, replace_nodes, split_node, standard_opset
+from chrion.graph.rewrite import MICROSOFT, defined_names, int_attribute, replace_nodes, split_node, standard_opset
 
 Array = np.ndarray[Any, Any]
 log = logging.getLogger(__name__)
 
-_DOMAIN, _PREFIX = "com.microsoft", "grouped/"
+_PREFIX = "grouped/"
 #: The attributes that are known; ``qk_norm_epsilon`` matters only beside inputs that are refused.
 _ATTRIBUTES = frozenset(
     {"num_heads", "kv_num_heads", "scale", "softcap", "do_rotary", "rotary_interleaved", "qk_norm_epsilon"}
 )
-#: The values with which other attributes switch nothing on; onnxruntime writes defaults into the models that it saves.
-_OFF, _CAUSAL = (0, -1, b"NONE", b""), ("causal", 1)
+#: The values with which other attributes have no effect; onnxruntime writes defaults into the models that it saves.
+_OFF = (0, -1, b"NONE", b"")
 #: The inputs that are known: queries, keys, values, past keys and values, two lengths, two tables, and positions.
 _INPUTS = 10
 #: New and past tokens of a comparison with the fused operator.
@@ -65,6 +65,8 @@ def expand_grouped_attention(graph: Graph, signature: DecoderSignature) -> tuple
     if obstacle := next((text for node in found if (text := _obstacle(node, signature))), ""):
         log.info("%s: attention stays fused: %s", graph.name, obstacle)
         return graph, signature
+    if 0 < signature.context < max(map(sum, _TRIALS)):
+        return graph, signature  # too few positions for a comparison
     model = _Expansion(graph.model, signature).model
     expanded = signature
     if POSITIONS not in signature.inputs:
@@ -72,27 +74,28 @@ def expand_grouped_attention(graph: Graph, signature: DecoderSignature) -> tuple
         expanded = replace(signature, inputs=(*signature.inputs, POSITIONS))
     try:
         rewritten = reassemble(graph, model)
-        alike = _alike(graph, signature, rewritten, expanded)
+        equal = _equal_results(graph, signature, rewritten, expanded)
     except Exception as error:  # noqa: BLE001 - onnxruntime raises many types
         log.info("%s: attention stays fused: %s", graph.name, first_line(error))
         return graph, signature
-    if not alike:
+    if not equal:
         log.info("%s: attention stays fused: as plain operators its results differ", graph.name)
         return graph, signature
     return rewritten, expanded
 
 
 def _is_grouped(node: onnx.NodeProto) -> bool:
-    return node.op_type == "GroupQueryAttention" and node.domain == _DOMAIN
+    return node.op_type == "GroupQueryAttention" and node.domain == MICROSOFT
 
 
 def _obstacle(node: onnx.NodeProto, signature: DecoderSignature) -> str:
     """Return why a fused operator is not expanded; empty if it is."""
     for attribute in node.attribute:
         name, value = attribute.name, helper.get_attribute_value(attribute)
-        if name not in _ATTRIBUTES and (name, value) != _CAUSAL and value not in _OFF:
+        harmless = value == 1 if name == "causal" else value in _OFF
+        if name not in _ATTRIBUTES and not harmless:
             return f"{node.name!r} has {name} = {value}"
-    if any(node.input[_INPUTS:]) or any(node.output[3:]):
+    if any(node.input[_INPUTS:]) or any(node.output[3:]) or len(node.input) < 7 or len(node.output) < 3:
         return f"{node.name!r} has inputs or outputs beside the usual ones"
     if not set(node.input[3:5]) <= {*signature.past} or not set(node.output[1:3]) <= {*signature.present}:
         return f"{node.name!r} reads or writes other values than the cache"
@@ -146,7 +149,7 @@ class _Expansion:
         shared, width = self._caches[node.input[3]]
         sizes = _Sizes(int_attribute(node, "num_heads", 0), shared, width)
         prefix = f"{_PREFIX}{node.output[0]}/"
-        queries, keys, values = self._apart(inputs[:3], sizes, prefix)
+        queries, keys, values = self._separate(inputs[:3], sizes, prefix)
         if int_attribute(node, "do_rotary", 0):
             queries = self._rotated(node, queries, sizes.heads, width, f"{prefix}queries/rotated")
             keys = self._rotated(node, keys, shared, width, f"{prefix}keys/rotated")
@@ -166,7 +169,7 @@ class _Expansion:
         context = self._add("Transpose", [context], f"{prefix}joined", perm=[0, 3, 1, 2, 4])
         self._add("Reshape", [context, self._constant([0, -1, sizes.heads * width])], node.output[0])
 
-    def _apart(self, inputs: list[str], sizes: _Sizes, prefix: str) -> list[str]:
+    def _separate(self, inputs: list[str], sizes: _Sizes, prefix: str) -> list[str]:
         """Return queries, keys and values, which one input may have side by side."""
         if inputs[1]:
             return inputs
@@ -186,7 +189,7 @@ class _Expansion:
             "RotaryEmbedding",
             [source, positions, *inputs[7:9]],
             output,
-            domain=_DOMAIN,
+            domain=MICROSOFT,
             num_heads=heads,
             rotary_embedding_dim=rotated if rotated < width else 0,
             interleaved=int_attribute(node, "rotary_interleaved", 0),
@@ -239,7 +242,7 @@ class _Expansion:
         return name
 
 
-def _alike(graph: Graph, signature: DecoderSignature, expanded: Graph, other: DecoderSignature) -> bool:
+def _equal_results(graph: Graph, signature: DecoderSignature, expanded: Graph, other: DecoderSignature) -> bool:
     """Return whether two forms of a decoder have the same results, except for rounding."""
     results = [_run_trials(graph, signature), _run_trials(expanded, other)]
     return all(equal_but_for_rounding(signature, *pair) for pair in zip(*results, strict=True))
@@ -249,8 +252,6 @@ def _run_trials(graph: Graph, signature: DecoderSignature) -> list[Array]:
     session = open_analysis(graph.model, graph.weights_folder, graph.name)
     found: list[Array] = []
     for new, past in _TRIALS:
-        if 0 < signature.context < new + past:
-            continue
         ids = np.arange(1, new + 1) % signature.vocabulary
         feed = signature.feed(ids, past) | random_cache(signature, past)
         found += session.run([LOGITS, *signature.present], feed)

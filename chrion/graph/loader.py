@@ -92,7 +92,7 @@ def reassemble(graph: Graph, model: onnx.ModelProto) -> Graph:
 
     Args:
         graph: The graph that was rewritten.
-        model: The rewritten model, with the same inputs, outputs and weights but other nodes.
+        model: The rewritten model, with the same outputs; inputs and weights may be added or removed.
 
     Raises:
         ModelError: onnxruntime refuses the rewritten model.

@@ -10,6 +10,8 @@ from onnx import helper, numpy_helper
 
 #: The names of the domain of ONNX's own operators.
 STANDARD = frozenset({"", "ai.onnx"})
+#: The domain of onnxruntime's own operators.
+MICROSOFT = "com.microsoft"
 
 
 def replace_nodes(
@@ -47,7 +49,7 @@ def needed_nodes(nodes: Sequence[onnx.NodeProto], outputs: Iterable[str]) -> lis
     wanted, found = {*outputs}, []
     for node in reversed(nodes):
         if not wanted.isdisjoint(node.output):
-            wanted.update(node.input)
+            wanted.update(filter(None, node.input))
             found.append(node)
     return found[::-1]
 

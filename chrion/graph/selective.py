@@ -4,17 +4,17 @@ Yu et al., *Orca: a distributed serving system for transformer-based generative 
 token-wise parts run once on the concatenated tokens of all requests of a batch, [1, sum of L, hidden]. The attention
 parts run once for each request on its own keys and values. The stages, in the order of :func:`split_decoder`:
 
-1. Observe the sizes of all values (:mod:`chrion.graph.observation`), and replace those that depend on sizes only
+1. Replace fused attention by plain operators (:mod:`chrion.graph.grouped_attention`).
+2. Observe the sizes of all values (:mod:`chrion.graph.observation`), and replace those that depend on sizes only
    (:mod:`chrion.graph.folding`).
-2. Rewrite the model: replace fused attention by plain operators before that (:mod:`chrion.graph.grouped_attention`),
-   compute the logits of all tokens (:mod:`chrion.graph.last_logits`), read positions in place of computing them
-   (:mod:`chrion.graph.computed_positions`), and let caches grow in place where they are plain concatenations
-   (:mod:`chrion.graph.cache_append`).
-3. Find each layer's attention output: the earliest value with one row per token that every path from the layer's past
+3. Rewrite the model: compute the logits of all tokens (:mod:`chrion.graph.last_logits`), read positions in place of
+   computing them (:mod:`chrion.graph.computed_positions`), and let caches grow in place where they are plain
+   concatenations (:mod:`chrion.graph.cache_append`).
+4. Find each layer's attention output: the earliest value with one row per token that every path from the layer's past
    keys and values to the logits passes.
-4. Follow the tokens (:mod:`chrion.graph.token_axis`). An operator that mixes tokens belongs to the requests, with all
+5. Follow the tokens (:mod:`chrion.graph.token_axis`). An operator that mixes tokens belongs to the requests, with all
    that follows, up to the next attention output.
-5. Number the parts by the attention outputs before them, and extract them (:mod:`chrion.graph.selective_parts`).
+6. Number the parts by the attention outputs before them, and extract them (:mod:`chrion.graph.selective_parts`).
 
 A model is refused if its logits do not become token-wise again, for example because an operator outside attention
 mixes tokens.

@@ -11,7 +11,7 @@ from onnx import helper, numpy_helper
 
 from chrion.graph.assemble import node_reads
 from chrion.graph.observation import Observation, Size
-from chrion.graph.rewrite import int_attribute, set_int_attribute
+from chrion.graph.rewrite import MICROSOFT, STANDARD, int_attribute, set_int_attribute
 
 
 @dataclass(frozen=True)
@@ -116,12 +116,12 @@ class PartBuilder:
             node.CopyFrom(self._nodes[index])
             for written in ("name", "doc_string", "metadata_props"):
                 node.ClearField(written)
-            if not by_request and node.op_type == "RotaryEmbedding" and node.domain == "com.microsoft":
-                set_int_attribute(node, "is_packed_batching", 1)  # the tokens may be more than a text has positions
             for at, name in enumerate(self._nodes[index].input):
                 node.input[at] = self._read(draft, self._nodes[index], at) if name else ""
             for at, name in enumerate(node.output):
                 node.output[at] = draft.names.setdefault(name, f"v{len(draft.names)}") if name else ""
+            if not by_request and node.op_type == "RotaryEmbedding":
+                _rotate_many(model, node)
         for at in range(len(outputs)):
             model.graph.output.add().name = f"o{at}"
         content = model.SerializeToString(deterministic=True)
@@ -192,3 +192,18 @@ class PartBuilder:
         element = helper.np_dtype_to_tensor_dtype(self._seen.types[name])
         shape = [size.fixed if size is not None and size.constant else None for size in self._seen.shapes[name]]
         model.graph.input.append(helper.make_tensor_value_info(label, element, shape))
+
+
+def _rotate_many(model: onnx.ModelProto, node: onnx.NodeProto) -> None:
+    """Let a rotation take more tokens, those of several requests, than its tables have rows, in place.
+
+    ONNX's operator with positions cannot do that, com.microsoft's can.
+    """
+    if node.domain in STANDARD:
+        if len(node.input) < 4 or not node.input[3]:
+            return
+        source, cosines, sines, positions = node.input
+        node.input[:], node.domain = [source, positions, cosines, sines], MICROSOFT
+        if all(opset.domain != MICROSOFT for opset in model.opset_import):
+            model.opset_import.add(domain=MICROSOFT, version=1)
+    set_int_attribute(node, "is_packed_batching", 1)

@@ -48,8 +48,13 @@ class VariantSource:
     plan: Path | None
     accelerated: bool
     cores: int
-    #: Bytes of the model's file and of those of its external weights.
-    model_bytes: int
+    #: The model's file and those of its external weights, wherever links lead.
+    files: tuple[Path, ...]
+
+    @property
+    def model_bytes(self) -> int:
+        """The bytes of these files."""
+        return sum(size for _, size, _ in file_states(*self.files))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +68,7 @@ class ServedVersion:
     settings: ModelSettings
     sources: tuple[VariantSource, ...]
     managed: ManagedModel
-    #: State of all files; if it changes, the version is read again.
+    #: State of all files, external weights elsewhere included; if it changes, the version is read again.
     files: tuple[FileState, ...]
 
     @property
@@ -148,7 +153,8 @@ def _scan_model(
     entries: list[ServedVersion | BadVersion] = []
     for path in versions:
         known = before.get((folder.name, path.name))
-        now = file_states(toml, path)
+        elsewhere = [Path(file) for file, _, _ in known.files if folder not in Path(file).parents] if known else []
+        now = file_states(toml, path, *elsewhere)
         unchanged = known is not None and known.files == now
         entries.append(known if known is not None and unchanged else _scan_version(path, settings, now, accelerator))
     return entries
@@ -186,6 +192,8 @@ def _read_version(
     managed = [_managed(source, variant) for source, (_, variant) in zip(sources, chosen, strict=True)]
     _check_order(managed, ACCELERATOR if accelerator else HOST)
     first = _first_by_alpha(managed, settings.alpha)
+    root = folder.parent.resolve()
+    elsewhere = {file for source in sources for file in source.files[1:] if root not in file.parents}
     batching = settings.batching
     if batching:
         _check_batching(inputs, outputs)
@@ -206,7 +214,7 @@ def _read_version(
             parse_duration_ms(batching.max_delay, "batching.max_delay") if batching else 0.0,
             settings.max_queue,
         ),
-        states,
+        (*states, *file_states(*sorted(elsewhere))),
     )
 
 
@@ -232,7 +240,7 @@ def _source(folder: Path, name: str, variant: VariantSettings, settings: ModelSe
     model = _inside(folder, variant.model or _MODEL)
     plan = _inside(folder, variant.plan) if variant.plan else None
     cores = len(from_plan(name, plan, {}).core_busy_ms) if plan else variant.cores or settings.cores
-    return VariantSource(name, model, plan, _accelerated(folder, variant), cores, _model_bytes(model))
+    return VariantSource(name, model, plan, _accelerated(folder, variant), cores, _model_files(model))
 
 
 def _managed(source: VariantSource, variant: VariantSettings) -> ManagedVariant:
@@ -266,10 +274,10 @@ def _check_order(variants: list[ManagedVariant], device: str) -> None:
             raise ModelError(f"variants: each must need at most the {device} memory of the one before it ({sizes})")
 
 
-def _model_bytes(model: Path) -> int:
-    """Return the bytes of a model's file and of those of its external weights, wherever links lead."""
+def _model_files(model: Path) -> tuple[Path, ...]:
+    """Return a model's file and those of its external weights, wherever links lead."""
     proto, path = read_model(model)
-    return sum(size for _, size, _ in file_states(model, *external_files(proto, path or model)))
+    return model, *external_files(proto, path or model)
 
 
 def _interface(proto: onnx.ModelProto) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:

@@ -1,4 +1,4 @@
-"""How well the simulation of decoders agrees with measured loads: tables, and a summary in numbers."""
+"""Agreement of simulated decoders with measured loads: tables, and a summary in numbers."""
 
 from __future__ import annotations
 

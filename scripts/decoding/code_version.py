@@ -1,4 +1,4 @@
-"""The version of the code that measured something, and the refusal to pool several of them."""
+"""The machine and the version of the code that measured something, and the refusal to pool several versions."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import json
 import subprocess
 from pathlib import Path
 
+import onnxruntime as ort
+
 import chrion
 from chrion.errors import OptionError
+from chrion.profiler import this_machine
 
 _ROOT = Path(__file__).parents[2]
-#: The folder of a checkout whose changes would change what is measured.
-_MEASURED = "chrion"
+#: What, if it is changed, changes what is measured.
+_MEASURED = ("chrion", "scripts", ":(exclude)scripts/decoding/measured")
 
 
 @functools.cache
@@ -25,7 +28,7 @@ def code_version(root: Path = _ROOT) -> str:
     if (root / ".git").exists():
         commit = _git(root, "rev-parse", "--short", "HEAD")
         if commit:
-            return f"{commit}, changed" if _git(root, "status", "--porcelain", "--", _MEASURED) else commit
+            return f"{commit}, changed" if _git(root, "status", "--porcelain", "--", *_MEASURED) else commit
     return chrion.__version__
 
 
@@ -44,6 +47,11 @@ def check_version(*paths: Path) -> str:
             f"{names}: measured with several versions of the code: {versions}", hint="keep the lines of one of them"
         )
     return found[0] if found else ""
+
+
+def here() -> str:
+    """Return the machine and the version of onnxruntime."""
+    return f"{this_machine()}, onnxruntime {ort.get_version_string()}"
 
 
 def _git(root: Path, *words: str) -> str:

@@ -34,7 +34,7 @@ HEAD = (
 
 @dataclass(frozen=True, slots=True)
 class LoadPoint:
-    """What the clients of one run have seen, or the median of several runs."""
+    """The view of the clients of one run, or the median of several runs."""
 
     #: The name of the model, and the number by which Orca's lengths are divided.
     model: str
@@ -78,7 +78,7 @@ class Interval:
 
     @property
     def known(self) -> bool:
-        """Whether the figure is known."""
+        """Return whether the figure is known."""
         return self.low == self.high
 
     def over(self, other: Interval) -> Interval:

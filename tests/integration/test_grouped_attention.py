@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -99,19 +101,24 @@ FORMS: dict[str, Change] = {
 }
 
 
-def check_mix(model: onnx.ModelProto, engine: Any) -> None:
-    """Compare the scores of prompts, chunks and single tokens in two iterations with plain onnxruntime."""
+def check_mix(model: onnx.ModelProto, engine: SelectiveEngine) -> None:
+    """Compare the scores of prompts, chunks, and decode steps in three iterations with plain onnxruntime."""
     plain = PlainDecoder(model)
     pick = np.random.default_rng(7)
-    texts = [[int(token) for token in pick.integers(0, 61, length)] for length in (12, 3, 30, 9)]
+    texts = [[int(token) for token in pick.integers(0, 61, length)] for length in (13, 4, 31, 10)]
     manager = CacheManager(engine.signature, 40 * len(texts), by_token=engine.by_token)
     caches = [manager.get(at, 40) for at in range(len(texts))]
-    for begin, ends in (((0, 0, 0, 0), (7, 1, 29, 8)), ((7, 1, 29, 8), (12, 3, 30, 9))):
+    bounds = ((0, 0, 0, 0), (7, 1, 29, 8), (12, 3, 30, 9), (13, 4, 31, 10))
+    for begin, ends in itertools.pairwise(bounds):
         batch = [
             Work(cache, np.array(text[start:end]), start)
             for cache, text, start, end in zip(caches, texts, begin, ends, strict=True)
         ]
-        for text, end, outcome in zip(texts, ends, engine.run(batch), strict=True):
+        run = engine.run
+        if ends == bounds[-1] and engine._increments is not None:  # one token of each: in one call
+            assert engine._increments.serves(batch)
+            run = engine._increments.run
+        for text, end, outcome in zip(texts, ends, run(batch), strict=True):
             assert isinstance(outcome, np.ndarray), outcome
             np.testing.assert_allclose(outcome, plain.scores(text[:end])[-1], atol=2e-5, rtol=1e-5)
 
@@ -128,22 +135,57 @@ def test_every_form_has_the_scores_of_the_fused_operator(form: str) -> None:
     check_mix(model, engine)
 
 
-@pytest.mark.parametrize("change", [with_window, with_attributes(smooth_softmax=1)])
+@pytest.mark.parametrize(
+    "change", [functools.partial(with_window, window=16), with_attributes(smooth_softmax=1)], ids=["window", "softmax"]
+)
 def test_other_kinds_of_attention_stay_fused(change: Change) -> None:
-    """A window, and a softmax with another denominator, are left to onnxruntime."""
+    """A window that is longer than the trials, and a softmax with another denominator, are left to onnxruntime."""
     model = small_decoder("llama-decoder-grouped", **WIDE)
     change(model)
     engine = open_engine(chrion.load(model), threads=1)
+    assert isinstance(engine, SelectiveEngine)
     assert not engine.by_token
     check_mix(model, engine)
 
 
-def test_prompts_of_more_tokens_than_the_tables_have_rows_run_together() -> None:
+def test_a_decoder_with_few_positions_stays_fused() -> None:
+    """There are too few for a comparison, which nothing is taken to have passed."""
+    engine = open_engine(chrion.load(small_decoder("llama-decoder-grouped", context=8)), threads=1)
+    assert isinstance(engine, SelectiveEngine)
+    assert not engine.by_token
+
+
+def as_standard(model: onnx.ModelProto) -> None:
+    """Rotate queries and keys by ONNX's operator, outside attention."""
+    model.opset_import[0].version = 23
+    model.graph.initializer.append(numpy_helper.from_array(np.array([-1]), "last-axis"))
+    nodes = []
+    for node in model.graph.node:
+        if node.op_type == "ReduceMean":  # since opset 18, its axes are an input
+            del node.attribute[:]
+            node.input.append("last-axis")
+        if node.op_type == "GroupQueryAttention":
+            for at, heads in ((0, WIDE["heads"]), (1, WIDE["kv_heads"])):
+                inputs = [node.input[at], "cos_table", "sin_table", "position_ids"]
+                node.input[at] = f"{node.name}/{at}"
+                nodes.append(helper.make_node("RotaryEmbedding", inputs, [node.input[at]], num_heads=heads))
+            del node.input[7:]
+            next(a for a in node.attribute if a.name == "do_rotary").i = 0
+        nodes.append(node)
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+
+
+@pytest.mark.parametrize("change", [lambda _: None, as_standard], ids=["fused", "standard"])
+def test_prompts_of_more_tokens_than_the_tables_have_rows_run_together(change: Change) -> None:
     """The rotation of a batch is limited by the positions of each request, not by the number of all tokens."""
     model = small_decoder("llama-decoder-grouped", **WIDE)
+    change(model)
     engine, plain = open_engine(chrion.load(model), threads=1), PlainDecoder(model)
+    assert isinstance(engine, SelectiveEngine)
     texts = [[(3 * at + token) % 61 for token in range(60)] for at in range(3)]  # of 64 positions
-    manager = CacheManager(engine.signature, 180, by_token=True)
+    manager = CacheManager(engine.signature, 180, by_token=engine.by_token)
     batch = [Work(manager.get(at, 60), np.array(text), 0) for at, text in enumerate(texts)]
-    for text, outcome in zip(texts, engine._run(batch), strict=True):  # type: ignore[attr-defined]
+    for text, outcome in zip(texts, engine._run(batch), strict=True):
+        assert isinstance(outcome, np.ndarray)
         np.testing.assert_allclose(outcome, plain.scores(text)[-1], atol=2e-5, rtol=1e-5)

@@ -20,9 +20,9 @@ from chrion.graph.cache_append import append_caches
 from chrion.graph.decoder import decoder_signature
 from chrion.graph.observation import observe
 from chrion.graph.pooled_cache import pool_caches
-from decoder_support import PlainDecoder, small_decoder, with_window
+from decoder_support import FORMS, PlainDecoder, small_decoder, with_window
 
-APPENDED = ["gpt2-decoder", "gpt2-decoder-onnx", "llama-decoder", "llama-decoder-onnx"]
+APPENDED = FORMS
 Array = np.ndarray[Any, Any]
 
 

@@ -35,11 +35,14 @@ def test_without_git_it_is_that_of_the_package(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
-@pytest.mark.parametrize(("name", "mark"), [("chrion", ", changed"), ("docs", "")])
+@pytest.mark.parametrize(
+    ("name", "mark"),
+    [("chrion", ", changed"), ("scripts", ", changed"), ("scripts/decoding/measured", ""), ("docs", "")],
+)
 def test_a_checkout_has_its_commit(tmp_path: Path, name: str, mark: str) -> None:
-    """Changes of the package are marked, and those of other folders are not."""
+    """Changes of the package and of the scripts are marked, those of data and of other folders are not."""
     file = tmp_path / name / "file.py"
-    file.parent.mkdir()
+    file.parent.mkdir(parents=True)
     file.write_text("1", encoding="utf-8")
     for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "Add a file", "--no-gpg-sign"]):
         run_git(tmp_path, *words)

@@ -41,13 +41,13 @@ class Clock:
         self._due.append((time_s, function))
 
 
-class MadeStream:
+class FakeStream:
     """A stream that ends after a time."""
 
     def __init__(self, clock: Clock, seconds: float) -> None:
         self._clock, self.ends_s = clock, clock.now_s + seconds
 
-    def add_done_callback(self, function: Callable[[MadeStream], None]) -> None:
+    def add_done_callback(self, function: Callable[[FakeStream], None]) -> None:
         """Call a function at the end."""
         self._clock.call_at(self.ends_s, partial(function, self))
 
@@ -56,18 +56,18 @@ class MadeStream:
         self._clock.sleep(max(0.0, self.ends_s - self._clock.now_s))
 
 
-class MadeGenerator:
+class FakeGenerator:
     """A generator that serves requests in given times, and takes 150 ms to accept one."""
 
     def __init__(self, clock: Clock, seconds: list[float]) -> None:
         self._clock, self._seconds = clock, iter(seconds)
         self.requests: list[tuple[int, int]] = []
 
-    def submit(self, prompt: list[int], new: int, **_: Any) -> MadeStream:
+    def submit(self, prompt: list[int], new: int, **_: Any) -> FakeStream:
         """Return a stream."""
         self.requests.append((len(prompt), new))
         self._clock.sleep(0.15)
-        return MadeStream(self._clock, next(self._seconds))
+        return FakeStream(self._clock, next(self._seconds))
 
 
 def test_latencies_count_from_the_arrival(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +77,7 @@ def test_latencies_count_from_the_arrival(monkeypatch: pytest.MonkeyPatch) -> No
     """
     clock = Clock()
     monkeypatch.setattr(load, "time", clock)
-    generator = MadeGenerator(clock, [0.5, 0.2, 0.9])
+    generator = FakeGenerator(clock, [0.5, 0.2, 0.9])
     workload = DecoderWorkload(np.array([100.0, 300.0, 400.0]), np.array([3, 5, 7]), np.array([1, 2, 4]))
     throughput, latency = load._serve(generator, workload)  # type: ignore[arg-type]
     assert generator.requests == [(3, 1), (5, 2), (7, 4)]
@@ -110,7 +110,7 @@ def test_two_batches_count_for_two_times_four_iterations(monkeypatch: pytest.Mon
     """With two batches side by side, a timed run has four iterations of each, and its time is divided by eight."""
     ran: list[bool] = []  # whether an iteration is one of two batches
 
-    def made_run(_engine: Any, _shapes: Any) -> Callable[[], object]:
+    def fake_run(_engine: Any, _shapes: Any) -> Callable[[], object]:
         counted = next(order)
 
         def run() -> None:
@@ -127,7 +127,7 @@ def test_two_batches_count_for_two_times_four_iterations(monkeypatch: pytest.Mon
     order = iter([False, True, True])
     decoder = DeviceDecoder.__new__(DeviceDecoder)
     decoder.engine = None  # type: ignore[assignment]
-    monkeypatch.setattr(on_device, "selective_run", made_run)
+    monkeypatch.setattr(on_device, "selective_run", fake_run)
     monkeypatch.setattr(on_device, "time_in_turn", made_times)
     monkeypatch.setattr(DeviceDecoder, "on_device", lambda *_: lambda: None)
     found = decoder.time([4], 9, 3, WAYS)
