@@ -65,8 +65,6 @@ def expand_grouped_attention(graph: Graph, signature: DecoderSignature) -> tuple
     if obstacle := next((text for node in found if (text := _obstacle(node, signature))), ""):
         log.info("%s: attention stays fused: %s", graph.name, obstacle)
         return graph, signature
-    if 0 < signature.context < max(map(sum, _TRIALS)):
-        return graph, signature  # too few positions for a comparison
     model = _Expansion(graph.model, signature).model
     expanded = signature
     if POSITIONS not in signature.inputs:

@@ -75,8 +75,8 @@ def pool_caches(appended: AppendedDecoder, signature: DecoderSignature) -> Poole
     pools, written = (tuple(f"{_POOL}{kind}/{name}" for name in signature.past) for kind in ("before", "after"))
     nodes = needed_nodes(join_arrangements(nodes, appended.seen, added), [LOGITS, *written])
     model = replace_nodes(appended.model, nodes, added)
-    read = {name for node in nodes for name in node.input}
-    pooled = PooledDecoder(model, pools, written, {name: size for name, size in shapes.items() if name in read})
+    inputs = {name for node in nodes for name in node.input}
+    pooled = PooledDecoder(model, pools, written, {name: size for name, size in shapes.items() if name in inputs})
     _declare(pooled, signature)
     return pooled
 

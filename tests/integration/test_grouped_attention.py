@@ -148,13 +148,6 @@ def test_other_kinds_of_attention_stay_fused(change: Change) -> None:
     check_mix(model, engine)
 
 
-def test_a_decoder_with_few_positions_stays_fused() -> None:
-    """There are too few for a comparison, which nothing is taken to have passed."""
-    engine = open_engine(chrion.load(small_decoder("llama-decoder-grouped", context=8)), threads=1)
-    assert isinstance(engine, SelectiveEngine)
-    assert not engine.by_token
-
-
 def as_standard(model: onnx.ModelProto) -> None:
     """Rotate queries and keys by ONNX's operator, outside attention."""
     model.opset_import[0].version = 23

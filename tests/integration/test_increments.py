@@ -206,6 +206,10 @@ def test_past_keys_may_give_their_shape_and_nothing_else() -> None:
     model.graph.node.insert(0, helper.make_node("Shape", ["past_key_values.1.key"], ["sizes"]))
     model.graph.node.insert(1, helper.make_node("Gather", ["sizes", "two"], ["past-length"]))
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([2]), "two"))
+    producer = next(node for node in model.graph.node if "logits" in node.output)
+    producer.output[0] = "own"
+    model.graph.node.append(helper.make_node("Cast", ["past-length"], ["length"], to=onnx.TensorProto.FLOAT))
+    model.graph.node.append(helper.make_node("Add", ["own", "length"], ["logits"]))
     graph = chrion.load(model)
     signature = decoder_signature(graph)
     appended = append_caches(graph.model, signature, observe(graph, signature))
