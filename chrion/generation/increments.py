@@ -156,15 +156,19 @@ def open_increments(
         run_options: The options of its runs.
         run: Iterations by the parts of the decoder, for comparison.
     """
-    pooled = pool_caches(appended, signature)
-    if pooled is None:
-        return None
-    try:
-        session = IncrementSession(pooled, signature, options, run_options)
-    except ModelError as error:
-        log.info("increments run by parts: %s", error)
-        return None
-    if different := _difference(signature, session.run, run, _LEAST):
+    for joined in (True, False):
+        pooled = pool_caches(appended, signature, joined=joined)
+        if pooled is None:
+            return None
+        try:
+            session = IncrementSession(pooled, signature, options, run_options)
+        except ModelError as error:
+            different = str(error)
+        else:
+            different = _difference(signature, session.run, run, _LEAST)
+        if not different:
+            break
+    else:
         log.info("increments run by parts: as a rectangle, %s", different)
         return None
     for length in _lengths(signature):

@@ -123,13 +123,13 @@ class _Expansion:
     """
 
     def __init__(self, model: onnx.ModelProto, signature: DecoderSignature) -> None:
-        self._opset, self._signature = standard_opset(model), signature
+        self._opset = standard_opset(model)
         self._caches = dict(zip(signature.past, signature.cache_shapes, strict=True))
         #: The columns of tables.
         self._columns = {t.name: t.dims[1] for t in model.graph.initializer if len(t.dims) == 2}
         self._nodes: list[onnx.NodeProto] = []
         self._added: dict[str, onnx.TensorProto] = {}
-        self._shared: dict[int, str] = {}
+        self._masks: dict[int, str] = {}
         self._positions = self._as_int64(POSITIONS, signature.type_of(POSITIONS))
         for node in model.graph.node:
             if _is_grouped(node):
@@ -143,11 +143,10 @@ class _Expansion:
 
         The shapes are those of B requests with L new and P past tokens, H heads of queries in K groups, and width W.
         """
-        inputs = [*node.input, *[""] * _INPUTS]
         shared, width = self._caches[node.input[3]]
         sizes = _Sizes(int_attribute(node, "num_heads", 0), shared, width)
         prefix = f"{_PREFIX}{node.output[0]}/"
-        queries, keys, values = self._separate(inputs[:3], sizes, prefix)
+        queries, keys, values = self._separate(list(node.input[:3]), sizes, prefix)
         if int_attribute(node, "do_rotary", 0):
             queries = self._rotated(node, queries, sizes.heads, width, f"{prefix}queries/rotated")
             keys = self._rotated(node, keys, shared, width, f"{prefix}keys/rotated")
@@ -209,7 +208,7 @@ class _Expansion:
 
     def _mask(self, group: int) -> str:
         """Return what is added to the scores, [B, 1, H / K * L, P + L]: 0 for the tokens up to a query's own."""
-        if group not in self._shared:
+        if group not in self._masks:
             name = f"{_PREFIX}mask/{group}/"
             lengths = self._add("Shape", [MASK], f"{name}lengths")
             total = self._add("Gather", [lengths, self._constant(1)], f"{name}total", axis=0)
@@ -218,8 +217,8 @@ class _Expansion:
             own = self._add("Unsqueeze", [tiled, self._constant([1, 3])], f"{name}own")
             seen = self._add("LessOrEqual", [columns, own], f"{name}seen")
             hidden = self._number(float(np.finfo(np.float32).min))
-            self._shared[group] = self._add("Where", [seen, self._number(0.0), hidden], f"{name}added")
-        return self._shared[group]
+            self._masks[group] = self._add("Where", [seen, self._number(0.0), hidden], f"{name}added")
+        return self._masks[group]
 
     def _as_int64(self, name: str, kind: np.dtype[Any]) -> str:
         return name if kind == np.int64 else self._add("Cast", [name], f"{_PREFIX}{name}", to=TensorProto.INT64)

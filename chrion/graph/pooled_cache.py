@@ -48,10 +48,15 @@ class PooledDecoder:
     past_shapes: Mapping[str, tuple[int, int]]
 
 
-def pool_caches(appended: AppendedDecoder, signature: DecoderSignature) -> PooledDecoder | None:
+def pool_caches(appended: AppendedDecoder, signature: DecoderSignature, *, joined: bool = True) -> PooledDecoder | None:
     """Return a decoder that keeps its caches in a pool, or None if it cannot hide pads or reads its past otherwise.
 
     The caller has to check on examples that the decoder treats the requests of a batch independently.
+
+    Args:
+        appended: The decoder with caches that are inputs.
+        signature: Its inputs and outputs.
+        joined: Join operators that arrange the elements of a token, if requests are the first axis of all values.
     """
     if MASK not in signature.inputs:
         return None
@@ -73,7 +78,7 @@ def pool_caches(appended: AppendedDecoder, signature: DecoderSignature) -> Poole
         else:
             return None
     pools, written = (tuple(f"{_POOL}{kind}/{name}" for name in signature.past) for kind in ("before", "after"))
-    nodes = needed_nodes(join_arrangements(nodes, appended.seen, added), [LOGITS, *written])
+    nodes = needed_nodes(join_arrangements(nodes, appended.seen, added) if joined else nodes, [LOGITS, *written])
     model = replace_nodes(appended.model, nodes, added)
     inputs = {name for node in nodes for name in node.input}
     pooled = PooledDecoder(model, pools, written, {name: size for name, size in shapes.items() if name in inputs})

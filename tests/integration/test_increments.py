@@ -182,6 +182,29 @@ def test_tokens_that_see_only_the_last_ones(name: str) -> None:
             np.testing.assert_allclose(outcome, plain.scores(text)[-1], atol=2e-5)
 
 
+def test_requests_that_are_not_the_first_axis_of_a_value() -> None:
+    """Its operators are not joined, and requests still decode in one call."""
+    model = small_decoder("llama-decoder")
+    producer = next(node for node in model.graph.node if "logits" in node.output)
+    producer.output[0] = "own"
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([0]), "first"))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(61, np.float32), "ones"))
+    nodes: list[tuple[str, list[str], dict[str, Any]]] = [
+        ("Unsqueeze", ["own", "first", "wide"], {}),
+        ("Transpose", ["wide", "tokens"], {"perm": [0, 2, 1, 3]}),
+        ("LayerNormalization", ["tokens", "ones", "normal"], {}),  # onnxruntime moves no transposition past it
+        ("Transpose", ["normal", "back"], {"perm": [0, 2, 1, 3]}),
+        ("Squeeze", ["back", "first", "logits"], {}),
+    ]
+    for kind, names, attributes in nodes:
+        model.graph.node.append(helper.make_node(kind, names[:-1], names[-1:], **attributes))
+    engine, plain = engine_of(model), PlainDecoder(model)
+    assert engine._increments is not None
+    texts = [[1, 2, 3], [4, 5]]
+    for text, outcome in zip(texts, engine._increments.run(batch_of(engine, texts)), strict=True):
+        np.testing.assert_allclose(outcome, plain.scores(text)[-1], atol=2e-5)
+
+
 def test_a_model_with_caches_in_other_places_has_no_pool() -> None:
     """GroupQueryAttention with a window writes to its own buffers; its requests decode by parts."""
     engine = engine_of(with_window(small_decoder("llama-decoder-grouped")))
