@@ -38,13 +38,13 @@ def test_dequantised_weights_are_no_outputs(monkeypatch: pytest.MonkeyPatch) -> 
     shapes = with_int8_weights(model)
     assert len(shapes) > 5
     opened: list[onnx.ModelProto] = []
-    open_session = observation.open_session
+    open_analysis = observation.open_analysis
 
     def noted(proto: onnx.ModelProto, *arguments: Any) -> Any:
         opened.append(proto)
-        return open_session(proto, *arguments)
+        return open_analysis(proto, *arguments)
 
-    monkeypatch.setattr(observation, "open_session", noted)
+    monkeypatch.setattr(observation, "open_analysis", noted)
     graph = chrion.load(model)
     seen = observe(graph, decoder_signature(graph))
     (proto,) = opened
