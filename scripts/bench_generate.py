@@ -36,6 +36,7 @@ import argparse
 import contextlib
 import itertools
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,10 +68,11 @@ from page_markers import check_pages, fill_sections, markdown_table
 
 import chrion
 from chrion import Generator
+from chrion.cores import pinned
 from chrion.files import write_atomically
-from chrion.generation.engine import SPINNING, SPINNING_BETWEEN_CALLS
 from chrion.generation.open_engine import open_engine
 from chrion.generation.scheduling import POLICIES
+from chrion.generation.session_threads import SPINNING_BETWEEN_CALLS, SessionThreads, lease_iteration_cores
 from chrion.simulator.iterations import draw_requests
 from chrion.zoo.cached_decoder import build_llama_decoder
 
@@ -104,22 +106,37 @@ def draw_shapes(pick: np.random.Generator, batch: int, mix: Mix) -> list[Shape]:
     return prompts + [Shape(int(pick.integers(16, 129)), 1) for _ in range(batch - initiations)]
 
 
-def plain_session(model: onnx.ModelProto, threads: int) -> ort.InferenceSession:
+def plain_session(model: onnx.ModelProto, threads: int, cores: Sequence[int] = ()) -> ort.InferenceSession:
     """Return a session of the whole model, configured as that of decode iterations."""
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    for key, value in {**SPINNING, **SPINNING_BETWEEN_CALLS}.items():
-        options.add_session_config_entry(key, value)
+    options = SessionThreads(threads, tuple(cores)).options(SPINNING_BETWEEN_CALLS)
     return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
 def measure_engine(arguments: argparse.Namespace) -> None:
     """Print the times of an iteration and the ratios of medians over rounds, and fill in pages."""
     check_pages(arguments.output, [ENGINE_SECTION])
+    cores = lease_iteration_cores(arguments.threads)
+    with contextlib.nullcontext() if cores is None else pinned(cores.caller):  # as in a generator
+        rows = engine_rows(arguments, () if cores is None else cores.others)
+    about = f"Written by `scripts/bench_generate.py`, measured on {here()}."
+    table = markdown_table([ENGINE_HEAD, *rows])
+    for path in arguments.output:
+        page = fill_sections(path.read_text(encoding="utf-8"), {ENGINE_SECTION: f"{about}\n\n{table}"})
+        write_atomically(path, page)
+
+
+def engine_rows(arguments: argparse.Namespace, cores: Sequence[int]) -> list[tuple[str, ...]]:
+    """Return a line for each decoder, workload and batch.
+
+    Args:
+        arguments: Those of the command line.
+        cores: The logical CPU of each thread but the calling one, or none if the system chooses.
+    """
     rows: list[tuple[str, ...]] = []
+    threads = arguments.threads
     for label in arguments.models:
         model = build_llama_decoder(SIZES[label])
-        engine, session = open_engine(chrion.load(model), arguments.threads), plain_session(model, arguments.threads)
+        engine, session = open_engine(chrion.load(model), threads, cores=cores), plain_session(model, threads, cores)
         for workload, batch in itertools.product(arguments.workloads, arguments.batches):
             shapes = draw_shapes(np.random.default_rng(batch), batch, WORKLOADS[workload])
             runs = {
@@ -132,11 +149,7 @@ def measure_engine(arguments: argparse.Namespace) -> None:
             ratios = [statistics.median(np.divide(times[n], times["selective"])) for n in ("padded", "unbatched")]
             rows.append((label, workload, str(batch), *medians, *(f"{ratio:.2f}" for ratio in ratios)))
             print(" | ".join(rows[-1]), flush=True)
-    about = f"Written by `scripts/bench_generate.py`, measured on {here()}."
-    table = markdown_table([ENGINE_HEAD, *rows])
-    for path in arguments.output:
-        page = fill_sections(path.read_text(encoding="utf-8"), {ENGINE_SECTION: f"{about}\n\n{table}"})
-        write_atomically(path, page)
+    return rows
 
 
 def measure_load(arguments: argparse.Namespace) -> None:

@@ -24,6 +24,7 @@ from chrion.generation.device_session import open_for_threads, run_options
 from chrion.generation.increments import IncrementSession, open_increments
 from chrion.generation.iteration import Outcome, Work
 from chrion.generation.query_blocks import BLOCK, PASS, split_passes, split_queries, supports_query_blocks
+from chrion.generation.session_threads import SPINNING_BETWEEN_CALLS, SessionThreads
 from chrion.graph.decoder import LOGITS, DecoderSignature
 from chrion.graph.model import Graph
 from chrion.graph.ort_sessions import first_line, weights_folder_option
@@ -37,16 +38,6 @@ Array = np.ndarray[Any, Any]
 #: The fewest requests of one token that run in a call of their own beside others. That reads all weights once more, but
 #: saves a call for each layer and request.
 _FEWEST_BESIDE_OTHERS = 6
-#: Session options. Between two operators a thread waits for the next one for a short time, in which its core does
-#: nothing else, because a thread that sleeps takes longer to wake up than a small operator to run.
-SPINNING = {
-    "session.intra_op.allow_spinning": "1",
-    "session.intra_op.spin_duration_us": "50",
-    "session.force_spinning_stop": "1",
-}
-#: Options of a session that runs again as soon as tokens have been chosen: its threads wait for that long. Longer waits
-#: gain nothing on idle cores, and cost more beside busy processes.
-SPINNING_BETWEEN_CALLS = {"session.intra_op.spin_duration_us": "100", "session.force_spinning_stop": "0"}
 
 
 class _OpenPart:
@@ -88,7 +79,7 @@ class _Sessions:
         providers: The execution providers of the token-wise parts.
     """
 
-    def __init__(self, name: str, threads: int, providers: Sequence[str]) -> None:
+    def __init__(self, name: str, threads: SessionThreads, providers: Sequence[str]) -> None:
         self._name, self._threads, self._providers = name, threads, list(providers)
         self._opened: dict[tuple[bytes, bool, int], ort.InferenceSession] = {}
 
@@ -98,10 +89,11 @@ class _Sessions:
 
     def of_attention(self, part: Part) -> tuple[ort.InferenceSession, ort.InferenceSession]:
         """Return the sessions of an attention part: of one thread, and of as many as there are."""
-        return self._get(part, 1, [CPU_PROVIDER]), self._get(part, self._threads, [CPU_PROVIDER])
+        one = SessionThreads(1)
+        return self._get(part, one, [CPU_PROVIDER]), self._get(part, self._threads, [CPU_PROVIDER])
 
-    def _get(self, part: Part, threads: int, providers: Sequence[str]) -> ort.InferenceSession:
-        key = (part.model, part.by_request, threads)
+    def _get(self, part: Part, threads: SessionThreads, providers: Sequence[str]) -> ort.InferenceSession:
+        key = (part.model, part.by_request, threads.count)
         if key not in self._opened:
             self._opened[key] = _open(self._name, part.model, part.options, threads, providers)
         return self._opened[key]
@@ -119,7 +111,7 @@ class SelectiveEngine:
         ModelError: onnxruntime refuses a part.
     """
 
-    def __init__(self, split: SplitDecoder, threads: int, providers: Sequence[str]) -> None:
+    def __init__(self, split: SplitDecoder, threads: SessionThreads, providers: Sequence[str]) -> None:
         self.signature, self.refused = split.signature, ""
         self.by_token = bool(split.appended)
         self._axes = split.axes
@@ -141,7 +133,7 @@ class SelectiveEngine:
         self._increments: IncrementSession | None = None
         if split.whole is not None and list(providers) == [CPU_PROVIDER]:
             folder = weights_folder_option(split.graph.weights_folder)
-            options = _options({**folder, **SPINNING_BETWEEN_CALLS}, threads)
+            options = threads.options({**folder, **SPINNING_BETWEEN_CALLS})
             self._increments = open_increments(
                 split.whole, split.signature, options, self._run_options, self._run_blocks
             )
@@ -257,7 +249,7 @@ class PlainEngine:
         self,
         graph: Graph,
         signature: DecoderSignature,
-        threads: int,
+        threads: SessionThreads,
         providers: Sequence[str],
         refused: str,
         analysed: Graph | None = None,
@@ -343,7 +335,7 @@ class PlainEngine:
 
 
 def _open(
-    name: str, model: str | bytes, configuration: Mapping[str, str], threads: int, providers: Sequence[str]
+    name: str, model: str | bytes, configuration: Mapping[str, str], threads: SessionThreads, providers: Sequence[str]
 ) -> ort.InferenceSession:
     """Open a session of a model or of a part of it.
 
@@ -351,15 +343,6 @@ def _open(
         ModelError: onnxruntime refuses it.
     """
     try:
-        return open_for_threads(model, _options(configuration, threads), providers)
+        return open_for_threads(model, threads.options(configuration), providers)
     except Exception as error:  # onnxruntime raises many types
         raise ModelError(f"{name}: onnxruntime refuses the model: {first_line(error)}") from error
-
-
-def _options(configuration: Mapping[str, str], threads: int) -> ort.SessionOptions:
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.log_severity_level = 3
-    for key, value in {**SPINNING, **configuration}.items():
-        options.add_session_config_entry(key, value)
-    return options

@@ -25,6 +25,7 @@ from chrion.generation.open_engine import open_engine
 from chrion.generation.requests import Request
 from chrion.generation.sampling import Sampler, Sampling
 from chrion.generation.scheduling import IterationScheduler
+from chrion.generation.session_threads import lease_iteration_cores
 from chrion.generation.special_tokens import find_end_token, find_stop_tokens, special_tokens
 from chrion.generation.streams import Stream
 from chrion.generation.text import TextBuilder, find_tokenizer, load_tokenizer
@@ -118,7 +119,8 @@ class Generator:
         self.stop_tokens = find_stop_tokens(path) if path else frozenset()
         self._find_tokenizer(tokenizer, path)
         self._special: dict[str, int] = special_tokens(self.tokenizer) if self.tokenizer is not None else {}
-        engine = open_engine(graph, threads, names)
+        cores = lease_iteration_cores(threads) if scheduler.n_workers == 1 else None
+        engine = open_engine(graph, threads, names, cores.others if cores else ())
         if scheduler.chunk and not engine.supports_chunks():
             log.info("%s: prompts run as a whole: chunks would change their results", graph.name)
             scheduler.chunk = 0
@@ -127,7 +129,7 @@ class Generator:
         self.context = self.signature.context
         self._numbers = itertools.count()
         caches = CacheManager(self.signature, scheduler.n_slots, by_token=engine.by_token)
-        self._loop = IterationLoop(engine, scheduler, caches, self.context)
+        self._loop = IterationLoop(engine, scheduler, caches, self.context, cores)
         process_hooks.register(self._loop, IterationLoop.after_fork, IterationLoop.close)
         # If nothing refers to the generator and its streams any more, its threads end.
         weakref.finalize(self, self._loop.request_close).atexit = False

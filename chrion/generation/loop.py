@@ -16,11 +16,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
+from chrion.cores import pin
 from chrion.errors import GenerationError
 from chrion.generation.cache import CacheManager
 from chrion.generation.iteration import Engine, Outcome, Work
 from chrion.generation.requests import Request, of_unknown_context
 from chrion.generation.scheduling import Batch, IterationScheduler, Share
+from chrion.generation.session_threads import IterationCores
 from chrion.generation.streams import FINISH_REASONS, Stream
 
 log = logging.getLogger(__name__)
@@ -61,17 +63,25 @@ class IterationLoop:
         scheduler: A scheduler without requests.
         caches: The caches of its requests.
         context: The most tokens that the model has positions for; 0 if that is not known.
+        cores: The cores of the engine, if there is one batch in flight; released with the loop.
 
     Raises:
         RuntimeError: The system refuses a thread.
     """
 
-    def __init__(self, engine: Engine, scheduler: IterationScheduler, caches: CacheManager, context: int) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        scheduler: IterationScheduler,
+        caches: CacheManager,
+        context: int,
+        cores: IterationCores | None = None,
+    ) -> None:
         self.engine, self.scheduler, self.caches = engine, scheduler, caches
         self.counts = Counts()
         #: Held while arrivals are taken and batches are selected. Iterations do not begin while it is held.
         self.gate = threading.Lock()
-        self._context = context
+        self._context, self._cores = context, cores
         self._requests: dict[int, Request] = {}
         self._arrivals: deque[Request] = deque()
         self._cancelled: deque[int] = deque()
@@ -149,6 +159,8 @@ class IterationLoop:
     def _run(self) -> None:
         """Run iterations until the loop is closed. An unexpected error closes it and fails all requests."""
         try:
+            if self._cores is not None:
+                pin(self._cores.caller)
             self._iterate()
         except BaseException as error:
             log.exception("the generator failed")
@@ -162,6 +174,8 @@ class IterationLoop:
             self._over = True
             self._end_workers()
             self._fail_rest()
+            if self._cores is not None:
+                self._cores.release()
 
     def _iterate(self) -> None:
         """Take what has arrived, start batches, and return their tokens, until the loop is closed."""

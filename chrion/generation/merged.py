@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from chrion.errors import ModelError
 from chrion.generation.engine import PlainEngine, SelectiveEngine
 from chrion.generation.iteration import Engine, Outcome, Work
+from chrion.generation.session_threads import SessionThreads
 from chrion.graph.decoder import DecoderSignature, decoder_signature
 from chrion.graph.merged_decoder import cached_branch, check_prompts
 from chrion.graph.model import Graph
@@ -30,7 +31,7 @@ class MergedEngine(PlainEngine):
         return outcome
 
 
-def open_merged(graph: Graph, signature: DecoderSignature, threads: int, providers: Sequence[str]) -> Engine:
+def open_merged(graph: Graph, signature: DecoderSignature, threads: SessionThreads, providers: Sequence[str]) -> Engine:
     """Return the selective engine of the branch with a cache if it computes prompts, too; else that of both branches.
 
     Args:

@@ -9,27 +9,31 @@ from chrion.errors import ModelError
 from chrion.generation.engine import PlainEngine, SelectiveEngine
 from chrion.generation.iteration import Engine
 from chrion.generation.merged import open_merged
+from chrion.generation.session_threads import SessionThreads
 from chrion.graph.decoder import BRANCH, decoder_signature
 from chrion.graph.model import Graph
 from chrion.graph.selective import split_decoder
 
 
-def open_engine(graph: Graph, threads: int, providers: Sequence[str] = (CPU_PROVIDER,)) -> Engine:
+def open_engine(
+    graph: Graph, threads: int, providers: Sequence[str] = (CPU_PROVIDER,), cores: Sequence[int] = ()
+) -> Engine:
     """Return the selective engine of a decoder, or the plain engine if the decoder cannot be split.
 
     Args:
         graph: The model.
         threads: The threads of a session.
         providers: The execution providers, as in the engines.
+        cores: The logical CPU of each thread but the caller; by default the system chooses.
 
     Raises:
         ModelError: The model is not a decoder with a cache, or onnxruntime cannot run it.
     """
-    signature = decoder_signature(graph)
+    signature, own = decoder_signature(graph), SessionThreads(threads, tuple(cores))
     if BRANCH in signature.inputs:
-        return open_merged(graph, signature, threads, providers)
+        return open_merged(graph, signature, own, providers)
     try:
         split = split_decoder(graph, signature)
     except ModelError as error:
-        return PlainEngine(graph, signature, threads, providers, error.message)
-    return SelectiveEngine(split, threads, providers)
+        return PlainEngine(graph, signature, own, providers, error.message)
+    return SelectiveEngine(split, own, providers)

@@ -27,6 +27,9 @@ Generated = tuple[float, list[list[int]]]
 _WORKER = Path(__file__).with_name("genai_worker.py")
 #: The weights of the logits.
 _HEAD = "head/W"
+#: Before each generation, nothing runs for this time: the threads of onnxruntime-genai's session spin for about 40 ms
+#: after the last one, on cores that the other process needs.
+_SETTLE_S = 0.2
 #: Forms of the same decoder: plain operators, and GroupQueryAttention.
 FORMS = ("plain", "grouped")
 
@@ -101,7 +104,7 @@ def compare(generator: Generator, genai: Genai, requests: int, lengths: tuple[in
     """Return tokens per second of a generator divided by those of onnxruntime-genai, round by round.
 
     Both generate greedily for prompts of equal length, so that a padded batch has no pads. Each is the first one to be
-    timed in every second round.
+    timed in every second round, and runs alone: threads of the other one have gone to sleep.
 
     Args:
         generator: A generator without requests.
@@ -123,7 +126,10 @@ def compare(generator: Generator, genai: Genai, requests: int, lengths: tuple[in
             functools.partial(genai.generate, requests, lengths, seed, vocabulary),
         ]
         order = (0, 1) if seed % 2 else (1, 0)
-        found = {at: ways[at]() for at in order}
+        found = {}
+        for at in order:
+            time.sleep(_SETTLE_S)
+            found[at] = ways[at]()
         (own_s, tokens), (other_s, others) = found[0], found[1]
         _check_tokens(tokens, others, lengths[1])
         if seed:  # the first round is slower

@@ -188,7 +188,7 @@ def test_pages_are_checked_before_a_measurement(tmp_path: Path, monkeypatch: pyt
     page = tmp_path / "page.md"
     page.write_text("A page.\n", encoding="utf-8")
     monkeypatch.setattr(bench_decoders, "device_rows", lambda *_: pytest.fail("measured"))
-    monkeypatch.setattr(bench_generate, "open_engine", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr(bench_generate, "open_engine", lambda *_, **__: pytest.fail("measured"))
     for script, words, section in (
         (bench_decoders, ["device", "--provider", "cpu"], "decoders-device"),
         (bench_generate, ["engine"], "generate-engine"),

@@ -1,0 +1,85 @@
+"""The threads of an engine's sessions, and the cores that an iteration runs on.
+
+The thread that calls a session takes part in its operators, beside the session's own threads. Those sleep between
+iterations, and the system may wake one of them on the core of the caller. The two then take turns there for tens of
+milliseconds, with another core idle: on two cores every other request took 1.5 to 2.5 times as long. So the thread that
+runs the iterations of a generator has a core of its own, and each of the others has another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import onnxruntime as ort
+
+from chrion.core_leases import lease_cores
+from chrion.cores import affinity
+
+#: Session options. Between two operators a thread waits for the next one for a short time, in which its core does
+#: nothing else, because a thread that sleeps takes longer to wake up than a small operator to run.
+SPINNING = {
+    "session.intra_op.allow_spinning": "1",
+    "session.intra_op.spin_duration_us": "50",
+    "session.force_spinning_stop": "1",
+}
+#: Options of a session that runs again as soon as tokens have been chosen: its threads wait for that long. Longer waits
+#: gain nothing on idle cores, and cost more beside busy processes.
+SPINNING_BETWEEN_CALLS = {"session.intra_op.spin_duration_us": "100", "session.force_spinning_stop": "0"}
+
+
+@dataclass(frozen=True)
+class SessionThreads:
+    """The threads of a session.
+
+    Args:
+        count: Their number, with the caller.
+        cores: The logical CPU of each thread but the caller, or none if the system chooses.
+    """
+
+    count: int
+    cores: tuple[int, ...] = ()
+
+    def options(self, configuration: Mapping[str, str]) -> ort.SessionOptions:
+        """Return options of a session, with entries of its configuration."""
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = self.count
+        options.log_severity_level = 3
+        entries = {**SPINNING, **configuration}
+        if self.cores:  # counted from 1
+            entries["session.intra_op_thread_affinities"] = ";".join(str(core + 1) for core in self.cores)
+        for key, value in entries.items():
+            options.add_session_config_entry(key, value)
+        return options
+
+
+class IterationCores:
+    """Leased cores of the threads that run iterations.
+
+    Attributes:
+        caller: The logical CPU of the thread that calls the sessions.
+        others: Those of the sessions' own threads.
+    """
+
+    def __init__(self, threads: int) -> None:
+        first = lease_cores(1)
+        further = lease_cores(threads, further=True)  # one too many, since one of them may be the caller's
+        self._leases = (first, further)
+        (self.caller,) = first.cores
+        self.others = tuple(core for core in further.cores if core != self.caller)[: threads - 1]
+
+    def release(self) -> None:
+        """Release the cores."""
+        for lease in self._leases:
+            lease.release()
+
+
+def lease_iteration_cores(threads: int) -> IterationCores | None:
+    """Lease a core for each of several threads; None if there are fewer cores, or if the system cannot pin threads."""
+    if threads == 1 or affinity() is None:
+        return None
+    cores = IterationCores(threads)
+    if len(cores.others) == threads - 1:
+        return cores
+    cores.release()
+    return None
