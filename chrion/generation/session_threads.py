@@ -2,8 +2,8 @@
 
 The thread that calls a session takes part in its operators, beside the session's own threads. Those sleep between
 iterations, and the system may wake one of them on the core of the caller. The two then take turns there for tens of
-milliseconds, with another core idle: on two cores every other request took 1.5 to 2.5 times as long. So the thread that
-runs the iterations of a generator has a core of its own, and each of the others has another one.
+milliseconds, with another core idle: on two cores every other request of a small model took 1.5 to 2.5 times as long.
+So the thread that runs the iterations of a generator has a core of its own, and each of the others has another one.
 """
 
 from __future__ import annotations
