@@ -39,6 +39,10 @@ def set_threads(options: ort.SessionOptions, width: int, cores: Sequence[int] = 
     if not in_a_loop:
         options.add_session_config_entry("session.force_spinning_stop", "1")
     if len(cores) >= width - 1:
-        # Counted from 1. The list leaves out the caller, which onnxruntime does not pin.
-        affinities = ";".join(str(core + 1) for core in cores[: width - 1])
-        options.add_session_config_entry("session.intra_op_thread_affinities", affinities)
+        pin_threads(options, cores[: width - 1])
+
+
+def pin_threads(options: ort.SessionOptions, cores: Sequence[int]) -> None:
+    """Pin each thread of a session, except its caller, which onnxruntime does not pin, to a logical CPU."""
+    affinities = ";".join(str(core + 1) for core in cores)  # counted from 1
+    options.add_session_config_entry("session.intra_op_thread_affinities", affinities)

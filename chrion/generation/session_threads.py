@@ -15,6 +15,7 @@ import onnxruntime as ort
 
 from chrion.core_leases import lease_cores
 from chrion.cores import affinity
+from chrion.devices.intra_op import pin_threads
 
 #: Session options. Between two operators a thread waits for the next one for a short time, in which its core does
 #: nothing else, because a thread that sleeps takes longer to wake up than a small operator to run.
@@ -45,11 +46,10 @@ class SessionThreads:
         options = ort.SessionOptions()
         options.intra_op_num_threads = self.count
         options.log_severity_level = 3
-        entries = {**SPINNING, **configuration}
-        if self.cores:  # counted from 1
-            entries["session.intra_op_thread_affinities"] = ";".join(str(core + 1) for core in self.cores)
-        for key, value in entries.items():
+        for key, value in {**SPINNING, **configuration}.items():
             options.add_session_config_entry(key, value)
+        if self.cores:
+            pin_threads(options, self.cores)
         return options
 
 
