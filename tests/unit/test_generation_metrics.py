@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("prometheus_client", reason="prometheus_client: pip install 'chrion[serve]'")
+pytest.importorskip("starlette", reason="starlette: pip install 'chrion[serve]'")
+
 from chrion import Generator
 from chrion.generation import Stream, Token
 from chrion.server import rest
