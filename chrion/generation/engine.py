@@ -21,6 +21,7 @@ from chrion.errors import GenerationError, ModelError
 from chrion.generation.attention import AttentionPart, Rows, sized
 from chrion.generation.cache import RequestCache
 from chrion.generation.device_session import open_for_threads, run_options
+from chrion.generation.equivalence import Run
 from chrion.generation.increments import IncrementSession, open_increments
 from chrion.generation.iteration import Outcome, Work
 from chrion.generation.query_blocks import BLOCK, PASS, split_passes, split_queries, supports_query_blocks
@@ -132,10 +133,15 @@ class SelectiveEngine:
         self._later = [set(split.appended.values()).union(*reads[at + 1 :]) for at in range(len(reads))]
         self._increments: IncrementSession | None = None
         if split.whole is not None and list(providers) == [CPU_PROVIDER]:
-            folder = weights_folder_option(split.graph.weights_folder)
-            options = threads.options({**folder, **SPINNING_BETWEEN_CALLS})
+            folder = split.graph.weights_folder
+            configuration = {**weights_folder_option(folder), **SPINNING_BETWEEN_CALLS}
             self._increments = open_increments(
-                split.whole, split.signature, options, self._run_options, self._run_blocks
+                split.whole,
+                split.signature,
+                folder,
+                lambda: threads.options(configuration),
+                self._run_options,
+                self._run_blocks,
             )
         #: Whether prompts in blocks have the same results; None if that has not been tried.
         self._divisible: bool | None = None if split.divisible else False
@@ -168,30 +174,42 @@ class SelectiveEngine:
         return self._divisible
 
     def _run(self, batch: Sequence[Work]) -> list[Outcome]:
-        """Run requests of one token in one call, unless there are few of them beside others, which run by parts."""
+        """Run all requests in one call if possible, else those of one token, unless there are few of them."""
+        if self._increments is not None and self._increments.serves(batch):
+            return self._run_passes(batch, self._increments.run)
         single = [at for at, work in enumerate(batch) if len(work.ids) == 1]
         others = [at for at, work in enumerate(batch) if len(work.ids) > 1]
         increments = [batch[at] for at in single]
-        fewest = _FEWEST_BESIDE_OTHERS if others else 1
-        if self._increments is None or len(single) < fewest or not self._increments.serves(increments):
+        few = not others or len(single) < _FEWEST_BESIDE_OTHERS
+        if self._increments is None or few or not self._increments.serves(increments):
             return self._run_parts(batch)
         outcomes: list[Outcome] = [None] * len(batch)
         for positions, found in (
             (single, self._increments.run(increments)),
-            (others, self._run_parts([batch[at] for at in others]) if others else []),
+            (others, self._run_parts([batch[at] for at in others])),
         ):
             for at, outcome in zip(positions, found, strict=True):
                 outcomes[at] = outcome
         return outcomes
 
     def _run_parts(self, batch: Sequence[Work]) -> list[Outcome]:
+        return self._run_passes(batch, self._run_queries)
+
+    def _run_passes(self, batch: Sequence[Work], run: Run) -> list[Outcome]:
+        """Run long prompts in several passes."""
+        if all(len(work.ids) <= self._pass for work in batch):
+            return run(batch)
         outcomes: list[Outcome] = [None] * len(batch)
         for works, numbers in split_passes(batch, self._pass):
-            blocks, last = split_queries(works, self._block)
-            found = self._run_blocks(blocks)
-            for number, at in zip(numbers, last, strict=True):
-                outcomes[number] = found[at]
+            for number, outcome in zip(numbers, run(works), strict=True):
+                outcomes[number] = outcome
         return outcomes
+
+    def _run_queries(self, batch: Sequence[Work]) -> list[Outcome]:
+        """Run by parts, with the attention of prompts in blocks."""
+        blocks, last = split_queries(batch, self._block)
+        found = self._run_blocks(blocks)
+        return [found[at] for at in last]
 
     def _run_blocks(self, batch: Sequence[Work]) -> list[Outcome]:
         """Run requests, or consecutive blocks of them, by parts."""

@@ -1,8 +1,10 @@
-"""Iterations of one token for each request, in one call of a session of the whole model.
+"""Iterations of several requests in one call of a session of the whole model.
 
 The calls of a split decoder, one for each layer and one for each layer and request, take longer than a small model's
-arithmetic. Requests that have one new token each need no split: with their caches in a pool
-(:mod:`chrion.graph.pooled_cache`) they are a rectangle. Only attention computes its pads, so that they are cheap.
+arithmetic. With the caches in a pool (:mod:`chrion.graph.pooled_cache`) a decoder need not be split.
+
+If attention is one native operator, every token is a row, and one call serves any requests. Otherwise one call serves
+requests that have one new token each: a rectangle, of which only attention computes the pads, so that they are cheap.
 
 In a rectangle the model sees one length of the past, that of the longest request. A mask that lets a token see only the
 last ones, or positions that follow from that length, would be wrong for the others. So a trial compares a short request
@@ -11,10 +13,12 @@ beside a long one with the parts, and longer requests are never in one call with
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -28,7 +32,8 @@ from chrion.generation.iteration import Outcome, Work
 from chrion.graph.cache_append import AppendedDecoder
 from chrion.graph.decoder import IDS, LOGITS, DecoderSignature
 from chrion.graph.ort_sessions import open_session
-from chrion.graph.pooled_cache import PAST, START, PooledDecoder, pool_caches
+from chrion.graph.pooled_cache import PAST, START, WANTED, PooledDecoder, pool_caches
+from chrion.native import attention_available, register_attention
 
 Array = np.ndarray[Any, Any]
 log = logging.getLogger(__name__)
@@ -39,19 +44,22 @@ _MOST_PADS = 1024
 _SHORT = (5, 0)
 #: The shortest past of that one.
 _LEAST = 9
+#: The new tokens of these requests, if prompts are served, too.
+_NEW = (3, 4, 2)
 
 
 @dataclass
 class _Bound:
-    """A binding of a session, and its arrays: inputs of [requests, 1], shapes of the past, and scores."""
+    """A binding of a session, and its arrays: inputs of [rows, 1], shapes of the past, and scores."""
 
     binding: ort.IOBinding
     ids: Array = field(default_factory=lambda: np.empty((0, 1), np.int64))
     past: Array = field(default_factory=lambda: np.empty((0, 1), np.int64))
     start: Array = field(default_factory=lambda: np.empty((0, 1), np.int64))
     past_shapes: list[Array] = field(default_factory=list)
-    #: [requests, 1, vocabulary].
-    scores: Array = field(default_factory=lambda: np.empty(0))
+    #: The rows whose scores are computed, and these, [wanted, 1, vocabulary].
+    wanted: Array = field(default_factory=lambda: np.empty(0, np.int64))
+    scores: Array | None = None
 
 
 class IncrementSession:
@@ -84,11 +92,18 @@ class IncrementSession:
         self._free: WeakKeyDictionary[CachePool, deque[_Bound]] = WeakKeyDictionary()
 
     def serves(self, batch: Sequence[Work]) -> bool:
-        """Return whether a batch is made of single tokens after similar numbers of others, in one pool."""
+        """Return whether one call may serve a batch: its caches are in one pool, and its lengths fit the decoder.
+
+        Without the native operator, these are single tokens after similar numbers of others.
+        """
         pool = batch[0].cache.pool
-        if pool is None or any(len(work.ids) != 1 or work.cache.pool is not pool for work in batch):
+        if pool is None or any(work.cache.pool is not pool for work in batch):
+            return False
+        if not self._pooled.prompts and any(len(work.ids) != 1 for work in batch):
             return False
         pasts = [work.past for work in batch]
+        if self._pooled.longest:
+            return max(past + len(work.ids) for past, work in zip(pasts, batch, strict=True)) <= self._pooled.longest
         if max(pasts) > self.longest and min(pasts) < max(pasts):
             return False
         return max(pasts) * len(pasts) - sum(pasts) <= _MOST_PADS * len(pasts)
@@ -103,65 +118,95 @@ class IncrementSession:
             bound = bindings.pop()
         except IndexError:
             bound = self._bind(pool)
-        past = [work.past for work in batch]
-        if len(batch) != len(bound.past):
-            self._resize(bound, len(batch))
-        bound.past[:, 0] = past
-        bound.start[:, 0] = [work.cache.start for work in batch]
-        for row, work in enumerate(batch):
-            bound.ids[row] = work.ids
-        most = max(past)
-        for shape in bound.past_shapes:
-            shape[2] = most
+        scores = self._fill(bound, batch)
         self._session.run_with_iobinding(bound.binding, self._run_options)
-        found = bound.scores[:, 0].astype(np.float32)  # a copy: the next iteration writes to the array
+        found = scores[:, 0].astype(np.float32)  # a copy: the next iteration writes to the array
         bindings.append(bound)
-        return [found[at] if work.wanted else None for at, work in enumerate(batch)]
+        if not self._pooled.prompts:
+            return [found[at] if work.wanted else None for at, work in enumerate(batch)]
+        rows = iter(found)
+        return [next(rows) if work.wanted else None for work in batch]
+
+    def _fill(self, bound: _Bound, batch: Sequence[Work]) -> Array:
+        """Write the inputs of an iteration, and return where its scores will be."""
+        counts = [len(work.ids) for work in batch]
+        past = [work.past for work in batch]
+        starts = [work.cache.start for work in batch]
+        wanted = [end - 1 for end, work in zip(itertools.accumulate(counts), batch, strict=True) if work.wanted]
+        rows = sum(counts)
+        scores = self._resize(bound, rows, len(wanted) if self._pooled.prompts else rows)
+        if rows == len(batch):
+            bound.past[:, 0], bound.start[:, 0] = past, starts
+            for row, work in enumerate(batch):
+                bound.ids[row] = work.ids
+        else:
+            bound.past[:, 0] = np.concatenate([np.arange(at, at + n) for at, n in zip(past, counts, strict=True)])
+            bound.start[:, 0] = np.repeat(starts, counts)
+            bound.ids[:, 0] = np.concatenate([work.ids for work in batch])
+        bound.wanted[:] = wanted if self._pooled.prompts else 0
+        for shape in bound.past_shapes:
+            shape[2] = max(past)
+        return scores
 
     def _bind(self, pool: CachePool) -> _Bound:
-        """Return a binding of a pool as input and output."""
+        """Return a binding of a pool as input and, if there are such outputs, as output."""
         binding = self._session.io_binding()
-        for name, written, array in zip(self._pooled.pools, self._pooled.written, pool.arrays, strict=True):
+        for at, array in enumerate(pool.arrays):
             flat = (array.shape[0] * array.shape[1], array.shape[2])
-            binding.bind_input(name, "cpu", 0, array.dtype, flat, array.ctypes.data)
-            binding.bind_output(written, "cpu", 0, array.dtype, flat, array.ctypes.data)
+            binding.bind_input(self._pooled.pools[at], "cpu", 0, array.dtype, flat, array.ctypes.data)
+            for written in self._pooled.written[at : at + 1]:
+                binding.bind_output(written, "cpu", 0, array.dtype, flat, array.ctypes.data)
         return _Bound(binding)
 
-    def _resize(self, bound: _Bound, count: int) -> None:
-        """Bind arrays for a number of requests; the next calls of as many only write to them."""
-        bound.ids = np.empty((count, 1), self._signature.type_of(IDS))
-        bound.past, bound.start = np.empty((count, 1), np.int64), np.empty((count, 1), np.int64)
-        shapes = self._pooled.past_shapes
-        bound.past_shapes = [np.array([count, heads, 0, width]) for heads, width in shapes.values()]
-        bound.scores = np.empty((count, 1, self._signature.vocabulary), self._logits_type)
-        bound.binding.bind_output(LOGITS, "cpu", 0, self._logits_type, bound.scores.shape, bound.scores.ctypes.data)
-        arrays = (bound.ids, bound.past, bound.start, *bound.past_shapes)
-        for name, array in zip((IDS, PAST, START, *shapes), arrays, strict=True):
+    def _resize(self, bound: _Bound, rows: int, wanted: int) -> Array:
+        """Bind arrays for numbers of rows and of scores, and return the scores; calls of as many only write to them."""
+        arrays: dict[str, Array] = {}
+        if rows != len(bound.ids):
+            bound.ids = np.empty((rows, 1), self._signature.type_of(IDS))
+            bound.past, bound.start = np.empty((rows, 1), np.int64), np.empty((rows, 1), np.int64)
+            shapes = self._pooled.past_shapes
+            bound.past_shapes = [np.array([rows, heads, 0, width]) for heads, width in shapes.values()]
+            arrays = {IDS: bound.ids, PAST: bound.past, START: bound.start}
+            arrays.update(zip(shapes, bound.past_shapes, strict=True))
+        scores = bound.scores
+        if scores is None or wanted != len(scores):
+            bound.wanted = np.empty(wanted, np.int64)
+            bound.scores = scores = np.empty((wanted, 1, self._signature.vocabulary), self._logits_type)
+            bound.binding.bind_output(LOGITS, "cpu", 0, scores.dtype, scores.shape, scores.ctypes.data)
+            arrays |= {WANTED: bound.wanted} if self._pooled.prompts else {}
+        for name, array in arrays.items():
             bound.binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+        return scores
 
 
-def open_increments(
+def open_increments(  # noqa: PLR0913, PLR0917 - the decoder, how it runs, and what it is compared with
     appended: AppendedDecoder,
     signature: DecoderSignature,
-    options: ort.SessionOptions,
+    weights: Path,
+    options: Callable[[], ort.SessionOptions],
     run_options: ort.RunOptions,
     run: Run,
 ) -> IncrementSession | None:
-    """Return the session of a decoder for iterations of one token a request, or None if it gives other results.
+    """Return the session of a decoder for iterations of several requests, or None if it gives other results.
 
     Args:
         appended: The decoder with caches that are inputs.
         signature: Its inputs and outputs.
-        options: Session options.
+        weights: The folder of its weights.
+        options: Returns session options.
         run_options: The options of its runs.
         run: Iterations by the parts of the decoder, for comparison.
     """
+    if attention_available():
+        session = _open_native(appended, signature, weights, options, run_options, run)
+        if session is not None:
+            return session
     for joined in (True, False):
         pooled = pool_caches(appended, signature, joined=joined)
         if pooled is None:
             return None
         try:
-            session = IncrementSession(pooled, signature, options, run_options)
+            session = IncrementSession(pooled, signature, options(), run_options)
         except ModelError as error:
             different = str(error)
         else:
@@ -178,6 +223,34 @@ def open_increments(
     return session
 
 
+def _open_native(  # noqa: PLR0913, PLR0917 - as above
+    appended: AppendedDecoder,
+    signature: DecoderSignature,
+    weights: Path,
+    options: Callable[[], ort.SessionOptions],
+    run_options: ort.RunOptions,
+    run: Run,
+) -> IncrementSession | None:
+    """Return the session of a decoder with the native operator, or None if its attention does something else."""
+    own = options()
+    register_attention(own)
+    try:
+        pooled = pool_caches(appended, signature, weights=weights)
+        session = None if pooled is None else IncrementSession(pooled, signature, own, run_options)
+    except ModelError as error:
+        log.info("attention is made of several operators: %s", error)
+        return None
+    if pooled is None or session is None:
+        log.info("attention is made of several operators: it does more than to attend to all tokens before")
+        return None
+    new = _NEW if pooled.prompts else (1,) * len(_NEW)
+    for length in (_LEAST, max(longest_past(signature) - max(new), 0)):
+        if different := _difference(signature, session.run, run, length, new):
+            log.info("attention is made of several operators: as one, %s", different)
+            return None
+    return session
+
+
 def _lengths(signature: DecoderSignature) -> Iterator[int]:
     """Yield pasts of the long request of a trial: the longest one that is possible, then half of it, and so on."""
     length = longest_past(signature)
@@ -186,21 +259,30 @@ def _lengths(signature: DecoderSignature) -> Iterator[int]:
         length //= 2
 
 
-def _difference(signature: DecoderSignature, own: Run, other: Run, length: int) -> str:
-    """Return why two ways to run a batch with a long past differ, or nothing if they differ by rounding only."""
+def _difference(
+    signature: DecoderSignature, own: Run, other: Run, length: int, new: Sequence[int] = (1, 1, 1)
+) -> str:
+    """Return why two ways to run a batch with a long past differ, or nothing if they differ by rounding only.
+
+    Args:
+        signature: The decoder's inputs and outputs.
+        own: The one way.
+        other: The other way.
+        length: The past tokens of the last request.
+        new: The new tokens of the requests.
+    """
 
     def examples() -> tuple[list[Work], list[Array]]:
         """Return requests of different lengths."""
         pasts = (*_SHORT, length)
-        pool = CachePool(signature, sum(pasts) + len(pasts))
+        pool = CachePool(signature, sum(pasts) + sum(new))
         random = np.random.default_rng(0)
         for array in pool.arrays:
             array[...] = random.random(array.shape, np.float32) * 4 - 2
-        caches = [RequestCache(signature, past + 1, by_token=True, pool=pool) for past in pasts]
-        batch = [
-            Work(cache, np.array([at % signature.vocabulary]), past)
-            for at, (cache, past) in enumerate(zip(caches, pasts, strict=True))
-        ]
+        batch = []
+        for at, (past, count) in enumerate(zip(pasts, new, strict=True)):
+            cache = RequestCache(signature, past + count, by_token=True, pool=pool)
+            batch.append(Work(cache, np.arange(at, at + count) % signature.vocabulary, past))
         return batch, pool.arrays
 
     return find_difference(signature, own, other, examples)

@@ -37,7 +37,7 @@ def join_arrangements(
     for node in nodes:
         read = node.input[0] if node.input else ""
         source, target = origin.get(read, read), ""
-        shape = _fixed_shape(seen.shapes.get(node.output[0], ()))
+        shape = fixed_shape(seen.shapes.get(node.output[0], ()))
         if shape and _keeps_order(node, seen):
             origin[node.output[0]] = source
             target = f"one-token/{shape}"
@@ -49,7 +49,7 @@ def join_arrangements(
     return joined
 
 
-def _fixed_shape(sizes: Sequence[Size | None]) -> list[int]:
+def fixed_shape(sizes: Sequence[Size | None]) -> list[int]:
     """Return the shape of a value of several requests with one new token; empty if it depends on the past."""
     if sizes[:1] != (_BATCH,) or any(size is None or size.past for size in sizes):
         return []

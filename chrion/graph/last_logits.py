@@ -7,7 +7,7 @@ on chosen tokens anyway. So these decoders are rewritten to compute the logits o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -21,6 +21,8 @@ from chrion.graph.observation import Observation, Size
 from chrion.graph.rewrite import int_attribute, replace_nodes
 from chrion.graph.token_axis import NO_END, tokens_axis
 
+#: Operators between the product with the vocabulary and the logits, and kinds of that product.
+_ELEMENTWISE, _PRODUCTS = frozenset({"Add", "Cast", "Div", "Identity", "Mul", "Tanh"}), frozenset({"MatMul", "MatMulNBits"})
 _LAST, _ALL = Size(1, 0, -1), Size(1, 0, 0)
 
 
@@ -58,6 +60,31 @@ def select_no_token(graph: Graph, seen: Observation) -> Graph | None:
     added: dict[str, onnx.TensorProto] = {}
     nodes[nodes.index(chosen)] = _without_selection(chosen, seen, added)
     return reassemble(graph, replace_nodes(graph.model, nodes, added))
+
+
+def choose_rows(nodes: Sequence[onnx.NodeProto], rows: str, seen: Observation) -> list[onnx.NodeProto] | None:
+    """Return nodes that compute the logits of some requests only, or None if no product computes them.
+
+    Args:
+        nodes: The nodes of a decoder for requests of one new token each.
+        rows: A value with the numbers of the requests.
+        seen: The sizes of its values, of one request.
+    """
+    producer = {name: node for node in nodes for name in node.output}
+    name = LOGITS
+    while (node := producer.get(name)) is not None and node.op_type in _ELEMENTWISE:
+        read = [one for one in node.input if seen.shapes.get(one) == seen.shapes.get(name)]
+        if len(read) != 1:
+            return None
+        (name,) = read
+    if node is None or node.op_type not in _PRODUCTS or seen.shapes.get(node.input[0], ())[:1] != (Size(0, 0, 1),):
+        return None
+    chosen = f"{rows}/{node.input[0]}"
+    product = onnx.NodeProto()
+    product.CopyFrom(node)
+    product.input[0] = chosen
+    gather = helper.make_node("Gather", [node.input[0], rows], [chosen], name=chosen, axis=0)
+    return [new for one in nodes for new in ((gather, product) if one is node else (one,))]
 
 
 def _selection(graph: Graph, producer: Mapping[str, onnx.NodeProto], seen: Observation) -> onnx.NodeProto | None:

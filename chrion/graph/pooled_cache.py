@@ -1,7 +1,9 @@
-"""Decoders whose keys and values are rows of a pool, for iterations of one token for each request.
+"""Decoders whose keys and values are rows of a pool, for iterations of several requests in one call.
 
-If every request of a batch has one new token, only the lengths of their caches differ. Such a batch is a rectangle as
-soon as the caches are padded, and one run of the whole model serves it. The rewritten decoder does that by itself:
+If every request of a batch has one new token, only the lengths of their caches differ. With attention as one operator
+(:mod:`chrion.graph.pooled_attention`) the lengths do not matter, and each token of a prompt is a row like a request
+that decodes. Without it, such a batch is a rectangle as soon as the caches are padded, which the rewritten decoder does
+by itself:
 
 1. ``ScatterND`` writes the new keys and values of all requests to their rows of the pool. The pool is an input and an
    output in the same memory, so that nothing is copied.
@@ -18,7 +20,8 @@ mask, the position and all rows: nodes on small tensors take less time than call
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,12 +31,16 @@ from onnx import TensorProto, helper, numpy_helper
 from chrion.graph.arrangements import join_arrangements
 from chrion.graph.cache_append import AppendedDecoder
 from chrion.graph.decoder import IDS, LOGITS, MASK, POSITIONS, DecoderSignature
+from chrion.graph.last_logits import choose_rows
+from chrion.graph.pooled_attention import DOMAIN, PooledAttention, PooledLayer, shows_earlier_tokens
 from chrion.graph.rewrite import STANDARD, needed_nodes, replace_nodes
 
 Array = np.ndarray[Any, Any]
 _POOL = "pool/"
 #: Inputs of [batch, 1]: the number of past tokens, and the first row of the pool.
 PAST, START = _POOL + "past", _POOL + "start"
+#: An input of [wanted]: the rows of the batch whose logits are computed.
+WANTED = _POOL + "wanted"
 
 
 @dataclass(frozen=True)
@@ -41,14 +48,29 @@ class PooledDecoder:
     """A decoder of batches of one token a request."""
 
     model: onnx.ModelProto
-    #: The inputs and the outputs of the pool [rows * heads, width], in the order of the signature's caches.
+    #: The inputs and the outputs of the pool [rows * heads, width], in the order of the signature's caches. The operator
+    #: of :mod:`chrion.graph.pooled_attention` writes to the inputs, and there are no such outputs.
     pools: tuple[str, ...]
     written: tuple[str, ...]
     #: Inputs with the shape that past keys and values would have, by name: heads and width.
     past_shapes: Mapping[str, tuple[int, int]]
+    #: The most tokens of a request if attention is that operator, otherwise 0.
+    longest: int = 0
+    #: True if a prompt may be as many rows as it has tokens. Only the logits of the rows in ``WANTED`` are computed.
+    prompts: bool = False
+
+    def feed(self, signature: DecoderSignature, past: Array) -> dict[str, Array]:
+        """Return the inputs beside the caches for tokens of number 0 after some past ones, int64 [requests, 1]."""
+        count = len(past)
+        shapes = {
+            name: np.array([count, heads, past.max(), width]) for name, (heads, width) in self.past_shapes.items()
+        }
+        return {IDS: np.zeros((count, 1), signature.type_of(IDS)), PAST: past, START: past * 0, **shapes}
 
 
-def pool_caches(appended: AppendedDecoder, signature: DecoderSignature, *, joined: bool = True) -> PooledDecoder | None:
+def pool_caches(
+    appended: AppendedDecoder, signature: DecoderSignature, *, joined: bool = True, weights: Path | None = None
+) -> PooledDecoder | None:
     """Return a decoder that keeps its caches in a pool, or None if it cannot hide pads or reads its past otherwise.
 
     The caller has to check on examples that the decoder treats the requests of a batch independently.
@@ -57,6 +79,8 @@ def pool_caches(appended: AppendedDecoder, signature: DecoderSignature, *, joine
         appended: The decoder with caches that are inputs.
         signature: Its inputs and outputs.
         joined: Join operators that arrange the elements of a token, if requests are the first axis of all values.
+        weights: The folder of the decoder's weights, to have attention as one operator; None is returned if it is not
+            plain attention to all tokens before.
     """
     if MASK not in signature.inputs:
         return None
@@ -79,11 +103,41 @@ def pool_caches(appended: AppendedDecoder, signature: DecoderSignature, *, joine
             return None
     pools, written = (tuple(f"{_POOL}{kind}/{name}" for name in signature.past) for kind in ("before", "after"))
     nodes = needed_nodes(join_arrangements(nodes, appended.seen, added) if joined else nodes, [LOGITS, *written])
-    model = replace_nodes(appended.model, nodes, added)
-    inputs = {name for node in nodes for name in node.input}
-    pooled = PooledDecoder(model, pools, written, {name: size for name, size in shapes.items() if name in inputs})
-    _declare(pooled, signature)
-    return pooled
+    pooled = _declared_decoder(appended.model, nodes, added, signature, PooledDecoder(appended.model, pools, written, shapes))
+    return pooled if weights is None else _with_operator(pooled, appended, signature, added, weights)
+
+
+def _with_operator(
+    pooled: PooledDecoder,
+    appended: AppendedDecoder,
+    signature: DecoderSignature,
+    added: dict[str, onnx.TensorProto],
+    weights: Path,
+) -> PooledDecoder | None:
+    """Return a decoder with attention as one operator, or None if it does something else."""
+    layers = []
+    for at in range(0, len(signature.past), 2):
+        pair = slice(at, at + 2)
+        if len({*signature.cache_shapes[pair]}) > 1 or signature.cache_type != np.float32:
+            return None
+        new = tuple(f"{_POOL}new/{name}" for name in signature.past[pair])
+        layers.append(PooledLayer(signature.present[pair], new, pooled.pools[pair], signature.cache_shapes[at]))
+    fused = PooledAttention(pooled.model.graph.node, layers, appended.seen, added, (PAST, START))
+    if not fused.complete:
+        return None
+    longest = shows_earlier_tokens(
+        pooled.model, fused.masks, signature, lambda past: pooled.feed(signature, past), weights
+    )
+    nodes = needed_nodes(fused.nodes, [LOGITS])
+    others = {name for node in nodes if node.domain != DOMAIN for name in node.input}
+    if not longest or not others.isdisjoint(pooled.pools):
+        return None
+    chosen = choose_rows(nodes, WANTED, appended.seen)
+    prompts = chosen is not None and all(_POOL + "most" not in node.output for node in nodes)
+    result = replace(pooled, written=(), longest=longest, prompts=prompts)
+    return _declared_decoder(
+        appended.model, chosen if prompts and chosen is not None else nodes, added, signature, result
+    )
 
 
 def _rows(signature: DecoderSignature, added: dict[str, onnx.TensorProto]) -> list[onnx.NodeProto]:
@@ -153,21 +207,34 @@ def _shape_of_past(
     return [helper.make_node("ConstantOfShape", [name], [like], name=like, value=value), shape]
 
 
-def _declare(pooled: PooledDecoder, signature: DecoderSignature) -> None:
-    """Declare the inputs and outputs of a pooled decoder."""
-    graph = pooled.model.graph
+def _declared_decoder(
+    model: onnx.ModelProto,
+    nodes: Sequence[onnx.NodeProto],
+    added: Mapping[str, onnx.TensorProto],
+    signature: DecoderSignature,
+    pooled: PooledDecoder,
+) -> PooledDecoder:
+    """Return a pooled decoder of other nodes, with its inputs and outputs declared."""
+    read = {name for node in nodes for name in node.input}
+    shapes = {name: size for name, size in pooled.past_shapes.items() if name in read}
+    changed = replace_nodes(model, nodes, added)
+    graph = changed.graph
     inputs = [_declared(name, TensorProto.INT64, ["batch", 1]) for name in (PAST, START)]
     inputs.append(_declared(IDS, helper.np_dtype_to_tensor_dtype(signature.type_of(IDS)), ["batch", 1]))
-    inputs += [_declared(name, TensorProto.INT64, [4]) for name in pooled.past_shapes]
+    inputs += [_declared(name, TensorProto.INT64, [4]) for name in shapes]
+    inputs += [_declared(WANTED, TensorProto.INT64, ["wanted"])] if pooled.prompts else []
     element = helper.np_dtype_to_tensor_dtype(signature.cache_type)
     widths = [width for _, width in signature.cache_shapes]
     inputs += [_declared(name, element, [None, width]) for name, width in zip(pooled.pools, widths, strict=True)]
     logits = next(value.type.tensor_type.elem_type for value in graph.output if value.name == LOGITS)
-    outputs = [_declared(LOGITS, logits, ["batch", 1, signature.vocabulary])]
-    outputs += [_declared(name, element, [None, width]) for name, width in zip(pooled.written, widths, strict=True)]
+    outputs = [_declared(LOGITS, logits, [None, 1, signature.vocabulary])]
+    outputs += [_declared(name, element, [None, width]) for name, width in zip(pooled.written, widths, strict=False)]
     del graph.input[:], graph.output[:], graph.value_info[:]
     graph.input.extend(inputs)
     graph.output.extend(outputs)
+    if pooled.longest:
+        changed.opset_import.append(helper.make_opsetid(DOMAIN, 1))
+    return replace(pooled, model=changed, past_shapes=shapes)
 
 
 def _declared(name: str, element: int, shape: Sequence[int | str | None]) -> onnx.ValueInfoProto:

@@ -1,9 +1,11 @@
-"""Native lanes (in C), for programs that run on the CPU only; see ``lanes.c``.
+"""Code in C: lanes for programs that run on the CPU only (``lanes.c``), and attention to pooled caches (``attention.c``).
 
-The library is compiled when Chrion is installed, if possible (on Linux with a C compiler). Without it, lanes are Python
-threads, which have a longer handoff latency; nothing else changes.
+The libraries are compiled when Chrion is installed, if possible (on Linux with a C compiler). Without them, lanes are
+Python threads, which have a longer handoff latency, and attention is made of onnxruntime's operators, which copy the
+caches; nothing else changes.
 """
 
+from chrion.native.attention import attention_available, register_attention
 from chrion.native.bindings import (
     NativeBinding,
     NativeError,
@@ -21,5 +23,7 @@ __all__ = [
     "NativeLanes",
     "NativeProgram",
     "NativeSession",
+    "attention_available",
     "available",
+    "register_attention",
 ]

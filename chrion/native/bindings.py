@@ -9,16 +9,17 @@ import os
 import sys
 import time
 import weakref
-import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import onnxruntime as ort
 
+from chrion.native.library import load_library, path_of
+
 log = logging.getLogger(__name__)
 
-_PATH = Path(__file__).with_name("liblanes.so")
+_NAME = "lanes"
 #: The longest time in us that a lane spins before it parks, while it waits for another lane of the same request.
 _SPIN_US = 800.0
 #: The same while it waits for the next request, if the one before followed within this time. It is twice the idle time,
@@ -65,12 +66,8 @@ class _Part(ctypes.Structure):
 
 @functools.cache
 def _library() -> ctypes.CDLL | None:
-    try:
-        library = ctypes.CDLL(str(_PATH))
-    except OSError:
-        return None
-    if not _fits(library):
-        log.warning("native lanes are not used: %s is of another version; install Chrion again", _PATH.name)
+    library = load_library(_NAME, "native lanes")
+    if library is None:
         return None
     pointer, failure = ctypes.c_void_p, ctypes.POINTER(_Failure)
     prototypes: dict[str, tuple[Any, ...]] = {
@@ -102,22 +99,6 @@ def _library() -> ctypes.CDLL | None:
     return library
 
 
-def _fits(library: ctypes.CDLL) -> bool:
-    """Return whether a library was compiled from the present source, as far as it says so.
-
-    In an editable installation, the source may change without the library.
-    """
-    try:
-        library.chrion_source.restype = ctypes.c_char_p
-        compiled_from: bytes = library.chrion_source()
-        source = _PATH.with_name("lanes.c").read_bytes()
-    except AttributeError:  # before it said so
-        return False
-    except OSError:
-        return True
-    return not compiled_from or compiled_from == f"{zlib.crc32(source):08x}".encode()
-
-
 def available() -> bool:
     """Return whether the compiled library exists and can be loaded."""
     return _library() is not None
@@ -126,7 +107,7 @@ def available() -> bool:
 def _loaded() -> ctypes.CDLL:
     library = _library()
     if library is None:
-        raise RuntimeError(f"{_PATH.name} is missing: Chrion was installed without a C compiler")
+        raise RuntimeError(f"{path_of(_NAME).name} is missing: Chrion was installed without a C compiler")
     return library
 
 
@@ -179,7 +160,7 @@ class NativeSession:
 
     def __init__(self, model: bytes, options: ort.SessionOptions) -> None:
         library, failure = _loaded(), _Failure()
-        options.register_custom_ops_library(str(_PATH))
+        options.register_custom_ops_library(str(path_of(_NAME)))
         pointer = library.chrion_open(model, len(model), failure)
         if not pointer:
             raise failure.error()

@@ -1,4 +1,4 @@
-"""The library of native lanes is used only if it was compiled from the source beside it."""
+"""A native library is used only if it was compiled from the source beside it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from chrion.native import bindings
+from chrion.native import available, library
+from chrion.native.library import fits, load_library, path_of
 
-SOURCE = Path(bindings.__file__).with_name("lanes.c")
+SOURCE = Path(library.__file__).with_name("lanes.c")
 COMPILER = shutil.which("cc")
 
 
@@ -40,20 +41,17 @@ def test_a_library_of_another_source_is_not_used(
     tmp_path: Path, code: str, flags: list[str], *, expected: bool
 ) -> None:
     """Its functions may take other arguments, and would crash the process."""
-    assert bindings._fits(compiled(tmp_path, code, *flags)) is expected
+    assert fits(compiled(tmp_path, code, *flags), SOURCE) is expected
 
 
-def test_the_library_in_use_fits() -> None:
-    """The one that was compiled at installation says from which source."""
-    if not bindings.available():
-        pytest.skip("native lanes are not compiled")
-    assert bindings._fits(bindings._loaded())
+@pytest.mark.skipif(not available(), reason="there are no native libraries")
+@pytest.mark.parametrize("name", ["lanes", "attention"])
+def test_the_libraries_in_use_fit(name: str) -> None:
+    """Those that were compiled at installation say from which source."""
+    assert load_library(name, "this test") is not None
 
 
-def test_a_missing_source_is_not_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.skipif(not available(), reason="there are no native libraries")
+def test_a_missing_source_is_not_an_error(tmp_path: Path) -> None:
     """A package may be installed without its source."""
-    if not bindings.available():
-        pytest.skip("native lanes are not compiled")
-    library = bindings._loaded()
-    monkeypatch.setattr(bindings, "_PATH", tmp_path / "liblanes.so")
-    assert bindings._fits(library)
+    assert fits(ctypes.CDLL(str(path_of("lanes"))), tmp_path / "lanes.c")

@@ -1,0 +1,325 @@
+"""Attention to keys and values in a pool as one operator, in place of those that read rows, compare and sum up.
+
+The operator (``native/attention.c``) takes each token as a row of the batch, with the first row and the number of past
+tokens of its request. A prompt is as many rows as it has tokens. So one call serves prompts and requests that decode,
+of any lengths: selective batching (Yu et al., *Orca*, OSDI 2022, section 3.2) without a call for each request.
+
+What is replaced is found by the flow of values. From the product of queries and keys to that of probabilities and
+values there may be a factor, a cap by ``Tanh`` (Gemma Team, *Gemma 2*, 2024), a mask, and ``Softmax``; or the whole is
+ONNX's ``Attention``. The operator shows every token the tokens up to its own, so a mask may hide others only. That is
+computed for the longest request, since a sliding window is not seen in a short one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from chrion.errors import ModelError
+from chrion.graph.arrangements import fixed_shape
+from chrion.graph.decoder import DecoderSignature
+from chrion.graph.observation import Observation
+from chrion.graph.ort_sessions import first_line, open_analysis
+from chrion.graph.rewrite import STANDARD, int_attribute, needed_nodes, replace_nodes
+
+Array = np.ndarray[Any, Any]
+#: The operator, its domain, and the widest head that it takes.
+OPERATOR, DOMAIN, WIDEST = "PooledAttention", "chrion", 256
+#: Operators that keep the order of all elements.
+_RESHAPING = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze"})
+_ARRANGING = _RESHAPING | {"Expand", "Transpose"}
+#: The most tokens for which masks are computed, if the model does not say how many positions it has.
+_LONGEST = 1 << 17
+
+
+@dataclass(frozen=True)
+class PooledLayer:
+    """The keys and values of a layer: of each, the rows that are read, the new ones, and the pool."""
+
+    read: tuple[str, str]
+    new: tuple[str, str]
+    pools: tuple[str, str]
+    #: Heads and width of both.
+    size: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Mask:
+    """What hides tokens: numbers that are added to scores, or a condition that has to be true or false for a token."""
+
+    name: str
+    visible: float | bool
+
+
+@dataclass
+class _Found:
+    """What attention computes from a product of queries and keys."""
+
+    scale: float = 1.0
+    cap: float = 0.0
+    masks: list[Mask] = field(default_factory=list)
+
+
+class PooledAttention:
+    """The nodes of a decoder whose caches are in a pool, with attention as one operator.
+
+    Args:
+        nodes: The nodes, in topological order, with arrangements joined.
+        layers: The keys and values of all layers.
+        seen: The sizes and constants of the values.
+        added: Weights beside those of the decoder.
+        counts: The inputs with the number of past tokens and with the first row of each token.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[onnx.NodeProto],
+        layers: Sequence[PooledLayer],
+        seen: Observation,
+        added: dict[str, onnx.TensorProto],
+        counts: tuple[str, str],
+    ) -> None:
+        self._seen, self._added, self._counts = seen, added, counts
+        self._producer = {name: node for node in nodes for name in node.output if name}
+        self._readers: dict[str, list[onnx.NodeProto]] = {}
+        for node in nodes:
+            for name in filter(None, node.input):
+                self._readers.setdefault(name, []).append(node)
+        self._roots = {name: at for at, layer in enumerate(layers) for name in layer.read}
+        #: All masks.
+        self.masks: list[Mask] = []
+        replaced: dict[str, onnx.NodeProto] = {}
+        for at, layer in enumerate(layers):
+            found = self._operator(at, layer)
+            if found is not None:
+                replaced[found.output[0]] = found
+        #: All nodes; some are not needed any more.
+        self.nodes = [replaced.get(node.output[0], node) for node in nodes]
+        #: False if the attention of a layer is computed otherwise.
+        self.complete = len(replaced) == len(layers)
+
+    def _operator(self, at: int, layer: PooledLayer) -> onnx.NodeProto | None:
+        """Return the operator of a layer, or None."""
+        heads, width = layer.size
+        found = _Found()
+        whole = self._whole_attention(layer)
+        if whole is not None:
+            queries, context = whole.input[0], whole.output[0]
+            if not _read_attention(whole, width, found):
+                return None
+        else:
+            products = self._product(at, layer.read[0], found)
+            sums = self._product(at, layer.read[1], None)
+            if products is None or sums is None or not self._follow(products.output[0], sums, found):
+                return None
+            queries, context = products.input[0], sums.output[0]
+        queries, output = self._before_reshaping(queries), self._after_reshaping(context)
+        shape = fixed_shape(self._seen.shapes.get(queries, ()))
+        elements = int(np.prod(shape[1:])) if shape else 0
+        if output is None or not elements or elements % (heads * width) or width > WIDEST:
+            return None
+        self.masks += found.masks
+        node = helper.make_node(
+            OPERATOR,
+            [queries, *map(self._before_reshaping, layer.new), *layer.pools, *self._counts],
+            [output[0]],
+            name=f"{OPERATOR}:{output[0]}",
+            domain=DOMAIN,
+            heads=elements // width,
+            shared=heads,
+            width=width,
+            scale=found.scale,
+            cap=found.cap,
+            shape=output[1],
+        )
+        return node  # noqa: RET504 - named for what it is
+
+    def _whole_attention(self, layer: PooledLayer) -> onnx.NodeProto | None:
+        """Return ONNX's ``Attention`` of a layer, if there is one."""
+        readers = self._readers.get(layer.read[0], [])
+        alike = [node for node in readers if node.op_type == "Attention" and node.domain in STANDARD]
+        fits = alike and list(alike[0].input[1:3]) == [*layer.read] and len(self._readers[layer.read[1]]) == 1
+        rank = len(self._seen.shapes.get(alike[0].input[0], ())) if alike else 0
+        return alike[0] if fits and len(readers) == 1 and rank == 4 else None
+
+    def _product(self, at: int, root: str, found: _Found | None) -> onnx.NodeProto | None:
+        """Return the product whose second factor is the keys or the values of a layer, the only use of these."""
+        name = root
+        while True:
+            readers = self._readers.get(name, [])
+            if len(readers) != 1 or self._roots.get(name, at) != at:
+                return None
+            (node,) = readers
+            if node.domain not in STANDARD:
+                return None
+            if node.op_type == "MatMul":
+                return node if node.input[1] == name else None
+            factor = self._factor(node, name)
+            if factor is not None and found is not None:
+                found.scale *= factor
+            elif node.op_type not in _ARRANGING or node.input[0] != name:
+                return None
+            name = node.output[0]
+
+    def _follow(self, name: str, end: onnx.NodeProto, found: _Found) -> bool:
+        """Follow scores to the product of probabilities and values; return whether all operators are known."""
+        softmax = False
+        while True:
+            readers = self._readers.get(name, [])
+            if softmax and len(readers) == 2 and (chosen := self._without_nan(name, readers)):
+                name = chosen
+                continue
+            if len(readers) != 1 or readers[0].domain not in STANDARD:
+                return False
+            (node,) = readers
+            if node is end:
+                return softmax and node.input[0] == name
+            factor = None if softmax else self._factor(node, name)
+            if factor is not None:
+                # A mask shows tokens by adding 0, so that it does not matter which of the two is first.
+                found.scale, found.cap = (found.scale, found.cap * factor) if found.cap else (found.scale * factor, 0.0)
+            elif node.op_type == "Tanh" and not softmax and not found.cap and not found.masks:
+                found.cap = 1.0
+            elif node.op_type == "Softmax" and not softmax:
+                rank = len(self._seen.shapes.get(name, ()))
+                softmax = rank > 0 and int_attribute(node, "axis", -1) % rank == rank - 1
+                if not softmax:
+                    return False
+            elif not softmax and (mask := _mask(node, name)) is not None:
+                found.masks.append(mask)
+            elif node.op_type not in {*_RESHAPING, "Cast"} or node.input[0] != name:
+                return False
+            name = node.output[0]
+
+    def _without_nan(self, name: str, readers: Sequence[onnx.NodeProto]) -> str:
+        """Return probabilities with 0 in place of NaN, which they are where a mask hides all tokens; or nothing."""
+        for test, choice in (readers, readers[::-1]):
+            if (test.op_type, choice.op_type) == ("IsNaN", "Where") and [*choice.input[::2]] == [test.output[0], name]:
+                return str(choice.output[0]) if self._number(choice.input[1]) == 0.0 else ""
+        return ""
+
+    def _factor(self, node: onnx.NodeProto, name: str) -> float | None:
+        """Return the constant by which a node multiplies a value, or None if it does something else."""
+        if node.domain not in STANDARD or node.op_type not in {"Div", "Mul"}:
+            return None
+        other = node.input[1] if node.input[0] == name else node.input[0]
+        number = self._number(other)
+        if number is None or (node.op_type == "Div" and (node.input[0] != name or not number)):
+            return None
+        return number if node.op_type == "Mul" else 1.0 / number
+
+    def _number(self, name: str) -> float | None:
+        own = self._added.get(name)
+        value = self._seen.constants.get(name) if own is None else numpy_helper.to_array(own)
+        return None if value is None or value.size != 1 else float(value.item())
+
+    def _before_reshaping(self, name: str) -> str:
+        """Return the value with the same elements before operators that only change its shape."""
+        while (node := self._producer.get(name)) is not None and node.op_type in _RESHAPING and _is_standard(node):
+            name = node.input[0]
+        return name
+
+    def _after_reshaping(self, name: str) -> tuple[str, list[int]] | None:
+        """Return the last value with the same elements behind operators that only change its shape, and its shape."""
+        best = None
+        while True:
+            if shape := fixed_shape(self._seen.shapes.get(name, ())):
+                best = name, shape
+            readers = self._readers.get(name, [])
+            if len(readers) != 1 or readers[0].op_type not in _RESHAPING or not _is_standard(readers[0]):
+                return best
+            if readers[0].input[0] != name:
+                return best
+            name = readers[0].output[0]
+
+
+def _is_standard(node: onnx.NodeProto) -> bool:
+    return node.domain in STANDARD
+
+
+def _mask(node: onnx.NodeProto, name: str) -> Mask | None:
+    """Return the mask that a node applies to scores, or None if it does something else."""
+    if node.op_type == "Add":
+        return Mask(node.input[1] if node.input[0] == name else node.input[0], 0.0)
+    if node.op_type == "Where" and name in node.input[1:]:
+        return Mask(node.input[0], node.input[1] == name)
+    return None
+
+
+def _read_attention(node: onnx.NodeProto, width: int, found: _Found) -> bool:
+    """Read the attributes and the mask of ``Attention``; return whether they are known."""
+    values = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+    heads = {"kv_num_heads", "q_num_heads", "softmax_precision", "is_causal", "qk_matmul_output_mode"}
+    if not {*values} <= heads | {"scale", "softcap"} or values.get("is_causal") or len(node.output) != 1:
+        return False
+    found.scale, found.cap = float(values.get("scale") or width**-0.5), float(values.get("softcap", 0.0))
+    if found.cap:
+        found.scale /= found.cap
+    if len(node.input) > 3 and node.input[3]:
+        found.masks.append(Mask(node.input[3], visible=True))
+    return True
+
+
+def shows_earlier_tokens(
+    model: onnx.ModelProto,
+    masks: Iterable[Mask],
+    signature: DecoderSignature,
+    feed: Callable[[Array], Mapping[str, Array]],
+    folder: Path,
+) -> int:
+    """Return for how many tokens masks show every token all tokens up to its own; 0 if they hide some.
+
+    Args:
+        model: The decoder before attention was replaced, with declared inputs.
+        masks: The masks; a condition may also be a number that is added.
+        signature: The decoder's inputs and outputs.
+        feed: Returns the inputs of tokens after some past ones [requests, 1], without the caches.
+        folder: The folder of the weights.
+
+    Raises:
+        ModelError: onnxruntime refuses the computation of masks.
+    """
+    tokens = signature.context or _LONGEST
+    names = {mask.name: mask for mask in masks}
+    if not names:
+        return tokens
+    nodes = needed_nodes(model.graph.node, names)
+    part = replace_nodes(model, nodes, {})
+    own = {tensor.name for tensor in part.graph.initializer}
+    part.graph.initializer.extend(t for t in model.graph.initializer if t.name in names and t.name not in own)
+    read = {*names}.union(*(node.input for node in nodes))
+    inputs = [value for value in model.graph.input if value.name in read]
+    past = np.array([[tokens - 1], [min(tokens - 1, 4)]])
+    given = feed(past)
+    if any(value.name not in given for value in inputs):
+        return 0  # they depend on the caches
+    del part.graph.input[:], part.graph.output[:]
+    part.graph.input.extend(inputs)
+    for name in names:
+        part.graph.output.add().name = name
+    session = open_analysis(part, folder, "the masks of attention")
+    try:
+        found = session.run([*names], {value.name: given[value.name] for value in inputs})
+    except Exception as error:
+        raise ModelError(f"the masks of attention: {first_line(error)}") from error
+    shown = (_shows(mask, np.asarray(value), past[:, 0]) for mask, value in zip(names.values(), found, strict=True))
+    return tokens if all(shown) else 0
+
+
+def _shows(mask: Mask, value: Array, past: Array) -> bool:
+    """Return whether a mask, [1 or requests, ..., tokens], shows the requests all tokens up to their own."""
+    visible = mask.visible if value.dtype == np.bool_ else 0.0
+    for request, count in enumerate(past):
+        own = value if value.ndim < 2 or value.shape[0] == 1 else value[request]
+        if value.ndim > 1 and value.shape[0] not in {1, len(past)}:
+            return False
+        last = own[..., : count + 1]
+        if own.shape[-1] not in {1, max(past) + 1} or not (last == visible).all():
+            return False
+    return True

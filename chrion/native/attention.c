@@ -1,0 +1,528 @@
+/* Attention to keys and values in a pool, as an operator of onnxruntime: PooledAttention of the domain "chrion".
+ *
+ * Each row of the batch is one token. It brings its keys and values, which are first written to their row of the pool,
+ * for all tokens. Then each token attends to the rows of its request up to its own. So one run serves prompts and
+ * requests that decode, whatever their lengths (selective batching: Yu et al., Orca, OSDI 2022, section 3.2), and
+ * nothing is copied out of the pool.
+ *
+ * A tile is a number of queries that share their keys and values: those of consecutive tokens of a request, and of the
+ * heads of a group (Ainslie et al., GQA, 2023). It reads keys and values in blocks, with the softmax corrected from
+ * block to block (Milakov and Gimelshein, Online normalizer calculation for softmax, 2018), so that it needs no memory
+ * beside the stack.
+ *
+ * Inputs: queries, keys and values of the tokens, [N, heads, width] and twice [N, shared, width] in any shape; the
+ * pools of keys and of values, [rows, shared, width] in any shape, which are written to; and the number of past tokens
+ * and the first row of the request of each token, int64 [N].
+ * Output: [N, heads, width] in the shape that an attribute gives.
+ * Attributes: heads, shared (heads of keys and values), width, scale, cap and shape. A score is scale * q.k, or
+ * cap * tanh(scale * q.k) if cap is not 0. In the shape, the first dimension stands for N.
+ */
+#define _GNU_SOURCE
+#include <math.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Identifies the source of the library, so that one that was compiled from another source is not used. */
+#ifndef CHRION_SOURCE
+#define CHRION_SOURCE ""
+#endif
+const char *chrion_source(void) { return CHRION_SOURCE; }
+
+/* ---- onnxruntime's C API: indices into its table of functions, which stay valid in later versions. ---- */
+
+typedef struct OrtStatus OrtStatus;
+typedef struct OrtSessionOptions OrtSessionOptions;
+typedef struct OrtCustomOpDomain OrtCustomOpDomain;
+typedef struct OrtKernelInfo OrtKernelInfo;
+typedef struct OrtKernelContext OrtKernelContext;
+typedef struct OrtValue OrtValue;
+typedef struct {
+  void *const *(*GetApi)(uint32_t version);
+  const char *(*GetVersionString)(void);
+} OrtApiBase;
+
+enum {
+  CreateStatus = 0,
+  CreateCustomOpDomain = 26,
+  CustomOpDomainAdd = 27,
+  AddCustomOpDomain = 28,
+  GetTensorMutableData = 51,
+  KernelInfoGetAttributeFloat = 85,
+  KernelInfoGetAttributeInt = 86,
+  KernelContextGetInput = 90,
+  KernelContextGetOutput = 91,
+  KernelInfoGetAttributeInts = 163,
+  KernelContextParallelFor = 274,
+  GetTensorSizeInBytes = 318,
+};
+/* The version that has all of these, and the layout of OperatorDescription. */
+#define API_VERSION 23
+#define OPERATOR_VERSION 17
+enum { FLOAT = 1, INT64 = 7, REQUIRED = 0, DEFAULT_MEMORY = 0, FAIL = 1, INVALID_ARGUMENT = 2 };
+#define CALL(result, name, ...) ((result(*)(__VA_ARGS__))api[name])
+
+/* OrtCustomOp in version 17. */
+typedef struct OperatorDescription {
+  uint32_t version;
+  void *(*create)(const struct OperatorDescription *, const void *, const OrtKernelInfo *);
+  const char *(*name)(const struct OperatorDescription *);
+  const char *(*provider)(const struct OperatorDescription *);
+  int (*input_type)(const struct OperatorDescription *, size_t);
+  size_t (*input_count)(const struct OperatorDescription *);
+  int (*output_type)(const struct OperatorDescription *, size_t);
+  size_t (*output_count)(const struct OperatorDescription *);
+  void (*compute)(void *, OrtKernelContext *);
+  void (*destroy)(void *);
+  int (*input_kind)(const struct OperatorDescription *, size_t);
+  int (*output_kind)(const struct OperatorDescription *, size_t);
+  int (*input_memory)(const struct OperatorDescription *, size_t);
+  int (*least_inputs)(const struct OperatorDescription *);
+  int (*equal_inputs)(const struct OperatorDescription *);
+  int (*least_outputs)(const struct OperatorDescription *);
+  int (*equal_outputs)(const struct OperatorDescription *);
+  OrtStatus *(*try_create)(const struct OperatorDescription *, const void *, const OrtKernelInfo *, void **);
+  OrtStatus *(*try_compute)(void *, OrtKernelContext *);
+  OrtStatus *(*infer_shape)(const struct OperatorDescription *, void *);
+  int (*first_version)(const struct OperatorDescription *);
+  int (*last_version)(const struct OperatorDescription *);
+} OperatorDescription;
+
+static void *const *api;
+
+static OrtStatus *error(int code, const char *message) {
+  return CALL(OrtStatus *, CreateStatus, int, const char *)(code, message);
+}
+
+/* ---- Attention ---- */
+
+/* The most queries of a tile, the keys of a block, and the most elements of a head. */
+#define QUERIES 32
+#define KEYS 64
+#define WIDTH 256
+/* The elements of a vector, and the most vectors of different queries, or of one result, that are in registers. */
+#define LANES 16
+#define MOST_TOGETHER 2
+/* Multiplications that are worth a second thread. */
+#define PARALLEL (1 << 17)
+
+typedef float Floats __attribute__((vector_size(LANES * sizeof(float)), aligned(4), may_alias));
+typedef int32_t Ints __attribute__((vector_size(LANES * sizeof(int32_t))));
+
+typedef struct {
+  int64_t heads, shared, width, rank;
+  float scale, cap;
+  int64_t shape[8];
+} Attention;
+
+/* One run of the operator. */
+typedef struct {
+  const Attention *attention;
+  const float *queries, *keys, *values; /* the latter two are pools */
+  const int64_t *past, *start;
+  float *output;
+  const int64_t *tiles; /* the first token of each tile, and the number of tokens */
+} Run;
+
+/* What a tile needs: the queries and where their results belong, and how many keys each of them sees. */
+typedef struct {
+  const float *query[QUERIES];
+  float *output[QUERIES];
+  int64_t seen[QUERIES];
+  int count;
+} Tile;
+
+#define INLINE static inline __attribute__((always_inline))
+
+/* Store in `value` the lanes of `other` where the mask is set. */
+INLINE void select_lanes(Floats *value, const Floats *other, const Ints *mask) {
+  *value = (Floats)(((Ints)*value & ~*mask) | ((Ints)*other & *mask));
+}
+
+/* Replace x by exp(x), x <= 0. The relative error is below 2e-7; NaN stays NaN. */
+INLINE void exponential(Floats *x) {
+  Floats least = (Floats){0} - 87.0f, magic = (Floats){0} + 12582912.0f;
+  Floats value = *x;
+  Ints small = value < least;
+  select_lanes(&value, &least, &small);
+  Floats rounded = value * 1.44269504f + magic;
+  Ints exponent = (Ints)rounded; /* the low bits are the rounded quotient */
+  Floats quotient = rounded - magic;
+  Floats rest = value - quotient * 0.693359375f;
+  rest = rest + quotient * 2.12194440e-4f;
+  Floats power = rest * 1.9875691500e-4f + 1.3981999507e-3f;
+  power = power * rest + 8.3334519073e-3f;
+  power = power * rest + 4.1665795894e-2f;
+  power = power * rest + 1.6666665459e-1f;
+  power = power * rest + 5.0000001201e-1f;
+  power = power * rest * rest + rest + 1.0f;
+  Ints scale = (exponent << 23) + 0x3f800000;
+  *x = power * (Floats)scale;
+}
+
+INLINE float sum(const Floats *x) {
+  float halves[LANES];
+  memcpy(halves, x, sizeof halves);
+  for (int half = LANES / 2; half; half /= 2)
+    for (int at = 0; at < half; at++) halves[at] += halves[at + half];
+  return halves[0];
+}
+
+/* Store the sums of the lanes of four vectors. */
+INLINE void sum_four(const Floats *x, float *sums) {
+  /* Within each four lanes of the results: sums of two lanes of two vectors, then of four lanes of all vectors. */
+  Floats pairs[2];
+  for (int at = 0; at < 2; at++)
+    pairs[at] = __builtin_shufflevector(x[2 * at], x[2 * at + 1], 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13,
+                                        29) +
+                __builtin_shufflevector(x[2 * at], x[2 * at + 1], 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30,
+                                        15, 31);
+  Floats fours = __builtin_shufflevector(pairs[0], pairs[1], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29) +
+                 __builtin_shufflevector(pairs[0], pairs[1], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
+  float parts[LANES];
+  memcpy(parts, &fours, sizeof parts);
+  for (int at = 0; at < 4; at++) sums[at] = (parts[at] + parts[at + 4]) + (parts[at + 8] + parts[at + 12]);
+}
+
+/* Compute the products of queries with keys, of as many queries at a time as the processor has registers for. */
+INLINE void score(const Tile *tile, const float *keys, int64_t stride, int64_t count, int64_t width, int together,
+                  float (*scores)[KEYS]) {
+  for (int first = 0; first < tile->count; first += together) {
+    int real = tile->count - first < together ? tile->count - first : together;
+    const float *query[MOST_TOGETHER];
+    for (int q = 0; q < together; q++) query[q] = tile->query[first + (q < real ? q : 0)];
+    for (int64_t k = 0; k < count; k += 4) {
+      const float *key[4]; /* beyond the last key, the last one again: the scores there are not used */
+      for (int at = 0; at < 4; at++) key[at] = keys + (k + at < count ? k + at : count - 1) * stride;
+      Floats sums[MOST_TOGETHER][4] = {{{0}}};
+      int64_t at = 0;
+      for (; at + LANES <= width; at += LANES)
+        for (int q = 0; q < together; q++) {
+          Floats part = *(const Floats *)(query[q] + at);
+          for (int n = 0; n < 4; n++) sums[q][n] += part * *(const Floats *)(key[n] + at);
+        }
+      for (int q = 0; q < real; q++) {
+        sum_four(sums[q], scores[first + q] + k);
+        for (int64_t rest = at; rest < width; rest++)
+          for (int n = 0; n < 4; n++) scores[first + q][k + n] += query[q][rest] * key[n][rest];
+      }
+    }
+  }
+}
+
+/* Add values, weighted, to some elements of the results of up to four queries. */
+INLINE void add_weighted(float (*weights)[KEYS], int real, const float *value, int64_t stride, int64_t count, int64_t at,
+                         int columns, float (*results)[WIDTH]) {
+  Floats sums[4][MOST_TOGETHER];
+  for (int q = 0; q < 4; q++)
+    for (int c = 0; c < columns; c++) sums[q][c] = *(const Floats *)(results[q < real ? q : 0] + at + c * LANES);
+  const float *own[4];
+  for (int q = 0; q < 4; q++) own[q] = weights[q < real ? q : 0];
+  value += at;
+  for (int64_t k = 0; k < count; k++, value += stride)
+    for (int q = 0; q < 4; q++)
+      for (int c = 0; c < columns; c++) sums[q][c] += *(const Floats *)(value + c * LANES) * own[q][k];
+  for (int q = 0; q < real; q++)
+    for (int c = 0; c < columns; c++) *(Floats *)(results[q] + at + c * LANES) = sums[q][c];
+}
+
+/* Add values, weighted, to the results of all queries. */
+INLINE void accumulate(float (*weights)[KEYS], int queries, const float *values, int64_t stride, int64_t count,
+                       int64_t width, int together, float (*results)[WIDTH]) {
+  for (int first = 0; first < queries; first += 4) {
+    int real = queries - first < 4 ? queries - first : 4;
+    int64_t at = 0;
+    for (; at + together * LANES <= width; at += together * LANES)
+      add_weighted(weights + first, real, values, stride, count, at, together, results + first);
+    for (; at + LANES <= width; at += LANES)
+      add_weighted(weights + first, real, values, stride, count, at, 1, results + first);
+    for (; at < width; at++)
+      for (int q = first; q < first + real; q++)
+        for (int64_t k = 0; k < count; k++) results[q][at] += weights[q][k] * values[k * stride + at];
+  }
+}
+
+/* Attend to keys and values whose rows are a stride apart. */
+INLINE void attend(const Attention *a, const Tile *tile, const float *keys, const float *values, int together) {
+  float scores[QUERIES][KEYS], results[QUERIES][WIDTH], largest[QUERIES], total[QUERIES];
+  int64_t stride = a->shared * a->width, width = a->width, most = 0;
+  int count = tile->count;
+  for (int q = 0; q < count; q++) {
+    memset(results[q], 0, sizeof(float) * (size_t)width);
+    largest[q] = -INFINITY;
+    total[q] = 0.0f;
+    if (tile->seen[q] > most) most = tile->seen[q];
+  }
+  for (int64_t first = 0; first < most; first += KEYS) {
+    int64_t length = most - first < KEYS ? most - first : KEYS;
+    int64_t padded = (length + LANES - 1) / LANES * LANES;
+    score(tile, keys + first * stride, stride, length, width, together, scores);
+    for (int q = 0; q < count; q++) {
+      int64_t own = tile->seen[q] - first;
+      own = own < 0 ? 0 : own < length ? own : length;
+      float *row = scores[q];
+      for (int64_t k = own; k < padded; k++) row[k] = -INFINITY;
+      if (!own) { /* a later token of the tile sees this block, this one does not */
+        memset(row, 0, sizeof(float) * (size_t)padded);
+        continue;
+      }
+      Floats top = (Floats){0} - INFINITY;
+      for (int64_t k = 0; k < padded; k += LANES) {
+        Floats part = *(Floats *)(row + k) * a->scale;
+        if (a->cap != 0.0f) {
+          float capped[LANES];
+          memcpy(capped, &part, sizeof capped);
+          for (int lane = 0; lane < LANES; lane++)
+            capped[lane] = k + lane < own ? a->cap * tanhf(capped[lane]) : -INFINITY;
+          memcpy(&part, capped, sizeof capped);
+        } else if (a->scale <= 0.0f) {
+          for (int lane = 0; lane < LANES; lane++)
+            if (k + lane >= own) part[lane] = -INFINITY;
+        }
+        *(Floats *)(row + k) = part;
+        Ints greater = part > top;
+        select_lanes(&top, &part, &greater);
+      }
+      float now = largest[q];
+      for (int lane = 0; lane < LANES; lane++) now = top[lane] > now ? top[lane] : now;
+      float correction = largest[q] == now ? 1.0f : expf(largest[q] - now);
+      Floats sums = {0};
+      for (int64_t k = 0; k < padded; k += LANES) {
+        Floats part = *(Floats *)(row + k) - now;
+        exponential(&part);
+        for (int lane = 0; lane < LANES && k + LANES > own; lane++)
+          if (k + lane >= own) part[lane] = 0.0f;
+        *(Floats *)(row + k) = part;
+        sums += part;
+      }
+      total[q] = total[q] * correction + sum(&sums);
+      largest[q] = now;
+      if (correction != 1.0f)
+        for (int64_t at = 0; at < width; at++) results[q][at] *= correction;
+    }
+    accumulate(scores, count, values + first * stride, stride, length, width, together, results);
+  }
+  for (int q = 0; q < count; q++) {
+    float factor = 1.0f / total[q];
+    for (int64_t at = 0; at < width; at++) tile->output[q][at] = results[q][at] * factor;
+  }
+}
+
+static void attend_anywhere(const Attention *a, const Tile *tile, const float *keys, const float *values) {
+  attend(a, tile, keys, values, 1);
+}
+#if defined(__x86_64__)
+__attribute__((target("avx2,fma"))) static void attend_avx2(const Attention *a, const Tile *tile, const float *keys,
+                                                            const float *values) {
+  attend(a, tile, keys, values, 1);
+}
+__attribute__((target("avx512f,avx512dq,avx512vl,avx512bw,avx2,fma"))) static void attend_avx512(
+    const Attention *a, const Tile *tile, const float *keys, const float *values) {
+  attend(a, tile, keys, values, 2);
+}
+#endif
+
+/* The variant for this processor. */
+static void (*chosen)(const Attention *, const Tile *, const float *, const float *) = attend_anywhere;
+
+static void choose(void) {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+      __builtin_cpu_supports("avx512bw"))
+    chosen = attend_avx512;
+  else if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+    chosen = attend_avx2;
+#endif
+}
+
+/* Compute one head of keys and values of one tile. */
+static void run_tile(void *data, size_t index) {
+  const Run *run = data;
+  const Attention *a = run->attention;
+  int64_t group = a->heads / a->shared, shared = (int64_t)index % a->shared;
+  int64_t first = run->tiles[2 * ((int64_t)index / a->shared)], tokens = run->tiles[2 * ((int64_t)index / a->shared) + 1];
+  int64_t row = (run->start[first] * a->shared + shared) * a->width;
+  /* More heads than a tile has take several turns. */
+  for (int64_t from = 0; from < group; from += QUERIES) {
+    int64_t heads = group - from < QUERIES ? group - from : QUERIES;
+    Tile tile = {.count = 0};
+    for (int64_t token = first; token < first + tokens; token++)
+      for (int64_t head = 0; head < heads; head++) {
+        int64_t at = (token * a->heads + shared * group + from + head) * a->width;
+        tile.query[tile.count] = run->queries + at;
+        tile.output[tile.count] = run->output + at;
+        tile.seen[tile.count++] = run->past[token] + 1;
+      }
+    chosen(a, &tile, run->keys + row, run->values + row);
+  }
+}
+
+/* ---- The operator ---- */
+
+enum { QUERY, KEY, VALUE, KEY_POOL, VALUE_POOL, PAST, START, INPUTS };
+
+static OrtStatus *create(const OperatorDescription *description, const void *table, const OrtKernelInfo *info,
+                         void **kernel) {
+  (void)description, (void)table;
+  Attention a = {.rank = 8};
+  struct {
+    const char *name;
+    int64_t *value;
+  } numbers[] = {{"heads", &a.heads}, {"shared", &a.shared}, {"width", &a.width}};
+  struct {
+    const char *name;
+    float *value;
+  } reals[] = {{"scale", &a.scale}, {"cap", &a.cap}};
+  OrtStatus *status = NULL;
+  for (size_t at = 0; at < 3 && !status; at++)
+    status = CALL(OrtStatus *, KernelInfoGetAttributeInt, const OrtKernelInfo *, const char *, int64_t *)(
+        info, numbers[at].name, numbers[at].value);
+  for (size_t at = 0; at < 2 && !status; at++)
+    status = CALL(OrtStatus *, KernelInfoGetAttributeFloat, const OrtKernelInfo *, const char *, float *)(
+        info, reals[at].name, reals[at].value);
+  size_t rank = 8;
+  if (!status)
+    status = CALL(OrtStatus *, KernelInfoGetAttributeInts, const OrtKernelInfo *, const char *, int64_t *, size_t *)(
+        info, "shape", a.shape, &rank);
+  if (status) return status;
+  a.rank = (int64_t)rank;
+  if (a.shared < 1 || a.heads < a.shared || a.heads % a.shared || a.width < 1 || a.width > WIDTH || a.rank < 1)
+    return error(INVALID_ARGUMENT, "PooledAttention: expected heads that share keys evenly, and a width up to 256");
+  *kernel = malloc(sizeof a);
+  if (!*kernel) return error(FAIL, "PooledAttention: out of memory");
+  memcpy(*kernel, &a, sizeof a);
+  return NULL;
+}
+
+/* Write tiles of consecutive tokens of a request, up to `most` each. Return their number. */
+static size_t make_tiles(const Run *run, int64_t count, int64_t most, int64_t *tiles) {
+  size_t found = 0;
+  for (int64_t token = 0, length; token < count; token += length) {
+    for (length = 1; length < most && token + length < count; length++)
+      if (run->start[token + length] != run->start[token] || run->past[token + length] != run->past[token] + length)
+        break;
+    tiles[2 * found] = token;
+    tiles[2 * found++ + 1] = length;
+  }
+  return found;
+}
+
+static OrtStatus *compute(void *kernel, OrtKernelContext *context) {
+  const Attention *a = kernel;
+  void *data[INPUTS];
+  size_t bytes[INPUTS];
+  OrtStatus *status;
+  for (size_t at = 0; at < INPUTS; at++) {
+    const OrtValue *value;
+    if ((status = CALL(OrtStatus *, KernelContextGetInput, const OrtKernelContext *, size_t, const OrtValue **)(
+             context, at, &value)) ||
+        (status = CALL(OrtStatus *, GetTensorSizeInBytes, const OrtValue *, size_t *)(value, &bytes[at])) ||
+        (status = CALL(OrtStatus *, GetTensorMutableData, const OrtValue *, void **)(value, &data[at])))
+      return status;
+  }
+  int64_t count = (int64_t)(bytes[PAST] / sizeof(int64_t)), own = a->shared * a->width;
+  size_t row = (size_t)own * sizeof(float), all = (size_t)(count * a->heads * a->width) * sizeof(float);
+  if (bytes[START] != bytes[PAST] || bytes[QUERY] != all || bytes[KEY] != (size_t)count * row ||
+      bytes[VALUE] != bytes[KEY] || bytes[KEY_POOL] != bytes[VALUE_POOL])
+    return error(INVALID_ARGUMENT, "PooledAttention: sizes of inputs do not match");
+  int64_t shape[8];
+  memcpy(shape, a->shape, sizeof shape);
+  shape[0] = count;
+  OrtValue *output;
+  Run run = {.attention = a, .queries = data[QUERY], .keys = data[KEY_POOL], .values = data[VALUE_POOL],
+             .past = data[PAST], .start = data[START]};
+  if ((status = CALL(OrtStatus *, KernelContextGetOutput, OrtKernelContext *, size_t, const int64_t *, size_t,
+                     OrtValue **)(context, 0, shape, (size_t)a->rank, &output)) ||
+      (status = CALL(OrtStatus *, GetTensorMutableData, OrtValue *, void **)(output, (void **)&run.output)))
+    return status;
+  size_t produced;
+  if ((status = CALL(OrtStatus *, GetTensorSizeInBytes, const OrtValue *, size_t *)(output, &produced))) return status;
+  if (produced != all) return error(INVALID_ARGUMENT, "PooledAttention: the shape has another size than the queries");
+
+  int64_t rows = (int64_t)(bytes[KEY_POOL] / row), work = 0;
+  for (int64_t token = 0; token < count; token++) {
+    int64_t past = run.past[token], start = run.start[token];
+    if (past < 0 || start < 0 || past >= rows || start >= rows - past)
+      return error(INVALID_ARGUMENT, "PooledAttention: a row is outside the pool");
+    work += 2 * (past + 1) * a->heads * a->width;
+  }
+  for (int64_t token = 0; token < count; token++) {
+    int64_t at = (run.start[token] + run.past[token]) * own;
+    memcpy((float *)data[KEY_POOL] + at, (const float *)data[KEY] + token * own, row);
+    memcpy((float *)data[VALUE_POOL] + at, (const float *)data[VALUE] + token * own, row);
+  }
+
+  int64_t few[2 * 64], *tiles = count <= 64 ? few : malloc(2 * sizeof(int64_t) * (size_t)count);
+  if (!tiles) return error(FAIL, "PooledAttention: out of memory");
+  int64_t most = QUERIES / (a->heads / a->shared);
+  size_t total = make_tiles(&run, count, most < 1 ? 1 : most, tiles) * (size_t)a->shared;
+  run.tiles = tiles;
+  if (work < PARALLEL || total < 2)
+    for (size_t at = 0; at < total; at++) run_tile(&run, at);
+  else
+    status = CALL(OrtStatus *, KernelContextParallelFor, const OrtKernelContext *, void (*)(void *, size_t), size_t,
+                  size_t, void *)(context, run_tile, total, 0, &run);
+  if (tiles != few) free(tiles);
+  return status;
+}
+
+static const char *name(const OperatorDescription *d) { return (void)d, "PooledAttention"; }
+static const char *provider(const OperatorDescription *d) { return (void)d, "CPUExecutionProvider"; }
+static int input_type(const OperatorDescription *d, size_t at) { return (void)d, at < PAST ? FLOAT : INT64; }
+static size_t input_count(const OperatorDescription *d) { return (void)d, INPUTS; }
+static int output_type(const OperatorDescription *d, size_t at) { return (void)d, (void)at, FLOAT; }
+static size_t output_count(const OperatorDescription *d) { return (void)d, 1; }
+static int required(const OperatorDescription *d, size_t at) { return (void)d, (void)at, REQUIRED; }
+static int memory(const OperatorDescription *d, size_t at) { return (void)d, (void)at, DEFAULT_MEMORY; }
+static int one(const OperatorDescription *d) { return (void)d, 1; }
+static int any(const OperatorDescription *d) { return (void)d, INT32_MAX; }
+
+static const OperatorDescription description = {
+    .version = OPERATOR_VERSION,
+    .name = name,
+    .provider = provider,
+    .input_type = input_type,
+    .input_count = input_count,
+    .output_type = output_type,
+    .output_count = output_count,
+    .destroy = free,
+    .input_kind = required,
+    .output_kind = required,
+    .input_memory = memory,
+    .least_inputs = one,
+    .equal_inputs = one,
+    .least_outputs = one,
+    .equal_outputs = one,
+    .try_create = create,
+    .try_compute = compute,
+    .first_version = one,
+    .last_version = any,
+};
+
+/* Called by onnxruntime when this library is registered with session options. */
+OrtStatus *RegisterCustomOps(OrtSessionOptions *options, const OrtApiBase *base) {
+  static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+  static OrtCustomOpDomain *domain; /* of all sessions, to the end of the process */
+  OrtStatus *status = NULL;
+  pthread_mutex_lock(&lock);
+  if (!domain) {
+    void *const *table = base->GetApi(API_VERSION);
+    if (table) { /* otherwise a session with the operator reports that it is unknown */
+      api = table;
+      choose();
+      OrtCustomOpDomain *created = NULL;
+      status = CALL(OrtStatus *, CreateCustomOpDomain, const char *, OrtCustomOpDomain **)("chrion", &created);
+      if (!status)
+        status = CALL(OrtStatus *, CustomOpDomainAdd, OrtCustomOpDomain *, const OperatorDescription *)(created,
+                                                                                                    &description);
+      if (!status) domain = created;
+    }
+  }
+  pthread_mutex_unlock(&lock);
+  if (status || !domain) return status;
+  return CALL(OrtStatus *, AddCustomOpDomain, OrtSessionOptions *, OrtCustomOpDomain *)(options, domain);
+}
