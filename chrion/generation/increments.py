@@ -259,9 +259,7 @@ def _lengths(signature: DecoderSignature) -> Iterator[int]:
         length //= 2
 
 
-def _difference(
-    signature: DecoderSignature, own: Run, other: Run, length: int, new: Sequence[int] = (1, 1, 1)
-) -> str:
+def _difference(signature: DecoderSignature, own: Run, other: Run, length: int, new: Sequence[int] = (1, 1, 1)) -> str:
     """Return why two ways to run a batch with a long past differ, or nothing if they differ by rounding only.
 
     Args:

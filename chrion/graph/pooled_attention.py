@@ -89,7 +89,7 @@ class PooledAttention:
         self._producer = {name: node for node in nodes for name in node.output if name}
         self._readers: dict[str, list[onnx.NodeProto]] = {}
         for node in nodes:
-            for name in filter(None, node.input):
+            for name in filter(None, node.input if node.op_type != "Shape" else ()):
                 self._readers.setdefault(name, []).append(node)
         self._roots = {name: at for at, layer in enumerate(layers) for name in layer.read}
         #: All masks.

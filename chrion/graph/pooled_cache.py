@@ -32,8 +32,9 @@ from chrion.graph.arrangements import join_arrangements
 from chrion.graph.cache_append import AppendedDecoder
 from chrion.graph.decoder import IDS, LOGITS, MASK, POSITIONS, DecoderSignature
 from chrion.graph.last_logits import choose_rows
+from chrion.graph.observation import Size
 from chrion.graph.pooled_attention import DOMAIN, PooledAttention, PooledLayer, shows_earlier_tokens
-from chrion.graph.rewrite import STANDARD, needed_nodes, replace_nodes
+from chrion.graph.rewrite import STANDARD, int_attribute, needed_nodes, replace_nodes
 
 Array = np.ndarray[Any, Any]
 _POOL = "pool/"
@@ -41,6 +42,8 @@ _POOL = "pool/"
 PAST, START = _POOL + "past", _POOL + "start"
 #: An input of [wanted]: the rows of the batch whose logits are computed.
 WANTED = _POOL + "wanted"
+#: The most past tokens of a request.
+_MOST = _POOL + "most"
 
 
 @dataclass(frozen=True)
@@ -89,21 +92,28 @@ def pool_caches(
     nodes = _rows(signature, added)
     sizes = dict(zip(signature.past, signature.cache_shapes, strict=True))
     pasts = dict(zip(appended.sources, signature.past, strict=True))
+    depending: set[str] = set()  # on keys and values
     for node in appended.model.graph.node:
         past = next((pasts[name] for name in node.input if name in pasts), None)
         read = [name for name in node.input if name in sizes]
         if past is not None:  # the transposition of a cache that is an input
             new = appended.sources[node.input[0]]
             nodes += _through_pool(past, sizes[past], new, node.output[0], added)
+            depending.add(node.output[0])
+        elif not depending.isdisjoint(node.input) and weights is not None and node.op_type == "Shape":
+            nodes += _computed_shape(node, appended.seen.shapes.get(node.input[0], ()), added) or [node]
         elif not read:
             nodes.append(node)
+            depending.update(node.output if not depending.isdisjoint(node.input) else ())
         elif node.op_type == "Shape" and node.domain in STANDARD:
             nodes += _shape_of_past(node, sizes[read[0]], shapes)
         else:
             return None
     pools, written = (tuple(f"{_POOL}{kind}/{name}" for name in signature.past) for kind in ("before", "after"))
     nodes = needed_nodes(join_arrangements(nodes, appended.seen, added) if joined else nodes, [LOGITS, *written])
-    pooled = _declared_decoder(appended.model, nodes, added, signature, PooledDecoder(appended.model, pools, written, shapes))
+    pooled = _declared_decoder(
+        appended.model, nodes, added, signature, PooledDecoder(appended.model, pools, written, shapes)
+    )
     return pooled if weights is None else _with_operator(pooled, appended, signature, added, weights)
 
 
@@ -130,14 +140,12 @@ def _with_operator(
     )
     nodes = needed_nodes(fused.nodes, [LOGITS])
     others = {name for node in nodes if node.domain != DOMAIN for name in node.input}
-    if not longest or not others.isdisjoint(pooled.pools):
+    # What follows from the longest past of a batch may differ for a request by itself, maybe beyond what a trial shows.
+    if not longest or not others.isdisjoint({*pooled.pools, *pooled.past_shapes, _MOST}):
         return None
     chosen = choose_rows(nodes, WANTED, appended.seen)
-    prompts = chosen is not None and all(_POOL + "most" not in node.output for node in nodes)
-    result = replace(pooled, written=(), longest=longest, prompts=prompts)
-    return _declared_decoder(
-        appended.model, chosen if prompts and chosen is not None else nodes, added, signature, result
-    )
+    result = replace(pooled, written=(), longest=longest, prompts=chosen is not None)
+    return _declared_decoder(appended.model, nodes if chosen is None else chosen, added, signature, result)
 
 
 def _rows(signature: DecoderSignature, added: dict[str, onnx.TensorProto]) -> list[onnx.NodeProto]:
@@ -146,17 +154,11 @@ def _rows(signature: DecoderSignature, added: dict[str, onnx.TensorProto]) -> li
 
     def add(kind: str, inputs: Sequence[str | int | list[int] | Array], output: str, **attributes: Any) -> str:
         """Add a node; inputs that are no names become constants."""
-        names = [value if isinstance(value, str) else constant(value) for value in inputs]
+        names = [value if isinstance(value, str) else _constant(added, value) for value in inputs]
         nodes.append(helper.make_node(kind, names, [output], name=output, **attributes))
         return output
 
-    def constant(value: int | list[int] | Array) -> str:
-        array = np.array(value, np.int64)
-        name = f"{_POOL}constant/{array.shape}/{array.ravel().tolist()}"
-        added[name] = numpy_helper.from_array(array, name)
-        return name
-
-    most = add("ReduceMax", [PAST], _POOL + "most", keepdims=0)
+    most = add("ReduceMax", [PAST], _MOST, keepdims=0)
     columns = add("Range", [0, add("Add", [most, 1], _POOL + "total"), 1], _POOL + "columns")
     seen = add("Less", [columns, add("Add", [PAST, 1], _POOL + "own-total")], _POOL + "seen")
     for name, source in ((MASK, seen), (POSITIONS, PAST)):
@@ -191,6 +193,39 @@ def _through_pool(
         helper.make_node("ScatterND", [before, write, new], [after], name=after),
         helper.make_node("Gather", [after, read], [present], name=f"{_POOL}{present}", axis=0),
     ]
+
+
+def _computed_shape(
+    node: onnx.NodeProto, sizes: Sequence[Size | None], added: dict[str, onnx.TensorProto]
+) -> list[onnx.NodeProto]:
+    """Return nodes that compute the shape of a value of each request without it; none if it is not known how."""
+    known = [size for size in sizes if size is not None]
+    if len(known) < len(sizes) or known[:1] != [Size(0, 0, 1)] or any(size.past not in {0, 1} for size in known):
+        return []
+    name = f"{_POOL}shape-of/{node.output[0]}"
+    nodes, parts = [], []
+    ends = slice(int_attribute(node, "start", 0), int_attribute(node, "end", len(known)))
+    for at, size in [*enumerate(known)][ends]:
+        if at and not size.past:
+            parts.append(_constant(added, [size(1, 0)]))
+            continue
+        parts.append(f"{name}/{at}")
+        if at:
+            own = helper.make_node("Add", [_MOST, _constant(added, [size(1, 0)])], parts[-1:], name=parts[-1])
+            nodes.append(own)
+        else:
+            nodes.append(helper.make_node("Shape", [START], [f"{name}/start"], name=f"{name}/start"))
+            inputs = [f"{name}/start", _constant(added, [0])]
+            nodes.append(helper.make_node("Gather", inputs, parts[-1:], name=parts[-1]))
+    return [*nodes, helper.make_node("Concat", parts, [node.output[0]], name=name, axis=0)] if parts else []
+
+
+def _constant(added: dict[str, onnx.TensorProto], value: int | list[int] | Array) -> str:
+    """Return the name of a constant of int64."""
+    array = np.array(value, np.int64)
+    name = f"{_POOL}constant/{array.shape}/{array.ravel().tolist()}"
+    added[name] = numpy_helper.from_array(array, name)
+    return name
 
 
 def _shape_of_past(

@@ -136,6 +136,11 @@ typedef struct {
 } Tile;
 
 #define INLINE static inline __attribute__((always_inline))
+#ifdef __clang__
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else /* GCC has the same from version 12 */
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (Ints){__VA_ARGS__})
+#endif
 
 /* Store in `value` the lanes of `other` where the mask is set. */
 INLINE void select_lanes(Floats *value, const Floats *other, const Ints *mask) {
@@ -175,13 +180,13 @@ INLINE float sum(const Floats *x) {
 INLINE void sum_four(const Floats *x, float *sums) {
   /* Within each four lanes of the results: sums of two lanes of two vectors, then of four lanes of all vectors. */
   Floats pairs[2];
-  for (int at = 0; at < 2; at++)
-    pairs[at] = __builtin_shufflevector(x[2 * at], x[2 * at + 1], 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13,
-                                        29) +
-                __builtin_shufflevector(x[2 * at], x[2 * at + 1], 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30,
-                                        15, 31);
-  Floats fours = __builtin_shufflevector(pairs[0], pairs[1], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29) +
-                 __builtin_shufflevector(pairs[0], pairs[1], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
+  for (int at = 0; at < 2; at++) {
+    Floats one = x[2 * at], other = x[2 * at + 1];
+    pairs[at] = SHUFFLE(one, other, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29) +
+                SHUFFLE(one, other, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
+  }
+  Floats fours = SHUFFLE(pairs[0], pairs[1], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29) +
+                 SHUFFLE(pairs[0], pairs[1], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
   float parts[LANES];
   memcpy(parts, &fours, sizeof parts);
   for (int at = 0; at < 4; at++) sums[at] = (parts[at] + parts[at + 4]) + (parts[at + 8] + parts[at + 12]);
@@ -325,18 +330,27 @@ __attribute__((target("avx512f,avx512dq,avx512vl,avx512bw,avx2,fma"))) static vo
 }
 #endif
 
-/* The variant for this processor. */
+/* The variant in use. */
 static void (*chosen)(const Attention *, const Tile *, const float *, const float *) = attend_anywhere;
 
-static void choose(void) {
+/* Use the best variant up to a level, 0 to 2, that the processor has; return its level. Tests compare them. */
+int chrion_choose(int level) {
+  int found = 0;
+  chosen = attend_anywhere;
 #if defined(__x86_64__)
   __builtin_cpu_init();
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-      __builtin_cpu_supports("avx512bw"))
-    chosen = attend_avx512;
-  else if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+  if (level > 0 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
     chosen = attend_avx2;
+    found = 1;
+  }
+  if (level > 1 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw")) {
+    chosen = attend_avx512;
+    found = 2;
+  }
 #endif
+  (void)level;
+  return found;
 }
 
 /* Compute one head of keys and values of one tile. */
@@ -513,7 +527,7 @@ OrtStatus *RegisterCustomOps(OrtSessionOptions *options, const OrtApiBase *base)
     void *const *table = base->GetApi(API_VERSION);
     if (table) { /* otherwise a session with the operator reports that it is unknown */
       api = table;
-      choose();
+      chrion_choose(2);
       OrtCustomOpDomain *created = NULL;
       status = CALL(OrtStatus *, CreateCustomOpDomain, const char *, OrtCustomOpDomain **)("chrion", &created);
       if (!status)

@@ -1,4 +1,4 @@
-"""Fixtures for tuning in the background."""
+"""Fixtures for tuning in the background, and for decoders without native attention."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from chrion.generation import increments
+from chrion.native import attention_available
 from chrion.runtime.selection import tuning
 from chrion.runtime.selection.tuning_process import NamedShapes
 from tuning_support import alternate, deciding_with, wait_for
@@ -39,3 +41,19 @@ def tuned_shapes(monkeypatch: pytest.MonkeyPatch, gate: threading.Event) -> list
     shapes: list[NamedShapes] = []
     monkeypatch.setattr(tuning, "TuningProcess", deciding_with(alternate, shapes, gate))
     return shapes
+
+
+@pytest.fixture
+def several_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let decoders have attention of several operators, as where there is no C compiler."""
+    monkeypatch.setattr(increments, "attention_available", lambda: False)
+
+
+@pytest.fixture(params=["one operator", "several operators"])
+def attention(request: pytest.FixtureRequest) -> str:
+    """Run a test with attention as the native operator, and without it."""
+    if request.param == "several operators":
+        request.getfixturevalue("several_operators")
+    elif not attention_available():
+        pytest.skip("native attention is not compiled")
+    return str(request.param)

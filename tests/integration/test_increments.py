@@ -1,4 +1,4 @@
-"""Iterations of one token for each request in one call: equal to the parts, or not used."""
+"""Iterations of several requests in one call: equal to the parts, or not used."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from chrion.graph.pooled_cache import pool_caches
 from decoder_support import FORMS, PlainDecoder, small_decoder, with_window
 
 APPENDED = FORMS
+pytestmark = pytest.mark.usefixtures("attention")
 Array = np.ndarray[Any, Any]
 
 
@@ -65,6 +66,7 @@ def test_increments_of_different_lengths_equal_plain_onnxruntime(name: str, monk
         batch = following
 
 
+@pytest.mark.usefixtures("several_operators")
 @pytest.mark.parametrize("count", [_FEWEST_BESIDE_OTHERS - 1, _FEWEST_BESIDE_OTHERS])
 def test_increments_beside_prompts(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many single tokens run in a call of their own, and the prompts among them by parts; all have their own scores."""
@@ -124,6 +126,7 @@ def test_a_call_that_fails_after_it_has_written_keys_and_values(monkeypatch: pyt
     assert failed == [3, 3, 3]
 
 
+@pytest.mark.usefixtures("several_operators")
 def test_prompts_long_pads_and_other_memory_run_by_parts() -> None:
     """The call serves single tokens of one pool, unless most of what it reads are pads."""
     engine = engine_of(small_decoder("llama-decoder", context=4096))
@@ -202,6 +205,7 @@ def test_requests_that_are_not_the_first_axis_of_a_value() -> None:
     assert engine._increments is not None
     texts = [[1, 2, 3], [4, 5]]
     for text, outcome in zip(texts, engine._increments.run(batch_of(engine, texts)), strict=True):
+        assert isinstance(outcome, np.ndarray)
         np.testing.assert_allclose(outcome, plain.scores(text)[-1], atol=2e-5)
 
 

@@ -25,6 +25,7 @@ from decoder_support import FORMS, PlainDecoder, small_decoder
 
 Array = np.ndarray[Any, Any]
 LENGTH = 4 * BLOCK
+pytestmark = pytest.mark.usefixtures("several_operators")  # as one operator, attention has no use for blocks
 
 
 def engine_of(model: onnx.ModelProto, threads: int = 2) -> SelectiveEngine:

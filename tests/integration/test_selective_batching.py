@@ -75,6 +75,7 @@ def check_random_mixes(engine: Engine, plain: PlainDecoder, seed: int, iteration
     return compared
 
 
+@pytest.mark.usefixtures("attention")
 @pytest.mark.parametrize("name", [*FORMS, "gpt2-decoder-grouped with a window", "llama-decoder-grouped with a window"])
 def test_random_mixes_equal_plain_onnxruntime(name: str) -> None:
     """Hundreds of requests in mixed batches have the scores of plain onnxruntime on their whole text."""
@@ -86,6 +87,7 @@ def test_random_mixes_equal_plain_onnxruntime(name: str) -> None:
     assert check_random_mixes(engine, PlainDecoder(model), seed=1, iterations=60, vocabulary=61) > 100
 
 
+@pytest.mark.usefixtures("attention")
 @pytest.mark.parametrize("stem", EXPORTS)
 def test_exported_decoders_are_split(stem: str, tmp_path: Path) -> None:
     """Decoders of optimum, transformers and the model builder of onnxruntime-genai equal plain onnxruntime."""

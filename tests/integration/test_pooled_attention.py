@@ -1,0 +1,418 @@
+"""Attention to pooled caches as one native operator: equal to its definition, and used only where that is meant."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import chrion
+from chrion.generation.cache import CachePool, RequestCache
+from chrion.generation.engine import SelectiveEngine
+from chrion.generation.generator import Generator
+from chrion.generation.iteration import Work
+from chrion.generation.open_engine import open_engine
+from chrion.generation.query_blocks import PASS
+from chrion.graph.pooled_attention import DOMAIN, OPERATOR, WIDEST
+from chrion.native import attention_available, register_attention
+from chrion.native.library import path_of
+from decoder_support import FORMS, PlainDecoder, small_decoder, with_window
+
+Array = np.ndarray[Any, Any]
+pytestmark = pytest.mark.skipif(not attention_available(), reason="native attention is not compiled")
+#: Of single precision, for sums of some hundred products.
+TOLERANCE = 1e-4
+
+
+@pytest.fixture(params=[0, 1, 2], ids=["portable", "AVX2", "AVX-512"])
+def instructions(request: pytest.FixtureRequest) -> Iterator[int]:
+    """Use a variant of the operator."""
+    choose = ctypes.CDLL(str(path_of("attention"))).chrion_choose
+    register_attention(ort.SessionOptions())  # chooses the best one when it is called first
+    if choose(request.param) != request.param:
+        choose(2)
+        pytest.skip("the processor does not have these instructions")
+    yield request.param
+    choose(2)
+
+
+def open_operator(heads: int, shared: int, width: int, scale: float, cap: float, threads: int = 2) -> Any:
+    """Return a session of the operator alone."""
+    names = ("queries", "keys", "values", "key-pool", "value-pool", "past", "start")
+    types = [TensorProto.FLOAT] * 5 + [TensorProto.INT64] * 2
+    sizes = {"heads": heads, "shared": shared, "width": width, "scale": scale, "cap": cap}
+    node = helper.make_node(OPERATOR, names, ["output"], domain=DOMAIN, shape=[0, 1, heads * width], **sizes)
+    inputs = [helper.make_tensor_value_info(name, kind, None) for name, kind in zip(names, types, strict=True)]
+    graph = helper.make_graph([node], "g", inputs, [helper.make_tensor_value_info("output", TensorProto.FLOAT, None)])
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid(DOMAIN, 1)]
+    options = ort.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = threads, 4
+    register_attention(options)
+    content = helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString()
+    return ort.InferenceSession(content, options, ["CPUExecutionProvider"])
+
+
+def run_in_place(session: Any, feed: dict[str, Array]) -> Array:
+    """Run a session on the arrays themselves, which it may write to."""
+    binding = session.io_binding()
+    for name, array in feed.items():
+        binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+    binding.bind_output("output", "cpu")
+    session.run_with_iobinding(binding)
+    return np.asarray(binding.copy_outputs_to_cpu()[0])
+
+
+def attend(feed: dict[str, Array], scale: float, cap: float) -> Array:
+    """Return softmax(scale * q.k) v of every token and head in double precision, with the pool already written."""
+    queries, keys, values = (feed[name].astype(np.float64) for name in ("queries", "key-pool", "value-pool"))
+    found = np.zeros_like(queries)
+    group = queries.shape[1] // keys.shape[1]
+    for token, (past, start) in enumerate(zip(feed["past"][:, 0], feed["start"][:, 0], strict=True)):
+        rows = slice(start, start + past + 1)
+        for head in range(queries.shape[1]):
+            scores = scale * (keys[rows, head // group] @ queries[token, head])
+            scores = cap * np.tanh(scores) if cap else scores
+            weights = np.exp(scores - scores.max())
+            found[token, head] = weights / weights.sum() @ values[rows, head // group]
+    return found
+
+
+def draw(random: np.random.Generator, heads: int, shared: int, width: int) -> tuple[dict[str, Array], int]:
+    """Return inputs of a random batch of prompts, chunks and requests that decode; and the rows of its pool."""
+    past, start, rows = [], [], int(random.integers(0, 3))
+    for _ in range(int(random.integers(1, 6))):
+        before, new = int(random.choice([0, 1, 5, 63, 64, 65, 300])), int(random.choice([1, 1, 2, 5, 33, 70]))
+        past += range(before, before + new)
+        start += [rows] * new
+        rows += before + new
+    rows += int(random.integers(0, 3))
+    counts = {"past": np.array(past)[:, None], "start": np.array(start)[:, None]}
+    shapes = {"queries": (len(past), heads), "keys": (len(past), shared), "values": (len(past), shared)}
+    shapes |= {"key-pool": (rows, shared), "value-pool": (rows, shared)}
+    arrays = {name: random.standard_normal((*shape, width), np.float32) for name, shape in shapes.items()}
+    return arrays | counts, rows
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_operator_equals_its_definition(instructions: int, seed: int) -> None:
+    """Groups of heads, widths, factors, caps and batches are random; new rows are written, and no others."""
+    random = np.random.default_rng([seed, instructions])
+    for _ in range(12):
+        shared, group = int(random.integers(1, 5)), int(random.choice([1, 2, 3, 4, 8, 33]))
+        width = int(random.choice([1, 4, 8, 16, 24, 32, 64, 80, 128, WIDEST]))
+        scale, cap = float(random.choice([width**-0.5, 1.0, -0.3, 0.0])), float(random.choice([0.0, 0.0, 5.0]))
+        session = open_operator(shared * group, shared, width, scale, cap, threads=int(random.integers(1, 3)))
+        feed, _ = draw(random, shared * group, shared, width)
+        written = feed | {name: feed[name].copy() for name in ("key-pool", "value-pool")}
+        for kind in ("key", "value"):
+            written[f"{kind}-pool"][(feed["start"] + feed["past"])[:, 0]] = feed[f"{kind}s"]
+        found = run_in_place(session, feed)
+        for name in ("key-pool", "value-pool"):
+            np.testing.assert_array_equal(feed[name], written[name])
+        expected = attend(written, scale, cap)
+        np.testing.assert_allclose(found.reshape(expected.shape), expected, atol=TOLERANCE, rtol=0)
+
+
+def test_large_scores_and_values_that_are_not_numbers(instructions: int) -> None:
+    """The softmax does not overflow, tiny probabilities become 0, and NaN reaches those who see it, only them."""
+    del instructions
+    session = open_operator(2, 2, 16, 1.0, 0.0)
+    random = np.random.default_rng(0)
+    feed = {
+        "queries": np.full((3, 2, 16), 100.0, np.float32),
+        "keys": random.standard_normal((3, 2, 16), np.float32),
+        "values": random.standard_normal((3, 2, 16), np.float32),
+        "key-pool": random.standard_normal((40, 2, 16), np.float32),
+        "value-pool": random.standard_normal((40, 2, 16), np.float32),
+        "past": np.array([[18], [19], [10]]),
+        "start": np.array([[0], [0], [29]]),
+    }
+    found = run_in_place(session, feed)
+    np.testing.assert_allclose(found.reshape(3, 2, 16), attend(feed, 1.0, 0.0), atol=TOLERANCE)
+    feed["key-pool"][3, 1, 5] = np.nan
+    found = run_in_place(session, feed).reshape(3, 2, 16)
+    assert np.isnan(found[:2, 1]).all()
+    assert np.isfinite(found[:2, 0]).all()
+    assert np.isfinite(found[2]).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"past": np.array([[-1]])}, "a row is outside the pool"),
+        ({"past": np.array([[8]])}, "a row is outside the pool"),
+        ({"start": np.array([[-1]])}, "a row is outside the pool"),
+        ({"start": np.array([[2**62]])}, "a row is outside the pool"),
+        ({"past": np.array([[0], [1]])}, "sizes of inputs do not match"),
+        ({"keys": np.zeros((1, 1, 8), np.float32)}, "sizes of inputs do not match"),
+        ({"value-pool": np.zeros((7, 2, 8), np.float32)}, "sizes of inputs do not match"),
+    ],
+)
+def test_inputs_that_do_not_match_are_errors(change: dict[str, Array], message: str) -> None:
+    """Nothing outside the pool is read or written."""
+    shapes = {"queries": (1, 4, 8), "keys": (1, 2, 8), "values": (1, 2, 8), "key-pool": (8, 2, 8)}
+    feed: dict[str, Array] = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
+    feed |= {"value-pool": np.ones((8, 2, 8), np.float32), "past": np.array([[7]]), "start": np.array([[0]])}
+    session = open_operator(4, 2, 8, 1.0, 0.0)
+    np.testing.assert_allclose(run_in_place(session, feed), 1.0, rtol=1e-6)
+    with pytest.raises(Exception, match=message):
+        run_in_place(session, feed | change)
+
+
+def test_no_tokens() -> None:
+    """A batch without tokens has a result without elements."""
+    feed, _ = draw(np.random.default_rng(1), 4, 2, 8)
+    feed = {name: array if name.endswith("pool") else array[:0] for name, array in feed.items()}
+    assert run_in_place(open_operator(4, 2, 8, 1.0, 0.0), feed).shape == (0, 1, 32)
+
+
+@pytest.mark.parametrize("sizes", [(3, 2, 8), (2, 4, 8), (2, 2, WIDEST + 1), (0, 0, 8)])
+def test_heads_that_do_not_fit_are_refused(sizes: tuple[int, int, int]) -> None:
+    """A session of such an operator is not opened."""
+    with pytest.raises(Exception, match="expected heads that share keys evenly"):
+        open_operator(*sizes, 1.0, 0.0)
+
+
+def engine_of(model: onnx.ModelProto, threads: int = 1) -> SelectiveEngine:
+    engine = open_engine(chrion.load(model), threads)
+    assert isinstance(engine, SelectiveEngine)
+    return engine
+
+
+def is_native(engine: SelectiveEngine) -> bool:
+    """Return whether attention is the native operator."""
+    return engine._increments is not None and engine._increments._pooled.longest > 0
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_any_batch_is_one_call(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts, chunks and requests that decode, some of whose scores are not wanted, equal plain onnxruntime."""
+    model = small_decoder(name)
+    engine, plain = engine_of(model), PlainDecoder(model)
+    assert is_native(engine)
+    monkeypatch.setattr(engine, "_run_blocks", lambda _: pytest.fail("the parts are not needed"))
+    pick = np.random.default_rng(7)
+    pool = CachePool(engine.signature, 400)
+    texts = [[int(t) for t in pick.integers(0, 61, 60)] for _ in range(6)]
+    caches = [RequestCache(engine.signature, 60, by_token=True, pool=pool) for _ in texts]
+    past = [0] * len(texts)
+    for _ in range(12):
+        chosen = [int(at) for at in pick.permutation(len(texts))[: pick.integers(1, 7)] if past[at] < 60]
+        counts = [min(int(pick.choice([1, 1, 7, 20])), 60 - past[at]) for at in chosen]
+        wanted = [bool(pick.integers(0, 2)) for _ in chosen]
+        batch = [
+            Work(caches[at], np.array(texts[at][past[at] : past[at] + count]), past[at], want)
+            for at, count, want in zip(chosen, counts, wanted, strict=True)
+        ]
+        for at, count, want, outcome in zip(chosen, counts, wanted, engine.run(batch) if batch else [], strict=True):
+            past[at] += count
+            if not want:
+                assert outcome is None
+                continue
+            expected = plain.scores(texts[at][: past[at]])[-1]
+            assert isinstance(outcome, np.ndarray), outcome
+            np.testing.assert_allclose(outcome, expected, atol=2e-5 * max(1, np.abs(expected).max()), rtol=0)
+
+
+def test_a_long_prompt_runs_in_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No call has more tokens of a request than a pass, and only the last one computes scores."""
+    model = small_decoder("llama-decoder", context=1024)
+    engine, plain = engine_of(model, threads=2), PlainDecoder(model)
+    assert engine._increments is not None
+    run, calls = engine._increments.run, []
+
+    def counted(batch: list[Work]) -> Any:
+        calls.append([(len(work.ids), work.wanted) for work in batch])
+        return run(batch)
+
+    monkeypatch.setattr(engine._increments, "run", counted)
+    pool = CachePool(engine.signature, 1100)
+    texts = [[int(t) for t in np.random.default_rng(8).integers(0, 61, length)] for length in (PASS + 300, 9)]
+    batch = [
+        Work(RequestCache(engine.signature, len(t), by_token=True, pool=pool), np.array(t), 0, wanted=True)
+        for t in texts
+    ]
+    for text, outcome in zip(texts, engine.run(batch), strict=True):
+        assert isinstance(outcome, np.ndarray), outcome
+        np.testing.assert_allclose(outcome, plain.scores(text)[-1], atol=5e-5)
+    assert calls == [[(PASS, False), (9, True)], [(300, True)]]
+
+
+def test_several_batches_at_a_time() -> None:
+    """Threads that share the session and the pool do not affect each other."""
+    model = small_decoder("llama-decoder-grouped")
+    engine, plain = engine_of(model, threads=2), PlainDecoder(model)
+    pool = CachePool(engine.signature, 200)
+    texts = [[int(t) for t in np.random.default_rng(at).integers(0, 61, 40)] for at in range(4)]
+    caches = [RequestCache(engine.signature, 40, by_token=True, pool=pool) for _ in texts]
+    found: list[list[Any]] = [[] for _ in texts]
+
+    def generate(number: int) -> None:
+        text, cache = texts[number], caches[number]
+        for at in range(40):
+            found[number] += engine.run([Work(cache, np.array(text[at : at + 1]), at)])
+
+    threads = [threading.Thread(target=generate, args=(at,)) for at in range(len(texts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for text, scores in zip(texts, found, strict=True):
+        np.testing.assert_allclose(scores, plain.scores(text), atol=5e-5)
+
+
+def before_softmax(model: onnx.ModelProto, add: Callable[[str, str], list[onnx.NodeProto]]) -> onnx.ModelProto:
+    """Insert nodes before each softmax; ``add`` returns those that compute a name from another one."""
+    nodes = []
+    for node in model.graph.node:
+        if node.op_type == "Softmax":
+            nodes += add(node.input[0], f"{node.input[0]}/changed")
+            node.input[0] += "/changed"
+        nodes.append(node)
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    return model
+
+
+def added_number(model: onnx.ModelProto, value: Any) -> str:
+    name = f"test/{len(model.graph.initializer)}"
+    model.graph.initializer.append(numpy_helper.from_array(np.array(value, np.float32), name))
+    return name
+
+
+def with_slope(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Let earlier tokens count less, as ALiBi does."""
+    slope, one = added_number(model, -0.125), added_number(model, [[[1.0]]])
+    axis = numpy_helper.from_array(np.array(3), "test/axis")
+    model.graph.initializer.append(axis)
+
+    def add(before: str, after: str) -> list[onnx.NodeProto]:
+        ones = [f"{after}/{part}" for part in ("shape", "ones", "places", "bias")]
+        return [
+            helper.make_node("Shape", [before], ones[:1]),
+            helper.make_node("Expand", [one, ones[0]], ones[1:2]),
+            helper.make_node("CumSum", [ones[1], "test/axis"], ones[2:3], reverse=1),
+            helper.make_node("Mul", [ones[2], slope], ones[3:]),
+            helper.make_node("Add", [before, ones[3]], [after]),
+        ]
+
+    return before_softmax(model, add)
+
+
+def with_cap(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Cap the scores at 2, before the mask is added."""
+    cap = added_number(model, 2.0)
+    nodes = []
+    for node in model.graph.node:
+        nodes.append(node)
+        if node.op_type == "Mul" and any(r.op_type == "Add" and node.output[0] in r.input for r in model.graph.node):
+            readers = [r for r in model.graph.node if node.output[0] in r.input]
+            if len(readers) == 1 and any(
+                s.op_type == "Softmax" and s.input[0] == readers[0].output[0] for s in model.graph.node
+            ):
+                out = node.output[0]
+                nodes.append(helper.make_node("Div", [out, cap], [f"{out}/ratio"]))
+                nodes.append(helper.make_node("Tanh", [f"{out}/ratio"], [f"{out}/tanh"]))
+                nodes.append(helper.make_node("Mul", [f"{out}/tanh", cap], [f"{out}/capped"]))
+                readers[0].input[list(readers[0].input).index(out)] = f"{out}/capped"
+    assert len(nodes) > len(model.graph.node)
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    return model
+
+
+def with_doubled_scores(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Multiply the masked scores."""
+    two = added_number(model, 2.0)
+    return before_softmax(model, lambda before, after: [helper.make_node("Mul", [before, two], [after])])
+
+
+def with_halved_negative_scores(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Halve the scores below 0, which is no attention that is known."""
+    return before_softmax(model, lambda before, after: [helper.make_node("LeakyRelu", [before], [after], alpha=0.5)])
+
+
+def with_window_of_8(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Let each token see the last 8 ones."""
+    at, causal = next((at, node) for at, node in enumerate(model.graph.node) if node.op_type == "LessOrEqual")
+    (columns, rows), visible = causal.input, causal.output[0]
+    causal.output[0] = "test/causal"
+    model.graph.initializer.append(numpy_helper.from_array(np.array(8), "test/window"))
+    model.graph.node.insert(at + 1, helper.make_node("Sub", [rows, "test/window"], ["test/first"]))
+    model.graph.node.insert(at + 2, helper.make_node("Greater", [columns, "test/first"], ["test/near"]))
+    model.graph.node.insert(at + 3, helper.make_node("And", ["test/causal", "test/near"], [visible]))
+    return model
+
+
+@pytest.mark.parametrize("family", ["gpt2-decoder", "llama-decoder"])
+@pytest.mark.parametrize(
+    ("change", "native"),
+    [
+        (with_cap, True),
+        (with_doubled_scores, True),
+        (with_slope, False),
+        (with_halved_negative_scores, False),
+        (with_window_of_8, False),
+    ],
+)
+def test_other_attention(family: str, change: Callable[[onnx.ModelProto], onnx.ModelProto], *, native: bool) -> None:
+    """What the operator computes is recognised, and other attention stays; both equal plain onnxruntime."""
+    model = change(small_decoder(family))
+    engine, plain = engine_of(model), PlainDecoder(model)
+    assert is_native(engine) == native
+    pool = CachePool(engine.signature, 200)
+    texts = [[int(t) for t in np.random.default_rng(at).integers(0, 61, 20 + at)] for at in range(4)]
+    caches = [RequestCache(engine.signature, 30, by_token=True, pool=pool) for _ in texts]
+    for first, last in ((0, 15), (15, 16), (16, 18)):
+        batch = [Work(cache, np.array(t[first:last]), first) for t, cache in zip(texts, caches, strict=True)]
+        for text, outcome in zip(texts, engine.run(batch), strict=True):
+            assert isinstance(outcome, np.ndarray), outcome
+            np.testing.assert_allclose(outcome, plain.scores(text[:last])[-1], atol=5e-5)
+
+
+def test_a_window_that_no_trial_reaches(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A window beyond the tokens of a trial shows in the mask of the longest request."""
+    model = small_decoder("llama-decoder", context=4096)
+    windowed = with_window_of_8(small_decoder("llama-decoder", context=4096))
+    size = next(t for t in windowed.graph.initializer if t.name == "test/window")
+    size.CopyFrom(numpy_helper.from_array(np.array(3000), size.name))
+    assert is_native(engine_of(model))
+    assert not is_native(engine_of(windowed))
+
+
+def test_fused_attention_with_a_window_stays(tmp_path: Path) -> None:
+    """GroupQueryAttention with a window has buffers of its own."""
+    assert not is_native(engine_of(with_window(small_decoder("llama-decoder-grouped"))))
+
+
+def test_more_rows_than_one_head_is_wide_stay(tmp_path: Path) -> None:
+    """Heads that are wider than the operator takes have attention of several operators."""
+    model = small_decoder("gpt2-decoder", hidden=2 * (WIDEST + 16), heads=2)
+    engine, plain = engine_of(model), PlainDecoder(model)
+    assert not is_native(engine)
+    pool = CachePool(engine.signature, 20)
+    (outcome,) = engine.run([Work(RequestCache(engine.signature, 9, by_token=True, pool=pool), np.arange(9), 0)])
+    np.testing.assert_allclose(outcome, plain.scores(list(range(9)))[-1], atol=5e-5)
+
+
+def test_tokens_without_the_library(tmp_path: Path, several_operators: None) -> None:
+    """Where nothing was compiled, the same tokens are generated."""
+    del several_operators
+    model = small_decoder("llama-decoder")
+    path = tmp_path / "model.onnx"
+    onnx.save(model, path)
+    (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 64}))
+    with Generator(path, threads=1, max_batch=4) as generator:
+        assert not is_native(generator._loop.engine)
+        streams = [generator.submit([at, at + 1, 5], 12) for at in range(4)]
+        found = [stream.result() for stream in streams]
+    assert found == [PlainDecoder(model).generate([at, at + 1, 5], 12) for at in range(4)]
