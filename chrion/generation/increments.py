@@ -198,9 +198,9 @@ def open_increments(  # noqa: PLR0913, PLR0917 - the decoder, how it runs, and w
         run: Iterations by the parts of the decoder, for comparison.
     """
     if attention_available():
-        session = _open_native(appended, signature, weights, options, run_options, run)
-        if session is not None:
-            return session
+        native = _open_native(appended, signature, weights, options, run_options, run)
+        if native is not None:
+            return native
     for joined in (True, False):
         pooled = pool_caches(appended, signature, joined=joined)
         if pooled is None:

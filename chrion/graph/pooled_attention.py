@@ -34,19 +34,29 @@ OPERATOR, DOMAIN, WIDEST = "PooledAttention", "chrion", 256
 #: Operators that keep the order of all elements.
 _RESHAPING = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze"})
 _ARRANGING = _RESHAPING | {"Expand", "Transpose"}
+#: Operators behind which scores are the same.
+_KEEPING = _RESHAPING | {"Cast"}
 #: The most tokens for which masks are computed, if the model does not say how many positions it has.
 _LONGEST = 1 << 17
 
 
 @dataclass(frozen=True)
-class PooledLayer:
-    """The keys and values of a layer: of each, the rows that are read, the new ones, and the pool."""
+class PooledRows:
+    """The keys or the values of a layer: the value with all rows of each request, the new ones, and the pool."""
 
-    read: tuple[str, str]
-    new: tuple[str, str]
-    pools: tuple[str, str]
-    #: Heads and width of both.
-    size: tuple[int, int]
+    read: str
+    new: str
+    pool: str
+
+
+@dataclass(frozen=True)
+class PooledLayer:
+    """The keys and values of a layer, and the heads and the width of both."""
+
+    keys: PooledRows
+    values: PooledRows
+    heads: int
+    width: int
 
 
 @dataclass(frozen=True)
@@ -91,7 +101,7 @@ class PooledAttention:
         for node in nodes:
             for name in filter(None, node.input if node.op_type != "Shape" else ()):
                 self._readers.setdefault(name, []).append(node)
-        self._roots = {name: at for at, layer in enumerate(layers) for name in layer.read}
+        self._roots = {name: at for at, layer in enumerate(layers) for name in (layer.keys.read, layer.values.read)}
         #: All masks.
         self.masks: list[Mask] = []
         replaced: dict[str, onnx.NodeProto] = {}
@@ -106,7 +116,7 @@ class PooledAttention:
 
     def _operator(self, at: int, layer: PooledLayer) -> onnx.NodeProto | None:
         """Return the operator of a layer, or None."""
-        heads, width = layer.size
+        keys, values, width = layer.keys, layer.values, layer.width
         found = _Found()
         whole = self._whole_attention(layer)
         if whole is not None:
@@ -114,25 +124,34 @@ class PooledAttention:
             if not _read_attention(whole, width, found):
                 return None
         else:
-            products = self._product(at, layer.read[0], found)
-            sums = self._product(at, layer.read[1], None)
-            if products is None or sums is None or not self._follow(products.output[0], sums, found):
+            products = self._product(at, keys.read, found)
+            sums = self._product(at, values.read, None)
+            if products is None or sums is None:
+                return None
+            probabilities = self._softmax(products.output[0], found)
+            if not probabilities or not self._reaches(probabilities, sums):
                 return None
             queries, context = products.input[0], sums.output[0]
         queries, output = self._before_reshaping(queries), self._after_reshaping(context)
         shape = fixed_shape(self._seen.shapes.get(queries, ()))
         elements = int(np.prod(shape[1:])) if shape else 0
-        if output is None or not elements or elements % (heads * width) or width > WIDEST:
+        if output is None or not elements or elements % (layer.heads * width) or width > WIDEST:
             return None
         self.masks += found.masks
         node = helper.make_node(
             OPERATOR,
-            [queries, *map(self._before_reshaping, layer.new), *layer.pools, *self._counts],
+            [
+                queries,
+                *(self._before_reshaping(rows.new) for rows in (keys, values)),
+                keys.pool,
+                values.pool,
+                *self._counts,
+            ],
             [output[0]],
             name=f"{OPERATOR}:{output[0]}",
             domain=DOMAIN,
             heads=elements // width,
-            shared=heads,
+            shared=layer.heads,
             width=width,
             scale=found.scale,
             cap=found.cap,
@@ -142,22 +161,17 @@ class PooledAttention:
 
     def _whole_attention(self, layer: PooledLayer) -> onnx.NodeProto | None:
         """Return ONNX's ``Attention`` of a layer, if there is one."""
-        readers = self._readers.get(layer.read[0], [])
+        keys, values = layer.keys.read, layer.values.read
+        readers = self._readers.get(keys, [])
         alike = [node for node in readers if node.op_type == "Attention" and node.domain in STANDARD]
-        fits = alike and list(alike[0].input[1:3]) == [*layer.read] and len(self._readers[layer.read[1]]) == 1
+        fits = alike and list(alike[0].input[1:3]) == [keys, values] and len(self._readers[values]) == 1
         rank = len(self._seen.shapes.get(alike[0].input[0], ())) if alike else 0
         return alike[0] if fits and len(readers) == 1 and rank == 4 else None
 
     def _product(self, at: int, root: str, found: _Found | None) -> onnx.NodeProto | None:
         """Return the product whose second factor is the keys or the values of a layer, the only use of these."""
         name = root
-        while True:
-            readers = self._readers.get(name, [])
-            if len(readers) != 1 or self._roots.get(name, at) != at:
-                return None
-            (node,) = readers
-            if node.domain not in STANDARD:
-                return None
+        while (node := self._only_reader(name)) is not None and self._roots.get(name, at) == at:
             if node.op_type == "MatMul":
                 return node if node.input[1] == name else None
             factor = self._factor(node, name)
@@ -166,36 +180,45 @@ class PooledAttention:
             elif node.op_type not in _ARRANGING or node.input[0] != name:
                 return None
             name = node.output[0]
+        return None
 
-    def _follow(self, name: str, end: onnx.NodeProto, found: _Found) -> bool:
-        """Follow scores to the product of probabilities and values; return whether all operators are known."""
-        softmax = False
-        while True:
-            readers = self._readers.get(name, [])
-            if softmax and len(readers) == 2 and (chosen := self._without_nan(name, readers)):
-                name = chosen
-                continue
-            if len(readers) != 1 or readers[0].domain not in STANDARD:
-                return False
-            (node,) = readers
-            if node is end:
-                return softmax and node.input[0] == name
-            factor = None if softmax else self._factor(node, name)
+    def _softmax(self, name: str, found: _Found) -> str:
+        """Follow scores to their probabilities, and return these, or nothing if an operator is not known."""
+        while (node := self._only_reader(name)) is not None:
+            factor = self._factor(node, name)
+            rank = len(self._seen.shapes.get(name, ()))
+            if node.op_type == "Softmax":
+                return node.output[0] if rank and int_attribute(node, "axis", -1) % rank == rank - 1 else ""
             if factor is not None:
                 # A mask shows tokens by adding 0, so that it does not matter which of the two is first.
                 found.scale, found.cap = (found.scale, found.cap * factor) if found.cap else (found.scale * factor, 0.0)
-            elif node.op_type == "Tanh" and not softmax and not found.cap and not found.masks:
+            elif node.op_type == "Tanh" and not found.cap and not found.masks:
                 found.cap = 1.0
-            elif node.op_type == "Softmax" and not softmax:
-                rank = len(self._seen.shapes.get(name, ()))
-                softmax = rank > 0 and int_attribute(node, "axis", -1) % rank == rank - 1
-                if not softmax:
-                    return False
-            elif not softmax and (mask := _mask(node, name)) is not None:
+            elif (mask := _mask(node, name)) is not None:
                 found.masks.append(mask)
-            elif node.op_type not in {*_RESHAPING, "Cast"} or node.input[0] != name:
+            elif node.op_type not in _KEEPING or node.input[0] != name:
+                return ""
+            name = node.output[0]
+        return ""
+
+    def _reaches(self, name: str, end: onnx.NodeProto) -> bool:
+        """Return whether probabilities are the first factor of a product, unchanged."""
+        while True:
+            readers = self._readers.get(name, [])
+            if len(readers) == 2 and (chosen := self._without_nan(name, readers)):
+                name = chosen
+                continue
+            node = self._only_reader(name)
+            if node is None or node is end:
+                return node is end and end.input[0] == name
+            if node.op_type not in _KEEPING or node.input[0] != name:
                 return False
             name = node.output[0]
+
+    def _only_reader(self, name: str) -> onnx.NodeProto | None:
+        """Return the node that reads a value, if it is one of ONNX's own operators and the only one."""
+        readers = self._readers.get(name, [])
+        return readers[0] if len(readers) == 1 and _is_standard(readers[0]) else None
 
     def _without_nan(self, name: str, readers: Sequence[onnx.NodeProto]) -> str:
         """Return probabilities with 0 in place of NaN, which they are where a mask hides all tokens; or nothing."""
@@ -231,12 +254,10 @@ class PooledAttention:
         while True:
             if shape := fixed_shape(self._seen.shapes.get(name, ())):
                 best = name, shape
-            readers = self._readers.get(name, [])
-            if len(readers) != 1 or readers[0].op_type not in _RESHAPING or not _is_standard(readers[0]):
+            node = self._only_reader(name)
+            if node is None or node.op_type not in _RESHAPING or node.input[0] != name:
                 return best
-            if readers[0].input[0] != name:
-                return best
-            name = readers[0].output[0]
+            name = node.output[0]
 
 
 def _is_standard(node: onnx.NodeProto) -> bool:

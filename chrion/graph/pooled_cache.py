@@ -33,7 +33,7 @@ from chrion.graph.cache_append import AppendedDecoder
 from chrion.graph.decoder import IDS, LOGITS, MASK, POSITIONS, DecoderSignature
 from chrion.graph.last_logits import choose_rows
 from chrion.graph.observation import Size
-from chrion.graph.pooled_attention import DOMAIN, PooledAttention, PooledLayer, shows_earlier_tokens
+from chrion.graph.pooled_attention import DOMAIN, PooledAttention, PooledLayer, PooledRows, shows_earlier_tokens
 from chrion.graph.rewrite import STANDARD, int_attribute, needed_nodes, replace_nodes
 
 Array = np.ndarray[Any, Any]
@@ -51,8 +51,8 @@ class PooledDecoder:
     """A decoder of batches of one token a request."""
 
     model: onnx.ModelProto
-    #: The inputs and the outputs of the pool [rows * heads, width], in the order of the signature's caches. The operator
-    #: of :mod:`chrion.graph.pooled_attention` writes to the inputs, and there are no such outputs.
+    #: The inputs and the outputs of the pool [rows * heads, width], in the order of the signature's caches. There are no
+    #: such outputs if the operator of :mod:`chrion.graph.pooled_attention` writes to the inputs.
     pools: tuple[str, ...]
     written: tuple[str, ...]
     #: Inputs with the shape that past keys and values would have, by name: heads and width.
@@ -127,11 +127,15 @@ def _with_operator(
     """Return a decoder with attention as one operator, or None if it does something else."""
     layers = []
     for at in range(0, len(signature.past), 2):
-        pair = slice(at, at + 2)
-        if len({*signature.cache_shapes[pair]}) > 1 or signature.cache_type != np.float32:
+        if len({*signature.cache_shapes[at : at + 2]}) > 1 or signature.cache_type != np.float32:
             return None
-        new = tuple(f"{_POOL}new/{name}" for name in signature.past[pair])
-        layers.append(PooledLayer(signature.present[pair], new, pooled.pools[pair], signature.cache_shapes[at]))
+        keys, values = (
+            PooledRows(present, f"{_POOL}new/{past}", pool)
+            for present, past, pool in list(zip(signature.present, signature.past, pooled.pools, strict=True))[
+                at : at + 2
+            ]
+        )
+        layers.append(PooledLayer(keys, values, *signature.cache_shapes[at]))
     fused = PooledAttention(pooled.model.graph.node, layers, appended.seen, added, (PAST, START))
     if not fused.complete:
         return None

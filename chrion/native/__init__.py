@@ -1,4 +1,4 @@
-"""Code in C: lanes for programs that run on the CPU only (``lanes.c``), and attention to pooled caches (``attention.c``).
+"""Code in C: lanes for programs that run on the CPU only (``lanes.c``), and attention of decoders (``attention.c``).
 
 The libraries are compiled when Chrion is installed, if possible (on Linux with a C compiler). Without them, lanes are
 Python threads, which have a longer handoff latency, and attention is made of onnxruntime's operators, which copy the

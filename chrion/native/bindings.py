@@ -10,7 +10,6 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import onnxruntime as ort

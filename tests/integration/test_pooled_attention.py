@@ -379,7 +379,7 @@ def test_other_attention(family: str, change: Callable[[onnx.ModelProto], onnx.M
             np.testing.assert_allclose(outcome, plain.scores(text[:last])[-1], atol=5e-5)
 
 
-def test_a_window_that_no_trial_reaches(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_window_that_no_trial_reaches() -> None:
     """A window beyond the tokens of a trial shows in the mask of the longest request."""
     model = small_decoder("llama-decoder", context=4096)
     windowed = with_window_of_8(small_decoder("llama-decoder", context=4096))
@@ -389,12 +389,12 @@ def test_a_window_that_no_trial_reaches(tmp_path: Path, caplog: pytest.LogCaptur
     assert not is_native(engine_of(windowed))
 
 
-def test_fused_attention_with_a_window_stays(tmp_path: Path) -> None:
+def test_fused_attention_with_a_window_stays() -> None:
     """GroupQueryAttention with a window has buffers of its own."""
     assert not is_native(engine_of(with_window(small_decoder("llama-decoder-grouped"))))
 
 
-def test_more_rows_than_one_head_is_wide_stay(tmp_path: Path) -> None:
+def test_more_rows_than_one_head_is_wide_stay() -> None:
     """Heads that are wider than the operator takes have attention of several operators."""
     model = small_decoder("gpt2-decoder", hidden=2 * (WIDEST + 16), heads=2)
     engine, plain = engine_of(model), PlainDecoder(model)

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Run the tests of the native lanes under sanitisers: addresses and undefined behaviour together, then threads.
+# Run the tests of the native libraries under sanitisers: addresses and undefined behaviour together, then threads.
 #
-# Only chrion/native/lanes.c is instrumented; calls from Python and onnxruntime are ignored, since the sanitisers do not
+# Only the C code of chrion/native is instrumented; calls from Python and onnxruntime are ignored, since the sanitisers do not
 # see how those synchronise. A sanitiser whose runtime the compiler lacks is named and skipped.
 #
-# Usage: scripts/sanitise_lanes.sh [PYTHON]
+# Usage: scripts/sanitise_native.sh [PYTHON]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${1:-python}
 compiler=${CC:-cc}
-tests=(tests/integration/test_{native,native_lifetime,lane_groups,affinity_changes}.py)
+tests=(tests/integration/test_{native,native_lifetime,lane_groups,affinity_changes,pooled_attention}.py)
 
 for tool in "$compiler" setarch; do
   command -v "$tool" >/dev/null || { echo "sanitisers: skipped, there is no $tool"; exit 0; }
@@ -28,9 +28,11 @@ run() { # NAME RUNTIME FLAGS: the tests with a library of such flags
     return
   fi
   echo "$name:"
-  # shellcheck disable=SC2086 # several flags
-  "$compiler" -std=gnu11 -O1 -g -fno-omit-frame-pointer $flags -fPIC -shared -pthread \
-    chrion/native/lanes.c -o chrion/native/liblanes.so
+  for library in lanes attention; do
+    # shellcheck disable=SC2086 # several flags
+    "$compiler" -std=gnu11 -O1 -g -fno-omit-frame-pointer $flags -fPIC -shared -pthread \
+      "chrion/native/$library.c" -lm -o "chrion/native/lib$library.so"
+  done
   # The C++ library has to be loaded before the runtime looks for its functions; and the runtimes reserve large ranges of
   # addresses, which randomised mappings may collide with.
   setarch -R env LD_PRELOAD="$runtime $("$compiler" -print-file-name=libstdc++.so.6)" PYTHONPATH="$scratch" \
