@@ -138,15 +138,10 @@ class PooledAttention:
         if output is None or not elements or elements % (layer.heads * width) or width > WIDEST:
             return None
         self.masks += found.masks
-        node = helper.make_node(
+        new = [self._before_reshaping(rows.new) for rows in (keys, values)]
+        return helper.make_node(
             OPERATOR,
-            [
-                queries,
-                *(self._before_reshaping(rows.new) for rows in (keys, values)),
-                keys.pool,
-                values.pool,
-                *self._counts,
-            ],
+            [queries, *new, keys.pool, values.pool, *self._counts],
             [output[0]],
             name=f"{OPERATOR}:{output[0]}",
             domain=DOMAIN,
@@ -157,7 +152,6 @@ class PooledAttention:
             cap=found.cap,
             shape=output[1],
         )
-        return node  # noqa: RET504 - named for what it is
 
     def _whole_attention(self, layer: PooledLayer) -> onnx.NodeProto | None:
         """Return ONNX's ``Attention`` of a layer, if there is one."""

@@ -51,8 +51,8 @@ class PooledDecoder:
     """A decoder of batches of one token a request."""
 
     model: onnx.ModelProto
-    #: The inputs and the outputs of the pool [rows * heads, width], in the order of the signature's caches. There are no
-    #: such outputs if the operator of :mod:`chrion.graph.pooled_attention` writes to the inputs.
+    #: The inputs and the outputs of the pool [rows * heads, width], in the order of the signature's caches. There are
+    #: no such outputs if the operator of :mod:`chrion.graph.pooled_attention` writes to the inputs.
     pools: tuple[str, ...]
     written: tuple[str, ...]
     #: Inputs with the shape that past keys and values would have, by name: heads and width.
