@@ -2,8 +2,9 @@
 
 The selective engine runs a split decoder (:mod:`chrion.graph.selective`): the token-wise parts once on the tokens of
 all requests, the attention parts once for each request, or for each block of a long prompt
-(:mod:`chrion.generation.query_blocks`). On the CPU, all requests, or those of one token each, may run in one call instead
-(:mod:`chrion.generation.increments`). The plain engine serves a model that cannot be split, one request after another.
+(:mod:`chrion.generation.query_blocks`). On the CPU, all requests, or those of one token each, may run in one call
+instead (:mod:`chrion.generation.increments`). The plain engine serves a model that cannot be split, one request after
+another.
 """
 
 from __future__ import annotations
