@@ -24,7 +24,7 @@ from onnx import helper, numpy_helper
 from chrion.errors import ModelError
 from chrion.graph.arrangements import fixed_shape
 from chrion.graph.decoder import DecoderSignature
-from chrion.graph.observation import Observation
+from chrion.graph.observation import Observation, Size
 from chrion.graph.ort_sessions import first_line, open_analysis
 from chrion.graph.rewrite import STANDARD, int_attribute, needed_nodes, replace_nodes
 
@@ -38,6 +38,8 @@ _ARRANGING = _RESHAPING | {"Expand", "Transpose"}
 _KEEPING = _RESHAPING | {"Cast"}
 #: The most tokens for which masks are computed, if the model does not say how many positions it has.
 _LONGEST = 1 << 17
+#: The same if that takes memory for all pairs of tokens.
+_LONGEST_OF_PAIRS = 1 << 12
 
 
 @dataclass(frozen=True)
@@ -281,10 +283,11 @@ def _read_attention(node: onnx.NodeProto, width: int, found: _Found) -> bool:
     return True
 
 
-def shows_earlier_tokens(
+def shows_earlier_tokens(  # noqa: PLR0913, PLR0917 - a part of a decoder, and how it runs
     model: onnx.ModelProto,
     masks: Iterable[Mask],
     signature: DecoderSignature,
+    seen: Observation,
     feed: Callable[[Array], Mapping[str, Array]],
     folder: Path,
 ) -> int:
@@ -294,6 +297,7 @@ def shows_earlier_tokens(
         model: The decoder before attention was replaced, with declared inputs.
         masks: The masks; a condition may also be a number that is added.
         signature: The decoder's inputs and outputs.
+        seen: The sizes of its values.
         feed: Returns the inputs of tokens after some past ones [requests, 1], without the caches.
         folder: The folder of the weights.
 
@@ -305,6 +309,8 @@ def shows_earlier_tokens(
     if not names:
         return tokens
     nodes = needed_nodes(model.graph.node, names)
+    if any(_grows_by_pairs(seen.shapes.get(name, ())) for node in nodes for name in node.output):
+        tokens = min(tokens, _LONGEST_OF_PAIRS)
     part = replace_nodes(model, nodes, {})
     own = {tensor.name for tensor in part.graph.initializer}
     part.graph.initializer.extend(t for t in model.graph.initializer if t.name in names and t.name not in own)
@@ -325,6 +331,11 @@ def shows_earlier_tokens(
         raise ModelError(f"the masks of attention: {first_line(error)}") from error
     shown = (_shows(mask, np.asarray(value), past[:, 0]) for mask, value in zip(names.values(), found, strict=True))
     return tokens if all(shown) else 0
+
+
+def _grows_by_pairs(shape: Sequence[Size | None]) -> bool:
+    """Return whether several axes of a value may grow with the past."""
+    return sum(size is None or size.past != 0 for size in shape) > 1
 
 
 def _shows(mask: Mask, value: Array, past: Array) -> bool:

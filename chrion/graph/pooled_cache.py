@@ -140,7 +140,7 @@ def _with_operator(
     if not fused.complete:
         return None
     longest = shows_earlier_tokens(
-        pooled.model, fused.masks, signature, lambda past: pooled.feed(signature, past), weights
+        pooled.model, fused.masks, signature, appended.seen, lambda past: pooled.feed(signature, past), weights
     )
     nodes = needed_nodes(fused.nodes, [LOGITS])
     others = {name for node in nodes if node.domain != DOMAIN for name in node.input}

@@ -389,6 +389,33 @@ def test_a_window_that_no_trial_reaches() -> None:
     assert not is_native(engine_of(windowed))
 
 
+def test_a_mask_of_all_pairs_is_computed_for_fewer_tokens() -> None:
+    """One of [tokens, tokens] would not fit in memory for as many as there may be; longer requests run by parts."""
+    model = small_decoder("llama-decoder", context=1 << 17)
+    at, causal = next((at, node) for at, node in enumerate(model.graph.node) if node.op_type == "LessOrEqual")
+    (columns, rows), visible = causal.input, causal.output[0]
+    column = numpy_helper.from_array(np.array([1]), "test/column")
+    model.graph.initializer.append(column)
+    del model.graph.node[at]
+    for node in (
+        helper.make_node("Unsqueeze", [columns, column.name], ["test/rows"]),
+        helper.make_node("LessOrEqual", [columns, "test/rows"], ["test/pairs"]),
+        helper.make_node("Squeeze", [rows, column.name], ["test/own"]),
+        helper.make_node("Gather", ["test/pairs", "test/own"], [visible], axis=0),
+    )[::-1]:
+        model.graph.node.insert(at, node)
+    engine, plain = engine_of(model), PlainDecoder(model)
+    assert is_native(engine)
+    assert engine._increments is not None
+    assert engine._increments._pooled.longest == 4096
+    pool = CachePool(engine.signature, 5000)
+    cache = RequestCache(engine.signature, 5000, by_token=True, pool=pool)
+    (outcome,) = engine.run([Work(cache, np.arange(9), 0)])
+    np.testing.assert_allclose(outcome, plain.scores(list(range(9)))[-1], atol=5e-5)
+    assert engine._increments.serves([Work(cache, np.array([1]), 4095)])
+    assert not engine._increments.serves([Work(cache, np.array([1]), 4096)])
+
+
 def test_fused_attention_with_a_window_stays() -> None:
     """GroupQueryAttention with a window has buffers of its own."""
     assert not is_native(engine_of(with_window(small_decoder("llama-decoder-grouped"))))
