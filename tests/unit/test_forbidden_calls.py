@@ -40,7 +40,9 @@ ALLOWED = {
     "chrion.devices.probe": {"subprocess"},  # runs itself with the same interpreter
     "chrion.runtime.selection.tuning_process": {"subprocess"},  # runs its worker with the same interpreter
     "chrion.runtime.selection.footprint": {"subprocess"},  # runs itself with the same interpreter
-    "chrion.native.bindings": {"CDLL", "register_custom_ops_library"},  # the libraries that Chrion compiles
+    "chrion.native.attention": {"register_custom_ops_library"},  # the libraries that Chrion compiles
+    "chrion.native.bindings": {"register_custom_ops_library"},
+    "chrion.native.library": {"CDLL"},
     **{f"chrion.server.{name}": {"asyncio"} for name in SERVER},  # `chrion serve`
     "chrion.server.run": {"asyncio", "socket"},  # `chrion serve`
     "chrion.server.supervisor": {"subprocess"},  # `chrion serve --restart`: runs itself with the same interpreter
