@@ -3,8 +3,8 @@
 The selective engine runs a split decoder (:mod:`chrion.graph.selective`): the token-wise parts once on the tokens of
 all requests, the attention parts once for each request, or for each block of a long prompt
 (:mod:`chrion.generation.query_blocks`). On the CPU, all requests, or those of one token each, may run in one call
-instead (:mod:`chrion.generation.increments`). The plain engine serves a model that cannot be split, one request after
-another.
+instead (:mod:`chrion.generation.pooled_session`). The plain engine serves a model that cannot be split, one request
+after another.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from chrion.generation.attention import AttentionPart, Rows, sized
 from chrion.generation.cache import RequestCache
 from chrion.generation.device_session import open_for_threads, run_options
 from chrion.generation.equivalence import Run
-from chrion.generation.increments import IncrementSession, open_increments
 from chrion.generation.iteration import Outcome, Work
+from chrion.generation.pooled_session import PooledSession, open_pooled_session
 from chrion.generation.query_blocks import BLOCK, PASS, split_passes, split_queries, supports_query_blocks
 from chrion.generation.session_threads import SPINNING_BETWEEN_CALLS, SessionThreads
 from chrion.graph.decoder import LOGITS, DecoderSignature
@@ -132,11 +132,11 @@ class SelectiveEngine:
         reads = [{*part.inputs} for part in split.parts]
         #: For each part, the values that later parts read.
         self._later = [set(split.appended.values()).union(*reads[at + 1 :]) for at in range(len(reads))]
-        self._increments: IncrementSession | None = None
+        self._pooled: PooledSession | None = None
         if split.whole is not None and list(providers) == [CPU_PROVIDER]:
             folder = split.graph.weights_folder
             configuration = {**weights_folder_option(folder), **SPINNING_BETWEEN_CALLS}
-            self._increments = open_increments(
+            self._pooled = open_pooled_session(
                 split.whole,
                 split.signature,
                 folder,
@@ -176,17 +176,17 @@ class SelectiveEngine:
 
     def _run(self, batch: Sequence[Work]) -> list[Outcome]:
         """Run all requests in one call if possible, else those of one token, unless there are few of them."""
-        if self._increments is not None and self._increments.serves(batch):
-            return self._run_passes(batch, self._increments.run)
+        if self._pooled is not None and self._pooled.serves(batch):
+            return self._run_passes(batch, self._pooled.run)
         single = [at for at, work in enumerate(batch) if len(work.ids) == 1]
         others = [at for at, work in enumerate(batch) if len(work.ids) > 1]
         increments = [batch[at] for at in single]
         few = not others or len(single) < _FEWEST_BESIDE_OTHERS
-        if self._increments is None or few or not self._increments.serves(increments):
+        if self._pooled is None or few or not self._pooled.serves(increments):
             return self._run_parts(batch)
         outcomes: list[Outcome] = [None] * len(batch)
         for positions, found in (
-            (single, self._increments.run(increments)),
+            (single, self._pooled.run(increments)),
             (others, self._run_parts([batch[at] for at in others])),
         ):
             for at, outcome in zip(positions, found, strict=True):

@@ -21,11 +21,10 @@ from chrion.graph.observation import Observation, Size
 from chrion.graph.rewrite import int_attribute, replace_nodes
 from chrion.graph.token_axis import NO_END, tokens_axis
 
-#: Operators between the product with the vocabulary and the logits, and kinds of that product.
-_ELEMENTWISE, _PRODUCTS = (
-    frozenset({"Add", "Cast", "Div", "Identity", "Mul", "Tanh"}),
-    frozenset({"MatMul", "MatMulNBits"}),
-)
+#: Operators between the product with the vocabulary and the logits.
+_ELEMENTWISE = frozenset({"Add", "Cast", "Div", "Identity", "Mul", "Tanh"})
+#: Kinds of that product.
+_PRODUCTS = frozenset({"MatMul", "MatMulNBits"})
 _LAST, _ALL = Size(1, 0, -1), Size(1, 0, 0)
 
 

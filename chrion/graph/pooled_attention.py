@@ -12,7 +12,7 @@ computed for the longest request, since a sliding window is not seen in a short 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -285,7 +285,7 @@ def _read_attention(node: onnx.NodeProto, width: int, found: _Found) -> bool:
 
 def shows_earlier_tokens(  # noqa: PLR0913, PLR0917 - a part of a decoder, and how it runs
     model: onnx.ModelProto,
-    masks: Iterable[Mask],
+    masks: Collection[Mask],
     signature: DecoderSignature,
     seen: Observation,
     feed: Callable[[Array], Mapping[str, Array]],
@@ -305,7 +305,7 @@ def shows_earlier_tokens(  # noqa: PLR0913, PLR0917 - a part of a decoder, and h
         ModelError: onnxruntime refuses the computation of masks.
     """
     tokens = signature.context or _LONGEST
-    names = {mask.name: mask for mask in masks}
+    names = list(dict.fromkeys(mask.name for mask in masks))
     if not names:
         return tokens
     nodes = needed_nodes(model.graph.node, names)
@@ -326,11 +326,10 @@ def shows_earlier_tokens(  # noqa: PLR0913, PLR0917 - a part of a decoder, and h
         part.graph.output.add().name = name
     session = open_analysis(part, folder, "the masks of attention")
     try:
-        found = session.run([*names], {value.name: given[value.name] for value in inputs})
+        found = dict(zip(names, session.run(names, {value.name: given[value.name] for value in inputs}), strict=True))
     except Exception as error:
         raise ModelError(f"the masks of attention: {first_line(error)}") from error
-    shown = (_shows(mask, np.asarray(value), past[:, 0]) for mask, value in zip(names.values(), found, strict=True))
-    return tokens if all(shown) else 0
+    return tokens if all(_shows(mask, found[mask.name], past[:, 0]) for mask in {*masks}) else 0
 
 
 def _grows_by_pairs(shape: Sequence[Size | None]) -> bool:
@@ -339,13 +338,12 @@ def _grows_by_pairs(shape: Sequence[Size | None]) -> bool:
 
 
 def _shows(mask: Mask, value: Array, past: Array) -> bool:
-    """Return whether a mask, [1 or requests, ..., tokens], shows the requests all tokens up to their own."""
+    """Return whether a mask shows the requests all tokens up to their own.
+
+    Of one with fewer axes than [requests, heads, 1, tokens], the first axis is not that of the requests.
+    """
     visible = mask.visible if value.dtype == np.bool_ else 0.0
-    for request, count in enumerate(past):
-        own = value if value.ndim < 2 or value.shape[0] == 1 else value[request]
-        if value.ndim > 1 and value.shape[0] not in {1, len(past)}:
-            return False
-        last = own[..., : count + 1]
-        if own.shape[-1] not in {1, max(past) + 1} or not (last == visible).all():
-            return False
-    return True
+    by_request = value.ndim > 3 and value.shape[0] == len(past)
+    own = [value[at] if by_request else value for at in range(len(past))]
+    fits = not value.ndim or value.shape[-1] in {1, max(past) + 1}
+    return fits and all((row[..., : count + 1] == visible).all() for row, count in zip(own, past, strict=True))

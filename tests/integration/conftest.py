@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from chrion.generation import increments
+from chrion.generation import pooled_session
 from chrion.native import attention_available
 from chrion.runtime.selection import tuning
 from chrion.runtime.selection.tuning_process import NamedShapes
@@ -46,7 +46,7 @@ def tuned_shapes(monkeypatch: pytest.MonkeyPatch, gate: threading.Event) -> list
 @pytest.fixture
 def several_operators(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let decoders have attention of several operators, as where there is no C compiler."""
-    monkeypatch.setattr(increments, "attention_available", lambda: False)
+    monkeypatch.setattr(pooled_session, "attention_available", lambda: False)
 
 
 @pytest.fixture(params=["one operator", "several operators"])

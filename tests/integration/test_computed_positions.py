@@ -67,7 +67,7 @@ def check_texts(model: onnx.ModelProto, *, increments: bool) -> None:
     plain = PlainDecoder(model)
     with chrion.Generator(model, threads=1) as generator:
         assert isinstance(generator._loop.engine, SelectiveEngine)
-        assert (generator._loop.engine._increments is not None) == increments
+        assert (generator._loop.engine._pooled is not None) == increments
         streams = [generator.submit(prompt, 20) for prompt in PROMPTS]
         assert [s.result(60) for s in streams] == [plain.generate_with_cache(prompt, 20) for prompt in PROMPTS]
 

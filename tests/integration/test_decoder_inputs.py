@@ -132,7 +132,7 @@ def test_texts_equal_plain_onnxruntime(name: str, change: Change, engine: type) 
     with chrion.Generator(model, threads=1, chunk=3) as generator:
         assert type(generator._loop.engine) is engine
         if engine is SelectiveEngine:
-            assert generator._loop.engine._increments is not None
+            assert generator._loop.engine._pooled is not None
         streams = [generator.submit(prompt, 10) for prompt in PROMPTS]
         assert [stream.result(60) for stream in streams] == [plain.generate(prompt, 10) for prompt in PROMPTS]
 

@@ -115,9 +115,9 @@ def check_mix(model: onnx.ModelProto, engine: SelectiveEngine) -> None:
             for cache, text, start, end in zip(caches, texts, begin, ends, strict=True)
         ]
         run = engine.run
-        if ends == bounds[-1] and engine._increments is not None:  # one token of each: in one call
-            assert engine._increments.serves(batch)
-            run = engine._increments.run
+        if ends == bounds[-1] and engine._pooled is not None:  # one token of each: in one call
+            assert engine._pooled.serves(batch)
+            run = engine._pooled.run
         for text, end, outcome in zip(texts, ends, run(batch), strict=True):
             assert isinstance(outcome, np.ndarray), outcome
             np.testing.assert_allclose(outcome, plain.scores(text[:end])[-1], atol=2e-5, rtol=1e-5)
@@ -131,7 +131,7 @@ def test_every_form_has_the_scores_of_the_fused_operator(form: str) -> None:
     engine = open_engine(chrion.load(model), threads=1)
     assert isinstance(engine, SelectiveEngine)
     assert engine.by_token
-    assert engine._increments is not None
+    assert engine._pooled is not None
     check_mix(model, engine)
 
 

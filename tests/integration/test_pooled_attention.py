@@ -190,7 +190,7 @@ def engine_of(model: onnx.ModelProto, threads: int = 1) -> SelectiveEngine:
 
 def is_native(engine: SelectiveEngine) -> bool:
     """Return whether attention is the native operator."""
-    return engine._increments is not None and engine._increments._pooled.longest > 0
+    return engine._pooled is not None and engine._pooled._decoder.longest > 0
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -227,14 +227,14 @@ def test_a_long_prompt_runs_in_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """No call has more tokens of a request than a pass, and only the last one computes scores."""
     model = small_decoder("llama-decoder", context=1024)
     engine, plain = engine_of(model, threads=2), PlainDecoder(model)
-    assert engine._increments is not None
-    run, calls = engine._increments.run, []
+    assert engine._pooled is not None
+    run, calls = engine._pooled.run, []
 
     def counted(batch: list[Work]) -> Any:
         calls.append([(len(work.ids), work.wanted) for work in batch])
         return run(batch)
 
-    monkeypatch.setattr(engine._increments, "run", counted)
+    monkeypatch.setattr(engine._pooled, "run", counted)
     pool = CachePool(engine.signature, 1100)
     texts = [[int(t) for t in np.random.default_rng(8).integers(0, 61, length)] for length in (PASS + 300, 9)]
     batch = [
@@ -406,14 +406,14 @@ def test_a_mask_of_all_pairs_is_computed_for_fewer_tokens() -> None:
         model.graph.node.insert(at, node)
     engine, plain = engine_of(model), PlainDecoder(model)
     assert is_native(engine)
-    assert engine._increments is not None
-    assert engine._increments._pooled.longest == 4096
+    assert engine._pooled is not None
+    assert engine._pooled._decoder.longest == 4096
     pool = CachePool(engine.signature, 5000)
     cache = RequestCache(engine.signature, 5000, by_token=True, pool=pool)
     (outcome,) = engine.run([Work(cache, np.arange(9), 0)])
     np.testing.assert_allclose(outcome, plain.scores(list(range(9)))[-1], atol=5e-5)
-    assert engine._increments.serves([Work(cache, np.array([1]), 4095)])
-    assert not engine._increments.serves([Work(cache, np.array([1]), 4096)])
+    assert engine._pooled.serves([Work(cache, np.array([1]), 4095)])
+    assert not engine._pooled.serves([Work(cache, np.array([1]), 4096)])
 
 
 def test_fused_attention_with_a_window_stays() -> None:

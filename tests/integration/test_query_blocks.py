@@ -218,7 +218,7 @@ def test_positions_that_depend_on_the_length_beyond_a_trial() -> None:
     with chrion.Generator(model, threads=1, chunk=1000) as generator:
         assert isinstance(generator._loop.engine, SelectiveEngine)
         assert generator._loop.engine._block > BLOCK
-        assert generator._loop.engine._increments is None
+        assert generator._loop.engine._pooled is None
         streams = [generator.submit(prompt, 4) for prompt in prompts]
         assert [s.result(120) for s in streams] == [plain.generate_with_cache(prompt, 4) for prompt in prompts]
 
@@ -236,8 +236,8 @@ def test_trials_stay_within_the_stated_context(tmp_path: Path, capfd: pytest.Cap
     assert isinstance(engine, SelectiveEngine)
     assert engine.signature.context == 2 * BLOCK
     assert engine._block == BLOCK
-    assert engine._increments is not None
-    assert engine._increments.longest == 2 * BLOCK - 1
+    assert engine._pooled is not None
+    assert engine._pooled.longest == 2 * BLOCK - 1
     assert capfd.readouterr().err == ""
 
 

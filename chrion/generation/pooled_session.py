@@ -62,13 +62,13 @@ class _Bound:
     scores: Array | None = None
 
 
-class IncrementSession:
+class PooledSession:
     """A session of a pooled decoder. Several threads may run batches at a time.
 
     Args:
         pooled: The decoder.
         signature: Its inputs and outputs before its caches were moved.
-        options: Session options.
+        options: Session options of its own; they get the native operator if the decoder has it.
         run_options: The options of its runs.
 
     Raises:
@@ -82,8 +82,10 @@ class IncrementSession:
         options: ort.SessionOptions,
         run_options: ort.RunOptions,
     ) -> None:
+        if pooled.longest:
+            register_attention(options)
         self._session = open_session(pooled.model, options, "the decoder with a pool")
-        self._pooled, self._signature, self._run_options = pooled, signature, run_options
+        self._decoder, self._signature, self._run_options = pooled, signature, run_options
         logits = next(output for output in self._session.get_outputs() if output.name == LOGITS)
         self._logits_type = np.dtype(np.float16 if logits.type == "tensor(float16)" else np.float32)
         #: The longest past with which requests of other lengths may be in a batch.
@@ -99,11 +101,11 @@ class IncrementSession:
         pool = batch[0].cache.pool
         if pool is None or any(work.cache.pool is not pool for work in batch):
             return False
-        if not self._pooled.prompts and any(len(work.ids) != 1 for work in batch):
+        if not self._decoder.prompts and any(len(work.ids) != 1 for work in batch):
             return False
         pasts = [work.past for work in batch]
-        if self._pooled.longest:
-            return max(past + len(work.ids) for past, work in zip(pasts, batch, strict=True)) <= self._pooled.longest
+        if self._decoder.longest:
+            return max(past + len(work.ids) for past, work in zip(pasts, batch, strict=True)) <= self._decoder.longest
         if max(pasts) > self.longest and min(pasts) < max(pasts):
             return False
         return max(pasts) * len(pasts) - sum(pasts) <= _MOST_PADS * len(pasts)
@@ -122,7 +124,7 @@ class IncrementSession:
         self._session.run_with_iobinding(bound.binding, self._run_options)
         found = scores[:, 0].astype(np.float32)  # a copy: the next iteration writes to the array
         bindings.append(bound)
-        if not self._pooled.prompts:
+        if not self._decoder.prompts:
             return [found[at] if work.wanted else None for at, work in enumerate(batch)]
         rows = iter(found)
         return [next(rows) if work.wanted else None for work in batch]
@@ -134,7 +136,7 @@ class IncrementSession:
         starts = [work.cache.start for work in batch]
         wanted = [end - 1 for end, work in zip(itertools.accumulate(counts), batch, strict=True) if work.wanted]
         rows = sum(counts)
-        scores = self._resize(bound, rows, len(wanted) if self._pooled.prompts else rows)
+        scores = self._resize(bound, rows, len(wanted) if self._decoder.prompts else rows)
         if rows == len(batch):
             bound.past[:, 0], bound.start[:, 0] = past, starts
             for row, work in enumerate(batch):
@@ -143,7 +145,7 @@ class IncrementSession:
             bound.past[:, 0] = np.concatenate([np.arange(at, at + n) for at, n in zip(past, counts, strict=True)])
             bound.start[:, 0] = np.repeat(starts, counts)
             bound.ids[:, 0] = np.concatenate([work.ids for work in batch])
-        bound.wanted[:] = wanted if self._pooled.prompts else 0
+        bound.wanted[:] = wanted if self._decoder.prompts else 0
         for shape in bound.past_shapes:
             shape[2] = max(past)
         return scores
@@ -153,8 +155,8 @@ class IncrementSession:
         binding = self._session.io_binding()
         for at, array in enumerate(pool.arrays):
             flat = (array.shape[0] * array.shape[1], array.shape[2])
-            binding.bind_input(self._pooled.pools[at], "cpu", 0, array.dtype, flat, array.ctypes.data)
-            for written in self._pooled.written[at : at + 1]:
+            binding.bind_input(self._decoder.pools[at], "cpu", 0, array.dtype, flat, array.ctypes.data)
+            for written in self._decoder.written[at : at + 1]:
                 binding.bind_output(written, "cpu", 0, array.dtype, flat, array.ctypes.data)
         return _Bound(binding)
 
@@ -164,7 +166,7 @@ class IncrementSession:
         if rows != len(bound.ids):
             bound.ids = np.empty((rows, 1), self._signature.type_of(IDS))
             bound.past, bound.start = np.empty((rows, 1), np.int64), np.empty((rows, 1), np.int64)
-            shapes = self._pooled.past_shapes
+            shapes = self._decoder.past_shapes
             bound.past_shapes = [np.array([rows, heads, 0, width]) for heads, width in shapes.values()]
             arrays = {IDS: bound.ids, PAST: bound.past, START: bound.start}
             arrays.update(zip(shapes, bound.past_shapes, strict=True))
@@ -173,20 +175,20 @@ class IncrementSession:
             bound.wanted = np.empty(wanted, np.int64)
             bound.scores = scores = np.empty((wanted, 1, self._signature.vocabulary), self._logits_type)
             bound.binding.bind_output(LOGITS, "cpu", 0, scores.dtype, scores.shape, scores.ctypes.data)
-            arrays |= {WANTED: bound.wanted} if self._pooled.prompts else {}
+            arrays |= {WANTED: bound.wanted} if self._decoder.prompts else {}
         for name, array in arrays.items():
             bound.binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
         return scores
 
 
-def open_increments(  # noqa: PLR0913, PLR0917 - the decoder, how it runs, and what it is compared with
+def open_pooled_session(  # noqa: PLR0913, PLR0917 - the decoder, how it runs, and what it is compared with
     appended: AppendedDecoder,
     signature: DecoderSignature,
     weights: Path,
     options: Callable[[], ort.SessionOptions],
     run_options: ort.RunOptions,
     run: Run,
-) -> IncrementSession | None:
+) -> PooledSession | None:
     """Return the session of a decoder for iterations of several requests, or None if it gives other results.
 
     Args:
@@ -197,16 +199,27 @@ def open_increments(  # noqa: PLR0913, PLR0917 - the decoder, how it runs, and w
         run_options: The options of its runs.
         run: Iterations by the parts of the decoder, for comparison.
     """
-    if attention_available():
-        native = _open_native(appended, signature, weights, options, run_options, run)
-        if native is not None:
-            return native
+
+    def opened(pooled: PooledDecoder) -> PooledSession:
+        return PooledSession(pooled, signature, options(), run_options)
+
+    native = _open_native(appended, signature, weights, opened, run) if attention_available() else None
+    return native or _open_rectangle(appended, signature, opened, run)
+
+
+def _open_rectangle(
+    appended: AppendedDecoder,
+    signature: DecoderSignature,
+    opened: Callable[[PooledDecoder], PooledSession],
+    run: Run,
+) -> PooledSession | None:
+    """Return the session of a decoder for requests of one new token each, or None if it gives other results."""
     for joined in (True, False):
         pooled = pool_caches(appended, signature, joined=joined)
         if pooled is None:
             return None
         try:
-            session = IncrementSession(pooled, signature, options(), run_options)
+            session = opened(pooled)
         except ModelError as error:
             different = str(error)
         else:
@@ -223,20 +236,17 @@ def open_increments(  # noqa: PLR0913, PLR0917 - the decoder, how it runs, and w
     return session
 
 
-def _open_native(  # noqa: PLR0913, PLR0917 - as above
+def _open_native(
     appended: AppendedDecoder,
     signature: DecoderSignature,
     weights: Path,
-    options: Callable[[], ort.SessionOptions],
-    run_options: ort.RunOptions,
+    opened: Callable[[PooledDecoder], PooledSession],
     run: Run,
-) -> IncrementSession | None:
+) -> PooledSession | None:
     """Return the session of a decoder with the native operator, or None if its attention does something else."""
-    own = options()
-    register_attention(own)
     try:
         pooled = pool_caches(appended, signature, weights=weights)
-        session = None if pooled is None else IncrementSession(pooled, signature, own, run_options)
+        session = None if pooled is None else opened(pooled)
     except ModelError as error:
         log.info("attention is made of several operators: %s", error)
         return None

@@ -49,7 +49,7 @@ def test_increments_of_different_lengths_equal_plain_onnxruntime(name: str, monk
     """Texts of 1 to 33 tokens get the scores of plain onnxruntime, and write what the next iteration reads."""
     model = small_decoder(name)
     engine, plain = engine_of(model), PlainDecoder(model)
-    assert engine._increments is not None
+    assert engine._pooled is not None
     pick = np.random.default_rng(3)
     texts = [[int(t) for t in pick.integers(0, 61, length)] for length in (1, 33, 2, 17, 18)]
     batch = batch_of(engine, texts)
@@ -104,8 +104,8 @@ def test_a_call_that_fails_after_it_has_written_keys_and_values(monkeypatch: pyt
     """Each request is run again by itself over what the call has written, and so are those of the next iteration."""
     model = small_decoder("llama-decoder")
     engine, plain = engine_of(model), PlainDecoder(model)
-    assert engine._increments is not None
-    run, failed = engine._increments.run, []
+    assert engine._pooled is not None
+    run, failed = engine._pooled.run, []
 
     def fail(batch: list[Work]) -> list[Any]:
         outcomes = run(batch)
@@ -114,7 +114,7 @@ def test_a_call_that_fails_after_it_has_written_keys_and_values(monkeypatch: pyt
             raise RuntimeError("the device is gone")
         return outcomes
 
-    monkeypatch.setattr(engine._increments, "run", fail)
+    monkeypatch.setattr(engine._pooled, "run", fail)
     texts = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10]]
     batch = batch_of(engine, texts)
     for at in range(3):
@@ -130,11 +130,11 @@ def test_a_call_that_fails_after_it_has_written_keys_and_values(monkeypatch: pyt
 def test_prompts_long_pads_and_other_memory_run_by_parts() -> None:
     """The call serves single tokens of one pool, unless most of what it reads are pads."""
     engine = engine_of(small_decoder("llama-decoder", context=4096))
-    assert engine._increments is not None
+    assert engine._pooled is not None
     manager = CacheManager(engine.signature, 6000, by_token=True)
     short, long, own = (manager.get(at, capacity) for at, capacity in enumerate((10, 3000, 10)))
     one = np.array([1])
-    serves = engine._increments.serves
+    serves = engine._pooled.serves
     assert serves([Work(short, one, 5), Work(long, one, 2000)])
     assert not serves([Work(short, one, 5), Work(long, one, 2500)])
     assert not serves([Work(short, np.array([1, 2]), 5)])
@@ -154,7 +154,7 @@ def test_a_model_whose_requests_affect_each_other_in_a_rectangle_runs_by_parts(s
     model.graph.node.append(helper.make_node("ReduceMean", ["own"], ["mean"], axes=[0], keepdims=1))
     model.graph.node.append(helper.make_node("Add", ["own", "mean"], ["logits"]))
     engine = engine_of(model)
-    assert engine._increments is None
+    assert engine._pooled is None
     texts = [[1, 2, 3], [4, 5]]
     for text, outcome in zip(texts, engine.run(batch_of(engine, texts)), strict=True):
         assert isinstance(outcome, np.ndarray)
@@ -173,13 +173,13 @@ def test_tokens_that_see_only_the_last_ones(name: str) -> None:
     model.graph.node.insert(at + 2, helper.make_node("Greater", [columns, "first"], ["near"]))
     model.graph.node.insert(at + 3, helper.make_node("And", ["causal", "near"], [visible]))
     engine, plain = engine_of(model), PlainDecoder(model)
-    assert engine._increments is not None
-    assert engine._increments.longest == 15  # of 63, 31 and 15 tokens
+    assert engine._pooled is not None
+    assert engine._pooled.longest == 15  # of 63, 31 and 15 tokens
     pick = np.random.default_rng(5)
     for lengths in ((3, 34, 18), (3, 16, 9), (34,)):
         texts = [[int(t) for t in pick.integers(0, 61, length)] for length in lengths]
         batch = batch_of(engine, texts)
-        assert engine._increments.serves(batch) == (lengths != (3, 34, 18))
+        assert engine._pooled.serves(batch) == (lengths != (3, 34, 18))
         for text, outcome in zip(texts, engine.run(batch), strict=True):
             assert isinstance(outcome, np.ndarray), outcome
             np.testing.assert_allclose(outcome, plain.scores(text)[-1], atol=2e-5)
@@ -202,9 +202,9 @@ def test_requests_that_are_not_the_first_axis_of_a_value() -> None:
     for kind, names, attributes in nodes:
         model.graph.node.append(helper.make_node(kind, names[:-1], names[-1:], **attributes))
     engine, plain = engine_of(model), PlainDecoder(model)
-    assert engine._increments is not None
+    assert engine._pooled is not None
     texts = [[1, 2, 3], [4, 5]]
-    for text, outcome in zip(texts, engine._increments.run(batch_of(engine, texts)), strict=True):
+    for text, outcome in zip(texts, engine._pooled.run(batch_of(engine, texts)), strict=True):
         assert isinstance(outcome, np.ndarray)
         np.testing.assert_allclose(outcome, plain.scores(text)[-1], atol=2e-5)
 
@@ -212,7 +212,7 @@ def test_requests_that_are_not_the_first_axis_of_a_value() -> None:
 def test_a_model_with_caches_in_other_places_has_no_pool() -> None:
     """GroupQueryAttention with a window writes to its own buffers; its requests decode by parts."""
     engine = engine_of(with_window(small_decoder("llama-decoder-grouped")))
-    assert engine._increments is None
+    assert engine._pooled is None
     assert not engine.by_token
 
 
