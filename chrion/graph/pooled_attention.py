@@ -6,14 +6,15 @@ of any lengths: selective batching (Yu et al., *Orca*, OSDI 2022, section 3.2) w
 
 What is replaced is found by the flow of values. From the product of queries and keys to that of probabilities and
 values there may be a factor, a cap by ``Tanh`` (Gemma Team, *Gemma 2*, 2024), a mask, and ``Softmax``; or the whole is
-ONNX's ``Attention``. The operator shows every token the tokens up to its own, so a mask may hide others only. That is
-computed for the longest request, since a sliding window is not seen in a short one.
+ONNX's ``Attention``. If queries and keys are rotated in the same way (:mod:`chrion.graph.rotation`), so does the
+operator. It shows every token the tokens up to its own, so a mask may hide others only. That is computed for the
+longest request, since a sliding window is not seen in a short one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from chrion.graph.decoder import DecoderSignature
 from chrion.graph.observation import Observation, Size
 from chrion.graph.ort_sessions import first_line, open_analysis
 from chrion.graph.rewrite import STANDARD, int_attribute, needed_nodes, replace_nodes
+from chrion.graph.rotation import Rotation, RotationFinder
 
 Array = np.ndarray[Any, Any]
 #: The operator, its domain, and the widest head that it takes.
@@ -103,6 +105,7 @@ class PooledAttention:
         for node in nodes:
             for name in filter(None, node.input if node.op_type != "Shape" else ()):
                 self._readers.setdefault(name, []).append(node)
+        self._rotations = RotationFinder(nodes, seen)
         self._roots = {name: at for at, layer in enumerate(layers) for name in (layer.keys.read, layer.values.read)}
         #: All masks.
         self.masks: list[Mask] = []
@@ -112,7 +115,11 @@ class PooledAttention:
             if found is not None:
                 replaced[found.output[0]] = found
         #: All nodes; some are not needed any more.
-        self.nodes = [replaced.get(node.output[0], node) for node in nodes]
+        self.nodes = []
+        for node in nodes:
+            own = replaced.get(node.output[0], node)
+            self.nodes += [selected for name in own.input if (selected := self._rotations.selections.pop(name, None))]
+            self.nodes.append(own)
         #: False if the attention of a layer is computed otherwise.
         self.complete = len(replaced) == len(layers)
 
@@ -134,16 +141,22 @@ class PooledAttention:
             if not probabilities or not self._reaches(probabilities, sums):
                 return None
             queries, context = products.input[0], sums.output[0]
-        queries, output = self._before_reshaping(queries), self._after_reshaping(context)
+        queries, output = self._before_factors(queries, found), self._after_reshaping(context)
         shape = fixed_shape(self._seen.shapes.get(queries, ()))
         elements = int(np.prod(shape[1:])) if shape else 0
         if output is None or not elements or elements % (layer.heads * width) or width > WIDEST:
             return None
         self.masks += found.masks
-        new = [self._before_reshaping(rows.new) for rows in (keys, values)]
+        new_keys, new_values = (self._before_reshaping(rows.new) for rows in (keys, values))
+        rotation = self._rotations.find(queries, elements // width, width)
+        other = self._rotations.find(new_keys, layer.heads, width)
+        if rotation is None or other != replace(rotation, source=new_keys if other is None else other.source):
+            rotation = Rotation(queries, (), 0, interleaved=False)  # they are rotated before, if at all
+        elif other is not None:
+            new_keys = other.source
         return helper.make_node(
             OPERATOR,
-            [queries, *new, keys.pool, values.pool, *self._counts],
+            [rotation.source, new_keys, new_values, keys.pool, values.pool, *self._counts, *rotation.tables],
             [output[0]],
             name=f"{OPERATOR}:{output[0]}",
             domain=DOMAIN,
@@ -153,6 +166,8 @@ class PooledAttention:
             scale=found.scale,
             cap=found.cap,
             shape=output[1],
+            rotated=rotation.rotated,
+            interleaved=int(rotation.interleaved),
         )
 
     def _whole_attention(self, layer: PooledLayer) -> onnx.NodeProto | None:
@@ -242,6 +257,17 @@ class PooledAttention:
         """Return the value with the same elements before operators that only change its shape."""
         while (node := self._producer.get(name)) is not None and node.op_type in _RESHAPING and _is_standard(node):
             name = node.input[0]
+        return name
+
+    def _before_factors(self, name: str, found: _Found) -> str:
+        """Return queries before they are reshaped and multiplied by constants, which become part of the scale."""
+        while (node := self._producer.get(name := self._before_reshaping(name))) is not None:
+            data = [read for read in node.input if self._number(read) is None]
+            factor = self._factor(node, data[0]) if len(data) == 1 else None
+            if factor is None:
+                break
+            found.scale *= factor
+            name = data[0]
         return name
 
     def _after_reshaping(self, name: str) -> tuple[str, list[int]] | None:

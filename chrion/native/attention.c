@@ -11,11 +11,14 @@
  * beside the stack.
  *
  * Inputs: queries, keys and values of the tokens, [N, heads, width] and twice [N, shared, width] in any shape; the
- * pools of keys and of values, [rows, shared, width] in any shape, which are written to; and the number of past tokens
- * and the first row of the request of each token, int64 [N].
+ * pools of keys and of values, [rows, shared, width] in any shape, which are written to; the number of past tokens and
+ * the first row of the request of each token, int64 [N]; and, if queries and keys are to be rotated (Su et al.,
+ * RoFormer, 2021), the cosines and the sines of each token, twice [N, rotated] or [N, rotated / 2] in any shape.
  * Output: [N, heads, width] in the shape that an attribute gives.
- * Attributes: heads, shared (heads of keys and values), width, scale, cap and shape. A score is scale * q.k, or
- * cap * tanh(scale * q.k) if cap is not 0. In the shape, the first dimension stands for N.
+ * Attributes: heads, shared (heads of keys and values), width, scale, cap, shape, rotated and interleaved. A score is
+ * scale * q.k, or cap * tanh(scale * q.k) if cap is not 0. In the shape, the first dimension stands for N. Of each head
+ * the first elements are rotated, so many as `rotated` says: the first half with the second half, or each even element
+ * with the next one if `interleaved` is not 0.
  */
 #define _GNU_SOURCE
 #include <math.h>
@@ -53,6 +56,7 @@ enum {
   GetTensorMutableData = 51,
   KernelInfoGetAttributeFloat = 85,
   KernelInfoGetAttributeInt = 86,
+  KernelContextGetInputCount = 88,
   KernelContextGetInput = 90,
   KernelContextGetOutput = 91,
   KernelInfoGetAttributeInts = 163,
@@ -62,7 +66,7 @@ enum {
 /* The version that has all of these, and the layout of OperatorDescription. */
 #define API_VERSION 23
 #define OPERATOR_VERSION 17
-enum { FLOAT = 1, INT64 = 7, REQUIRED = 0, DEFAULT_MEMORY = 0, FAIL = 1, INVALID_ARGUMENT = 2 };
+enum { FLOAT = 1, INT64 = 7, REQUIRED = 0, OPTIONAL = 1, DEFAULT_MEMORY = 0, FAIL = 1, INVALID_ARGUMENT = 2 };
 #define CALL(result, name, ...) ((result(*)(__VA_ARGS__))api[name])
 
 /* OrtCustomOp in version 17. */
@@ -124,14 +128,21 @@ typedef float Floats __attribute__((vector_size(LANES * sizeof(float)), aligned(
 typedef int32_t Ints __attribute__((vector_size(LANES * sizeof(int32_t))));
 
 typedef struct {
-  int64_t heads, shared, width, rank;
+  int64_t heads, shared, width, rank, rotated, interleaved;
   float scale, cap;
   int64_t shape[8];
 } Attention;
 
+/* The rotation of the tokens of a run: tables with some columns, or none. */
+typedef struct {
+  const float *cosines, *sines;
+  int64_t columns;
+} Rotation;
+
 /* One run of the operator. */
 typedef struct {
   const Attention *attention;
+  Rotation rotation;
   const float *queries, *keys, *values; /* the latter two are pools */
   const int64_t *past, *start;
   float *output;
@@ -364,6 +375,26 @@ int chrion_choose(int level) {
   return found;
 }
 
+/* Write the first elements of a head of a token, rotated, and the others. */
+static void rotate(const Attention *a, const Rotation *rotation, int64_t token, const float *head, float *rotated) {
+  const float *cosines = rotation->cosines + token * rotation->columns;
+  const float *sines = rotation->sines + token * rotation->columns;
+  int64_t half = a->rotated / 2, second = rotation->columns > half ? half : 0;
+  if (a->interleaved) {
+    int64_t step = rotation->columns > half ? 2 : 1;
+    for (int64_t at = 0; at < half; at++) {
+      int64_t column = step * at, next = column + step - 1;
+      rotated[2 * at] = head[2 * at] * cosines[column] - head[2 * at + 1] * sines[column];
+      rotated[2 * at + 1] = head[2 * at + 1] * cosines[next] + head[2 * at] * sines[next];
+    }
+  } else {
+    for (int64_t at = 0; at < half; at++) rotated[at] = head[at] * cosines[at] - head[half + at] * sines[at];
+    for (int64_t at = 0; at < half; at++)
+      rotated[half + at] = head[half + at] * cosines[second + at] + head[at] * sines[second + at];
+  }
+  memcpy(rotated + a->rotated, head + a->rotated, sizeof(float) * (size_t)(a->width - a->rotated));
+}
+
 /* Compute one head of keys and values of one tile. */
 static void run_tile(void *data, size_t index) {
   ACQUIRE(data);
@@ -372,6 +403,7 @@ static void run_tile(void *data, size_t index) {
   int64_t group = a->heads / a->shared, shared = (int64_t)index % a->shared;
   int64_t first = run->tiles[2 * ((int64_t)index / a->shared)], tokens = run->tiles[2 * ((int64_t)index / a->shared) + 1];
   int64_t row = (run->start[first] * a->shared + shared) * a->width;
+  float rotated[QUERIES][WIDTH];
   /* More heads than a tile has take several turns. */
   for (int64_t from = 0; from < group; from += QUERIES) {
     int64_t heads = group - from < QUERIES ? group - from : QUERIES;
@@ -380,6 +412,10 @@ static void run_tile(void *data, size_t index) {
       for (int64_t head = 0; head < heads; head++) {
         int64_t at = (token * a->heads + shared * group + from + head) * a->width;
         tile.query[tile.count] = run->queries + at;
+        if (a->rotated) {
+          rotate(a, &run->rotation, token, run->queries + at, rotated[tile.count]);
+          tile.query[tile.count] = rotated[tile.count];
+        }
         tile.output[tile.count] = run->output + at;
         tile.seen[tile.count++] = run->past[token] + 1;
       }
@@ -390,7 +426,7 @@ static void run_tile(void *data, size_t index) {
 
 /* ---- The operator ---- */
 
-enum { QUERY, KEY, VALUE, KEY_POOL, VALUE_POOL, PAST, START, INPUTS };
+enum { QUERY, KEY, VALUE, KEY_POOL, VALUE_POOL, PAST, START, COSINES, SINES, INPUTS };
 
 static OrtStatus *create(const OperatorDescription *description, const void *table, const OrtKernelInfo *info,
                          void **kernel) {
@@ -399,16 +435,17 @@ static OrtStatus *create(const OperatorDescription *description, const void *tab
   struct {
     const char *name;
     int64_t *value;
-  } numbers[] = {{"heads", &a.heads}, {"shared", &a.shared}, {"width", &a.width}};
+  } numbers[] = {{"heads", &a.heads}, {"shared", &a.shared}, {"width", &a.width}, {"rotated", &a.rotated},
+                 {"interleaved", &a.interleaved}};
   struct {
     const char *name;
     float *value;
   } reals[] = {{"scale", &a.scale}, {"cap", &a.cap}};
   OrtStatus *status = NULL;
-  for (size_t at = 0; at < 3 && !status; at++)
+  for (size_t at = 0; at < sizeof numbers / sizeof *numbers && !status; at++)
     status = CALL(OrtStatus *, KernelInfoGetAttributeInt, const OrtKernelInfo *, const char *, int64_t *)(
         info, numbers[at].name, numbers[at].value);
-  for (size_t at = 0; at < 2 && !status; at++)
+  for (size_t at = 0; at < sizeof reals / sizeof *reals && !status; at++)
     status = CALL(OrtStatus *, KernelInfoGetAttributeFloat, const OrtKernelInfo *, const char *, float *)(
         info, reals[at].name, reals[at].value);
   size_t rank = 8;
@@ -419,6 +456,8 @@ static OrtStatus *create(const OperatorDescription *description, const void *tab
   a.rank = (int64_t)rank;
   if (a.shared < 1 || a.heads < a.shared || a.heads % a.shared || a.width < 1 || a.width > WIDTH || a.rank < 1)
     return error(INVALID_ARGUMENT, "PooledAttention: expected heads that share keys evenly, and a width up to 256");
+  if (a.rotated < 0 || a.rotated > a.width || a.rotated % 2)
+    return error(INVALID_ARGUMENT, "PooledAttention: expected an even number of rotated elements, up to the width");
   *kernel = malloc(sizeof a);
   if (!*kernel) return error(FAIL, "PooledAttention: out of memory");
   memcpy(*kernel, &a, sizeof a);
@@ -440,10 +479,14 @@ static size_t make_tiles(const Run *run, int64_t count, int64_t most, int64_t *t
 
 static OrtStatus *compute(void *kernel, OrtKernelContext *context) {
   const Attention *a = kernel;
-  void *data[INPUTS];
-  size_t bytes[INPUTS];
+  void *data[INPUTS] = {0};
+  size_t bytes[INPUTS] = {0}, given;
   OrtStatus *status;
-  for (size_t at = 0; at < INPUTS; at++) {
+  if ((status = CALL(OrtStatus *, KernelContextGetInputCount, const OrtKernelContext *, size_t *)(context, &given)))
+    return status;
+  if (given != (a->rotated ? INPUTS : COSINES))
+    return error(INVALID_ARGUMENT, "PooledAttention: expected cosines and sines if elements are rotated, only then");
+  for (size_t at = 0; at < given; at++) {
     const OrtValue *value;
     if ((status = CALL(OrtStatus *, KernelContextGetInput, const OrtKernelContext *, size_t, const OrtValue **)(
              context, at, &value)) ||
@@ -454,14 +497,19 @@ static OrtStatus *compute(void *kernel, OrtKernelContext *context) {
   int64_t count = (int64_t)(bytes[PAST] / sizeof(int64_t)), own = a->shared * a->width;
   size_t row = (size_t)own * sizeof(float), all = (size_t)(count * a->heads * a->width) * sizeof(float);
   if (bytes[START] != bytes[PAST] || bytes[QUERY] != all || bytes[KEY] != (size_t)count * row ||
-      bytes[VALUE] != bytes[KEY] || bytes[KEY_POOL] != bytes[VALUE_POOL])
+      bytes[VALUE] != bytes[KEY] || bytes[KEY_POOL] != bytes[VALUE_POOL] || bytes[COSINES] != bytes[SINES])
+    return error(INVALID_ARGUMENT, "PooledAttention: sizes of inputs do not match");
+  int64_t columns = a->rotated && bytes[COSINES] > (size_t)(count * a->rotated / 2) * sizeof(float) ? a->rotated
+                                                                                                    : a->rotated / 2;
+  if (bytes[COSINES] != (size_t)(count * columns) * sizeof(float))
     return error(INVALID_ARGUMENT, "PooledAttention: sizes of inputs do not match");
   int64_t shape[8];
   memcpy(shape, a->shape, sizeof shape);
   shape[0] = count;
   OrtValue *output;
   Run run = {.attention = a, .queries = data[QUERY], .keys = data[KEY_POOL], .values = data[VALUE_POOL],
-             .past = data[PAST], .start = data[START]};
+             .past = data[PAST], .start = data[START],
+             .rotation = {.cosines = data[COSINES], .sines = data[SINES], .columns = columns}};
   if ((status = CALL(OrtStatus *, KernelContextGetOutput, OrtKernelContext *, size_t, const int64_t *, size_t,
                      OrtValue **)(context, 0, shape, (size_t)a->rank, &output)) ||
       (status = CALL(OrtStatus *, GetTensorMutableData, OrtValue *, void **)(output, (void **)&run.output)))
@@ -479,7 +527,13 @@ static OrtStatus *compute(void *kernel, OrtKernelContext *context) {
   }
   for (int64_t token = 0; token < count; token++) {
     int64_t at = (run.start[token] + run.past[token]) * own;
-    memcpy((float *)data[KEY_POOL] + at, (const float *)data[KEY] + token * own, row);
+    float *key = (float *)data[KEY_POOL] + at;
+    const float *given_key = (const float *)data[KEY] + token * own;
+    if (a->rotated)
+      for (int64_t head = 0; head < own; head += a->width)
+        rotate(a, &run.rotation, token, given_key + head, key + head);
+    else
+      memcpy(key, given_key, row);
     memcpy((float *)data[VALUE_POOL] + at, (const float *)data[VALUE] + token * own, row);
   }
 
@@ -501,11 +555,12 @@ static OrtStatus *compute(void *kernel, OrtKernelContext *context) {
 
 static const char *name(const OperatorDescription *d) { return (void)d, "PooledAttention"; }
 static const char *provider(const OperatorDescription *d) { return (void)d, "CPUExecutionProvider"; }
-static int input_type(const OperatorDescription *d, size_t at) { return (void)d, at < PAST ? FLOAT : INT64; }
+static int input_type(const OperatorDescription *d, size_t at) { return (void)d, at == PAST || at == START ? INT64 : FLOAT; }
 static size_t input_count(const OperatorDescription *d) { return (void)d, INPUTS; }
 static int output_type(const OperatorDescription *d, size_t at) { return (void)d, (void)at, FLOAT; }
 static size_t output_count(const OperatorDescription *d) { return (void)d, 1; }
 static int required(const OperatorDescription *d, size_t at) { return (void)d, (void)at, REQUIRED; }
+static int input_kind(const OperatorDescription *d, size_t at) { return (void)d, at < COSINES ? REQUIRED : OPTIONAL; }
 static int memory(const OperatorDescription *d, size_t at) { return (void)d, (void)at, DEFAULT_MEMORY; }
 static int one(const OperatorDescription *d) { return (void)d, 1; }
 static int any(const OperatorDescription *d) { return (void)d, INT32_MAX; }
@@ -519,7 +574,7 @@ static const OperatorDescription description = {
     .output_type = output_type,
     .output_count = output_count,
     .destroy = free,
-    .input_kind = required,
+    .input_kind = input_kind,
     .output_kind = required,
     .input_memory = memory,
     .least_inputs = one,

@@ -45,11 +45,23 @@ def instructions(request: pytest.FixtureRequest) -> Iterator[int]:
     choose(2)
 
 
-def open_operator(heads: int, shared: int, width: int, scale: float, cap: float, threads: int = 2) -> Any:
+def open_operator(
+    heads: int,
+    shared: int,
+    width: int,
+    scale: float,
+    cap: float,
+    threads: int = 2,
+    rotated: int = 0,
+    interleaved: int = 0,
+) -> Any:
     """Return a session of the operator alone."""
-    names = ("queries", "keys", "values", "key-pool", "value-pool", "past", "start")
+    names = ["queries", "keys", "values", "key-pool", "value-pool", "past", "start"]
     types = [TensorProto.FLOAT] * 5 + [TensorProto.INT64] * 2
+    if rotated:
+        names, types = [*names, "cosines", "sines"], [*types, TensorProto.FLOAT, TensorProto.FLOAT]
     sizes = {"heads": heads, "shared": shared, "width": width, "scale": scale, "cap": cap}
+    sizes |= {"rotated": rotated, "interleaved": interleaved}
     node = helper.make_node(OPERATOR, names, ["output"], domain=DOMAIN, shape=[0, 1, heads * width], **sizes)
     inputs = [helper.make_tensor_value_info(name, kind, None) for name, kind in zip(names, types, strict=True)]
     graph = helper.make_graph([node], "g", inputs, [helper.make_tensor_value_info("output", TensorProto.FLOAT, None)])
@@ -100,6 +112,64 @@ def draw(random: np.random.Generator, heads: int, shared: int, width: int) -> tu
     shapes |= {"key-pool": (rows, shared), "value-pool": (rows, shared)}
     arrays = {name: random.standard_normal((*shape, width), np.float32) for name, shape in shapes.items()}
     return arrays | counts, rows
+
+
+def turn(x: Array, angles: Array, interleaved: int) -> Array:
+    """Return heads [N, heads, width] with their first elements, as complex numbers, times exp(i angle), [N, pairs]."""
+    count = 2 * angles.shape[1]
+    parts = x[..., :count].astype(np.float64)
+    pairs = parts.reshape(*parts.shape[:2], -1, 2) if interleaved else np.stack(np.split(parts, 2, axis=-1), axis=-1)
+    turned = (pairs[..., 0] + 1j * pairs[..., 1]) * np.exp(1j * angles)[:, None]
+    both = np.stack([turned.real, turned.imag], axis=-1)
+    found = both.reshape(parts.shape) if interleaved else np.concatenate([both[..., 0], both[..., 1]], axis=-1)
+    return np.concatenate([found, x[..., count:]], axis=-1)
+
+
+@pytest.mark.parametrize("interleaved", [0, 1], ids=["halves", "neighbours"])
+@pytest.mark.parametrize("repeated", [False, True], ids=["columns for pairs", "columns for elements"])
+def test_rotated_queries_and_keys(instructions: int, interleaved: int, *, repeated: bool) -> None:
+    """The pool gets rotated keys, and rotated queries are compared with them: products of complex numbers."""
+    random = np.random.default_rng([instructions, interleaved, repeated])
+    for _ in range(10):
+        shared, group = int(random.integers(1, 4)), int(random.choice([1, 2, 4, 33]))
+        width = int(random.choice([2, 8, 16, 24, 64, 80, WIDEST]))
+        rotated = 2 * int(random.integers(1, width // 2 + 1))
+        session = open_operator(shared * group, shared, width, width**-0.5, 0.0, 2, rotated, interleaved)
+        feed, _ = draw(random, shared * group, shared, width)
+        angles = random.uniform(-9, 9, (len(feed["past"]), rotated // 2))
+        columns = angles
+        if repeated:
+            columns = np.repeat(angles, 2, axis=1) if interleaved else np.concatenate([angles, angles], axis=1)
+        feed |= {"cosines": np.cos(columns).astype(np.float32), "sines": np.sin(columns).astype(np.float32)}
+        written = {name: feed[name].copy() for name in ("key-pool", "value-pool")}
+        rows = (feed["start"] + feed["past"])[:, 0]
+        written["key-pool"][rows] = turn(feed["keys"], angles, interleaved)
+        written["value-pool"][rows] = feed["values"]
+        turned = feed | written | {"queries": turn(feed["queries"], angles, interleaved)}
+        found = run_in_place(session, feed)
+        np.testing.assert_allclose(feed["key-pool"], written["key-pool"], atol=1e-5, rtol=0)
+        np.testing.assert_array_equal(feed["value-pool"], written["value-pool"])
+        expected = attend(turned, width**-0.5, 0.0)
+        np.testing.assert_allclose(found.reshape(expected.shape), expected, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("rotated", [-2, 3, 18])
+def test_a_number_of_rotated_elements_that_does_not_fit_is_refused(rotated: int) -> None:
+    """It is even and not above the width."""
+    with pytest.raises(Exception, match="expected an even number of rotated elements"):
+        open_operator(2, 1, 16, 1.0, 0.0, rotated=rotated)
+
+
+@pytest.mark.parametrize("shapes", [((1, 3), (1, 3)), ((1, 4), (1, 8)), ((3, 4), (3, 4))])
+def test_tables_that_do_not_fit_are_errors(shapes: tuple[tuple[int, int], tuple[int, int]]) -> None:
+    """Nothing is read beyond their ends."""
+    session = open_operator(2, 2, 16, 1.0, 0.0, rotated=8)
+    arrays = {name: np.zeros((1, 2, 16), np.float32) for name in ("queries", "keys", "values")}
+    pools = {name: np.zeros((4, 2, 16), np.float32) for name in ("key-pool", "value-pool")}
+    counts = {name: np.zeros((1, 1), np.int64) for name in ("past", "start")}
+    tables = {name: np.zeros(shape, np.float32) for name, shape in zip(("cosines", "sines"), shapes, strict=True)}
+    with pytest.raises(Exception, match="sizes of inputs do not match"):
+        run_in_place(session, arrays | pools | counts | tables)
 
 
 @pytest.mark.parametrize("seed", range(8))
