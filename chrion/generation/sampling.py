@@ -9,6 +9,7 @@ frequency penalty, and once by the presence penalty.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -87,7 +88,6 @@ class Sampler:
 
     def __init__(self, sampling: Sampling, prompt: Collection[int], late: Collection[int] = (), least: int = 0) -> None:
         self._sampling = sampling
-        self._random = np.random.default_rng(sampling.seed)
         self._seen = dict.fromkeys(prompt)
         self._counts: dict[int, int] = {}
         self._bias = _arrays(sampling.logit_bias)
@@ -115,6 +115,11 @@ class Sampler:
         self._counts[token] = self._counts.get(token, 0) + 1
         self._chosen += 1
         return token
+
+    @functools.cached_property
+    def _random(self) -> np.random.Generator:
+        """The random numbers; to seed them takes longer than to choose a token."""
+        return np.random.default_rng(self._sampling.seed)
 
     @property
     def _is_early(self) -> bool:
