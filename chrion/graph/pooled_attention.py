@@ -14,7 +14,7 @@ longest request, since a sliding window is not seen in a short one.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -148,15 +148,16 @@ class PooledAttention:
             return None
         self.masks += found.masks
         new_keys, new_values = (self._before_reshaping(rows.new) for rows in (keys, values))
-        rotation = self._rotations.find(queries, elements // width, width)
-        other = self._rotations.find(new_keys, layer.heads, width)
-        if rotation is None or other != replace(rotation, source=new_keys if other is None else other.source):
-            rotation = Rotation(queries, (), 0, interleaved=False)  # they are rotated before, if at all
-        elif other is not None:
-            new_keys = other.source
+        # If queries and keys are not rotated in the same way, the operator does not rotate.
+        queries_before, rotation = self._rotations.find(queries, elements // width, width)
+        keys_before, other = self._rotations.find(new_keys, layer.heads, width)
+        if rotation == other:
+            queries, new_keys = queries_before, keys_before
+        else:
+            rotation = Rotation()
         return helper.make_node(
             OPERATOR,
-            [rotation.source, new_keys, new_values, keys.pool, values.pool, *self._counts, *rotation.tables],
+            [queries, new_keys, new_values, keys.pool, values.pool, *self._counts, *rotation.tables],
             [output[0]],
             name=f"{OPERATOR}:{output[0]}",
             domain=DOMAIN,

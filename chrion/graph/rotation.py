@@ -32,17 +32,15 @@ _TERMS = 2
 
 @dataclass(frozen=True)
 class Rotation:
-    """A rotation of the first elements of each head."""
+    """A rotation of the first elements of each head, or of none."""
 
-    #: The value before the rotation.
-    source: str
     #: The tables of cosines and of sines, if anything is rotated: they have a row for each token, and a column for each
     #: rotated element or for each pair of partners.
-    tables: tuple[str, ...]
+    tables: tuple[str, ...] = ()
     #: The number of rotated elements.
-    rotated: int
+    rotated: int = 0
     #: True if partners are neighbours; otherwise they are half of the rotated elements apart.
-    interleaved: bool
+    interleaved: bool = False
 
 
 class RotationFinder:
@@ -64,37 +62,42 @@ class RotationFinder:
         #: Nodes that select rows of the tables of ``RotaryEmbedding``, by result.
         self.selections: dict[str, onnx.NodeProto] = {}
 
-    def find(self, name: str, heads: int, width: int) -> Rotation | None:
-        """Return the rotation of a value of some heads of each token, or None."""
+    def find(self, name: str, heads: int, width: int) -> tuple[str, Rotation]:
+        """Return the value before the rotation of some heads of each token, and that rotation.
+
+        They are the value itself and the rotation of no elements, if it is not known to be rotated.
+        """
         node = self._producer.get(name)
         if node is not None and node.op_type == "RotaryEmbedding":
-            return self._read_operator(node, width)
-        sums = _Sums(self._producer, self._depending, self._seen, heads * width)
-        terms = sums.of(name)
-        if terms is None or terms.shape[:1] != (_TERMS,):
-            return None
-        return _read_terms(terms.reshape(_TERMS, 4, heads, width), sums)
+            source, rotation = node.input[0], self._read_operator(node, heads, width)
+        else:
+            sums = _Sums(self._producer, self._depending, self._seen, heads * width)
+            terms = sums.of(name)
+            source, rotation = sums.source, None
+            if terms is not None and len(terms) == _TERMS:
+                rotation = _read_terms(terms.reshape(_TERMS, 4, heads, width), sums)
+        return (name, Rotation()) if rotation is None else (source, rotation)
 
-    def _read_operator(self, node: onnx.NodeProto, width: int) -> Rotation | None:
+    def _read_operator(self, node: onnx.NodeProto, heads: int, width: int) -> Rotation | None:
         """Return what onnxruntime's or ONNX's ``RotaryEmbedding`` computes."""
         if node.domain in STANDARD:
-            source, *tables = node.input[:3]
+            tables = node.input[1:3]
             positions = node.input[3] if len(node.input) > 3 else ""
         elif node.domain == MICROSOFT:
-            source, positions, *tables = node.input
+            positions, *tables = node.input[1:]
         else:
             return None
-        known = {"interleaved", "num_heads", "rotary_embedding_dim"}
         values = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
-        neutral = {"is_packed_batching": 0, "scale": 1.0}
-        if any(name not in known and values[name] != neutral.get(name) for name in values):
+        rotated = int(values.pop("rotary_embedding_dim", 0)) or width
+        interleaved = bool(values.pop("interleaved", 0))
+        known: dict[str, set[float]] = {"is_packed_batching": {0}, "num_heads": {0, heads}, "scale": {1.0}}
+        if any(value not in known.get(name, ()) for name, value in values.items()):
             return None
         if positions:
             if fixed_shape(self._seen.shapes.get(positions, ())) != [0, 1]:
                 return None
             tables = [self._select(table, positions) for table in tables]
-        rotated = int(values.get("rotary_embedding_dim", 0)) or width
-        return Rotation(source, tuple(tables), rotated, bool(values.get("interleaved", 0)))
+        return Rotation(tuple(tables), rotated, interleaved)
 
     def _select(self, table: str, positions: str) -> str:
         """Return the rows of a table at the positions of the tokens."""
@@ -284,5 +287,5 @@ def _read_terms(terms: Array, sums: _Sums) -> Rotation | None:
         for columns in (steps, pairs):
             same = all((part[_COLUMN, :, :rotated] == columns).all() for part in (cosine, sine))
             if same and sums.columns(cosines) == sums.columns(sines) == columns.max() + 1:
-                return Rotation(sums.source, (cosines, sines), rotated, interleaved)
+                return Rotation((cosines, sines), rotated, interleaved)
     return None
