@@ -6,8 +6,8 @@ of any lengths: selective batching (Yu et al., *Orca*, OSDI 2022, section 3.2) w
 
 What is replaced is found by the flow of values. From the product of queries and keys to that of probabilities and
 values there may be a factor, a cap by ``Tanh`` (Gemma Team, *Gemma 2*, 2024), a mask, and ``Softmax``; or the whole is
-ONNX's ``Attention``. If queries and keys are rotated in the same way (:mod:`chrion.graph.rotation`), so does the
-operator. It shows every token the tokens up to its own, so a mask may hide others only. That is computed for the
+ONNX's ``Attention``. If queries and keys are rotated in the same way (:mod:`chrion.graph.rotation`), the operator does
+that, too. It shows every token the tokens up to its own, so a mask may hide others only. That is computed for the
 longest request, since a sliding window is not seen in a short one.
 """
 
@@ -65,7 +65,10 @@ class PooledLayer:
 
 @dataclass(frozen=True)
 class Mask:
-    """What hides tokens: numbers that are added to scores, or a condition that has to be true or false for a token."""
+    """What hides tokens: numbers that are added to scores, or a condition that has to be true or false for a token.
+
+    Also a factor, which has to be the same for all tokens.
+    """
 
     name: str
     visible: float | bool
@@ -78,6 +81,8 @@ class _Found:
     scale: float = 1.0
     cap: float = 0.0
     masks: list[Mask] = field(default_factory=list)
+    #: Numbers that the model computes.
+    numbers: list[Mask] = field(default_factory=list)
 
 
 class PooledAttention:
@@ -105,7 +110,7 @@ class PooledAttention:
         for node in nodes:
             for name in filter(None, node.input if node.op_type != "Shape" else ()):
                 self._readers.setdefault(name, []).append(node)
-        self._rotations = RotationFinder(nodes, seen)
+        self._rotations = RotationFinder(nodes, seen, counts[:1])
         self._roots = {name: at for at, layer in enumerate(layers) for name in (layer.keys.read, layer.values.read)}
         #: All masks.
         self.masks: list[Mask] = []
@@ -118,7 +123,7 @@ class PooledAttention:
         self.nodes = []
         for node in nodes:
             own = replaced.get(node.output[0], node)
-            self.nodes += [selected for name in own.input if (selected := self._rotations.selections.pop(name, None))]
+            self.nodes += self._rotations.take_selections(own.input)
             self.nodes.append(own)
         #: False if the attention of a layer is computed otherwise.
         self.complete = len(replaced) == len(layers)
@@ -146,7 +151,7 @@ class PooledAttention:
         elements = int(np.prod(shape[1:])) if shape else 0
         if output is None or not elements or elements % (layer.heads * width) or width > WIDEST:
             return None
-        self.masks += found.masks
+        self.masks += found.masks + found.numbers
         new_keys, new_values = (self._before_reshaping(rows.new) for rows in (keys, values))
         # If queries and keys are not rotated in the same way, the operator does not rotate.
         queries_before, rotation = self._rotations.find(queries, elements // width, width)
@@ -169,6 +174,7 @@ class PooledAttention:
             shape=output[1],
             rotated=rotation.rotated,
             interleaved=int(rotation.interleaved),
+            columns=rotation.columns,
         )
 
     def _whole_attention(self, layer: PooledLayer) -> onnx.NodeProto | None:
@@ -186,7 +192,7 @@ class PooledAttention:
         while (node := self._only_reader(name)) is not None and self._roots.get(name, at) == at:
             if node.op_type == "MatMul":
                 return node if node.input[1] == name else None
-            factor = self._factor(node, name)
+            factor = self._factor(node, name, found) if found is not None else None
             if factor is not None and found is not None:
                 found.scale *= factor
             elif node.op_type not in _ARRANGING or node.input[0] != name:
@@ -197,7 +203,7 @@ class PooledAttention:
     def _softmax(self, name: str, found: _Found) -> str:
         """Follow scores to their probabilities, and return these, or nothing if an operator is not known."""
         while (node := self._only_reader(name)) is not None:
-            factor = self._factor(node, name)
+            factor = self._factor(node, name, found)
             rank = len(self._seen.shapes.get(name, ()))
             if node.op_type == "Softmax":
                 return node.output[0] if rank and int_attribute(node, "axis", -1) % rank == rank - 1 else ""
@@ -239,14 +245,19 @@ class PooledAttention:
                 return str(choice.output[0]) if self._number(choice.input[1]) == 0.0 else ""
         return ""
 
-    def _factor(self, node: onnx.NodeProto, name: str) -> float | None:
-        """Return the constant by which a node multiplies a value, or None if it does something else."""
+    def _factor(self, node: onnx.NodeProto, name: str, found: _Found) -> float | None:
+        """Return the constant by which a node multiplies a value, or None if it does something else.
+
+        A number that the model computes may follow from the length of a request: it is checked like a mask.
+        """
         if node.domain not in STANDARD or node.op_type not in {"Div", "Mul"}:
             return None
         other = node.input[1] if node.input[0] == name else node.input[0]
         number = self._number(other)
         if number is None or (node.op_type == "Div" and (node.input[0] != name or not number)):
             return None
+        if other in self._producer:
+            found.numbers.append(Mask(other, number))
         return number if node.op_type == "Mul" else 1.0 / number
 
     def _number(self, name: str) -> float | None:
@@ -264,7 +275,7 @@ class PooledAttention:
         """Return queries before they are reshaped and multiplied by constants, which become part of the scale."""
         while (node := self._producer.get(name := self._before_reshaping(name))) is not None:
             data = [read for read in node.input if self._number(read) is None]
-            factor = self._factor(node, data[0]) if len(data) == 1 else None
+            factor = self._factor(node, data[0], found) if len(data) == 1 else None
             if factor is None:
                 break
             found.scale *= factor
@@ -369,8 +380,11 @@ def _shows(mask: Mask, value: Array, past: Array) -> bool:
 
     Of one with fewer axes than [requests, heads, 1, tokens], the first axis is not that of the requests.
     """
-    visible = mask.visible if value.dtype == np.bool_ else 0.0
+    added = isinstance(mask.visible, bool) and value.dtype != np.bool_
+    visible = 0.0 if added else mask.visible
     by_request = value.ndim > 3 and value.shape[0] == len(past)
     own = [value[at] if by_request else value for at in range(len(past))]
     fits = not value.ndim or value.shape[-1] in {1, max(past) + 1}
-    return fits and all((row[..., : count + 1] == visible).all() for row, count in zip(own, past, strict=True))
+    return fits and all(
+        (np.atleast_1d(row)[..., : count + 1] == visible).all() for row, count in zip(own, past, strict=True)
+    )

@@ -28,6 +28,24 @@ Array = np.ndarray[Any, Any]
 _ELEMENT, _SIGN, _TABLE, _COLUMN = range(4)
 #: The terms of a rotated element.
 _TERMS = 2
+#: The operators that values are followed through, and the most values that are looked at: a rotation has some twenty.
+_FOLLOWED = frozenset(
+    {
+        "Add",
+        "Concat",
+        "Identity",
+        "Mul",
+        "Neg",
+        "Reshape",
+        "Slice",
+        "Split",
+        "Squeeze",
+        "Sub",
+        "Transpose",
+        "Unsqueeze",
+    }
+)
+_MOST_VALUES = 200
 
 
 @dataclass(frozen=True)
@@ -41,6 +59,8 @@ class Rotation:
     rotated: int = 0
     #: True if partners are neighbours; otherwise they are half of the rotated elements apart.
     interleaved: bool = False
+    #: The columns of each table.
+    columns: int = 0
 
 
 class RotationFinder:
@@ -49,18 +69,16 @@ class RotationFinder:
     Args:
         nodes: Its nodes, in topological order.
         seen: The sizes and constants of its values.
+        positions: The inputs that tables follow from.
     """
 
-    def __init__(self, nodes: Sequence[onnx.NodeProto], seen: Observation) -> None:
+    def __init__(self, nodes: Sequence[onnx.NodeProto], seen: Observation, positions: Collection[str]) -> None:
         self._seen = seen
         self._producer = {name: node for node in nodes for name in node.output if name}
-        #: The values that follow from the tokens, unlike tables, which follow from positions.
-        self._depending = {IDS}
-        for node in nodes:
-            if node.op_type != "Shape" and not self._depending.isdisjoint(node.input):
-                self._depending.update(node.output)
-        #: Nodes that select rows of the tables of ``RotaryEmbedding``, by result.
-        self.selections: dict[str, onnx.NodeProto] = {}
+        #: The values that follow from the tokens, and those that follow from their positions only.
+        self._depending = _following(nodes, {IDS})
+        self._tables = _following(nodes, positions) - self._depending
+        self._selections: dict[str, onnx.NodeProto] = {}
 
     def find(self, name: str, heads: int, width: int) -> tuple[str, Rotation]:
         """Return the value before the rotation of some heads of each token, and that rotation.
@@ -71,7 +89,7 @@ class RotationFinder:
         if node is not None and node.op_type == "RotaryEmbedding":
             source, rotation = node.input[0], self._read_operator(node, heads, width)
         else:
-            sums = _Sums(self._producer, self._depending, self._seen, heads * width)
+            sums = _Sums(self._producer, self._depending, self._tables, self._seen, heads * width)
             terms = sums.of(name)
             source, rotation = sums.source, None
             if terms is not None and len(terms) == _TERMS:
@@ -97,12 +115,16 @@ class RotationFinder:
             if fixed_shape(self._seen.shapes.get(positions, ())) != [0, 1]:
                 return None
             tables = [self._select(table, positions) for table in tables]
-        return Rotation(tuple(tables), rotated, interleaved)
+        return Rotation(tuple(tables), rotated, interleaved, rotated // 2)
+
+    def take_selections(self, names: Collection[str]) -> list[onnx.NodeProto]:
+        """Return the nodes that select some rows of tables of ``RotaryEmbedding``, each of them once."""
+        return [self._selections.pop(name) for name in names if name in self._selections]
 
     def _select(self, table: str, positions: str) -> str:
         """Return the rows of a table at the positions of the tokens."""
         name = f"rotation/{table}/{positions}"
-        self.selections[name] = helper.make_node("Gather", [table, positions], [name], name=name)
+        self._selections[name] = helper.make_node("Gather", [table, positions], [name], name=name)
         return name
 
 
@@ -113,15 +135,22 @@ class _Sums:
 
     Args:
         producer: The nodes by the values that they compute.
-        depending: The values that are no tables.
+        depending: The values that follow from tokens.
+        tables: Those that follow from positions.
         seen: The sizes and constants of the values.
         size: The elements of the value before.
     """
 
     def __init__(
-        self, producer: Mapping[str, onnx.NodeProto], depending: Collection[str], seen: Observation, size: int
+        self,
+        producer: Mapping[str, onnx.NodeProto],
+        depending: Collection[str],
+        tables: Collection[str],
+        seen: Observation,
+        size: int,
     ) -> None:
-        self._producer, self._depending, self._seen, self._size = producer, depending, seen, size
+        self._producer, self._depending, self._tables, self._seen = producer, depending, tables, seen
+        self._size, self._left = size, _MOST_VALUES
         #: The value before.
         self.source = ""
         #: The tables in the order in which they were found.
@@ -130,7 +159,8 @@ class _Sums:
     def of(self, name: str) -> Array | None:
         """Return the terms of a value, or None if they are not those of one value."""
         shape = self._shape(name)
-        if shape is None:
+        self._left -= 1
+        if shape is None or self._left < 0:
             return None
         node, before = self._producer.get(name), (self.source, [*self.tables])
         if node is not None and node.domain in STANDARD and (terms := self._through(node, name)) is not None:
@@ -155,21 +185,30 @@ class _Sums:
     def _through(self, node: onnx.NodeProto, name: str) -> Array | None:
         """Return the terms of what a node computes, or None if they do not follow from those of its inputs."""
         data = [read for read in node.input if read in self._depending]
-        if not data or any((shape := self._shape(read)) is None or np.prod(shape) > self._size for read in data):
+        if (
+            node.op_type not in _FOLLOWED
+            or not data
+            or any((shape := self._shape(read)) is None or np.prod(shape) > self._size for read in data)
+        ):
             return None
         if node.op_type == "Mul":
             return self._multiply(node, data)
         if node.op_type in {"Add", "Concat", "Sub"} and len(data) < len(node.input):
             return None
-        found = [terms for read in data if (terms := self.of(read)) is not None]
-        return self._combine(node, name, found) if len(found) == len(data) else None
+        found = []
+        for read in data:
+            terms = self.of(read)
+            if terms is None:
+                return None
+            found.append(terms)
+        return self._combine(node, name, found)
 
     def _multiply(self, node: onnx.NodeProto, data: Sequence[str]) -> Array | None:
         """Return the terms of a product with a table."""
-        others = [read for read in node.input if read not in self._depending]
+        others = [read for read in node.input if read in self._tables]
         columns = self._shape(others[0]) if len(others) == 1 else None
         rank = len(self._seen.shapes.get(data[0], ()))
-        if columns is None or len(columns) + 1 != rank or np.prod(columns) != columns[-1]:
+        if not columns or len(columns) + 1 != rank or np.prod(columns) != columns[-1]:
             return None
         terms = self.of(data[0])
         if terms is None or (terms[:, _TABLE] >= 0).any():
@@ -213,7 +252,7 @@ class _Sums:
         return terms.reshape(*terms.shape[:2], *shape) if shape is not None and fits else None
 
     def _axis(self, node: onnx.NodeProto, terms: Array) -> int | None:
-        """Return the axis of terms for the axis of a value, which is not the first one."""
+        """Return the axis of terms that an attribute names for values, or None if it is the first one of values."""
         rank = terms.ndim - 1
         axis = int_attribute(node, "axis", 0) % rank
         return axis + 1 if axis else None
@@ -246,6 +285,15 @@ class _Sums:
                 return None
             index[at + 1] = slice(start, end, step)
         return terms[tuple(index)]
+
+
+def _following(nodes: Sequence[onnx.NodeProto], roots: Collection[str]) -> set[str]:
+    """Return all values that follow from some, other than from their shapes."""
+    found = {*roots}
+    for node in nodes:
+        if node.op_type != "Shape" and not found.isdisjoint(node.input):
+            found.update(node.output)
+    return found
 
 
 def _negative(terms: Array) -> Array:
@@ -287,5 +335,5 @@ def _read_terms(terms: Array, sums: _Sums) -> Rotation | None:
         for columns in (steps, pairs):
             same = all((part[_COLUMN, :, :rotated] == columns).all() for part in (cosine, sine))
             if same and sums.columns(cosines) == sums.columns(sines) == columns.max() + 1:
-                return Rotation((cosines, sines), rotated, interleaved)
+                return Rotation((cosines, sines), rotated, interleaved, int(columns.max()) + 1)
     return None

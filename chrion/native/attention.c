@@ -15,7 +15,8 @@
  * the first row of the request of each token, int64 [N]; and, if queries and keys are to be rotated (Su et al.,
  * RoFormer, 2021), the cosines and the sines of each token, twice [N, rotated] or [N, rotated / 2] in any shape.
  * Output: [N, heads, width] in the shape that an attribute gives.
- * Attributes: heads, shared (heads of keys and values), width, scale, cap, shape, rotated and interleaved. A score is
+ * Attributes: heads, shared (heads of keys and values), width, scale, cap, shape, rotated, interleaved and columns (of
+ * the cosines and of the sines). A score is
  * scale * q.k, or cap * tanh(scale * q.k) if cap is not 0. In the shape, the first dimension stands for N. Of each head
  * the first elements are rotated, so many as `rotated` says: the first half with the second half, or each even element
  * with the next one if `interleaved` is not 0.
@@ -128,21 +129,15 @@ typedef float Floats __attribute__((vector_size(LANES * sizeof(float)), aligned(
 typedef int32_t Ints __attribute__((vector_size(LANES * sizeof(int32_t))));
 
 typedef struct {
-  int64_t heads, shared, width, rank, rotated, interleaved;
+  int64_t heads, shared, width, rank, rotated, interleaved, columns;
   float scale, cap;
   int64_t shape[8];
 } Attention;
 
-/* The rotation of the tokens of a run: tables with some columns, or none. */
-typedef struct {
-  const float *cosines, *sines;
-  int64_t columns;
-} Rotation;
-
 /* One run of the operator. */
 typedef struct {
   const Attention *attention;
-  Rotation rotation;
+  const float *cosines, *sines; /* if elements are rotated */
   const float *queries, *keys, *values; /* the latter two are pools */
   const int64_t *past, *start;
   float *output;
@@ -376,23 +371,24 @@ int chrion_choose(int level) {
 }
 
 /* Write the first elements of a head of a token, rotated, and the others. */
-static void rotate(const Attention *a, const Rotation *rotation, int64_t token, const float *head, float *rotated) {
-  const float *cosines = rotation->cosines + token * rotation->columns;
-  const float *sines = rotation->sines + token * rotation->columns;
-  int64_t half = a->rotated / 2, second = rotation->columns > half ? half : 0;
+static void rotate(const Run *run, int64_t token, const float *head, float *result) {
+  const Attention *a = run->attention;
+  const float *cosines = run->cosines + token * a->columns, *sines = run->sines + token * a->columns;
+  int64_t half = a->rotated / 2;
   if (a->interleaved) {
-    int64_t step = rotation->columns > half ? 2 : 1;
+    int64_t step = a->columns / half;
     for (int64_t at = 0; at < half; at++) {
       int64_t column = step * at, next = column + step - 1;
-      rotated[2 * at] = head[2 * at] * cosines[column] - head[2 * at + 1] * sines[column];
-      rotated[2 * at + 1] = head[2 * at + 1] * cosines[next] + head[2 * at] * sines[next];
+      result[2 * at] = head[2 * at] * cosines[column] - head[2 * at + 1] * sines[column];
+      result[2 * at + 1] = head[2 * at + 1] * cosines[next] + head[2 * at] * sines[next];
     }
   } else {
-    for (int64_t at = 0; at < half; at++) rotated[at] = head[at] * cosines[at] - head[half + at] * sines[at];
+    int64_t second = a->columns - half; /* the column of the second half's first element */
+    for (int64_t at = 0; at < half; at++) result[at] = head[at] * cosines[at] - head[half + at] * sines[at];
     for (int64_t at = 0; at < half; at++)
-      rotated[half + at] = head[half + at] * cosines[second + at] + head[at] * sines[second + at];
+      result[half + at] = head[half + at] * cosines[second + at] + head[at] * sines[second + at];
   }
-  memcpy(rotated + a->rotated, head + a->rotated, sizeof(float) * (size_t)(a->width - a->rotated));
+  memcpy(result + a->rotated, head + a->rotated, sizeof(float) * (size_t)(a->width - a->rotated));
 }
 
 /* Compute one head of keys and values of one tile. */
@@ -403,7 +399,7 @@ static void run_tile(void *data, size_t index) {
   int64_t group = a->heads / a->shared, shared = (int64_t)index % a->shared;
   int64_t first = run->tiles[2 * ((int64_t)index / a->shared)], tokens = run->tiles[2 * ((int64_t)index / a->shared) + 1];
   int64_t row = (run->start[first] * a->shared + shared) * a->width;
-  float rotated[QUERIES][WIDTH];
+  float turned[QUERIES][WIDTH];
   /* More heads than a tile has take several turns. */
   for (int64_t from = 0; from < group; from += QUERIES) {
     int64_t heads = group - from < QUERIES ? group - from : QUERIES;
@@ -413,8 +409,8 @@ static void run_tile(void *data, size_t index) {
         int64_t at = (token * a->heads + shared * group + from + head) * a->width;
         tile.query[tile.count] = run->queries + at;
         if (a->rotated) {
-          rotate(a, &run->rotation, token, run->queries + at, rotated[tile.count]);
-          tile.query[tile.count] = rotated[tile.count];
+          rotate(run, token, run->queries + at, turned[tile.count]);
+          tile.query[tile.count] = turned[tile.count];
         }
         tile.output[tile.count] = run->output + at;
         tile.seen[tile.count++] = run->past[token] + 1;
@@ -436,7 +432,7 @@ static OrtStatus *create(const OperatorDescription *description, const void *tab
     const char *name;
     int64_t *value;
   } numbers[] = {{"heads", &a.heads}, {"shared", &a.shared}, {"width", &a.width}, {"rotated", &a.rotated},
-                 {"interleaved", &a.interleaved}};
+                 {"interleaved", &a.interleaved}, {"columns", &a.columns}};
   struct {
     const char *name;
     float *value;
@@ -458,6 +454,8 @@ static OrtStatus *create(const OperatorDescription *description, const void *tab
     return error(INVALID_ARGUMENT, "PooledAttention: expected heads that share keys evenly, and a width up to 256");
   if (a.rotated < 0 || a.rotated > a.width || a.rotated % 2)
     return error(INVALID_ARGUMENT, "PooledAttention: expected an even number of rotated elements, up to the width");
+  if (a.columns != a.rotated && a.columns != a.rotated / 2)
+    return error(INVALID_ARGUMENT, "PooledAttention: expected a column for each rotated element, or for each pair");
   *kernel = malloc(sizeof a);
   if (!*kernel) return error(FAIL, "PooledAttention: out of memory");
   memcpy(*kernel, &a, sizeof a);
@@ -497,11 +495,8 @@ static OrtStatus *compute(void *kernel, OrtKernelContext *context) {
   int64_t count = (int64_t)(bytes[PAST] / sizeof(int64_t)), own = a->shared * a->width;
   size_t row = (size_t)own * sizeof(float), all = (size_t)(count * a->heads * a->width) * sizeof(float);
   if (bytes[START] != bytes[PAST] || bytes[QUERY] != all || bytes[KEY] != (size_t)count * row ||
-      bytes[VALUE] != bytes[KEY] || bytes[KEY_POOL] != bytes[VALUE_POOL] || bytes[COSINES] != bytes[SINES])
-    return error(INVALID_ARGUMENT, "PooledAttention: sizes of inputs do not match");
-  int64_t columns = a->rotated && bytes[COSINES] > (size_t)(count * a->rotated / 2) * sizeof(float) ? a->rotated
-                                                                                                    : a->rotated / 2;
-  if (bytes[COSINES] != (size_t)(count * columns) * sizeof(float))
+      bytes[VALUE] != bytes[KEY] || bytes[KEY_POOL] != bytes[VALUE_POOL] ||
+      bytes[COSINES] != (size_t)(count * a->columns) * sizeof(float) || bytes[SINES] != bytes[COSINES])
     return error(INVALID_ARGUMENT, "PooledAttention: sizes of inputs do not match");
   int64_t shape[8];
   memcpy(shape, a->shape, sizeof shape);
@@ -509,7 +504,7 @@ static OrtStatus *compute(void *kernel, OrtKernelContext *context) {
   OrtValue *output;
   Run run = {.attention = a, .queries = data[QUERY], .keys = data[KEY_POOL], .values = data[VALUE_POOL],
              .past = data[PAST], .start = data[START],
-             .rotation = {.cosines = data[COSINES], .sines = data[SINES], .columns = columns}};
+             .cosines = data[COSINES], .sines = data[SINES]};
   if ((status = CALL(OrtStatus *, KernelContextGetOutput, OrtKernelContext *, size_t, const int64_t *, size_t,
                      OrtValue **)(context, 0, shape, (size_t)a->rank, &output)) ||
       (status = CALL(OrtStatus *, GetTensorMutableData, OrtValue *, void **)(output, (void **)&run.output)))
@@ -530,8 +525,7 @@ static OrtStatus *compute(void *kernel, OrtKernelContext *context) {
     float *key = (float *)data[KEY_POOL] + at;
     const float *given_key = (const float *)data[KEY] + token * own;
     if (a->rotated)
-      for (int64_t head = 0; head < own; head += a->width)
-        rotate(a, &run.rotation, token, given_key + head, key + head);
+      for (int64_t first = 0; first < own; first += a->width) rotate(&run, token, given_key + first, key + first);
     else
       memcpy(key, given_key, row);
     memcpy((float *)data[VALUE_POOL] + at, (const float *)data[VALUE] + token * own, row);

@@ -54,6 +54,7 @@ def open_operator(
     threads: int = 2,
     rotated: int = 0,
     interleaved: int = 0,
+    columns: int = 0,
 ) -> Any:
     """Return a session of the operator alone."""
     names = ["queries", "keys", "values", "key-pool", "value-pool", "past", "start"]
@@ -61,7 +62,7 @@ def open_operator(
     if rotated:
         names, types = [*names, "cosines", "sines"], [*types, TensorProto.FLOAT, TensorProto.FLOAT]
     sizes = {"heads": heads, "shared": shared, "width": width, "scale": scale, "cap": cap}
-    sizes |= {"rotated": rotated, "interleaved": interleaved}
+    sizes |= {"rotated": rotated, "interleaved": interleaved, "columns": columns}
     node = helper.make_node(OPERATOR, names, ["output"], domain=DOMAIN, shape=[0, 1, heads * width], **sizes)
     inputs = [helper.make_tensor_value_info(name, kind, None) for name, kind in zip(names, types, strict=True)]
     graph = helper.make_graph([node], "g", inputs, [helper.make_tensor_value_info("output", TensorProto.FLOAT, None)])
@@ -134,7 +135,8 @@ def test_rotated_queries_and_keys(instructions: int, interleaved: int, *, repeat
         shared, group = int(random.integers(1, 4)), int(random.choice([1, 2, 4, 33]))
         width = int(random.choice([2, 8, 16, 24, 64, 80, WIDEST]))
         rotated = 2 * int(random.integers(1, width // 2 + 1))
-        session = open_operator(shared * group, shared, width, width**-0.5, 0.0, 2, rotated, interleaved)
+        tables = rotated if repeated else rotated // 2
+        session = open_operator(shared * group, shared, width, width**-0.5, 0.0, 2, rotated, interleaved, tables)
         feed, _ = draw(random, shared * group, shared, width)
         angles = random.uniform(-9, 9, (len(feed["past"]), rotated // 2))
         columns = angles
@@ -160,10 +162,17 @@ def test_a_number_of_rotated_elements_that_does_not_fit_is_refused(rotated: int)
         open_operator(2, 1, 16, 1.0, 0.0, rotated=rotated)
 
 
-@pytest.mark.parametrize("shapes", [((1, 3), (1, 3)), ((1, 4), (1, 8)), ((3, 4), (3, 4))])
+@pytest.mark.parametrize("columns", [0, 3, 16])
+def test_columns_of_tables_that_do_not_fit_are_refused(columns: int) -> None:
+    """There is one for each element or for each pair."""
+    with pytest.raises(Exception, match="expected a column for each rotated element"):
+        open_operator(2, 1, 16, 1.0, 0.0, rotated=8, columns=columns)
+
+
+@pytest.mark.parametrize("shapes", [((1, 3), (1, 3)), ((1, 4), (1, 8)), ((3, 4), (3, 4)), ((1, 8), (1, 8))])
 def test_tables_that_do_not_fit_are_errors(shapes: tuple[tuple[int, int], tuple[int, int]]) -> None:
     """Nothing is read beyond their ends."""
-    session = open_operator(2, 2, 16, 1.0, 0.0, rotated=8)
+    session = open_operator(2, 2, 16, 1.0, 0.0, rotated=8, columns=4)
     arrays = {name: np.zeros((1, 2, 16), np.float32) for name in ("queries", "keys", "values")}
     pools = {name: np.zeros((4, 2, 16), np.float32) for name in ("key-pool", "value-pool")}
     counts = {name: np.zeros((1, 1), np.int64) for name in ("past", "start")}
@@ -243,6 +252,8 @@ def test_no_tokens() -> None:
     feed, _ = draw(np.random.default_rng(1), 4, 2, 8)
     feed = {name: array if name.endswith("pool") else array[:0] for name, array in feed.items()}
     assert run_in_place(open_operator(4, 2, 8, 1.0, 0.0), feed).shape == (0, 1, 32)
+    feed |= {name: np.zeros((0, 4), np.float32) for name in ("cosines", "sines")}
+    assert run_in_place(open_operator(4, 2, 8, 1.0, 0.0, rotated=8, columns=4), feed).shape == (0, 1, 32)
 
 
 @pytest.mark.parametrize("sizes", [(3, 2, 8), (2, 4, 8), (2, 2, WIDEST + 1), (0, 0, 8)])
@@ -263,12 +274,21 @@ def is_native(engine: SelectiveEngine) -> bool:
     return engine._pooled is not None and engine._pooled._decoder.longest > 0
 
 
+def rotated_elements(engine: SelectiveEngine) -> int:
+    """Return how many elements of a head the operators of all layers rotate."""
+    assert engine._pooled is not None
+    operators = [node for node in engine._pooled._decoder.model.graph.node if node.op_type == OPERATOR]
+    (rotated,) = {attribute.i for node in operators for attribute in node.attribute if attribute.name == "rotated"}
+    return int(rotated)
+
+
 @pytest.mark.parametrize("name", FORMS)
 def test_any_batch_is_one_call(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts, chunks and requests that decode, some of whose scores are not wanted, equal plain onnxruntime."""
     model = small_decoder(name)
     engine, plain = engine_of(model), PlainDecoder(model)
     assert is_native(engine)
+    assert rotated_elements(engine) == (16 if "llama" in name else 0)
     monkeypatch.setattr(engine, "_run_blocks", lambda _: pytest.fail("the parts are not needed"))
     pick = np.random.default_rng(7)
     pool = CachePool(engine.signature, 400)
@@ -457,6 +477,43 @@ def test_a_window_that_no_trial_reaches() -> None:
     size.CopyFrom(numpy_helper.from_array(np.array(3000), size.name))
     assert is_native(engine_of(model))
     assert not is_native(engine_of(windowed))
+
+
+@pytest.mark.parametrize(("tokens", "native"), [(3000.0, False), (1e9, True)])
+@pytest.mark.parametrize("place", ["queries", "scores"])
+def test_a_factor_that_grows_beyond_what_a_trial_reaches(tokens: float, place: str, *, native: bool) -> None:
+    """Queries or scores are multiplied by the length of a request, divided by a number, and by 1 at least."""
+    model = small_decoder("llama-decoder", context=4096)
+    graph = model.graph
+    for name, value in (("one", 1), ("tokens", np.float32(tokens)), ("least", np.float32(1))):
+        graph.initializer.append(numpy_helper.from_array(np.array(value), f"test/{name}"))
+    nodes = [
+        helper.make_node("Shape", ["attention_mask"], ["test/shape"]),
+        helper.make_node("Gather", ["test/shape", "test/one"], ["test/total"], axis=0),
+        helper.make_node("Cast", ["test/total"], ["test/length"], to=TensorProto.FLOAT),
+        helper.make_node("Div", ["test/length", "test/tokens"], ["test/ratio"]),
+        helper.make_node("Max", ["test/ratio", "test/least"], ["test/factor"]),
+    ]
+    producer = {node.output[0]: node for node in graph.node}
+    products = set()
+    for softmax in (node for node in graph.node if node.op_type == "Softmax"):
+        name = softmax.input[0]
+        while producer[name].op_type != "MatMul":
+            name = producer[name].input[0]
+        products.add(name)
+    assert products
+    for node in graph.node:
+        nodes.append(node)
+        if node.output[0] in products:
+            at = len(nodes) - 1 if place == "queries" else len(nodes)
+            source = node.input if place == "queries" else node.output
+            changed = f"test/{place}/{node.output[0]}"
+            before, after = (source[0], changed) if place == "queries" else (changed, source[0])
+            nodes.insert(at, helper.make_node("Mul", [before, "test/factor"], [after]))
+            source[0] = changed
+    del graph.node[:]
+    graph.node.extend(nodes)
+    assert is_native(engine_of(model)) == native
 
 
 def test_a_mask_of_all_pairs_is_computed_for_fewer_tokens() -> None:

@@ -119,6 +119,10 @@ def seen_in(net: Net, values: dict[str, Array]) -> Observation:
     return Observation(shapes, {}, net.constants, {})
 
 
+def finder_of(net: Net, values: dict[str, Array]) -> RotationFinder:
+    return RotationFinder(net.nodes, seen_in(net, values), {"cos", "sin"})
+
+
 def columns_of(net: Net) -> Array:
     return np.random.default_rng(0).random((2, BATCH, 1, 1, net.columns), np.float32)
 
@@ -143,8 +147,8 @@ def test_forms_of_exporters(form: Callable[[Net], str]) -> None:
     net = Net(columns)
     output, tables = form(net), columns_of(net)
     values = run(net, tables)
-    source, found = RotationFinder(net.nodes, seen_in(net, values)).find(output, HEADS, WIDTH)
-    assert (found.tables, found.rotated, found.interleaved) == (("cos", "sin"), rotated, interleaved)
+    source, found = finder_of(net, values).find(output, HEADS, WIDTH)
+    assert found == Rotation(("cos", "sin"), rotated, interleaved, columns)
     assert source in {"x", "heads"}
     expected = values[output].reshape(BATCH, HEADS, WIDTH)
     np.testing.assert_allclose(rotate(values[source], tables, found), expected, atol=1e-6)
@@ -169,6 +173,19 @@ def of_two_values(net: Net) -> str:
     return net.turned(net.heads, net.join(net.op("Neg", net.cut(other, half, WIDTH)), net.cut(other, 0, half)))
 
 
+def twice(net: Net) -> str:
+    """Elements are multiplied by two tables."""
+    net.heads = net.op("Mul", net.heads, "cos")
+    return with_slices(net)
+
+
+def of_all_tokens(net: Net) -> str:
+    """A number of each token is multiplied by one."""
+    axes = np.array([1, 2, 3])
+    numbers = [net.op("ReduceMax", name, axes, keepdims=0) for name in (net.heads, "cos")]
+    return str(net.op("Add", net.heads, net.op("Unsqueeze", net.op("Mul", *numbers), axes)))
+
+
 def with_a_third_term(net: Net) -> str:
     """Something is added to a rotation."""
     return str(net.op("Add", with_slices(net), net.heads))
@@ -188,7 +205,16 @@ def with_a_weight(net: Net) -> str:
 
 @pytest.mark.parametrize(
     "form",
-    [with_other_sign, with_other_partners, of_two_values, with_a_third_term, not_at_all, with_a_weight],
+    [
+        with_other_sign,
+        with_other_partners,
+        of_two_values,
+        twice,
+        of_all_tokens,
+        with_a_third_term,
+        not_at_all,
+        with_a_weight,
+    ],
     ids=lambda form: form.__name__,
 )
 def test_what_is_no_rotation(form: Callable[[Net], str]) -> None:
@@ -196,7 +222,28 @@ def test_what_is_no_rotation(form: Callable[[Net], str]) -> None:
     net = Net(WIDTH)
     output = form(net)
     values = run(net, columns_of(net))
-    assert RotationFinder(net.nodes, seen_in(net, values)).find(output, HEADS, WIDTH) == (output, Rotation())
+    assert finder_of(net, values).find(output, HEADS, WIDTH) == (output, Rotation())
+
+
+def test_a_weight_before_a_rotation_belongs_to_the_source() -> None:
+    """Norms of queries multiply by a weight, which is no table."""
+    net = Net(WIDTH)
+    net.heads = net.op("Mul", net.heads, np.full((1, 1, 1, WIDTH), 2, np.float32))
+    output = with_slices(net)
+    values = run(net, columns_of(net))
+    found = finder_of(net, values).find(output, HEADS, WIDTH)
+    assert found == (net.heads, Rotation(("cos", "sin"), WIDTH, columns=WIDTH))
+
+
+@pytest.mark.parametrize("kind", ["Add", "Relu"])
+def test_many_layers_of_equal_width(kind: str) -> None:
+    """The search ends soon, however many sums of a value with itself, or other operators, are before queries."""
+    net = Net(WIDTH)
+    x = net.heads
+    for _ in range(500):
+        x = net.op(kind, x, net.op("Neg", x)) if kind == "Add" else net.op(kind, x)
+    seen = seen_in(net, {name: np.zeros((BATCH, 1, HEADS, WIDTH)) for node in net.nodes for name in node.output})
+    assert RotationFinder(net.nodes, seen, {"cos", "sin"}).find(x, HEADS, WIDTH) == (x, Rotation())
 
 
 @pytest.mark.parametrize("domain", ["", "com.microsoft"])
@@ -209,11 +256,13 @@ def test_the_operator(domain: str) -> None:
     ]
     batch, one = Size(0, 0, 1), Size(1, 0, 0)
     seen = Observation({"positions": (batch, one)}, {}, {}, {})
-    finder = RotationFinder(nodes, seen)
+    finder = RotationFinder(nodes, seen, {"positions"})
     found = [finder.find(f"{name}/rotated", HEADS, WIDTH) for name in ("input_ids", "keys")]
-    rotation = Rotation(tuple(finder.selections), WIDTH)
+    selections = finder.take_selections(found[0][1].tables)
+    assert [list(node.input) for node in selections] == [["cos", "positions"], ["sin", "positions"]]
+    rotation = Rotation(tuple(node.output[0] for node in selections), WIDTH, columns=WIDTH // 2)
     assert found == [("input_ids", rotation), ("keys", rotation)]
-    assert [list(node.input) for node in finder.selections.values()] == [["cos", "positions"], ["sin", "positions"]]
+    assert not finder.take_selections(rotation.tables)
 
 
 @pytest.mark.parametrize(
@@ -225,4 +274,4 @@ def test_the_operator_with_something_else(attributes: dict[str, Any], shape: int
     inputs = ["input_ids", "positions", "cos", "sin"]
     node = helper.make_node("RotaryEmbedding", inputs, ["y"], domain="com.microsoft", **attributes)
     seen = Observation({"positions": (Size(0, 0, 1), Size(1, 0, 0))[:shape]}, {}, {}, {})
-    assert RotationFinder([node], seen).find("y", HEADS, WIDTH) == ("y", Rotation())
+    assert RotationFinder([node], seen, {"positions"}).find("y", HEADS, WIDTH) == ("y", Rotation())
