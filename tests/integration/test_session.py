@@ -536,7 +536,8 @@ def test_crowded_requests_are_served_by_one_thread_each(call: str, *, cut: bool)
     plan = fixed_plan(graph, alternating_lanes(graph)) if cut else None
     expected = run_plain(branches(size=64), {"x": np.ones((2, 64), np.float32)})
     wrong: list[object] = []
-    with HybridSession(graph if cut else branches(size=64), plan=plan, tune="now") as session:
+    # Tuning on a busy machine may choose one thread, and then nothing is diverted.
+    with HybridSession(graph if cut else branches(size=64), plan=plan, tune="never") as session:
 
         def once() -> list[Any]:
             return call_session(session, call, np.ones((2, 64), np.float32))
