@@ -16,10 +16,9 @@
  * RoFormer, 2021), the cosines and the sines of each token, twice [N, rotated] or [N, rotated / 2] in any shape.
  * Output: [N, heads, width] in the shape that an attribute gives.
  * Attributes: heads, shared (heads of keys and values), width, scale, cap, shape, rotated, interleaved and columns (of
- * the cosines and of the sines). A score is
- * scale * q.k, or cap * tanh(scale * q.k) if cap is not 0. In the shape, the first dimension stands for N. Of each head
- * the first elements are rotated, so many as `rotated` says: the first half with the second half, or each even element
- * with the next one if `interleaved` is not 0.
+ * the cosines and of the sines). A score is scale * q.k, or cap * tanh(scale * q.k) if cap is not 0. In the shape, the
+ * first dimension stands for N. Of each head the first elements are rotated, so many as `rotated` says: the first half
+ * with the second half, or each even element with the next one if `interleaved` is not 0.
  */
 #define _GNU_SOURCE
 #include <math.h>
