@@ -8,6 +8,7 @@ import subprocess
 import sys
 import sysconfig
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,13 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 _FOLDER = Path("chrion", "native")
 _FLAGS = ("-std=gnu11", "-O3", "-Wall", "-fPIC", "-shared", "-pthread", "-lm")
-#: The sources, and what Chrion does without them.
+#: The sources of each library, and what Chrion does without it.
 _LIBRARIES = {
-    "lanes": "lanes will be Python threads",
-    "attention": "attention of decoders will be made of onnxruntime's operators",
+    "lanes": (("lanes.c",), "lanes will be Python threads"),
+    "operators": (
+        ("operators.c", "attention.c", "silu_and_mul.c"),
+        "attention of decoders will be made of onnxruntime's operators",
+    ),
 }
 
 
@@ -29,17 +33,19 @@ class LanesHook(BuildHookInterface[Any]):
         """Compile the libraries before hatchling collects the files."""
         if sys.platform != "linux":  # the lanes use the affinity calls and futexes of Linux
             return
-        for name, otherwise in _LIBRARIES.items():
-            if reason := self._compile(name, build_data):
+        for name, (sources, otherwise) in _LIBRARIES.items():
+            if reason := self._compile(name, sources, build_data):
                 self.app.display_warning(f"{name}.c cannot be compiled, so {otherwise}, which is slower: {reason}")
 
-    def _compile(self, name: str, build_data: dict[str, Any]) -> str:
+    def _compile(self, name: str, sources: Sequence[str], build_data: dict[str, Any]) -> str:
         """Compile a library; return why that is not possible."""
         folder = Path(self.root) / _FOLDER
         fresh, target = folder / f"lib{name}.{os.getpid()}.so", folder / f"lib{name}.so"
-        source = folder / f"{name}.c"
-        identity = f'-DCHRION_SOURCE="{zlib.crc32(source.read_bytes()):08x}"'
-        command = [*shlex.split(os.environ.get("CC", "cc")), identity, str(source), *_FLAGS, "-o", str(fresh)]
+        # As in chrion/native/library.py, which is not installed yet.
+        content = b"".join(path.read_bytes() for path in sorted(folder.glob("*.[ch]")))
+        identity = f'-DCHRION_SOURCE="{zlib.crc32(content):08x}"'
+        paths = [str(folder / source) for source in sources]
+        command = [*shlex.split(os.environ.get("CC", "cc")), identity, *paths, *_FLAGS, "-o", str(fresh)]
         try:
             subprocess.run(command, check=True, capture_output=True, text=True)  # noqa: S603 - the compiler
         except (OSError, subprocess.CalledProcessError) as error:

@@ -28,10 +28,10 @@ run() { # NAME RUNTIME FLAGS: the tests with a library of such flags
     return
   fi
   echo "$name:"
-  for library in lanes attention; do
-    # shellcheck disable=SC2086 # several flags
+  for sources in "lanes" "operators attention silu_and_mul"; do
+    # shellcheck disable=SC2086 # several flags, and several sources
     "$compiler" -std=gnu11 -O1 -g -fno-omit-frame-pointer $flags -fPIC -shared -pthread \
-      "chrion/native/$library.c" -lm -o "chrion/native/lib$library.so"
+      $(printf 'chrion/native/%s.c ' $sources) -lm -o "chrion/native/lib${sources%% *}.so"
   done
   # The C++ library has to be loaded before the runtime looks for its functions; and the runtimes reserve large ranges of
   # addresses, which randomised mappings may collide with.

@@ -33,7 +33,7 @@ from chrion.graph.cache_append import AppendedDecoder
 from chrion.graph.decoder import IDS, LOGITS, DecoderSignature
 from chrion.graph.ort_sessions import open_session
 from chrion.graph.pooled_cache import PAST, START, WANTED, PooledDecoder, pool_caches
-from chrion.native import attention_available, register_attention
+from chrion.native import operators_available, register_operators
 
 Array = np.ndarray[Any, Any]
 log = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ class PooledSession:
         run_options: ort.RunOptions,
     ) -> None:
         if pooled.longest:
-            register_attention(options)
+            register_operators(options)
         self._session = open_session(pooled.model, options, "the decoder with a pool")
         self._decoder, self._signature, self._run_options = pooled, signature, run_options
         logits = next(output for output in self._session.get_outputs() if output.name == LOGITS)
@@ -203,7 +203,7 @@ def open_pooled_session(  # noqa: PLR0913, PLR0917 - the decoder, how it runs, a
     def opened(pooled: PooledDecoder) -> PooledSession:
         return PooledSession(pooled, signature, options(), run_options)
 
-    native = _open_native(appended, signature, weights, opened, run) if attention_available() else None
+    native = _open_native(appended, signature, weights, opened, run) if operators_available() else None
     return native or _open_rectangle(appended, signature, opened, run)
 
 

@@ -31,6 +31,7 @@ from onnx import TensorProto, helper, numpy_helper
 from chrion.graph.arrangements import join_arrangements
 from chrion.graph.cache_append import AppendedDecoder
 from chrion.graph.decoder import IDS, LOGITS, MASK, POSITIONS, DecoderSignature
+from chrion.graph.joined_products import join_products
 from chrion.graph.last_logits import choose_rows
 from chrion.graph.observation import Size
 from chrion.graph.pooled_attention import DOMAIN, PooledAttention, PooledLayer, PooledRows, shows_earlier_tokens
@@ -147,6 +148,8 @@ def _with_operator(
     # What follows from the longest past of a batch may differ for a request by itself, maybe beyond what a trial shows.
     if not longest or not others.isdisjoint({*pooled.pools, *pooled.past_shapes, _MOST}):
         return None
+    stored = {tensor.name: tensor for tensor in pooled.model.graph.initializer}
+    nodes = needed_nodes(join_products(nodes, stored, appended.seen), [LOGITS])
     chosen = choose_rows(nodes, WANTED, appended.seen)
     result = replace(pooled, written=(), longest=longest, prompts=chosen is not None)
     return _declared_decoder(appended.model, nodes if chosen is None else chosen, added, signature, result)

@@ -135,6 +135,11 @@ def int_attribute(node: onnx.NodeProto, name: str, default: int) -> int:
     return next((int(a.i) for a in node.attribute if a.name == name), default)
 
 
+def float_attribute(node: onnx.NodeProto, name: str, default: float) -> float:
+    """Return the value of an attribute that is a number, or ``default`` if the node lacks it."""
+    return next((float(a.f) for a in node.attribute if a.name == name), default)
+
+
 def set_int_attribute(node: onnx.NodeProto, name: str, value: int) -> None:
     """Set an integer attribute, in place."""
     for attribute in [a for a in node.attribute if a.name == name]:

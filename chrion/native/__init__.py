@@ -1,11 +1,10 @@
-"""Code in C: lanes for programs that run on the CPU only (``lanes.c``), and attention of decoders (``attention.c``).
+"""Code in C: lanes for programs that run on the CPU only (``lanes.c``), and operators of decoders (``operators.c``).
 
 The libraries are compiled when Chrion is installed, if possible (on Linux with a C compiler). Without them, lanes are
 Python threads, which have a longer handoff latency, and attention is made of onnxruntime's operators, which copy the
 caches; nothing else changes.
 """
 
-from chrion.native.attention import attention_available, register_attention
 from chrion.native.bindings import (
     NativeBinding,
     NativeError,
@@ -15,6 +14,7 @@ from chrion.native.bindings import (
     NativeSession,
     available,
 )
+from chrion.native.operators import operators_available, register_operators
 
 __all__ = [
     "NativeBinding",
@@ -23,7 +23,7 @@ __all__ = [
     "NativeLanes",
     "NativeProgram",
     "NativeSession",
-    "attention_available",
     "available",
-    "register_attention",
+    "operators_available",
+    "register_operators",
 ]

@@ -10,122 +10,31 @@
  * block to block (Milakov and Gimelshein, Online normalizer calculation for softmax, 2018), so that it needs no memory
  * beside the stack.
  *
- * Inputs: queries, keys and values of the tokens, [N, heads, width] and twice [N, shared, width] in any shape; the
- * pools of keys and of values, [rows, shared, width] in any shape, which are written to; the number of past tokens and
- * the first row of the request of each token, int64 [N]; and, if queries and keys are to be rotated (Su et al.,
- * RoFormer, 2021), the cosines and the sines of each token, twice [N, rotated] or [N, rotated / 2] in any shape.
+ * Inputs: queries, keys and values of the tokens, [N, heads, width] and twice [N, shared, width] in any shape, or all
+ * three side by side in the first one, [N, heads + 2 * shared, width]; the pools of keys and of values,
+ * [rows, shared, width] in any shape, which are written to; the number of past tokens and the first row of the request
+ * of each token, int64 [N]; and, if queries and keys are to be rotated (Su et al., RoFormer, 2021), the cosines and the
+ * sines of each token, twice [N, rotated] or [N, rotated / 2] in any shape.
  * Output: [N, heads, width] in the shape that an attribute gives.
  * Attributes: heads, shared (heads of keys and values), width, scale, cap, shape, rotated, interleaved and columns (of
  * the cosines and of the sines). A score is scale * q.k, or cap * tanh(scale * q.k) if cap is not 0. In the shape, the
  * first dimension stands for N. Of each head the first elements are rotated, so many as `rotated` says: the first half
  * with the second half, or each even element with the next one if `interleaved` is not 0.
  */
-#define _GNU_SOURCE
 #include <math.h>
-#include <pthread.h>
-#include <stdbool.h>
-#include <stdint.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* Identifies the source of the library, so that one that was compiled from another source is not used. */
-#ifndef CHRION_SOURCE
-#define CHRION_SOURCE ""
-#endif
-const char *chrion_source(void) { return CHRION_SOURCE; }
-
-/* ---- onnxruntime's C API: indices into its table of functions, which stay valid in later versions. ---- */
-
-typedef struct OrtStatus OrtStatus;
-typedef struct OrtSessionOptions OrtSessionOptions;
-typedef struct OrtCustomOpDomain OrtCustomOpDomain;
-typedef struct OrtKernelInfo OrtKernelInfo;
-typedef struct OrtKernelContext OrtKernelContext;
-typedef struct OrtValue OrtValue;
-typedef struct {
-  void *const *(*GetApi)(uint32_t version);
-  const char *(*GetVersionString)(void);
-} OrtApiBase;
-
-enum {
-  CreateStatus = 0,
-  CreateCustomOpDomain = 26,
-  CustomOpDomainAdd = 27,
-  AddCustomOpDomain = 28,
-  GetTensorMutableData = 51,
-  KernelInfoGetAttributeFloat = 85,
-  KernelInfoGetAttributeInt = 86,
-  KernelContextGetInputCount = 88,
-  KernelContextGetInput = 90,
-  KernelContextGetOutput = 91,
-  KernelInfoGetAttributeInts = 163,
-  KernelContextParallelFor = 274,
-  GetTensorSizeInBytes = 318,
-};
-/* The version that has all of these, and the layout of OperatorDescription. */
-#define API_VERSION 23
-#define OPERATOR_VERSION 17
-enum { FLOAT = 1, INT64 = 7, REQUIRED = 0, OPTIONAL = 1, DEFAULT_MEMORY = 0, FAIL = 1, INVALID_ARGUMENT = 2 };
-#define CALL(result, name, ...) ((result(*)(__VA_ARGS__))api[name])
-
-/* OrtCustomOp in version 17. */
-typedef struct OperatorDescription {
-  uint32_t version;
-  void *(*create)(const struct OperatorDescription *, const void *, const OrtKernelInfo *);
-  const char *(*name)(const struct OperatorDescription *);
-  const char *(*provider)(const struct OperatorDescription *);
-  int (*input_type)(const struct OperatorDescription *, size_t);
-  size_t (*input_count)(const struct OperatorDescription *);
-  int (*output_type)(const struct OperatorDescription *, size_t);
-  size_t (*output_count)(const struct OperatorDescription *);
-  void (*compute)(void *, OrtKernelContext *);
-  void (*destroy)(void *);
-  int (*input_kind)(const struct OperatorDescription *, size_t);
-  int (*output_kind)(const struct OperatorDescription *, size_t);
-  int (*input_memory)(const struct OperatorDescription *, size_t);
-  int (*least_inputs)(const struct OperatorDescription *);
-  int (*equal_inputs)(const struct OperatorDescription *);
-  int (*least_outputs)(const struct OperatorDescription *);
-  int (*equal_outputs)(const struct OperatorDescription *);
-  OrtStatus *(*try_create)(const struct OperatorDescription *, const void *, const OrtKernelInfo *, void **);
-  OrtStatus *(*try_compute)(void *, OrtKernelContext *);
-  OrtStatus *(*infer_shape)(const struct OperatorDescription *, void *);
-  int (*first_version)(const struct OperatorDescription *);
-  int (*last_version)(const struct OperatorDescription *);
-} OperatorDescription;
-
-static void *const *api;
-
-static OrtStatus *error(int code, const char *message) {
-  return CALL(OrtStatus *, CreateStatus, int, const char *)(code, message);
-}
-
-/* onnxruntime's threads synchronise out of sight of the thread sanitiser, which is told so here. */
-#ifdef __SANITIZE_THREAD__
-void __tsan_acquire(void *);
-void __tsan_release(void *);
-#define ACQUIRE(object) __tsan_acquire(object)
-#define RELEASE(object) __tsan_release(object)
-#else
-#define ACQUIRE(object) ((void)0)
-#define RELEASE(object) ((void)0)
-#endif
-
-/* ---- Attention ---- */
+#include "operators.h"
 
 /* The most queries of a tile, the keys of a block, and the most elements of a head. */
 #define QUERIES 32
 #define KEYS 64
 #define WIDTH 256
-/* The elements of a vector, and the most vectors of different queries, or of one result, that are in registers. */
-#define LANES 16
+/* The most vectors of different queries, or of one result, that are in registers. */
 #define MOST_TOGETHER 2
 /* Multiplications that are worth a second thread. */
 #define PARALLEL (1 << 17)
-
-typedef float Floats __attribute__((vector_size(LANES * sizeof(float)), aligned(4), may_alias));
-typedef int32_t Ints __attribute__((vector_size(LANES * sizeof(int32_t))));
 
 typedef struct {
   int64_t heads, shared, width, rank, rotated, interleaved, columns;
@@ -138,6 +47,7 @@ typedef struct {
   const Attention *attention;
   const float *cosines, *sines; /* if elements are rotated */
   const float *queries, *keys, *values; /* the latter two are pools */
+  int64_t stride; /* from the queries of a token to those of the next one */
   const int64_t *past, *start;
   float *output;
   const int64_t *tiles; /* the first token of each tile, and the number of tokens */
@@ -150,39 +60,6 @@ typedef struct {
   int64_t seen[QUERIES];
   int count;
 } Tile;
-
-#define INLINE static inline __attribute__((always_inline))
-#ifdef __clang__
-#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
-#else /* GCC has the same from version 12 */
-#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (Ints){__VA_ARGS__})
-#endif
-
-/* Store in `value` the lanes of `other` where the mask is set. */
-INLINE void select_lanes(Floats *value, const Floats *other, const Ints *mask) {
-  *value = (Floats)(((Ints)*value & ~*mask) | ((Ints)*other & *mask));
-}
-
-/* Replace x by exp(x), x <= 0. The relative error is below 2e-7; NaN stays NaN. */
-INLINE void exponential(Floats *x) {
-  Floats least = (Floats){0} - 87.0f, magic = (Floats){0} + 12582912.0f;
-  Floats value = *x;
-  Ints small = value < least;
-  select_lanes(&value, &least, &small);
-  Floats rounded = value * 1.44269504f + magic;
-  Ints exponent = (Ints)rounded; /* the low bits are the rounded quotient */
-  Floats quotient = rounded - magic;
-  Floats rest = value - quotient * 0.693359375f;
-  rest = rest + quotient * 2.12194440e-4f;
-  Floats power = rest * 1.9875691500e-4f + 1.3981999507e-3f;
-  power = power * rest + 8.3334519073e-3f;
-  power = power * rest + 4.1665795894e-2f;
-  power = power * rest + 1.6666665459e-1f;
-  power = power * rest + 5.0000001201e-1f;
-  power = power * rest * rest + rest + 1.0f;
-  Ints scale = (exponent << 23) + 0x3f800000;
-  *x = power * (Floats)scale;
-}
 
 INLINE float sum(const Floats *x) {
   float halves[LANES];
@@ -336,38 +213,17 @@ static void attend_anywhere(const Attention *a, const Tile *tile, const float *k
   attend(a, tile, keys, values, 1);
 }
 #if defined(__x86_64__)
-__attribute__((target("avx2,fma"))) static void attend_avx2(const Attention *a, const Tile *tile, const float *keys,
-                                                            const float *values) {
+AVX2 static void attend_avx2(const Attention *a, const Tile *tile, const float *keys, const float *values) {
   attend(a, tile, keys, values, 1);
 }
-__attribute__((target("avx512f,avx512dq,avx512vl,avx512bw,avx2,fma"))) static void attend_avx512(
-    const Attention *a, const Tile *tile, const float *keys, const float *values) {
+AVX512 static void attend_avx512(const Attention *a, const Tile *tile, const float *keys, const float *values) {
   attend(a, tile, keys, values, 2);
 }
+static void (*const variants[])(const Attention *, const Tile *, const float *, const float *) = {
+    attend_anywhere, attend_avx2, attend_avx512};
+#else
+static void (*const variants[])(const Attention *, const Tile *, const float *, const float *) = {attend_anywhere};
 #endif
-
-/* The variant in use. */
-static void (*chosen)(const Attention *, const Tile *, const float *, const float *) = attend_anywhere;
-
-/* Use the best variant up to a level, 0 to 2, that the processor has; return its level. Tests compare them. */
-int chrion_choose(int level) {
-  int found = 0;
-  chosen = attend_anywhere;
-#if defined(__x86_64__)
-  __builtin_cpu_init();
-  if (level > 0 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
-    chosen = attend_avx2;
-    found = 1;
-  }
-  if (level > 1 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw")) {
-    chosen = attend_avx512;
-    found = 2;
-  }
-#endif
-  (void)level;
-  return found;
-}
 
 /* Write the first elements of a head of a token, rotated, and the others. */
 static void rotate(const Run *run, int64_t token, const float *head, float *result) {
@@ -405,16 +261,17 @@ static void run_tile(void *data, size_t index) {
     Tile tile = {.count = 0};
     for (int64_t token = first; token < first + tokens; token++)
       for (int64_t head = 0; head < heads; head++) {
-        int64_t at = (token * a->heads + shared * group + from + head) * a->width;
-        tile.query[tile.count] = run->queries + at;
+        int64_t at = (shared * group + from + head) * a->width;
+        const float *query = run->queries + token * run->stride + at;
+        tile.query[tile.count] = query;
         if (a->rotated) {
-          rotate(run, token, run->queries + at, turned[tile.count]);
+          rotate(run, token, query, turned[tile.count]);
           tile.query[tile.count] = turned[tile.count];
         }
-        tile.output[tile.count] = run->output + at;
+        tile.output[tile.count] = run->output + token * a->heads * a->width + at;
         tile.seen[tile.count++] = run->past[token] + 1;
       }
-    chosen(a, &tile, run->keys + row, run->values + row);
+    variants[chrion_level](a, &tile, run->keys + row, run->values + row);
   }
   RELEASE(data);
 }
@@ -426,7 +283,7 @@ enum { QUERY, KEY, VALUE, KEY_POOL, VALUE_POOL, PAST, START, COSINES, SINES, INP
 static OrtStatus *create(const OperatorDescription *description, const void *table, const OrtKernelInfo *info,
                          void **kernel) {
   (void)description, (void)table;
-  Attention a = {.rank = 8};
+  Attention a = {0};
   struct {
     const char *name;
     int64_t *value;
@@ -443,20 +300,16 @@ static OrtStatus *create(const OperatorDescription *description, const void *tab
   for (size_t at = 0; at < sizeof reals / sizeof *reals && !status; at++)
     status = CALL(OrtStatus *, KernelInfoGetAttributeFloat, const OrtKernelInfo *, const char *, float *)(
         info, reals[at].name, reals[at].value);
-  size_t rank = 8;
-  if (!status)
-    status = CALL(OrtStatus *, KernelInfoGetAttributeInts, const OrtKernelInfo *, const char *, int64_t *, size_t *)(
-        info, "shape", a.shape, &rank);
+  if (!status) status = chrion_read_shape(info, a.shape, &a.rank);
   if (status) return status;
-  a.rank = (int64_t)rank;
   if (a.shared < 1 || a.heads < a.shared || a.heads % a.shared || a.width < 1 || a.width > WIDTH || a.rank < 1)
-    return error(INVALID_ARGUMENT, "PooledAttention: expected heads that share keys evenly, and a width up to 256");
+    return chrion_error(INVALID_ARGUMENT, "PooledAttention: expected heads that share keys evenly, and a width up to 256");
   if (a.rotated < 0 || a.rotated > a.width || a.rotated % 2)
-    return error(INVALID_ARGUMENT, "PooledAttention: expected an even number of rotated elements, up to the width");
+    return chrion_error(INVALID_ARGUMENT, "PooledAttention: expected an even number of rotated elements, up to the width");
   if (a.columns != a.rotated && a.columns != a.rotated / 2)
-    return error(INVALID_ARGUMENT, "PooledAttention: expected a column for each rotated element, or for each pair");
+    return chrion_error(INVALID_ARGUMENT, "PooledAttention: expected a column for each rotated element, or for each pair");
   *kernel = malloc(sizeof a);
-  if (!*kernel) return error(FAIL, "PooledAttention: out of memory");
+  if (!*kernel) return chrion_error(FAIL, "PooledAttention: out of memory");
   memcpy(*kernel, &a, sizeof a);
   return NULL;
 }
@@ -482,56 +335,46 @@ static OrtStatus *compute(void *kernel, OrtKernelContext *context) {
   if ((status = CALL(OrtStatus *, KernelContextGetInputCount, const OrtKernelContext *, size_t *)(context, &given)))
     return status;
   if (given != (a->rotated ? INPUTS : COSINES))
-    return error(INVALID_ARGUMENT, "PooledAttention: expected cosines and sines if elements are rotated, only then");
-  for (size_t at = 0; at < given; at++) {
-    const OrtValue *value;
-    if ((status = CALL(OrtStatus *, KernelContextGetInput, const OrtKernelContext *, size_t, const OrtValue **)(
-             context, at, &value)) ||
-        (status = CALL(OrtStatus *, GetTensorSizeInBytes, const OrtValue *, size_t *)(value, &bytes[at])) ||
-        (status = CALL(OrtStatus *, GetTensorMutableData, const OrtValue *, void **)(value, &data[at])))
-      return status;
-  }
+    return chrion_error(INVALID_ARGUMENT,
+                        "PooledAttention: expected cosines and sines if elements are rotated, only then");
+  for (size_t at = 0; at < given; at++)
+    if ((status = chrion_read_input(context, at, &data[at], &bytes[at]))) return status;
   int64_t count = (int64_t)(bytes[PAST] / sizeof(int64_t)), own = a->shared * a->width;
   size_t row = (size_t)own * sizeof(float), all = (size_t)(count * a->heads * a->width) * sizeof(float);
-  if (bytes[START] != bytes[PAST] || bytes[QUERY] != all || bytes[KEY] != (size_t)count * row ||
-      bytes[VALUE] != bytes[KEY] || bytes[KEY_POOL] != bytes[VALUE_POOL] ||
+  bool packed = !data[KEY];
+  int64_t stride = a->heads * a->width + (packed ? 2 * own : 0);
+  if (bytes[START] != bytes[PAST] || bytes[QUERY] != (size_t)(count * stride) * sizeof(float) ||
+      bytes[KEY] != (packed ? 0 : (size_t)count * row) || bytes[VALUE] != bytes[KEY] ||
+      bytes[KEY_POOL] != bytes[VALUE_POOL] ||
       bytes[COSINES] != (size_t)(count * a->columns) * sizeof(float) || bytes[SINES] != bytes[COSINES])
-    return error(INVALID_ARGUMENT, "PooledAttention: sizes of inputs do not match");
-  int64_t shape[8];
-  memcpy(shape, a->shape, sizeof shape);
-  shape[0] = count;
-  OrtValue *output;
+    return chrion_error(INVALID_ARGUMENT, "PooledAttention: sizes of inputs do not match");
   Run run = {.attention = a, .queries = data[QUERY], .keys = data[KEY_POOL], .values = data[VALUE_POOL],
-             .past = data[PAST], .start = data[START],
+             .past = data[PAST], .start = data[START], .stride = stride,
              .cosines = data[COSINES], .sines = data[SINES]};
-  if ((status = CALL(OrtStatus *, KernelContextGetOutput, OrtKernelContext *, size_t, const int64_t *, size_t,
-                     OrtValue **)(context, 0, shape, (size_t)a->rank, &output)) ||
-      (status = CALL(OrtStatus *, GetTensorMutableData, OrtValue *, void **)(output, (void **)&run.output)))
-    return status;
-  size_t produced;
-  if ((status = CALL(OrtStatus *, GetTensorSizeInBytes, const OrtValue *, size_t *)(output, &produced))) return status;
-  if (produced != all) return error(INVALID_ARGUMENT, "PooledAttention: the shape has another size than the queries");
+  if ((status = chrion_make_output(context, a->shape, a->rank, count, all, (void **)&run.output))) return status;
 
   int64_t rows = (int64_t)(bytes[KEY_POOL] / row), work = 0;
   for (int64_t token = 0; token < count; token++) {
     int64_t past = run.past[token], start = run.start[token];
     if (past < 0 || start < 0 || past >= rows || start >= rows - past)
-      return error(INVALID_ARGUMENT, "PooledAttention: a row is outside the pool");
+      return chrion_error(INVALID_ARGUMENT, "PooledAttention: a row is outside the pool");
     work += 2 * (past + 1) * a->heads * a->width;
   }
   for (int64_t token = 0; token < count; token++) {
     int64_t at = (run.start[token] + run.past[token]) * own;
     float *key = (float *)data[KEY_POOL] + at;
-    const float *given_key = (const float *)data[KEY] + token * own;
+    const float *behind = run.queries + token * stride + a->heads * a->width;
+    const float *given_key = packed ? behind : (const float *)data[KEY] + token * own;
+    const float *given_value = packed ? behind + own : (const float *)data[VALUE] + token * own;
     if (a->rotated)
       for (int64_t first = 0; first < own; first += a->width) rotate(&run, token, given_key + first, key + first);
     else
       memcpy(key, given_key, row);
-    memcpy((float *)data[VALUE_POOL] + at, (const float *)data[VALUE] + token * own, row);
+    memcpy((float *)data[VALUE_POOL] + at, given_value, row);
   }
 
   int64_t few[2 * 64], *tiles = count <= 64 ? few : malloc(2 * sizeof(int64_t) * (size_t)count);
-  if (!tiles) return error(FAIL, "PooledAttention: out of memory");
+  if (!tiles) return chrion_error(FAIL, "PooledAttention: out of memory");
   int64_t most = QUERIES / (a->heads / a->shared);
   size_t total = make_tiles(&run, count, most < 1 ? 1 : most, tiles) * (size_t)a->shared;
   run.tiles = tiles;
@@ -547,59 +390,23 @@ static OrtStatus *compute(void *kernel, OrtKernelContext *context) {
 }
 
 static const char *name(const OperatorDescription *d) { return (void)d, "PooledAttention"; }
-static const char *provider(const OperatorDescription *d) { return (void)d, "CPUExecutionProvider"; }
 static int input_type(const OperatorDescription *d, size_t at) { return (void)d, at == PAST || at == START ? INT64 : FLOAT; }
 static size_t input_count(const OperatorDescription *d) { return (void)d, INPUTS; }
 static int output_type(const OperatorDescription *d, size_t at) { return (void)d, (void)at, FLOAT; }
 static size_t output_count(const OperatorDescription *d) { return (void)d, 1; }
-static int required(const OperatorDescription *d, size_t at) { return (void)d, (void)at, REQUIRED; }
-static int input_kind(const OperatorDescription *d, size_t at) { return (void)d, at < COSINES ? REQUIRED : OPTIONAL; }
-static int memory(const OperatorDescription *d, size_t at) { return (void)d, (void)at, DEFAULT_MEMORY; }
-static int one(const OperatorDescription *d) { return (void)d, 1; }
-static int any(const OperatorDescription *d) { return (void)d, INT32_MAX; }
+static int input_kind(const OperatorDescription *d, size_t at) {
+  return (void)d, at == KEY || at == VALUE || at >= COSINES ? OPTIONAL : REQUIRED;
+}
 
-static const OperatorDescription description = {
-    .version = OPERATOR_VERSION,
+const OperatorDescription chrion_pooled_attention = {
+    COMMON_DESCRIPTION,
     .name = name,
-    .provider = provider,
     .input_type = input_type,
     .input_count = input_count,
     .output_type = output_type,
     .output_count = output_count,
     .destroy = free,
     .input_kind = input_kind,
-    .output_kind = required,
-    .input_memory = memory,
-    .least_inputs = one,
-    .equal_inputs = one,
-    .least_outputs = one,
-    .equal_outputs = one,
     .try_create = create,
     .try_compute = compute,
-    .first_version = one,
-    .last_version = any,
 };
-
-/* Called by onnxruntime when this library is registered with session options. */
-OrtStatus *RegisterCustomOps(OrtSessionOptions *options, const OrtApiBase *base) {
-  static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-  static OrtCustomOpDomain *domain; /* of all sessions, to the end of the process */
-  OrtStatus *status = NULL;
-  pthread_mutex_lock(&lock);
-  if (!domain) {
-    void *const *table = base->GetApi(API_VERSION);
-    if (table) { /* otherwise a session with the operator reports that it is unknown */
-      api = table;
-      chrion_choose(2);
-      OrtCustomOpDomain *created = NULL;
-      status = CALL(OrtStatus *, CreateCustomOpDomain, const char *, OrtCustomOpDomain **)("chrion", &created);
-      if (!status)
-        status = CALL(OrtStatus *, CustomOpDomainAdd, OrtCustomOpDomain *, const OperatorDescription *)(created,
-                                                                                                    &description);
-      if (!status) domain = created;
-    }
-  }
-  pthread_mutex_unlock(&lock);
-  if (status || !domain) return status;
-  return CALL(OrtStatus *, AddCustomOpDomain, OrtSessionOptions *, OrtCustomOpDomain *)(options, domain);
-}

@@ -20,7 +20,7 @@ def load_library(name: str, purpose: str) -> ctypes.CDLL | None:
     """Load a library, or return None if it is not there or of another version.
 
     Args:
-        name: The name of its source, without ending.
+        name: Its name.
         purpose: What it is for, for a message.
     """
     path = path_of(name)
@@ -28,23 +28,24 @@ def load_library(name: str, purpose: str) -> ctypes.CDLL | None:
         library = ctypes.CDLL(str(path))
     except OSError:
         return None
-    if fits(library, path.with_name(f"{name}.c")):
+    if fits(library, _FOLDER):
         return library
     log.warning("%s: %s is of another version and not used; install Chrion again", purpose, path.name)
     return None
 
 
-def fits(library: ctypes.CDLL, source: Path) -> bool:
-    """Return whether a library was compiled from the present source, as far as it says so.
+def fits(library: ctypes.CDLL, folder: Path) -> bool:
+    """Return whether a library was compiled from the present sources in a folder, as far as it says so.
 
-    In an editable installation, the source may change without the library.
+    In an editable installation, the sources may change without the library.
     """
+    sources = sorted(folder.glob("*.[ch]"))
     try:
         library.chrion_source.restype = ctypes.c_char_p
         compiled_from: bytes = library.chrion_source()
-        content = source.read_bytes()
+        content = b"".join(source.read_bytes() for source in sources)
     except AttributeError:  # before it said so
         return False
     except OSError:
         return True
-    return not compiled_from or compiled_from == f"{zlib.crc32(content):08x}".encode()
+    return not sources or not compiled_from or compiled_from == f"{zlib.crc32(content):08x}".encode()

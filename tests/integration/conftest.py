@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from chrion.generation import pooled_session
-from chrion.native import attention_available
+from chrion.native import operators_available
 from chrion.runtime.selection import tuning
 from chrion.runtime.selection.tuning_process import NamedShapes
 from tuning_support import alternate, deciding_with, wait_for
@@ -46,7 +46,7 @@ def tuned_shapes(monkeypatch: pytest.MonkeyPatch, gate: threading.Event) -> list
 @pytest.fixture
 def several_operators(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let decoders have attention of several operators, as where there is no C compiler."""
-    monkeypatch.setattr(pooled_session, "attention_available", lambda: False)
+    monkeypatch.setattr(pooled_session, "operators_available", lambda: False)
 
 
 @pytest.fixture(params=["one operator", "several operators"])
@@ -54,6 +54,6 @@ def attention(request: pytest.FixtureRequest) -> str:
     """Run a test with attention as the native operator, and without it."""
     if request.param == "several operators":
         request.getfixturevalue("several_operators")
-    elif not attention_available():
+    elif not operators_available():
         pytest.skip("native attention is not compiled")
     return str(request.param)

@@ -23,12 +23,12 @@ from chrion.generation.iteration import Work
 from chrion.generation.open_engine import open_engine
 from chrion.generation.query_blocks import PASS
 from chrion.graph.pooled_attention import DOMAIN, OPERATOR, WIDEST
-from chrion.native import attention_available, register_attention
+from chrion.native import operators_available, register_operators
 from chrion.native.library import path_of
 from decoder_support import FORMS, PlainDecoder, small_decoder, with_window
 
 Array = np.ndarray[Any, Any]
-pytestmark = pytest.mark.skipif(not attention_available(), reason="native attention is not compiled")
+pytestmark = pytest.mark.skipif(not operators_available(), reason="native attention is not compiled")
 #: Of single precision, for sums of some hundred products.
 TOLERANCE = 1e-4
 
@@ -36,8 +36,8 @@ TOLERANCE = 1e-4
 @pytest.fixture(params=[0, 1, 2], ids=["portable", "AVX2", "AVX-512"])
 def instructions(request: pytest.FixtureRequest) -> Iterator[int]:
     """Use a variant of the operator."""
-    choose = ctypes.CDLL(str(path_of("attention"))).chrion_choose
-    register_attention(ort.SessionOptions())  # chooses the best one when it is called first
+    choose = ctypes.CDLL(str(path_of("operators"))).chrion_choose
+    register_operators(ort.SessionOptions())  # chooses the best one when it is called first
     if choose(request.param) != request.param:
         choose(2)
         pytest.skip("the processor does not have these instructions")
@@ -69,7 +69,7 @@ def open_operator(
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid(DOMAIN, 1)]
     options = ort.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = threads, 4
-    register_attention(options)
+    register_operators(options)
     content = helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString()
     return ort.InferenceSession(content, options, ["CPUExecutionProvider"])
 

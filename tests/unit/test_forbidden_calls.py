@@ -40,7 +40,7 @@ ALLOWED = {
     "chrion.devices.probe": {"subprocess"},  # runs itself with the same interpreter
     "chrion.runtime.selection.tuning_process": {"subprocess"},  # runs its worker with the same interpreter
     "chrion.runtime.selection.footprint": {"subprocess"},  # runs itself with the same interpreter
-    "chrion.native.attention": {"register_custom_ops_library"},  # the libraries that Chrion compiles
+    "chrion.native.operators": {"register_custom_ops_library"},  # the libraries that Chrion compiles
     "chrion.native.bindings": {"register_custom_ops_library"},
     "chrion.native.library": {"CDLL"},
     **{f"chrion.server.{name}": {"asyncio"} for name in SERVER},  # `chrion serve`

@@ -1,0 +1,167 @@
+"""Products of one value with several weights as one product, with the weights side by side.
+
+The queries, keys and values of attention are such products, and so are the two factors of a gated feed-forward layer
+(SwiGLU: Shazeer, *GLU Variants Improve Transformer*, 2020). With one token a request, every product is a call of all
+threads, which wait for each other at its end; one product is one call, and its columns can be divided more evenly.
+Chrion's own operators read their inputs side by side in the result (``native/attention.c``, ``native/silu_and_mul.c``),
+so that nothing splits it. onnxruntime computes the joined weights when it opens the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import onnx
+from onnx import TensorProto, helper
+
+from chrion.graph.arrangements import fixed_shape
+from chrion.graph.observation import Observation
+from chrion.graph.pooled_attention import DOMAIN, OPERATOR
+from chrion.graph.rewrite import MICROSOFT, STANDARD, float_attribute, int_attribute
+
+#: The operator that multiplies the halves of its input, the first one after SiLU.
+GATE = "SiluAndMul"
+_PREFIX = "joined/"
+#: The inputs of attention that may be one.
+_QUERIES, _VALUES = 0, 2
+
+
+def join_products(
+    nodes: Sequence[onnx.NodeProto], weights: Mapping[str, onnx.TensorProto], seen: Observation
+) -> list[onnx.NodeProto]:
+    """Return nodes in which attention, and gates with SiLU, read the results of one product each where that is possible.
+
+    Args:
+        nodes: The nodes of a decoder with attention as one operator, in topological order. Those whose products are
+            joined remain, though nothing reads them.
+        weights: The weights by name.
+        seen: The sizes of the values.
+    """
+    products = _Products(nodes, weights, seen)
+    joined: list[onnx.NodeProto] = []
+    for node in nodes:
+        joined += (node.op_type == OPERATOR and products.attention(node)) or products.gate(node) or [node]
+    return joined
+
+
+class _Products:
+    """The products of a decoder. Methods return nodes in place of one, or none if it has to stay."""
+
+    def __init__(
+        self, nodes: Sequence[onnx.NodeProto], weights: Mapping[str, onnx.TensorProto], seen: Observation
+    ) -> None:
+        self._weights, self._seen = weights, seen
+        self._producer = {name: node for node in nodes for name in node.output if name}
+        self._readers: dict[str, list[onnx.NodeProto]] = {}
+        for node in nodes:
+            for name in {*node.input}:
+                self._readers.setdefault(name, []).append(node)
+        self._joined: set[str] = set()
+
+    def attention(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+        """Let attention read queries, keys and values side by side."""
+        names = node.input[_QUERIES : _VALUES + 1]
+        whole, added = self._before_split(names), []
+        if not whole:
+            whole, added = self._product(names, [[node]] * len(names))
+        if not whole:
+            return []
+        packed = onnx.NodeProto()
+        packed.CopyFrom(node)
+        packed.input[_QUERIES : _VALUES + 1] = [whole, "", ""]
+        return [*added, packed]
+
+    def gate(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+        """Compute ``silu(x * gate) * (x * up)`` from one product."""
+        shape = fixed_shape(self._seen.shapes.get(node.output[0], ())) if _is(node, "Mul") else []
+        for active, up in (node.input, node.input[::-1]) if len(shape) > 1 else ():
+            gate, readers = self._before_silu(active)
+            if gate and self._readers[active] == [node]:
+                whole, added = self._product([gate, up], [readers, [node]])
+                if whole:
+                    own = helper.make_node(GATE, [whole], node.output, node.output[0], domain=DOMAIN, shape=shape)
+                    return [*added, own]
+        return []
+
+    def _before_silu(self, name: str) -> tuple[str, list[onnx.NodeProto]]:
+        """Return the value whose SiLU another one is, and what reads it for that; nothing if it is not that."""
+        node = self._producer.get(name)
+        if node is None:
+            return "", []
+        if _is(node, "Swish") or (node.op_type == "QuickGelu" and node.domain == MICROSOFT):
+            default = 1.0 if node.op_type == "Swish" else 1.702
+            return (node.input[0], [node]) if float_attribute(node, "alpha", default) == 1.0 else ("", [])
+        for gate, share in (node.input, node.input[::-1]) if _is(node, "Mul") else ():
+            sigmoid = self._producer.get(share)
+            if sigmoid is not None and _is(sigmoid, "Sigmoid") and sigmoid.input[0] == gate:
+                return (gate, [sigmoid, node]) if self._readers[share] == [node] else ("", [])
+        return "", []
+
+    def _before_split(self, names: Sequence[str]) -> str:
+        """Return the value of which others are all parts, in their order, along the last axis; or nothing."""
+        node = self._producer.get(names[0])
+        if node is None or not _is(node, "Split") or [*node.output] != [*names]:
+            return ""
+        rank = len(self._seen.shapes.get(node.input[0], ()))
+        return node.input[0] if rank and int_attribute(node, "axis", 0) in {-1, rank - 1} else ""
+
+    def _product(
+        self, names: Sequence[str], readers: Sequence[list[onnx.NodeProto]]
+    ) -> tuple[str, list[onnx.NodeProto]]:
+        """Return one product in place of several, and its nodes; nothing if they are not products of one value.
+
+        Args:
+            names: The products, maybe with biases.
+            readers: The nodes that may read each of them.
+        """
+        found = [self._read(name) for name in names]
+        if any(one is None for one in found) or [self._readers[name] for name in names] != [*readers]:
+            return "", []
+        sources, weights, biases = zip(*(one for one in found if one is not None), strict=True)
+        if len({*sources}) > 1 or len({self._weights[name].dims[0] for name in weights}) > 1:
+            return "", []
+        if any(biases) and not all(biases):
+            return "", []
+        added, name = self._concatenated(weights, 1), "+".join(names)
+        result = _PREFIX + name
+        product = helper.make_node("MatMul", [sources[0], _joined(weights)], [result], name=result)
+        if not any(biases):
+            return result, [*added, product]
+        biased = f"{result}/biased"
+        sum_ = helper.make_node("Add", [result, _joined(biases)], [biased], name=biased)
+        return biased, [*added, product, *self._concatenated(biases, 0), sum_]
+
+    def _read(self, name: str) -> tuple[str, str, str] | None:
+        """Return the value that a product multiplies, its weights, and its bias or nothing; None if it is no product."""
+        node, bias = self._producer.get(name), ""
+        if node is not None and _is(node, "Add"):
+            (bias, *_), product = [one for one in node.input if self._is_weight(one, 1)] or [""], node
+            others = [one for one in node.input if one != bias]
+            node = self._producer.get(others[0]) if bias and len(others) == 1 else None
+            if node is None or self._readers[node.output[0]] != [product]:
+                return None
+        if node is None or not _is(node, "MatMul") or not self._is_weight(node.input[1], 2):
+            return None
+        if bias and self._weights[bias].dims[0] != self._weights[node.input[1]].dims[1]:
+            return None
+        return node.input[0], node.input[1], bias
+
+    def _is_weight(self, name: str, rank: int) -> bool:
+        tensor = self._weights.get(name)
+        return tensor is not None and len(tensor.dims) == rank and tensor.data_type == TensorProto.FLOAT
+
+    def _concatenated(self, names: Sequence[str], axis: int) -> list[onnx.NodeProto]:
+        """Return the node that joins weights, unless they have been joined: layers may share them."""
+        result = _joined(names)
+        if result in self._joined:
+            return []
+        self._joined.add(result)
+        return [helper.make_node("Concat", names, [result], name=result, axis=axis)]
+
+
+def _joined(names: Iterable[str]) -> str:
+    return _PREFIX + "+".join(names)
+
+
+def _is(node: onnx.NodeProto, kind: str) -> bool:
+    return node.op_type == kind and node.domain in STANDARD

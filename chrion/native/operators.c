@@ -1,0 +1,104 @@
+/* The registration of the operators of the domain "chrion", and what they share. */
+#include "operators.h"
+
+#include <pthread.h>
+#include <string.h>
+
+/* Identifies the sources of the library, so that one that was compiled from others is not used. */
+#ifndef CHRION_SOURCE
+#define CHRION_SOURCE ""
+#endif
+const char *chrion_source(void) { return CHRION_SOURCE; }
+
+void *const *chrion_api;
+int chrion_level;
+
+/* Use the best instructions up to a level that the processor has; return their level. Tests compare them. */
+int chrion_choose(int level) {
+  chrion_level = 0;
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  if (level > 0 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) chrion_level = 1;
+  if (level > 1 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw"))
+    chrion_level = 2;
+#endif
+  (void)level;
+  return chrion_level;
+}
+
+OrtStatus *chrion_error(int code, const char *message) {
+  return CALL(OrtStatus *, CreateStatus, int, const char *)(code, message);
+}
+
+OrtStatus *chrion_read_shape(const OrtKernelInfo *info, int64_t *shape, int64_t *rank) {
+  size_t count = 8;
+  OrtStatus *status = CALL(OrtStatus *, KernelInfoGetAttributeInts, const OrtKernelInfo *, const char *, int64_t *,
+                           size_t *)(info, "shape", shape, &count);
+  *rank = (int64_t)count;
+  return status;
+}
+
+OrtStatus *chrion_read_input(const OrtKernelContext *context, size_t at, void **data, size_t *bytes) {
+  const OrtValue *value;
+  OrtStatus *status;
+  *data = NULL;
+  *bytes = 0;
+  if ((status = CALL(OrtStatus *, KernelContextGetInput, const OrtKernelContext *, size_t, const OrtValue **)(
+           context, at, &value)) ||
+      !value ||
+      (status = CALL(OrtStatus *, GetTensorSizeInBytes, const OrtValue *, size_t *)(value, bytes)))
+    return status;
+  return CALL(OrtStatus *, GetTensorMutableData, const OrtValue *, void **)(value, data);
+}
+
+OrtStatus *chrion_make_output(OrtKernelContext *context, const int64_t *shape, int64_t rank, int64_t first, size_t bytes,
+                              void **data) {
+  int64_t sizes[8];
+  size_t produced;
+  OrtValue *output;
+  OrtStatus *status;
+  memcpy(sizes, shape, sizeof *sizes * (size_t)rank);
+  sizes[0] = first;
+  if ((status = CALL(OrtStatus *, KernelContextGetOutput, OrtKernelContext *, size_t, const int64_t *, size_t,
+                     OrtValue **)(context, 0, sizes, (size_t)rank, &output)) ||
+      (status = CALL(OrtStatus *, GetTensorSizeInBytes, OrtValue *, size_t *)(output, &produced)))
+    return status;
+  if (produced != bytes) return chrion_error(INVALID_ARGUMENT, "the shape of the output has another size");
+  return CALL(OrtStatus *, GetTensorMutableData, OrtValue *, void **)(output, data);
+}
+
+const char *chrion_provider(const OperatorDescription *d) { return (void)d, "CPUExecutionProvider"; }
+int chrion_one(const OperatorDescription *d) { return (void)d, 1; }
+int chrion_any(const OperatorDescription *d) { return (void)d, INT32_MAX; }
+int chrion_required(const OperatorDescription *d, size_t at) { return (void)d, (void)at, REQUIRED; }
+int chrion_default_memory(const OperatorDescription *d, size_t at) { return (void)d, (void)at, DEFAULT_MEMORY; }
+
+static OrtStatus *make_domain(OrtCustomOpDomain **domain) {
+  const OperatorDescription *const operators[] = {&chrion_pooled_attention, &chrion_silu_and_mul};
+  OrtStatus *status = CALL(OrtStatus *, CreateCustomOpDomain, const char *, OrtCustomOpDomain **)("chrion", domain);
+  for (size_t at = 0; at < sizeof operators / sizeof *operators && !status; at++)
+    status = CALL(OrtStatus *, CustomOpDomainAdd, OrtCustomOpDomain *, const OperatorDescription *)(*domain,
+                                                                                                   operators[at]);
+  return status;
+}
+
+/* Called by onnxruntime when this library is registered with session options. */
+OrtStatus *RegisterCustomOps(OrtSessionOptions *options, const OrtApiBase *base) {
+  static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+  static OrtCustomOpDomain *domain; /* of all sessions, to the end of the process */
+  OrtStatus *status = NULL;
+  pthread_mutex_lock(&lock);
+  if (!domain) {
+    void *const *table = base->GetApi(API_VERSION);
+    if (table) { /* otherwise a session with an operator reports that it is unknown */
+      chrion_api = table;
+      chrion_choose(2);
+      OrtCustomOpDomain *created = NULL;
+      if (!(status = make_domain(&created))) domain = created;
+    }
+  }
+  pthread_mutex_unlock(&lock);
+  if (status || !domain) return status;
+  return CALL(OrtStatus *, AddCustomOpDomain, OrtSessionOptions *, OrtCustomOpDomain *)(options, domain);
+}

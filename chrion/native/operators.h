@@ -1,0 +1,151 @@
+/* What the operators of the domain "chrion" share: onnxruntime's C API, and vectors. */
+#ifndef CHRION_OPERATORS_H
+#define CHRION_OPERATORS_H
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* ---- onnxruntime's C API: indices into its table of functions, which stay valid in later versions. ---- */
+
+typedef struct OrtStatus OrtStatus;
+typedef struct OrtSessionOptions OrtSessionOptions;
+typedef struct OrtCustomOpDomain OrtCustomOpDomain;
+typedef struct OrtKernelInfo OrtKernelInfo;
+typedef struct OrtKernelContext OrtKernelContext;
+typedef struct OrtValue OrtValue;
+typedef struct {
+  void *const *(*GetApi)(uint32_t version);
+  const char *(*GetVersionString)(void);
+} OrtApiBase;
+
+enum {
+  CreateStatus = 0,
+  CreateCustomOpDomain = 26,
+  CustomOpDomainAdd = 27,
+  AddCustomOpDomain = 28,
+  GetTensorMutableData = 51,
+  KernelInfoGetAttributeFloat = 85,
+  KernelInfoGetAttributeInt = 86,
+  KernelContextGetInputCount = 88,
+  KernelContextGetInput = 90,
+  KernelContextGetOutput = 91,
+  KernelInfoGetAttributeInts = 163,
+  KernelContextParallelFor = 274,
+  GetTensorSizeInBytes = 318,
+};
+/* The version that has all of these, and the layout of OperatorDescription. */
+#define API_VERSION 23
+#define OPERATOR_VERSION 17
+enum { FLOAT = 1, INT64 = 7, REQUIRED = 0, OPTIONAL = 1, DEFAULT_MEMORY = 0, FAIL = 1, INVALID_ARGUMENT = 2 };
+#define CALL(result, name, ...) ((result(*)(__VA_ARGS__))chrion_api[name])
+
+/* OrtCustomOp in version 17. */
+typedef struct OperatorDescription {
+  uint32_t version;
+  void *(*create)(const struct OperatorDescription *, const void *, const OrtKernelInfo *);
+  const char *(*name)(const struct OperatorDescription *);
+  const char *(*provider)(const struct OperatorDescription *);
+  int (*input_type)(const struct OperatorDescription *, size_t);
+  size_t (*input_count)(const struct OperatorDescription *);
+  int (*output_type)(const struct OperatorDescription *, size_t);
+  size_t (*output_count)(const struct OperatorDescription *);
+  void (*compute)(void *, OrtKernelContext *);
+  void (*destroy)(void *);
+  int (*input_kind)(const struct OperatorDescription *, size_t);
+  int (*output_kind)(const struct OperatorDescription *, size_t);
+  int (*input_memory)(const struct OperatorDescription *, size_t);
+  int (*least_inputs)(const struct OperatorDescription *);
+  int (*equal_inputs)(const struct OperatorDescription *);
+  int (*least_outputs)(const struct OperatorDescription *);
+  int (*equal_outputs)(const struct OperatorDescription *);
+  OrtStatus *(*try_create)(const struct OperatorDescription *, const void *, const OrtKernelInfo *, void **);
+  OrtStatus *(*try_compute)(void *, OrtKernelContext *);
+  OrtStatus *(*infer_shape)(const struct OperatorDescription *, void *);
+  int (*first_version)(const struct OperatorDescription *);
+  int (*last_version)(const struct OperatorDescription *);
+} OperatorDescription;
+
+/* Set before any operator is created. */
+extern void *const *chrion_api;
+
+OrtStatus *chrion_error(int code, const char *message);
+/* Read the attribute `shape`, of up to 8 dimensions. */
+OrtStatus *chrion_read_shape(const OrtKernelInfo *info, int64_t *shape, int64_t *rank);
+/* Read the data of an input and its size in bytes; both are 0 if the input is not given. */
+OrtStatus *chrion_read_input(const OrtKernelContext *context, size_t at, void **data, size_t *bytes);
+/* Make the output, of a shape with another first dimension; `bytes` is the size that it must have. */
+OrtStatus *chrion_make_output(OrtKernelContext *context, const int64_t *shape, int64_t rank, int64_t first, size_t bytes,
+                              void **data);
+
+/* The operators, and what their descriptions have in common. */
+extern const OperatorDescription chrion_pooled_attention, chrion_silu_and_mul;
+const char *chrion_provider(const OperatorDescription *description);
+int chrion_one(const OperatorDescription *description);
+int chrion_any(const OperatorDescription *description);
+int chrion_required(const OperatorDescription *description, size_t at);
+int chrion_default_memory(const OperatorDescription *description, size_t at);
+#define COMMON_DESCRIPTION                                                                                        \
+  .version = OPERATOR_VERSION, .provider = chrion_provider, .output_kind = chrion_required,                       \
+  .input_memory = chrion_default_memory, .least_inputs = chrion_one, .equal_inputs = chrion_one,                  \
+  .least_outputs = chrion_one, .equal_outputs = chrion_one, .first_version = chrion_one, .last_version = chrion_any
+
+/* onnxruntime's threads synchronise out of sight of the thread sanitiser, which is told so here. */
+#ifdef __SANITIZE_THREAD__
+void __tsan_acquire(void *);
+void __tsan_release(void *);
+#define ACQUIRE(object) __tsan_acquire(object)
+#define RELEASE(object) __tsan_release(object)
+#else
+#define ACQUIRE(object) ((void)0)
+#define RELEASE(object) ((void)0)
+#endif
+
+/* ---- Vectors ---- */
+
+/* The instructions in use: 0 for those of any processor, 1 for AVX2, 2 for AVX-512. */
+extern int chrion_level;
+#if defined(__x86_64__)
+#define AVX2 __attribute__((target("avx2,fma")))
+#define AVX512 __attribute__((target("avx512f,avx512dq,avx512vl,avx512bw,avx2,fma")))
+#endif
+
+/* The elements of a vector. */
+#define LANES 16
+
+typedef float Floats __attribute__((vector_size(LANES * sizeof(float)), aligned(4), may_alias));
+typedef int32_t Ints __attribute__((vector_size(LANES * sizeof(int32_t))));
+
+#define INLINE static inline __attribute__((always_inline))
+#ifdef __clang__
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else /* GCC has the same from version 12 */
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (Ints){__VA_ARGS__})
+#endif
+
+/* Store in `value` the lanes of `other` where the mask is set. */
+INLINE void select_lanes(Floats *value, const Floats *other, const Ints *mask) {
+  *value = (Floats)(((Ints)*value & ~*mask) | ((Ints)*other & *mask));
+}
+
+/* Replace x by exp(x), x <= 0. The relative error is below 2e-7; NaN stays NaN. */
+INLINE void exponential(Floats *x) {
+  Floats least = (Floats){0} - 87.0f, magic = (Floats){0} + 12582912.0f;
+  Floats value = *x;
+  Ints small = value < least;
+  select_lanes(&value, &least, &small);
+  Floats rounded = value * 1.44269504f + magic;
+  Ints exponent = (Ints)rounded; /* the low bits are the rounded quotient */
+  Floats quotient = rounded - magic;
+  Floats rest = value - quotient * 0.693359375f;
+  rest = rest + quotient * 2.12194440e-4f;
+  Floats power = rest * 1.9875691500e-4f + 1.3981999507e-3f;
+  power = power * rest + 8.3334519073e-3f;
+  power = power * rest + 4.1665795894e-2f;
+  power = power * rest + 1.6666665459e-1f;
+  power = power * rest + 5.0000001201e-1f;
+  power = power * rest * rest + rest + 1.0f;
+  Ints scale = (exponent << 23) + 0x3f800000;
+  *x = power * (Floats)scale;
+}
+
+#endif

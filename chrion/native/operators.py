@@ -1,0 +1,22 @@
+"""The operators of the domain ``chrion`` for onnxruntime: ``PooledAttention`` and ``SiluAndMul``, of ``operators.c``."""
+
+from __future__ import annotations
+
+import functools
+
+import onnxruntime as ort
+
+from chrion.native.library import load_library, path_of
+
+_NAME = "operators"
+
+
+@functools.cache
+def operators_available() -> bool:
+    """Return whether the operators were compiled when Chrion was installed."""
+    return load_library(_NAME, "operators of decoders") is not None
+
+
+def register_operators(options: ort.SessionOptions) -> None:
+    """Let a session have the operators, which must be available."""
+    options.register_custom_ops_library(str(path_of(_NAME)))

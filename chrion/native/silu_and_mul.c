@@ -1,0 +1,123 @@
+/* The gate of a feed-forward layer, as an operator of onnxruntime: SiluAndMul of the domain "chrion".
+ *
+ * SwiGLU (Shazeer, GLU Variants Improve Transformer, 2020) without its products: silu(gate) * up, in one pass over the
+ * results of one product that has both side by side.
+ *
+ * Input: [N, 2 * width] in any shape, in each row the gate first. Output: [N, width] in the shape that an attribute
+ * gives, in which the first dimension stands for N, and the last one is the width.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "operators.h"
+
+/* Elements that are worth a second thread. */
+#define PARALLEL (1 << 15)
+
+typedef struct {
+  int64_t rank, width;
+  int64_t shape[8];
+} Gate;
+
+/* One run of the operator. */
+typedef struct {
+  const float *input;
+  float *output;
+  int64_t width;
+} Run;
+
+/* Store silu(gate) * up in `gate`. The relative error of the exponential is below 2e-7; NaN stays NaN. */
+INLINE void multiply(Floats *gate, const Floats *up) {
+  Floats opposite = -*gate, power = *gate;
+  Ints positive = *gate > 0.0f;
+  select_lanes(&power, &opposite, &positive);
+  exponential(&power); /* of a number that is not positive, so that it is at most 1 */
+  Floats share = power, one = (Floats){0} + 1.0f;
+  select_lanes(&share, &one, &positive);
+  *gate = *gate * (share / (power + 1.0f)) * *up;
+}
+
+INLINE void run_row(const Run *run, int64_t row) {
+  const float *gate = run->input + 2 * row * run->width, *up = gate + run->width;
+  float *output = run->output + row * run->width;
+  int64_t at = 0;
+  for (; at + LANES <= run->width; at += LANES) {
+    Floats value = *(const Floats *)(gate + at), other = *(const Floats *)(up + at);
+    multiply(&value, &other);
+    *(Floats *)(output + at) = value;
+  }
+  if (at < run->width) {
+    Floats value = {0}, other = {0};
+    size_t rest = sizeof(float) * (size_t)(run->width - at);
+    memcpy(&value, gate + at, rest);
+    memcpy(&other, up + at, rest);
+    multiply(&value, &other);
+    memcpy(output + at, &value, rest);
+  }
+}
+
+static void run_anywhere(const Run *run, int64_t row) { run_row(run, row); }
+#if defined(__x86_64__)
+AVX2 static void run_avx2(const Run *run, int64_t row) { run_row(run, row); }
+AVX512 static void run_avx512(const Run *run, int64_t row) { run_row(run, row); }
+static void (*const variants[])(const Run *, int64_t) = {run_anywhere, run_avx2, run_avx512};
+#else
+static void (*const variants[])(const Run *, int64_t) = {run_anywhere};
+#endif
+
+static void run_one(void *data, size_t row) {
+  ACQUIRE(data);
+  variants[chrion_level](data, (int64_t)row);
+  RELEASE(data);
+}
+
+static OrtStatus *create(const OperatorDescription *description, const void *table, const OrtKernelInfo *info,
+                         void **kernel) {
+  (void)description, (void)table;
+  Gate gate = {0};
+  OrtStatus *status = chrion_read_shape(info, gate.shape, &gate.rank);
+  if (status) return status;
+  gate.width = gate.rank > 1 ? gate.shape[gate.rank - 1] : 0;
+  if (gate.width < 1) return chrion_error(INVALID_ARGUMENT, "SiluAndMul: expected a shape whose last dimension is fixed");
+  *kernel = malloc(sizeof gate);
+  if (!*kernel) return chrion_error(FAIL, "SiluAndMul: out of memory");
+  memcpy(*kernel, &gate, sizeof gate);
+  return NULL;
+}
+
+static OrtStatus *compute(void *kernel, OrtKernelContext *context) {
+  const Gate *gate = kernel;
+  void *input, *output;
+  size_t bytes, row = 2 * sizeof(float) * (size_t)gate->width;
+  OrtStatus *status = chrion_read_input(context, 0, &input, &bytes);
+  if (status) return status;
+  if (bytes % row) return chrion_error(INVALID_ARGUMENT, "SiluAndMul: the input has no whole number of rows");
+  int64_t rows = (int64_t)(bytes / row);
+  if ((status = chrion_make_output(context, gate->shape, gate->rank, rows, bytes / 2, &output))) return status;
+  Run run = {.input = input, .output = output, .width = gate->width};
+  RELEASE(&run);
+  if (rows < 2 || rows * gate->width < PARALLEL)
+    for (int64_t at = 0; at < rows; at++) run_one(&run, (size_t)at);
+  else
+    status = CALL(OrtStatus *, KernelContextParallelFor, const OrtKernelContext *, void (*)(void *, size_t), size_t,
+                  size_t, void *)(context, run_one, (size_t)rows, 0, &run);
+  ACQUIRE(&run);
+  return status;
+}
+
+static const char *name(const OperatorDescription *d) { return (void)d, "SiluAndMul"; }
+static int type(const OperatorDescription *d, size_t at) { return (void)d, (void)at, FLOAT; }
+static size_t one(const OperatorDescription *d) { return (void)d, 1; }
+
+const OperatorDescription chrion_silu_and_mul = {
+    COMMON_DESCRIPTION,
+    .name = name,
+    .input_type = type,
+    .input_count = one,
+    .output_type = type,
+    .output_count = one,
+    .destroy = free,
+    .input_kind = chrion_required,
+    .try_create = create,
+    .try_compute = compute,
+};
