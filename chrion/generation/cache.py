@@ -10,6 +10,7 @@ If the free rows of the pool are not consecutive, a request has a mapping of its
 
 from __future__ import annotations
 
+import functools
 import mmap
 import threading
 from contextlib import suppress
@@ -94,24 +95,31 @@ class RequestCache:
         self.pool, self.start = (None, 0) if start is None else (pool, start)
         #: The filled rows of caches that have fewer than tokens, by their number (:mod:`chrion.graph.trimmed_caches`).
         self.rows: dict[int, int] = {}
-        #: The caches in the order of the signature: keys and values, layer by layer.
-        self.arrays: list[Array] = []
-        if self.pool is not None:
-            self.arrays = [array[self.start : self.start + capacity] for array in self.pool.arrays]
-            return
-        item = signature.cache_type.itemsize
-        memory = mmap.mmap(-1, max(signature.slot_bytes * capacity, 1))
-        offset = 0
-        for heads, width in signature.cache_shapes:
-            count = capacity * heads * width
-            flat = np.frombuffer(memory, signature.cache_type, count, offset)
-            self.arrays.append(flat.reshape((capacity, heads, width) if by_token else (heads, capacity, width)))
-            offset += count * item
+        self._own = [] if self.pool is not None else _own_arrays(signature, capacity, by_token=by_token)
+
+    @functools.cached_property
+    def arrays(self) -> list[Array]:
+        """The caches in the order of the signature: keys and values, layer by layer."""
+        if self.pool is None:
+            return self._own
+        return [array[self.start : self.start + self.capacity] for array in self.pool.arrays]
 
     def release(self) -> None:
         """Give rows back to the pool; the cache must not be used any more."""
         if self.pool is not None:
             self.pool.give(self.start, self.capacity)
+
+
+def _own_arrays(signature: DecoderSignature, capacity: int, *, by_token: bool) -> list[Array]:
+    """Return caches in a mapping of their own."""
+    memory = mmap.mmap(-1, max(signature.slot_bytes * capacity, 1))
+    arrays, offset = [], 0
+    for heads, width in signature.cache_shapes:
+        count = capacity * heads * width
+        flat = np.frombuffer(memory, signature.cache_type, count, offset)
+        arrays.append(flat.reshape((capacity, heads, width) if by_token else (heads, capacity, width)))
+        offset += count * signature.cache_type.itemsize
+    return arrays
 
 
 class CacheManager:
@@ -131,6 +139,7 @@ class CacheManager:
             with suppress(OSError, OverflowError):  # too much memory: requests then have mappings of their own
                 self._pool = CachePool(signature, n_slots)
         self._caches: dict[int, RequestCache] = {}
+        self._left: list[RequestCache] = []  # whose memory has not been given back
         self._reserved = 0
         self._lock = threading.Lock()
 
@@ -150,18 +159,28 @@ class CacheManager:
                 if self._reserved + capacity > self.n_slots:
                     left = self.n_slots - self._reserved
                     raise OptionError(f"request {request}: needs {capacity} slots, {left} of {self.n_slots} are left")
+                self._give_back()
                 own = RequestCache(self._signature, capacity, by_token=self._by_token, pool=self._pool)
                 self._caches[request] = own
                 self._reserved += capacity
             return self._caches[request]
 
     def release(self, request: int) -> None:
-        """Release the cache of a request, if it has one."""
+        """Release the slots of a request, if it has a cache; its memory is given back later."""
         with self._lock:
             cache = self._caches.pop(request, None)
             if cache is not None:
                 self._reserved -= cache.capacity
-                cache.release()
+                self._left.append(cache)
+
+    def give_back(self) -> None:
+        """Give back the memory of the caches that were released. It takes long enough for requests to notice."""
+        with self._lock:
+            self._give_back()
+
+    def _give_back(self) -> None:
+        while self._left:
+            self._left.pop().release()
 
 
 def slots_of_bytes(signature: DecoderSignature, budget: int) -> int:

@@ -170,6 +170,7 @@ class IterationLoop:
                 self.caches.release(number)
                 self._finish(request, "error", self._failure)
             self._requests.clear()
+            self.caches.give_back()
         finally:
             self._over = True
             self._end_workers()
@@ -222,7 +223,7 @@ class IterationLoop:
             self._leave(self.scheduler.cancel(number))
 
     def _leave(self, numbers: Sequence[int]) -> None:
-        """Release the slots of requests and end their streams."""
+        """Release the slots of requests, end their streams, and then give their memory back."""
         for number in numbers:
             self.caches.release(number)
             self._leaving = self._requests[number]  # before it leaves the others: a child forked meanwhile finds it
@@ -237,6 +238,8 @@ class IterationLoop:
                 request.reason, request.error = "error", GenerationError(f"no end of the text: {error}")
             self._finish(request, request.reason, request.error, held)
             self._leaving = None
+        if numbers:
+            self.caches.give_back()
 
     def _finish(self, request: Request, reason: str, error: Exception | None = None, text: str = "") -> None:
         """End the stream of a request and count it."""

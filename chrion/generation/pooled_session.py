@@ -90,8 +90,9 @@ class PooledSession:
         self._logits_type = np.dtype(np.float16 if logits.type == "tensor(float16)" else np.float32)
         #: The longest past with which requests of other lengths may be in a batch.
         self.longest = _LEAST
-        #: Bindings of pools that no thread uses.
-        self._free: WeakKeyDictionary[CachePool, deque[_Bound]] = WeakKeyDictionary()
+        #: Bindings of pools that no thread uses: of iterations with prompts, and of those without. As the two take turns,
+        #: the latter have the same size again, and nothing is bound.
+        self._free: WeakKeyDictionary[CachePool, tuple[deque[_Bound], deque[_Bound]]] = WeakKeyDictionary()
 
     def serves(self, batch: Sequence[Work]) -> bool:
         """Return whether one call may serve a batch: its caches are in one pool, and its lengths fit the decoder.
@@ -115,12 +116,13 @@ class PooledSession:
         pool = batch[0].cache.pool
         if pool is None:
             raise ValueError("the caches are in no pool")
-        bindings = self._free.setdefault(pool, deque())
+        rows = sum(len(work.ids) for work in batch)
+        bindings = self._free.setdefault(pool, (deque(), deque()))[rows == len(batch)]
         try:
             bound = bindings.pop()
         except IndexError:
             bound = self._bind(pool)
-        scores = self._fill(bound, batch)
+        scores = self._fill(bound, batch, rows)
         self._session.run_with_iobinding(bound.binding, self._run_options)
         found = scores[:, 0].astype(np.float32)  # a copy: the next iteration writes to the array
         bindings.append(bound)
@@ -129,13 +131,12 @@ class PooledSession:
         rows = iter(found)
         return [next(rows) if work.wanted else None for work in batch]
 
-    def _fill(self, bound: _Bound, batch: Sequence[Work]) -> Array:
-        """Write the inputs of an iteration, and return where its scores will be."""
-        counts = [len(work.ids) for work in batch]
+    def _fill(self, bound: _Bound, batch: Sequence[Work], rows: int) -> Array:
+        """Write the inputs of an iteration with a number of tokens, and return where its scores will be."""
         past = [work.past for work in batch]
         starts = [work.cache.start for work in batch]
+        counts = [len(work.ids) for work in batch]
         wanted = [end - 1 for end, work in zip(itertools.accumulate(counts), batch, strict=True) if work.wanted]
-        rows = sum(counts)
         scores = self._resize(bound, rows, len(wanted) if self._decoder.prompts else rows)
         if rows == len(batch):
             bound.past[:, 0], bound.start[:, 0] = past, starts
