@@ -20,7 +20,7 @@ _FLAGS = ("-std=gnu11", "-O3", "-Wall", "-fPIC", "-shared", "-pthread", "-lm")
 _LIBRARIES = {
     "lanes": (("lanes.c",), "lanes will be Python threads"),
     "operators": (
-        ("operators.c", "attention.c", "silu_and_mul.c"),
+        ("operators.c", "attention.c", "attend.c", "attend_avx2.c", "attend_avx512.c", "silu_and_mul.c"),
         "attention of decoders will be made of onnxruntime's operators",
     ),
 }

@@ -28,7 +28,7 @@ run() { # NAME RUNTIME FLAGS: the tests with a library of such flags
     return
   fi
   echo "$name:"
-  for sources in "lanes" "operators attention silu_and_mul"; do
+  for sources in "lanes" "operators attention attend attend_avx2 attend_avx512 silu_and_mul"; do
     # shellcheck disable=SC2086 # several flags, and several sources
     "$compiler" -std=gnu11 -O1 -g -fno-omit-frame-pointer $flags -fPIC -shared -pthread \
       $(printf 'chrion/native/%s.c ' $sources) -lm -o "chrion/native/lib${sources%% *}.so"

@@ -21,28 +21,14 @@
  * first dimension stands for N. Of each head the first elements are rotated, so many as `rotated` says: the first half
  * with the second half, or each even element with the next one if `interleaved` is not 0.
  */
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "attention.h"
 #include "operators.h"
 
-/* The most queries of a tile, the keys of a block, and the most elements of a head. */
-#define QUERIES 32
-#define KEYS 64
-#define WIDTH 256
-/* The most queries whose scores are computed together, whose results are, and the vectors of a result by itself. */
-#define MOST_TOGETHER 2
-#define MOST_WEIGHTED 4
-#define MOST_COLUMNS 4
 /* Multiplications that are worth a second thread. */
 #define PARALLEL (1 << 17)
-
-typedef struct {
-  int64_t heads, shared, width, rank, rotated, interleaved, columns;
-  float scale, cap;
-  int64_t shape[8];
-} Attention;
 
 /* One run of the operator. */
 typedef struct {
@@ -55,221 +41,11 @@ typedef struct {
   const int64_t *tiles; /* the first token of each tile, and the number of tokens */
 } Run;
 
-/* What a tile needs: the queries and where their results belong, and how many keys each of them sees. */
-typedef struct {
-  const float *query[QUERIES];
-  float *output[QUERIES];
-  int64_t seen[QUERIES];
-  int count;
-} Tile;
-
-/* A vector with its lanes in another order: those of its two halves, quarters, or neighbours swapped. */
-#define SWAP_HALVES(x) SHUFFLE(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7)
-#define SWAP_QUARTERS(x) SHUFFLE(x, x, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11)
-#define SWAP_PAIRS(x) SHUFFLE(x, x, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13)
-#define SWAP_LANES(x) SHUFFLE(x, x, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14)
-
-INLINE float sum(const Floats *x) {
-  Floats value = *x;
-  value += SWAP_HALVES(value);
-  value += SWAP_QUARTERS(value);
-  value += SWAP_PAIRS(value);
-  value += SWAP_LANES(value);
-  return value[0];
-}
-
-/* Store the greater ones of the lanes of two vectors in the first one. */
-INLINE void keep_greater(Floats *x, const Floats *other) {
-  Ints greater = *other > *x;
-  select_lanes(x, other, &greater);
-}
-
-INLINE float greatest(const Floats *x) {
-  Floats value = *x, other = SWAP_HALVES(value);
-  keep_greater(&value, &other);
-  other = SWAP_QUARTERS(value);
-  keep_greater(&value, &other);
-  other = SWAP_PAIRS(value);
-  keep_greater(&value, &other);
-  other = SWAP_LANES(value);
-  keep_greater(&value, &other);
-  return value[0];
-}
-
-/* Store sums of lanes of four vectors: in each four lanes of the result, one of each vector. */
-INLINE void sum_lanes(const Floats *x, Floats *sums) {
-  Floats pairs[2];
-  for (int at = 0; at < 2; at++) {
-    Floats one = x[2 * at], other = x[2 * at + 1];
-    pairs[at] = SHUFFLE(one, other, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29) +
-                SHUFFLE(one, other, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
-  }
-  *sums = SHUFFLE(pairs[0], pairs[1], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29) +
-          SHUFFLE(pairs[0], pairs[1], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
-}
-
-/* Store the sums of every fourth lane of four vectors, four of each. */
-INLINE void sum_fourths(const Floats *x, Floats *sums) {
-  Floats pairs[2];
-  for (int at = 0; at < 2; at++) {
-    Floats one = x[2 * at], other = x[2 * at + 1];
-    pairs[at] = SHUFFLE(one, other, 0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23) +
-                SHUFFLE(one, other, 8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
-  }
-  *sums = SHUFFLE(pairs[0], pairs[1], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
-          SHUFFLE(pairs[0], pairs[1], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
-}
-
-/* Compute the products of some queries with keys. */
-INLINE void score_some(const float *const *query, int queries, const float *keys, int64_t stride, int64_t count,
-                       int64_t width, float (*scores)[KEYS]) {
-  for (int64_t first = 0; first < count; first += LANES) {
-    Floats parts[MOST_TOGETHER][4];
-    for (int q = 0; q < queries; q++)
-      for (int n = 0; n < 4; n++) parts[q][n] = (Floats){0};
-    for (int64_t k = first; k < first + LANES && k < count; k += 4) {
-      const float *key[4]; /* beyond the last key, the last one again: the scores there are not used */
-      for (int at = 0; at < 4; at++) key[at] = keys + (k + at < count ? k + at : count - 1) * stride;
-      Floats sums[MOST_TOGETHER][4];
-      for (int q = 0; q < queries; q++)
-        for (int n = 0; n < 4; n++) sums[q][n] = (Floats){0};
-      for (int64_t at = 0; at + LANES <= width; at += LANES)
-        for (int q = 0; q < queries; q++) {
-          Floats part = *(const Floats *)(query[q] + at);
-          for (int n = 0; n < 4; n++) sums[q][n] += part * *(const Floats *)(key[n] + at);
-        }
-      for (int q = 0; q < queries; q++) sum_lanes(sums[q], &parts[q][(k - first) / 4]);
-    }
-    for (int q = 0; q < queries; q++) sum_fourths(parts[q], (Floats *)(scores[q] + first));
-  }
-  for (int64_t k = 0; k < count && width % LANES; k++)
-    for (int q = 0; q < queries; q++)
-      for (int64_t at = width / LANES * LANES; at < width; at++) scores[q][k] += query[q][at] * keys[k * stride + at];
-}
-
-/* Compute the products of queries with keys, of as many queries at a time as the processor has registers for. */
-INLINE void score(const Tile *tile, const float *keys, int64_t stride, int64_t count, int64_t width, int together,
-                  float (*scores)[KEYS]) {
-  int first = 0;
-  for (; first + together <= tile->count; first += together)
-    score_some(tile->query + first, together, keys, stride, count, width, scores + first);
-  for (; first < tile->count; first++) score_some(tile->query + first, 1, keys, stride, count, width, scores + first);
-}
-
-/* Add values, weighted, to some elements of the results of some queries. */
-INLINE void add_weighted(float (*weights)[KEYS], int queries, const float *value, int64_t stride, int64_t count,
-                         int64_t at, int columns, float (*results)[WIDTH]) {
-  Floats sums[MOST_WEIGHTED][MOST_COLUMNS];
-  for (int q = 0; q < queries; q++)
-    for (int c = 0; c < columns; c++) sums[q][c] = *(const Floats *)(results[q] + at + c * LANES);
-  value += at;
-  for (int64_t k = 0; k < count; k++, value += stride)
-    for (int q = 0; q < queries; q++)
-      for (int c = 0; c < columns; c++) sums[q][c] += *(const Floats *)(value + c * LANES) * weights[q][k];
-  for (int q = 0; q < queries; q++)
-    for (int c = 0; c < columns; c++) *(Floats *)(results[q] + at + c * LANES) = sums[q][c];
-}
-
-/* Add values, weighted, to the results of some queries, to some columns at a time. */
-INLINE void accumulate_some(float (*weights)[KEYS], int queries, const float *values, int64_t stride, int64_t count,
-                            int64_t width, int columns, float (*results)[WIDTH]) {
-  int64_t at = 0;
-  for (; at + columns * LANES <= width; at += columns * LANES)
-    add_weighted(weights, queries, values, stride, count, at, columns, results);
-  for (; at + LANES <= width; at += LANES) add_weighted(weights, queries, values, stride, count, at, 1, results);
-  for (; at < width; at++)
-    for (int q = 0; q < queries; q++)
-      for (int64_t k = 0; k < count; k++) results[q][at] += weights[q][k] * values[k * stride + at];
-}
-
-/* Add values, weighted, to the results of all queries. */
-INLINE void accumulate(float (*weights)[KEYS], int queries, const float *values, int64_t stride, int64_t count,
-                       int64_t width, int together, float (*results)[WIDTH]) {
-  int first = 0;
-  for (; first + MOST_WEIGHTED <= queries; first += MOST_WEIGHTED)
-    accumulate_some(weights + first, MOST_WEIGHTED, values, stride, count, width, together, results + first);
-  for (; first < queries; first++)
-    accumulate_some(weights + first, 1, values, stride, count, width, MOST_COLUMNS, results + first);
-}
-
-/* Attend to keys and values whose rows are a stride apart. */
-INLINE void attend(const Attention *a, const Tile *tile, const float *keys, const float *values, int together) {
-  float scores[QUERIES][KEYS], results[QUERIES][WIDTH], largest[QUERIES], total[QUERIES];
-  int64_t stride = a->shared * a->width, width = a->width, most = 0;
-  int count = tile->count;
-  for (int q = 0; q < count; q++) {
-    memset(results[q], 0, sizeof(float) * (size_t)width);
-    largest[q] = -INFINITY;
-    total[q] = 0.0f;
-    if (tile->seen[q] > most) most = tile->seen[q];
-  }
-  for (int64_t first = 0; first < most; first += KEYS) {
-    int64_t length = most - first < KEYS ? most - first : KEYS;
-    int64_t padded = (length + LANES - 1) / LANES * LANES;
-    score(tile, keys + first * stride, stride, length, width, together, scores);
-    for (int q = 0; q < count; q++) {
-      int64_t own = tile->seen[q] - first;
-      own = own < 0 ? 0 : own < length ? own : length;
-      float *row = scores[q];
-      if (!own) { /* a later token of the tile sees this block, this one does not */
-        memset(row, 0, sizeof(float) * (size_t)padded);
-        continue;
-      }
-      const Ints numbers = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-      const Floats none = {0}, least = none - INFINITY;
-      Floats top = least;
-      for (int64_t k = 0; k < padded; k += LANES) {
-        Floats part = *(Floats *)(row + k) * a->scale;
-        if (a->cap != 0.0f) {
-          float capped[LANES];
-          memcpy(capped, &part, sizeof capped);
-          for (int lane = 0; lane < LANES && k + lane < own; lane++) capped[lane] = a->cap * tanhf(capped[lane]);
-          memcpy(&part, capped, sizeof capped);
-        }
-        Ints later = numbers >= (int32_t)(own - k);
-        select_lanes(&part, &least, &later);
-        *(Floats *)(row + k) = part;
-        keep_greater(&top, &part);
-      }
-      float now = greatest(&top);
-      now = now > largest[q] ? now : largest[q];
-      float correction = largest[q] == now ? 1.0f : first ? expf(largest[q] - now) : 0.0f;
-      Floats sums = {0};
-      for (int64_t k = 0; k < padded; k += LANES) {
-        Floats part = *(Floats *)(row + k) - now;
-        exponential(&part);
-        Ints later = numbers >= (int32_t)(own - k);
-        select_lanes(&part, &none, &later);
-        *(Floats *)(row + k) = part;
-        sums += part;
-      }
-      total[q] = total[q] * correction + sum(&sums);
-      largest[q] = now;
-      if (correction != 1.0f && first)
-        for (int64_t at = 0; at < width; at++) results[q][at] *= correction;
-    }
-    accumulate(scores, count, values + first * stride, stride, length, width, together, results);
-  }
-  for (int q = 0; q < count; q++) {
-    float factor = 1.0f / total[q];
-    for (int64_t at = 0; at < width; at++) tile->output[q][at] = results[q][at] * factor;
-  }
-}
-
-static void attend_anywhere(const Attention *a, const Tile *tile, const float *keys, const float *values) {
-  attend(a, tile, keys, values, 1);
-}
 #if defined(__x86_64__)
-AVX2 static void attend_avx2(const Attention *a, const Tile *tile, const float *keys, const float *values) {
-  attend(a, tile, keys, values, 1);
-}
-AVX512 static void attend_avx512(const Attention *a, const Tile *tile, const float *keys, const float *values) {
-  attend(a, tile, keys, values, 2);
-}
 static void (*const variants[])(const Attention *, const Tile *, const float *, const float *) = {
-    attend_anywhere, attend_avx2, attend_avx512};
+    chrion_attend, chrion_attend_avx2, chrion_attend_avx512};
 #else
-static void (*const variants[])(const Attention *, const Tile *, const float *, const float *) = {attend_anywhere};
+static void (*const variants[])(const Attention *, const Tile *, const float *, const float *) = {chrion_attend};
 #endif
 
 /* Write the first elements of a head of a token, rotated, and the others. */

@@ -100,7 +100,7 @@ void __tsan_release(void *);
 #define RELEASE(object) ((void)0)
 #endif
 
-/* ---- Vectors ---- */
+/* ---- Instructions ---- */
 
 /* The instructions in use: 0 for those of any processor, 1 for AVX2, 2 for AVX-512. */
 extern int chrion_level;
@@ -108,44 +108,5 @@ extern int chrion_level;
 #define AVX2 __attribute__((target("avx2,fma")))
 #define AVX512 __attribute__((target("avx512f,avx512dq,avx512vl,avx512bw,avx2,fma")))
 #endif
-
-/* The elements of a vector. */
-#define LANES 16
-
-typedef float Floats __attribute__((vector_size(LANES * sizeof(float)), aligned(4), may_alias));
-typedef int32_t Ints __attribute__((vector_size(LANES * sizeof(int32_t))));
-
-#define INLINE static inline __attribute__((always_inline))
-#ifdef __clang__
-#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
-#else /* GCC has the same from version 12 */
-#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (Ints){__VA_ARGS__})
-#endif
-
-/* Store in `value` the lanes of `other` where the mask is set. */
-INLINE void select_lanes(Floats *value, const Floats *other, const Ints *mask) {
-  *value = (Floats)(((Ints)*value & ~*mask) | ((Ints)*other & *mask));
-}
-
-/* Replace x by exp(x), x <= 0. The relative error is below 2e-7; NaN stays NaN. */
-INLINE void exponential(Floats *x) {
-  Floats least = (Floats){0} - 87.0f, magic = (Floats){0} + 12582912.0f;
-  Floats value = *x;
-  Ints small = value < least;
-  select_lanes(&value, &least, &small);
-  Floats rounded = value * 1.44269504f + magic;
-  Ints exponent = (Ints)rounded; /* the low bits are the rounded quotient */
-  Floats quotient = rounded - magic;
-  Floats rest = value - quotient * 0.693359375f;
-  rest = rest + quotient * 2.12194440e-4f;
-  Floats power = rest * 1.9875691500e-4f + 1.3981999507e-3f;
-  power = power * rest + 8.3334519073e-3f;
-  power = power * rest + 4.1665795894e-2f;
-  power = power * rest + 1.6666665459e-1f;
-  power = power * rest + 5.0000001201e-1f;
-  power = power * rest * rest + rest + 1.0f;
-  Ints scale = (exponent << 23) + 0x3f800000;
-  *x = power * (Floats)scale;
-}
 
 #endif

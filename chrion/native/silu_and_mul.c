@@ -9,7 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define LANES 8
 #include "operators.h"
+#include "vectors.h"
 
 /* Elements that are worth a second thread. */
 #define PARALLEL (1 << 15)
