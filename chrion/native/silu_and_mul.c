@@ -9,7 +9,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#if defined(__x86_64__)
 #define LANES 8
+#else
+#define LANES 4
+#endif
 #include "operators.h"
 #include "vectors.h"
 
