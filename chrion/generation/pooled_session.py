@@ -90,8 +90,8 @@ class PooledSession:
         self._logits_type = np.dtype(np.float16 if logits.type == "tensor(float16)" else np.float32)
         #: The longest past with which requests of other lengths may be in a batch.
         self.longest = _LEAST
-        #: Bindings of pools that no thread uses: of iterations with prompts, and of those without. As the two take turns,
-        #: the latter have the same size again, and nothing is bound.
+        #: Bindings of pools that no thread uses: of iterations with prompts, and of those without. The latter often have
+        #: the size of the last one of them, so that nothing has to be bound.
         self._free: WeakKeyDictionary[CachePool, tuple[deque[_Bound], deque[_Bound]]] = WeakKeyDictionary()
 
     def serves(self, batch: Sequence[Work]) -> bool:
@@ -128,8 +128,8 @@ class PooledSession:
         bindings.append(bound)
         if not self._decoder.prompts:
             return [found[at] if work.wanted else None for at, work in enumerate(batch)]
-        rows = iter(found)
-        return [next(rows) if work.wanted else None for work in batch]
+        given = iter(found)
+        return [next(given) if work.wanted else None for work in batch]
 
     def _fill(self, bound: _Bound, batch: Sequence[Work], rows: int) -> Array:
         """Write the inputs of an iteration with a number of tokens, and return where its scores will be."""

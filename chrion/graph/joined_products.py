@@ -29,7 +29,7 @@ _QUERIES, _VALUES = 0, 2
 def join_products(
     nodes: Sequence[onnx.NodeProto], weights: Mapping[str, onnx.TensorProto], seen: Observation
 ) -> list[onnx.NodeProto]:
-    """Return nodes in which attention, and gates with SiLU, read the results of one product each where that is possible.
+    """Return nodes in which attention, and gates with SiLU, read one product each where that is possible.
 
     Args:
         nodes: The nodes of a decoder with attention as one operator, in topological order. Those whose products are
@@ -132,7 +132,7 @@ class _Products:
         return biased, [*added, product, *self._concatenated(biases, 0), sum_]
 
     def _read(self, name: str) -> tuple[str, str, str] | None:
-        """Return the value that a product multiplies, its weights, and its bias or nothing; None if it is no product."""
+        """Return what a product multiplies, its weights, and its bias or nothing; None if it is no product."""
         node, bias = self._producer.get(name), ""
         if node is not None and _is(node, "Add"):
             (bias, *_), product = [one for one in node.input if self._is_weight(one, 1)] or [""], node

@@ -1,4 +1,4 @@
-"""The operators of the domain ``chrion`` for onnxruntime: ``PooledAttention`` and ``SiluAndMul``, of ``operators.c``."""
+"""The operators ``PooledAttention`` and ``SiluAndMul`` for onnxruntime, of ``operators.c``."""
 
 from __future__ import annotations
 

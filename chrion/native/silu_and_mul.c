@@ -32,13 +32,15 @@ typedef struct {
   int64_t width;
 } Run;
 
-/* Store silu(gate) * up in `gate`. The relative error of the exponential is below 2e-7; NaN stays NaN. */
+/* Store silu(gate) * up in `gate`, with a relative error of some 2e-7, or 0 for a gate below -87. NaN stays NaN. */
 INLINE void multiply(Floats *gate, const Floats *up) {
   Floats opposite = -*gate, power = *gate;
   Ints positive = *gate > 0.0f;
   select_lanes(&power, &opposite, &positive);
   exponential(&power); /* of a number that is not positive, so that it is at most 1 */
-  Floats share = power, one = (Floats){0} + 1.0f;
+  Floats share = power, none = {0}, one = none + 1.0f;
+  Ints below = *gate < -87.0f; /* where the exponential is no less than at -87 */
+  select_lanes(&share, &none, &below);
   select_lanes(&share, &one, &positive);
   *gate = *gate * (share / (power + 1.0f)) * *up;
 }

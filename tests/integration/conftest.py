@@ -1,17 +1,20 @@
-"""Fixtures for tuning in the background, and for decoders without native attention."""
+"""Fixtures for tuning in the background, and for decoders with and without native operators."""
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import onnxruntime as ort
 import psutil
 import pytest
 
 from chrion.generation import pooled_session
-from chrion.native import operators_available
+from chrion.native import operators_available, register_operators
+from chrion.native.library import path_of
 from chrion.runtime.selection import tuning
 from chrion.runtime.selection.tuning_process import NamedShapes
 from tuning_support import alternate, deciding_with, wait_for
@@ -57,3 +60,15 @@ def attention(request: pytest.FixtureRequest) -> str:
     elif not operators_available():
         pytest.skip("native attention is not compiled")
     return str(request.param)
+
+
+@pytest.fixture(params=[0, 1, 2], ids=["portable", "AVX2", "AVX-512"])
+def instructions(request: pytest.FixtureRequest) -> Iterator[int]:
+    """Let the native operators use some instructions of the processor."""
+    choose = ctypes.CDLL(str(path_of("operators"))).chrion_choose
+    register_operators(ort.SessionOptions())  # chooses the best one when it is called first
+    if choose(request.param) != request.param:
+        choose(2)
+        pytest.skip("the processor does not have these instructions")
+    yield request.param
+    choose(2)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,25 +23,12 @@ from chrion.generation.open_engine import open_engine
 from chrion.generation.query_blocks import PASS
 from chrion.graph.pooled_attention import DOMAIN, OPERATOR, WIDEST
 from chrion.native import operators_available, register_operators
-from chrion.native.library import path_of
 from decoder_support import FORMS, PlainDecoder, small_decoder, with_window
 
 Array = np.ndarray[Any, Any]
 pytestmark = pytest.mark.skipif(not operators_available(), reason="native attention is not compiled")
 #: Of single precision, for sums of some hundred products.
 TOLERANCE = 1e-4
-
-
-@pytest.fixture(params=[0, 1, 2], ids=["portable", "AVX2", "AVX-512"])
-def instructions(request: pytest.FixtureRequest) -> Iterator[int]:
-    """Use a variant of the operator."""
-    choose = ctypes.CDLL(str(path_of("operators"))).chrion_choose
-    register_operators(ort.SessionOptions())  # chooses the best one when it is called first
-    if choose(request.param) != request.param:
-        choose(2)
-        pytest.skip("the processor does not have these instructions")
-    yield request.param
-    choose(2)
 
 
 def open_operator(
@@ -55,16 +41,18 @@ def open_operator(
     rotated: int = 0,
     interleaved: int = 0,
     columns: int = 0,
+    *,
+    packed: bool = False,
 ) -> Any:
-    """Return a session of the operator alone."""
-    names = ["queries", "keys", "values", "key-pool", "value-pool", "past", "start"]
+    """Return a session of the operator alone; packed: of one input for queries, keys and values."""
+    names = ["queries", *(["", ""] if packed else ["keys", "values"]), "key-pool", "value-pool", "past", "start"]
     types = [TensorProto.FLOAT] * 5 + [TensorProto.INT64] * 2
     if rotated:
         names, types = [*names, "cosines", "sines"], [*types, TensorProto.FLOAT, TensorProto.FLOAT]
     sizes = {"heads": heads, "shared": shared, "width": width, "scale": scale, "cap": cap}
     sizes |= {"rotated": rotated, "interleaved": interleaved, "columns": columns}
     node = helper.make_node(OPERATOR, names, ["output"], domain=DOMAIN, shape=[0, 1, heads * width], **sizes)
-    inputs = [helper.make_tensor_value_info(name, kind, None) for name, kind in zip(names, types, strict=True)]
+    inputs = [helper.make_tensor_value_info(name, kind, None) for name, kind in zip(names, types, strict=True) if name]
     graph = helper.make_graph([node], "g", inputs, [helper.make_tensor_value_info("output", TensorProto.FLOAT, None)])
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid(DOMAIN, 1)]
     options = ort.SessionOptions()
@@ -82,6 +70,13 @@ def run_in_place(session: Any, feed: dict[str, Array]) -> Array:
     binding.bind_output("output", "cpu")
     session.run_with_iobinding(binding)
     return np.asarray(binding.copy_outputs_to_cpu()[0])
+
+
+def pack(feed: dict[str, Array]) -> dict[str, Array]:
+    """Return inputs with queries, keys and values side by side, and with copies of the pools."""
+    rows = {"queries": np.concatenate([feed[name] for name in ("queries", "keys", "values")], axis=1)}
+    others = {name: array.copy() for name, array in feed.items() if name not in {"queries", "keys", "values"}}
+    return rows | others
 
 
 def attend(feed: dict[str, Array], scale: float, cap: float) -> Array:
@@ -153,6 +148,10 @@ def test_rotated_queries_and_keys(instructions: int, interleaved: int, *, repeat
         np.testing.assert_array_equal(feed["value-pool"], written["value-pool"])
         expected = attend(turned, width**-0.5, 0.0)
         np.testing.assert_allclose(found.reshape(expected.shape), expected, atol=TOLERANCE, rtol=0)
+        together = open_operator(
+            shared * group, shared, width, width**-0.5, 0.0, 2, rotated, interleaved, tables, packed=True
+        )
+        np.testing.assert_array_equal(run_in_place(together, pack(feed)), found)
 
 
 @pytest.mark.parametrize("rotated", [-2, 3, 18])
@@ -191,7 +190,8 @@ def test_the_operator_equals_its_definition(instructions: int, seed: int) -> Non
         scale, cap = float(random.choice([width**-0.5, 1.0, -0.3, 0.0])), float(random.choice([0.0, 0.0, 5.0]))
         session = open_operator(shared * group, shared, width, scale, cap, threads=int(random.integers(1, 3)))
         feed, _ = draw(random, shared * group, shared, width)
-        written = feed | {name: feed[name].copy() for name in ("key-pool", "value-pool")}
+        unwritten = {name: feed[name].copy() for name in ("key-pool", "value-pool")}
+        written = feed | {name: pool.copy() for name, pool in unwritten.items()}
         for kind in ("key", "value"):
             written[f"{kind}-pool"][(feed["start"] + feed["past"])[:, 0]] = feed[f"{kind}s"]
         found = run_in_place(session, feed)
@@ -199,6 +199,11 @@ def test_the_operator_equals_its_definition(instructions: int, seed: int) -> Non
             np.testing.assert_array_equal(feed[name], written[name])
         expected = attend(written, scale, cap)
         np.testing.assert_allclose(found.reshape(expected.shape), expected, atol=TOLERANCE, rtol=0)
+        before = pack(feed | unwritten)
+        together = open_operator(shared * group, shared, width, scale, cap, packed=True)
+        np.testing.assert_array_equal(run_in_place(together, before), found)
+        for name in ("key-pool", "value-pool"):
+            np.testing.assert_array_equal(before[name], written[name])
 
 
 def test_large_scores_and_values_that_are_not_numbers(instructions: int) -> None:
@@ -247,11 +252,24 @@ def test_inputs_that_do_not_match_are_errors(change: dict[str, Array], message: 
         run_in_place(session, feed | change)
 
 
+@pytest.mark.parametrize("rows", [(1, 4), (1, 7), (2, 8), (0, 8)])
+def test_packed_rows_that_do_not_fit_are_errors(rows: tuple[int, int]) -> None:
+    """They have the queries, the keys and the values of each token."""
+    feed: dict[str, Array] = {name: np.ones((8, 2, 8), np.float32) for name in ("key-pool", "value-pool")}
+    feed |= {"past": np.array([[7]]), "start": np.array([[0]])}
+    session = open_operator(4, 2, 8, 1.0, 0.0, packed=True)
+    queries = {"queries": np.ones((1, 8, 8), np.float32)}
+    np.testing.assert_allclose(run_in_place(session, feed | queries), 1.0, rtol=1e-6)
+    with pytest.raises(Exception, match="sizes of inputs do not match"):
+        run_in_place(session, feed | {"queries": np.ones((*rows, 8), np.float32)})
+
+
 def test_no_tokens() -> None:
     """A batch without tokens has a result without elements."""
     feed, _ = draw(np.random.default_rng(1), 4, 2, 8)
     feed = {name: array if name.endswith("pool") else array[:0] for name, array in feed.items()}
     assert run_in_place(open_operator(4, 2, 8, 1.0, 0.0), feed).shape == (0, 1, 32)
+    assert run_in_place(open_operator(4, 2, 8, 1.0, 0.0, packed=True), pack(feed)).shape == (0, 1, 32)
     feed |= {name: np.zeros((0, 4), np.float32) for name in ("cosines", "sines")}
     assert run_in_place(open_operator(4, 2, 8, 1.0, 0.0, rotated=8, columns=4), feed).shape == (0, 1, 32)
 
@@ -282,6 +300,12 @@ def rotated_elements(engine: SelectiveEngine) -> int:
     return int(rotated)
 
 
+def products(engine: SelectiveEngine) -> int:
+    """Return the number of products of a pooled decoder."""
+    assert engine._pooled is not None
+    return sum(node.op_type == "MatMul" for node in engine._pooled._decoder.model.graph.node)
+
+
 @pytest.mark.parametrize("name", FORMS)
 def test_any_batch_is_one_call(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts, chunks and requests that decode, some of whose scores are not wanted, equal plain onnxruntime."""
@@ -289,6 +313,7 @@ def test_any_batch_is_one_call(name: str, monkeypatch: pytest.MonkeyPatch) -> No
     engine, plain = engine_of(model), PlainDecoder(model)
     assert is_native(engine)
     assert rotated_elements(engine) == (16 if "llama" in name else 0)
+    assert products(engine) == 4 * len(engine.signature.past) // 2 + 1  # of each layer, and that of the logits
     monkeypatch.setattr(engine, "_run_blocks", lambda _: pytest.fail("the parts are not needed"))
     pick = np.random.default_rng(7)
     pool = CachePool(engine.signature, 400)
