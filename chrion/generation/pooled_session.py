@@ -90,8 +90,8 @@ class PooledSession:
         self._logits_type = np.dtype(np.float16 if logits.type == "tensor(float16)" else np.float32)
         #: The longest past with which requests of other lengths may be in a batch.
         self.longest = _LEAST
-        #: Bindings of pools that no thread uses: of iterations with prompts, and of those without. The latter often have
-        #: the size of the last one of them, so that nothing has to be bound.
+        #: Bindings of pools that no thread uses: of iterations with prompts, and of those without. The latter often
+        #: have the size of the last one of them, so that nothing has to be bound.
         self._free: WeakKeyDictionary[CachePool, tuple[deque[_Bound], deque[_Bound]]] = WeakKeyDictionary()
 
     def serves(self, batch: Sequence[Work]) -> bool:

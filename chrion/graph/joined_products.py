@@ -61,7 +61,8 @@ class _Products:
     def attention(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
         """Let attention read queries, keys and values side by side."""
         names = node.input[_QUERIES : _VALUES + 1]
-        whole, added = self._before_split(names), []
+        added: list[onnx.NodeProto] = []
+        whole = self._before_split(names)
         if not whole:
             whole, added = self._product(names, [[node]] * len(names))
         if not whole:

@@ -45,7 +45,7 @@ def test_the_operator_equals_its_definition(instructions: int, width: int, threa
 
 
 def test_the_limits_of_numbers(instructions: int) -> None:
-    """Nothing overflows on the way: SiLU is 0 far below 0, and the number itself far above; it is not defined at -inf."""
+    """Nothing overflows on the way: SiLU is 0 far below 0, the number itself far above, and not defined at -inf."""
     del instructions
     gate = np.array([-np.inf, -3e38, -1e4, -100, -0.0, 0.0, 100, 1e4, 3e38, np.inf, np.nan, 1], np.float32)
     up = np.ones_like(gate)
