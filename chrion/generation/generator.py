@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 #: What to do if there is no tokenizer.
 TOKENIZER_HINT = "give token ids, or a tokenizer"
 _KV_BYTES = 1 << 30
+#: How tokens are chosen by default.
+_GREEDY = Sampling()
 #: The most threads of a session; each of several sessions starts as many.
 _MOST_THREADS = 1024
 
@@ -186,7 +188,7 @@ class Generator:
         stops, ends = self._read_stops(stop, stop_tokens)
         builder = self._text_builder(stops, ids) if self.tokenizer is not None else None
         late = [token for token in ends if 0 <= token < self.signature.vocabulary]
-        sampler = Sampler(sampling or Sampling(), ids, late, min_new_tokens)
+        sampler = Sampler(sampling or _GREEDY, ids, late, min_new_tokens)
         capacity = self._loop.scheduler.needed_slots(len(ids), max_new_tokens)
         number = next(self._numbers)
         stream = Stream(len(ids), functools.partial(self._cancel, number))  # which keeps the generator alive

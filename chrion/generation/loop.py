@@ -277,19 +277,22 @@ class IterationLoop:
 
     def _outcomes(self, flight: _Flight) -> list[Outcome]:
         """Return what an iteration gives each request: an error without running it, if its cache has no memory."""
-        works: dict[int, Work] = {}
-        outcomes: dict[int, Outcome] = {}
-        for share, request in zip(flight.batch, flight.requests, strict=True):
+        works: list[Work] = []
+        errors: dict[int, Outcome] = {}
+        for at, (share, request) in enumerate(zip(flight.batch, flight.requests, strict=True)):
             try:
                 cache = self.caches.get(request.number, request.capacity)
             except Exception as error:  # noqa: BLE001 - the others have their caches
                 message = f"no memory for the keys and values of {request.capacity} tokens: {error}"
-                outcomes[request.number] = GenerationError(message)
+                errors[at] = GenerationError(message)
             else:
-                works[request.number] = request.work(share, cache)
-        if works:
-            outcomes |= zip(works, self.engine.run([*works.values()]), strict=True)
-        return [outcomes[request.number] for request in flight.requests]
+                works.append(request.work(share, cache))
+        outcomes = self.engine.run(works) if works else []
+        if len(outcomes) != len(works):
+            raise ValueError(f"the engine returned {len(outcomes)} outcomes for {len(works)} requests")
+        for at, outcome in errors.items():
+            outcomes.insert(at, outcome)
+        return outcomes
 
     def _return(self, flight: _Flight) -> None:
         """Give the requests of a batch their tokens, and take back the batch."""

@@ -87,10 +87,9 @@ class Sampler:
     """
 
     def __init__(self, sampling: Sampling, prompt: Collection[int], late: Collection[int] = (), least: int = 0) -> None:
-        self._sampling = sampling
+        self._sampling, self._changes_scores = sampling, sampling.changes_scores
         self._seen = dict.fromkeys(prompt)
         self._counts: dict[int, int] = {}
-        self._bias = _arrays(sampling.logit_bias)
         self._late, self._least, self._chosen = np.array([*late], np.int64), least, 0
 
     def choose(self, scores: Array) -> int:
@@ -105,16 +104,22 @@ class Sampler:
         best = int(scores.argmax())  # the first NaN, if there is one
         if not math.isfinite(scores[best]):
             raise ValueError("the model's scores are not numbers")
-        changed = self._sampling.changes_scores or self._is_early
+        changed = self._changes_scores or self._is_early
         if not changed and self._sampling.temperature == 0:
             token = best
         else:
             exact = np.array(scores, np.float64)
             token = self._draw(self._change(exact) if changed else exact)
-        self._seen[token] = None
-        self._counts[token] = self._counts.get(token, 0) + 1
+        if self._changes_scores:
+            self._seen[token] = None
+            self._counts[token] = self._counts.get(token, 0) + 1
         self._chosen += 1
         return token
+
+    @functools.cached_property
+    def _bias(self) -> tuple[Array, Array]:
+        """The tokens with biases, and these."""
+        return _arrays(self._sampling.logit_bias)
 
     @functools.cached_property
     def _random(self) -> np.random.Generator:

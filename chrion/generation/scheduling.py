@@ -40,7 +40,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from itertools import islice
 
@@ -59,6 +59,19 @@ class Phase(Enum):
     INCREMENT = auto()
 
 
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The share of a request in a batch."""
+
+    number: int
+    #: New tokens: those of its prompt, or one.
+    tokens: int
+    #: True if a token follows from this iteration, false for a prompt of which more is unread.
+    last: bool
+    #: False for a request that has ended and keeps its row in a fixed batch.
+    active: bool = True
+
+
 @dataclass(slots=True)
 class PooledRequest:
     """A request in the pool. It is changed by the scheduler only."""
@@ -73,19 +86,11 @@ class PooledRequest:
     iterations: int = 0
     #: True if the request is cancelled or has ended; it leaves as soon as no batch contains it.
     ended: bool = False
+    #: Its share of an iteration after its prompt.
+    increment: Share = field(init=False)
 
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """The share of a request in a batch."""
-
-    number: int
-    #: New tokens: those of its prompt, or one.
-    tokens: int
-    #: True if a token follows from this iteration, false for a prompt of which more is unread.
-    last: bool
-    #: False for a request that has ended and keeps its row in a fixed batch.
-    active: bool = True
+    def __post_init__(self) -> None:
+        self.increment = Share(self.number, 1, last=True)
 
 
 Batch = tuple[Share, ...]
@@ -181,12 +186,16 @@ class IterationScheduler:
         Returns:
             The requests that leave the pool, whose slots are free.
         """
-        returned = [self.pool[share.number] for share in self.in_flight[0]]
-        for share, request in zip(self.in_flight.popleft(), returned, strict=True):
+        returned = []
+        for share in self.in_flight.popleft():
+            request = self.pool[share.number]
             request.phase = Phase.INCREMENT
             request.iterations += 1
-            request.unread = max(request.unread - share.tokens, 0)
-            request.ended |= share.number in ended
+            if request.unread:
+                request.unread -= share.tokens
+            if share.number in ended:
+                request.ended = True
+            returned.append(request)
         return self._leave(returned)
 
     def cancel(self, number: int) -> list[int]:
@@ -252,7 +261,7 @@ class IterationScheduler:
         if request.ended:
             return Share(request.number, 1, last=False, active=False)
         if request.unread == 0:
-            return Share(request.number, 1, last=True)
+            return request.increment
         tokens = request.unread if most is None else min(request.unread, most)
         return Share(request.number, tokens, last=tokens == request.unread)
 
