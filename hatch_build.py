@@ -20,13 +20,22 @@ _FLAGS = ("-std=gnu11", "-O3", "-Wall", "-fPIC", "-shared", "-pthread", "-lm")
 _LIBRARIES = {
     "lanes": (("lanes.c",), "lanes will be Python threads"),
     "operators": (
-        ("operators.c", "attention.c", "attend.c", "attend_avx2.c", "attend_avx512.c", "silu_and_mul.c"),
-        "attention of decoders will be made of onnxruntime's operators",
+        (
+            "operators.c",
+            "attention.c",
+            "attend.c",
+            "attend_avx2.c",
+            "attend_avx512.c",
+            "silu_and_mul.c",
+            "multiply_row.c",
+            "multiply_row_avx2.c",
+        ),
+        "decoders will be made of onnxruntime's operators",
     ),
 }
 
 
-class LanesHook(BuildHookInterface[Any]):
+class NativeHook(BuildHookInterface[Any]):
     """A hook that puts the libraries beside their sources and into the wheel."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:  # noqa: ARG002 - hatchling's signature

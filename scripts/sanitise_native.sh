@@ -9,7 +9,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${1:-python}
 compiler=${CC:-cc}
-tests=(tests/integration/test_{native,native_lifetime,lane_groups,affinity_changes,pooled_attention}.py)
+tests=(tests/integration/test_{native,native_lifetime,lane_groups,affinity_changes,pooled_attention,silu_and_mul,joined_products}.py)
 
 for tool in "$compiler" setarch; do
   command -v "$tool" >/dev/null || { echo "sanitisers: skipped, there is no $tool"; exit 0; }
@@ -28,7 +28,7 @@ run() { # NAME RUNTIME FLAGS: the tests with a library of such flags
     return
   fi
   echo "$name:"
-  for sources in "lanes" "operators attention attend attend_avx2 attend_avx512 silu_and_mul"; do
+  for sources in "lanes" "operators attention attend attend_avx2 attend_avx512 silu_and_mul multiply_row multiply_row_avx2"; do
     # shellcheck disable=SC2086 # several flags, and several sources
     "$compiler" -std=gnu11 -O1 -g -fno-omit-frame-pointer $flags -fPIC -shared -pthread \
       $(printf 'chrion/native/%s.c ' $sources) -lm -o "chrion/native/lib${sources%% *}.so"

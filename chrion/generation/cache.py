@@ -174,7 +174,7 @@ class CacheManager:
                 self._left.append(cache)
 
     def give_back(self) -> None:
-        """Give back the memory of the caches that were released. It takes long enough for requests to notice."""
+        """Give back the memory of the caches that were released, for which a request that ends need not wait."""
         with self._lock:
             self._give_back()
 

@@ -223,7 +223,7 @@ class IterationLoop:
             self._leave(self.scheduler.cancel(number))
 
     def _leave(self, numbers: Sequence[int]) -> None:
-        """Release the slots of requests, end their streams, and then give their memory back."""
+        """Release the slots of requests and end their streams, and then give back the memory of their caches."""
         for number in numbers:
             self.caches.release(number)
             self._leaving = self._requests[number]  # before it leaves the others: a child forked meanwhile finds it
@@ -287,7 +287,7 @@ class IterationLoop:
                 errors[at] = GenerationError(message)
             else:
                 works.append(request.work(share, cache))
-        outcomes = self.engine.run(works) if works else []
+        outcomes = [*self.engine.run(works)] if works else []
         if len(outcomes) != len(works):
             raise ValueError(f"the engine returned {len(outcomes)} outcomes for {len(works)} requests")
         for at, outcome in errors.items():

@@ -62,6 +62,17 @@ class _Bound:
     scores: Array | None = None
 
 
+@dataclass
+class _Free:
+    """The bindings of a pool that no thread uses, of iterations with prompts and of those without.
+
+    The latter often have the size of the last one of them, so that nothing has to be bound.
+    """
+
+    prompts: deque[_Bound] = field(default_factory=deque)
+    decoding: deque[_Bound] = field(default_factory=deque)
+
+
 class PooledSession:
     """A session of a pooled decoder. Several threads may run batches at a time.
 
@@ -90,9 +101,7 @@ class PooledSession:
         self._logits_type = np.dtype(np.float16 if logits.type == "tensor(float16)" else np.float32)
         #: The longest past with which requests of other lengths may be in a batch.
         self.longest = _LEAST
-        #: Bindings of pools that no thread uses: of iterations with prompts, and of those without. The latter often
-        #: have the size of the last one of them, so that nothing has to be bound.
-        self._free: WeakKeyDictionary[CachePool, tuple[deque[_Bound], deque[_Bound]]] = WeakKeyDictionary()
+        self._free: WeakKeyDictionary[CachePool, _Free] = WeakKeyDictionary()
 
     def serves(self, batch: Sequence[Work]) -> bool:
         """Return whether one call may serve a batch: its caches are in one pool, and its lengths fit the decoder.
@@ -120,7 +129,8 @@ class PooledSession:
         if pool is None:
             raise ValueError("the caches are in no pool")
         rows = sum(len(work.ids) for work in batch)
-        bindings = self._free.setdefault(pool, (deque(), deque()))[rows == len(batch)]
+        free = self._free.setdefault(pool, _Free())
+        bindings = free.decoding if rows == len(batch) else free.prompts
         try:
             bound = bindings.pop()
         except IndexError:

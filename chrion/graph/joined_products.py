@@ -9,8 +9,10 @@ so that nothing splits it. onnxruntime computes the joined weights when it opens
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 
+import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
@@ -21,6 +23,9 @@ from chrion.graph.rewrite import MICROSOFT, STANDARD, float_attribute, int_attri
 
 #: The operator that multiplies the halves of its input, the first one after SiLU.
 GATE = "SiluAndMul"
+#: The largest joined weights in bytes. onnxruntime does not compute larger constants when it opens a model, but in
+#: every iteration (optimization.constant_folding_max_output_size_in_bytes).
+LARGEST = 1 << 30
 _PREFIX = "joined/"
 #: The inputs of attention that may be one.
 _QUERIES, _VALUES = 0, 2
@@ -32,20 +37,20 @@ def join_products(
     """Return nodes in which attention, and gates with SiLU, read one product each where that is possible.
 
     Args:
-        nodes: The nodes of a decoder with attention as one operator, in topological order. Those whose products are
-            joined remain, though nothing reads them.
+        nodes: The nodes of a decoder with attention as one operator, in topological order. All of them remain but
+            those that read joined products in place of their own ones.
         weights: The weights by name.
         seen: The sizes of the values.
     """
     products = _Products(nodes, weights, seen)
     joined: list[onnx.NodeProto] = []
     for node in nodes:
-        joined += (node.op_type == OPERATOR and products.attention(node)) or products.gate(node) or [node]
+        joined += products.before_attention(node) or products.before_gate(node) or [node]
     return joined
 
 
 class _Products:
-    """The products of a decoder. Methods return nodes in place of one, or none if it has to stay."""
+    """The products of a decoder."""
 
     def __init__(
         self, nodes: Sequence[onnx.NodeProto], weights: Mapping[str, onnx.TensorProto], seen: Observation
@@ -56,15 +61,23 @@ class _Products:
         for node in nodes:
             for name in {*node.input}:
                 self._readers.setdefault(name, []).append(node)
-        self._joined: set[str] = set()
+        #: Joined weights by the names of the separate ones: layers may share them.
+        self._joined: dict[tuple[str, ...], str] = {}
+        self._numbers = itertools.count()
 
-    def attention(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
-        """Let attention read queries, keys and values side by side."""
+    def before_attention(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+        """Return attention that reads queries, keys and values side by side, and their product; nothing if it stays."""
+        if node.op_type != OPERATOR:
+            return []
         names = node.input[_QUERIES : _VALUES + 1]
+        heads, shared = (int_attribute(node, kind, 0) * int_attribute(node, "width", 0) for kind in ("heads", "shared"))
+        widths = [self._row_width(name) for name in names]
+        if widths != [heads, shared, shared]:  # such as those of each head side by side
+            return []
         added: list[onnx.NodeProto] = []
         whole = self._before_split(names)
         if not whole:
-            whole, added = self._product(names, [[node]] * len(names))
+            whole, added = self._product(names, [[node]] * len(names), widths)
         if not whole:
             return []
         packed = onnx.NodeProto()
@@ -72,20 +85,26 @@ class _Products:
         packed.input[_QUERIES : _VALUES + 1] = [whole, "", ""]
         return [*added, packed]
 
-    def gate(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
-        """Compute ``silu(x * gate) * (x * up)`` from one product."""
-        shape = fixed_shape(self._seen.shapes.get(node.output[0], ())) if _is(node, "Mul") else []
-        for active, up in (node.input, node.input[::-1]) if len(shape) > 1 else ():
+    def before_gate(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+        """Return the operator of ``silu(x * gate) * (x * up)`` and the product before it; nothing if it stays."""
+        width = self._row_width(node.output[0]) if _is(node, "Mul") else 0
+        for active, up in (node.input, node.input[::-1]) if width else ():
             gate, readers = self._before_silu(active)
             if gate and self._readers[active] == [node]:
-                whole, added = self._product([gate, up], [readers, [node]])
+                whole, added = self._product([gate, up], [readers, [node]], [width, width])
                 if whole:
+                    shape = fixed_shape(self._seen.shapes[node.output[0]])
                     own = helper.make_node(GATE, [whole], node.output, node.output[0], domain=DOMAIN, shape=shape)
                     return [*added, own]
         return []
 
+    def _row_width(self, name: str) -> int:
+        """Return the elements of a token, if all are along the last axis, otherwise 0."""
+        shape = fixed_shape(self._seen.shapes.get(name, ()))
+        return shape[-1] if len(shape) > 1 and all(size == 1 for size in shape[1:-1]) else 0
+
     def _before_silu(self, name: str) -> tuple[str, list[onnx.NodeProto]]:
-        """Return the value whose SiLU another one is, and what reads it for that; nothing if it is not that."""
+        """Return the input of a SiLU and the nodes that compute it, or nothing."""
         node = self._producer.get(name)
         if node is None:
             return "", []
@@ -107,39 +126,40 @@ class _Products:
         return node.input[0] if rank and int_attribute(node, "axis", 0) in {-1, rank - 1} else ""
 
     def _product(
-        self, names: Sequence[str], readers: Sequence[list[onnx.NodeProto]]
+        self, names: Sequence[str], readers: Sequence[list[onnx.NodeProto]], widths: Sequence[int]
     ) -> tuple[str, list[onnx.NodeProto]]:
         """Return one product in place of several, and its nodes; nothing if they are not products of one value.
 
         Args:
             names: The products, maybe with biases.
             readers: The nodes that may read each of them.
+            widths: The elements of a token in each of them.
         """
         found = [self._read(name) for name in names]
         if any(one is None for one in found) or [self._readers[name] for name in names] != [*readers]:
             return "", []
         sources, weights, biases = zip(*(one for one in found if one is not None), strict=True)
-        if len({*sources}) > 1 or len({self._weights[name].dims[0] for name in weights}) > 1:
+        rows = {self._weights[name].dims[0] for name in weights}
+        if len({*sources}) > 1 or len(rows) > 1 or (any(biases) and not all(biases)):
             return "", []
-        if any(biases) and not all(biases):
+        if [self._weights[name].dims[1] for name in weights] != [*widths]:
             return "", []
-        added, name = self._concatenated(weights, 1), "+".join(names)
-        result = _PREFIX + name
-        product = helper.make_node("MatMul", [sources[0], _joined(weights)], [result], name=result)
-        if not any(biases):
-            return result, [*added, product]
-        biased = f"{result}/biased"
-        sum_ = helper.make_node("Add", [result, _joined(biases)], [biased], name=biased)
-        return biased, [*added, product, *self._concatenated(biases, 0), sum_]
+        if rows.pop() * sum(widths) * np.dtype(np.float32).itemsize > LARGEST:
+            return "", []
+        added: list[onnx.NodeProto] = []
+        result = self._add("MatMul", [sources[0], self._concatenated(weights, 1, added)], added)
+        if any(biases):
+            result = self._add("Add", [result, self._concatenated(biases, 0, added)], added)
+        return result, added
 
     def _read(self, name: str) -> tuple[str, str, str] | None:
         """Return what a product multiplies, its weights, and its bias or nothing; None if it is no product."""
         node, bias = self._producer.get(name), ""
         if node is not None and _is(node, "Add"):
-            (bias, *_), product = [one for one in node.input if self._is_weight(one, 1)] or [""], node
+            (bias, *_), biased = [one for one in node.input if self._is_weight(one, 1)] or [""], node
             others = [one for one in node.input if one != bias]
             node = self._producer.get(others[0]) if bias and len(others) == 1 else None
-            if node is None or self._readers[node.output[0]] != [product]:
+            if node is None or self._readers[node.output[0]] != [biased]:
                 return None
         if node is None or not _is(node, "MatMul") or not self._is_weight(node.input[1], 2):
             return None
@@ -151,17 +171,17 @@ class _Products:
         tensor = self._weights.get(name)
         return tensor is not None and len(tensor.dims) == rank and tensor.data_type == TensorProto.FLOAT
 
-    def _concatenated(self, names: Sequence[str], axis: int) -> list[onnx.NodeProto]:
-        """Return the node that joins weights, unless they have been joined: layers may share them."""
-        result = _joined(names)
-        if result in self._joined:
-            return []
-        self._joined.add(result)
-        return [helper.make_node("Concat", names, [result], name=result, axis=axis)]
+    def _concatenated(self, names: tuple[str, ...], axis: int, added: list[onnx.NodeProto]) -> str:
+        """Return weights side by side, computed by a node unless they are known."""
+        if names not in self._joined:
+            self._joined[names] = self._add("Concat", names, added, axis=axis)
+        return self._joined[names]
 
-
-def _joined(names: Iterable[str]) -> str:
-    return _PREFIX + "+".join(names)
+    def _add(self, kind: str, inputs: Sequence[str], added: list[onnx.NodeProto], **attributes: int) -> str:
+        """Add a node, and return its output."""
+        name = f"{_PREFIX}{next(self._numbers)}/{inputs[0]}"
+        added.append(helper.make_node(kind, inputs, [name], name=name, **attributes))
+        return name
 
 
 def _is(node: onnx.NodeProto, kind: str) -> bool:

@@ -1,8 +1,8 @@
 """Code in C: lanes for programs that run on the CPU only (``lanes.c``), and operators of decoders (``operators.c``).
 
 The libraries are compiled when Chrion is installed, if possible (on Linux with a C compiler). Without them, lanes are
-Python threads, which have a longer handoff latency, and attention is made of onnxruntime's operators, which copy the
-caches; nothing else changes.
+Python threads, which have a longer handoff latency, and decoders consist of onnxruntime's operators, which copy the
+caches; results do not change.
 """
 
 from chrion.native.bindings import (

@@ -5,24 +5,24 @@
 #include "attention.h"
 #include "vectors.h"
 
-/* The queries whose scores are computed together. */
-#define TOGETHER 2
-/* The queries whose results are computed together, with so many vectors of each; and those of a query by itself. */
-#define WEIGHTED 4
-#define COLUMNS 2
-#define COLUMNS_OF_ONE 4
+/* The queries whose scores are computed at a time. */
+#define SCORED_QUERIES 2
+/* The queries to whose results values are added at a time, and the vectors of each result; and those of one query. */
+#define SUMMED_QUERIES 4
+#define VECTORS 2
+#define VECTORS_OF_ONE_QUERY 4
 
 /* Compute the products of some queries with keys. */
 INLINE void score_some(const float *const *query, int queries, const float *keys, int64_t stride, int64_t count,
                        int64_t width, float (*scores)[KEYS]) {
   for (int64_t first = 0; first < count; first += LANES) {
-    Floats parts[TOGETHER][LANES / 4];
+    Floats parts[SCORED_QUERIES][LANES / 4];
     for (int q = 0; q < queries; q++)
       for (int n = 0; n < LANES / 4; n++) parts[q][n] = (Floats){0};
     for (int64_t k = first; k < first + LANES && k < count; k += 4) {
       const float *key[4]; /* beyond the last key, the last one again: the scores there are not used */
       for (int at = 0; at < 4; at++) key[at] = keys + (k + at < count ? k + at : count - 1) * stride;
-      Floats sums[TOGETHER][4];
+      Floats sums[SCORED_QUERIES][4];
       for (int q = 0; q < queries; q++)
         for (int n = 0; n < 4; n++) sums[q][n] = (Floats){0};
       for (int64_t at = 0; at + LANES <= width; at += LANES)
@@ -43,15 +43,15 @@ INLINE void score_some(const float *const *query, int queries, const float *keys
 INLINE void score(const Tile *tile, const float *keys, int64_t stride, int64_t count, int64_t width,
                   float (*scores)[KEYS]) {
   int first = 0;
-  for (; first + TOGETHER <= tile->count; first += TOGETHER)
-    score_some(tile->query + first, TOGETHER, keys, stride, count, width, scores + first);
+  for (; first + SCORED_QUERIES <= tile->count; first += SCORED_QUERIES)
+    score_some(tile->query + first, SCORED_QUERIES, keys, stride, count, width, scores + first);
   for (; first < tile->count; first++) score_some(tile->query + first, 1, keys, stride, count, width, scores + first);
 }
 
 /* Add values, weighted, to some elements of the results of some queries. */
 INLINE void add_weighted(float (*weights)[KEYS], int queries, const float *value, int64_t stride, int64_t count,
                          int64_t at, int columns, float (*results)[WIDTH]) {
-  Floats sums[WEIGHTED][COLUMNS_OF_ONE];
+  Floats sums[SUMMED_QUERIES][VECTORS_OF_ONE_QUERY];
   for (int q = 0; q < queries; q++)
     for (int c = 0; c < columns; c++) sums[q][c] = *(const Floats *)(results[q] + at + c * LANES);
   value += at;
@@ -78,10 +78,10 @@ INLINE void accumulate_some(float (*weights)[KEYS], int queries, const float *va
 INLINE void accumulate(float (*weights)[KEYS], int queries, const float *values, int64_t stride, int64_t count,
                        int64_t width, float (*results)[WIDTH]) {
   int first = 0;
-  for (; first + WEIGHTED <= queries; first += WEIGHTED)
-    accumulate_some(weights + first, WEIGHTED, values, stride, count, width, COLUMNS, results + first);
+  for (; first + SUMMED_QUERIES <= queries; first += SUMMED_QUERIES)
+    accumulate_some(weights + first, SUMMED_QUERIES, values, stride, count, width, VECTORS, results + first);
   for (; first < queries; first++)
-    accumulate_some(weights + first, 1, values, stride, count, width, COLUMNS_OF_ONE, results + first);
+    accumulate_some(weights + first, 1, values, stride, count, width, VECTORS_OF_ONE_QUERY, results + first);
 }
 
 ATTEND(const Attention *a, const Tile *tile, const float *keys, const float *values) {
@@ -107,8 +107,8 @@ ATTEND(const Attention *a, const Tile *tile, const float *keys, const float *val
         continue;
       }
       const Ints numbers = NUMBERS;
-      const Floats none = {0}, least = none - INFINITY;
-      Floats top = least;
+      const Floats zeros = {0}, hidden = zeros - INFINITY;
+      Floats top = hidden;
       for (int64_t k = 0; k < padded; k += LANES) {
         Floats part = *(Floats *)(row + k) * a->scale;
         if (a->cap != 0.0f) {
@@ -118,7 +118,7 @@ ATTEND(const Attention *a, const Tile *tile, const float *keys, const float *val
           memcpy(&part, capped, sizeof capped);
         }
         Ints later = numbers >= (int32_t)(own - k);
-        select_lanes(&part, &least, &later);
+        select_lanes(&part, &hidden, &later);
         *(Floats *)(row + k) = part;
         keep_greater(&top, &part);
       }
@@ -130,7 +130,7 @@ ATTEND(const Attention *a, const Tile *tile, const float *keys, const float *val
         Floats part = *(Floats *)(row + k) - now;
         exponential(&part);
         Ints later = numbers >= (int32_t)(own - k);
-        select_lanes(&part, &none, &later);
+        select_lanes(&part, &zeros, &later);
         *(Floats *)(row + k) = part;
         sums += part;
       }

@@ -62,7 +62,7 @@ OrtStatus *chrion_make_output(OrtKernelContext *context, const int64_t *shape, i
   sizes[0] = first;
   if ((status = CALL(OrtStatus *, KernelContextGetOutput, OrtKernelContext *, size_t, const int64_t *, size_t,
                      OrtValue **)(context, 0, sizes, (size_t)rank, &output)) ||
-      (status = CALL(OrtStatus *, GetTensorSizeInBytes, OrtValue *, size_t *)(output, &produced)))
+      (status = CALL(OrtStatus *, GetTensorSizeInBytes, const OrtValue *, size_t *)(output, &produced)))
     return status;
   if (produced != bytes) return chrion_error(INVALID_ARGUMENT, "the shape of the output has another size");
   return CALL(OrtStatus *, GetTensorMutableData, OrtValue *, void **)(output, data);

@@ -89,7 +89,7 @@ int chrion_default_memory(const OperatorDescription *description, size_t at);
   .input_memory = chrion_default_memory, .least_inputs = chrion_one, .equal_inputs = chrion_one,                  \
   .least_outputs = chrion_one, .equal_outputs = chrion_one, .first_version = chrion_one, .last_version = chrion_any
 
-/* onnxruntime's threads synchronise out of sight of the thread sanitiser, which is told so here. */
+/* Annotations of the synchronisation of onnxruntime's threads, which the thread sanitiser cannot see. */
 #ifdef __SANITIZE_THREAD__
 void __tsan_acquire(void *);
 void __tsan_release(void *);

@@ -9,13 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#if defined(__x86_64__)
-#define LANES 8
-#else
-#define LANES 4
-#endif
 #include "operators.h"
-#include "vectors.h"
 
 /* Elements that are worth a second thread. */
 #define PARALLEL (1 << 15)
@@ -32,50 +26,21 @@ typedef struct {
   int64_t width;
 } Run;
 
-/* Store silu(gate) * up in `gate`, with a relative error of some 2e-7, or 0 for a gate below -87. NaN stays NaN. */
-INLINE void multiply(Floats *gate, const Floats *up) {
-  Floats opposite = -*gate, power = *gate;
-  Ints positive = *gate > 0.0f;
-  select_lanes(&power, &opposite, &positive);
-  exponential(&power); /* of a number that is not positive, so that it is at most 1 */
-  Floats share = power, none = {0}, one = none + 1.0f;
-  Ints below = *gate < -87.0f; /* where the exponential is no less than at -87 */
-  select_lanes(&share, &none, &below);
-  select_lanes(&share, &one, &positive);
-  *gate = *gate * (share / (power + 1.0f)) * *up;
-}
+/* Compute a row: the gate, and as many elements behind it that are multiplied by its SiLU. */
+void chrion_multiply_row(const float *gate, int64_t width, float *output);
+void chrion_multiply_row_avx2(const float *gate, int64_t width, float *output);
 
-INLINE void run_row(const Run *run, int64_t row) {
-  const float *gate = run->input + 2 * row * run->width, *up = gate + run->width;
-  float *output = run->output + row * run->width;
-  int64_t at = 0;
-  for (; at + LANES <= run->width; at += LANES) {
-    Floats value = *(const Floats *)(gate + at), other = *(const Floats *)(up + at);
-    multiply(&value, &other);
-    *(Floats *)(output + at) = value;
-  }
-  if (at < run->width) {
-    Floats value = {0}, other = {0};
-    size_t rest = sizeof(float) * (size_t)(run->width - at);
-    memcpy(&value, gate + at, rest);
-    memcpy(&other, up + at, rest);
-    multiply(&value, &other);
-    memcpy(output + at, &value, rest);
-  }
-}
-
-static void run_anywhere(const Run *run, int64_t row) { run_row(run, row); }
 #if defined(__x86_64__)
-AVX2 static void run_avx2(const Run *run, int64_t row) { run_row(run, row); }
-AVX512 static void run_avx512(const Run *run, int64_t row) { run_row(run, row); }
-static void (*const variants[])(const Run *, int64_t) = {run_anywhere, run_avx2, run_avx512};
+static void (*const variants[])(const float *, int64_t, float *) = {chrion_multiply_row, chrion_multiply_row_avx2,
+                                                                    chrion_multiply_row_avx2};
 #else
-static void (*const variants[])(const Run *, int64_t) = {run_anywhere};
+static void (*const variants[])(const float *, int64_t, float *) = {chrion_multiply_row};
 #endif
 
 static void run_one(void *data, size_t row) {
   ACQUIRE(data);
-  variants[chrion_level](data, (int64_t)row);
+  const Run *run = data;
+  variants[chrion_level](run->input + 2 * (int64_t)row * run->width, run->width, run->output + (int64_t)row * run->width);
   RELEASE(data);
 }
 

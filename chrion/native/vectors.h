@@ -12,7 +12,7 @@ typedef int32_t Ints __attribute__((vector_size(LANES * sizeof(int32_t))));
 #define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (Ints){__VA_ARGS__})
 #endif
 
-/* The numbers of the lanes; and the lanes of one or two vectors in other orders, within each four lanes the same. */
+/* The numbers of the lanes, and the lanes of one or two vectors in other orders. */
 #if LANES == 4
 #define NUMBERS {0, 1, 2, 3}
 #define SWAP_LANES(x) SHUFFLE(x, x, 1, 0, 3, 2)
@@ -110,14 +110,14 @@ INLINE float greatest(const Floats *x) {
   return value[0];
 }
 
-/* Store sums of four vectors: each four lanes of the result have one of each vector, of its four lanes there. */
+/* Store partial sums of four vectors: lane 4 * g + n of the result is the sum of lanes 4 * g to 4 * g + 3 of vector n. */
 INLINE void sum_fours(const Floats *x, Floats *sums) {
   Floats first = FIRST_LANES(x[0], x[1]) + LAST_LANES(x[0], x[1]);
   Floats second = FIRST_LANES(x[2], x[3]) + LAST_LANES(x[2], x[3]);
   *sums = FIRST_PAIRS(first, second) + LAST_PAIRS(first, second);
 }
 
-/* Store the sums of each four lanes of LANES / 4 vectors, those of the first vector first. */
+/* Store the sums of LANES / 4 vectors of such partial sums: lane 4 * m + n of the result is sum n of vector m. */
 INLINE void sum_groups(const Floats *x, Floats *sums) {
 #if LANES == 4
   *sums = x[0];

@@ -368,18 +368,31 @@ def test_a_cache_without_memory_fails_its_request_only(plain: PlainDecoder, monk
         get = generator._loop.caches.get
 
         def refusing(request: int, capacity: int) -> RequestCache:
-            if capacity == 10:
+            if capacity in {10, 11}:
                 raise OSError("made up")
             return get(request, capacity)
 
         monkeypatch.setattr(generator._loop.caches, "get", refusing)
         with generator._loop.gate:  # all of them before the first iteration
-            good, bad = generator.submit([1, 2], 6), generator.submit([3, 4], 9)
-        with pytest.raises(GenerationError, match="no memory for the keys and values of 10 tokens: made up"):
-            bad.result(60)
+            prompts = ([5, 6], 10), ([1, 2], 6), ([3, 4], 9)
+            first, good, last = (generator.submit(prompt, new) for prompt, new in prompts)
+        for bad, count in ((first, 11), (last, 10)):
+            with pytest.raises(GenerationError, match=f"no memory for the keys and values of {count} tokens: made up"):
+                bad.result(60)
         assert good.result(60) == plain.generate([1, 2], 6)
         wait_until_idle(generator)
         assert generator.statistics().reserved_slots == 0
+
+
+def test_a_stream_ends_before_its_memory_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That takes a fifth of a millisecond, for which its reader need not wait."""
+    with Generator(MODEL, threads=1) as generator:
+        caches = generator._loop.caches
+        found: SimpleQueue[tuple[str, int]] = SimpleQueue()
+        monkeypatch.setattr(caches, "give_back", lambda: found.put((stream.finish_reason, caches.reserved)))
+        with generator._loop.gate:
+            stream = generator.submit([1, 2], 3)
+        assert found.get(timeout=60) == ("length", 0)
 
 
 def test_an_error_in_an_iteration_fails_its_request_only(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from chrion.graph.joined_products import GATE, join_products
+from chrion.graph.joined_products import GATE, LARGEST, join_products
 from chrion.graph.observation import Observation, Size
 from chrion.graph.pooled_attention import DOMAIN, OPERATOR
 from chrion.graph.rewrite import MICROSOFT, needed_nodes
@@ -27,13 +28,24 @@ class Net:
     def __init__(self) -> None:
         self.nodes: list[onnx.NodeProto] = []
         self.weights: dict[str, onnx.TensorProto] = {}
+        #: The shapes of the values behind the batch.
+        self.shapes: dict[str, tuple[int, ...]] = {"x": (1, HIDDEN)}
         self._random = np.random.default_rng(0)
 
-    def op(self, kind: str, *inputs: str, **attributes: Any) -> str:
-        """Add a node, and return its output."""
+    def op(self, kind: str, *inputs: str, shape: tuple[int, ...] | None = None, **attributes: Any) -> str:
+        """Add a node, and return its output, by default of the shape of its first input."""
         name = f"v{len(self.nodes)}"
         self.nodes.append(helper.make_node(kind, inputs, [name], **attributes))
+        self.shapes[name] = shape or next(self.shapes[one] for one in inputs if one in self.shapes)
         return name
+
+    def split(self, source: str, sizes: tuple[int, ...], names: list[str], axis: int = -1) -> list[str]:
+        """Split the last axis of a value."""
+        self.weights["counts"] = numpy_helper.from_array(np.array(sizes), "counts")
+        self.nodes.append(helper.make_node("Split", [source, "counts"], names, axis=axis))
+        for name, size in zip(names, sizes, strict=True):
+            self.shapes[name] = (*self.shapes[source][:-1], size)
+        return names
 
     def weight(self, *shape: int, kind: Any = np.float32) -> str:
         """Add a weight."""
@@ -44,18 +56,20 @@ class Net:
 
     def product(self, width: int, source: str = "x", *, bias: bool = False) -> str:
         """Add a product of a value with a weight, and a bias."""
-        found = self.op("MatMul", source, self.weight(HIDDEN, width))
+        weights = self.weight(self.shapes[source][-1], width)
+        found = self.op("MatMul", source, weights, shape=(*self.shapes[source][:-1], width))
         return self.op("Add", self.weight(width), found) if bias else found
 
     def joined(self, output: str) -> list[onnx.NodeProto]:
         """Return the nodes that an output needs after products are joined."""
         batch = Size(0, 0, 1)
-        row = (batch, Size(1, 0, 0), Size(0, 0, INNER))
-        shapes = {name: row for node in self.nodes for name in node.output}
+        shapes = {name: (batch, *(Size(0, 0, size) for size in shape)) for name, shape in self.shapes.items()}
         return needed_nodes(join_products(self.nodes, self.weights, Observation(shapes, {}, {}, {})), [output])
 
-    def run(self, nodes: list[onnx.NodeProto], output: str, feed: dict[str, Array]) -> Array:
-        """Run nodes in onnxruntime, with the arrays themselves as inputs."""
+    def run(
+        self, nodes: list[onnx.NodeProto], output: str, feed: dict[str, Array], optimised: Path | None = None
+    ) -> Array:
+        """Run nodes in onnxruntime on the arrays themselves; the optimised model is written to a file."""
         types = {name: helper.np_dtype_to_tensor_dtype(array.dtype) for name, array in feed.items()}
         inputs = [helper.make_tensor_value_info(name, kind, None) for name, kind in types.items()]
         outputs = [helper.make_tensor_value_info(output, TensorProto.FLOAT, None)]
@@ -63,6 +77,8 @@ class Net:
         opsets = [helper.make_opsetid(domain, version) for domain, version in (("", 24), (DOMAIN, 1), (MICROSOFT, 1))]
         options = ort.SessionOptions()
         options.log_severity_level = 4
+        if optimised is not None:
+            options.optimized_model_filepath = str(optimised)
         register_operators(options)
         content = helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString()
         session = ort.InferenceSession(content, options, ["CPUExecutionProvider"])
@@ -114,7 +130,9 @@ def attention(net: Net, *inputs: str) -> str:
     sizes = {"heads": HEADS, "shared": SHARED, "width": WIDTH, "scale": 0.4, "cap": 0.0}
     sizes |= {"rotated": 0, "interleaved": 0, "columns": 0}
     names = [*inputs, "key-pool", "value-pool", "past", "start"]
-    return net.op(OPERATOR, *names, domain=DOMAIN, shape=[0, 1, HEADS * WIDTH], **sizes)
+    result = net.op(OPERATOR, *names, domain=DOMAIN, **sizes)
+    net.nodes[-1].attribute.append(helper.make_attribute("shape", [0, 1, HEADS * WIDTH]))
+    return result
 
 
 def attention_feed() -> dict[str, Array]:
@@ -131,11 +149,8 @@ def test_attention(form: str) -> None:
     """Queries, keys and values are read side by side; the pools get the same rows."""
     net, widths = Net(), (HEADS * WIDTH, SHARED * WIDTH, SHARED * WIDTH)
     if form.startswith("split"):
-        counts = numpy_helper.from_array(np.array(widths), "counts")
-        net.weights["counts"] = counts
         axis = 2 if form == "split" else -1
-        net.nodes.append(helper.make_node("Split", [net.product(sum(widths)), "counts"], ["q", "k", "v"], axis=axis))
-        names = ["q", "k", "v"]
+        names = net.split(net.product(sum(widths)), widths, ["q", "k", "v"], axis)
     else:
         names = [net.product(width, bias=form == "biases") for width in widths]
     result = attention(net, *names)
@@ -159,6 +174,33 @@ def test_shared_weights_are_joined_once() -> None:
         source = net.op("Mul", silu(net, net.op("MatMul", source, gate)), net.op("MatMul", source, up))
     nodes = net.joined(source)
     assert kinds(nodes) == {"Concat": 1, "MatMul": 2, GATE: 2}
+
+
+def test_the_largest_joined_weights() -> None:
+    """Those of onnxruntime's limit are joined."""
+    net = Net()
+    result = of_large_weights(net, LARGEST // (8 * HIDDEN))
+    assert kinds(net.joined(result))[GATE] == 1
+
+
+def test_similar_names_are_not_confused() -> None:
+    """Weights "a+b" and "c" are others than "a" and "b+c"."""
+    net, source = Net(), "x"
+    for pair in (("a+b", "c"), ("a", "b+c")):
+        for name in pair:
+            net.weights[name] = numpy_helper.from_array(np.ones((HIDDEN, HIDDEN), np.float32), name)
+        gate, up = (net.op("MatMul", source, name) for name in pair)
+        source = net.op("Mul", silu(net, gate), up)
+    assert [[*node.input] for node in net.joined(source) if node.op_type == "Concat"] == [["a+b", "c"], ["a", "b+c"]]
+
+
+def test_onnxruntime_computes_joined_weights_when_it_opens_the_model(tmp_path: Path) -> None:
+    """Its optimised model joins nothing."""
+    net = Net()
+    up = net.product(INNER)
+    result = net.op("Mul", silu(net, net.product(INNER)), up)
+    net.run(net.joined(result), result, {"x": np.zeros((1, 1, HIDDEN), np.float32)}, tmp_path / "optimised.onnx")
+    assert "Concat" not in kinds([*onnx.load(tmp_path / "optimised.onnx").graph.node])
 
 
 def read_twice(net: Net) -> str:
@@ -204,17 +246,50 @@ def of_a_square(net: Net) -> str:
     return net.op("Mul", active, active)
 
 
+def of_a_broadcast(net: Net) -> str:
+    return net.op("Mul", silu(net, net.product(INNER)), net.product(1))
+
+
+def of_several_rows(net: Net) -> str:
+    """Each token has three rows, so that the first dimension is not that of the operator's rows."""
+    rows = net.op("Reshape", "x", net.weight(3), shape=(3, HIDDEN // 3))
+    return net.op("Mul", silu(net, net.product(INNER, rows)), net.product(INNER, rows))
+
+
+def of_large_weights(net: Net, columns: int = LARGEST // (8 * HIDDEN) + 1) -> str:
+    """If they are above the limit, onnxruntime would join them in every iteration."""
+    names = [net.product(INNER) for _ in range(2)]
+    for name in net.weights:
+        net.weights[name] = onnx.TensorProto(name=name, dims=[HIDDEN, columns], data_type=TensorProto.FLOAT)
+    for name in names:
+        net.shapes[name] = (1, columns)
+    return net.op("Mul", silu(net, names[0]), names[1])
+
+
 def of_parts_in_another_order(net: Net) -> str:
     sizes = (SHARED * WIDTH, HEADS * WIDTH, SHARED * WIDTH)
-    net.weights["counts"] = numpy_helper.from_array(np.array(sizes), "counts")
-    net.nodes.append(helper.make_node("Split", [net.product(sum(sizes)), "counts"], ["k", "q", "v"], axis=-1))
+    net.split(net.product(sum(sizes)), sizes, ["k", "q", "v"])
     return attention(net, "q", "k", "v")
 
 
-def of_parts_of_heads(net: Net) -> str:
-    heads = net.op("Reshape", net.product(3 * HEADS * WIDTH), "shape")
-    net.nodes.append(helper.make_node("Split", [heads], ["q", "k", "v"], axis=1, num_outputs=3))
-    return attention(net, "q", "k", "v")
+def of_parts_of_each_head(net: Net) -> str:
+    """GPT-NeoX: the queries, keys and values of a head are side by side, and behind them those of the next head."""
+    heads = net.op("Reshape", net.product(3 * SHARED * WIDTH), net.weight(3), shape=(SHARED, 3 * WIDTH))
+    return attention_of_equal_heads(net, *net.split(heads, (WIDTH,) * 3, ["q", "k", "v"]))
+
+
+def of_heads(net: Net) -> str:
+    """Each head is multiplied by the same weights."""
+    heads = net.op("Reshape", "x", net.weight(3), shape=(SHARED, HIDDEN // SHARED))
+    return attention_of_equal_heads(net, *(net.product(WIDTH, heads) for _ in range(3)))
+
+
+def attention_of_equal_heads(net: Net, *inputs: str) -> str:
+    """Add attention whose keys are not shared."""
+    result = attention(net, *inputs)
+    (heads,) = (attribute for attribute in net.nodes[-1].attribute if attribute.name == "heads")
+    heads.i = SHARED
+    return result
 
 
 @pytest.mark.parametrize(
@@ -229,8 +304,12 @@ def of_parts_of_heads(net: Net) -> str:
         of_double_precision,
         of_stacked_weights,
         of_a_square,
+        of_a_broadcast,
+        of_several_rows,
+        of_large_weights,
         of_parts_in_another_order,
-        of_parts_of_heads,
+        of_parts_of_each_head,
+        of_heads,
     ],
 )
 def test_what_stays(build: Any) -> None:

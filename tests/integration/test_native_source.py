@@ -56,3 +56,13 @@ def test_the_libraries_in_use_fit(name: str) -> None:
 def test_a_missing_source_is_not_an_error(tmp_path: Path) -> None:
     """A package may be installed without its source."""
     assert fits(ctypes.CDLL(str(path_of("lanes"))), tmp_path)
+
+
+@pytest.mark.skipif(not available(), reason="there are no native libraries")
+@pytest.mark.parametrize("missing", ["vectors.h", "lanes.c"])
+def test_a_library_of_more_sources_is_not_used(tmp_path: Path, missing: str) -> None:
+    """Any change of the sources counts."""
+    shutil.copytree(FOLDER, tmp_path / "native")
+    assert fits(ctypes.CDLL(str(path_of("operators"))), tmp_path / "native")
+    (tmp_path / "native" / missing).unlink()
+    assert not fits(ctypes.CDLL(str(path_of("operators"))), tmp_path / "native")

@@ -186,7 +186,7 @@ def test_the_operator_equals_its_definition(instructions: int, seed: int) -> Non
     random = np.random.default_rng([seed, instructions])
     for _ in range(12):
         shared, group = int(random.integers(1, 5)), int(random.choice([1, 2, 3, 4, 8, 33]))
-        width = int(random.choice([1, 4, 8, 16, 24, 32, 64, 80, 128, WIDEST]))
+        width = int(random.choice([1, 4, 6, 8, 16, 18, 24, 32, 33, 64, 80, 100, 128, WIDEST]))
         scale, cap = float(random.choice([width**-0.5, 1.0, -0.3, 0.0])), float(random.choice([0.0, 0.0, 5.0]))
         session = open_operator(shared * group, shared, width, scale, cap, threads=int(random.integers(1, 3)))
         feed, _ = draw(random, shared * group, shared, width)

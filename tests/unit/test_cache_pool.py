@@ -82,3 +82,18 @@ def test_a_pool_that_the_system_refuses_is_done_without() -> None:
     """More bytes than addresses: requests have mappings of their own."""
     manager = CacheManager(signature(), 1 << 60, by_token=True)
     assert manager.get(0, 4).pool is None
+
+
+def test_memory_of_a_request_goes_back_after_its_slots() -> None:
+    """The slots are free at once; the pages keep their values until they are given back, or another request begins."""
+    rows = 4 * mmap.PAGESIZE // 32
+    for again in (CacheManager.give_back, lambda manager: manager.get(1, 1)):
+        manager = CacheManager(signature(), rows, by_token=True)
+        cache = manager.get(0, rows)
+        for array in cache.arrays:
+            array[...] = 1.0
+        manager.release(0)
+        assert manager.reserved == 0
+        assert all(array.all() for array in cache.arrays)
+        again(manager)
+        assert not any(array.any() for array in cache.arrays)
