@@ -226,18 +226,20 @@ def of_another_gate(net: Net) -> str:
 
 
 def of_computed_weights(net: Net) -> str:
-    up = net.op("MatMul", "x", net.op("Neg", net.weight(HIDDEN, INNER)))
+    weights = net.op("Neg", net.weight(HIDDEN, INNER), shape=(HIDDEN, INNER))
+    up = net.op("MatMul", "x", weights, shape=(1, INNER))
     return net.op("Mul", silu(net, net.product(INNER)), up)
 
 
 def of_double_precision(net: Net) -> str:
     x = net.op("Cast", "x", to=TensorProto.DOUBLE)
-    gate, up = (net.op("MatMul", x, net.weight(HIDDEN, INNER, kind=np.float64)) for _ in range(2))
+    weights = [net.weight(HIDDEN, INNER, kind=np.float64) for _ in range(2)]
+    gate, up = (net.op("MatMul", x, name, shape=(1, INNER)) for name in weights)
     return net.op("Mul", silu(net, gate), up)
 
 
 def of_stacked_weights(net: Net) -> str:
-    gate, up = (net.op("MatMul", "x", net.weight(1, HIDDEN, INNER)) for _ in range(2))
+    gate, up = (net.op("MatMul", "x", net.weight(1, HIDDEN, INNER), shape=(1, INNER)) for _ in range(2))
     return net.op("Mul", silu(net, gate), up)
 
 
