@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import onnx
@@ -177,7 +178,7 @@ class _Products:
             self._joined[names] = self._add("Concat", names, added, axis=axis)
         return self._joined[names]
 
-    def _add(self, kind: str, inputs: Sequence[str], added: list[onnx.NodeProto], **attributes: int) -> str:
+    def _add(self, kind: str, inputs: Sequence[str], added: list[onnx.NodeProto], **attributes: Any) -> str:
         """Add a node, and return its output."""
         name = f"{_PREFIX}{next(self._numbers)}/{inputs[0]}"
         added.append(helper.make_node(kind, inputs, [name], name=name, **attributes))
