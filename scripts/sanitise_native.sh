@@ -20,6 +20,12 @@ trap 'rm -rf "$scratch"' EXIT
 cp -r chrion tests models profiles pyproject.toml "$scratch"
 cd "$scratch"
 
+build() { # NAME SOURCES...: a library, with the flags of run
+  # shellcheck disable=SC2086 # several flags
+  "$compiler" -std=gnu11 -O1 -g -fno-omit-frame-pointer $flags -fPIC -shared -pthread "${@:2}" \
+    -lm -o "chrion/native/lib$1.so"
+}
+
 run() { # NAME RUNTIME FLAGS: the tests with a library of such flags
   local name=$1 runtime flags=$3
   runtime=$("$compiler" -print-file-name="$2")
@@ -28,11 +34,8 @@ run() { # NAME RUNTIME FLAGS: the tests with a library of such flags
     return
   fi
   echo "$name:"
-  for sources in "lanes" "operators attention attend attend_avx2 attend_avx512 silu_and_mul multiply_row multiply_row_avx2"; do
-    # shellcheck disable=SC2086 # several flags, and several sources
-    "$compiler" -std=gnu11 -O1 -g -fno-omit-frame-pointer $flags -fPIC -shared -pthread \
-      $(printf 'chrion/native/%s.c ' $sources) -lm -o "chrion/native/lib${sources%% *}.so"
-  done
+  build lanes chrion/native/lanes.c
+  build operators $(printf '%s\n' chrion/native/*.c | grep -v /lanes.c)
   # The C++ library has to be loaded before the runtime looks for its functions; and the runtimes reserve large ranges of
   # addresses, which randomised mappings may collide with.
   setarch -R env LD_PRELOAD="$runtime $("$compiler" -print-file-name=libstdc++.so.6)" PYTHONPATH="$scratch" \

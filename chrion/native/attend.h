@@ -50,24 +50,24 @@ INLINE void score(const Tile *tile, const float *keys, int64_t stride, int64_t c
 
 /* Add values, weighted, to some elements of the results of some queries. */
 INLINE void add_weighted(float (*weights)[KEYS], int queries, const float *value, int64_t stride, int64_t count,
-                         int64_t at, int columns, float (*results)[WIDTH]) {
+                         int64_t at, int vectors, float (*results)[WIDTH]) {
   Floats sums[SUMMED_QUERIES][VECTORS_OF_ONE_QUERY];
   for (int q = 0; q < queries; q++)
-    for (int c = 0; c < columns; c++) sums[q][c] = *(const Floats *)(results[q] + at + c * LANES);
+    for (int c = 0; c < vectors; c++) sums[q][c] = *(const Floats *)(results[q] + at + c * LANES);
   value += at;
   for (int64_t k = 0; k < count; k++, value += stride)
     for (int q = 0; q < queries; q++)
-      for (int c = 0; c < columns; c++) sums[q][c] += *(const Floats *)(value + c * LANES) * weights[q][k];
+      for (int c = 0; c < vectors; c++) sums[q][c] += *(const Floats *)(value + c * LANES) * weights[q][k];
   for (int q = 0; q < queries; q++)
-    for (int c = 0; c < columns; c++) *(Floats *)(results[q] + at + c * LANES) = sums[q][c];
+    for (int c = 0; c < vectors; c++) *(Floats *)(results[q] + at + c * LANES) = sums[q][c];
 }
 
-/* Add values, weighted, to the results of some queries, to some columns at a time. */
+/* Add values, weighted, to the results of some queries, to some vectors of each at a time. */
 INLINE void accumulate_some(float (*weights)[KEYS], int queries, const float *values, int64_t stride, int64_t count,
-                            int64_t width, int columns, float (*results)[WIDTH]) {
+                            int64_t width, int vectors, float (*results)[WIDTH]) {
   int64_t at = 0;
-  for (; at + columns * LANES <= width; at += columns * LANES)
-    add_weighted(weights, queries, values, stride, count, at, columns, results);
+  for (; at + vectors * LANES <= width; at += vectors * LANES)
+    add_weighted(weights, queries, values, stride, count, at, vectors, results);
   for (; at + LANES <= width; at += LANES) add_weighted(weights, queries, values, stride, count, at, 1, results);
   for (; at < width; at++)
     for (int q = 0; q < queries; q++)

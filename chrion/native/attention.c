@@ -131,10 +131,7 @@ static OrtStatus *create(const OperatorDescription *description, const void *tab
     return chrion_error(INVALID_ARGUMENT, "PooledAttention: expected an even number of rotated elements, up to the width");
   if (a.columns != a.rotated && a.columns != a.rotated / 2)
     return chrion_error(INVALID_ARGUMENT, "PooledAttention: expected a column for each rotated element, or for each pair");
-  *kernel = malloc(sizeof a);
-  if (!*kernel) return chrion_error(FAIL, "PooledAttention: out of memory");
-  memcpy(*kernel, &a, sizeof a);
-  return NULL;
+  return chrion_make_kernel(&a, sizeof a, kernel);
 }
 
 /* Write tiles of consecutive tokens of a request, up to `most` each. Return their number. */
@@ -201,13 +198,7 @@ static OrtStatus *compute(void *kernel, OrtKernelContext *context) {
   int64_t most = QUERIES / (a->heads / a->shared);
   size_t total = make_tiles(&run, count, most < 1 ? 1 : most, tiles) * (size_t)a->shared;
   run.tiles = tiles;
-  RELEASE(&run);
-  if (work < PARALLEL || total < 2)
-    for (size_t at = 0; at < total; at++) run_tile(&run, at);
-  else
-    status = CALL(OrtStatus *, KernelContextParallelFor, const OrtKernelContext *, void (*)(void *, size_t), size_t,
-                  size_t, void *)(context, run_tile, total, 0, &run);
-  ACQUIRE(&run);
+  status = chrion_for_each(context, work >= PARALLEL, total, run_tile, &run);
   if (tiles != few) free(tiles);
   return status;
 }
@@ -215,8 +206,6 @@ static OrtStatus *compute(void *kernel, OrtKernelContext *context) {
 static const char *name(const OperatorDescription *d) { return (void)d, "PooledAttention"; }
 static int input_type(const OperatorDescription *d, size_t at) { return (void)d, at == PAST || at == START ? INT64 : FLOAT; }
 static size_t input_count(const OperatorDescription *d) { return (void)d, INPUTS; }
-static int output_type(const OperatorDescription *d, size_t at) { return (void)d, (void)at, FLOAT; }
-static size_t output_count(const OperatorDescription *d) { return (void)d, 1; }
 static int input_kind(const OperatorDescription *d, size_t at) {
   return (void)d, at == KEY || at == VALUE || at >= COSINES ? OPTIONAL : REQUIRED;
 }
@@ -226,9 +215,6 @@ const OperatorDescription chrion_pooled_attention = {
     .name = name,
     .input_type = input_type,
     .input_count = input_count,
-    .output_type = output_type,
-    .output_count = output_count,
-    .destroy = free,
     .input_kind = input_kind,
     .try_create = create,
     .try_compute = compute,

@@ -2,6 +2,7 @@
 #include "operators.h"
 
 #include <pthread.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* Identifies the sources of the library, so that one that was compiled from others is not used. */
@@ -68,11 +69,34 @@ OrtStatus *chrion_make_output(OrtKernelContext *context, const int64_t *shape, i
   return CALL(OrtStatus *, GetTensorMutableData, OrtValue *, void **)(output, data);
 }
 
+OrtStatus *chrion_make_kernel(const void *attributes, size_t size, void **kernel) {
+  *kernel = malloc(size);
+  if (!*kernel) return chrion_error(FAIL, "out of memory");
+  memcpy(*kernel, attributes, size);
+  return NULL;
+}
+
+OrtStatus *chrion_for_each(const OrtKernelContext *context, bool parallel, size_t count, void (*run)(void *, size_t),
+                           void *data) {
+  OrtStatus *status = NULL;
+  RELEASE(data);
+  if (parallel && count > 1)
+    status = CALL(OrtStatus *, KernelContextParallelFor, const OrtKernelContext *, void (*)(void *, size_t), size_t,
+                  size_t, void *)(context, run, count, 0, data);
+  else
+    for (size_t at = 0; at < count; at++) run(data, at);
+  ACQUIRE(data);
+  return status;
+}
+
 const char *chrion_provider(const OperatorDescription *d) { return (void)d, "CPUExecutionProvider"; }
 int chrion_one(const OperatorDescription *d) { return (void)d, 1; }
 int chrion_any(const OperatorDescription *d) { return (void)d, INT32_MAX; }
 int chrion_required(const OperatorDescription *d, size_t at) { return (void)d, (void)at, REQUIRED; }
 int chrion_default_memory(const OperatorDescription *d, size_t at) { return (void)d, (void)at, DEFAULT_MEMORY; }
+int chrion_float(const OperatorDescription *d, size_t at) { return (void)d, (void)at, FLOAT; }
+size_t chrion_one_value(const OperatorDescription *d) { return (void)d, 1; }
+void chrion_destroy(void *kernel) { free(kernel); }
 
 static OrtStatus *make_domain(OrtCustomOpDomain **domain) {
   const OperatorDescription *const operators[] = {&chrion_pooled_attention, &chrion_silu_and_mul};

@@ -1,4 +1,4 @@
-/* What the operators of the domain "chrion" share: onnxruntime's C API, and vectors. */
+/* What the operators of the domain "chrion" share: onnxruntime's C API, and the instructions in use. */
 #ifndef CHRION_OPERATORS_H
 #define CHRION_OPERATORS_H
 #include <stdbool.h>
@@ -76,6 +76,11 @@ OrtStatus *chrion_read_input(const OrtKernelContext *context, size_t at, void **
 /* Make the output, of a shape with another first dimension; `bytes` is the size that it must have. */
 OrtStatus *chrion_make_output(OrtKernelContext *context, const int64_t *shape, int64_t rank, int64_t first, size_t bytes,
                               void **data);
+/* Return a copy of attributes as the kernel. */
+OrtStatus *chrion_make_kernel(const void *attributes, size_t size, void **kernel);
+/* Call a function with `data` and each number below `count`, by several threads if that is worth it. */
+OrtStatus *chrion_for_each(const OrtKernelContext *context, bool parallel, size_t count, void (*run)(void *, size_t),
+                           void *data);
 
 /* The operators, and what their descriptions have in common. */
 extern const OperatorDescription chrion_pooled_attention, chrion_silu_and_mul;
@@ -84,10 +89,14 @@ int chrion_one(const OperatorDescription *description);
 int chrion_any(const OperatorDescription *description);
 int chrion_required(const OperatorDescription *description, size_t at);
 int chrion_default_memory(const OperatorDescription *description, size_t at);
+int chrion_float(const OperatorDescription *description, size_t at);
+size_t chrion_one_value(const OperatorDescription *description);
+void chrion_destroy(void *kernel);
 #define COMMON_DESCRIPTION                                                                                        \
-  .version = OPERATOR_VERSION, .provider = chrion_provider, .output_kind = chrion_required,                       \
-  .input_memory = chrion_default_memory, .least_inputs = chrion_one, .equal_inputs = chrion_one,                  \
-  .least_outputs = chrion_one, .equal_outputs = chrion_one, .first_version = chrion_one, .last_version = chrion_any
+  .version = OPERATOR_VERSION, .provider = chrion_provider, .output_type = chrion_float,                          \
+  .output_count = chrion_one_value, .output_kind = chrion_required, .input_memory = chrion_default_memory,        \
+  .least_inputs = chrion_one, .equal_inputs = chrion_one, .least_outputs = chrion_one,                            \
+  .equal_outputs = chrion_one, .first_version = chrion_one, .last_version = chrion_any, .destroy = chrion_destroy
 
 /* Annotations of the synchronisation of onnxruntime's threads, which the thread sanitiser cannot see. */
 #ifdef __SANITIZE_THREAD__

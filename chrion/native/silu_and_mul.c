@@ -6,9 +6,6 @@
  * Input: [N, 2 * width] in any shape, in each row the gate first. Output: [N, width] in the shape that an attribute
  * gives, in which the first dimension stands for N, and the last one is the width.
  */
-#include <stdlib.h>
-#include <string.h>
-
 #include "operators.h"
 
 /* Elements that are worth a second thread. */
@@ -52,10 +49,7 @@ static OrtStatus *create(const OperatorDescription *description, const void *tab
   if (status) return status;
   gate.width = gate.rank > 1 ? gate.shape[gate.rank - 1] : 0;
   if (gate.width < 1) return chrion_error(INVALID_ARGUMENT, "SiluAndMul: expected a shape whose last dimension is fixed");
-  *kernel = malloc(sizeof gate);
-  if (!*kernel) return chrion_error(FAIL, "SiluAndMul: out of memory");
-  memcpy(*kernel, &gate, sizeof gate);
-  return NULL;
+  return chrion_make_kernel(&gate, sizeof gate, kernel);
 }
 
 static OrtStatus *compute(void *kernel, OrtKernelContext *context) {
@@ -68,28 +62,16 @@ static OrtStatus *compute(void *kernel, OrtKernelContext *context) {
   int64_t rows = (int64_t)(bytes / row);
   if ((status = chrion_make_output(context, gate->shape, gate->rank, rows, bytes / 2, &output))) return status;
   Run run = {.input = input, .output = output, .width = gate->width};
-  RELEASE(&run);
-  if (rows < 2 || rows * gate->width < PARALLEL)
-    for (int64_t at = 0; at < rows; at++) run_one(&run, (size_t)at);
-  else
-    status = CALL(OrtStatus *, KernelContextParallelFor, const OrtKernelContext *, void (*)(void *, size_t), size_t,
-                  size_t, void *)(context, run_one, (size_t)rows, 0, &run);
-  ACQUIRE(&run);
-  return status;
+  return chrion_for_each(context, rows * gate->width >= PARALLEL, (size_t)rows, run_one, &run);
 }
 
 static const char *name(const OperatorDescription *d) { return (void)d, "SiluAndMul"; }
-static int type(const OperatorDescription *d, size_t at) { return (void)d, (void)at, FLOAT; }
-static size_t one(const OperatorDescription *d) { return (void)d, 1; }
 
 const OperatorDescription chrion_silu_and_mul = {
     COMMON_DESCRIPTION,
     .name = name,
-    .input_type = type,
-    .input_count = one,
-    .output_type = type,
-    .output_count = one,
-    .destroy = free,
+    .input_type = chrion_float,
+    .input_count = chrion_one_value,
     .input_kind = chrion_required,
     .try_create = create,
     .try_compute = compute,
