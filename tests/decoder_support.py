@@ -13,6 +13,8 @@ import onnxruntime as ort
 from onnx import helper
 
 from chrion import Generator, zoo
+from chrion.generation.engine import SelectiveEngine
+from chrion.generation.split_session import SplitSession
 
 Array = np.ndarray[Any, Any]
 SMALL = {"layers": 2, "hidden": 32, "heads": 2, "inner": 48, "vocabulary": 61, "context": 64}
@@ -31,6 +33,13 @@ def with_window(model: onnx.ModelProto, window: int = 8) -> onnx.ModelProto:
         if node.op_type == "GroupQueryAttention":
             node.attribute.append(helper.make_attribute("local_window_size", window))
     return model
+
+
+def parts_of(engine: SelectiveEngine) -> SplitSession:
+    """Return the parts of an engine that has kept them."""
+    parts = getattr(engine._rest, "__self__", None)
+    assert isinstance(parts, SplitSession)
+    return parts
 
 
 def log_softmax(scores: Array) -> Array:

@@ -5,7 +5,7 @@ slots as it may have tokens, so that it never waits for memory once it has begun
 a row for each slot and cache. A request has consecutive rows, so that its own keys and values are contiguous. Pages
 that no token has reached take no memory, and whole pages of a request go back to the system when it ends.
 
-If the free rows of the pool are not consecutive, a request has a mapping of its own.
+If the free rows of the pool are not consecutive, a request has a pool of its own.
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ class RequestCache:
         capacity: The most tokens with keys and values: the prompt and all new tokens but the last one.
         by_token: Arrange a cache as [tokens, heads, width], in which tokens can be appended and the filled part is
             contiguous; otherwise as [heads, tokens, width].
-        pool: Where to take the memory, if caches are arranged by token; by default it is a mapping of its own.
+        pool: Where to take the memory, if caches are arranged by token; if it has no such rows, or by default, the
+            request has a pool of its own.
     """
 
     def __init__(
@@ -91,11 +92,13 @@ class RequestCache:
     ) -> None:
         self.capacity = capacity
         start = pool.take(capacity) if pool is not None and by_token else None
-        #: The pool, or None for a mapping of its own, and the first row there.
+        if by_token and start is None:
+            pool, start = CachePool(signature, capacity), 0
+        #: The pool, or None if caches are not arranged by token, and the first row there.
         self.pool, self.start = (None, 0) if start is None else (pool, start)
         #: The filled rows of caches that have fewer than tokens, by their number (:mod:`chrion.graph.trimmed_caches`).
         self.rows: dict[int, int] = {}
-        self._own = [] if self.pool is not None else _own_arrays(signature, capacity, by_token=by_token)
+        self._own = [] if self.pool is not None else _own_arrays(signature, capacity)
 
     @functools.cached_property
     def arrays(self) -> list[Array]:
@@ -110,14 +113,14 @@ class RequestCache:
             self.pool.give(self.start, self.capacity)
 
 
-def _own_arrays(signature: DecoderSignature, capacity: int, *, by_token: bool) -> list[Array]:
-    """Return caches in a mapping of their own."""
+def _own_arrays(signature: DecoderSignature, capacity: int) -> list[Array]:
+    """Return caches [heads, capacity, width] in a mapping of their own."""
     memory = mmap.mmap(-1, max(signature.slot_bytes * capacity, 1))
     arrays, offset = [], 0
     for heads, width in signature.cache_shapes:
         count = capacity * heads * width
         flat = np.frombuffer(memory, signature.cache_type, count, offset)
-        arrays.append(flat.reshape((capacity, heads, width) if by_token else (heads, capacity, width)))
+        arrays.append(flat.reshape(heads, capacity, width))
         offset += count * signature.cache_type.itemsize
     return arrays
 
@@ -136,7 +139,7 @@ class CacheManager:
         self.n_slots = n_slots
         self._pool: CachePool | None = None
         if by_token:
-            with suppress(OSError, OverflowError):  # too much memory: requests then have mappings of their own
+            with suppress(OSError, OverflowError):  # too much memory: requests then have pools of their own
                 self._pool = CachePool(signature, n_slots)
         self._caches: dict[int, RequestCache] = {}
         self._left: list[RequestCache] = []  # whose memory has not been given back

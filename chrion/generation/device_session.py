@@ -8,6 +8,8 @@ from typing import Any
 import onnxruntime as ort
 
 from chrion.devices import CPU_PROVIDER, Device
+from chrion.errors import ModelError
+from chrion.graph.ort_sessions import first_line
 
 _FATAL = 4
 
@@ -48,8 +50,23 @@ def run_options() -> ort.RunOptions:
     return options
 
 
-def open_for_threads(model: str | bytes, options: ort.SessionOptions, providers: Sequence[str]) -> ort.InferenceSession:
-    """Return a session that several threads may run at a time."""
-    if all(name == CPU_PROVIDER for name in providers):
-        return ort.InferenceSession(model, options, providers=list(providers))
-    return DeviceSession(model, options, providers)
+def open_for_threads(
+    name: str, model: str | bytes, options: ort.SessionOptions, providers: Sequence[str]
+) -> ort.InferenceSession:
+    """Return a session that several threads may run at a time.
+
+    Args:
+        name: What an error calls the model.
+        model: The model or its file.
+        options: The options of the session.
+        providers: Its execution providers.
+
+    Raises:
+        ModelError: onnxruntime refuses the model.
+    """
+    try:
+        if all(provider == CPU_PROVIDER for provider in providers):
+            return ort.InferenceSession(model, options, providers=list(providers))
+        return DeviceSession(model, options, providers)
+    except Exception as error:  # onnxruntime raises many types
+        raise ModelError(f"{name}: onnxruntime refuses the model: {first_line(error)}") from error

@@ -1,39 +1,34 @@
 """Engines: one iteration of a decoder for a batch of requests.
 
-The selective engine runs a split decoder (:mod:`chrion.graph.selective`): the token-wise parts once on the tokens of
-all requests, the attention parts once for each request, or for each block of a long prompt
-(:mod:`chrion.generation.query_blocks`). On the CPU, all requests, or those of one token each, may run in one call
-instead (:mod:`chrion.generation.pooled_session`). The plain engine serves a model that cannot be split, one request
-after another.
+The selective engine runs all requests, or those of one token each, in one call on the CPU if the decoder allows it
+(:mod:`chrion.generation.pooled_session`), and else by parts (:mod:`chrion.generation.split_session`). The plain engine
+serves a model that cannot be split, one request after another.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 
 from chrion.devices.providers import CPU_PROVIDER
 from chrion.errors import GenerationError, ModelError
-from chrion.generation.attention import AttentionPart, Rows, sized
 from chrion.generation.cache import RequestCache
 from chrion.generation.device_session import open_for_threads, run_options
 from chrion.generation.equivalence import Run
 from chrion.generation.iteration import Outcome, Work
-from chrion.generation.pooled_session import PooledSession, open_pooled_session
-from chrion.generation.query_blocks import BLOCK, PASS, split_passes, split_queries, supports_query_blocks
+from chrion.generation.pooled_session import open_pooled_session
+from chrion.generation.query_blocks import BLOCK, PASS, split_passes, supports_query_blocks
 from chrion.generation.session_threads import SPINNING_BETWEEN_CALLS, SessionThreads
+from chrion.generation.split_session import SplitSession
 from chrion.graph.decoder import LOGITS, DecoderSignature
 from chrion.graph.model import Graph
 from chrion.graph.ort_sessions import first_line, weights_folder_option
 from chrion.graph.position_reductions import reduces_positions
 from chrion.graph.rewrite import has_bodies
 from chrion.graph.selective import SplitDecoder
-from chrion.graph.selective_parts import Part
 from chrion.graph.trimmed_caches import find_trimmed_caches
 
 Array = np.ndarray[Any, Any]
@@ -42,97 +37,32 @@ Array = np.ndarray[Any, Any]
 _FEWEST_BESIDE_OTHERS = 6
 
 
-class _OpenPart:
-    """A part with its session.
-
-    Args:
-        part: The part.
-        session: Its session.
-        attention: What runs it for every request, or None if it is token-wise.
-        options: The options of its runs.
-    """
-
-    def __init__(
-        self, part: Part, session: ort.InferenceSession, attention: AttentionPart | None, options: ort.RunOptions
-    ) -> None:
-        self.part, self.attention = part, attention
-        self._session, self._options = session, options
-        self._results = [result.name for result in session.get_outputs()]
-        self._arguments = list(zip(session.get_inputs(), part.inputs, strict=True))
-        self._names = [argument.name for argument in session.get_inputs()]
-
-    def run(self, tokens: Mapping[str, Array], count: int) -> list[Array]:
-        """Run a token-wise part on a number of tokens."""
-        values = [
-            sized(self.part.sizes[name], argument, count, 0) if name in self.part.sizes else tokens[name]
-            for argument, name in self._arguments
-        ]
-        feed = dict(zip(self._names, values, strict=True))
-        found: list[Array] = self._session.run(self._results, feed, self._options)
-        return found
-
-
-class _Sessions:
-    """The sessions of parts. Equal parts of several layers share one.
-
-    Args:
-        name: The name of the model.
-        threads: The threads of a session of several threads.
-        providers: The execution providers of the token-wise parts.
-    """
-
-    def __init__(self, name: str, threads: SessionThreads, providers: Sequence[str]) -> None:
-        self._name, self._threads, self._providers = name, threads, list(providers)
-        self._opened: dict[tuple[bytes, bool, int], ort.InferenceSession] = {}
-
-    def of_tokens(self, part: Part) -> ort.InferenceSession:
-        """Return the session of a token-wise part."""
-        return self._get(part, self._threads, self._providers)
-
-    def of_attention(self, part: Part) -> tuple[ort.InferenceSession, ort.InferenceSession]:
-        """Return the sessions of an attention part: of one thread, and of as many as there are."""
-        one = SessionThreads(1)
-        return self._get(part, one, [CPU_PROVIDER]), self._get(part, self._threads, [CPU_PROVIDER])
-
-    def _get(self, part: Part, threads: SessionThreads, providers: Sequence[str]) -> ort.InferenceSession:
-        key = (part.model, part.by_request, threads.count)
-        if key not in self._opened:
-            self._opened[key] = _open(self._name, part.model, part.options, threads, providers)
-        return self._opened[key]
-
-
 class SelectiveEngine:
-    """An engine of token-wise parts and attention parts. Several threads may run batches at a time.
+    """An engine for decoders with selective batching. Several threads may run batches at a time.
 
     Args:
         split: The decoder in parts.
-        threads: The threads of a token-wise part, and of the attention of a prompt.
+        threads: The threads of a session of several threads.
         providers: The execution providers of the token-wise parts; attention runs on the CPU.
+        longest: The most tokens that a request may have; 0 for as many as the model has positions for. The parts, and
+            with them half of the memory, are kept only if one call of the whole model does not serve all requests.
 
     Raises:
         ModelError: onnxruntime refuses a part.
     """
 
-    def __init__(self, split: SplitDecoder, threads: SessionThreads, providers: Sequence[str]) -> None:
+    def __init__(
+        self, split: SplitDecoder, threads: SessionThreads, providers: Sequence[str], longest: int = 0
+    ) -> None:
         self.signature, self.refused = split.signature, ""
         self.by_token = bool(split.appended)
-        self._axes = split.axes
         self._graph = split.graph  # its weights file is removed with it
-        sessions = _Sessions(split.graph.name, threads, providers)
         self._run_options = run_options()
-        self._parts: list[_OpenPart] = []
-        for part in split.parts:
-            light = replace(part, model=b"")  # the session has the weights
-            if part.by_request:
-                session, parallel = sessions.of_attention(part)
-                attention = AttentionPart(split, light, session, parallel, self._run_options)
-                self._parts.append(_OpenPart(light, session, attention, self._run_options))
-            else:
-                self._parts.append(_OpenPart(light, sessions.of_tokens(part), None, self._run_options))
-        reads = [{*part.inputs} for part in split.parts]
-        #: For each part, the values that later parts read.
-        self._later = [set(split.appended.values()).union(*reads[at + 1 :]) for at in range(len(reads))]
-        self._pooled: PooledSession | None = None
+        parts = SplitSession(split, threads, providers, self._run_options)
+        self._divisible = parts.divisible
+        #: The most tokens of a prompt in one pass.
+        self._pass = PASS if parts.block == BLOCK else sys.maxsize
+        self._pooled = None
         if split.whole is not None and list(providers) == [CPU_PROVIDER]:
             folder = split.graph.weights_folder
             configuration = {**weights_folder_option(folder), **SPINNING_BETWEEN_CALLS}
@@ -142,14 +72,13 @@ class SelectiveEngine:
                 folder,
                 lambda: threads.options(configuration),
                 self._run_options,
-                self._run_blocks,
+                parts,
             )
-        #: Whether prompts in blocks have the same results; None if that has not been tried.
-        self._divisible: bool | None = None if split.divisible else False
-        # Without positions for more than a block, there are no prompts of several ones.
-        blocks = not 0 < split.signature.context <= BLOCK and self.supports_chunks()
-        #: The most tokens of a block of a prompt, and of a pass.
-        self._block, self._pass = (BLOCK, PASS) if blocks else (sys.maxsize, sys.maxsize)
+        limits = [limit for limit in (longest, split.signature.context) if limit]
+        #: What runs a batch that one call of the whole model does not serve.
+        self._rest: Run = parts.run
+        if self._pooled is not None and limits and self._pooled.serves_all(min(limits)):
+            self._rest = self._pooled.run_by_pool
 
     def run(self, batch: Sequence[Work]) -> list[Outcome]:
         """Run one iteration.
@@ -170,8 +99,6 @@ class SelectiveEngine:
 
     def supports_chunks(self) -> bool:
         """Return whether a prompt in several iterations has the results of a whole one."""
-        if self._divisible is None:
-            self._divisible = supports_query_blocks(self.signature, self._run_blocks, by_token=self.by_token)
         return self._divisible
 
     def _run(self, batch: Sequence[Work]) -> list[Outcome]:
@@ -183,18 +110,15 @@ class SelectiveEngine:
         increments = [batch[at] for at in single]
         few = not others or len(single) < _FEWEST_BESIDE_OTHERS
         if self._pooled is None or few or not self._pooled.serves(increments):
-            return self._run_parts(batch)
+            return self._run_passes(batch, self._rest)
         outcomes: list[Outcome] = [None] * len(batch)
         for positions, found in (
             (single, self._pooled.run(increments)),
-            (others, self._run_parts([batch[at] for at in others])),
+            (others, self._run_passes([batch[at] for at in others], self._rest)),
         ):
             for at, outcome in zip(positions, found, strict=True):
                 outcomes[at] = outcome
         return outcomes
-
-    def _run_parts(self, batch: Sequence[Work]) -> list[Outcome]:
-        return self._run_passes(batch, self._run_queries)
 
     def _run_passes(self, batch: Sequence[Work], run: Run) -> list[Outcome]:
         """Run long prompts in several passes."""
@@ -204,46 +128,6 @@ class SelectiveEngine:
         for works, numbers in split_passes(batch, self._pass):
             for number, outcome in zip(numbers, run(works), strict=True):
                 outcomes[number] = outcome
-        return outcomes
-
-    def _run_queries(self, batch: Sequence[Work]) -> list[Outcome]:
-        """Run by parts, with the attention of prompts in blocks."""
-        blocks, last = split_queries(batch, self._block)
-        found = self._run_blocks(blocks)
-        return [found[at] for at in last]
-
-    def _run_blocks(self, batch: Sequence[Work]) -> list[Outcome]:
-        """Run requests, or consecutive blocks of them, by parts."""
-        counts = [len(work.ids) for work in batch]
-        starts = [0, *(int(n) for n in np.cumsum(counts))]
-        feeds = [self.signature.feed(work.ids, work.past) for work in batch]
-        tokens: dict[str, Array] = {
-            name: np.concatenate([feed[name] for feed in feeds], axis=1) for name in self._axes if name in feeds[0]
-        }
-        own: list[dict[str, Array]] = [dict(feed) for feed in feeds]
-        rows = Rows(tokens, self._axes, starts)
-        for at, opened in enumerate(self._parts[:-1]):
-            if opened.attention is not None:
-                opened.attention.run(batch, rows, own)
-            else:
-                tokens.update(zip(opened.part.outputs, opened.run(tokens, starts[-1]), strict=True))
-            for name in tokens.keys() - self._later[at]:
-                del tokens[name]
-        return self._finish(batch, tokens, starts)
-
-    def _finish(self, batch: Sequence[Work], tokens: Mapping[str, Array], starts: Sequence[int]) -> list[Outcome]:
-        """Run the last part on the last token of every request whose scores are wanted."""
-        final = self._parts[-1]
-        wanted = [at for at, work in enumerate(batch) if work.wanted]
-        if not wanted:
-            return [None] * len(batch)
-        last = [starts[at + 1] - 1 for at in wanted]
-        chosen = {name: np.take(tokens[name], last, self._axes[name]) for name in final.part.inputs if name in tokens}
-        logits = final.run(chosen, len(last))[0]
-        scores = np.asarray(logits, np.float32).reshape(len(last), -1)
-        outcomes: list[Outcome] = [None] * len(batch)
-        for row, at in enumerate(wanted):
-            outcomes[at] = scores[row]
         return outcomes
 
 
@@ -275,7 +159,7 @@ class PlainEngine:
     ) -> None:
         self.signature, self.refused = signature, refused
         source = graph.source if isinstance(graph.source, bytes) else str(graph.source)
-        self._session = _open(graph.name, source, {}, threads, list(providers))
+        self._session = open_for_threads(graph.name, source, threads.options({}), providers)
         self._run_options = run_options()
         analysed = analysed or graph
         #: True if results may depend on the number of tokens beyond what a trial has.
@@ -351,17 +235,3 @@ class PlainEngine:
                 message = f"{name}: onnxruntime cannot run {count} new and {past} past tokens: {first_line(error)}"
                 raise ModelError(message) from error
             past += count
-
-
-def _open(
-    name: str, model: str | bytes, configuration: Mapping[str, str], threads: SessionThreads, providers: Sequence[str]
-) -> ort.InferenceSession:
-    """Open a session of a model or of a part of it.
-
-    Raises:
-        ModelError: onnxruntime refuses it.
-    """
-    try:
-        return open_for_threads(model, threads.options(configuration), providers)
-    except Exception as error:  # onnxruntime raises many types
-        raise ModelError(f"{name}: onnxruntime refuses the model: {first_line(error)}") from error

@@ -7,12 +7,15 @@ from typing import Any
 
 import numpy as np
 
+from chrion.errors import GenerationError
 from chrion.generation.iteration import Outcome, Work
 from chrion.graph.decoder import DecoderSignature, equal_but_for_rounding
 from chrion.graph.ort_sessions import first_line
 
 Array = np.ndarray[Any, Any]
 Run = Callable[[Sequence[Work]], list[Outcome]]
+#: Returns requests, equal ones in each call, and the arrays of their caches.
+Examples = Callable[[], tuple[Sequence[Work], Sequence[Array]]]
 
 #: The most tokens of a past, and the most bytes of its keys and values.
 _LONGEST, _BYTES = 2047, 1 << 28
@@ -23,32 +26,53 @@ def longest_past(signature: DecoderSignature) -> int:
     return min(_LONGEST, _BYTES // signature.slot_bytes, (signature.context or _LONGEST + 1) - 1)
 
 
-def find_difference(
-    signature: DecoderSignature,
-    candidate: Run,
-    baseline: Run,
-    examples: Callable[[], tuple[Sequence[Work], Sequence[Array]]],
-) -> str:
+def find_difference(signature: DecoderSignature, candidate: Run, baseline: Run, examples: Examples) -> str:
     """Return how two ways to run a batch differ, or nothing if they differ by rounding only.
 
     Args:
         signature: The decoder's inputs and outputs.
         candidate: Runs an iteration.
         baseline: Runs an iteration in the other way.
-        examples: Returns requests, equal ones in each call, and the arrays of their caches.
+        examples: The requests.
     """
     try:
-        found, expected = (_run(way, *examples()) for way in (candidate, baseline))
-    except Exception as error:  # noqa: BLE001 - onnxruntime raises many types
-        return first_line(error)
+        expected = run_examples(baseline, examples)
+    except GenerationError as error:
+        return error.message
+    return find_difference_from(signature, candidate, expected, examples)
+
+
+def find_difference_from(
+    signature: DecoderSignature, candidate: Run, expected: Sequence[Array], examples: Examples
+) -> str:
+    """Return how the results of a way to run a batch differ from those of another one, or nothing.
+
+    Args:
+        signature: The decoder's inputs and outputs.
+        candidate: Runs an iteration.
+        expected: What the other way has returned.
+        examples: The requests.
+    """
+    try:
+        found = run_examples(candidate, examples)
+    except GenerationError as error:
+        return error.message
     if all(equal_but_for_rounding(signature, *pair) for pair in zip(found, expected, strict=True)):
         return ""
     return "scores or caches differ"
 
 
-def _run(way: Run, batch: Sequence[Work], caches: Sequence[Array]) -> list[Array]:
-    """Return the scores of requests, and the keys and values that they get."""
-    outcomes = way(batch)
+def run_examples(run: Run, examples: Examples) -> list[Array]:
+    """Return the scores of requests, and the keys and values that they get.
+
+    Raises:
+        GenerationError: The iteration fails, or the iteration of a request.
+    """
+    try:
+        batch, caches = examples()
+        outcomes = run(batch)
+    except Exception as error:  # onnxruntime raises many types
+        raise GenerationError(first_line(error)) from error
     for outcome in outcomes:
         if isinstance(outcome, Exception):
             raise outcome

@@ -122,7 +122,7 @@ class Generator:
         self._find_tokenizer(tokenizer, path)
         self._special: dict[str, int] = special_tokens(self.tokenizer) if self.tokenizer is not None else {}
         cores = lease_iteration_cores(threads) if scheduler.n_workers == 1 else None
-        engine = open_engine(graph, threads, names, cores.others if cores else ())
+        engine = open_engine(graph, threads, names, cores.others if cores else (), slots)
         if scheduler.chunk and not engine.supports_chunks():
             log.info("%s: prompts run as a whole: chunks would change their results", graph.name)
             scheduler.chunk = 0

@@ -31,7 +31,9 @@ class MergedEngine(PlainEngine):
         return outcome
 
 
-def open_merged(graph: Graph, signature: DecoderSignature, threads: SessionThreads, providers: Sequence[str]) -> Engine:
+def open_merged(
+    graph: Graph, signature: DecoderSignature, threads: SessionThreads, providers: Sequence[str], longest: int = 0
+) -> Engine:
     """Return the selective engine of the branch with a cache if it computes prompts, too; else that of both branches.
 
     Args:
@@ -39,12 +41,13 @@ def open_merged(graph: Graph, signature: DecoderSignature, threads: SessionThrea
         signature: Its inputs and outputs.
         threads: The threads of a session.
         providers: The execution providers, as in the engines.
+        longest: The most tokens of a request, as in the selective engine.
     """
     branch = None
     try:
         branch = cached_branch(graph)
         own = decoder_signature(branch)
         check_prompts(graph, signature, branch, own)
-        return SelectiveEngine(split_decoder(branch, own), threads, providers)
+        return SelectiveEngine(split_decoder(branch, own), threads, providers, longest)
     except ModelError as error:
         return MergedEngine(graph, signature, threads, providers, error.message, branch)

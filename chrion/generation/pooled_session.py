@@ -25,10 +25,18 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import onnxruntime as ort
 
-from chrion.errors import ModelError
+from chrion.errors import ChrionError, ModelError
 from chrion.generation.cache import CachePool, RequestCache
-from chrion.generation.equivalence import Run, find_difference, longest_past
+from chrion.generation.equivalence import (
+    Examples,
+    Run,
+    find_difference,
+    find_difference_from,
+    longest_past,
+    run_examples,
+)
 from chrion.generation.iteration import Outcome, Work
+from chrion.generation.split_session import SplitSession
 from chrion.graph.cache_append import AppendedDecoder
 from chrion.graph.decoder import IDS, LOGITS, DecoderSignature
 from chrion.graph.ort_sessions import open_session
@@ -123,6 +131,21 @@ class PooledSession:
             return False
         return max(pasts) * len(pasts) - sum(pasts) <= _MOST_PADS * len(pasts)
 
+    def serves_all(self, tokens: int) -> bool:
+        """Return whether it serves any requests of up to a number of tokens whose caches are in one pool."""
+        return self._decoder.prompts and tokens <= self._decoder.longest
+
+    def run_by_pool(self, batch: Sequence[Work]) -> list[Outcome]:
+        """Run one iteration of requests whose caches are in several pools, with a call for each pool."""
+        pools: dict[CachePool | None, list[int]] = {}
+        for at, work in enumerate(batch):
+            pools.setdefault(work.cache.pool, []).append(at)
+        outcomes: list[Outcome] = [None] * len(batch)
+        for numbers in pools.values():
+            for number, outcome in zip(numbers, self.run([batch[number] for number in numbers]), strict=True):
+                outcomes[number] = outcome
+        return outcomes
+
     def run(self, batch: Sequence[Work]) -> list[Outcome]:
         """Run one iteration of a batch that it serves."""
         pool = batch[0].cache.pool
@@ -201,7 +224,7 @@ def open_pooled_session(  # noqa: PLR0913, PLR0917 - the decoder, how it runs, a
     weights: Path,
     options: Callable[[], ort.SessionOptions],
     run_options: ort.RunOptions,
-    run: Run,
+    parts: SplitSession,
 ) -> PooledSession | None:
     """Return the session of a decoder for iterations of several requests, or None if it gives other results.
 
@@ -211,14 +234,14 @@ def open_pooled_session(  # noqa: PLR0913, PLR0917 - the decoder, how it runs, a
         weights: The folder of its weights.
         options: Returns session options.
         run_options: The options of its runs.
-        run: Iterations by the parts of the decoder, for comparison.
+        parts: The sessions of its parts, for comparison; they may be released.
     """
 
     def opened(pooled: PooledDecoder) -> PooledSession:
         return PooledSession(pooled, signature, options(), run_options)
 
-    native = _open_native(appended, signature, weights, opened, run) if operators_available() else None
-    return native or _open_rectangle(appended, signature, opened, run)
+    native = _open_native(appended, signature, weights, opened, parts) if operators_available() else None
+    return native or _open_rectangle(appended, signature, opened, parts.run_whole)
 
 
 def _open_rectangle(
@@ -237,14 +260,14 @@ def _open_rectangle(
         except ModelError as error:
             different = str(error)
         else:
-            different = _difference(signature, session.run, run, _LEAST)
+            different = find_difference(signature, session.run, run, _examples(signature, _LEAST))
         if not different:
             break
     else:
         log.info("increments run by parts: as a rectangle, %s", different)
         return None
     for length in _lengths(signature):
-        if not _difference(signature, session.run, run, length):
+        if not find_difference(signature, session.run, run, _examples(signature, length)):
             session.longest = length
             break
     return session
@@ -255,21 +278,28 @@ def _open_native(
     signature: DecoderSignature,
     weights: Path,
     opened: Callable[[PooledDecoder], PooledSession],
-    run: Run,
+    parts: SplitSession,
 ) -> PooledSession | None:
-    """Return the session of a decoder with the native operator, or None if its attention does something else."""
+    """Return the session of a decoder with the native operator, or None if its attention does something else.
+
+    The parts are released before it is opened, so that the weights are in memory once.
+    """
     try:
         pooled = pool_caches(appended, signature, weights=weights)
-        session = None if pooled is None else opened(pooled)
-    except ModelError as error:
+        if pooled is None:
+            log.info("attention is made of several operators: it does more than to attend to all tokens before")
+            return None
+        new = _NEW if pooled.prompts else (1,) * len(_NEW)
+        lengths = (_LEAST, max(longest_past(signature) - max(new), 0))
+        trials = [_examples(signature, length, new) for length in lengths]
+        expected = [run_examples(parts.run_whole, trial) for trial in trials]
+        parts.release()
+        session = opened(pooled)
+    except ChrionError as error:
         log.info("attention is made of several operators: %s", error)
         return None
-    if pooled is None or session is None:
-        log.info("attention is made of several operators: it does more than to attend to all tokens before")
-        return None
-    new = _NEW if pooled.prompts else (1,) * len(_NEW)
-    for length in (_LEAST, max(longest_past(signature) - max(new), 0)):
-        if different := _difference(signature, session.run, run, length, new):
+    for trial, results in zip(trials, expected, strict=True):
+        if different := find_difference_from(signature, session.run, results, trial):
             log.info("attention is made of several operators: as one, %s", different)
             return None
     return session
@@ -283,19 +313,16 @@ def _lengths(signature: DecoderSignature) -> Iterator[int]:
         length //= 2
 
 
-def _difference(signature: DecoderSignature, own: Run, other: Run, length: int, new: Sequence[int] = (1, 1, 1)) -> str:
-    """Return why two ways to run a batch with a long past differ, or nothing if they differ by rounding only.
+def _examples(signature: DecoderSignature, length: int, new: Sequence[int] = (1, 1, 1)) -> Examples:
+    """Return what makes requests of different lengths.
 
     Args:
         signature: The decoder's inputs and outputs.
-        own: The one way.
-        other: The other way.
         length: The past tokens of the last request.
         new: The new tokens of the requests.
     """
 
     def examples() -> tuple[list[Work], list[Array]]:
-        """Return requests of different lengths."""
         pasts = (*_SHORT, length)
         pool = CachePool(signature, sum(pasts) + sum(new))
         random = np.random.default_rng(0)
@@ -307,4 +334,4 @@ def _difference(signature: DecoderSignature, own: Run, other: Run, length: int, 
             batch.append(Work(cache, np.arange(at, at + count) % signature.vocabulary, past))
         return batch, pool.arrays
 
-    return find_difference(signature, own, other, examples)
+    return examples

@@ -70,7 +70,7 @@ class DeviceDecoder:
             raise ValueError(self.engine.refused)
         options = ort.SessionOptions()
         options.intra_op_num_threads = threads
-        self._session = open_for_threads(model.SerializeToString(), options, self._providers)
+        self._session = open_for_threads("the decoder", model.SerializeToString(), options, self._providers)
         #: Bytes of the weights.
         self.weight_bytes = model.ByteSize()
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import gc
 import json
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,13 +18,17 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import chrion
-from chrion.generation.cache import CachePool, RequestCache
+from chrion.generation.cache import CacheManager, CachePool, RequestCache
 from chrion.generation.engine import SelectiveEngine
 from chrion.generation.generator import Generator
 from chrion.generation.iteration import Work
 from chrion.generation.open_engine import open_engine
 from chrion.generation.query_blocks import PASS
+from chrion.generation.session_threads import SessionThreads
+from chrion.generation.split_session import SplitSession
+from chrion.graph.decoder import decoder_signature
 from chrion.graph.pooled_attention import DOMAIN, OPERATOR, WIDEST
+from chrion.graph.selective import split_decoder
 from chrion.native import operators_available, register_operators
 from decoder_support import FORMS, PlainDecoder, small_decoder, with_window
 
@@ -314,7 +321,7 @@ def test_any_batch_is_one_call(name: str, monkeypatch: pytest.MonkeyPatch) -> No
     assert is_native(engine)
     assert rotated_elements(engine) == (16 if "llama" in name else 0)
     assert products(engine) == 4 * len(engine.signature.past) // 2 + 1  # of each layer, and that of the logits
-    monkeypatch.setattr(engine, "_run_blocks", lambda _: pytest.fail("the parts are not needed"))
+    monkeypatch.setattr(engine, "_rest", lambda _: pytest.fail("one call is enough"))
     pick = np.random.default_rng(7)
     pool = CachePool(engine.signature, 400)
     texts = [[int(t) for t in pick.integers(0, 61, 60)] for _ in range(6)]
@@ -360,6 +367,53 @@ def test_a_long_prompt_runs_in_passes(monkeypatch: pytest.MonkeyPatch) -> None:
         assert isinstance(outcome, np.ndarray), outcome
         np.testing.assert_allclose(outcome, plain.scores(text)[-1], atol=5e-5)
     assert calls == [[(PASS, False), (9, True)], [(300, True)]]
+
+
+def test_caches_in_several_pools(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request for which a pool had no consecutive rows has its own one, and a call of its own; none runs by parts."""
+    model = small_decoder("llama-decoder")
+    engine, plain = engine_of(model), PlainDecoder(model)
+    assert engine._pooled is not None
+    run, calls = engine._pooled.run, []
+    monkeypatch.setattr(engine._pooled, "run", lambda batch: calls.append(len(batch)) or run(batch))
+    manager = CacheManager(engine.signature, 50, by_token=True)
+    caches = [manager.get(at, 10) for at in range(5)]
+    manager.release(1)
+    manager.release(3)
+    caches = [caches[0], manager.get(5, 20), *caches[2::2]]
+    assert len({id(cache.pool) for cache in caches}) == 2
+    texts = [[int(t) for t in np.random.default_rng(at).integers(0, 61, 8)] for at in range(4)]
+    for ids in ([slice(0, 3)] * 4, [slice(3, 5), slice(3, 4), slice(3, 8), slice(3, 4)]):
+        batch = [Work(c, np.array(t[own]), own.start) for c, t, own in zip(caches, texts, ids, strict=True)]
+        for text, own, outcome in zip(texts, ids, engine.run(batch), strict=True):
+            assert isinstance(outcome, np.ndarray), outcome
+            np.testing.assert_allclose(outcome, plain.scores(text[: own.stop])[-1], atol=5e-5)
+    assert calls == [3, 1] * 2
+
+
+@pytest.mark.parametrize(
+    ("stated", "longest", "kept"),
+    [(64, 0, False), (64, 1 << 20, False), (0, 0, True), (0, 1 << 17, False), (0, (1 << 17) + 1, True)],
+)
+def test_parts_are_kept_only_if_requests_may_need_them(
+    stated: int, longest: int, monkeypatch: pytest.MonkeyPatch, *, kept: bool
+) -> None:
+    """They have a copy of the weights. Masks are checked for 2^17 tokens if a model does not state its context."""
+    opened: list[weakref.ref[SplitSession]] = []
+
+    class Noted(SplitSession):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            opened.append(weakref.ref(self))
+
+    monkeypatch.setattr("chrion.generation.engine.SplitSession", Noted)
+    graph = chrion.load(small_decoder("llama-decoder", context=4096))
+    split = split_decoder(graph, decoder_signature(graph))
+    split = dataclasses.replace(split, signature=dataclasses.replace(split.signature, context=stated))
+    engine = SelectiveEngine(split, SessionThreads(1), ["CPUExecutionProvider"], longest)
+    assert is_native(engine)
+    gc.collect()
+    assert [part() is not None for part in opened] == [kept]
 
 
 def test_several_batches_at_a_time() -> None:

@@ -53,7 +53,7 @@ def test_increments_of_different_lengths_equal_plain_onnxruntime(name: str, monk
     pick = np.random.default_rng(3)
     texts = [[int(t) for t in pick.integers(0, 61, length)] for length in (1, 33, 2, 17, 18)]
     batch = batch_of(engine, texts)
-    monkeypatch.setattr(engine, "_run_parts", lambda _: pytest.fail("the parts are not needed"))
+    monkeypatch.setattr(engine, "_rest", lambda _: pytest.fail("one call is enough"))
     for _ in range(3):
         outcomes = engine.run(batch)
         following = []
@@ -80,8 +80,8 @@ def test_increments_beside_prompts(count: int, monkeypatch: pytest.MonkeyPatch) 
         texts.insert(3 * at, prompt)
         batch.insert(3 * at, Work(manager.get(at, 40), np.array(prompt), 0))
     by_parts: list[int] = []
-    run_parts = engine._run_parts
-    monkeypatch.setattr(engine, "_run_parts", lambda works: by_parts.append(len(works)) or run_parts(works))
+    run_parts = engine._rest
+    monkeypatch.setattr(engine, "_rest", lambda works: by_parts.append(len(works)) or run_parts(works))
     for text, outcome in zip(texts, engine.run(batch), strict=True):
         assert isinstance(outcome, np.ndarray), outcome
         np.testing.assert_allclose(outcome, plain.scores(text)[-1], atol=2e-5)

@@ -21,7 +21,7 @@ from chrion.generation.engine import SelectiveEngine
 from chrion.generation.iteration import Work
 from chrion.generation.open_engine import open_engine
 from chrion.generation.query_blocks import BLOCK, PASS, split_queries, supports_query_blocks
-from decoder_support import FORMS, PlainDecoder, small_decoder
+from decoder_support import FORMS, PlainDecoder, parts_of, small_decoder
 
 Array = np.ndarray[Any, Any]
 LENGTH = 4 * BLOCK
@@ -53,13 +53,14 @@ def run(engine: SelectiveEngine, texts: list[list[int]], pasts: list[int]) -> li
 def count_blocks(engine: SelectiveEngine, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """Return a list to which the tokens of the requests of each run by parts are added."""
     counts: list[list[int]] = []
-    run_blocks = engine._run_blocks
+    parts = parts_of(engine)
+    run_whole = parts.run_whole
 
     def counted(batch: list[Work]) -> list[Any]:
         counts.append([len(work.ids) for work in batch])
-        return run_blocks(batch)
+        return run_whole(batch)
 
-    monkeypatch.setattr(engine, "_run_blocks", counted)
+    monkeypatch.setattr(parts, "run_whole", counted)
     return counts
 
 
@@ -100,14 +101,15 @@ def test_a_pass_that_fails_ends_its_request_only(monkeypatch: pytest.MonkeyPatch
     model = small_decoder("gpt2-decoder", context=LENGTH)
     engine, plain = engine_of(model), PlainDecoder(model)
     monkeypatch.setattr(engine, "_pass", 2 * BLOCK)
-    run_blocks = engine._run_blocks
+    parts = parts_of(engine)
+    run_whole = parts.run_whole
 
     def failing(batch: list[Work]) -> list[Any]:
         if any(work.past == 2 * BLOCK for work in batch):
             raise RuntimeError("the second pass")
-        return run_blocks(batch)
+        return run_whole(batch)
 
-    monkeypatch.setattr(engine, "_run_blocks", failing)
+    monkeypatch.setattr(parts, "run_whole", failing)
     caches = [RequestCache(engine.signature, LENGTH, by_token=engine.by_token) for _ in range(2)]
     failed, found = engine.run([Work(caches[0], np.arange(3 * BLOCK) % 61, 0), Work(caches[1], np.arange(7), 0)])
     assert isinstance(failed, GenerationError)
@@ -123,7 +125,7 @@ def test_tokens_after_long_prompts_are_those_of_the_whole_text(options: dict[str
     prompts = [[(at * step) % 61 for at in range(2 * BLOCK + 9 * step)] for step in (1, 7, 11)]
     with chrion.Generator(model, threads=2, max_batch=2, **options) as generator:
         assert isinstance(generator._loop.engine, SelectiveEngine)
-        assert generator._loop.engine._block == BLOCK
+        assert parts_of(generator._loop.engine).block == BLOCK
         streams = [generator.submit(prompt, 8, stop_tokens=()) for prompt in prompts]
         found = [stream.result() for stream in streams]
     plain = PlainDecoder(model)
@@ -142,7 +144,7 @@ def test_caches_that_are_copied() -> None:
                 other.input[:] = [f"{name}-joined" if i == name else i for i in other.input]
     engine, plain = engine_of(model), PlainDecoder(model)
     assert not engine.by_token
-    assert engine._block == BLOCK
+    assert parts_of(engine).block == BLOCK
     text = [at % 61 for at in range(2 * BLOCK + 30)]
     np.testing.assert_allclose(run(engine, [text], [3])[0], plain.scores(text)[-1], atol=2e-5)
 
@@ -163,7 +165,7 @@ def test_only_the_prompt_with_a_wrong_block_fails() -> None:
 def test_many_new_tokens_run_on_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """From 64 tokens on, attention runs in the sessions of several threads; with one thread there are no others."""
     engine = engine_of(small_decoder("gpt2-decoder", context=LENGTH), threads=2)
-    attention = next(part.attention for part in engine._parts[1:] if part.attention is not None)
+    attention = next(part.attention for part in parts_of(engine)._parts[1:] if part.attention is not None)
     assert [
         session.get_session_options().intra_op_num_threads for session in (attention._session, attention._parallel)
     ] == [1, 2]
@@ -180,21 +182,21 @@ def test_many_new_tokens_run_on_several_threads(monkeypatch: pytest.MonkeyPatch)
         run(engine, [[at % 61 for at in range(count)]], [0])
     assert used == [1, 2, 2, 1]
     single = engine_of(small_decoder("gpt2-decoder"), threads=1)
-    attention = next(part.attention for part in single._parts[1:] if part.attention is not None)
+    attention = next(part.attention for part in parts_of(single)._parts[1:] if part.attention is not None)
     assert attention._session is attention._parallel
 
 
 def test_models_without_blocks() -> None:
     """Short contexts need none; a decoder that fails on a block has none."""
     engine = engine_of(small_decoder("gpt2-decoder", context=BLOCK))
-    assert engine._block > BLOCK
+    assert parts_of(engine).block > BLOCK
     long = engine_of(small_decoder("gpt2-decoder", context=BLOCK + 1))
-    assert long._block == BLOCK
+    assert parts_of(long).block == BLOCK
 
     def fail_after_others(batch: Sequence[Work]) -> list[Any]:
         if any(0 < work.past < 5 for work in batch):
             raise RuntimeError("no tokens after others")
-        return long._run_blocks(batch)
+        return parts_of(long).run_whole(batch)
 
     assert not supports_query_blocks(long.signature, fail_after_others, by_token=long.by_token)
 
@@ -217,7 +219,7 @@ def test_positions_that_depend_on_the_length_beyond_a_trial() -> None:
     prompts = [[at * at % 61 for at in range(length)] for length in (3100, 2998, 20)]
     with chrion.Generator(model, threads=1, chunk=1000) as generator:
         assert isinstance(generator._loop.engine, SelectiveEngine)
-        assert generator._loop.engine._block > BLOCK
+        assert parts_of(generator._loop.engine).block > BLOCK
         assert generator._loop.engine._pooled is None
         streams = [generator.submit(prompt, 4) for prompt in prompts]
         assert [s.result(120) for s in streams] == [plain.generate_with_cache(prompt, 4) for prompt in prompts]
@@ -235,7 +237,7 @@ def test_trials_stay_within_the_stated_context(tmp_path: Path, capfd: pytest.Cap
     engine = open_engine(chrion.load(tmp_path / "model.onnx"), threads=1)
     assert isinstance(engine, SelectiveEngine)
     assert engine.signature.context == 2 * BLOCK
-    assert engine._block == BLOCK
+    assert parts_of(engine).block == BLOCK
     assert engine._pooled is not None
     assert engine._pooled.longest == 2 * BLOCK - 1
     assert capfd.readouterr().err == ""

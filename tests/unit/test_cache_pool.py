@@ -63,11 +63,11 @@ def test_a_request_without_consecutive_rows_has_its_own_memory() -> None:
     """Of 12 slots, 4 + 4 are free on both sides of a request: one of 8 tokens fits in the budget all the same."""
     manager = CacheManager(signature(), 12, by_token=True)
     first, middle, last = (manager.get(at, 4) for at in range(3))
-    assert all(cache.pool is not None for cache in (first, middle, last))
+    assert all(cache.pool is first.pool for cache in (middle, last))
     manager.release(0)
     manager.release(2)
     wide = manager.get(3, 8)
-    assert wide.pool is None
+    assert wide.pool is not middle.pool
     assert [array.shape for array in wide.arrays] == [(8, 2, 4)] * 2
     middle.arrays[0][...] = 1.0
     wide.arrays[0][...] = 2.0
@@ -75,13 +75,15 @@ def test_a_request_without_consecutive_rows_has_its_own_memory() -> None:
     manager.release(3)
     manager.release(1)
     assert manager.reserved == 0
-    assert manager.get(4, 12).pool is not None
+    assert manager.get(4, 12).pool is middle.pool
 
 
 def test_a_pool_that_the_system_refuses_is_done_without() -> None:
-    """More bytes than addresses: requests have mappings of their own."""
+    """More bytes than addresses: requests have pools of their own."""
     manager = CacheManager(signature(), 1 << 60, by_token=True)
-    assert manager.get(0, 4).pool is None
+    first, second = (manager.get(at, 4) for at in range(2))
+    assert first.pool is not second.pool
+    assert [array.shape for array in first.arrays] == [(4, 2, 4)] * 2
 
 
 def test_memory_of_a_request_goes_back_after_its_slots() -> None:

@@ -382,7 +382,7 @@ def test_a_model_that_onnxruntime_refuses_is_left_out(
             raise failure
         return open_for_threads(*call)
 
-    monkeypatch.setattr("chrion.generation.engine.open_for_threads", open_once_failing)
+    monkeypatch.setattr("chrion.generation.split_session.open_for_threads", open_once_failing)
     opened = open_generators(tmp_path, 1_000_000_000)
     close_generators([*opened.values()])
     assert [*opened] == ["second"]

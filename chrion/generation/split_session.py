@@ -1,0 +1,174 @@
+"""Sessions of a decoder in parts (:mod:`chrion.graph.selective`): selective batching with calls by request.
+
+The token-wise parts run once on the tokens of all requests, the attention parts once for each request, or for each
+block of a long prompt (:mod:`chrion.generation.query_blocks`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from chrion.devices.providers import CPU_PROVIDER
+from chrion.generation.attention import AttentionPart, Rows, sized
+from chrion.generation.device_session import open_for_threads
+from chrion.generation.iteration import Outcome, Work
+from chrion.generation.query_blocks import BLOCK, split_queries, supports_query_blocks
+from chrion.generation.session_threads import SessionThreads
+from chrion.graph.selective import SplitDecoder
+from chrion.graph.selective_parts import Part
+
+Array = np.ndarray[Any, Any]
+
+
+class _OpenPart:
+    """A part with its session.
+
+    Args:
+        part: The part.
+        session: Its session.
+        attention: What runs it for every request, or None if it is token-wise.
+        options: The options of its runs.
+    """
+
+    def __init__(
+        self, part: Part, session: ort.InferenceSession, attention: AttentionPart | None, options: ort.RunOptions
+    ) -> None:
+        self.part, self.attention = part, attention
+        self._session, self._options = session, options
+        self._results = [result.name for result in session.get_outputs()]
+        self._arguments = list(zip(session.get_inputs(), part.inputs, strict=True))
+        self._names = [argument.name for argument in session.get_inputs()]
+
+    def run(self, tokens: Mapping[str, Array], count: int) -> list[Array]:
+        """Run a token-wise part on a number of tokens."""
+        values = [
+            sized(self.part.sizes[name], argument, count, 0) if name in self.part.sizes else tokens[name]
+            for argument, name in self._arguments
+        ]
+        feed = dict(zip(self._names, values, strict=True))
+        found: list[Array] = self._session.run(self._results, feed, self._options)
+        return found
+
+
+class _Sessions:
+    """The sessions of parts. Equal parts of several layers share one.
+
+    Args:
+        name: The name of the model.
+        threads: The threads of a session of several threads.
+        providers: The execution providers of the token-wise parts.
+    """
+
+    def __init__(self, name: str, threads: SessionThreads, providers: Sequence[str]) -> None:
+        self._name, self._threads, self._providers = name, threads, list(providers)
+        self._opened: dict[tuple[bytes, bool, int], ort.InferenceSession] = {}
+
+    def of_tokens(self, part: Part) -> ort.InferenceSession:
+        """Return the session of a token-wise part."""
+        return self._get(part, self._threads, self._providers)
+
+    def of_attention(self, part: Part) -> tuple[ort.InferenceSession, ort.InferenceSession]:
+        """Return the sessions of an attention part: of one thread, and of as many as there are."""
+        one = SessionThreads(1)
+        return self._get(part, one, [CPU_PROVIDER]), self._get(part, self._threads, [CPU_PROVIDER])
+
+    def _get(self, part: Part, threads: SessionThreads, providers: Sequence[str]) -> ort.InferenceSession:
+        key = (part.model, part.by_request, threads.count)
+        if key not in self._opened:
+            self._opened[key] = open_for_threads(self._name, part.model, threads.options(part.options), providers)
+        return self._opened[key]
+
+
+class SplitSession:
+    """The sessions of a decoder in parts. Several threads may run batches at a time, unless they are released.
+
+    Args:
+        split: The decoder.
+        threads: The threads of a token-wise part, and of the attention of a prompt.
+        providers: The execution providers of the token-wise parts; attention runs on the CPU.
+        options: The options of its runs.
+
+    Raises:
+        ModelError: onnxruntime refuses a part.
+    """
+
+    def __init__(
+        self, split: SplitDecoder, threads: SessionThreads, providers: Sequence[str], options: ort.RunOptions
+    ) -> None:
+        self._signature, self._axes = split.signature, split.axes
+        self._split, self._threads, self._providers, self._options = split, threads, providers, options
+        self._parts = self._open()
+        reads = [{*part.inputs} for part in split.parts]
+        #: For each part, the values that later parts read.
+        self._later = [set(split.appended.values()).union(*reads[at + 1 :]) for at in range(len(reads))]
+        #: Whether prompts in blocks have the same results.
+        self.divisible = split.divisible and supports_query_blocks(
+            split.signature, self.run_whole, by_token=bool(split.appended)
+        )
+        # Without positions for more than a block, there are no prompts of several ones.
+        blocks = self.divisible and not 0 < split.signature.context <= BLOCK
+        #: The most tokens of a block of a prompt.
+        self.block = BLOCK if blocks else sys.maxsize
+
+    def _open(self) -> list[_OpenPart]:
+        split, options = self._split, self._options
+        sessions = _Sessions(split.graph.name, self._threads, self._providers)
+        opened = []
+        for part in split.parts:
+            if part.by_request:
+                session, parallel = sessions.of_attention(part)
+                attention = AttentionPart(split, part, session, parallel, options)
+                opened.append(_OpenPart(part, session, attention, options))
+            else:
+                opened.append(_OpenPart(part, sessions.of_tokens(part), None, options))
+        return opened
+
+    def release(self) -> None:
+        """Close the sessions, which have a copy of the weights; the next iteration opens them again."""
+        self._parts = []
+
+    def run(self, batch: Sequence[Work]) -> list[Outcome]:
+        """Run one iteration, with the attention of long prompts in blocks if the results are the same."""
+        blocks, last = split_queries(batch, self.block)
+        found = self.run_whole(blocks)
+        return [found[at] for at in last]
+
+    def run_whole(self, batch: Sequence[Work]) -> list[Outcome]:
+        """Run one iteration of requests, or of consecutive blocks of them."""
+        self._parts = self._parts or self._open()
+        counts = [len(work.ids) for work in batch]
+        starts = [0, *(int(n) for n in np.cumsum(counts))]
+        feeds = [self._signature.feed(work.ids, work.past) for work in batch]
+        tokens: dict[str, Array] = {
+            name: np.concatenate([feed[name] for feed in feeds], axis=1) for name in self._axes if name in feeds[0]
+        }
+        own: list[dict[str, Array]] = [dict(feed) for feed in feeds]
+        rows = Rows(tokens, self._axes, starts)
+        for at, opened in enumerate(self._parts[:-1]):
+            if opened.attention is not None:
+                opened.attention.run(batch, rows, own)
+            else:
+                tokens.update(zip(opened.part.outputs, opened.run(tokens, starts[-1]), strict=True))
+            for name in tokens.keys() - self._later[at]:
+                del tokens[name]
+        return self._finish(batch, tokens, starts)
+
+    def _finish(self, batch: Sequence[Work], tokens: Mapping[str, Array], starts: Sequence[int]) -> list[Outcome]:
+        """Run the last part on the last token of every request whose scores are wanted."""
+        final = self._parts[-1]
+        wanted = [at for at, work in enumerate(batch) if work.wanted]
+        if not wanted:
+            return [None] * len(batch)
+        last = [starts[at + 1] - 1 for at in wanted]
+        chosen = {name: np.take(tokens[name], last, self._axes[name]) for name in final.part.inputs if name in tokens}
+        logits = final.run(chosen, len(last))[0]
+        scores = np.asarray(logits, np.float32).reshape(len(last), -1)
+        outcomes: list[Outcome] = [None] * len(batch)
+        for row, at in enumerate(wanted):
+            outcomes[at] = scores[row]
+        return outcomes
