@@ -79,6 +79,8 @@ class SelectiveEngine:
         self._rest: Run = parts.run
         if self._pooled is not None and limits and self._pooled.serves_all(min(limits)):
             self._rest = self._pooled.run_by_pool
+        else:
+            parts.open()  # they may have been released for the comparison
 
     def run(self, batch: Sequence[Work]) -> list[Outcome]:
         """Run one iteration.

@@ -85,7 +85,7 @@ class _Sessions:
 
 
 class SplitSession:
-    """The sessions of a decoder in parts. Several threads may run batches at a time, unless they are released.
+    """The sessions of a decoder in parts. Several threads may run batches at a time while they are open.
 
     Args:
         split: The decoder.
@@ -102,7 +102,8 @@ class SplitSession:
     ) -> None:
         self._signature, self._axes = split.signature, split.axes
         self._split, self._threads, self._providers, self._options = split, threads, providers, options
-        self._parts = self._open()
+        self._parts: list[_OpenPart] = []
+        self.open()
         reads = [{*part.inputs} for part in split.parts]
         #: For each part, the values that later parts read.
         self._later = [set(split.appended.values()).union(*reads[at + 1 :]) for at in range(len(reads))]
@@ -115,10 +116,17 @@ class SplitSession:
         #: The most tokens of a block of a prompt.
         self.block = BLOCK if blocks else sys.maxsize
 
-    def _open(self) -> list[_OpenPart]:
+    def open(self) -> None:
+        """Open the sessions, unless they are open.
+
+        Raises:
+            ModelError: onnxruntime refuses a part.
+        """
+        if self._parts:
+            return
         split, options = self._split, self._options
         sessions = _Sessions(split.graph.name, self._threads, self._providers)
-        opened = []
+        opened: list[_OpenPart] = []
         for part in split.parts:
             if part.by_request:
                 session, parallel = sessions.of_attention(part)
@@ -126,10 +134,10 @@ class SplitSession:
                 opened.append(_OpenPart(part, session, attention, options))
             else:
                 opened.append(_OpenPart(part, sessions.of_tokens(part), None, options))
-        return opened
+        self._parts = opened
 
     def release(self) -> None:
-        """Close the sessions, which have a copy of the weights; the next iteration opens them again."""
+        """Close the sessions, which have a copy of the weights, until they are opened; an iteration opens them, too."""
         self._parts = []
 
     def run(self, batch: Sequence[Work]) -> list[Outcome]:
@@ -140,7 +148,7 @@ class SplitSession:
 
     def run_whole(self, batch: Sequence[Work]) -> list[Outcome]:
         """Run one iteration of requests, or of consecutive blocks of them."""
-        self._parts = self._parts or self._open()
+        self.open()
         counts = [len(work.ids) for work in batch]
         starts = [0, *(int(n) for n in np.cumsum(counts))]
         feeds = [self._signature.feed(work.ids, work.past) for work in batch]
