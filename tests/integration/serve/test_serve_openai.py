@@ -11,13 +11,14 @@ import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import onnx
+import onnxruntime as ort
 import pytest
 
 from chrion.errors import ModelError, OptionError
-from chrion.generation.device_session import open_for_threads
 from chrion.server import grace
 from chrion.server.generators import close_generators, open_generators
 from chrion.server.settings import read_settings
@@ -377,12 +378,13 @@ def test_a_model_that_onnxruntime_refuses_is_left_out(
     put_decoder(tmp_path, "second")
     failures = iter([RuntimeError("[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : out of luck")])
 
-    def open_once_failing(*call: Any) -> Any:
+    def open_once_failing(*call: Any, **options: Any) -> Any:
         for failure in failures:
             raise failure
-        return open_for_threads(*call)
+        return ort.InferenceSession(*call, **options)
 
-    monkeypatch.setattr("chrion.generation.split_session.open_for_threads", open_once_failing)
+    failing = SimpleNamespace(InferenceSession=open_once_failing, RunOptions=ort.RunOptions)
+    monkeypatch.setattr("chrion.generation.device_session.ort", failing)
     opened = open_generators(tmp_path, 1_000_000_000)
     close_generators([*opened.values()])
     assert [*opened] == ["second"]
