@@ -138,9 +138,12 @@ class CacheManager:
         self._signature, self._by_token = signature, by_token
         self.n_slots = n_slots
         self._pool: CachePool | None = None
-        if by_token:
-            with suppress(OSError, OverflowError):  # too much memory: requests then have pools of their own
-                self._pool = CachePool(signature, n_slots)
+        rows = n_slots if by_token else 0
+        while self._pool is None and rows:
+            try:
+                self._pool = CachePool(signature, rows)
+            except (OSError, OverflowError):  # the system does not offer as much: a smaller pool serves most requests
+                rows //= 2
         self._caches: dict[int, RequestCache] = {}
         self._left: list[RequestCache] = []  # whose memory has not been given back
         self._reserved = 0

@@ -137,7 +137,7 @@ class SplitSession:
         self._parts = opened
 
     def release(self) -> None:
-        """Close the sessions, which have a copy of the weights, until they are opened; an iteration opens them, too."""
+        """Close the sessions and free their copy of the weights. The next iteration opens them again."""
         self._parts = []
 
     def run(self, batch: Sequence[Work]) -> list[Outcome]:
