@@ -37,7 +37,7 @@ def with_window(model: onnx.ModelProto, window: int = 8) -> onnx.ModelProto:
 
 def parts_of(engine: SelectiveEngine) -> SplitSession:
     """Return the parts of an engine that has kept them."""
-    parts = getattr(engine._rest, "__self__", None)
+    parts = getattr(engine._fallback, "__self__", None)
     assert isinstance(parts, SplitSession)
     return parts
 

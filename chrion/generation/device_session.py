@@ -56,7 +56,7 @@ def open_for_threads(
     """Return a session that several threads may run at a time.
 
     Args:
-        name: What an error calls the model.
+        name: The name of the model in errors.
         model: The model or its file.
         options: The options of the session.
         providers: Its execution providers.

@@ -40,19 +40,20 @@ _FEWEST_BESIDE_OTHERS = 6
 class SelectiveEngine:
     """An engine for decoders with selective batching. Several threads may run batches at a time.
 
+    The parts, which have a second copy of the weights, are closed if calls of the whole model serve all requests.
+
     Args:
         split: The decoder in parts.
         threads: The threads of a session of several threads.
         providers: The execution providers of the token-wise parts; attention runs on the CPU.
-        longest: The most tokens that a request may have; 0 for as many as the model has positions for. The parts, and
-            with them half of the memory, are kept only if one call of the whole model does not serve all requests.
+        most_tokens: The most tokens of a request; 0 for as many as the model has positions for.
 
     Raises:
         ModelError: onnxruntime refuses a part.
     """
 
     def __init__(
-        self, split: SplitDecoder, threads: SessionThreads, providers: Sequence[str], longest: int = 0
+        self, split: SplitDecoder, threads: SessionThreads, providers: Sequence[str], most_tokens: int = 0
     ) -> None:
         self.signature, self.refused = split.signature, ""
         self.by_token = bool(split.appended)
@@ -62,6 +63,7 @@ class SelectiveEngine:
         self._divisible = parts.divisible
         #: The most tokens of a prompt in one pass.
         self._pass = PASS if parts.block == BLOCK else sys.maxsize
+        most_tokens = min((limit for limit in (most_tokens, split.signature.context) if limit), default=0)
         self._pooled = None
         if split.whole is not None and list(providers) == [CPU_PROVIDER]:
             folder = split.graph.weights_folder
@@ -73,14 +75,16 @@ class SelectiveEngine:
                 lambda: threads.options(configuration),
                 self._run_options,
                 parts,
+                most_tokens,
             )
-        limits = [limit for limit in (longest, split.signature.context) if limit]
-        #: What runs a batch that one call of the whole model does not serve.
-        self._rest: Run = parts.run
-        if self._pooled is not None and limits and self._pooled.serves_all(min(limits)):
-            self._rest = self._pooled.run_by_pool
+        #: Whether batches that one call of the whole model does not serve run by parts.
+        self._by_parts = self._pooled is None or not self._pooled.serves_all(most_tokens)
+        #: What runs these batches.
+        self._fallback: Run = parts.run
+        if self._pooled is not None and not self._by_parts:
+            self._fallback = self._pooled.run_by_pool
         else:
-            parts.open()  # they may have been released for the comparison
+            parts.open()  # the session with the native operator may have been refused after they were released
 
     def run(self, batch: Sequence[Work]) -> list[Outcome]:
         """Run one iteration.
@@ -111,12 +115,12 @@ class SelectiveEngine:
         others = [at for at, work in enumerate(batch) if len(work.ids) > 1]
         increments = [batch[at] for at in single]
         few = not others or len(single) < _FEWEST_BESIDE_OTHERS
-        if self._pooled is None or few or not self._pooled.serves(increments):
-            return self._run_passes(batch, self._rest)
+        if self._pooled is None or not self._by_parts or few or not self._pooled.serves(increments):
+            return self._run_passes(batch, self._fallback)
         outcomes: list[Outcome] = [None] * len(batch)
         for positions, found in (
             (single, self._pooled.run(increments)),
-            (others, self._run_passes([batch[at] for at in others], self._rest)),
+            (others, self._run_passes([batch[at] for at in others], self._fallback)),
         ):
             for at, outcome in zip(positions, found, strict=True):
                 outcomes[at] = outcome

@@ -50,7 +50,7 @@ def find_difference_from(
     Args:
         signature: The decoder's inputs and outputs.
         candidate: Runs an iteration.
-        expected: What the other way has returned.
+        expected: The results of the other way.
         examples: The requests.
     """
     try:

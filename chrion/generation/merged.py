@@ -32,7 +32,7 @@ class MergedEngine(PlainEngine):
 
 
 def open_merged(
-    graph: Graph, signature: DecoderSignature, threads: SessionThreads, providers: Sequence[str], longest: int = 0
+    graph: Graph, signature: DecoderSignature, threads: SessionThreads, providers: Sequence[str], most_tokens: int = 0
 ) -> Engine:
     """Return the selective engine of the branch with a cache if it computes prompts, too; else that of both branches.
 
@@ -41,13 +41,13 @@ def open_merged(
         signature: Its inputs and outputs.
         threads: The threads of a session.
         providers: The execution providers, as in the engines.
-        longest: The most tokens of a request, as in the selective engine.
+        most_tokens: The most tokens of a request, as in the selective engine.
     """
     branch = None
     try:
         branch = cached_branch(graph)
         own = decoder_signature(branch)
         check_prompts(graph, signature, branch, own)
-        return SelectiveEngine(split_decoder(branch, own), threads, providers, longest)
+        return SelectiveEngine(split_decoder(branch, own), threads, providers, most_tokens)
     except ModelError as error:
         return MergedEngine(graph, signature, threads, providers, error.message, branch)

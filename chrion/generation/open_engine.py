@@ -20,7 +20,7 @@ def open_engine(
     threads: int,
     providers: Sequence[str] = (CPU_PROVIDER,),
     cores: Sequence[int] = (),
-    longest: int = 0,
+    most_tokens: int = 0,
 ) -> Engine:
     """Return the selective engine of a decoder, or the plain engine if the decoder cannot be split.
 
@@ -29,16 +29,16 @@ def open_engine(
         threads: The threads of a session.
         providers: The execution providers, as in the engines.
         cores: The logical CPU of each thread but the caller; by default the system chooses.
-        longest: The most tokens of a request; 0 for as many as the model has positions for.
+        most_tokens: The most tokens of a request; 0 for as many as the model has positions for.
 
     Raises:
         ModelError: The model is not a decoder with a cache, or onnxruntime cannot run it.
     """
     signature, own = decoder_signature(graph), SessionThreads(threads, tuple(cores))
     if BRANCH in signature.inputs:
-        return open_merged(graph, signature, own, providers, longest)
+        return open_merged(graph, signature, own, providers, most_tokens)
     try:
         split = split_decoder(graph, signature)
     except ModelError as error:
         return PlainEngine(graph, signature, own, providers, error.message)
-    return SelectiveEngine(split, own, providers, longest)
+    return SelectiveEngine(split, own, providers, most_tokens)

@@ -132,8 +132,8 @@ class PooledSession:
         return max(pasts) * len(pasts) - sum(pasts) <= _MOST_PADS * len(pasts)
 
     def serves_all(self, tokens: int) -> bool:
-        """Return whether it serves any requests of up to a number of tokens whose caches are in one pool."""
-        return self._decoder.prompts and tokens <= self._decoder.longest
+        """Return whether it serves every batch whose caches are in one pool: :meth:`PooledDecoder.serves_all`."""
+        return self._decoder.serves_all(tokens)
 
     def run_by_pool(self, batch: Sequence[Work]) -> list[Outcome]:
         """Run one iteration of requests whose caches are in several pools, with a call for each pool."""
@@ -225,6 +225,7 @@ def open_pooled_session(  # noqa: PLR0913, PLR0917 - the decoder, how it runs, a
     options: Callable[[], ort.SessionOptions],
     run_options: ort.RunOptions,
     parts: SplitSession,
+    most_tokens: int,
 ) -> PooledSession | None:
     """Return the session of a decoder for iterations of several requests, or None if it gives other results.
 
@@ -234,13 +235,16 @@ def open_pooled_session(  # noqa: PLR0913, PLR0917 - the decoder, how it runs, a
         weights: The folder of its weights.
         options: Returns session options.
         run_options: The options of its runs.
-        parts: The sessions of its parts, for comparison; they may be released.
+        parts: The sessions of its parts, for comparison. They are released if the session makes them needless.
+        most_tokens: The most tokens of a request; 0 if there is no limit.
     """
 
     def opened(pooled: PooledDecoder) -> PooledSession:
         return PooledSession(pooled, signature, options(), run_options)
 
-    native = _open_native(appended, signature, weights, opened, parts) if operators_available() else None
+    native = None
+    if operators_available():
+        native = _open_native(appended, signature, weights, opened, parts, most_tokens)
     return native or _open_rectangle(appended, signature, opened, parts.run_whole)
 
 
@@ -273,16 +277,17 @@ def _open_rectangle(
     return session
 
 
-def _open_native(
+def _open_native(  # noqa: PLR0913, PLR0917 - the decoder, how it is opened, and what it is compared with
     appended: AppendedDecoder,
     signature: DecoderSignature,
     weights: Path,
     opened: Callable[[PooledDecoder], PooledSession],
     parts: SplitSession,
+    most_tokens: int,
 ) -> PooledSession | None:
     """Return the session of a decoder with the native operator, or None if its attention does something else.
 
-    The parts are released before it is opened, so that the weights are in memory once.
+    If it makes the parts needless, they are released before it is opened, so that the weights are in memory once.
     """
     try:
         pooled = pool_caches(appended, signature, weights=weights)
@@ -293,7 +298,8 @@ def _open_native(
         lengths = (_LEAST, max(longest_past(signature) - max(new), 0))
         trials = [_examples(signature, length, new) for length in lengths]
         expected = [run_examples(parts.run_whole, trial) for trial in trials]
-        parts.release()
+        if pooled.serves_all(most_tokens):
+            parts.release()
         session = opened(pooled)
     except ChrionError as error:
         log.info("attention is made of several operators: %s", error)
@@ -314,7 +320,7 @@ def _lengths(signature: DecoderSignature) -> Iterator[int]:
 
 
 def _examples(signature: DecoderSignature, length: int, new: Sequence[int] = (1, 1, 1)) -> Examples:
-    """Return what makes requests of different lengths.
+    """Return a function that makes requests of different lengths.
 
     Args:
         signature: The decoder's inputs and outputs.

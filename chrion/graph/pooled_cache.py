@@ -63,6 +63,10 @@ class PooledDecoder:
     #: True if a prompt may be as many rows as it has tokens. Only the logits of the rows in ``WANTED`` are computed.
     prompts: bool = False
 
+    def serves_all(self, tokens: int) -> bool:
+        """Return whether a call may have any requests of up to a number of tokens, which is 0 if there is no limit."""
+        return self.prompts and 0 < tokens <= self.longest
+
     def feed(self, signature: DecoderSignature, past: Array) -> dict[str, Array]:
         """Return the inputs beside the caches for tokens of number 0 after some past ones, int64 [requests, 1]."""
         count = len(past)

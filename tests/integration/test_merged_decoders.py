@@ -23,6 +23,7 @@ from chrion.generation.iteration import Outcome, Work
 from chrion.generation.merged import MergedEngine
 from chrion.graph.decoder import decoder_signature
 from chrion.graph.rewrite import rename_reads
+from chrion.native import operators_available
 from decoder_support import PlainDecoder, small_decoder
 from sliding_window import trim_caches
 
@@ -83,6 +84,18 @@ def test_the_branch_with_a_cache_is_split(name: str) -> None:
         assert generator.refused == ""
         assert isinstance(generator._loop.engine, SelectiveEngine)
         assert generated(generator) == [plain.generate(ids, 12) for ids in PROMPTS]
+
+
+@pytest.mark.skipif(not operators_available(), reason="native attention is not compiled")
+@pytest.mark.parametrize(("slots", "by_parts"), [(1 << 17, False), ((1 << 17) + 1, True)])
+def test_the_slots_limit_the_requests_of_a_split_branch(
+    slots: int, monkeypatch: pytest.MonkeyPatch, *, by_parts: bool
+) -> None:
+    """Calls of the whole model serve 2^17 tokens if nothing states the context; parts are there for longer requests."""
+    monkeypatch.setattr("chrion.graph.decoder.table_rows", lambda *_: 0)
+    with Generator(merge(small_decoder("llama-decoder", context=4096)), threads=1, kv_slots=slots) as generator:
+        assert isinstance(generator._loop.engine, SelectiveEngine)
+        assert generator._loop.engine._by_parts == by_parts
 
 
 @pytest.mark.parametrize("chunk", [0, 2])

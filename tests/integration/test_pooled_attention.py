@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import gc
 import json
 import threading
 import weakref
@@ -18,17 +16,15 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import chrion
+from chrion.generation.attention import AttentionPart
 from chrion.generation.cache import CacheManager, CachePool, RequestCache
 from chrion.generation.engine import SelectiveEngine
 from chrion.generation.generator import Generator
 from chrion.generation.iteration import Work
 from chrion.generation.open_engine import open_engine
+from chrion.generation.pooled_session import PooledSession
 from chrion.generation.query_blocks import PASS
-from chrion.generation.session_threads import SessionThreads
-from chrion.generation.split_session import SplitSession
-from chrion.graph.decoder import decoder_signature
 from chrion.graph.pooled_attention import DOMAIN, OPERATOR, WIDEST
-from chrion.graph.selective import split_decoder
 from chrion.native import operators_available, register_operators
 from decoder_support import FORMS, PlainDecoder, small_decoder, with_window
 
@@ -321,7 +317,7 @@ def test_any_batch_is_one_call(name: str, monkeypatch: pytest.MonkeyPatch) -> No
     assert is_native(engine)
     assert rotated_elements(engine) == (16 if "llama" in name else 0)
     assert products(engine) == 4 * len(engine.signature.past) // 2 + 1  # of each layer, and that of the logits
-    monkeypatch.setattr(engine, "_rest", lambda _: pytest.fail("one call is enough"))
+    monkeypatch.setattr(engine, "_fallback", lambda _: pytest.fail("one call is enough"))
     pick = np.random.default_rng(7)
     pool = CachePool(engine.signature, 400)
     texts = [[int(t) for t in pick.integers(0, 61, 60)] for _ in range(6)]
@@ -376,44 +372,55 @@ def test_caches_in_several_pools(monkeypatch: pytest.MonkeyPatch) -> None:
     assert engine._pooled is not None
     run, calls = engine._pooled.run, []
     monkeypatch.setattr(engine._pooled, "run", lambda batch: calls.append(len(batch)) or run(batch))
-    manager = CacheManager(engine.signature, 50, by_token=True)
-    caches = [manager.get(at, 10) for at in range(5)]
+    manager = CacheManager(engine.signature, 100, by_token=True)
+    caches = [manager.get(at, 10) for at in range(10)]
     manager.release(1)
     manager.release(3)
-    caches = [caches[0], manager.get(5, 20), *caches[2::2]]
+    caches = [caches[0], manager.get(10, 20), *caches[2:3], *caches[4:]]
     assert len({id(cache.pool) for cache in caches}) == 2
-    texts = [[int(t) for t in np.random.default_rng(at).integers(0, 61, 8)] for at in range(4)]
-    for ids in ([slice(0, 3)] * 4, [slice(3, 5), slice(3, 4), slice(3, 8), slice(3, 4)]):
+    texts = [[int(t) for t in np.random.default_rng(at).integers(0, 61, 8)] for at in range(len(caches))]
+    for ids in ([slice(0, 3)] * 9, [slice(3, 5), slice(3, 8), *[slice(3, 4)] * 7]):
         batch = [Work(c, np.array(t[own]), own.start) for c, t, own in zip(caches, texts, ids, strict=True)]
         for text, own, outcome in zip(texts, ids, engine.run(batch), strict=True):
             assert isinstance(outcome, np.ndarray), outcome
             np.testing.assert_allclose(outcome, plain.scores(text[: own.stop])[-1], atol=5e-5)
-    assert calls == [3, 1] * 2
+    assert calls == [8, 1] * 2
 
 
 @pytest.mark.parametrize(
-    ("stated", "longest", "kept"),
-    [(64, 0, False), (64, 1 << 20, False), (0, 0, True), (0, 1 << 17, False), (0, (1 << 17) + 1, True)],
+    ("stated", "slots", "kept"),
+    [(True, 1 << 17, False), (True, (1 << 17) + 1, False), (False, 1 << 17, False), (False, (1 << 17) + 1, True)],
 )
 def test_parts_are_kept_only_if_requests_may_need_them(
-    stated: int, longest: int, monkeypatch: pytest.MonkeyPatch, *, kept: bool
+    slots: int, monkeypatch: pytest.MonkeyPatch, *, stated: bool, kept: bool
 ) -> None:
-    """They have a copy of the weights. Masks are checked for 2^17 tokens if a model does not state its context."""
-    opened: list[weakref.ref[SplitSession]] = []
+    """Otherwise they and their copy of the weights have gone before the session of the whole model is opened.
 
-    class Noted(SplitSession):
+    Masks are checked for 2^17 tokens if a model does not state its context.
+    """
+    parts: list[weakref.ref[AttentionPart]] = []
+    alive: list[bool] = []
+
+    class NotedPart(AttentionPart):
         def __init__(self, *arguments: Any) -> None:
             super().__init__(*arguments)
-            opened.append(weakref.ref(self))
+            parts.append(weakref.ref(self))
 
-    monkeypatch.setattr("chrion.generation.engine.SplitSession", Noted)
-    graph = chrion.load(small_decoder("llama-decoder", context=4096))
-    split = split_decoder(graph, decoder_signature(graph))
-    split = dataclasses.replace(split, signature=dataclasses.replace(split.signature, context=stated))
-    engine = SelectiveEngine(split, SessionThreads(1), ["CPUExecutionProvider"], longest)
-    assert is_native(engine)
-    gc.collect()
-    assert [part() is not None and bool(part()._parts) for part in opened] == [kept]
+    class NotedSession(PooledSession):
+        def __init__(self, *arguments: Any) -> None:
+            alive.append(any(part() is not None for part in parts))
+            super().__init__(*arguments)
+
+    monkeypatch.setattr("chrion.generation.split_session.AttentionPart", NotedPart)
+    monkeypatch.setattr("chrion.generation.pooled_session.PooledSession", NotedSession)
+    model = small_decoder("llama-decoder", context=4096)
+    if not stated:
+        monkeypatch.setattr("chrion.graph.decoder.table_rows", lambda *_: 0)
+    with Generator(model, threads=1, kv_slots=slots) as generator:
+        assert is_native(generator._loop.engine)
+        assert generator.submit([1, 2, 3], 5).result(60) == PlainDecoder(model).generate([1, 2, 3], 5)
+        assert parts
+        assert [*alive, any(part() is not None for part in parts)] == [kept, kept]
 
 
 def test_several_batches_at_a_time() -> None:
@@ -620,6 +627,9 @@ def test_a_mask_of_all_pairs_is_computed_for_fewer_tokens() -> None:
     np.testing.assert_allclose(outcome, plain.scores(list(range(9)))[-1], atol=5e-5)
     assert engine._pooled.serves([Work(cache, np.array([1]), 4095)])
     assert not engine._pooled.serves([Work(cache, np.array([1]), 4096)])
+    text = [at * at % 61 for at in range(4100)]
+    (outcome,) = engine.run([Work(cache, np.array(text), 0)])
+    np.testing.assert_allclose(outcome, plain.scores(text)[-1], atol=5e-5)
 
 
 def test_fused_attention_with_a_window_stays() -> None:

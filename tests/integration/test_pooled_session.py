@@ -12,7 +12,7 @@ from onnx import helper
 
 import chrion
 from chrion.errors import GenerationError
-from chrion.generation.cache import CacheManager
+from chrion.generation.cache import CacheManager, RequestCache
 from chrion.generation.engine import _FEWEST_BESIDE_OTHERS, SelectiveEngine
 from chrion.generation.iteration import Work
 from chrion.generation.open_engine import open_engine
@@ -53,7 +53,7 @@ def test_increments_of_different_lengths_equal_plain_onnxruntime(name: str, monk
     pick = np.random.default_rng(3)
     texts = [[int(t) for t in pick.integers(0, 61, length)] for length in (1, 33, 2, 17, 18)]
     batch = batch_of(engine, texts)
-    monkeypatch.setattr(engine, "_rest", lambda _: pytest.fail("one call is enough"))
+    monkeypatch.setattr(engine, "_fallback", lambda _: pytest.fail("one call is enough"))
     for _ in range(3):
         outcomes = engine.run(batch)
         following = []
@@ -80,8 +80,8 @@ def test_increments_beside_prompts(count: int, monkeypatch: pytest.MonkeyPatch) 
         texts.insert(3 * at, prompt)
         batch.insert(3 * at, Work(manager.get(at, 40), np.array(prompt), 0))
     by_parts: list[int] = []
-    run_parts = engine._rest
-    monkeypatch.setattr(engine, "_rest", lambda works: by_parts.append(len(works)) or run_parts(works))
+    run_parts = engine._fallback
+    monkeypatch.setattr(engine, "_fallback", lambda works: by_parts.append(len(works)) or run_parts(works))
     for text, outcome in zip(texts, engine.run(batch), strict=True):
         assert isinstance(outcome, np.ndarray), outcome
         np.testing.assert_allclose(outcome, plain.scores(text)[-1], atol=2e-5)
@@ -127,20 +127,20 @@ def test_a_call_that_fails_after_it_has_written_keys_and_values(monkeypatch: pyt
 
 
 @pytest.mark.usefixtures("several_operators")
-def test_prompts_long_pads_and_other_memory_run_by_parts() -> None:
+def test_prompts_long_pads_and_several_pools_run_by_parts() -> None:
     """The call serves single tokens of one pool, unless most of what it reads are pads."""
     engine = engine_of(small_decoder("llama-decoder", context=4096))
     assert engine._pooled is not None
     manager = CacheManager(engine.signature, 6000, by_token=True)
-    short, long, own = (manager.get(at, capacity) for at, capacity in enumerate((10, 3000, 10)))
+    short, long = (manager.get(at, capacity) for at, capacity in enumerate((10, 3000)))
+    own = RequestCache(engine.signature, 10, by_token=True)
     one = np.array([1])
     serves = engine._pooled.serves
     assert serves([Work(short, one, 5), Work(long, one, 2000)])
     assert not serves([Work(short, one, 5), Work(long, one, 2500)])
     assert not serves([Work(short, np.array([1, 2]), 5)])
-    assert not serves([Work(short, one, 5), Work(batch_of(engine, [[1]])[0].cache, one, 5)])
-    own.pool = None
-    assert not serves([Work(own, one, 5)])
+    assert not serves([Work(short, one, 5), Work(own, one, 5)])
+    assert serves([Work(own, one, 5)])
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-5])
