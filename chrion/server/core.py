@@ -120,6 +120,7 @@ class ServingCore:
         lane_busy_ms: Time for which each core was leased.
         slot_busy_ms: Time for which the accelerator's slots were taken.
         refused: Number of refused requests by reason.
+        memory_changes: Number of loads that began, ended or failed, and of unloads.
     """
 
     def __init__(
@@ -137,6 +138,7 @@ class ServingCore:
         self.lane_busy_ms = dict.fromkeys(cores, 0.0)
         self.slot_busy_ms = 0.0
         self.refused: dict[Reason, int] = dict.fromkeys(Reason, 0)
+        self.memory_changes = 0
         self.draining = False
         self.started_s = time.time()
         self._provider = provider
@@ -303,6 +305,7 @@ class ServingCore:
             self._fail(pending, refusal(served.version.name, action.reason, action.retry_ms, detail))
 
     def _load(self, action: Load) -> None:
+        self.memory_changes += 1
         served = self._by_number[action.model]
         source = served.version.sources[action.variant]
         began = _now_ms()
@@ -326,6 +329,7 @@ class ServingCore:
 
     def _loaded(self, served: Served, variant: str, began: float, done: Future[Session]) -> None:
         now = _now_ms()
+        self.memory_changes += 1
         error = done.exception()
         if error is None:
             served.session = done.result()
@@ -353,6 +357,7 @@ class ServingCore:
         return entry.model.variants[entry.variant].bytes.get(memory.primary, 0)
 
     def _unload(self, action: Unload) -> None:
+        self.memory_changes += 1
         served = self._by_number[action.model]
         session, served.session = served.session, None
         statistics = served.statistics

@@ -20,13 +20,11 @@ from chrion.server.failures import RequestFailure
 from chrion.server.generation_service import GenerationService
 from chrion.server.grace import Grace
 from chrion.server.options import DeviceOptions, ServerOptions
-from chrion.server.replica_state import read_state
+from chrion.server.replica_state import StateReports
 from chrion.server.target import LocalTarget
 
 #: The failure of requests for text.
 NO_TEXT = "decoders do not generate text with --ray: serve them without it"
-#: Age from which the state is read again for a report, in ms.
-_REPORT_MS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +82,7 @@ class ModelReplica:
         catalogue = Catalogue(options.repository, self._core, options.control, accelerator=options.provider is not None)
         without_text = GenerationService({}, options.max_waiting, refused=NO_TEXT)
         self._target = LocalTarget(self._core, catalogue, without_text)
-        self._state = ReplicaState(node=ray.util.get_node_ip_address())
-        self._read_ms = 0.0
+        self._reports = StateReports(self._core, ray.util.get_node_ip_address())
         self._core.start()
         await catalogue.start(options.load)
         poll = options.control == "poll"
@@ -112,11 +109,7 @@ class ModelReplica:
         await self._core.close(Grace(0.0))
 
     def _report(self) -> ReplicaState:
-        now = time.monotonic() * 1000
-        if now >= self._read_ms + _REPORT_MS:
-            self._read_ms = now
-            self._state = read_state(self._core, now, self._state.number + 1, self._state.node)
-        return self._state
+        return self._reports.latest(time.monotonic() * 1000)
 
 
 def share(cores: Sequence[int], index: int, count: int) -> tuple[int, ...]:

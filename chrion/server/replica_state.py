@@ -6,6 +6,34 @@ from chrion.manager.cluster_view import ReplicaState
 from chrion.manager.residency import Place
 from chrion.server.core import ServingCore
 
+#: Age from which the state is read again although no model was loaded or unloaded, in ms.
+_AGE_MS = 5.0
+
+
+class StateReports:
+    """The numbered reports of a replica, which are made again if they are old.
+
+    Making one takes longer the more models there are. The first one after a load or an unload is new in any case,
+    as the router sends the next model to the replica with the most free memory.
+
+    Args:
+        core: The replica's core.
+        node: The node that it runs on.
+    """
+
+    def __init__(self, core: ServingCore, node: str) -> None:
+        self._core = core
+        self._state = ReplicaState(node=node)
+        self._read_ms = 0.0
+        self._changes = -1
+
+    def latest(self, now: float) -> ReplicaState:
+        """Return the report for a time in ms, as the core measures it."""
+        if now >= self._read_ms + _AGE_MS or self._core.memory_changes != self._changes:
+            self._read_ms, self._changes = now, self._core.memory_changes
+            self._state = read_state(self._core, now, self._state.number + 1, self._state.node)
+        return self._state
+
 
 def read_state(core: ServingCore, now: float, number: int, node: str) -> ReplicaState:
     """Return the report of a replica.

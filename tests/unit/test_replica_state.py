@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("grpc")
@@ -13,9 +14,20 @@ from chrion.manager import ManagerPolicies, ModelManager
 from chrion.manager.records import HOST
 from chrion.server.core import ServingCore
 from chrion.server.grace import Grace
-from chrion.server.replica_state import read_state
+from chrion.server.replica_state import StateReports, read_state
 from chrion.server.repository import ServedVersion, scan
 from server_process import product, put
+
+
+def started(root: Path) -> ServingCore:
+    """Return a core that serves a repository within 10 MB and loads nothing in advance; called in an event loop."""
+    manager = ModelManager({HOST: 10_000_000}, [0], slots=0, policies=ManagerPolicies(prefetch=False))
+    core = ServingCore(manager, [0])
+    core.start()
+    for entry in scan(root, accelerator=False).values():
+        assert isinstance(entry, ServedVersion)
+        core.add(entry)
+    return core
 
 
 def test_the_state_names_what_is_in_memory(tmp_path: Path) -> None:
@@ -26,12 +38,7 @@ def test_the_state_names_what_is_in_memory(tmp_path: Path) -> None:
     put(tmp_path, "large", product(side=2000))
 
     async def report() -> None:
-        manager = ModelManager({HOST: 10_000_000}, [0], slots=0, policies=ManagerPolicies(prefetch=False))
-        core = ServingCore(manager, [0])
-        core.start()
-        for entry in scan(tmp_path, accelerator=False).values():
-            assert isinstance(entry, ServedVersion)
-            core.add(entry)
+        core = started(tmp_path)
         state = read_state(core, 0.0, 3, "node")
         assert state.homes == {"a/1", "a/2", "a/"}
         assert state.unfit == {"b/1", "b/", "large/1", "large/"}  # beside the pinned ones
@@ -39,6 +46,30 @@ def test_the_state_names_what_is_in_memory(tmp_path: Path) -> None:
         assert state.load_ms > 0
         assert state.free_bytes < 10_000_000
         assert (state.number, state.node) == (3, "node")
+        await core.close(Grace(0.0))
+
+    asyncio.run(report())
+
+
+def test_the_report_after_a_load_is_new(tmp_path: Path) -> None:
+    """The report with the answer to a model's first request shows its memory, however short the load was."""
+    put(tmp_path, "a", product())
+
+    async def report() -> None:
+        core = started(tmp_path)
+        reports = StateReports(core, "node")
+        before = reports.latest(1000.0)
+        assert before.homes == set()
+        feeds = {"x": ("FP32", np.ones((1, 4), np.float32))}
+        await core.infer(core.find("a"), feeds)
+        after = reports.latest(1000.0)
+        assert after.homes == {"a/1", "a/"}
+        assert after.free_bytes < before.free_bytes
+        await core.infer(core.find("a"), feeds)
+        assert reports.latest(1001.0) is after  # nothing was loaded since
+        assert reports.latest(1100.0).number == after.number + 1
+        core.remove(("a", "1"))
+        assert reports.latest(1100.0).free_bytes == before.free_bytes
         await core.close(Grace(0.0))
 
     asyncio.run(report())
