@@ -1,6 +1,7 @@
 """The generators of a server: one for each model whose ``model.toml`` has a table ``[generation]``.
 
-They are opened at the start and stay in memory. What they may need is taken off the memory for other models.
+They are opened at the start and stay in memory. What they hold, and their keys and values, is taken off the memory for
+other models.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from chrion.errors import ChrionError, ContextLengthError, OptionError
 from chrion.generation import Generator
@@ -27,8 +30,8 @@ log = logging.getLogger("chrion.server")
 
 Prompt = str | list[int]
 
-#: Host memory of a decoder: its weights, and packed copies of them.
-_WEIGHT_COPIES = 3.0
+#: The most memory of a generator relative to its weights: packed copies, and the model beside its parts.
+_MOST_COPIES = 3.0
 #: The most characters of a prompt for one of its tokens: tokenizers may drop white space.
 _UNUSED_TEXT = 4
 _POLL_S = 0.01
@@ -43,7 +46,7 @@ class ServedGenerator:
     version: str
     generator: Generator
     template: ChatTemplate | None
-    #: Bytes that it may need: weights, keys and values.
+    #: Bytes that its sessions hold, and that its keys and values may need.
     reserved_bytes: int
     #: Time within which a text must begin, unless its request has a shorter one.
     timeout_ms: float
@@ -108,20 +111,25 @@ def open_generators(repository: Path, budget: int, names: Collection[str] | None
     found: dict[str, ServedGenerator] = {}
     for name, version in sorted(latest.items()):
         settings = version.settings.generation or GenerationSettings()
-        reserved = _needed_bytes(version, settings)
-        needed = sum(served.reserved_bytes for served in found.values()) + reserved
-        if needed > budget:
-            close_generators(list(found.values()))
-            raise OptionError(
-                f"the generators of {', '.join([*found, name])} need {needed / 1e6:.0f} MB "
-                f"of {budget / 1e6:.0f} MB for models",
-                hint="set a smaller kv_memory in [generation], or a larger --memory-budget",
-            )
+        _require(budget, found, {name: version.sources[0].model_bytes + _kv_bytes(settings)})
         try:
-            found[name] = _open(name, version, settings, reserved)
+            found[name] = _open(name, version, settings)
         except ChrionError as error:
             log.warning("cannot generate", extra={"fields": {"model": name, "reason": str(error)}})
+        _require(budget, found)
     return found
+
+
+def _require(budget: int, found: Mapping[str, ServedGenerator], least: Mapping[str, int] | None = None) -> None:
+    """Close the generators and raise an error if they, and what further ones need at least, exceed the budget."""
+    each = {name: served.reserved_bytes for name, served in found.items()} | dict(least or {})
+    needed = sum(each.values())
+    if needed > budget:
+        close_generators([*found.values()])
+        raise OptionError(
+            f"the generators of {', '.join(each)} need {needed / 1e6:.0f} MB of {budget / 1e6:.0f} MB for models",
+            hint="set a smaller kv_memory in [generation], or a larger --memory-budget",
+        )
 
 
 def list_generators(repository: Path) -> list[str]:
@@ -150,14 +158,14 @@ def _kv_bytes(settings: GenerationSettings) -> int:
     return round(parse_size_mb(settings.kv_memory, "generation.kv_memory") * 1e6)
 
 
-def _needed_bytes(version: ServedVersion, settings: GenerationSettings) -> int:
-    """Return the bytes of host memory that a generator needs."""
-    return round(version.sources[0].model_bytes * _WEIGHT_COPIES) + _kv_bytes(settings)
+def _resident_bytes() -> int:
+    return int(psutil.Process().memory_info().rss)
 
 
-def _open(name: str, version: ServedVersion, settings: GenerationSettings, reserved: int) -> ServedGenerator:
+def _open(name: str, version: ServedVersion, settings: GenerationSettings) -> ServedGenerator:
     path = version.sources[0].model
     template = _find_template(name, path)
+    before = _resident_bytes()
     generator = Generator(
         path,
         max_batch=settings.max_batch,
@@ -172,6 +180,10 @@ def _open(name: str, version: ServedVersion, settings: GenerationSettings, reser
         log.warning("the context length is unknown", extra={"fields": {"model": name, "hint": _NO_CONTEXT}})
     if generator.refused:
         log.warning("requests run one by one", extra={"fields": {"model": name, "reason": generator.refused}})
+    # Pages that were free before, or that are not free at once, are not its own.
+    weights = version.sources[0].model_bytes
+    held = max(weights, min(_resident_bytes() - before, round(weights * _MOST_COPIES)))
+    reserved = held + _kv_bytes(settings)
     return ServedGenerator(name, version.version, generator, template, reserved, version.settings.timeout_ms)
 
 

@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import signal
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -14,11 +15,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
 
 from chrion.errors import ModelError, OptionError
+from chrion.native import operators_available
 from chrion.server import grace
 from chrion.server.generators import close_generators, open_generators
 from chrion.server.settings import read_settings
@@ -345,15 +348,44 @@ def test_generators_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     assert opened["llama"].generator.signature.slot_bytes * opened["llama"].generator.statistics().slots <= 64e6
 
 
-def test_external_weights_of_generators_are_memory(tmp_path: Path) -> None:
-    """The weights count three times, also those in a folder beside the model."""
+@pytest.mark.parametrize(("grown", "copies"), [(0.0, 1.0), (1.5, 1.5), (5.0, 3.0)])
+def test_generators_take_what_they_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grown: float, copies: float
+) -> None:
+    """The growth of the process counts, between one and three times the weights, here in a folder beside the model."""
     file = put_decoder(tmp_path, "llama", '[generation]\nkv_memory = "64MB"\n')
     (file.parent / "data").mkdir()
     onnx.save_model(onnx.load(file), file, save_as_external_data=True, location="data/w.bin", size_threshold=256)
+    size = file.stat().st_size + (file.parent / "data" / "w.bin").stat().st_size
+    resident = iter([1 << 30, (1 << 30) + round(grown * size)])
+    monkeypatch.setattr("chrion.server.generators._resident_bytes", lambda: next(resident))
     opened = open_generators(tmp_path, 100_000_000)
     close_generators([*opened.values()])
-    size = file.stat().st_size + (file.parent / "data" / "w.bin").stat().st_size
-    assert opened["llama"].reserved_bytes == 3 * size + 64_000_000
+    assert opened["llama"].reserved_bytes == round(copies * size) + 64_000_000
+
+
+def test_a_generator_that_turns_out_too_large_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is known only once the generator is open is refused like what is known before."""
+    file = put_decoder(tmp_path, "llama", '[generation]\nkv_memory = "64MB"\n')
+    resident = iter([1 << 30, 2 << 30])
+    monkeypatch.setattr("chrion.server.generators._resident_bytes", lambda: next(resident))
+    before, size = threading.active_count(), file.stat().st_size
+    with pytest.raises(OptionError, match=f"the generators of llama need {64 + 3 * size / 1e6:.0f} MB of "):
+        open_generators(tmp_path, 64_000_000 + 2 * size)
+    assert next(resident, None) is None  # it was open
+    wait_until(lambda: threading.active_count() == before)
+
+
+@pytest.mark.skipif(not operators_available(), reason="native attention is not compiled")
+def test_other_models_have_the_memory_that_a_generator_leaves(tmp_path: Path) -> None:
+    """A decoder with 40 MB of weights holds them once, which leaves room for a model of 25 MB in 200 MB."""
+    large = small_decoder("llama-decoder", vocabulary=80_000, hidden=64)
+    file = put_decoder(tmp_path, "llama", '[generation]\nkv_memory = "64MB"\n', model=large)
+    onnx.save_model(large, file, save_as_external_data=True, location="w.bin", size_threshold=256)
+    put(tmp_path, "product", product(side=2500))
+    with serving(tmp_path, "--memory-budget", "200MB") as server:
+        status, answer, _ = server.infer("product", np.ones((1, 2500), np.float32))
+        assert status == 200, answer
 
 
 def test_models_that_cannot_generate_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
