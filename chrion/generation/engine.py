@@ -85,6 +85,7 @@ class SelectiveEngine:
             self._fallback = self._pooled.run_by_pool
         else:
             parts.open()  # the session with the native operator may have been refused after they were released
+        self.weight_copies = 2 if self._pooled is not None and self._by_parts else 1
 
     def run(self, batch: Sequence[Work]) -> list[Outcome]:
         """Run one iteration.
@@ -153,6 +154,7 @@ class PlainEngine:
     """
 
     by_token = False
+    weight_copies = 1
 
     def __init__(  # noqa: PLR0913, PLR0917 - what describes the model, and how it runs
         self,

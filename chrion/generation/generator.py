@@ -141,6 +141,11 @@ class Generator:
         """Why the model has no selective batching, so that its requests run one by one; empty if it has."""
         return self._loop.engine.refused
 
+    @property
+    def weight_copies(self) -> int:
+        """How many times the weights are in memory: twice if requests may need the model and its parts."""
+        return self._loop.engine.weight_copies
+
     def submit(  # noqa: PLR0913 - all options of a request
         self,
         prompt: str | Sequence[int],

@@ -41,6 +41,8 @@ class Engine(Protocol):
     by_token: bool
     #: Why requests run one by one; empty if they run as a batch.
     refused: str
+    #: How many times its sessions have the weights in memory.
+    weight_copies: int
 
     def run(self, batch: Sequence[Work]) -> list[Outcome]:
         """Run one iteration; the outcome of a request does not depend on the others, except for rounding."""

@@ -1,7 +1,7 @@
 """The generators of a server: one for each model whose ``model.toml`` has a table ``[generation]``.
 
-They are opened at the start and stay in memory. What they hold, and their keys and values, is taken off the memory for
-other models.
+They are opened at the start and stay in memory. Their sessions, and their keys and values, are deducted from the memory
+for other models.
 """
 
 from __future__ import annotations
@@ -15,14 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from chrion.errors import ChrionError, ContextLengthError, OptionError
 from chrion.generation import Generator
 from chrion.generation.token_bytes import TokenBytes
 from chrion.server.chat_template import ChatTemplate, find_chat_template
 from chrion.server.grace import Grace
-from chrion.server.repository import ServedVersion, scan
+from chrion.server.repository import ServedVersion, scan, session_bytes
 from chrion.server.settings import GenerationSettings, read_settings
 from chrion.units import parse_size_mb
 
@@ -30,8 +28,8 @@ log = logging.getLogger("chrion.server")
 
 Prompt = str | list[int]
 
-#: The most memory of a generator relative to its weights: packed copies, and the model beside its parts.
-_MOST_COPIES = 3.0
+#: Copies of a model without its external weights while it is read and taken apart, beside that of its session.
+_COPIES_READ = 3
 #: The most characters of a prompt for one of its tokens: tokenizers may drop white space.
 _UNUSED_TEXT = 4
 _POLL_S = 0.01
@@ -46,7 +44,7 @@ class ServedGenerator:
     version: str
     generator: Generator
     template: ChatTemplate | None
-    #: Bytes that its sessions hold, and that its keys and values may need.
+    #: Bytes of its sessions, and those that its keys and values may need.
     reserved_bytes: int
     #: Time within which a text must begin, unless its request has a shorter one.
     timeout_ms: float
@@ -111,23 +109,33 @@ def open_generators(repository: Path, budget: int, names: Collection[str] | None
     found: dict[str, ServedGenerator] = {}
     for name, version in sorted(latest.items()):
         settings = version.settings.generation or GenerationSettings()
-        _require(budget, found, {name: version.sources[0].model_bytes + _kv_bytes(settings)})
+        _check_budget(budget, found, {name: _opening_bytes(version) + _kv_bytes(settings)})
         try:
             found[name] = _open(name, version, settings)
         except ChrionError as error:
             log.warning("cannot generate", extra={"fields": {"model": name, "reason": str(error)}})
-        _require(budget, found)
+        _check_budget(budget, found)
     return found
 
 
-def _require(budget: int, found: Mapping[str, ServedGenerator], least: Mapping[str, int] | None = None) -> None:
-    """Close the generators and raise an error if they, and what further ones need at least, exceed the budget."""
-    each = {name: served.reserved_bytes for name, served in found.items()} | dict(least or {})
+def _check_budget(budget: int, found: Mapping[str, ServedGenerator], next_one: Mapping[str, int] | None = None) -> None:
+    """Close the generators if they exceed the budget.
+
+    Args:
+        budget: Bytes of host memory for all models.
+        found: The generators that are open.
+        next_one: What the next one needs while it is opened, by its name.
+
+    Raises:
+        OptionError: They do.
+    """
+    each = {name: served.reserved_bytes for name, served in found.items()} | dict(next_one or {})
     needed = sum(each.values())
     if needed > budget:
         close_generators([*found.values()])
         raise OptionError(
-            f"the generators of {', '.join(each)} need {needed / 1e6:.0f} MB of {budget / 1e6:.0f} MB for models",
+            f"the generators of {', '.join(each)} need at least {needed / 1e6:.0f} MB "
+            f"of {budget / 1e6:.0f} MB for models",
             hint="set a smaller kv_memory in [generation], or a larger --memory-budget",
         )
 
@@ -158,14 +166,18 @@ def _kv_bytes(settings: GenerationSettings) -> int:
     return round(parse_size_mb(settings.kv_memory, "generation.kv_memory") * 1e6)
 
 
-def _resident_bytes() -> int:
-    return int(psutil.Process().memory_info().rss)
+def _opening_bytes(version: ServedVersion) -> int:
+    """Return the bytes of host memory that a generator needs while it is opened, without its keys and values.
+
+    External weights of most decoders are in memory once; whether it is one of the others is known when it is open.
+    """
+    source = version.sources[0]
+    return session_bytes(source.model_bytes) + _COPIES_READ * source.model.stat().st_size
 
 
 def _open(name: str, version: ServedVersion, settings: GenerationSettings) -> ServedGenerator:
     path = version.sources[0].model
     template = _find_template(name, path)
-    before = _resident_bytes()
     generator = Generator(
         path,
         max_batch=settings.max_batch,
@@ -180,10 +192,7 @@ def _open(name: str, version: ServedVersion, settings: GenerationSettings) -> Se
         log.warning("the context length is unknown", extra={"fields": {"model": name, "hint": _NO_CONTEXT}})
     if generator.refused:
         log.warning("requests run one by one", extra={"fields": {"model": name, "reason": generator.refused}})
-    # Pages that were free before, or that are not free at once, are not its own.
-    weights = version.sources[0].model_bytes
-    held = max(weights, min(_resident_bytes() - before, round(weights * _MOST_COPIES)))
-    reserved = held + _kv_bytes(settings)
+    reserved = generator.weight_copies * session_bytes(version.sources[0].model_bytes) + _kv_bytes(settings)
     return ServedGenerator(name, version.version, generator, template, reserved, version.settings.timeout_ms)
 
 

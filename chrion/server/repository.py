@@ -243,12 +243,17 @@ def _source(folder: Path, name: str, variant: VariantSettings, settings: ModelSe
     return VariantSource(name, model, plan, _accelerated(folder, variant), cores, _model_files(model))
 
 
+def session_bytes(weights: int) -> int:
+    """Return the bytes of host memory of a session with weights of that many bytes."""
+    return round(weights * _HOST_FACTOR) + _HOST_CONSTANT
+
+
 def _managed(source: VariantSource, variant: VariantSettings) -> ManagedVariant:
     weights = source.model_bytes
     figures = from_plan(source.name, source.plan, {"memory": "resident"}) if source.plan else None
     accelerator_mb = variant.memory_mb or (figures.memory_mb if figures else weights * _HOST_FACTOR / 1e6)
     alone = source.accelerated and not source.plan
-    host = round(variant.host_mb * 1e6) or (_HOST_CONSTANT if alone else round(weights * _HOST_FACTOR) + _HOST_CONSTANT)
+    host = round(variant.host_mb * 1e6) or session_bytes(0 if alone else weights)
     return ManagedVariant(
         source.name,
         {ACCELERATOR: round(accelerator_mb * 1e6) if source.accelerated else 0, HOST: host},

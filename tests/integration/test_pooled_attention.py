@@ -421,6 +421,7 @@ def test_parts_are_kept_only_if_requests_may_need_them(
         assert generator.submit([1, 2, 3], 5).result(60) == PlainDecoder(model).generate([1, 2, 3], 5)
         assert parts
         assert [*alive, any(part() is not None for part in parts)] == [kept, kept]
+        assert generator.weight_copies == 1 + kept
 
 
 def test_several_batches_at_a_time() -> None:

@@ -19,7 +19,7 @@ from chrion.server.repository import ServedVersion, scan
 from server_process import product, put
 
 
-def started(root: Path) -> ServingCore:
+def start_core(root: Path) -> ServingCore:
     """Return a core that serves a repository within 10 MB and loads nothing in advance; called in an event loop."""
     manager = ModelManager({HOST: 10_000_000}, [0], slots=0, policies=ManagerPolicies(prefetch=False))
     core = ServingCore(manager, [0])
@@ -38,7 +38,7 @@ def test_the_state_names_what_is_in_memory(tmp_path: Path) -> None:
     put(tmp_path, "large", product(side=2000))
 
     async def report() -> None:
-        core = started(tmp_path)
+        core = start_core(tmp_path)
         state = read_state(core, 0.0, 3, "node")
         assert state.homes == {"a/1", "a/2", "a/"}
         assert state.unfit == {"b/1", "b/", "large/1", "large/"}  # beside the pinned ones
@@ -56,7 +56,7 @@ def test_the_report_after_a_load_is_new(tmp_path: Path) -> None:
     put(tmp_path, "a", product())
 
     async def report() -> None:
-        core = started(tmp_path)
+        core = start_core(tmp_path)
         reports = StateReports(core, "node")
         before = reports.latest(1000.0)
         assert before.homes == set()
