@@ -39,10 +39,14 @@ def serialise(proto: onnx.ModelProto, where: str) -> bytes:
     Raises:
         ModelError: The model is larger than a protobuf message can be; the message begins with ``where``.
     """
+    too_large = ModelError(f"{where}: more than 2 GB in memory", hint=_TOO_LARGE)
     try:
-        return bytes(proto.SerializeToString())
+        content = bytes(proto.SerializeToString())
     except (ValueError, EncodeError) as error:
-        raise ModelError(f"{where}: more than 2 GB in memory", hint=_TOO_LARGE) from error
+        raise too_large from error
+    if len(content) > _MAX_BYTES:  # some versions of protobuf write what none of them reads
+        raise too_large
+    return content
 
 
 def _read(source: str | Path | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto, Path | None]:

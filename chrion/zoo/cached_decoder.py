@@ -21,6 +21,7 @@ from chrion.errors import OptionError
 from chrion.zoo.bert import check_heads
 from chrion.zoo.decoder import MASKED, Decoder, check_decoder_heads, rotary_angles
 from chrion.zoo.network import check_sizes
+from chrion.zoo.weights_file import WeightsFile
 
 _BATCH, _TOKENS, _PAST, _TOTAL = "batch_size", "sequence_length", "past_sequence_length", "total_sequence_length"
 _PLAIN_OPSET, _ATTENTION_OPSET = 17, 23
@@ -74,9 +75,9 @@ class LlamaDecoderSpec:
             raise OptionError(f"heads: GroupQueryAttention rotates heads of a multiple of {_ROTATED}, found {width}")
 
 
-def build_gpt_decoder(spec: GptDecoderSpec) -> onnx.ModelProto:
+def build_gpt_decoder(spec: GptDecoderSpec, store: WeightsFile | None = None) -> onnx.ModelProto:
     """Build a decoder like GPT-2."""
-    net = _CachedDecoder(spec, spec.heads)
+    net = _CachedDecoder(spec, spec.heads, store)
     positions = net.normal("positions", spec.context, spec.hidden, deviation=0.1)
     x = net.op("Add", net.embed("input_ids", spec.vocabulary), net.op("Gather", positions, "position_ids", axis=0))
     for at in range(spec.layers):
@@ -92,9 +93,9 @@ def build_gpt_decoder(spec: GptDecoderSpec) -> onnx.ModelProto:
     return net.finish(net.layer_norm(x), "gpt2-decoder")
 
 
-def build_llama_decoder(spec: LlamaDecoderSpec) -> onnx.ModelProto:
+def build_llama_decoder(spec: LlamaDecoderSpec, store: WeightsFile | None = None) -> onnx.ModelProto:
     """Build a decoder like Llama 2."""
-    net = _CachedDecoder(spec, spec.kv_heads)
+    net = _CachedDecoder(spec, spec.kv_heads, store)
     net.rotate_grouped()
     rotation = None if net.flat else net.rotation_at("position_ids", spec.context)
     x = net.embed("input_ids", spec.vocabulary)
@@ -116,10 +117,12 @@ class _CachedDecoder(Decoder):
     Args:
         spec: The parameters.
         kv_heads: The heads of keys and values.
+        store: The file of large weights; None to keep all weights in the model.
     """
 
-    def __init__(self, spec: GptDecoderSpec | LlamaDecoderSpec, kv_heads: int) -> None:
-        super().__init__(spec.seed, 0, spec.hidden, spec.heads, kv_heads)  # a batch of 0 in Reshape is that of the data
+    def __init__(self, spec: GptDecoderSpec | LlamaDecoderSpec, kv_heads: int, store: WeightsFile | None) -> None:
+        # A batch of 0 in Reshape is that of the data.
+        super().__init__(spec.seed, 0, spec.hidden, spec.heads, kv_heads, store=store)
         self.spec = spec
         #: True if attention takes [batch, tokens, width] in place of heads.
         self.flat = spec.attention == "grouped"

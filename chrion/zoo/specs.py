@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-from google.protobuf.message import EncodeError
 
 from chrion.errors import ModelError, OptionError
 from chrion.files import bundled_folder, open_atomically, read_toml, write_atomically
+from chrion.graph.reading import serialise
 from chrion.zoo.bert import BertSpec, build_bert
 from chrion.zoo.cached_decoder import GptDecoderSpec, LlamaDecoderSpec, build_gpt_decoder, build_llama_decoder
 from chrion.zoo.darts import DartsSpec, build_darts
@@ -74,11 +74,11 @@ _ATTENTION = {"": "plain", "-onnx": "onnx", "-grouped": "grouped"}
 BUILDERS = {
     **{cell.lower(): Builder(RecurrentSpec, build_recurrent, {"cell": cell}) for cell in GATES},
     **{
-        f"gpt2-decoder{end}": Builder(GptDecoderSpec, build_gpt_decoder, {"attention": form})
+        f"gpt2-decoder{end}": Builder(GptDecoderSpec, build_gpt_decoder, {"attention": form}, build_gpt_decoder)
         for end, form in _ATTENTION.items()
     },
     **{
-        f"llama-decoder{end}": Builder(LlamaDecoderSpec, build_llama_decoder, {"attention": form})
+        f"llama-decoder{end}": Builder(LlamaDecoderSpec, build_llama_decoder, {"attention": form}, build_llama_decoder)
         for end, form in _ATTENTION.items()
     },
     "bert": Builder(BertSpec, build_bert, {}),
@@ -159,8 +159,8 @@ def streams_weights(name: str) -> bool:
 
 def _write_model(name: str, path: Path, model: onnx.ModelProto, stored: int) -> Written:
     try:
-        content = model.SerializeToString()
-    except (ValueError, EncodeError) as error:
+        content = serialise(model, str(path))
+    except ModelError as error:
         raise OptionError(
             f"model {name}: larger than 2 GB, the most that an .onnx file holds", hint="choose smaller sizes"
         ) from error

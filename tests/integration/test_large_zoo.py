@@ -20,6 +20,7 @@ from chrion.zoo import build, specification, write
 from chrion.zoo.dlrm import CATEGORIES, build_dlrm
 from chrion.zoo.moe import first_choices, selection_shares
 from chrion.zoo.weights_file import LARGE_BYTES, WeightsFile
+from decoder_support import PlainDecoder
 from helpers import run_plain
 
 Array = npt.NDArray[Any]
@@ -186,6 +187,24 @@ def test_large_weights_are_written_beside_the_model(tmp_path: Path) -> None:
     feed = {"numbers": np.ones((2, 13), np.float32), "categories": np.full((2, 26, 1), 19_999)}
     session = ort.InferenceSession(tmp_path / "m.onnx", providers=["CPUExecutionProvider"])
     np.testing.assert_array_equal(session.run(None, feed)[0], run_plain(build("dlrm", parameters), feed)[0])
+
+
+@pytest.mark.parametrize("name", ["gpt2-decoder", "llama-decoder", "llama-decoder-grouped", "gpt2-decoder-onnx"])
+def test_decoders_have_their_large_weights_beside_them(tmp_path: Path, name: str) -> None:
+    """They have the values that the model has without a file, and the decoder generates the same tokens."""
+    parameters = {"layers": 1, "vocabulary": 3000}
+    written = write(name, tmp_path / "m.onnx", parameters)
+    proto = onnx.load(tmp_path / "m.onnx", load_external_data=False)
+    assert written.bytes == sum(path.stat().st_size for path in tmp_path.iterdir())
+    model = build(name, parameters)
+    inside, beside = weights_of(model), weights_of(onnx.load(tmp_path / "m.onnx"))
+    assert inside.keys() == beside.keys()
+    for weight, value in inside.items():
+        np.testing.assert_array_equal(value, beside[weight])
+    large = {weight for weight, value in inside.items() if value.nbytes >= LARGE_BYTES}
+    assert {t.name for t in proto.graph.initializer if t.external_data} == large >= {"words", "head/W"}
+    with chrion.Generator(tmp_path / "m.onnx", threads=1) as generator:
+        assert generator.submit([1, 2, 3], 6).result(60) == PlainDecoder(model).generate([1, 2, 3], 6)
 
 
 def test_weights_are_generated_in_blocks() -> None:

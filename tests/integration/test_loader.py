@@ -142,6 +142,14 @@ def test_a_proto_above_two_gigabytes_is_refused(monkeypatch: pytest.MonkeyPatch,
         load(model)
 
 
+def test_a_proto_that_protobuf_writes_but_cannot_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some versions of the library raise no error for more than 2 GB; here the limit is lower."""
+    model = branches()
+    monkeypatch.setattr("chrion.graph.reading._MAX_BYTES", model.ByteSize() - 1)
+    with pytest.raises(ModelError, match="2 GB"):
+        load(model)
+
+
 @pytest.mark.parametrize(
     "content",
     [b"", b"not a model", b"\x00" * 100, branches().SerializeToString()[:-40], branches().SerializeToString()[:10]],
