@@ -15,13 +15,13 @@ from chrion.graph.decoder import DecoderSignature
 Array = np.ndarray[Any, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Work:
     """The share of a request in an iteration."""
 
     cache: RequestCache
     #: New tokens, at least one.
-    ids: Array
+    ids: Sequence[int] | Array
     #: Tokens in the cache.
     past: int
     #: True if the scores of the next token are wanted; false for a prompt of which more follows.

@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 
 from chrion.cores import pin
 from chrion.errors import GenerationError
@@ -198,11 +198,8 @@ class IterationLoop:
 
     def _take_queued(self) -> None:
         """Take arrivals and cancellations; if the loop is closed, cancel all requests."""
-        try:
-            while True:
-                self._wake.get_nowait()
-        except Empty:
-            pass
+        while not self._wake.empty():  # no other thread takes from it
+            self._wake.get_nowait()
         while self._arrivals:
             request = self._arrivals[0]
             self._requests[request.number] = request  # before it leaves the queue: it counts at every moment
@@ -281,11 +278,12 @@ class IterationLoop:
         errors: dict[int, Outcome] = {}
         for at, (share, request) in enumerate(zip(flight.batch, flight.requests, strict=True)):
             try:
-                cache = self.caches.get(request.number, request.capacity)
+                cache = request.cache or self.caches.get(request.number, request.capacity)
             except Exception as error:  # noqa: BLE001 - the others have their caches
                 message = f"no memory for the keys and values of {request.capacity} tokens: {error}"
                 errors[at] = GenerationError(message)
             else:
+                request.cache = cache
                 works.append(request.work(share, cache))
         outcomes = [*self.engine.run(works)] if works else []
         if len(outcomes) != len(works):

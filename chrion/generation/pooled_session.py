@@ -13,7 +13,6 @@ beside a long one with the parts, and longer requests are never in one call with
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -65,9 +64,9 @@ class _Bound:
     past: Array = field(default_factory=lambda: np.empty((0, 1), np.int64))
     start: Array = field(default_factory=lambda: np.empty((0, 1), np.int64))
     past_shapes: list[Array] = field(default_factory=list)
-    #: The rows whose scores are computed, and these, [wanted, 1, vocabulary].
+    #: The rows whose scores are computed, and these, each of [vocabulary]; None before the first iteration.
     wanted: Array = field(default_factory=lambda: np.empty(0, np.int64))
-    scores: Array | None = None
+    scores: list[Array] | None = None
 
 
 @dataclass
@@ -151,8 +150,12 @@ class PooledSession:
         pool = batch[0].cache.pool
         if pool is None:
             raise ValueError("the caches are in no pool")
-        rows = sum(len(work.ids) for work in batch)
-        free = self._free.setdefault(pool, _Free())
+        free = self._free.get(pool)
+        if free is None:  # setdefault() would make one in every iteration
+            free = self._free.setdefault(pool, _Free())
+        rows = 0
+        for work in batch:
+            rows += len(work.ids)
         bindings = free.decoding if rows == len(batch) else free.prompts
         try:
             bound = bindings.pop()
@@ -160,31 +163,35 @@ class PooledSession:
             bound = self._bind(pool)
         scores = self._fill(bound, batch, rows)
         self._session.run_with_iobinding(bound.binding, self._run_options)
-        found = scores[:, 0].astype(np.float32)  # a copy: the next iteration writes to the array
+        found = [row.astype(np.float32) for row in scores]  # copies: the next iteration writes to the same memory
         bindings.append(bound)
         if not self._decoder.prompts:
             return [found[at] if work.wanted else None for at, work in enumerate(batch)]
+        if len(found) == len(batch):
+            return found
         given = iter(found)
         return [next(given) if work.wanted else None for work in batch]
 
-    def _fill(self, bound: _Bound, batch: Sequence[Work], rows: int) -> Array:
+    def _fill(self, bound: _Bound, batch: Sequence[Work], rows: int) -> list[Array]:
         """Write the inputs of an iteration with a number of tokens, and return where its scores will be."""
-        past = [work.past for work in batch]
-        starts = [work.cache.start for work in batch]
-        counts = [len(work.ids) for work in batch]
-        wanted = [end - 1 for end, work in zip(itertools.accumulate(counts), batch, strict=True) if work.wanted]
+        wanted, end = [], 0
+        for work in batch:
+            end += len(work.ids)
+            if work.wanted:
+                wanted.append(end - 1)
         scores = self._resize(bound, rows, len(wanted) if self._decoder.prompts else rows)
+        if self._decoder.prompts:
+            bound.wanted[:] = wanted
         if rows == len(batch):
-            bound.past[:, 0], bound.start[:, 0] = past, starts
+            ids, past, start = bound.ids, bound.past, bound.start
             for row, work in enumerate(batch):
-                bound.ids[row] = work.ids
+                ids[row, 0], past[row, 0], start[row, 0] = work.ids[0], work.past, work.cache.start
         else:
-            bound.past[:, 0] = np.concatenate([np.arange(at, at + n) for at, n in zip(past, counts, strict=True)])
-            bound.start[:, 0] = np.repeat(starts, counts)
+            bound.past[:, 0] = np.concatenate([np.arange(work.past, work.past + len(work.ids)) for work in batch])
+            bound.start[:, 0] = np.repeat([work.cache.start for work in batch], [len(work.ids) for work in batch])
             bound.ids[:, 0] = np.concatenate([work.ids for work in batch])
-        bound.wanted[:] = wanted if self._decoder.prompts else 0
         for shape in bound.past_shapes:
-            shape[2] = max(past)
+            shape[2] = bound.past.max()
         return scores
 
     def _bind(self, pool: CachePool) -> _Bound:
@@ -197,8 +204,11 @@ class PooledSession:
                 binding.bind_output(written, "cpu", 0, array.dtype, flat, array.ctypes.data)
         return _Bound(binding)
 
-    def _resize(self, bound: _Bound, rows: int, wanted: int) -> Array:
+    def _resize(self, bound: _Bound, rows: int, wanted: int) -> list[Array]:
         """Bind arrays for numbers of rows and of scores, and return the scores; calls of as many only write to them."""
+        scores = bound.scores
+        if scores is not None and len(scores) == wanted and len(bound.ids) == rows:
+            return scores
         arrays: dict[str, Array] = {}
         if rows != len(bound.ids):
             bound.ids = np.empty((rows, 1), self._signature.type_of(IDS))
@@ -207,11 +217,11 @@ class PooledSession:
             bound.past_shapes = [np.array([rows, heads, 0, width]) for heads, width in shapes.values()]
             arrays = {IDS: bound.ids, PAST: bound.past, START: bound.start}
             arrays.update(zip(shapes, bound.past_shapes, strict=True))
-        scores = bound.scores
-        if scores is None or wanted != len(scores):
+        if scores is None or len(scores) != wanted:
             bound.wanted = np.empty(wanted, np.int64)
-            bound.scores = scores = np.empty((wanted, 1, self._signature.vocabulary), self._logits_type)
-            bound.binding.bind_output(LOGITS, "cpu", 0, scores.dtype, scores.shape, scores.ctypes.data)
+            logits = np.empty((wanted, 1, self._signature.vocabulary), self._logits_type)
+            bound.scores = scores = [*logits[:, 0]]
+            bound.binding.bind_output(LOGITS, "cpu", 0, logits.dtype, logits.shape, logits.ctypes.data)
             arrays |= {WANTED: bound.wanted} if self._decoder.prompts else {}
         for name, array in arrays.items():
             bound.binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)

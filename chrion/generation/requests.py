@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from chrion.errors import ChrionError, GenerationError
 from chrion.generation.cache import RequestCache
 from chrion.generation.iteration import Array, Work
@@ -32,6 +30,8 @@ class Request:
     capacity: int
     #: The number of most probable tokens that each token has beside its own probability; None for neither.
     logprobs: int | None = None
+    #: Its keys and values, once it has begun.
+    cache: RequestCache | None = None
     #: Tokens in the cache.
     past: int = 0
     generated: list[int] = field(default_factory=list)
@@ -44,7 +44,7 @@ class Request:
         past = self.past if share.active else max(self.past - 1, 0)
         after = past - len(self.prompt)
         known = self.prompt[past : past + share.tokens] if after < 0 else self.generated[after : after + 1]
-        return Work(cache, np.array(known, np.int64), past, share.last or not share.active)
+        return Work(cache, known, past, share.last or not share.active)
 
     def append(self, scores: Array) -> int:
         """Choose the next token, and determine whether it ends the request; return how many tokens are new, 0 or 1.

@@ -102,7 +102,7 @@ class Sampler:
             ValueError: A score is not a number, or no token may be chosen.
         """
         best = int(scores.argmax())  # the first NaN, if there is one
-        if not math.isfinite(scores[best]):
+        if not math.isfinite(scores.item(best)):
             raise ValueError("the model's scores are not numbers")
         changed = self._changes_scores or self._is_early
         if not changed and self._sampling.temperature == 0:

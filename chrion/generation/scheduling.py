@@ -170,9 +170,11 @@ class IterationScheduler:
             return ()
         chosen = self._by_iteration() if self.policy == "iteration" else self._by_request()
         most = self._most_tokens(chosen)
-        batch = tuple(self._share(request, most) for request in chosen)
+        shares = []
         for request in chosen:
+            shares.append(self._share(request, most))
             request.phase = Phase.RUNNING
+        batch = tuple(shares)
         if batch:
             self.in_flight.append(batch)
         return batch
@@ -186,7 +188,7 @@ class IterationScheduler:
         Returns:
             The requests that leave the pool, whose slots are free.
         """
-        returned = []
+        leaving = []
         for share in self.in_flight.popleft():
             request = self.pool[share.number]
             request.phase = Phase.INCREMENT
@@ -195,8 +197,9 @@ class IterationScheduler:
                 request.unread -= share.tokens
             if share.number in ended:
                 request.ended = True
-            returned.append(request)
-        return self._leave(returned)
+            if request.ended:
+                leaving.append(request)
+        return self._leave(leaving) if leaving else []
 
     def cancel(self, number: int) -> list[int]:
         """End a request; return the requests that leave the pool at once."""
@@ -214,7 +217,7 @@ class IterationScheduler:
                 break
             if request.phase is Phase.RUNNING:
                 continue
-            if not self._reserve(request):
+            if request.phase is Phase.INITIATION and not self._reserve(request):
                 break
             chosen.append(request)
         return chosen
@@ -240,9 +243,7 @@ class IterationScheduler:
         return (request for request in self.pool.values() if request.phase is Phase.INITIATION)
 
     def _reserve(self, request: PooledRequest) -> bool:
-        """Reserve the slots of a request in its first iteration; return whether it may run."""
-        if request.phase is not Phase.INITIATION:
-            return True
+        """Reserve the slots of a request that begins; return whether there are as many."""
         if self.reserved + request.max_tokens > self.n_slots:
             return False
         self.reserved += request.max_tokens
@@ -269,7 +270,7 @@ class IterationScheduler:
         """Remove the requests that have ended and that no batch contains.
 
         Args:
-            changed: The requests that have returned or ended now. No other one leaves, unless its fixed batch does.
+            changed: Requests that have ended and returned, or end now. No other one leaves, unless its batch is fixed.
         """
         candidates = changed
         if self.policy == "request":
