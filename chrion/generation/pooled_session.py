@@ -163,7 +163,7 @@ class PooledSession:
             bound = self._bind(pool)
         scores = self._fill(bound, batch, rows)
         self._session.run_with_iobinding(bound.binding, self._run_options)
-        found = [row.astype(np.float32) for row in scores]  # copies: the next iteration writes to the same memory
+        found: list[Outcome] = [row.astype(np.float32) for row in scores]  # copies: the next iteration overwrites them
         bindings.append(bound)
         if not self._decoder.prompts:
             return [found[at] if work.wanted else None for at, work in enumerate(batch)]
