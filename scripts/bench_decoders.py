@@ -55,7 +55,7 @@ from chrion.zoo.cached_decoder import build_llama_decoder
 TOGETHER, LENGTHS = (1, 8, 32), (32, 64)
 #: How often both are opened, since the speed of a small model varies with the place of its weights in memory.
 OPENED = 3
-#: How many times as many rounds a single request has, which takes little time and whose ratio is close to one.
+#: A single request has this many times as many rounds: they are short, and its ratio is close to one.
 ROUNDS_ALONE = 4
 GENAI_HEAD = ("weights", "attention", "requests", "tokens/s relative to onnxruntime-genai")
 DEVICE_HEAD = ("weights", "keys and values", "requests", "ms per iteration", "tokens/s")
@@ -154,7 +154,7 @@ def read_arguments() -> argparse.Namespace:
     genai = parts.add_parser("genai", help="beside onnxruntime-genai", formatter_class=kind)
     genai.add_argument("--python", required=True, help="an interpreter with onnxruntime-genai")
     genai.add_argument("--threads", type=positive, default=len(physical_cores()), help="threads of both")
-    genai.add_argument("--rounds", type=positive, default=7, help="rounds of several requests, each of three times")
+    genai.add_argument("--rounds", type=positive, default=7, help="rounds of 8 and of 32 requests for each opening")
     genai.set_defaults(run=beside_genai, sections=("decoders-genai",))
     simulation = parts.add_parser("simulation", help="beside the simulation", formatter_class=kind)
     simulation.add_argument("--points", type=existing_file, required=True, help="results of loads")

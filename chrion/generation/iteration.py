@@ -15,9 +15,9 @@ from chrion.graph.decoder import DecoderSignature
 Array = np.ndarray[Any, Any]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True)  # not frozen, which takes longer: there is a new one in every iteration
 class Work:
-    """The share of a request in an iteration."""
+    """The share of a request in an iteration. It is not changed."""
 
     cache: RequestCache
     #: New tokens, at least one.

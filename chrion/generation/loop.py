@@ -1,9 +1,10 @@
 """The thread that runs the iterations of a generator.
 
-Only this thread changes the scheduler and the requests, and takes caches back. Other threads append to queues that take
-no lock, and wake it: so an interrupt, a signal handler, a fork or a callback, whatever the moment, finds nothing half
-done and waits for nothing. With one batch in flight the thread runs it itself; with several, each has a thread of its
-own, and a request that arrives while one of them is idle does not wait for the others.
+Only this thread changes the scheduler and the requests, and takes caches back; the thread that runs the first batch of
+a request gets its cache. Other threads append to queues that take no lock, and wake it: so an interrupt, a signal
+handler, a fork or a callback, whatever the moment, finds nothing half done and waits for nothing. With one batch in
+flight the thread runs it itself; with several, each has a thread of its own, and a request that arrives while one of
+them is idle does not wait for the others.
 """
 
 from __future__ import annotations
@@ -168,6 +169,7 @@ class IterationLoop:
             self._failure = GenerationError(self.refused)
             for number, request in self._requests.items():
                 self.caches.release(number)
+                request.cache = None  # a batch in flight still has the request
                 self._finish(request, "error", self._failure)
             self._requests.clear()
             self.caches.give_back()
@@ -277,14 +279,14 @@ class IterationLoop:
         works: list[Work] = []
         errors: dict[int, Outcome] = {}
         for at, (share, request) in enumerate(zip(flight.batch, flight.requests, strict=True)):
-            try:
-                cache = request.cache or self.caches.get(request.number, request.capacity)
-            except Exception as error:  # noqa: BLE001 - the others have their caches
-                message = f"no memory for the keys and values of {request.capacity} tokens: {error}"
-                errors[at] = GenerationError(message)
-            else:
-                request.cache = cache
-                works.append(request.work(share, cache))
+            if request.cache is None:
+                try:
+                    request.cache = self.caches.get(request.number, request.capacity)
+                except Exception as error:  # noqa: BLE001 - the others have their caches
+                    message = f"no memory for the keys and values of {request.capacity} tokens: {error}"
+                    errors[at] = GenerationError(message)
+                    continue
+            works.append(request.work(share, request.cache))
         outcomes = [*self.engine.run(works)] if works else []
         if len(outcomes) != len(works):
             raise ValueError(f"the engine returned {len(outcomes)} outcomes for {len(works)} requests")

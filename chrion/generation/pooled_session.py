@@ -64,8 +64,10 @@ class _Bound:
     past: Array = field(default_factory=lambda: np.empty((0, 1), np.int64))
     start: Array = field(default_factory=lambda: np.empty((0, 1), np.int64))
     past_shapes: list[Array] = field(default_factory=list)
-    #: The rows whose scores are computed, and these, each of [vocabulary]; None before the first iteration.
+    #: The rows whose scores are computed.
     wanted: Array = field(default_factory=lambda: np.empty(0, np.int64))
+    #: The output, [wanted, 1, vocabulary], and the scores of each of these rows; None before the first iteration.
+    logits: Array | None = None
     scores: list[Array] | None = None
 
 
@@ -191,7 +193,7 @@ class PooledSession:
             bound.start[:, 0] = np.repeat([work.cache.start for work in batch], [len(work.ids) for work in batch])
             bound.ids[:, 0] = np.concatenate([work.ids for work in batch])
         for shape in bound.past_shapes:
-            shape[2] = bound.past.max()
+            shape[2] = max(work.past for work in batch)
         return scores
 
     def _bind(self, pool: CachePool) -> _Bound:
@@ -219,7 +221,7 @@ class PooledSession:
             arrays.update(zip(shapes, bound.past_shapes, strict=True))
         if scores is None or len(scores) != wanted:
             bound.wanted = np.empty(wanted, np.int64)
-            logits = np.empty((wanted, 1, self._signature.vocabulary), self._logits_type)
+            bound.logits = logits = np.empty((wanted, 1, self._signature.vocabulary), self._logits_type)
             bound.scores = scores = [*logits[:, 0]]
             bound.binding.bind_output(LOGITS, "cpu", 0, logits.dtype, logits.shape, logits.ctypes.data)
             arrays |= {WANTED: bound.wanted} if self._decoder.prompts else {}

@@ -15,7 +15,7 @@ from chrion.generation.text import TextBuilder
 
 @dataclass(slots=True)
 class Request:
-    """A request that waits or runs. It belongs to the thread of the generator."""
+    """A request that waits or runs. It belongs to the thread of the generator, but for its cache."""
 
     number: int
     stream: Stream
@@ -30,7 +30,7 @@ class Request:
     capacity: int
     #: The number of most probable tokens that each token has beside its own probability; None for neither.
     logprobs: int | None = None
-    #: Its keys and values, once it has begun.
+    #: Its keys and values; the thread that runs its first batch gets them.
     cache: RequestCache | None = None
     #: Tokens in the cache.
     past: int = 0

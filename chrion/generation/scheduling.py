@@ -243,7 +243,7 @@ class IterationScheduler:
         return (request for request in self.pool.values() if request.phase is Phase.INITIATION)
 
     def _reserve(self, request: PooledRequest) -> bool:
-        """Reserve the slots of a request that begins; return whether there are as many."""
+        """Reserve the slots of a request that begins; return whether enough are free."""
         if self.reserved + request.max_tokens > self.n_slots:
             return False
         self.reserved += request.max_tokens
@@ -270,7 +270,7 @@ class IterationScheduler:
         """Remove the requests that have ended and that no batch contains.
 
         Args:
-            changed: Requests that have ended and returned, or end now. No other one leaves, unless its batch is fixed.
+            changed: Requests that have ended and returned, or end now. Others leave only with all of a fixed batch.
         """
         candidates = changed
         if self.policy == "request":
@@ -280,7 +280,7 @@ class IterationScheduler:
                 if all(request.ended and request.phase is not Phase.RUNNING for request in members):
                     self._groups.remove(group)
                     candidates += members
-        left = [request for request in candidates if request.ended and request.phase is not Phase.RUNNING]
+        left = [request for request in candidates if request.phase is not Phase.RUNNING]
         for request in left:
             del self.pool[request.number]
             if request.phase is Phase.INITIATION:
