@@ -8,6 +8,7 @@ import random
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -193,7 +194,8 @@ def schedule_interrupts() -> Iterator[Callable[[float], object]]:
     """Yield a function that raises KeyboardInterrupt in the main thread after a number of seconds.
 
     The garbage collector is disabled meanwhile: it may call back into Python (as Hypothesis makes it do), where an
-    exception would be lost.
+    exception would be lost. Nor is there a warning of a file that is opened as the interrupt arrives, before it is
+    bound to a name: Python closes it.
     """
 
     def interrupt(*_: Any) -> None:
@@ -202,7 +204,9 @@ def schedule_interrupts() -> Iterator[Callable[[float], object]]:
     before = signal.signal(signal.SIGALRM, interrupt)
     gc.disable()
     try:
-        yield lambda seconds: signal.setitimer(signal.ITIMER_REAL, seconds)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "unclosed file", ResourceWarning)
+            yield lambda seconds: signal.setitimer(signal.ITIMER_REAL, seconds)
     finally:
         gc.enable()
         signal.signal(signal.SIGALRM, before)
