@@ -7,11 +7,12 @@ import math
 import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
 
+import property_tests  # noqa: F401 - registers the profiles of Hypothesis
 from chrion import HybridSession
 from chrion.profiler import measure_graph
 from chrion.runtime import crowding
@@ -24,10 +25,17 @@ from chrion.scheduler.evaluation.validation import check_solution
 from helpers import FakeInterferenceMonitor, lane_threads
 from mirror_device import MirrorDevice
 
-# CI runs the same examples each time, so that only a change can make a test fail; other runs draw new ones.
-settings.register_profile("ci", derandomize=True, deadline=None)
-if os.environ.get("CI"):
-    settings.load_profile("ci")
+#: Folders whose tests have the marker of the same name.
+_TIERS = ("process", "quality", "parity", "libraries", "webgpu")
+_TESTS = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of the folders that a plain ``pytest`` leaves out."""
+    for item in items:
+        folder = item.path.relative_to(_TESTS).parts[0]
+        if folder in _TIERS:
+            item.add_marker(folder)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -6,7 +6,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, reject, settings
+from hypothesis import given, reject
 from hypothesis import strategies as st
 
 from chrion import HybridSession, Plan, partition
@@ -15,6 +15,7 @@ from chrion.runtime.execution.device_frame import DeviceFrame
 from chrion.runtime.execution.engine import CutEngine
 from helpers import assert_equal
 from mirror_device import MirrorDevice
+from property_tests import examples
 from random_cases import random_case
 from random_profiles import coarse_random_profile
 
@@ -39,7 +40,7 @@ def run_on_mirror(model: Any, plan: Plan, feed: Any, expected: Any) -> list[int]
     return frames
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     seed=st.integers(0, 2**32),
     size=st.integers(3, 14),

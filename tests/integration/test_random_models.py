@@ -6,24 +6,25 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from chrion.scheduler import POLICIES
 from differential_testing import Counts, MismatchError, compare_random_model
 from output_comparison import difference
+from property_tests import examples
 
-LONG = settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+SLOW = {"suppress_health_check": [HealthCheck.too_slow]}
 
 
-@LONG
+@examples(25, **SLOW)
 @given(pick=st.randoms(use_true_random=False), size=st.integers(1, 14))
 def test_any_placement_of_any_model_gives_correct_outputs(pick: Random, size: int) -> None:
     """Outputs equal plain onnxruntime's for several shapes, however the operators are placed on lanes."""
     compare_random_model(pick, size)
 
 
-@settings(LONG, max_examples=15)
+@examples(15, **SLOW)
 @given(pick=st.randoms(use_true_random=False), size=st.integers(1, 14))
 def test_any_widths_on_any_model_give_correct_outputs(pick: Random, size: int) -> None:
     """Outputs equal plain onnxruntime's, however operators are placed on one core or on both."""
@@ -32,7 +33,7 @@ def test_any_widths_on_any_model_give_correct_outputs(pick: Random, size: int) -
         compare_random_model(pick, size)
 
 
-@settings(LONG, max_examples=8)
+@examples(8, **SLOW)
 @given(pick=st.randoms(use_true_random=False), size=st.integers(1, 8))
 def test_every_scheduler_makes_valid_plans_of_any_model(pick: Random, size: int) -> None:
     """Plans are valid, do not change when written and read, and give plain onnxruntime's outputs."""

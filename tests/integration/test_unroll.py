@@ -9,13 +9,14 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 import chrion
 from chrion.graph.recurrent import chunk_choices, unroll, unrollable
 from chrion.zoo import build
 from helpers import FLOAT, make_model, node, value
+from property_tests import examples
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 SEQ, BATCH, WIDTH, HIDDEN = 12, 2, 5, 4
@@ -202,7 +203,7 @@ def random_attributes(pick: Random) -> dict[str, Any]:
     return chosen
 
 
-@settings(deadline=None, max_examples=120, suppress_health_check=[HealthCheck.too_slow])
+@examples(120, suppress_health_check=[HealthCheck.too_slow])
 @given(pick=st.randoms(use_true_random=False), chunk=st.sampled_from([SEQ, 5, 1]))
 def test_random_attributes_give_the_same_results(pick: Random, chunk: int) -> None:
     """Operators that are unrolled equal plain onnxruntime; those with ambiguous attributes are not unrolled."""

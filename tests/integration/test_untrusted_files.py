@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
@@ -27,13 +27,11 @@ from chrion.simulator.traces import read_trace
 from chrion.zoo import RecurrentSpec, build_recurrent
 from damaged_files import damaged_bytes, damaged_json
 from helpers import FLOAT, alternating_lanes, assert_equal, branches, make_model, node, run_plain, value
+from property_tests import examples
 from worker_processes import FailedJob, run_all
 
-OFTEN = settings(
-    deadline=None,
-    max_examples=150,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
-)
+SLOW = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large]
+OFTEN = examples(150, suppress_health_check=SLOW)
 GRAPH = load(branches())
 PLAN = json.loads(json.dumps(fixed_plan(GRAPH, alternating_lanes(GRAPH)).to_json()))
 PROFILE = {
@@ -189,7 +187,7 @@ def read_model(content: bytes) -> str:
     return ""
 
 
-@settings(deadline=None, max_examples=6)
+@examples(6)
 @given(st.lists(st.one_of(damaged_bytes(recurrent()), damaged_bytes(branches().SerializeToString())), min_size=25))
 def test_damaged_models(contents: list[bytes]) -> None:
     """A damaged model is refused in one line or loaded; no process crashes or hangs."""
@@ -308,7 +306,7 @@ def test_damaged_measurements_are_ignored(content: bytes) -> None:
     assert found is None or isinstance(found, OperatorCost)
 
 
-@settings(OFTEN, max_examples=60)
+@examples(60, suppress_health_check=SLOW)
 @given(content=damaged_json({"winner": "plan 1", "plan": PLAN, "why": "fastest"}))
 def test_damaged_decisions_are_ignored(content: bytes) -> None:
     """A damaged file of decisions counts as missing."""

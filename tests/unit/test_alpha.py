@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from chrion.graph import Dag
@@ -15,6 +15,7 @@ from chrion.scheduler import POLICIES, Schedule, Timeline
 from chrion.scheduler.evaluation.solution import Problem, Solution, VariantSolution
 from chrion.scheduler.search.alpha import Limits, best_within, choose, raise_to_fit
 from helpers import smallest_graph
+from property_tests import examples
 from strategies import problems
 
 BUDGETS = st.floats(0.0, 40.0)
@@ -79,7 +80,7 @@ def test_a_latency_equal_to_the_slo_meets_it() -> None:
     assert solver(lambda _: 5.0)(0.0).meets(None)
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(problem=problems(), budget=BUDGETS, name=st.sampled_from(["chrion-paper", "bfs", "dfs", "heft", "cpu"]))
 def test_alpha_is_raised_until_the_budget_fits(problem: tuple[Dag, Costs], budget: float, name: str) -> None:
     """The result fits if any alpha tried does, else it is the smallest; an alpha that fits already is kept."""

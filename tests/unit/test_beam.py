@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from chrion.graph import Dag
@@ -18,6 +18,7 @@ from chrion.scheduler.evaluation.solution import Problem
 from chrion.scheduler.evaluation.validation import check_solution
 from chrion.scheduler.policies.list_scheduling import Lanes
 from chrion.scheduler.search.beam import _Beam, _Partial, beam_search
+from property_tests import examples
 from strategies import costs_for, dags
 
 
@@ -31,7 +32,7 @@ def schedules(dag: Dag, costs: Costs) -> Iterator[Schedule]:
                 yield Schedule(order, lanes, costs.cores)
 
 
-@settings(deadline=None, max_examples=25)
+@examples(25)
 @given(data=st.data())
 def test_on_cores_the_best_schedule_is_the_optimum(data: st.DataObject) -> None:
     """Without dispatches, no order and placement of up to five operators on two cores is faster."""
@@ -43,7 +44,7 @@ def test_on_cores_the_best_schedule_is_the_optimum(data: st.DataObject) -> None:
     assert evaluate(dag, costs, found[0]).latency_ms == best
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(data=st.data())
 def test_schedules_are_valid(data: st.DataObject) -> None:
     """On any machine with one stream, with request inputs and outputs, all results are valid schedules."""

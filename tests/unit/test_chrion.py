@@ -6,7 +6,7 @@ import itertools
 from collections import defaultdict
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from chrion import load
@@ -19,6 +19,7 @@ from chrion.scheduler.policies.chrion import ChrionPolicy, PortfolioSearch
 from chrion.scheduler.search.alpha import Limits, best_within
 from chrion.zoo import build
 from helpers import smallest_graph
+from property_tests import examples
 from recurrent_stack import stack, two_cores
 from strategies import costs_for, dags, problems
 
@@ -58,7 +59,7 @@ def test_costly_handoffs_keep_everything_on_one_lane() -> None:
     assert len(set(solution.schedule.lanes)) == 1
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(data=st.data())
 def test_solutions_are_valid_and_as_good_as_every_cheap_policy(data: st.DataObject) -> None:
     """On any graph and machine, solutions are valid, their timeline is the evaluator's; no cheap policy is faster."""
@@ -75,7 +76,7 @@ def test_solutions_are_valid_and_as_good_as_every_cheap_policy(data: st.DataObje
         assert latency_ms(solution) <= latency_ms(other) + 1e-9, name
 
 
-@settings(deadline=None, max_examples=12)
+@examples(12)
 @given(data=st.data())
 def test_fewer_resources_never_predict_faster(data: st.DataObject) -> None:
     """A machine is predicted no slower than the same one without accelerator, with one stream, or with fewer cores."""
@@ -88,7 +89,7 @@ def test_fewer_resources_never_predict_faster(data: st.DataObject) -> None:
             assert own <= latency_ms(fewer) + 1e-9, (cores, streams)
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(problem=problems(), alphas=st.tuples(st.floats(0, 5), st.floats(0, 5)), memory=st.sampled_from(MEMORIES))
 def test_a_higher_price_of_memory_never_gives_more_of_both(
     problem: tuple[Dag, Costs], alphas: tuple[float, float], memory: Memory
@@ -105,7 +106,7 @@ def test_a_higher_price_of_memory_never_gives_more_of_both(
         )
 
 
-@settings(deadline=None, max_examples=40)
+@examples(40)
 @given(data=st.data())
 def test_equal_inputs_give_equal_solutions(data: st.DataObject) -> None:
     """The result depends neither on time nor on the order of sets."""
@@ -130,7 +131,7 @@ def latency_ms(solution: Solution) -> float:
     return solution.timeline.latency_ms
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(problem=problems(), budget=BUDGETS, alpha=st.sampled_from([None, 0.0, 0.7]))
 def test_the_default_policy_never_exceeds_the_budget(
     problem: tuple[Dag, Costs], budget: float, alpha: float | None
@@ -142,7 +143,7 @@ def test_the_default_policy_never_exceeds_the_budget(
     assert chosen.fits(budget)
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(problem=problems(), budgets=st.tuples(BUDGETS, BUDGETS), alpha=st.sampled_from([None, 0.0, 0.7]))
 def test_a_larger_budget_never_predicts_slower(
     problem: tuple[Dag, Costs], budgets: tuple[float, float], alpha: float | None
@@ -153,7 +154,7 @@ def test_a_larger_budget_never_predicts_slower(
     assert large.solution.cost(alpha or 0.0) <= small.solution.cost(alpha or 0.0) + 1e-9
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(problem=problems(), budgets=st.tuples(BUDGETS, BUDGETS), slo=st.floats(0.5, 30.0))
 def test_the_budget_takes_precedence_over_the_slo(
     problem: tuple[Dag, Costs], budgets: tuple[float, float], slo: float

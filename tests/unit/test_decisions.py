@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from chrion.runtime.selection import decisions
 from chrion.runtime.selection.decisions import Decision, DecisionCache, TimedCandidate, model_files, model_identity
 from chrion.scheduler import fixed_plan
 from helpers import smallest_graph
+from property_tests import examples
 
 FILES = st.tuples(st.text(), st.integers(0, 2**63), st.integers(-(2**63), 2**63))
 TIMINGS = st.builds(
@@ -79,7 +80,7 @@ def test_a_latency_in_a_file_is_positive_and_finite(latency_ms: float) -> None:
 
 
 @pytest.mark.usefixtures("clock")
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_a_damaged_file_holds_no_decision(data: st.DataObject) -> None:
     """A file with any value replaced is ignored or read as a decision, and the next decision replaces it."""

@@ -6,7 +6,7 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from chrion.errors import OptionError
@@ -14,10 +14,11 @@ from chrion.graph import Dag
 from chrion.profiler import uniform_costs
 from chrion.scheduler import Schedule, evaluate
 from chrion.scheduler.policies.exact import exact, solve
+from property_tests import examples
 from strategies import costs_for, dags
 
 
-@settings(deadline=None, max_examples=25)
+@examples(25)
 @given(data=st.data())
 def test_no_order_and_placement_is_faster(data: st.DataObject) -> None:
     """Every topological order and every placement of up to four operators is tried."""
@@ -41,7 +42,7 @@ def test_no_order_and_placement_is_faster(data: st.DataObject) -> None:
     assert found.lower_bound_ms <= least * (1 + 1e-3) + 1e-6
 
 
-@settings(deadline=None, max_examples=25)
+@examples(25)
 @given(data=st.data())
 def test_no_choice_of_widths_is_faster(data: st.DataObject) -> None:
     """Every order, placement and width of up to four operators is tried, on two cores or an accelerator and two."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from chrion.graph import Dag
@@ -13,6 +13,7 @@ from chrion.profiler import Costs
 from chrion.scheduler import Schedule
 from chrion.scheduler.evaluation.incremental import GraphTables, Trace
 from chrion.scheduler.evaluation.solution import Problem
+from property_tests import examples
 from strategies import costs_for, dags, schedules
 
 
@@ -48,7 +49,7 @@ def moved(data: st.DataObject, dag: Dag, costs: Costs, schedule: Schedule) -> tu
     return replace(schedule, order=tuple(order), lanes=tuple(lanes)), list(dict.fromkeys(changed))
 
 
-@settings(deadline=None, max_examples=300)
+@examples(300)
 @given(data=st.data())
 def test_latencies_equal_those_of_the_full_evaluation(data: st.DataObject) -> None:
     """For any limit, a similar schedule has exactly its full latency, or no latency from the limit on."""

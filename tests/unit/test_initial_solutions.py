@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from chrion.profiler import Costs, OperatorMemory, uniform_costs
@@ -14,6 +14,7 @@ from chrion.scheduler.evaluation.validation import check_solution
 from chrion.scheduler.search.group_placement import balanced_stretches
 from chrion.scheduler.search.initial_solutions import GraphFacts, InitialSolutions
 from chrion.scheduler.search.machines import sub_machines
+from property_tests import examples
 from recurrent_stack import stack
 from strategies import costs_for, dags
 
@@ -33,7 +34,7 @@ def test_alternating_layers_follow_one_step_behind(layers: int, steps: int, core
         assert layers_run == sorted(layers_run)
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(data=st.data(), alpha=st.sampled_from([0.5, 3.0]))
 def test_initial_solutions_are_valid(data: st.DataObject, alpha: float) -> None:
     """On every sub-machine of any machine there is an initial solution for any graph, and all of them are valid."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import networkx as nx
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from architectures import fire, inception_e, nasnet_first_cell
@@ -19,6 +19,7 @@ from chrion.scheduler.policies import ios_search
 from chrion.scheduler.policies.endings import GROUPS
 from chrion.scheduler.policies.ios_search import search_stages, split_into_blocks
 from chrion.scheduler.policies.stages import DeviceLanes, Stage, greedy_stages
+from property_tests import examples
 from schedule_counts import count_search_space
 from strategies import costs_for, dags
 
@@ -62,7 +63,7 @@ def sequences(
 LIMITS = st.sampled_from([(None, None), (1, 1), (1, 3), (2, None), (3, 2), (None, 1)])
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(dag=dags(5), limits=LIMITS, groups=st.sampled_from(GROUPS))
 def test_the_search_space_is_complete(dag: Dag, limits: tuple[int | None, int | None], groups: str) -> None:
     """States, transitions and schedules equal a count over all subsets of operators."""
@@ -82,7 +83,7 @@ def test_the_search_space_is_complete(dag: Dag, limits: tuple[int | None, int | 
     assert count_search_space(dag, r, s, groups) == (len(seen), transitions, schedules)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(data=st.data(), limits=LIMITS, groups=st.sampled_from(GROUPS))
 def test_no_sequence_of_stages_is_faster(
     data: st.DataObject, limits: tuple[int | None, int | None], groups: str

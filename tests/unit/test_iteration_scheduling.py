@@ -6,12 +6,12 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
 
 from chrion.errors import OptionError
 from chrion.generation.scheduling import POLICIES, IterationScheduler, Phase, PooledRequest, Share
+from property_tests import examples
 
 N_SLOTS = 20
 
@@ -298,5 +298,5 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert set(self.left) == set(self.needed)
 
 
-SchedulerMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+SchedulerMachine.TestCase.settings = examples(150, stateful_step_count=40)
 TestScheduler = SchedulerMachine.TestCase

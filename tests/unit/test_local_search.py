@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from chrion.scheduler import Schedule
@@ -13,10 +13,11 @@ from chrion.scheduler.evaluation.solution import Problem
 from chrion.scheduler.evaluation.validation import check_solution
 from chrion.scheduler.search.initial_solutions import GraphFacts, InitialSolutions
 from chrion.scheduler.search.local_search import LocalSearch, iterate, merge_segments, move_units
+from property_tests import examples
 from strategies import costs_for, dags
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(data=st.data())
 def test_local_search_is_monotone_and_keeps_its_budget(data: st.DataObject) -> None:
     """Neither moves nor merges make a solution worse or exceed the budget."""
@@ -34,7 +35,7 @@ def test_local_search_is_monotone_and_keeps_its_budget(data: st.DataObject) -> N
     assert len(merged.segments) <= len(better.segments)
 
 
-@settings(deadline=None, max_examples=40)
+@examples(40)
 @given(data=st.data())
 def test_local_optima_are_left_for_valid_and_better_solutions_only(data: st.DataObject) -> None:
     """Iterated local search returns a valid solution that is no slower, within its budget and one evaluation more."""
@@ -49,7 +50,7 @@ def test_local_optima_are_left_for_valid_and_better_solutions_only(data: st.Data
     assert found.timeline.latency_ms <= start.timeline.latency_ms
 
 
-@settings(deadline=None, max_examples=40)
+@examples(40)
 @given(data=st.data())
 def test_an_improved_solution_is_valid_and_within_its_cap(data: st.DataObject) -> None:
     """The solution is no slower than the initial one, and uses no more accelerator memory than the cap."""

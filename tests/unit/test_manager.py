@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from chrion.manager import (
@@ -34,6 +34,7 @@ from chrion.simulator.cluster_state import ServerPolicies
 from chrion.simulator.engine import Engine, EngineConfig
 from chrion.simulator.settings import ServerSpec
 from chrion.simulator.variants import Variant
+from property_tests import examples
 
 MB = 1_000_000
 
@@ -158,7 +159,7 @@ def drive(manager: ModelManager, given_requests: Sequence[Request], **rest: Any)
     return driver
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     seed=st.integers(0, 10**6),
     eviction=st.sampled_from(["lru", "lfu", "cost"]),
@@ -209,7 +210,7 @@ def test_loads_evictions_and_drops_equal_the_simulators(
     assert {number for number, end in found.ended.items() if end != "served"} == dropped
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     seed=st.integers(0, 10**6),
     eviction=st.sampled_from(["lru", "lfu", "cost"]),

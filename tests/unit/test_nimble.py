@@ -6,11 +6,12 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 import networkx as nx
-from hypothesis import given, settings
+from hypothesis import given
 
 from architectures import googlenet
 from chrion.graph import Dag
 from chrion.scheduler.policies.nimble import nimble_streams
+from property_tests import examples
 from schedule_counts import count_synchronisations
 from strategies import dags
 
@@ -69,7 +70,7 @@ def chains(n: int, matching: Sequence[Edge]) -> list[int]:
     return [min(nx.node_connected_component(joined, i)) for i in range(n)]
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(dag=dags(5))
 def test_theorem_1_the_reduction_stands_for_the_graph(dag: Dag) -> None:
     """For any assignment, the graph and its reduction have the same concurrency.
@@ -85,7 +86,7 @@ def test_theorem_1_the_reduction_stands_for_the_graph(dag: Dag) -> None:
             assert fewest == fewest_synchronisations(reduced, streams) == count_synchronisations(dag, streams)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(dag=dags(6))
 def test_theorem_3_a_matched_edge_saves_a_synchronisation(dag: Dag) -> None:
     """For every matching of the reduction's edges, the edges that remain need one synchronisation each."""
@@ -95,7 +96,7 @@ def test_theorem_3_a_matched_edge_saves_a_synchronisation(dag: Dag) -> None:
         assert fewest_synchronisations(reduced, streams) == len(reduced.edges) - len(matching)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(dag=dags(6))
 def test_theorem_4_no_assignment_as_concurrent_synchronises_less(dag: Dag) -> None:
     """No assignment of operators to streams with the same concurrency has fewer synchronisations."""

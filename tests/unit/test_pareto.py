@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from chrion.graph import Dag
@@ -14,10 +14,11 @@ from chrion.scheduler.policies.chrion import PortfolioSearch
 from chrion.scheduler.search.initial_solutions import GraphFacts, InitialSolutions
 from chrion.scheduler.search.local_search import LocalSearch
 from chrion.scheduler.search.pareto import descend, pareto_points, resident_figures, sample_evenly
+from property_tests import examples
 from strategies import problems
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(problem=problems())
 def test_a_frontier_trades_latency_for_memory(problem: tuple[Dag, Costs]) -> None:
     """From point to point memory increases and latency decreases; the first point needs no memory."""
@@ -28,7 +29,7 @@ def test_a_frontier_trades_latency_for_memory(problem: tuple[Dag, Costs]) -> Non
         assert smaller.timeline.latency_ms > larger.timeline.latency_ms
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(problem=problems(), work=st.integers(0, 2000))
 def test_the_solutions_of_a_descent_are_valid(problem: tuple[Dag, Costs], work: int) -> None:
     """On any graph and machine, for any amount of work."""

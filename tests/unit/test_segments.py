@@ -6,16 +6,17 @@ import itertools
 from dataclasses import replace
 
 import networkx as nx
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from chrion.graph import Dag
 from chrion.graph.segments import cut
 from chrion.scheduler import evaluate
+from property_tests import examples
 from strategies import costs_for, dags, schedules
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(st.data())
 def test_cutting_changes_no_start_and_no_finish(data: st.DataObject) -> None:
     """Without a dispatch, every operator runs exactly when it would in a segment of its own."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import simpy
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from chrion.errors import ChrionError
@@ -17,6 +17,7 @@ from chrion.simulator import iterations
 from chrion.simulator.decoder_scenario import DecoderScenario, IterationCosts, build_decoder_scenario
 from chrion.simulator.iterations import DecoderResult, DecoderWorkload, draw_requests, fit_costs, simulate_decoder
 from chrion.simulator.scenario import ScenarioSource
+from property_tests import examples
 
 
 def scenario(**sections: Any) -> DecoderScenario:
@@ -249,7 +250,7 @@ def literal_orca(checked: DecoderScenario) -> tuple[list[float], list[float]]:  
     return first, ends
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(
     st.fixed_dictionaries({"max_batch": st.integers(1, 6), "n_workers": st.integers(1, 3)}),
     st.integers(20, 200),

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import simpy
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from chrion.simulator.decoder_scenario import DecoderScenario, build_decoder_scenario
 from chrion.simulator.iterations import draw_requests, simulate_decoder
 from chrion.simulator.scenario import ScenarioSource
+from property_tests import examples
 
 
 @dataclass
@@ -109,7 +110,7 @@ class FixedBatches:
         self._begin()
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(
     st.fixed_dictionaries(
         {"max_batch": st.integers(1, 6), "n_workers": st.integers(1, 3), "chunk": st.sampled_from([0, 0, 1, 7, 30])}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from chrion.manager.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING
@@ -14,6 +14,7 @@ from chrion.simulator.cluster_state import ServerPolicies
 from chrion.simulator.engine import Engine, EngineConfig, NextUseOracle
 from chrion.simulator.settings import ServerSpec
 from chrion.simulator.variants import Variant
+from property_tests import examples
 
 LARGEST_MB, CORES = 900, 3
 
@@ -85,7 +86,7 @@ def most_at_once(intervals: Sequence[tuple[float, float]]) -> int:
     return max(np.cumsum([step for _, step in steps]), default=0)
 
 
-@settings(max_examples=250, deadline=None)
+@examples(250)
 @given(runs())
 def test_every_arrival_ends_exactly_once(run: Run) -> None:
     """Each request is recorded once, as ended or as dropped, with its times in order; all resources are released."""
@@ -104,7 +105,7 @@ def test_every_arrival_ends_exactly_once(run: Run) -> None:
         assert all(resident.in_use == 0 for resident in server.residents.values())
 
 
-@settings(max_examples=250, deadline=None)
+@examples(250)
 @given(runs())
 def test_memory_never_exceeds_the_budget(run: Run) -> None:
     """Memory rebuilt from the journal residencies within each server's budget, and no pinned model is evicted."""
@@ -122,7 +123,7 @@ def test_memory_never_exceeds_the_budget(run: Run) -> None:
         assert used == sum(models.values())
 
 
-@settings(max_examples=250, deadline=None)
+@examples(250)
 @given(runs())
 def test_requests_run_on_resident_weights_only(run: Run) -> None:
     """Each execution lies between a load and the next eviction of its model on its server."""
@@ -140,7 +141,7 @@ def test_requests_run_on_resident_weights_only(run: Run) -> None:
             assert any(begin <= start and end <= gone for begin, gone in residencies[int(server), int(model)])
 
 
-@settings(max_examples=250, deadline=None)
+@examples(250)
 @given(runs())
 def test_no_resource_is_used_twice_at_a_time(run: Run) -> None:
     """GPU slots, cores and the link never serve more requests at a time than there are of them."""
@@ -162,7 +163,7 @@ def test_no_resource_is_used_twice_at_a_time(run: Run) -> None:
         assert most_at_once(list(zip(loads, ends, strict=True))) <= 1
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(runs())
 def test_admitted_requests_without_jitter_are_in_time(run: Run) -> None:
     """With deadlines and constant latencies, no admitted request ends late."""
@@ -170,7 +171,7 @@ def test_admitted_requests_without_jitter_are_in_time(run: Run) -> None:
         assert run.engine.metrics.late.sum() == 0
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(runs())
 def test_requests_that_become_ready_together_start_in_order(run: Run) -> None:
     """On one server, warm requests that arrive later never start earlier than warm ones before them."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from chrion.errors import ScenarioError
@@ -14,6 +14,7 @@ from chrion.simulator.planned import choose_variants, pareto_hull
 from chrion.simulator.run import simulate
 from chrion.simulator.scenario import Scenario, ScenarioSource, find_scenario
 from chrion.simulator.variants import Variant
+from property_tests import examples
 
 VARIANTS = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 80)), min_size=1, max_size=4)
 
@@ -31,7 +32,7 @@ def memory(chosen: list[Variant] | tuple[Variant, ...]) -> int:
     return sum(v.memory_bytes for v in chosen)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(st.lists(VARIANTS, min_size=1, max_size=4), st.integers(0, 200), st.data())
 def test_the_choice_is_near_the_optimum(sizes: list[Any], budget_mb: int, data: st.DataObject) -> None:
     """All fit if that is possible, and the relaxed optimum is at most one exchange better.
@@ -54,7 +55,7 @@ def test_the_choice_is_near_the_optimum(sizes: list[Any], budget_mb: int, data: 
         assert cost(chosen, requests) == min(cost(other, requests) for other in every)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(VARIANTS, st.floats(0.0, 5.0))
 def test_the_hull_has_the_choice_of_every_price(sizes: list[tuple[int, int]], alpha: float) -> None:
     """The least latency + alpha x memory over all variants is that over the hull."""

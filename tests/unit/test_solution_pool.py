@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from chrion.graph import Dag
@@ -54,7 +54,6 @@ def draw_problem(data: st.DataObject) -> tuple[Dag, Costs]:
     return dag, data.draw(costs_for(dag, accelerator=True))
 
 
-@settings(deadline=None)
 @given(data=st.data(), memory=st.sampled_from(MEMORIES))
 def test_the_choice_is_that_by_exact_memory(data: st.DataObject, memory: Memory) -> None:
     """For any limits and prices, one after another, the selection and its alpha are those of exact figures."""
@@ -93,7 +92,6 @@ def expected_alpha(chosen: VariantSolution, exact: list[VariantSolution], memory
     return max(prices, default=0.0)
 
 
-@settings(deadline=None)
 @given(data=st.data())
 def test_only_the_memory_that_decides_is_exact(data: st.DataObject) -> None:
     """Without limits and prices, only the fastest solution of each variant is measured, and others as fast as it."""
@@ -108,7 +106,6 @@ def test_only_the_memory_that_decides_is_exact(data: st.DataObject) -> None:
     assert measures.exact <= sum(v.solution.timeline.latency_ms == fastest[v.chunk] for v in variants)
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_the_bound_is_never_above_the_exact_memory(data: st.DataObject) -> None:
     """Whatever runs on the accelerator, the bound is at most what a request holds."""

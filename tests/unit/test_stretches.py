@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from chrion.graph import Dag
@@ -15,6 +15,7 @@ from chrion.scheduler import Schedule
 from chrion.scheduler.evaluation.solution import Problem, Solution
 from chrion.scheduler.evaluation.validation import check_solution
 from chrion.scheduler.search.stretches import by_start, combine, find_stretches
+from property_tests import examples
 from strategies import costs_for, dags
 
 
@@ -77,7 +78,7 @@ def test_many_stretches_are_found_with_few_cuts() -> None:
     assert problem.work <= 8 * len(dag)
 
 
-@settings(deadline=None, max_examples=40)
+@examples(40)
 @given(st.data())
 def test_no_alternation_has_a_smaller_sum_of_spans(data: st.DataObject) -> None:
     """With a cut after every operator, the sum of spans is the least of all alternations of two solutions."""
@@ -108,7 +109,7 @@ def test_no_alternation_has_a_smaller_sum_of_spans(data: st.DataObject) -> None:
     assert total([(stretch.operators, stretch.solution) for stretch in found]) == pytest.approx(least)
 
 
-@settings(deadline=None, max_examples=40)
+@examples(40)
 @given(st.data())
 def test_a_combination_is_valid_and_never_slower(data: st.DataObject) -> None:
     """Combinations of any solutions, with an accelerator or without, keep all rules."""

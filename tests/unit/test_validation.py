@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from chrion.errors import ScheduleError
@@ -15,6 +15,7 @@ from chrion.scheduler import POLICIES, Schedule
 from chrion.scheduler.evaluation.solution import Problem, Solution
 from chrion.scheduler.evaluation.validation import check_solution
 from chrion.scheduler.policies.stages import DeviceLanes
+from property_tests import examples
 from strategies import costs_for, dags, schedules
 
 #: A diamond, and one operator beside it.
@@ -62,7 +63,7 @@ def test_an_invalid_solution_is_refused(bad: Solution, message: str) -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@settings(deadline=None, max_examples=20)
+@examples(20)
 @given(data=st.data())
 def test_solutions_of_every_policy_pass(policy: str, data: st.DataObject) -> None:
     """Solutions are valid on any graph and machine that the policy supports.
@@ -77,7 +78,6 @@ def test_solutions_of_every_policy_pass(policy: str, data: st.DataObject) -> Non
 
 
 @pytest.mark.parametrize("policy", ["ios", "nimble", "opara", "wavefront", "greedy"])
-@settings(deadline=None)
 @given(data=st.data())
 def test_policies_of_one_device_pass_with_several_streams(policy: str, data: st.DataObject) -> None:
     """Solutions are valid on cores, and on an accelerator with any number of lanes and any shares.

@@ -6,7 +6,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from chrion.graph import Dag
@@ -20,6 +20,7 @@ from chrion.scheduler.search.critical_chain import critical_operators
 from chrion.scheduler.search.initial_solutions import GraphFacts
 from chrion.scheduler.search.stretches import by_start
 from chrion.scheduler.search.wide_lanes import widen
+from property_tests import examples
 from strategies import costs_for, dags
 
 
@@ -77,7 +78,7 @@ def test_half_of_the_cores_for_each_branch() -> None:
     assert set(solution.schedule.widths) <= {2, 4}
 
 
-@settings(deadline=None, max_examples=25)
+@examples(25)
 @given(st.data())
 def test_wide_lanes_never_make_a_plan_slower(data: st.DataObject) -> None:
     """With times for widths, a plan is valid, and faster than without, or as fast with less memory, or the same."""
@@ -99,7 +100,7 @@ def _figures(solution: Solution) -> tuple[float, float, float]:
     return timeline.latency_ms, timeline.resident_mb, timeline.memory_mb
 
 
-@settings(deadline=None, max_examples=20)
+@examples(20)
 @given(st.data())
 def test_more_cores_or_widths_never_predict_a_slower_plan(data: st.DataObject) -> None:
     """A plan for two cores is also one for three."""

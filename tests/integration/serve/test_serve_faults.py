@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from property_tests import examples
 from server_process import Server, product, put, serving, slow_model, wait_until
 
 ROWS = np.ones((1, 4), np.float32)
@@ -325,7 +326,7 @@ BODIES = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(body=BODIES, tail=st.binary(max_size=20), split=st.none() | st.integers(-2, 200))
 def test_random_bodies_are_answered(server: Server, body: Any, tail: bytes, split: int | None) -> None:
     """Whatever JSON and bytes a body has, the answer is a result or an error of the client."""
@@ -336,7 +337,7 @@ def test_random_bodies_are_answered(server: Server, body: Any, tail: bytes, spli
     assert status == 200 or set(found) == {"error"}
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(body=st.binary(max_size=60))
 def test_random_bytes_are_answered(server: Server, body: bytes) -> None:
     """Bytes that are no request are an error of the client."""

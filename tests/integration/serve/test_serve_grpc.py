@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 import chrion
+from property_tests import examples
 from server_process import Server, product, put, serving, slow_model, wait_until
 
 grpc = pytest.importorskip("grpc", reason="grpc: pip install 'chrion[serve]'")
@@ -166,7 +167,7 @@ def test_a_call_that_is_cancelled_or_late_ends_its_request(tmp_path: Path) -> No
         wait_until(lambda: server.metric("chrion_request_cancelled_total", model="slow") == 2)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     content=st.binary(max_size=40),
     shape=st.lists(st.integers(-3, 2**63 - 1) | st.integers(0, 5), max_size=4),

@@ -1,0 +1,25 @@
+"""The number of examples of property tests.
+
+A plain ``pytest`` draws a fifth of a test's examples, ``pytest --hypothesis-profile=full`` all of them. With the
+environment variable ``CI`` they are the same ones each time, so that only a change can make a test fail.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from hypothesis import settings
+
+_SHARE = 0.2
+_LEAST = 5
+
+settings.register_profile("full", deadline=None, derandomize="CI" in os.environ)
+settings.register_profile("small", settings.get_profile("full"), max_examples=20)
+settings.load_profile("small")  # the option is read later
+
+
+def examples(count: int = 100, **rest: Any) -> settings:
+    """Return settings for a number of examples in the full profile; ``rest`` is passed to Hypothesis."""
+    full = settings.get_current_profile_name() == "full"
+    return settings(max_examples=count if full else max(_LEAST, round(_SHARE * count)), **rest)
