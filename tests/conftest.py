@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import os
+import shlex
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,12 +31,29 @@ _TIERS = ("process", "quality", "parity", "libraries", "webgpu")
 _TESTS = Path(__file__).parent
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Run all tests of files that the command line names, whatever their markers, unless it has an option ``-m``."""
+    given = any(str(word).startswith("-m") for word in config.invocation_params.args)
+    files = all(Path(str(argument).split("::")[0]).is_file() for argument in config.args)
+    if config.args_source is pytest.Config.ArgsSource.ARGS and files and not given:
+        config.option.markexpr = ""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests of the folders that a plain ``pytest`` leaves out."""
     for item in items:
         folder = item.path.relative_to(_TESTS).parts[0]
         if folder in _TIERS:
             item.add_marker(folder)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Print the command that runs each failed test alone."""
+    failed = {report.nodeid: None for state in ("failed", "error") for report in terminalreporter.getreports(state)}
+    profile = config.getoption("--hypothesis-profile", None)
+    for name in failed:
+        words = ["pytest", name, *([f"--hypothesis-profile={profile}"] if profile else [])]
+        terminalreporter.write_line(f"to run it alone: {shlex.join(words)}")
 
 
 @pytest.fixture(scope="session", autouse=True)
