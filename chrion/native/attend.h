@@ -124,10 +124,11 @@ ATTEND(const Attention *a, const Tile *tile, const float *keys, const float *val
       }
       float now = greatest(&top);
       now = now > largest[q] ? now : largest[q];
+      float base = now == -INFINITY ? 0.0f : now; /* if all scores so far are -inf, the correction clears the sums */
       float correction = largest[q] == now ? 1.0f : first ? expf(largest[q] - now) : 0.0f;
       Floats sums = {0};
       for (int64_t k = 0; k < padded; k += LANES) {
-        Floats part = *(Floats *)(row + k) - now;
+        Floats part = *(Floats *)(row + k) - base;
         exponential(&part);
         Ints later = numbers >= (int32_t)(own - k);
         select_lanes(&part, &zeros, &later);
@@ -142,7 +143,7 @@ ATTEND(const Attention *a, const Tile *tile, const float *keys, const float *val
     accumulate(scores, count, values + first * stride, stride, length, width, results);
   }
   for (int q = 0; q < count; q++) {
-    float factor = 1.0f / total[q];
+    float factor = largest[q] == -INFINITY ? NAN : 1.0f / total[q]; /* as softmax has it */
     for (int64_t at = 0; at < width; at++) tile->output[q][at] = results[q][at] * factor;
   }
 }

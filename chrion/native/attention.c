@@ -123,10 +123,11 @@ static OrtStatus *create(const OperatorDescription *description, const void *tab
   for (size_t at = 0; at < sizeof reals / sizeof *reals && !status; at++)
     status = CALL(OrtStatus *, KernelInfoGetAttributeFloat, const OrtKernelInfo *, const char *, float *)(
         info, reals[at].name, reals[at].value);
-  if (!status) status = chrion_read_shape(info, a.shape, &a.rank);
   if (status) return status;
-  if (a.shared < 1 || a.heads < a.shared || a.heads % a.shared || a.width < 1 || a.width > WIDTH || a.rank < 1)
+  if (a.width < 1 || a.width > WIDTH || a.shared < 1 || a.heads < a.shared || a.heads > MOST_ELEMENTS / WIDTH ||
+      a.heads % a.shared)
     return chrion_error(INVALID_ARGUMENT, "PooledAttention: expected heads that share keys evenly, and a width up to 256");
+  if ((status = chrion_read_shape(info, a.heads * a.width, a.shape, &a.rank))) return status;
   if (a.rotated < 0 || a.rotated > a.width || a.rotated % 2)
     return chrion_error(INVALID_ARGUMENT, "PooledAttention: expected an even number of rotated elements, up to the width");
   if (a.columns != a.rotated && a.columns != a.rotated / 2)
@@ -147,6 +148,11 @@ static size_t make_tiles(const Run *run, int64_t count, int64_t most, int64_t *t
   return found;
 }
 
+/* Return whether an input has a number of rows. */
+static bool has_rows(size_t bytes, int64_t count, size_t row) {
+  return row && count ? bytes % row == 0 && bytes / row == (size_t)count : bytes == 0;
+}
+
 static OrtStatus *compute(void *kernel, OrtKernelContext *context) {
   const Attention *a = kernel;
   void *data[INPUTS] = {0};
@@ -160,25 +166,27 @@ static OrtStatus *compute(void *kernel, OrtKernelContext *context) {
   for (size_t at = 0; at < given; at++)
     if ((status = chrion_read_input(context, at, &data[at], &bytes[at]))) return status;
   int64_t count = (int64_t)(bytes[PAST] / sizeof(int64_t)), own = a->shared * a->width;
-  size_t row = (size_t)own * sizeof(float), all = (size_t)(count * a->heads * a->width) * sizeof(float);
+  size_t row = (size_t)own * sizeof(float), all = (size_t)(a->heads * a->width) * sizeof(float);
   bool packed = !data[KEY];
   int64_t stride = a->heads * a->width + (packed ? 2 * own : 0);
-  if (bytes[START] != bytes[PAST] || bytes[QUERY] != (size_t)(count * stride) * sizeof(float) ||
-      bytes[KEY] != (packed ? 0 : (size_t)count * row) || bytes[VALUE] != bytes[KEY] ||
-      bytes[KEY_POOL] != bytes[VALUE_POOL] ||
-      bytes[COSINES] != (size_t)(count * a->columns) * sizeof(float) || bytes[SINES] != bytes[COSINES])
+  if (bytes[START] != bytes[PAST] || !has_rows(bytes[QUERY], count, (size_t)stride * sizeof(float)) ||
+      !has_rows(bytes[KEY], packed ? 0 : count, row) || bytes[VALUE] != bytes[KEY] ||
+      bytes[KEY_POOL] != bytes[VALUE_POOL] || !has_rows(bytes[COSINES], count, (size_t)a->columns * sizeof(float)) ||
+      bytes[SINES] != bytes[COSINES])
     return chrion_error(INVALID_ARGUMENT, "PooledAttention: sizes of inputs do not match");
   Run run = {.attention = a, .queries = data[QUERY], .keys = data[KEY_POOL], .values = data[VALUE_POOL],
              .past = data[PAST], .start = data[START], .stride = stride,
              .cosines = data[COSINES], .sines = data[SINES]};
-  if ((status = chrion_make_output(context, a->shape, a->rank, count, all, (void **)&run.output))) return status;
+  status = chrion_make_output(context, a->shape, a->rank, count, (size_t)count * all, (void **)&run.output);
+  if (status) return status;
 
-  int64_t rows = (int64_t)(bytes[KEY_POOL] / row), work = 0;
+  int64_t rows = (int64_t)(bytes[KEY_POOL] / row);
+  double work = 0;
   for (int64_t token = 0; token < count; token++) {
     int64_t past = run.past[token], start = run.start[token];
     if (past < 0 || start < 0 || past >= rows || start >= rows - past)
       return chrion_error(INVALID_ARGUMENT, "PooledAttention: a row is outside the pool");
-    work += 2 * (past + 1) * a->heads * a->width;
+    work += 2.0 * (double)(past + 1) * (double)(a->heads * a->width);
   }
   for (int64_t token = 0; token < count; token++) {
     int64_t at = (run.start[token] + run.past[token]) * own;

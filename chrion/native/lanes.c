@@ -104,14 +104,16 @@ static bool succeeded(OrtStatus *status, Failure *failure) {
   return false;
 }
 
-/* Called by onnxruntime when this library is registered with session options. Keeps a copy of the options; there are no
- * operators to add. */
+/* Called by onnxruntime when this library is registered with session options. Keeps a copy of the options in place of
+ * one that chrion_open has not used; there are no operators to add. */
 OrtStatus *RegisterCustomOps(OrtSessionOptions *options, const OrtApiBase *base) {
   if (!api) {
     void *const *table = base->GetApi(API_VERSION);
     if (!table) return NULL; /* chrion_open then reports an error */
     api = table;
   }
+  if (given) CALL(void, ReleaseSessionOptions, OrtSessionOptions *)(given);
+  given = NULL;
   return CALL(OrtStatus *, CloneSessionOptions, const OrtSessionOptions *, OrtSessionOptions **)(options, &given);
 }
 
@@ -463,23 +465,23 @@ static void *work(void *argument) {
   }
 }
 
+/* Interval at which the end of a lane's thread is awaited. */
+#define JOIN_INTERVAL_NS 50000
+
 /* Stop all lanes after the requests that were submitted to them, waiting for at most the given time. Return true if the
  * lanes have stopped and are freed. */
 bool chrion_stop(Lanes *lanes, double seconds) {
   Request *last = calloc((size_t)lanes->count, sizeof *last); /* a request without a frame stops its lane */
-  struct timespec until;
   bool ended = last != NULL;
-  clock_gettime(CLOCK_REALTIME, &until);
-  until.tv_sec += (time_t)seconds;
-  until.tv_nsec += (long)((seconds - (double)(time_t)seconds) * 1e9);
-  until.tv_sec += until.tv_nsec / 1000000000;
-  until.tv_nsec %= 1000000000;
+  double until_us = now_us() + seconds * 1e6;
   pthread_mutex_lock(&lanes->order);
   lanes->requests++;
   for (int at = 1; last && at <= lanes->started; at++) submit(&lanes->lane[at], &last[at], lanes->requests);
   pthread_mutex_unlock(&lanes->order);
-  for (int at = 1; last && at <= lanes->started; at++)
-    ended &= pthread_timedjoin_np(lanes->lane[at].thread, NULL, &until) == 0;
+  /* pthread_timedjoin_np would wait on the system's clock, which may be set back. */
+  for (int at = 1; ended && at <= lanes->started; at++)
+    while (pthread_tryjoin_np(lanes->lane[at].thread, NULL) && (ended = now_us() < until_us))
+      nanosleep(&(struct timespec){.tv_nsec = JOIN_INTERVAL_NS}, NULL);
   if (!ended) return false; /* a lane may still use the memory */
   free(last);
   free(lanes);

@@ -32,12 +32,18 @@ OrtStatus *chrion_error(int code, const char *message) {
   return CALL(OrtStatus *, CreateStatus, int, const char *)(code, message);
 }
 
-OrtStatus *chrion_read_shape(const OrtKernelInfo *info, int64_t *shape, int64_t *rank) {
+OrtStatus *chrion_read_shape(const OrtKernelInfo *info, int64_t elements, int64_t *shape, int64_t *rank) {
   size_t count = 8;
+  int64_t product = 1;
   OrtStatus *status = CALL(OrtStatus *, KernelInfoGetAttributeInts, const OrtKernelInfo *, const char *, int64_t *,
                            size_t *)(info, "shape", shape, &count);
+  if (status) return status;
+  for (size_t at = 1; at < count && product; at++)
+    product = shape[at] > 0 && shape[at] <= MOST_ELEMENTS / product ? product * shape[at] : 0;
+  if (count < 2 || !product || (elements && product != elements))
+    return chrion_error(INVALID_ARGUMENT, "shape: expected fixed dimensions after the first, as many elements as a row has");
   *rank = (int64_t)count;
-  return status;
+  return NULL;
 }
 
 OrtStatus *chrion_read_input(const OrtKernelContext *context, size_t at, void **data, size_t *bytes) {

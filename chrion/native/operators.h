@@ -65,12 +65,16 @@ typedef struct OperatorDescription {
   int (*last_version)(const struct OperatorDescription *);
 } OperatorDescription;
 
+/* The most elements of a row, so that no product of attributes overflows. */
+#define MOST_ELEMENTS ((int64_t)1 << 32)
+
 /* Set before any operator is created. */
 extern void *const *chrion_api;
 
 OrtStatus *chrion_error(int code, const char *message);
-/* Read the attribute `shape`, of up to 8 dimensions. */
-OrtStatus *chrion_read_shape(const OrtKernelInfo *info, int64_t *shape, int64_t *rank);
+/* Read the attribute `shape`, of 2 to 8 dimensions. Fail unless those after the first are positive and have `elements` in
+ * all, or any number up to MOST_ELEMENTS if `elements` is 0. */
+OrtStatus *chrion_read_shape(const OrtKernelInfo *info, int64_t elements, int64_t *shape, int64_t *rank);
 /* Read the data of an input and its size in bytes; both are 0 if the input is not given. */
 OrtStatus *chrion_read_input(const OrtKernelContext *context, size_t at, void **data, size_t *bytes);
 /* Make the output, of a shape with another first dimension; `bytes` is the size that it must have. */

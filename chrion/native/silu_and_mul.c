@@ -45,10 +45,9 @@ static OrtStatus *create(const OperatorDescription *description, const void *tab
                          void **kernel) {
   (void)description, (void)table;
   Gate gate = {0};
-  OrtStatus *status = chrion_read_shape(info, gate.shape, &gate.rank);
+  OrtStatus *status = chrion_read_shape(info, 0, gate.shape, &gate.rank);
   if (status) return status;
-  gate.width = gate.rank > 1 ? gate.shape[gate.rank - 1] : 0;
-  if (gate.width < 1) return chrion_error(INVALID_ARGUMENT, "SiluAndMul: expected a shape whose last dimension is fixed");
+  gate.width = gate.shape[gate.rank - 1];
   return chrion_make_kernel(&gate, sizeof gate, kernel);
 }
 
