@@ -192,6 +192,7 @@ class GeneralServer(Server):
             resident.level, resident.bytes, resident.load_ms = level, self._table.bytes[kind], self.load_times[kind]
             self._finish_use(now, resident)
             self.host.load_next(now)
+            self.host.start_ready(now)  # its requests may need fewer cores now
             return
         resident = self._add_resident(now, kind)
         jobs = self._waiters.pop(model)

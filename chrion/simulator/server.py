@@ -158,6 +158,7 @@ class Server(DeviceMemory):
             resident.level, resident.bytes, resident.load_ms = level, self._table.bytes[kind], self.load_times[kind]
             self._finish_use(now, resident)
             self._load_next(now)
+            self._start_ready(now)  # its requests may need fewer cores now
             return
         resident = self._add_resident(now, kind)
         jobs = self._waiters.pop(model)

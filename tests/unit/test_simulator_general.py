@@ -44,6 +44,12 @@ def random_variants(rng: np.random.Generator, number: int, batch_cost: float = 1
     return found
 
 
+def needing_a_core_more(variant: Variant) -> Variant:
+    """Return a variant with half of the memory and up to two cores."""
+    cores = (variant.latency_ms, *variant.core_busy_ms)[:2]
+    return replace(variant, memory_mb=variant.memory_mb / 2, load_mb=variant.load_mb / 2, core_busy_ms=cores)
+
+
 def records(engine: Engine, chunk: Requests | tuple[Any, Any]) -> np.ndarray:
     """Return the records of all requests in the order of their numbers."""
     rows: list[Any] = []
@@ -60,7 +66,7 @@ def test_without_options_the_servers_are_equal(eviction: str, admission: str, ro
     """A general server without options records what a simple server does, bit by bit, with all policies."""
     rng = np.random.default_rng(4)
     variants = [replace(v, jitter_cv=0.2) for v in random_variants(rng, 12)]
-    smaller = [[replace(v, memory_mb=v.memory_mb / 2, load_mb=v.load_mb / 2) for v in variants]] if shrink else []
+    smaller = [[needing_a_core_more(v) for v in variants]] if shrink else []
     specs = [ServerSpec(gpu_memory_gb=3.0, cpu_cores=3, gpu_slots=2), ServerSpec(gpu_memory_gb=2.0, cpu_cores=2)]
     times, models = np.cumsum(rng.exponential(25.0, 1500)), rng.integers(0, 12, 1500)
     own = policies(12, eviction=eviction, admission=admission, load_order="demand", pinned=True)

@@ -172,6 +172,7 @@ class ShrinkingServer:
         self.held[model] = level
         self.leave(model)
         self.use_link()
+        self.dispatch()
 
 
 def random_levels(rng: np.random.Generator, models: int, *, on_cpu: bool) -> list[list[Variant]]:
