@@ -1,7 +1,8 @@
 """The limit of a scenario: the fewest servers or the least memory, or the most models or the highest rate.
 
-A pattern's figure is assumed to change in one direction with the searched value. The search doubles its step until the
-condition changes and then halves the interval, so it simulates about 2 log2(n) values.
+The search doubles its step until the condition changes and then halves the interval, so it simulates about 2 log2(n)
+values. A figure need not change in one direction with the searched value: with another number of servers, requests are
+routed otherwise. So the search goes on beyond the limit until several values in a row do not meet the condition.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ METRICS: dict[str, Callable[[PatternResult], float]] = {
     "p99": lambda result: result.total.response.p99_ms,
 }
 _SHARES = ("violations", "swapping")
+#: Values in a row beyond a limit that must not meet the condition.
+BEYOND = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,12 +188,15 @@ def _limit(source: ScenarioSource, quantity: Searched, condition: Condition, pat
     # The condition holds on one side: from `edge` on for the smallest value, before `edge` for the largest.
     numbers = quantity.numbers
     edge = first_true(lambda n: meets(n) == quantity.smallest, quantity.begin, numbers[0], numbers[-1])
-    last, beyond = (edge, edge - 1) if quantity.smallest else (edge - 1, edge)
-    return Limit(
-        pattern,
-        probe(last) if last in numbers and meets(last) else None,
-        probe(min(beyond, enough)) if beyond in numbers else None,
-    )
+    last, step = (edge, -1) if quantity.smallest else (edge - 1, 1)
+    found = last in numbers and meets(last)
+    at = last
+    while found and abs(at - last) < BEYOND and at + step in numbers:
+        at += step
+        if meets(at):
+            last = at
+    beyond = last + step
+    return Limit(pattern, probe(last) if found else None, probe(min(beyond, enough)) if beyond in numbers else None)
 
 
 def _probe(source: ScenarioSource, quantity: Searched, condition: Condition) -> tuple[Probe | None, bool]:

@@ -14,6 +14,7 @@ from chrion.simulator import find
 from chrion.simulator.export import export_requests
 from chrion.simulator.find import Condition, find_limits, first_true, parse_until
 from chrion.simulator.replications import interval, intervals, seeds, t_quantile
+from chrion.simulator.results import PatternResult
 from chrion.simulator.run import simulate
 from chrion.simulator.scenario import ScenarioSource, find_scenario
 from chrion.simulator.sweep import run_sweep
@@ -79,6 +80,22 @@ def test_a_limit_is_a_limit(name: str, sign: int) -> None:
     if name == "servers":
         assert limit.found is not None
         assert limit.found.cost_per_hour == 2.0 * limit.found.amount
+
+
+class Sawtooth(Condition):
+    """A figure that is low for some numbers of servers below others for which it is high."""
+
+    def figure(self, result: PatternResult) -> float:
+        """Return 0 or 1."""
+        return float(len(result.servers) not in {*range(28, 32), *range(34, 100)})
+
+
+def test_a_limit_is_none_if_a_value_close_beyond_it_meets_the_condition() -> None:
+    """Doubling and halving alone would find 34, since 32 and 33 do not meet the condition."""
+    (limit,) = find_limits(source(requests=300, rate_per_s=1e5), "servers", Sawtooth("p99", 0.5))
+    assert limit.found is not None
+    assert limit.beyond is not None
+    assert (limit.found.amount, limit.beyond.amount) == (28, 27)
 
 
 def test_the_number_of_models_is_found_between_copies() -> None:
