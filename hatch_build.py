@@ -1,4 +1,8 @@
-"""A build hook that compiles the native libraries; without a C compiler, Chrion works without them."""
+"""A build hook that compiles the native libraries; without a C compiler, Chrion works without them.
+
+Environment variables: ``CC`` is the compiler, and with ``CHRION_NATIVE=0`` nothing is compiled, for a wheel that fits all
+systems. ``scripts/build_wheels.py`` sets them.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 _FOLDER = Path("chrion", "native")
-_FLAGS = ("-std=gnu11", "-O3", "-Wall", "-fPIC", "-shared", "-pthread", "-lm")
+_FLAGS = ("-std=gnu11", "-O3", "-Wall", "-fPIC", "-fvisibility=hidden", "-shared", "-pthread", "-lm")
 #: The sources of each library, and what Chrion does without it.
 _LIBRARIES = {
     "lanes": (("lanes.c",), "lanes will be Python threads"),
@@ -40,7 +44,8 @@ class NativeHook(BuildHookInterface[Any]):
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:  # noqa: ARG002 - hatchling's signature
         """Compile the libraries before hatchling collects the files."""
-        if sys.platform != "linux":  # the lanes use the affinity calls and futexes of Linux
+        # The lanes use the affinity calls and futexes of Linux.
+        if sys.platform != "linux" or os.environ.get("CHRION_NATIVE") == "0":
             return
         for name, (sources, otherwise) in _LIBRARIES.items():
             if reason := self._compile(name, sources, build_data):

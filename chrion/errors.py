@@ -18,9 +18,11 @@
      +- ProviderError
      +- ServerError
      +- GenerationError
+     +- SpaceError
 
-The command line prints any of them as one line on stderr and exits with code 2. Wrong input is also a ``ValueError``,
-and an execution provider or a server that does not work is also a ``RuntimeError``.
+The command line prints any of them as one line on stderr and exits with code 2, or with 1 for the last one. Wrong input
+is also a ``ValueError``, an execution provider or a server that does not work is also a ``RuntimeError``, and a full disk is
+also an ``OSError``.
 
 A message says where the error is, what is wrong, and what was expected; the hint, if there is one, says what to do.
 """
@@ -123,3 +125,7 @@ class ServerError(ChrionError, RuntimeError):
 
 class GenerationError(ChrionError, RuntimeError):
     """An iteration of a request failed (exit code 2)."""
+
+
+class SpaceError(ChrionError, OSError):
+    """The folder of temporary files has no space for a model's weights (exit code 1)."""

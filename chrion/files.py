@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import logging
 import os
 import secrets
 import tomllib
@@ -18,6 +19,10 @@ from chrion.errors import InputError, OptionError
 
 #: The size limit of JSON and TOML files. It also stops a read from an endless device such as ``/dev/zero``.
 _MAX_BYTES = 1 << 28
+#: Folders of the cache that were refused with a warning.
+_refused: set[Path] = set()
+
+log = logging.getLogger(__name__)
 
 
 def write_atomically(path: Path, content: str | bytes, *, private: bool = False) -> None:
@@ -111,7 +116,9 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def read_cached(path: Path) -> dict[str, Any] | None:
-    """Return what :func:`write_cached` stored, or None if the file is missing or cannot be read."""
+    """Return what :func:`write_cached` stored, or None if the file is missing, cannot be read, or is not trusted."""
+    if not is_trusted(path.parent):
+        return None
     try:
         content = parse_json(read_bytes(path))
     except (OSError, ValueError):
@@ -120,10 +127,11 @@ def read_cached(path: Path) -> dict[str, Any] | None:
 
 
 def write_cached(path: Path, content: Mapping[str, Any]) -> None:
-    """Store an object in the cache, readable by its owner only; do nothing if the cache cannot be written."""
+    """Store an object in the cache, readable by its owner only; do nothing if it cannot be written or is not trusted."""
     try:
         _make_private(path.parent)
-        write_atomically(path, json.dumps(content), private=True)
+        if is_trusted(path.parent):
+            write_atomically(path, json.dumps(content), private=True)
     except (OSError, OptionError):
         return
 
@@ -171,6 +179,30 @@ def cache_folder() -> Path:
     with contextlib.suppress(OSError):  # then nothing is cached
         _make_private(folder)
     return folder
+
+
+def is_trusted(folder: Path) -> bool:
+    """Return whether only the user can write to a folder of the cache and to those above it in the cache.
+
+    Another user who owned one, or could write to it, could choose the plans that this user's sessions run. The first
+    such folder is named in a warning, as ssh does with keys, and the cache is not used.
+    """
+    if not hasattr(os, "geteuid"):  # Windows: the user's cache folder has the user's rights
+        return True
+    root = cache_folder()
+    for part in (root, *(parent for parent in (*reversed(folder.parents), folder) if root in parent.parents)):
+        try:
+            found = part.stat()
+        except OSError:  # missing, or not to be read: so is what it contains
+            continue
+        if found.st_uid == os.geteuid() and not found.st_mode & 0o022:
+            continue
+        if part not in _refused:
+            _refused.add(part)
+            what = "it can be written by other users" if found.st_uid == os.geteuid() else "it belongs to another user"
+            log.warning("the cache is not used: %s: %s (expected: chmod 700, or another CHRION_CACHE)", part, what)
+        return False
+    return True
 
 
 def _make_private(folder: Path) -> None:

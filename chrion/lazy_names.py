@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from chrion.installation import MISSING, check_onnxruntime
+
 
 def import_on_first_use(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
     """Return the ``__getattr__`` of a package that imports public names, and modules of the package, on first use.
@@ -15,11 +17,19 @@ def import_on_first_use(package: str, modules: Mapping[str, str]) -> Callable[[s
     Args:
         package: The package's name.
         modules: The module of each public name.
+
+    The function raises ImportError if onnxruntime is missing or damaged.
     """
 
     def get(name: str) -> Any:
         if name in modules:
-            value = getattr(importlib.import_module(modules[name]), name)
+            check_onnxruntime()
+            try:
+                value = getattr(importlib.import_module(modules[name]), name)
+            except ModuleNotFoundError as error:
+                if error.name != "onnxruntime":
+                    raise
+                raise ModuleNotFoundError(MISSING, name="onnxruntime") from error
             setattr(sys.modules[package], name, value)  # later uses do not call this function
             return value
         if not name.startswith("_") and importlib.util.find_spec(f"{package}.{name}"):

@@ -22,7 +22,7 @@ cd "$scratch"
 
 build() { # NAME SOURCES...: a library, with the flags of run
   # shellcheck disable=SC2086 # several flags
-  "$compiler" -std=gnu11 -O1 -g -fno-omit-frame-pointer $flags -fPIC -shared -pthread "${@:2}" \
+  "$compiler" -std=gnu11 -O1 -g -fno-omit-frame-pointer $flags -fPIC -fvisibility=hidden -shared -pthread "${@:2}" \
     -lm -o "chrion/native/lib$1.so"
 }
 

@@ -33,10 +33,10 @@ from chrion.cli.serve import serve
 from chrion.cli.simulate import simulate
 from chrion.cli.sweep import sweep
 from chrion.cli.tune import tune
-from chrion.errors import ChrionError
+from chrion.errors import ChrionError, SpaceError
 from chrion.scheduler import POLICIES, policy_names
 
-_BAD_INPUT = 2
+_FAILED, _BAD_INPUT = 1, 2
 _SETTINGS = {"help_option_names": ["-h", "--help"]}
 _START, _STUDY, _PLAN, _RUN, _FILES = "Start", "Study", "Plan", "Run", "Files"
 
@@ -58,7 +58,7 @@ def run() -> int:
     try:
         code = app(standalone_mode=False, prog_name="chrion")
     except ChrionError as error:
-        return _fail(str(error))
+        return _fail(str(error), _FAILED if isinstance(error, SpaceError) else _BAD_INPUT)
     except _USAGE_ERROR as error:
         context = getattr(error, "ctx", None)
         return _fail(f"{error.format_message()} (see: {context.command_path if context else 'chrion'} --help)")
@@ -69,9 +69,9 @@ def run() -> int:
     return code if isinstance(code, int) else 0
 
 
-def _fail(message: str) -> int:
+def _fail(message: str, code: int = _BAD_INPUT) -> int:
     print(f"chrion: error: {' '.join(message.split())}", file=sys.stderr)  # noqa: T201 - one line, as long as it is
-    return _BAD_INPUT
+    return code
 
 
 class _LogHandler(logging.Handler):

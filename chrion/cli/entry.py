@@ -4,7 +4,7 @@ Exit codes:
 
 ==== =========================================================================
 0    The command succeeded.
-1    A failure: wrong outputs, a closed or full standard output, or a bug (with a traceback).
+1    A failure: wrong outputs, a closed or full standard output, a full disk, or a bug (with a traceback).
 2    Bad input: a usage error, or a file or value that cannot be used.
 3    The plan, or the measured latency, misses the SLO or the GPU budget.
 130  Interrupted with Ctrl-C.
@@ -18,6 +18,9 @@ import os
 import sys
 from collections.abc import Iterator
 from typing import NoReturn
+
+from chrion import __version__
+from chrion.installation import MISSING, check_onnxruntime
 
 #: Exit code after Ctrl-C.
 INTERRUPTED = 130
@@ -36,6 +39,11 @@ def main() -> NoReturn:
         except OSError:  # its reader has ended, perhaps by the same Ctrl-C
             _discard_stdout()
         code = INTERRUPTED
+    except ImportError as error:
+        if error.name != "onnxruntime":
+            raise
+        _complain(f"error: {error}")
+        code = 2
     except BrokenPipeError:  # the reader of stdout, `head` for example, has closed it
         _discard_stdout()
         code = 1
@@ -59,8 +67,15 @@ def _replace_closed_streams() -> None:
 
 
 def _run() -> int:
+    if sys.argv[1:] in (["--version"], ["-V"]):  # needs no library; with other arguments, Typer prints it
+        print(f"chrion {__version__}")  # noqa: T201 - this is what stdout is for
+        return 0
     with _notice("chrion: loading ..."):
-        from chrion.cli.app import run  # noqa: PLC0415 - takes a second, during which Ctrl-C has to be handled
+        check_onnxruntime()
+        try:
+            from chrion.cli.app import run  # noqa: PLC0415 - takes a second, during which Ctrl-C has to be handled
+        except ModuleNotFoundError as error:
+            raise ImportError(MISSING if error.name == "onnxruntime" else str(error), name=error.name) from error
     return run()
 
 

@@ -30,7 +30,7 @@ from chrion.graph.optimise import name_nodes, optimise_model
 from chrion.graph.reading import read_model, serialise
 from chrion.graph.source_weights import SourceWeights
 from chrion.graph.type_inference import infer_types
-from chrion.graph.weights_folder import WeightsFolder
+from chrion.graph.weights_folder import WeightsFolder, space_for
 
 _BASIC, _PLAIN = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC, ort.GraphOptimizationLevel.ORT_DISABLE_ALL
 
@@ -57,6 +57,7 @@ def load(
             its values is a map.
         ShapeError: A shape names no input or free dimension, or contradicts the model.
         UnsafeModelError: The model refers to files outside its own folder.
+        SpaceError: The folder of temporary files has no space for the weights.
     """
     proto, path = read_model(source)
     file = None if isinstance(source, bytes | onnx.ModelProto) else Path(source).absolute()
@@ -65,9 +66,10 @@ def load(
     declared = {v.name: declared_shape(v) for v in values if v.type.HasField("tensor_type")}
     original = path or serialise(proto, "model")
     fix_shapes(proto, given)
-    folder = WeightsFolder()
-    sources = SourceWeights(proto, follow_links(proto, path), folder) if path else None
-    model, types, session = _optimised(proto, path, folder, sources, basic=optimise)
+    with space_for(proto.ByteSize(), str(path or "model")):
+        folder = WeightsFolder()
+        sources = SourceWeights(proto, follow_links(proto, path), folder) if path else None
+        model, types, session = _optimised(proto, path, folder, sources, basic=optimise)
     _refuse_maps(types, str(path or "model"))
     description = describe_session(session, declared)
     hidden = sources.names if sources else ()

@@ -10,18 +10,19 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import functools
 import os
 import shutil
 import stat
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import gettempdir, mkdtemp
 
-from chrion.errors import ModelError
+from chrion.errors import ModelError, SpaceError
 
 if sys.platform != "win32":
     import fcntl
@@ -54,6 +55,32 @@ class SourceFile:
             raise ModelError(f"{self.path}: weights of a loaded model cannot be read: {error.strerror}") from error
         if (found.st_size, found.st_mtime_ns) != (self.size, self.modified_ns):
             raise ModelError(f"{self.path}: changed since the model was loaded", hint="load the model again")
+
+
+@contextlib.contextmanager
+def space_for(needed: int, where: str) -> Iterator[None]:
+    """Raise a failure within the context as one of the system, if it is due to a full disk.
+
+    onnxruntime reports that it cannot write a file, but not why.
+
+    Args:
+        needed: Bytes of the weights that are written, at least.
+        where: The model.
+
+    Raises:
+        SpaceError: The context failed, and the folder of temporary files lacks the space.
+    """
+    folder = gettempdir()
+    free = shutil.disk_usage(folder).free
+    try:
+        yield
+    except (OSError, ModelError) as error:
+        full = isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}
+        if not full and min(free, shutil.disk_usage(folder).free) >= needed:
+            raise
+        sizes = f"{needed / 1e6:.1f} MB of weights are written there, {free / 1e6:.1f} MB were free"
+        hint = "free some space, or name another folder in the environment variable TMPDIR"
+        raise SpaceError(f"{where}: no space in {folder}: {sizes}", hint=hint) from error
 
 
 class WeightsFolder:

@@ -40,7 +40,8 @@
 #ifndef CHRION_SOURCE
 #define CHRION_SOURCE ""
 #endif
-const char *chrion_source(void) { return CHRION_SOURCE; }
+#define EXPORT __attribute__((visibility("default"))) /* the library is compiled with -fvisibility=hidden */
+EXPORT const char *chrion_source(void) { return CHRION_SOURCE; }
 
 /* ---- onnxruntime's C API: indices into its table of functions, which stay valid in later versions. ---- */
 
@@ -106,7 +107,7 @@ static bool succeeded(OrtStatus *status, Failure *failure) {
 
 /* Called by onnxruntime when this library is registered with session options. Keeps a copy of the options in place of
  * one that chrion_open has not used; there are no operators to add. */
-OrtStatus *RegisterCustomOps(OrtSessionOptions *options, const OrtApiBase *base) {
+EXPORT OrtStatus *RegisterCustomOps(OrtSessionOptions *options, const OrtApiBase *base) {
   if (!api) {
     void *const *table = base->GetApi(API_VERSION);
     if (!table) return NULL; /* chrion_open then reports an error */
@@ -133,7 +134,7 @@ static bool prepare(Failure *failure) {
 }
 
 /* Open a serialised model with the options that were last registered on this thread. Return NULL on failure. */
-OrtSession *chrion_open(const void *model, size_t bytes, Failure *failure) {
+EXPORT OrtSession *chrion_open(const void *model, size_t bytes, Failure *failure) {
   OrtSessionOptions *options = given;
   OrtSession *session = NULL;
   failure->code = 0;
@@ -151,19 +152,19 @@ OrtSession *chrion_open(const void *model, size_t bytes, Failure *failure) {
   return failure->code ? NULL : session;
 }
 
-void chrion_close(OrtSession *session) { CALL(void, ReleaseSession, OrtSession *)(session); }
+EXPORT void chrion_close(OrtSession *session) { CALL(void, ReleaseSession, OrtSession *)(session); }
 
-OrtIoBinding *chrion_binding(OrtSession *session, Failure *failure) {
+EXPORT OrtIoBinding *chrion_binding(OrtSession *session, Failure *failure) {
   OrtIoBinding *binding = NULL;
   failure->code = 0;
   succeeded(CALL(OrtStatus *, CreateIoBinding, OrtSession *, OrtIoBinding **)(session, &binding), failure);
   return binding;
 }
 
-void chrion_unbind(OrtIoBinding *binding) { CALL(void, ReleaseIoBinding, OrtIoBinding *)(binding); }
+EXPORT void chrion_unbind(OrtIoBinding *binding) { CALL(void, ReleaseIoBinding, OrtIoBinding *)(binding); }
 
 /* Bind host memory, which the caller keeps alive, to an input or output. Return false on failure. */
-bool chrion_bind(OrtIoBinding *binding, bool output, const char *name, void *data, size_t bytes, const int64_t *shape,
+EXPORT bool chrion_bind(OrtIoBinding *binding, bool output, const char *name, void *data, size_t bytes, const int64_t *shape,
                  size_t rank, int type, Failure *failure) {
   OrtValue *value = NULL;
   failure->code = 0;
@@ -470,7 +471,7 @@ static void *work(void *argument) {
 
 /* Stop all lanes after the requests that were submitted to them, waiting for at most the given time. Return true if the
  * lanes have stopped and are freed. */
-bool chrion_stop(Lanes *lanes, double seconds) {
+EXPORT bool chrion_stop(Lanes *lanes, double seconds) {
   Request *last = calloc((size_t)lanes->count, sizeof *last); /* a request without a frame stops its lane */
   bool ended = last != NULL;
   double until_us = now_us() + seconds * 1e6;
@@ -490,7 +491,7 @@ bool chrion_stop(Lanes *lanes, double seconds) {
 
 /* Create the lanes of a program and their threads. Return NULL if that fails. The first part runs on the threads of the
  * callers of chrion_run. */
-Lanes *chrion_start(int count, const Part *parts, double spin_us, double idle_us, int limit) {
+EXPORT Lanes *chrion_start(int count, const Part *parts, double spin_us, double idle_us, int limit) {
   size_t bytes = sizeof(Lanes) + (size_t)count * sizeof(Lane);
   Lanes *lanes = aligned_alloc(64, (bytes + 63) / 64 * 64);
   if (!lanes) return NULL;
@@ -527,7 +528,7 @@ Lanes *chrion_start(int count, const Part *parts, double spin_us, double idle_us
   return NULL;
 }
 
-void chrion_free_frame(Frame *frame) {
+EXPORT void chrion_free_frame(Frame *frame) {
   if (!frame) return;
   free(frame->sessions);
   free(frame->bindings);
@@ -538,7 +539,7 @@ void chrion_free_frame(Frame *frame) {
 
 /* Create a frame for a number of lanes and segments, whose sessions and bindings the caller keeps alive. Any lanes of the
  * same program may run it. Return NULL if memory cannot be allocated. */
-Frame *chrion_frame(int lanes, int segments, OrtSession *const *sessions, OrtIoBinding *const *bindings) {
+EXPORT Frame *chrion_frame(int lanes, int segments, OrtSession *const *sessions, OrtIoBinding *const *bindings) {
   Frame *frame = calloc(1, sizeof *frame);
   if (!frame) return NULL;
   size_t pointers = (size_t)segments * sizeof(void *), n = (size_t)lanes;
@@ -583,7 +584,7 @@ static bool moved(const Lanes *lanes, const cpu_set_t *caller) {
 enum { FAILED, SERVED, MOVED };
 
 /* Serve a request on a frame. Return FAILED if a segment failed, and MOVED if the lanes need other cores from now on. */
-int chrion_run(Lanes *lanes, Frame *frame, double *times, Failure *failure) {
+EXPORT int chrion_run(Lanes *lanes, Frame *frame, double *times, Failure *failure) {
   cpu_set_t before;
   Lane *own = &lanes->lane[0];
   bool known = own->part.core >= 0 && sched_getaffinity(0, sizeof before, &before) == 0;

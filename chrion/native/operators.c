@@ -9,13 +9,14 @@
 #ifndef CHRION_SOURCE
 #define CHRION_SOURCE ""
 #endif
-const char *chrion_source(void) { return CHRION_SOURCE; }
+#define EXPORT __attribute__((visibility("default"))) /* the library is compiled with -fvisibility=hidden */
+EXPORT const char *chrion_source(void) { return CHRION_SOURCE; }
 
 void *const *chrion_api;
 int chrion_level;
 
 /* Use the best instructions up to a level that the processor has; return their level. Tests compare them. */
-int chrion_choose(int level) {
+EXPORT int chrion_choose(int level) {
   chrion_level = 0;
 #if defined(__x86_64__)
   __builtin_cpu_init();
@@ -114,7 +115,7 @@ static OrtStatus *make_domain(OrtCustomOpDomain **domain) {
 }
 
 /* Called by onnxruntime when this library is registered with session options. */
-OrtStatus *RegisterCustomOps(OrtSessionOptions *options, const OrtApiBase *base) {
+EXPORT OrtStatus *RegisterCustomOps(OrtSessionOptions *options, const OrtApiBase *base) {
   static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
   static OrtCustomOpDomain *domain; /* of all sessions, to the end of the process */
   OrtStatus *status = NULL;

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from chrion.files import cache_folder
+from chrion.files import cache_folder, is_trusted
 
 log = logging.getLogger(__name__)
 
@@ -19,7 +19,8 @@ class BusyError(Exception):
 def tuning_lock(timeout_s: float = 0.0) -> Iterator[None]:
     """Hold the lock. The system releases it if the process ends.
 
-    If the cache folder cannot be written to or the file system has no locks, any number of processes may tune.
+    If the cache folder cannot be written to or trusted, or the file system has no locks, any number of processes may
+    tune.
 
     Args:
         timeout_s: Time to wait for another process.
@@ -29,9 +30,10 @@ def tuning_lock(timeout_s: float = 0.0) -> Iterator[None]:
     """
     from filelock import FileLock, Timeout  # noqa: PLC0415 - its import takes as long as a small model's session
 
-    lock = FileLock(cache_folder() / "tuning.lock", thread_local=False)
+    lock = FileLock(cache_folder() / "tuning.lock", mode=0o600, thread_local=False)
     try:
-        lock.acquire(timeout=timeout_s)
+        if is_trusted(cache_folder()):
+            lock.acquire(timeout=timeout_s)
     except Timeout:
         raise BusyError from None
     except (OSError, NotImplementedError) as error:
