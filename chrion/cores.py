@@ -15,12 +15,24 @@ from typing import TypeVar
 import psutil
 
 from chrion.cgroups import cpu_quota
+from chrion.errors import OptionError
 
 _TOPOLOGY = Path("/sys/devices/system/cpu")
 #: The function ``sched_getcpu`` of the C library; None on systems without it.
 _getcpu = getattr(ctypes.pythonapi, "sched_getcpu", None)
 
 Result = TypeVar("Result")
+
+
+def check_cores(cores: int | None) -> None:
+    """Check a number of cores that a user wants; None stands for all.
+
+    Raises:
+        OptionError: This process does not have so many.
+    """
+    available = len(physical_cores())
+    if cores is not None and not 1 <= cores <= available:
+        raise OptionError(f"cores: {cores} requested, but this process may use 1 to {available}")
 
 
 def physical_cores() -> tuple[int, ...]:

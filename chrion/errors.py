@@ -21,13 +21,29 @@
      +- SpaceError
 
 The command line prints any of them as one line on stderr and exits with code 2, or with 1 for the last one. Wrong input
-is also a ``ValueError``, an execution provider or a server that does not work is also a ``RuntimeError``, and a full disk is
-also an ``OSError``.
+is also a ``ValueError``, an execution provider or a server that does not work is also a ``RuntimeError``, and a full
+disk is also an ``OSError``.
 
 A message says where the error is, what is wrong, and what was expected; the hint, if there is one, says what to do.
 """
 
 from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+def did_you_mean(given: str, known: Iterable[str], otherwise: str = "") -> str:
+    """Return the hint for an unknown name.
+
+    Args:
+        given: The unknown name.
+        known: The known names.
+        otherwise: The hint if none of them is similar; by default it lists them.
+    """
+    names = list(known)
+    near = difflib.get_close_matches(given.lower(), names, 1)
+    return f"did you mean {near[0]!r}?" if near else otherwise or f"known: {', '.join(names)}"
 
 
 class ChrionError(Exception):

@@ -127,7 +127,7 @@ def read_cached(path: Path) -> dict[str, Any] | None:
 
 
 def write_cached(path: Path, content: Mapping[str, Any]) -> None:
-    """Store an object in the cache, readable by its owner only; do nothing if it cannot be written or is not trusted."""
+    """Store an object in the cache, readable by its owner only; do nothing if it cannot be written or trusted."""
     try:
         _make_private(path.parent)
         if is_trusted(path.parent):

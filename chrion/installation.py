@@ -29,8 +29,8 @@ FLAVOURS = {
 }
 _INFO = re.compile(r"(onnxruntime(?:[-_.][a-z]+)?)-([0-9][^-]*)(?:-.*)?\.(?:dist|egg)-info", re.IGNORECASE)
 MISSING = (
-    "onnxruntime is not installed (pip install 'chrion[cpu]', or 'chrion[gpu]' for CUDA; for other flavours see the page "
-    "on installation)"
+    "onnxruntime is not installed (pip install 'chrion[cpu]', or 'chrion[gpu]' for CUDA; the page on installation lists"
+    " other flavours)"
 )
 
 

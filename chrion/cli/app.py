@@ -141,7 +141,7 @@ def _register(command: Callable[..., None], panel: str, *examples: str) -> None:
     app.command(
         command.__name__,
         rich_help_panel=panel,
-        help="\n\n".join(" ".join(part.split()) for part in (command.__doc__ or "").split("\n\n")),
+        help=escape("\n\n".join(" ".join(part.split()) for part in (command.__doc__ or "").split("\n\n"))),
         epilog=_policy_lines(command) + "\n".join(["[bold]Examples[/bold]", *(f"  chrion {e}" for e in examples)]),
     )(with_verbosity)
 

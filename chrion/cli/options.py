@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from chrion.cli.completion import complete_accelerator, complete_hardware, complete_policy
+from chrion.profiler.profiles import stored_profiles
 from chrion.scheduler import policy_names
 
 ModelArgument = Annotated[Path, typer.Argument(help="An ONNX model.", metavar="MODEL", show_default=False)]
@@ -25,7 +26,7 @@ ShapeOption = Annotated[
 ]
 CoresOption = Annotated[
     int | None,
-    typer.Option("--cores", metavar="K", help="CPU cores to use at most.", show_default="all physical cores"),
+    typer.Option("--cores", metavar="K", min=1, help="Maximum number of CPU cores.", show_default="all physical cores"),
 ]
 AcceleratorOption = Annotated[
     str | None,
@@ -42,7 +43,7 @@ ProfileOption = Annotated[
     typer.Option(
         "--profile",
         metavar="P.json",
-        help="A stored profile of this or another machine.",
+        help=f"A stored profile of this or another machine: a file, or {', '.join(stored_profiles())}.",
         show_default="measure this machine",
     ),
 ]
@@ -63,7 +64,9 @@ CorrectionsOption = Annotated[
         help="A profile of some operators, measured on the machine of --hardware, to correct the estimates by.",
     ),
 ]
-SloOption = Annotated[str | None, typer.Option("--slo", metavar="60ms", help="Latency that must not be exceeded.")]
+SloOption = Annotated[
+    str | None, typer.Option("--slo", metavar="60ms", help="Latency limit: 60ms, 0.06s; a plain number is in ms.")
+]
 AlphaOption = Annotated[
     float | None,
     typer.Option(
@@ -81,7 +84,9 @@ MemoryOption = Annotated[
 ]
 GpuBudgetOption = Annotated[
     str | None,
-    typer.Option("--gpu-budget", metavar="600MB", help="Resident accelerator memory that must not be exceeded."),
+    typer.Option(
+        "--gpu-budget", metavar="600MB", help="Limit of resident accelerator memory; a plain number is in MB."
+    ),
 ]
 PolicyOption = Annotated[
     str,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import onnx
 
-from chrion.errors import ShapeError
+from chrion.errors import ShapeError, did_you_mean
 from chrion.units import format_shape
 
 
@@ -26,16 +26,23 @@ def fix_shapes(proto: onnx.ModelProto, given: Mapping[str, tuple[int, ...]]) -> 
     for name, shape in given.items():
         if name in inputs:
             _fix_input(inputs[name], shape, sizes)
-        elif len(shape) == 1 and any(name == d.dim_param for i in inputs.values() for d in _dims(i)):
+        elif len(shape) == 1 and name in free_dimensions(inputs.values()):
             sizes[name] = shape[0]
+        elif name in free_dimensions(inputs.values()):
+            raise ShapeError(f"shape: {name!r} is a dimension: expected one size, found {format_shape(shape)}")
         else:
-            known = ", ".join(inputs) or "none"
-            hint = f"its inputs are {known}"
+            known = ", ".join(f"{i.name} ({format_shape(declared_shape(i) or ())})" for i in inputs.values())
+            hint = did_you_mean(name, [*inputs, *free_dimensions(inputs.values())], f"its inputs are {known or 'none'}")
             raise ShapeError(f"shape: the model has no input or free dimension {name!r}", hint=hint)
     for value in inputs.values():
         for dim in _dims(value):
             if dim.dim_param in sizes:
                 dim.dim_value = sizes[dim.dim_param]
+
+
+def free_dimensions(values: Iterable[onnx.ValueInfoProto]) -> set[str]:
+    """Return the names of the dimensions that a model leaves free."""
+    return {dim.dim_param for value in values for dim in _dims(value) if dim.dim_param}
 
 
 def declared_shape(value: onnx.ValueInfoProto) -> tuple[int | str | None, ...] | None:

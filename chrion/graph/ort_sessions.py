@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import onnx
@@ -9,6 +10,10 @@ import onnxruntime as ort
 
 from chrion.errors import ModelError
 from chrion.graph.reading import serialise
+
+_NODE = re.compile(r"Non-zero status code returned while running (\w+) node\. Name:'(.*?)' Status Message: ")
+#: A file of onnxruntime's source and a line, and the function there: its name, or its signature with what it returns.
+_PLACE = re.compile(r"\S+\.(?:cc|cpp|h|hpp):\d+ (?:[\w:<>*&,~ ]+\(.*?\)(?: const)?(?: \[with [^]]*\])? |\w+ )?(?=\S)")
 
 
 def analysis_options(level: ort.GraphOptimizationLevel) -> ort.SessionOptions:
@@ -58,6 +63,8 @@ def weights_folder_option(folder: Path) -> dict[str, str]:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an onnxruntime error, without its code prefix."""
+    """Return the useful part of an onnxruntime error: its first line without codes, places in the source and functions."""
     text = str(error).strip().split("\n", 1)[0]
-    return text.rsplit(" : ", 1)[-1] if text.startswith("[ONNXRuntimeError]") else text
+    if text.startswith("[ONNXRuntimeError]"):
+        text = text.split(" : ", 3)[-1]
+    return _PLACE.sub("", _NODE.sub(r"\1 node '\2': ", text))

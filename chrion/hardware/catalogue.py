@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 from dataclasses import dataclass
 from pathlib import Path
 
-from chrion.errors import HardwareError
+from chrion.errors import HardwareError, did_you_mean
 from chrion.files import bundled_folder
 from chrion.hardware.parts import Accelerator, Link, Part, Processor, rate_of, read_part
 
@@ -160,8 +159,7 @@ def _find(text: str, name: str, folder: Path | None = None) -> Part:
         return read_part(_path(text, folder))
     parts = known_parts()
     if text not in parts:
-        near = difflib.get_close_matches(text.lower(), list(parts), 1)
-        hint = f"did you mean {near[0]!r}?" if near else _known_hint()
+        hint = did_you_mean(text, parts, _known_hint())
         raise HardwareError(f"hardware {name!r}: unknown part {text!r}", hint=hint)
     return parts[text]
 

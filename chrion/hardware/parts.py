@@ -19,13 +19,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from chrion.errors import HardwareError
+from chrion.errors import HardwareError, did_you_mean
 from chrion.files import read_toml
 
 #: Element types with rates of their own; any other type is converted to one of these.
@@ -290,9 +289,7 @@ class _Reader:
         known = list(dict.fromkeys(known))
         for key in table:
             if key not in known:
-                near = difflib.get_close_matches(key, known, 1)
-                hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
-                raise HardwareError(f"{self._path}: unknown key {prefix + key!r}", hint=hint)
+                raise HardwareError(f"{self._path}: unknown key {prefix + key!r}", hint=did_you_mean(key, known))
 
     def _error(self, message: str) -> HardwareError:
         return HardwareError(f"{self._path}: {message}")

@@ -11,11 +11,11 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
-from chrion.cores import physical_cores, private_cache_bytes
+from chrion.cores import check_cores, physical_cores, private_cache_bytes
 from chrion.devices import Device, usable_provider
 from chrion.devices.probe import probe_provider
 from chrion.devices.single_provider import find_cpu_nodes
-from chrion.errors import ModelError, OptionError, ShapeError
+from chrion.errors import ModelError, ShapeError
 from chrion.graph.extract import Extractor
 from chrion.graph.model import Graph
 from chrion.graph.ort_sessions import first_line, weights_folder_option
@@ -137,10 +137,8 @@ def require_shapes(graph: Graph) -> None:
 
 
 def _lanes(cores: int | None) -> tuple[int, ...]:
-    available = physical_cores()
-    if cores is not None and not 1 <= cores <= len(available):
-        raise OptionError(f"cores: {cores} requested, but this process may use 1 to {len(available)}")
-    return available[:cores]
+    check_cores(cores)
+    return physical_cores()[:cores]
 
 
 def _representatives(graphs: Sequence[Graph]) -> dict[str, Operator]:

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from chrion.errors import ProfileError
-from chrion.files import read_json, write_atomically
+from chrion.errors import ProfileError, did_you_mean
+from chrion.files import bundled_folder, read_json, write_atomically
 from chrion.graph.dag import Dag
 from chrion.profiler.costs import FREE, STREAMS, BufferSupport, CopyCost, Costs, OperatorMemory
 from chrion.profiler.estimate import Estimator, Work
@@ -197,14 +197,33 @@ class Profile:
     def load(cls, path: str | Path) -> Profile:
         """Read a profile.
 
+        Args:
+            path: A file, or the name of a profile that is part of Chrion (:func:`stored_profiles`).
+
         Raises:
-            ProfileError: The file cannot be read or is damaged.
+            ProfileError: The file does not exist, cannot be read or is damaged.
         """
-        content = read_json(Path(path), SCHEMA, ProfileError)
+        content = read_json(_find(Path(path)), SCHEMA, ProfileError)
         try:
             return _from_json(content)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise ProfileError(f"{path}: damaged profile: {type(error).__name__}: {error}") from error
+
+
+def stored_profiles() -> list[str]:
+    """Return the names of the profiles that are part of Chrion."""
+    return sorted(path.stem for path in bundled_folder("profiles").glob("*.json"))
+
+
+def _find(path: Path) -> Path:
+    """Return the file of a profile for its path or name."""
+    if path.exists() or path.suffix or path.name != str(path):
+        return path
+    names = stored_profiles()
+    if path.name not in names:
+        hint = did_you_mean(path.name, names, f"stored: {', '.join(names)}")
+        raise ProfileError(f"profile {path.name!r} not found: neither a file nor a stored profile", hint=hint)
+    return bundled_folder("profiles") / f"{path.name}.json"
 
 
 def _expected(dag: Dag, times: Iterable[float]) -> tuple[float, ...]:

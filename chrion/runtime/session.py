@@ -12,6 +12,7 @@ import onnx
 import onnxruntime as ort
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument
 
+from chrion.cores import check_cores
 from chrion.devices import CPU_PROVIDER
 from chrion.graph.model import Graph
 from chrion.runtime import process_hooks
@@ -96,6 +97,7 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
     ) -> None:
         if sess_options is not None and not isinstance(sess_options, ort.SessionOptions):
             raise TypeError(f"sess_options: expected onnxruntime.SessionOptions or None, found {sess_options!r}")
+        check_cores(cores)
         slo_ms = None if slo is None else parse_duration_ms(slo, "slo")
         budget_mb = None if gpu_budget is None else parse_size_mb(gpu_budget, "gpu budget")
         given = Plan.load(plan) if isinstance(plan, str | Path) else plan
@@ -276,6 +278,9 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
         self._engines.set_strict(strict=True)
 
     # Methods that InferenceSession does not have.
+
+    def __repr__(self) -> str:
+        return f"<HybridSession of {self._engines.config.name}: {self.explain().splitlines()[0]}>"
 
     @property
     def plan(self) -> Plan | None:

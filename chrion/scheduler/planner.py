@@ -68,7 +68,8 @@ def partition(  # noqa: PLR0913 - the options of the command of the same name
         ProfileError: The profile has fewer cores than ``cores``, or no operators.
         ScheduleError: The policy needs a device that the profile does not have.
     """
-    limits = check_options(slo, alpha, policy, gpu_budget, streams=streams, meter=meter, memory=memory)
+    limits = check_options(slo, alpha, policy, gpu_budget, cores=cores, streams=streams, meter=meter, memory=memory)
+    _check_types(graph, profile)
     planner = Planner(graph, profile, policy, cores=cores, streams=streams, meter=meter, memory=memory)
     return planner.plan(limits, alpha)
 
@@ -91,7 +92,8 @@ def alternatives(  # noqa: PLR0913 - as for partition
     Arguments and errors are those of :func:`partition`. The default policy returns one plan for each of the most
     promising chunk lengths; every other policy returns one plan.
     """
-    limits = check_options(slo, alpha, policy, gpu_budget, streams=streams, meter=meter, memory=memory)
+    limits = check_options(slo, alpha, policy, gpu_budget, cores=cores, streams=streams, meter=meter, memory=memory)
+    _check_types(graph, profile)
     planner = Planner(graph, profile, policy, cores=cores, streams=streams, meter=meter, memory=memory)
     return planner.alternatives(limits, alpha)
 
@@ -102,6 +104,7 @@ def check_options(  # noqa: PLR0913 - as for partition
     policy: str,
     gpu_budget: str | float | None = None,
     *,
+    cores: int | None = None,
     streams: int | None = None,
     meter: StageMeter | None = None,
     memory: Memory = "resident",
@@ -109,15 +112,16 @@ def check_options(  # noqa: PLR0913 - as for partition
     """Check the options of :func:`partition` before anything is measured; return the SLO and the budget.
 
     Raises:
-        OptionError: The SLO, alpha, policy, budget, number of streams or kind of memory is invalid, or ``meter`` is
-            given for a policy that measures no stages.
+        OptionError: The SLO, alpha, policy, budget, number of cores or streams, or kind of memory is invalid, or
+            ``meter`` is given for a policy that measures no stages.
     """
     check_memory(memory)
     if alpha is not None and not 0 <= alpha < math.inf:
         raise OptionError(f"invalid alpha {alpha}: expected a number of ms per MB, 0 or more")
     chosen = find_policy(policy)
-    if streams is not None and streams < 1:
-        raise OptionError(f"invalid number of streams {streams}: expected 1 or more")
+    for what, number in (("cores", cores), ("streams", streams)):
+        if number is not None and number < 1:
+            raise OptionError(f"invalid number of {what} {number}: expected 1 or more")
     if meter is not None and not chosen.measures_stages:
         able = " or ".join(f"--policy {name}" for name, other in POLICIES.items() if other.measures_stages)
         raise OptionError(f"policy {policy} measures no stages", hint=f"choose {able}")
@@ -125,6 +129,15 @@ def check_options(  # noqa: PLR0913 - as for partition
         None if slo is None else parse_duration_ms(slo, "slo"),
         None if gpu_budget is None else parse_size_mb(gpu_budget, "gpu budget"),
     )
+
+
+def _check_types(graph: object, profile: object) -> None:
+    """Raise an OptionError for arguments that are often given in place of a graph and a profile."""
+    if not isinstance(graph, Graph):
+        raise OptionError(f"graph: expected a Graph, found {graph!r}", hint="chrion.load(MODEL) returns one")
+    if not isinstance(profile, Profile):
+        hint = "chrion.profile(graph) measures one, Profile.load(FILE) reads one"
+        raise OptionError(f"profile: expected a Profile, found {profile!r}", hint=hint)
 
 
 def check_memory(name: str) -> Memory:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from chrion.errors import OptionError, ScenarioError
+from chrion.errors import OptionError, ScenarioError, did_you_mean
 from chrion.generation.scheduling import POLICIES
 from chrion.simulator.decoder_table import COSTS, DecoderSpec, complete_decoder, costs_table
 from chrion.simulator.scenario import ScenarioSource
@@ -139,6 +139,11 @@ def build_decoder_scenario(source: ScenarioSource) -> DecoderScenario:
         ScenarioError: The scenario is invalid.
     """
     content = _changed(source.content, source.sets)
+    with source.named():
+        return _build(content, source)
+
+
+def _build(content: Mapping[str, Any], source: ScenarioSource) -> DecoderScenario:
     if other := next((key for key in ("servers", "models", "workload") if key in content), None):
         raise ScenarioError(f"{other}: not in a scenario with [decoder]", hint="simulate clusters in another file")
     refuse_unknown(content, (*_TOP_KEYS, *_SECTIONS), "scenario")
@@ -220,5 +225,6 @@ def decoder_path(key: str) -> list[str]:
     by_last = [path for path in paths if path.rsplit(".", 1)[-1] == key and not path.startswith(_PROMPT_COSTS)]
     found = [key] if key in paths else by_last
     if len(found) != 1:
-        raise OptionError(f"unknown key {key!r}", hint=f"known: {', '.join(paths)}")
+        known = [*paths, *(path.rsplit(".", 1)[-1] for path in paths)]
+        raise OptionError(f"unknown key {key!r}", hint=did_you_mean(key, known, f"known: {', '.join(paths)}"))
     return found[0].split(".")

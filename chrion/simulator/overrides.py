@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from chrion.errors import OptionError
+from chrion.errors import OptionError, did_you_mean
 from chrion.simulator.settings import SECTIONS
 
 #: Keys at the top level of a scenario.
@@ -63,8 +63,10 @@ def server_path(key: str) -> list[str]:
     homes = ["variants"] if key in VARIANT_KEYS else []
     homes += [name for name, kind in SECTIONS.items() if any(f.name == key for f in fields(kind))]
     if len(homes) != 1:
-        named = ", ".join(f"{home}.{key}" for home in homes)
-        raise OptionError(f"ambiguous key {key!r}: expected one of {named}" if homes else f"unknown key {key!r}")
+        if homes:
+            raise OptionError(f"ambiguous key {key!r}: expected one of {', '.join(f'{home}.{key}' for home in homes)}")
+        known = [*VARIANT_KEYS, *TOP_KEYS, *(f.name for kind in SECTIONS.values() for f in fields(kind))]
+        raise OptionError(f"unknown key {key!r}", hint=did_you_mean(key, known, "docs/simulation.md lists all keys"))
     return [homes[0], key]
 
 
@@ -126,7 +128,8 @@ def _tables(content: dict[str, Any], path: list[str], key: str) -> list[dict[str
     if section == "variants":
         section, rest = "models", ["*", "variants", *rest[-2:]]
     if section not in SECTIONS:
-        raise OptionError(f"key {key!r}: unknown section {section!r}", hint=f"known: {', '.join(SECTIONS)}, variants")
+        hint = did_you_mean(section, [*SECTIONS, "variants"])
+        raise OptionError(f"key {key!r}: unknown section {section!r}", hint=hint)
     default: Any = [{}] if section == "servers" else {}
     tables = _entries(content.setdefault(section, default), rest[:-1] if len(rest) > 1 else ["*"])
     found = list(tables)

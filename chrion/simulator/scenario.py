@@ -6,14 +6,15 @@ All keys have defaults; an empty file simulates the paper's nine models. ``docs/
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from chrion.errors import ScenarioError
+from chrion.errors import ScenarioError, did_you_mean
 from chrion.files import bundled_folder, read_toml
 from chrion.manager.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING, SPILL, Route, route_resident_first
 from chrion.simulator.cluster_state import ServerPolicies
@@ -177,8 +178,22 @@ class ScenarioSource:
         """
         given = dict(self.sets)
         top = {key: given.pop(key) for key in list(given) if key in TOP_KEYS}
-        content = apply_sets(with_catalogue({**self.content, **top}, self.folder), given)
-        return _build(content, self.name, self.folder)
+        with self.named():
+            content = apply_sets(with_catalogue({**self.content, **top}, self.folder), given)
+            return _build(content, self.name, self.folder)
+
+    @contextlib.contextmanager
+    def named(self) -> Iterator[None]:
+        """Name the file in an error about its content that is raised within the context.
+
+        Raises:
+            ScenarioError: The one that was raised, with the file.
+        """
+        try:
+            yield
+        except ScenarioError as error:
+            path = str(self.folder / f"{self.name}.toml")
+            raise ScenarioError(f"{path}: {error.message.removeprefix(f'{path}: ')}", hint=error.hint) from error
 
 
 def find_scenario(name: str) -> ScenarioSource:
@@ -191,10 +206,8 @@ def find_scenario(name: str) -> ScenarioSource:
     if not path.is_file() and not name.endswith(".toml"):
         path = bundled_folder("scenarios") / f"{name}.toml"
     if not path.is_file():
-        known = ", ".join(scenario_names())
-        raise ScenarioError(
-            f"scenario {name!r} not found: neither a file nor a bundled scenario", hint=f"bundled: {known}"
-        )
+        hint = did_you_mean(name, scenario_names(), f"bundled: {', '.join(scenario_names())}")
+        raise ScenarioError(f"scenario {name!r} not found: neither a file nor a bundled scenario", hint=hint)
     return ScenarioSource(path.stem, _read_toml(path), path.parent)
 
 

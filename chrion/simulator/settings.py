@@ -5,12 +5,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, TypeVar
 
-from chrion.errors import ScenarioError
+from chrion.errors import ScenarioError, did_you_mean
 from chrion.manager.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING, SPILL
 
 Section = TypeVar("Section")
@@ -216,9 +215,7 @@ def refuse_unknown(table: Mapping[str, Any], known: Mapping[str, Any] | Sequence
     """
     for key in table:
         if key not in known:
-            near = difflib.get_close_matches(key, list(known), 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
-            raise ScenarioError(f"{where}: unknown key {key!r}", hint=hint)
+            raise ScenarioError(f"{where}: unknown key {key!r}", hint=did_you_mean(key, known))
 
 
 def _value(spec: Field[Any], value: Any, where: str) -> Any:

@@ -19,7 +19,7 @@ from typing import Any
 
 import onnx
 
-from chrion.errors import ModelError, OptionError
+from chrion.errors import ModelError, OptionError, did_you_mean
 from chrion.files import bundled_folder, open_atomically, read_toml, write_atomically
 from chrion.graph.reading import serialise
 from chrion.zoo.bert import BertSpec, build_bert
@@ -175,7 +175,8 @@ def _find_builder(name: str, parameters: Mapping[str, Parameter]) -> tuple[Build
     kinds = builder.parameters
     for key, value in given.items():
         if key not in kinds:
-            raise OptionError(f"model {name}: unknown parameter {key!r}", hint=f"its parameters are {', '.join(kinds)}")
+            hint = did_you_mean(key, kinds, f"its parameters are {', '.join(kinds)}")
+            raise OptionError(f"model {name}: unknown parameter {key!r}", hint=hint)
         if type(value).__name__ != kinds[key] and (type(value), kinds[key]) != (int, "float"):
             raise OptionError(f"model {name}: {key} = {value!r} is not of type {kinds[key]}")
     return builder, builder.spec(**builder.fixed, **given)
@@ -184,7 +185,9 @@ def _find_builder(name: str, parameters: Mapping[str, Parameter]) -> tuple[Build
 def _find(name: str) -> Path:
     path = Path(name) if name.endswith(".toml") else bundled_folder("models") / f"{name}.toml"
     if not path.is_file():
-        raise OptionError(f"unknown model {name!r}", hint="chrion model --list shows all models")
+        known = [*BUILDERS, *(file.stem for file in bundled_folder("models").glob("*.toml"))]
+        hint = did_you_mean(name, known, "chrion model --list shows all models")
+        raise OptionError(f"unknown model {name!r}", hint=hint)
     return path
 
 

@@ -9,6 +9,7 @@ import pytest
 from chrion import errors
 from chrion.errors import ChrionError
 
+RUNTIME = ("ProviderError", "ServerError", "GenerationError")
 CLASSES = {name: kind for name, kind in vars(errors).items() if isinstance(kind, type)}
 
 
@@ -31,19 +32,20 @@ def test_the_docstring_draws_the_tree() -> None:
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_every_class_documents_its_exit_code(name: str) -> None:
-    """The docstring of each class says that the command line exits with 2."""
-    assert (CLASSES[name].__doc__ or "").splitlines()[0].endswith("(exit code 2).")
+    """The docstring of each class says that the command line exits with 2, or 1 for a fault of the system."""
+    code = 1 if name == "SpaceError" else 2
+    assert (CLASSES[name].__doc__ or "").splitlines()[0].endswith(f"(exit code {code}).")
 
 
 @pytest.mark.parametrize(
     ("name", "builtin"),
     [
-        (name, RuntimeError if name in {"ProviderError", "ServerError", "GenerationError"} else ValueError)
+        (name, {"SpaceError": OSError}.get(name, RuntimeError if name in RUNTIME else ValueError))
         for name in CLASSES
         if name != "ChrionError"
     ],
 )
 def test_errors_are_also_builtin_errors(name: str, builtin: type[Exception]) -> None:
-    """An error of invalid input is a ValueError, and that of a broken provider a RuntimeError."""
+    """An error of invalid input is a ValueError, that of a broken provider a RuntimeError, and a full disk an OSError."""
     assert issubclass(CLASSES[name], builtin)
     assert issubclass(CLASSES[name], ChrionError)

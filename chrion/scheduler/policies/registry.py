@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 
-from chrion.errors import OptionError, ScheduleError
+from chrion.errors import OptionError, ScheduleError, did_you_mean
 from chrion.graph.dag import Dag
 from chrion.profiler.costs import Costs
 from chrion.scheduler.evaluation.solution import VariantSolution
@@ -127,7 +127,8 @@ def find_policy(name: str) -> Policy:
         return POLICIES[name]
     if name in plugins:
         return _load(plugins[name])
-    raise OptionError(f"unknown policy {name!r}", hint=f"choose one of {', '.join(policy_names())}")
+    choices = f"choose one of {', '.join(policy_names())}"
+    raise OptionError(f"unknown policy {name!r}", hint=did_you_mean(name, policy_names(), choices))
 
 
 def _plugins() -> dict[str, EntryPoint]:
