@@ -23,6 +23,7 @@ from chrion.cores import physical_cores
 from chrion.devices import CPU_PROVIDER
 from chrion.devices.nvml import MemoryMonitor
 from chrion.graph.model import Graph
+from chrion.graph.opened_model import OpenedModel
 from chrion.profiler.interference import CoreMonitor, InterferenceMonitor
 from chrion.runtime.session import HybridSession
 from chrion.scheduler.plan import Plan
@@ -90,7 +91,9 @@ def time_candidates(
     return [_timing(name, trials) for name, trials in times.items()]
 
 
-def plain_baselines(source: str | Path | bytes, feed: Feed, prefix: str = "onnxruntime") -> dict[str, SessionFactory]:
+def plain_baselines(
+    source: str | Path | bytes | OpenedModel, feed: Feed, prefix: str = "onnxruntime"
+) -> dict[str, SessionFactory]:
     """Return factories of plain CPU sessions: with one thread, a thread per core, and onnxruntime's default."""
     cores = len(physical_cores())
     return {
@@ -101,23 +104,24 @@ def plain_baselines(source: str | Path | bytes, feed: Feed, prefix: str = "onnxr
 
 
 def plain_baseline(
-    source: str | Path | bytes, feed: Feed, threads: int | None, provider: str = CPU_PROVIDER
+    source: str | Path | bytes | OpenedModel, feed: Feed, threads: int | None, provider: str = CPU_PROVIDER
 ) -> SessionFactory:
     """Return a factory of plain sessions.
 
     Args:
-        source: A model file, or a model's bytes.
+        source: A model file, a model's bytes, or an opened model.
         feed: The request.
         threads: Intra-op threads; None for onnxruntime's default.
         provider: Execution provider, before the CPU's.
     """
     providers = list(dict.fromkeys([provider, CPU_PROVIDER]))
+    model = source if isinstance(source, OpenedModel) else OpenedModel(source)
 
     def open_session() -> tuple[RunRequest, Callable[[], None]]:
         options = ort.SessionOptions()
         if threads is not None:
             options.intra_op_num_threads = threads
-        session = ort.InferenceSession(source, options, providers=providers)
+        session = model.use(lambda opened: ort.InferenceSession(opened, options, providers=providers))
         return lambda: session.run(None, feed), lambda: None
 
     return open_session

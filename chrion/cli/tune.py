@@ -26,6 +26,7 @@ from chrion.devices import usable_provider
 from chrion.devices.providers import CPU_PROVIDER
 from chrion.errors import OptionError
 from chrion.graph import load
+from chrion.graph.opened_model import OpenedModel
 from chrion.profiler.measure_graph import require_shapes
 from chrion.report.figure_table import FigureTable, key, text
 from chrion.runtime.selection.ahead import AheadResult, tune_ahead
@@ -142,7 +143,7 @@ def _resolve(model: Path, sets: Sequence[Shapes]) -> list[Shapes]:
 def _config(model: Path, arguments: Mapping[str, Any]) -> SessionConfig:
     """Return the configuration of a session with these arguments."""
     return SessionConfig(
-        source=str(model),
+        model=OpenedModel(model),
         options=None,
         providers=arguments["providers"],
         provider_options=None,

@@ -166,8 +166,9 @@ class PlainEngine:
         analysed: Graph | None = None,
     ) -> None:
         self.signature, self.refused = signature, refused
-        source = graph.source if isinstance(graph.source, bytes) else str(graph.source)
-        self._session = open_for_threads(graph.name, source, threads.options({}), providers)
+        self._session = graph.source.use(
+            lambda source: open_for_threads(graph.name, source, threads.options({}), providers)
+        )
         self._run_options = run_options()
         analysed = analysed or graph
         #: True if results may depend on the number of tokens beyond what a trial has.

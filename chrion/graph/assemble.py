@@ -14,6 +14,7 @@ import onnx
 
 from chrion.graph.dag import Dag, invert
 from chrion.graph.model import Graph, ModelMetadata, TensorInfo
+from chrion.graph.opened_model import OpenedModel
 from chrion.graph.rewrite import bodies_of, defined_names
 from chrion.graph.usage import read_usage, usage_of
 from chrion.graph.weights_folder import WeightsFolder
@@ -36,7 +37,7 @@ def assemble(  # noqa: PLR0913 - the results of all stages of `load`
     declared_outputs: tuple[TensorInfo, ...],
     overridable: tuple[TensorInfo, ...],
     metadata: ModelMetadata,
-    source: Path | bytes,
+    source: OpenedModel,
     file: Path | None,
     optimised: bool,
     shapes: Mapping[str, tuple[int, ...]],

@@ -26,6 +26,7 @@ from chrion.graph.description import describe_session
 from chrion.graph.external import follow_links
 from chrion.graph.input_shapes import declared_shape, fix_shapes
 from chrion.graph.model import Graph, TensorInfo
+from chrion.graph.opened_model import OpenedModel
 from chrion.graph.optimise import name_nodes, optimise_model
 from chrion.graph.reading import read_model, serialise
 from chrion.graph.source_weights import SourceWeights
@@ -36,7 +37,7 @@ _BASIC, _PLAIN = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC, ort.GraphOptimizat
 
 
 def load(
-    source: str | Path | bytes | onnx.ModelProto,
+    source: str | Path | bytes | onnx.ModelProto | OpenedModel,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     *,
     optimise: bool = True,
@@ -44,7 +45,8 @@ def load(
     """Load a model as a graph of operators.
 
     Args:
-        source: A model file (its external data is read from the same folder), its bytes, or a ModelProto.
+        source: A model file (its external data is read from the same folder), its bytes, a ModelProto, or a model that
+            was opened before and is loaded as it was then.
         shapes: Shapes for inputs with free dimensions, by input name; or one size by the name of a free dimension.
         optimise: Apply onnxruntime's basic optimisation. If false, the operators are those of the file, to which
             published operator counts refer; all other purposes need the optimisation.
@@ -59,12 +61,20 @@ def load(
         UnsafeModelError: The model refers to files outside its own folder.
         SpaceError: The folder of temporary files has no space for the weights.
     """
-    proto, path = read_model(source)
-    file = None if isinstance(source, bytes | onnx.ModelProto) else Path(source).absolute()
     given = {name: tuple(shape) for name, shape in (shapes or {}).items()}
+    if isinstance(source, onnx.ModelProto):
+        return _load(source, OpenedModel(serialise(source, "model")), given, optimise=optimise)
+    opened = source if isinstance(source, OpenedModel) else OpenedModel(source)
+    return opened.use(lambda content: _load(content, opened, given, optimise=optimise))
+
+
+def _load(
+    content: str | bytes | onnx.ModelProto, opened: OpenedModel, given: Mapping[str, tuple[int, ...]], *, optimise: bool
+) -> Graph:
+    proto, path = read_model(content)
+    file = Path(opened.path) if opened.path else None
     values = (*proto.graph.input, *proto.graph.output) if given else proto.graph.input
     declared = {v.name: declared_shape(v) for v in values if v.type.HasField("tensor_type")}
-    original = path or serialise(proto, "model")
     fix_shapes(proto, given)
     with space_for(proto.ByteSize(), str(path or "model")):
         folder = WeightsFolder()
@@ -81,7 +91,7 @@ def load(
         declared_outputs=description.outputs,
         overridable=description.overridable,
         metadata=description.metadata,
-        source=original,
+        source=opened,
         file=file,
         optimised=optimise,
         shapes=given,

@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 
 from chrion.graph.dag import Dag
+from chrion.graph.opened_model import OpenedModel
 from chrion.graph.weights_folder import WeightsFolder
 from chrion.units import format_shape
 
@@ -134,9 +135,8 @@ class Graph:
     #: Inputs that a request must provide; weights that are also listed as inputs are not among them.
     inputs: tuple[TensorInfo, ...]
     outputs: tuple[TensorInfo, ...]
-    #: The file or the bytes of the original model, from which onnxruntime sessions of the whole model are created. Of a
-    #: link and the file that it leads to, it is the one with the external weights beside it.
-    source: Path | bytes
+    #: The original model, from which onnxruntime sessions of the whole model are created.
+    source: OpenedModel
     #: The file as it was given; None for a model that is none. Beside it are the files that belong to the model.
     file: Path | None
     #: Inputs and outputs as the model declares them, with free dimensions by name.

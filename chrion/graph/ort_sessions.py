@@ -63,7 +63,7 @@ def weights_folder_option(folder: Path) -> dict[str, str]:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the useful part of an onnxruntime error: its first line without codes, places in the source and functions."""
+    """Return the useful part of an onnxruntime error: its first line without codes and places in the source."""
     text = str(error).strip().split("\n", 1)[0]
     if text.startswith("[ONNXRuntimeError]"):
         text = text.split(" : ", 3)[-1]

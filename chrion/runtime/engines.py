@@ -22,7 +22,6 @@ import onnxruntime as ort
 from chrion.allocator import trim
 from chrion.devices import usable_provider
 from chrion.graph.description import ModelDescription, describe_session
-from chrion.graph.loader import load
 from chrion.graph.model import Graph, TensorInfo
 from chrion.graph.optimise import original_name
 from chrion.graph.ort_sessions import first_line
@@ -32,7 +31,7 @@ from chrion.runtime.diversion import Diversion
 from chrion.runtime.execution.engine import CannotCutError, CutEngine, Engine, Footprint, PlainEngine, require_tensors
 from chrion.runtime.execution.executor import CLOSED, AcceleratorFailure
 from chrion.runtime.live_comparison import LiveComparison
-from chrion.runtime.options.session_options import hidden_reason, optimises, run_reason, session_reason
+from chrion.runtime.options.session_options import hidden_reason, run_reason, session_reason
 from chrion.runtime.requests import check_feed, known_shape, shape_of
 from chrion.runtime.selection.admission import admit, raise_if_unsafe
 from chrion.runtime.selection.configuration import SessionConfig
@@ -104,7 +103,7 @@ class Engines:
         # A given plan needs no tuning, and a graph is loaded already.
         self._tune = "now" if config.plan is not None or isinstance(model, Graph) else tune
         if self._tune == "now":
-            self._graph, self._reason = admit(model, config)
+            self._graph, self._reason = admit(config, model if isinstance(model, Graph) else None)
         self.diversion = self._new_diversion()
         self.current = self._first()
 
@@ -124,6 +123,8 @@ class Engines:
         if engine.comparison and engine.comparison.plain_serves:
             slower = "the plan" if isinstance(engine, CutEngine) else "the session above"
             lines = [f"at present a plain session of one thread serves: on live requests {slower} takes longer"]
+        if self._config.model.note:
+            lines.append(self._config.model.note)
         return "\n".join([engine.explain(), *lines])
 
     def for_feed(self, feed: Mapping[str, Any]) -> Engine:
@@ -368,7 +369,7 @@ class Engines:
             return self.plain("the plan is for other shapes")
         given = {i.name: shape for i, shape in zip(graph.inputs, shapes, strict=True)}
         try:
-            fixed = load(graph.source, given, optimise=graph.optimised)
+            fixed = self._config.load(given, optimise=graph.optimised)
         except Exception as error:  # noqa: BLE001 - whatever keeps the model from being cut, it runs plain
             return self.plain(why_plain(error))
         return self._selector.engine(fixed)
@@ -409,7 +410,7 @@ class Engines:
         try:
             engine = self.plain(reason or NOT_TUNED)
         except Exception as error:
-            raise_if_unsafe(config.source, error)
+            raise_if_unsafe(config.model, error)
             raise
         self._describe(describe_session(engine.session))
         self._untuned = engine
@@ -500,10 +501,11 @@ class Engines:
             plain = self.plain(decision.evidence)
             return plain if named else self._selector.compare_live(plain, decision)  # it serves other shapes as well
         config = self._config
-        graph = load(config.source, named, optimise=optimises(config.options))
+        graph = config.load(named)
         if config.options is not None:
             weights = {original_name(weight) for weight in graph.weight_names}
-            if reason := hidden_reason(config.options, read_model(config.source)[0], weights, config.accelerator):
+            given = config.model.use(read_model)[0]
+            if reason := hidden_reason(config.options, given, weights, config.accelerator):
                 return self.plain(reason)
         return self._selector.open(graph, decision)
 

@@ -25,7 +25,7 @@ from chrion.runtime.interface import InferenceInterface
 from chrion.runtime.iobinding import HybridIOBinding
 from chrion.runtime.options.session_options import known_arguments, wants_errors
 from chrion.runtime.requests import MissingInputError, check_arguments, check_run_options
-from chrion.runtime.selection.admission import plain_source
+from chrion.runtime.selection.admission import open_model
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.tuning_mode import tuning_mode
 from chrion.scheduler.plan import Plan
@@ -102,7 +102,7 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
         budget_mb = None if gpu_budget is None else parse_size_mb(gpu_budget, "gpu budget")
         given = Plan.load(plan) if isinstance(plan, str | Path) else plan
         config = SessionConfig(
-            plain_source(path_or_bytes),
+            open_model(path_or_bytes),
             sess_options,
             providers,
             provider_options,
@@ -114,7 +114,7 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
             budget_mb,
             known_arguments(kwargs),
         )
-        self._source = config.source
+        self._source = config.model.source
         self._engines = Engines(path_or_bytes, config, strict=strict, tune=tuning_mode(tune))
         process_hooks.register(self, HybridSession._refuse_in_child, HybridSession._close_at_exit)
         #: Stops tuning when the session is collected, which the tuner's thread does not prevent.

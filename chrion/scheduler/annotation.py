@@ -53,7 +53,7 @@ def write_annotated(graph: Graph, plan: Plan, path: Path) -> None:
         OptionError: The file cannot be written, or is in another folder than external weights.
         PlanError: The plan is not for this graph.
     """
-    model, source = read_model(graph.source)
+    model, source = graph.source.use(read_model)
     external = any(tensor.external_data for tensor in tensors_of(model))
     if external and source is not None and path.resolve().parent != source.parent.resolve():
         raise OptionError(

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from chrion.errors import OptionError
+from chrion.errors import ModelError, OptionError
 from chrion.graph.model import Graph
 from chrion.lane_numbers import all_lanes, lane_name
 from chrion.profiler.costs import Costs
@@ -108,15 +108,11 @@ def _fused_values(planned: Graph, name: str) -> Iterator[str]:
 
     The closest values come first.
     """
-    import onnx  # noqa: PLC0415 - only for names that are unknown otherwise
+    from chrion.graph.reading import read_model  # noqa: PLC0415 - only for names that are unknown otherwise
 
-    source = planned.source
     try:
-        if isinstance(source, bytes):
-            model = onnx.load_model_from_string(source)
-        else:
-            model = onnx.load(str(source), load_external_data=False)
-    except Exception:  # noqa: BLE001 - the file is gone, or in another format: the name stays unknown
+        model, _ = planned.source.use(read_model)
+    except ModelError:  # the file is gone, or in another format: the name stays unknown
         return
     readers: dict[str, list[str]] = defaultdict(list)
     for node in model.graph.node:

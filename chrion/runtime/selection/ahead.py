@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from chrion.runtime.selection.configuration import SessionConfig
-from chrion.runtime.selection.decisions import Decision, model_identity
+from chrion.runtime.selection.decisions import Decision
 from chrion.runtime.selection.selector import EngineSelector
 from chrion.runtime.selection.shipped import Conditions, ShippedDecision
 from chrion.runtime.selection.tuning_lock import BusyError, tuning_lock
@@ -53,7 +53,7 @@ def tune_ahead(
         for at, shapes in enumerate(shape_sets):
             on_start(at)
             decision = _decide(decider, shapes, anew=anew)
-            cache = selector.cache("source", model_identity(config.source), sorted(shapes.items()))
+            cache = selector.cache("source", config.model.identity, sorted(shapes.items()))
             found.append(ShippedDecision(shapes, decider.digest(shapes), cache.keep(decision)))
     return AheadResult(selector.conditions, tuple(found))
 

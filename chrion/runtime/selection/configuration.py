@@ -13,13 +13,20 @@ import onnxruntime as ort
 from chrion.cgroups import free_memory
 from chrion.cores import physical_cores
 from chrion.devices import CPU_PROVIDER
+from chrion.graph.loader import load
 from chrion.graph.model import Graph
+from chrion.graph.opened_model import OpenedModel
 from chrion.graph.reading import read_model
 from chrion.runtime.execution.engine import PlainEngine
-from chrion.runtime.options.session_options import fingerprint, hidden_reason, readable_entries, session_reason
+from chrion.runtime.options.session_options import (
+    fingerprint,
+    hidden_reason,
+    optimises,
+    readable_entries,
+    session_reason,
+)
 from chrion.runtime.options.thread_limit import given_threads
 from chrion.runtime.options.transport import copy_options, options_from_data, options_to_data
-from chrion.runtime.selection.decisions import model_bytes
 from chrion.scheduler.plan import Plan
 
 #: A second session for the same model is opened if the model takes at most this share of the free memory.
@@ -30,8 +37,7 @@ _SHARE_OF_FREE_MEMORY = 1 / 16
 class SessionConfig:
     """The model and the arguments that a HybridSession was created with; see the class for their meaning."""
 
-    #: The model's file or bytes, as InferenceSession takes them.
-    source: str | bytes
+    model: OpenedModel
     options: ort.SessionOptions | None
     providers: Sequence[Any] | None
     provider_options: Sequence[Mapping[Any, Any]] | None
@@ -49,7 +55,7 @@ class SessionConfig:
     @property
     def name(self) -> str:
         """Name of the model in messages."""
-        return Path(self.source).stem if isinstance(self.source, str) else "given as bytes"
+        return Path(self.model.path).stem or "given as bytes"
 
     @property
     def accelerator(self) -> tuple[str, Mapping[str, Any]] | None:
@@ -85,11 +91,40 @@ class SessionConfig:
         providers = self.providers
         if providers is None and isinstance(self.plan, Plan) and self.plan.accelerator not in {None, CPU_PROVIDER}:
             providers = [self.plan.accelerator, CPU_PROVIDER]
-        return PlainEngine(self.source, self.options, providers, self.provider_options, reason, **self.rest)
+        return self._open_plain(self.options, providers, reason, self.provider_options)
 
     def on_cpu(self, reason: str) -> PlainEngine:
         """Open a plain session on the CPU, with the caller's options."""
-        return PlainEngine(self.source, self.options, [CPU_PROVIDER], None, reason, **self.rest)
+        return self._open_plain(self.options, [CPU_PROVIDER], reason)
+
+    def with_threads(self, count: int, reason: str) -> PlainEngine:
+        """Open a plain session on the CPU with a number of threads, without the caller's options."""
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = count
+        return self.model.use(lambda source: PlainEngine(source, options, [CPU_PROVIDER], None, reason))
+
+    def load(self, shapes: Mapping[str, tuple[int, ...]], *, optimise: bool | None = None) -> Graph:
+        """Load the model for shapes of its inputs.
+
+        Args:
+            shapes: As for :func:`chrion.load`.
+            optimise: Whether onnxruntime's basic optimisation is applied; by default as the session options have it.
+
+        Raises:
+            ChrionError: As for :func:`chrion.load`.
+        """
+        return load(self.model, shapes, optimise=optimises(self.options) if optimise is None else optimise)
+
+    def _open_plain(
+        self,
+        options: ort.SessionOptions | None,
+        providers: Sequence[Any] | None,
+        reason: str,
+        provider_options: Sequence[Mapping[Any, Any]] | None = None,
+    ) -> PlainEngine:
+        return self.model.use(
+            lambda source: PlainEngine(source, options, providers, provider_options, reason, **self.rest)
+        )
 
     @property
     def has_arena(self) -> bool:
@@ -115,14 +150,14 @@ class SessionConfig:
         """
         if self.accelerator or session_reason(self.options, self.rest):
             return None
-        if model_bytes(self.source) > _SHARE_OF_FREE_MEMORY * free_memory():
+        if self.model.size > _SHARE_OF_FREE_MEMORY * free_memory():
             return None
-        if self.options is not None and hidden_reason(self.options, read_model(self.source)[0], (), None):
+        if self.options is not None and hidden_reason(self.options, self.model.use(read_model)[0], (), None):
             return None
         options = copy_options(self.options)
         options.intra_op_num_threads = 1
         options.enable_cpu_mem_arena &= arena
-        return PlainEngine(self.source, options, [CPU_PROVIDER], None, reason, **self.rest)
+        return self._open_plain(options, [CPU_PROVIDER], reason)
 
     @property
     def decision_key(self) -> tuple[object, ...]:
@@ -138,10 +173,13 @@ def config_to_data(config: SessionConfig) -> tuple[bytes, ...]:
     Raises:
         TypeError: An argument of the session cannot be passed to another process.
     """
-    source = config.source
+    # The other process opens the file only if it is still the same.
+    source = config.model.use(lambda opened: opened)
+    content = source if isinstance(source, bytes) else b""
     header = {
-        "path": source if isinstance(source, str) else None,
-        "bytes": len(source) if isinstance(source, bytes) else 0,
+        "path": config.model.path if isinstance(source, str) else None,
+        "files": config.model.files,
+        "bytes": len(content),
         "options": options_to_data(config.options),
         "providers": config.providers,
         "provider_options": config.provider_options,
@@ -151,7 +189,7 @@ def config_to_data(config: SessionConfig) -> tuple[bytes, ...]:
         "budget_mb": config.budget_mb,
         "rest": dict(config.rest),
     }
-    return json.dumps(header).encode(), b"\n", source if isinstance(source, bytes) else b""
+    return json.dumps(header).encode(), b"\n", content
 
 
 def config_from_data(stream: BinaryIO) -> SessionConfig:
@@ -159,7 +197,7 @@ def config_from_data(stream: BinaryIO) -> SessionConfig:
     header = json.loads(stream.readline())
     providers = header["providers"] and [tuple(p) if isinstance(p, list) else p for p in header["providers"]]
     return SessionConfig(
-        source=header["path"] or stream.read(header["bytes"]),
+        model=OpenedModel(header["path"] or stream.read(header["bytes"]), header["files"]),
         options=options_from_data(header["options"]),
         providers=providers,
         provider_options=header["provider_options"],

@@ -10,15 +10,14 @@ import hashlib
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from chrion.errors import PlanError
 from chrion.files import cache_folder, read_cached, write_cached
-from chrion.graph.external import tensors_of
-from chrion.graph.reading import read_model
+from chrion.graph.opened_model import FileState
 from chrion.runtime.execution.engine import Footprint
 from chrion.scheduler.plan import Plan
 
@@ -30,7 +29,6 @@ _FIRST_RETRY_S, _RETRY_GROWTH, _LAST_RETRY_S = 60.0, 4.0, 365 * 86400.0
 _LATEST_S = 253370764800.0
 
 #: One file that a decision depends on: its absolute path, size in bytes and modification time in ns.
-FileState = tuple[str, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,40 +217,3 @@ def file_state(path: str | Path) -> FileState | None:
     except (OSError, ValueError):  # a damaged cache file may hold a null byte
         return None
     return os.path.abspath(path), found.st_size, found.st_mtime_ns  # noqa: PTH100 - links stay as they are
-
-
-def model_files(path: str, external: Sequence[str]) -> tuple[FileState, ...]:
-    """Return the state of a model's file and of the files that hold its external weights.
-
-    Args:
-        path: The model's file.
-        external: Locations of external weights, relative to the folder of the file.
-    """
-    folder = Path(path).parent
-    states = (file_state(file) for file in (path, *sorted({str(folder / location) for location in external})))
-    return tuple(state for state in states if state is not None)
-
-
-def model_bytes(source: str | bytes) -> int:
-    """Return the size of a model with its external weights, in bytes."""
-    return len(source) if isinstance(source, bytes) else sum(size for _, size, _ in files_of(source))
-
-
-def files_of(source: str | bytes) -> tuple[FileState, ...]:
-    """Return the state of each file of a model; empty if the model is given as bytes.
-
-    Raises:
-        ModelError: The model cannot be read.
-    """
-    if isinstance(source, bytes):
-        return ()
-    proto, path = read_model(source)
-    entries = (entry for tensor in tensors_of(proto) for entry in tensor.external_data)
-    return model_files(str(path or source), [entry.value for entry in entries if entry.key == "location"])
-
-
-def model_identity(source: str | bytes) -> str:
-    """Return a text that identifies a model: the path, size and time of its file, or the SHA-256 of its bytes."""
-    if isinstance(source, bytes):
-        return hashlib.sha256(source).hexdigest()
-    return repr(file_state(source))

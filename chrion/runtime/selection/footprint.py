@@ -21,7 +21,6 @@ from typing import BinaryIO
 
 from chrion.allocator import trim
 from chrion.errors import ChrionError
-from chrion.graph.loader import load
 from chrion.graph.model import Graph, TensorInfo
 from chrion.profiler.synthetic_inputs import synthetic_array
 from chrion.runtime.execution.engine import CutEngine, Footprint
@@ -109,7 +108,7 @@ def _measure(stream: BinaryIO) -> tuple[float, float]:
 
 
 def _open(config: SessionConfig, shapes: Mapping[str, tuple[int, ...]], plan: Plan, optimise: bool) -> CutEngine:  # noqa: FBT001
-    reload = functools.partial(load, config.source, shapes, optimise=optimise)
+    reload = functools.partial(config.load, shapes, optimise=optimise)
     return CutEngine(plan.apply(reload()), plan, config.options, {}, reload)
 
 

@@ -14,9 +14,8 @@ import onnxruntime as ort
 import chrion
 from chrion.allocator import trim
 from chrion.cores import physical_cores
-from chrion.devices import CPU_PROVIDER, usable_provider
+from chrion.devices import usable_provider
 from chrion.errors import ChrionError, InputError, ModelError, ProviderError
-from chrion.graph.loader import load
 from chrion.graph.model import Graph
 from chrion.graph.ort_sessions import first_line
 from chrion.native import available
@@ -27,7 +26,7 @@ from chrion.profiler.synthetic_inputs import synthetic_inputs
 from chrion.runtime.execution.engine import CannotCutError, CutEngine, Engine, PlainEngine, require_tensors
 from chrion.runtime.live_comparison import LiveComparison
 from chrion.runtime.selection.configuration import SessionConfig
-from chrion.runtime.selection.decisions import Decision, DecisionCache, TimedCandidate, model_identity
+from chrion.runtime.selection.decisions import Decision, DecisionCache, TimedCandidate
 from chrion.runtime.selection.evidence import describe, missed_slo
 from chrion.runtime.selection.footprint import MeasurementError, can_measure, measure_footprint
 from chrion.runtime.selection.guard import SHARE, Candidate, compare
@@ -74,8 +73,6 @@ class EngineSelector:
         self._profile: Profile | None = None
         #: Reason why the accelerator is no longer used; empty while it works.
         self._lost = ""
-        #: Identity of the model, independent of shapes, once it is known.
-        self._identity = ""
         #: Plain sessions by name; one serves all shapes.
         self._opened: dict[str, PlainEngine] = {}
 
@@ -176,8 +173,10 @@ class EngineSelector:
 
     def shipped(self, *, shapes: Mapping[str, tuple[int, ...]] | None = None, graph: str = "") -> Decision | None:
         """Return the decision in the file beside the model; see :func:`chrion.runtime.selection.shipped.recall`."""
-        source = self._config.source
-        return recall(source, self.conditions, shapes=shapes, graph=graph) if isinstance(source, str) else None
+        model = self._config.model
+        if not model.path or not model.is_unchanged():
+            return None
+        return recall(model.path, self.conditions, shapes=shapes, graph=graph)
 
     @property
     def conditions(self) -> Conditions:
@@ -336,7 +335,7 @@ class EngineSelector:
             return self._select_on_cpu(graph)
 
     def _cut(self, graph: Graph, plan: Plan) -> CutEngine:
-        reload = partial(load, self._config.source, graph.shapes, optimise=graph.optimised)
+        reload = partial(self._config.load, graph.shapes, optimise=graph.optimised)
         engine = CutEngine(plan.apply(graph), plan, self._config.options, self._provider_options, reload)
         engine.selected_for = graph.digest
         return engine
@@ -384,8 +383,7 @@ class EngineSelector:
 
     def _plan_cache(self, slot: int) -> DecisionCache:
         """Return the cache entry of a plan for any shapes of the model."""
-        self._identity = self._identity or model_identity(self._config.source)
-        return self.cache("plan for any shapes", self._identity, slot)
+        return self.cache("plan for any shapes", self._config.model.identity, slot)
 
     def _drop_broken_accelerator(self, graph: Graph) -> bool:
         """Drop the accelerator if onnxruntime offers it and it does not work; return whether it was dropped.
@@ -442,7 +440,7 @@ class EngineSelector:
         if name == _PLAIN_CPU:
             return self._config.plain
         if name.startswith(_PLAIN_THREADS) and count.isdecimal():
-            return partial(_open_with_threads, self._config.source, int(count))
+            return partial(self._config.with_threads, int(count))
         raise InputError(f"cached decision: unknown session {name!r}")
 
     def _candidates(self, graph: Graph, plans: Mapping[str, Plan], accelerator_mb: float) -> list[Candidate]:
@@ -502,9 +500,3 @@ def warn_of_slo(name: str, decision: Decision) -> None:
     """Log a warning if no candidate of a decision met the SLO."""
     if decision.missed:
         log.warning("model %s: %s", name, decision.missed)
-
-
-def _open_with_threads(source: str | bytes, count: int, reason: str) -> PlainEngine:
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = count
-    return PlainEngine(source, options, [CPU_PROVIDER], None, reason)

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from chrion.errors import ChrionError
 from chrion.runtime.options.session_options import fingerprint
 from chrion.runtime.selection.configuration import SessionConfig
-from chrion.runtime.selection.decisions import Decision, decision_from_json, model_identity, retry_s
+from chrion.runtime.selection.decisions import Decision, decision_from_json, retry_s
 from chrion.runtime.selection.selector import PLAIN, EngineSelector, why_plain
 from chrion.runtime.selection.shapes import ShapeCounter
 from chrion.runtime.selection.tuning_lock import BusyError, tuning_lock
@@ -85,8 +85,6 @@ class Tuner:
         self._install = weakref.WeakMethod(install)
         self._wanted = weakref.WeakMethod(wanted)
         self._cached_only = cached_only
-        #: Identity of a model given as bytes, which is computed once.
-        self._digest = ""
         self._process: TuningProcess | None = None
         self.closed = False
         self.noted: deque[NotedShapes] = deque()
@@ -210,7 +208,7 @@ class Tuner:
         """
         if fingerprint(self._config.options) != self._options:
             return Decision(PLAIN, None, _OPTIONS_CHANGED)
-        cache = self._selector.cache("source", self._identity(), sorted(shapes.items()))
+        cache = self._selector.cache("source", self._config.model.identity, sorted(shapes.items()))
         decision = None if anew else cache.recall() or self._selector.shipped(shapes=shapes)
         if decision is not None:
             return decision
@@ -224,13 +222,6 @@ class Tuner:
                     return Decision(PLAIN, None, _OPTIONS_CHANGED)
                 decision = cache.keep(decision)
         return decision
-
-    def _identity(self) -> str:
-        source = self._config.source
-        if isinstance(source, str):
-            return model_identity(source)
-        self._digest = self._digest or model_identity(source)
-        return self._digest
 
     def _ask(self, shapes: NamedShapes, *, anew: bool) -> Decision:
         """Request a decision from the tuning process.

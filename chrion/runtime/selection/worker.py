@@ -14,12 +14,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, BinaryIO
 
-from chrion.graph.loader import load
 from chrion.graph.model import Graph
 from chrion.runtime.execution.engine import CannotCutError, Footprint
 from chrion.runtime.selection.admission import admit
 from chrion.runtime.selection.configuration import SessionConfig, config_from_data
-from chrion.runtime.selection.decisions import Decision, files_of
+from chrion.runtime.selection.decisions import Decision
 from chrion.runtime.selection.footprint import MeasurementError, can_measure, measure_footprint
 from chrion.runtime.selection.orphans import exit_with_parent
 from chrion.runtime.selection.plan_memory import explain_refusal, never_fits
@@ -41,8 +40,8 @@ class Decider:
     def __init__(self, config: SessionConfig) -> None:
         self._config = config
         self._selector = EngineSelector(config)
-        self._graph, self._reason = admit(config.source, config)
-        self._files = files_of(config.source)
+        self._graph, self._reason = admit(config)
+        self._files = config.model.states
 
     def decide(self, shapes: Mapping[str, Sequence[int]], *, anew: bool = False) -> Decision:
         """Compare the candidates.
@@ -89,7 +88,8 @@ class Decider:
     def _with_shapes(self, graph: Graph, shapes: Mapping[str, Sequence[int]]) -> Graph:
         if not shapes:
             return graph
-        return load(graph.source, {name: tuple(shape) for name, shape in shapes.items()}, optimise=graph.optimised)
+        given = {name: tuple(shape) for name, shape in shapes.items()}
+        return self._config.load(given, optimise=graph.optimised)
 
 
 def answers(stream: BinaryIO) -> Iterator[dict[str, Any]]:

@@ -1,0 +1,213 @@
+"""A model as it was when it was opened, whatever happens to its file afterwards.
+
+A session opens its model again: for one thread, for other shapes, without an accelerator, for a plan. Meanwhile the
+file may be replaced (the usual deployment renames a new file over it), changed or deleted, or the process may change
+its folder. Opened again by its path, one session would answer with the weights of two models. So a model is opened by
+its path only while its files are what they were. After that, the file that is still open is read, which a rename or a
+deletion leaves as it is. If that is not possible either, the model cannot be opened again.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+import os
+import stat
+import weakref
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+import onnx
+from google.protobuf.message import DecodeError
+
+from chrion.errors import ModelError
+from chrion.graph.external import external_files, has_weights_beside
+
+log = logging.getLogger(__name__)
+
+#: Device, inode, size and time of modification of a file, and a digest of a small one.
+Identity = tuple[int, int, int, int, str]
+#: Absolute path, size in bytes and time of modification in ns.
+FileState = tuple[str, int, int]
+Result = TypeVar("Result")
+
+#: Files of at most this many bytes are compared by their content, too: the time of modification may be too coarse.
+_DIGEST_BYTES = 1 << 20
+_CHUNK_BYTES = 1 << 24
+_READ = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+#: The key of every weight that is in another file.
+_EXTERNAL = b"location"
+
+
+class OpenedModel:
+    """A model file as it was when this object was created, or a model in memory.
+
+    Args:
+        source: A file, which need not exist, or the bytes of a model.
+        files: The identities of its files, if the model was opened before, in another process for example.
+
+    Attributes:
+        source: The file or the bytes, as given.
+        path: Absolute path of the file; empty for a model in memory.
+        files: Identities of the file and of those of its external weights by path; empty if it could not be read.
+        note: What has happened to the files; empty if nothing was noticed.
+    """
+
+    def __init__(self, source: str | Path | bytes, files: Mapping[str, Identity] | None = None) -> None:
+        self.source = source if isinstance(source, bytes) else os.fspath(source)
+        self.path = "" if isinstance(source, bytes) else os.path.abspath(source)  # noqa: PTH100 - links stay
+        self.note = ""
+        self._descriptor: int | None = None
+        #: The link or the file that it leads to, whichever has the external weights beside it.
+        self._beside = self.path
+        self.files: dict[str, Identity] = {}
+        if self.path:
+            self._open()
+        if files and self.path:
+            self.files = {path: _as_identity(*found) for path, found in files.items()}
+
+    @property
+    def size(self) -> int:
+        """Size of the model with its external weights, in bytes."""
+        return len(self.source) if isinstance(self.source, bytes) else sum(size for _, size, _ in self.states)
+
+    @property
+    def states(self) -> tuple[FileState, ...]:
+        """State of each file of the model, as decisions on it keep them; empty for a model in memory."""
+        return tuple((path, found[2], found[3]) for path, found in self.files.items())
+
+    @functools.cached_property
+    def identity(self) -> str:
+        """A text that identifies the model: the state of its file, or the SHA-256 of its bytes."""
+        return hashlib.sha256(self.source).hexdigest() if isinstance(self.source, bytes) else repr(self.states[:1])
+
+    def use(self, function: Callable[[str | bytes], Result]) -> Result:
+        """Call a function that opens the model, with its path or its bytes.
+
+        Raises:
+            ModelError: A file has changed, and what it was can no longer be read.
+            Exception: Raised by the function.
+        """
+        if isinstance(self.source, bytes):
+            return function(self.source)
+        if not self.files:  # not a readable file: the function reports why
+            return function(self._usable_path())
+        if self.is_unchanged():
+            try:
+                result = function(self._usable_path())
+            except Exception:
+                if self.is_unchanged():
+                    raise
+            else:
+                if self.is_unchanged():  # not meanwhile either
+                    return result
+        return function(self._kept())
+
+    def _open(self) -> None:
+        """Note the identities of all files; keep the file open if all of the model is in it."""
+        try:
+            descriptor = os.open(self.path, _READ)
+        except OSError:
+            return
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                return
+            files = {self.path: _identity(descriptor)}
+            external, self._beside = _external_files(descriptor, self.path)
+            for path in external:
+                if (found := _identity_of(str(path))) is not None:
+                    files[str(path)] = found
+            self.files = files
+            if not external and os.name != "nt":  # Windows would not let others replace an open file
+                self._descriptor = descriptor
+                weakref.finalize(self, os.close, descriptor)
+        finally:
+            if self._descriptor is None:
+                os.close(descriptor)
+
+    def is_unchanged(self) -> bool:
+        """Return whether the files are what they were."""
+        return all(_identity_of(path) == found for path, found in self.files.items())
+
+    def _usable_path(self) -> str:
+        """Return the path as it was given, which messages then contain, unless the process has changed its folder."""
+        given = str(self.source)
+        return given if os.path.abspath(given) == self._beside else self._beside  # noqa: PTH100
+
+    def _kept(self) -> bytes:
+        """Return the content of the file that was opened."""
+        kept = self._descriptor is not None and _identity(self._descriptor) == self.files[self.path]
+        first = not self.note
+        self.note = f"{self.path} has changed since the model was opened: "
+        self.note += "the model that was opened is used" if kept else "the model cannot be opened again"
+        if first:
+            log.warning("%s", self.note)
+        if not kept:
+            raise ModelError(self.note, hint="create the session again")
+        assert self._descriptor is not None  # noqa: S101 - kept
+        return _read(self._descriptor)
+
+
+def _as_identity(device: int, inode: int, size: int, modified_ns: int, digest: str) -> Identity:
+    return int(device), int(inode), int(size), int(modified_ns), str(digest)
+
+
+def _identity(descriptor: int) -> Identity:
+    found = os.fstat(descriptor)
+    digest = ""
+    if found.st_size <= _DIGEST_BYTES and stat.S_ISREG(found.st_mode):
+        digest = hashlib.blake2b(_read(descriptor), digest_size=16).hexdigest()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, digest
+
+
+def _identity_of(path: str) -> Identity | None:
+    """Return the identity of the file of a path; None if it cannot be read."""
+    try:
+        descriptor = os.open(path, _READ)
+    except (OSError, ValueError):  # a damaged cache file may hold a null byte
+        return None
+    try:
+        return _identity(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _read(descriptor: int) -> bytes:
+    """Return the content of an open file, from its beginning, whatever other threads have read."""
+    parts = []
+    at = 0
+    while part := _part(descriptor, at):
+        parts.append(part)
+        at += len(part)
+    return b"".join(parts)
+
+
+def _part(descriptor: int, at: int) -> bytes:
+    """Return a part of an open file; empty at its end."""
+    if hasattr(os, "pread"):
+        return os.pread(descriptor, _CHUNK_BYTES, at)
+    os.lseek(descriptor, at, os.SEEK_SET)  # Windows, where no other thread has the descriptor
+    return os.read(descriptor, _CHUNK_BYTES)
+
+
+def _external_files(descriptor: int, path: str) -> tuple[list[Path], str]:
+    """Return the files of a model's external weights, and the path that they are beside.
+
+    There are none if it is no model, or if it names impossible files.
+    """
+    at, before = 0, b""
+    while part := _part(descriptor, at):  # a mapped file could be cut off meanwhile
+        if _EXTERNAL in before + part:
+            break
+        at, before = at + len(part), part[-len(_EXTERNAL) :]
+    else:
+        return [], path
+    proto = onnx.ModelProto()
+    try:
+        proto.ParseFromString(_read(descriptor))
+        beside = Path(path) if has_weights_beside(proto, Path(path)) else Path(path).resolve()
+        return external_files(proto, beside), str(beside)
+    except (DecodeError, OSError, ValueError, RuntimeError):
+        return [], path
