@@ -13,12 +13,13 @@ from chrion.cores import physical_cores
 from chrion.devices.nvml import gpus
 from chrion.devices.probe import probe_provider
 from chrion.devices.providers import CPU_PROVIDER, detect_accelerator, remedy
+from chrion.native import available, operators_available
 from chrion.profiler.machine import machine_to_json, this_machine
 from chrion.report import machine_table
 
 
 def devices(as_json: JsonOption = False) -> None:
-    """Show this machine's cores, memory and execution providers, and why a provider does not work."""
+    """Show this machine's cores, memory, native libraries and execution providers, and why one does not work."""
     names = ort.get_available_providers()
     with step(f"trying {len(names)} execution providers") as update:
         accelerator = detect_accelerator()
@@ -28,15 +29,16 @@ def devices(as_json: JsonOption = False) -> None:
             providers.append(_probe(name))
             update(done, len(names), name)
         cards = [asdict(gpu) for gpu in gpus()]
+    native = {"lanes": available(), "operators": operators_available()}
     if as_json:
         found: dict[str, Any] = {
             **machine_to_json(machine),
             "provider": accelerator,
             "fingerprint": machine.fingerprint,
         }
-        show_json({**found, "lanes": physical_cores(), "providers": providers, "gpus": cards})
+        show_json({**found, "lanes": physical_cores(), "native": native, "providers": providers, "gpus": cards})
     else:
-        show(machine_table(machine, physical_cores(), providers, cards))
+        show(machine_table(machine, physical_cores(), native, providers, cards))
 
 
 def _probe(provider: str) -> dict[str, Any]:

@@ -111,14 +111,27 @@ def compare_latency(ratio: float) -> str:
     return f"slower: {ratio:.2f} times the latency of"
 
 
+#: What a missing native library costs, and what to do.
+_WITHOUT = {
+    "lanes": "plans for CPU cores run on Python threads",
+    "operators": "decoders run on onnxruntime's operators",
+}
+_COMPILER = "install a wheel for this system, or a C compiler and Chrion again; see the page on installation"
+
+
 def machine_table(
-    machine: Machine, cores: Sequence[int], providers: Sequence[Mapping[str, Any]], gpus: Sequence[Mapping[str, Any]]
+    machine: Machine,
+    cores: Sequence[int],
+    native: Mapping[str, bool],
+    providers: Sequence[Mapping[str, Any]],
+    gpus: Sequence[Mapping[str, Any]],
 ) -> FigureTable:
-    """Return a table of a machine's cores, memory, GPUs and execution providers.
+    """Return a table of a machine's cores, memory, native libraries, GPUs and execution providers.
 
     Args:
         machine: The machine.
         cores: The logical CPU of each CPU lane.
+        native: Whether the native libraries ``lanes`` and ``operators`` are in use.
         providers: Each with ``name``, ``reason`` (None if it works), ``remedy`` and ``base_memory_mb`` (None if not
             known).
         gpus: Each with ``name``, ``memory_mb`` and ``used_mb``.
@@ -129,6 +142,8 @@ def machine_table(
     table.add_row("system", machine.system)
     table.add_row("onnxruntime", machine.onnxruntime)
     table.add_row("fingerprint", machine.fingerprint)
+    for name, in_use in native.items():
+        table.add_row(f"native {name}", "in use" if in_use else f"missing: {_WITHOUT[name]} ({_COMPILER})")
     for gpu in gpus:
         total_gb, used = gpu["memory_mb"] / 1000, format_mb(gpu["used_mb"])
         table.add_row("GPU", f"{gpu['name']}, {total_gb:.1f} GB, of which {used} used")

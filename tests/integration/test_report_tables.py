@@ -140,7 +140,7 @@ def described() -> FigureTable:
         },
     ]
     gpus = [{"name": "NVIDIA H200", "memory_mb": 150754.9, "used_mb": 1234.5}]
-    return machine_table(MACHINE, range(0, 96, 2), providers, gpus)
+    return machine_table(MACHINE, range(0, 96, 2), {"lanes": True, "operators": False}, providers, gpus)
 
 
 def swept() -> FigureTable:
