@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from chrion.installation import warn_of_fault
 from chrion.lazy_names import import_on_first_use
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ _MODULES = {
 }
 
 
+warn_of_fault()
 if not TYPE_CHECKING:  # type checkers would accept any attribute
     __getattr__ = import_on_first_use(__name__, _MODULES)
 

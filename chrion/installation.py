@@ -1,8 +1,8 @@
 """The distribution that provides onnxruntime.
 
 Several distributions install the same module ``onnxruntime``: that for CPUs, and one for each kind of accelerator. pip
-does not know that they exclude each other, so that two of them overwrite each other's files, and removing one leaves a
-folder without ``InferenceSession``. Therefore Chrion requires none of them; its extras do.
+does not know that they exclude each other, so that two of them overwrite each other's files, and removing one removes
+files of the other. Therefore Chrion requires none of them; its extras do.
 """
 
 from __future__ import annotations
@@ -12,26 +12,59 @@ import importlib.util
 import re
 import sys
 import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-#: Distributions that provide onnxruntime, with the extra of Chrion that requires each, if there is one.
-FLAVOURS = {
-    "onnxruntime": "cpu",
-    "onnxruntime-gpu": "gpu",
-    "onnxruntime-openvino": "",
-    "onnxruntime-directml": "directml",
-    "onnxruntime-webgpu": "webgpu",
-    "onnxruntime-migraphx": "",
-    "onnxruntime-rocm": "",
-    "onnxruntime-qnn": "",
-    "onnxruntime-training": "",
-    "onnxruntime-vitisai": "",
-}
+#: Distributions that provide onnxruntime.
+FLAVOURS = (
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "onnxruntime-openvino",
+    "onnxruntime-directml",
+    "onnxruntime-webgpu",
+    "onnxruntime-migraphx",
+    "onnxruntime-rocm",
+    "onnxruntime-training",
+    "onnxruntime-vitisai",
+)
 _INFO = re.compile(r"(onnxruntime(?:[-_.][a-z]+)?)-([0-9][^-]*)(?:-.*)?\.(?:dist|egg)-info", re.IGNORECASE)
-MISSING = (
+_MISSING = (
     "onnxruntime is not installed (pip install 'chrion[cpu]', or 'chrion[gpu]' for CUDA; the page on installation lists"
     " other flavours)"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What is wrong with the installation of onnxruntime."""
+
+    #: What is wrong, and the command that repairs it.
+    text: str
+    #: Whether onnxruntime cannot be imported.
+    fatal: bool
+
+
+@functools.cache
+def find_fault() -> Fault | None:
+    """Return what is wrong with the installation of onnxruntime; None if one distribution provides it.
+
+    Costs a listing of the folder of its distribution.
+    """
+    spec = None if "onnxruntime" in sys.modules else importlib.util.find_spec("onnxruntime")
+    if spec is None:
+        if "onnxruntime" in sys.modules:
+            return None
+        left = next(filter(None, (find_flavours(Path(entry)) for entry in sys.path)), {})
+        return Fault(_lost(left) if left else _MISSING, fatal=True)
+    location = Path(next(iter(spec.submodule_search_locations or ()), ""))
+    found = find_flavours(location.parent)
+    if spec.origin is None:  # a folder without __init__.py
+        return Fault(_lost(found), fatal=True)
+    if len(found) < 2:
+        return None
+    text = f"{_names(found)} provide the same module and overwrite each other's files; keep one, for example by: "
+    return Fault(text + repair(found), fatal=False)
 
 
 def find_flavours(folder: Path) -> dict[str, str]:
@@ -41,35 +74,34 @@ def find_flavours(folder: Path) -> dict[str, str]:
     return {name: named[name] for name in sorted(named) if name in FLAVOURS}
 
 
-@functools.cache
-def check_onnxruntime() -> None:
-    """Check, once, that one distribution provides onnxruntime, before it is imported.
+def repair(found: Mapping[str, str]) -> str:
+    """Return the command that leaves one of the distributions that were found, the most special one."""
+    kept = max(found or FLAVOURS[:1], key=len)
+    return f"pip uninstall -y {' '.join(found or FLAVOURS[:1])}; pip install --force-reinstall --no-deps {kept}"
 
-    Costs a listing of the folder that contains it. If it is not installed, do nothing: importing it fails.
+
+def warn_of_fault() -> None:
+    """Warn if onnxruntime is damaged, or provided by two distributions. Without any, importing it says so."""
+    fault = find_fault()
+    if fault and fault.text != _MISSING:
+        warnings.warn(fault.text, stacklevel=3)
+
+
+def require_onnxruntime() -> None:
+    """Check that onnxruntime can be imported.
 
     Raises:
-        ImportError: The module has lost its files, since one of several distributions was removed.
+        ImportError: It is missing or damaged; the message has the command that installs or repairs it.
     """
-    spec = None if "onnxruntime" in sys.modules else importlib.util.find_spec("onnxruntime")
-    if spec is None or not spec.submodule_search_locations:
-        return
-    location = Path(next(iter(spec.submodule_search_locations)))
-    found = find_flavours(location.parent)
-    if spec.origin is None and not (location / "__init__.py").exists():
-        raise ImportError(
-            f"onnxruntime: {location} has lost its files, since a distribution that provides it was removed beside "
-            f"another one; repair it with: {repair(found or {'onnxruntime': ''})}",
-            name="onnxruntime",
-        )
-    if len(found) > 1:
-        names = " and ".join(f"{name} {version}" for name, version in found.items())
-        warnings.warn(
-            f"{names} provide the same module and overwrite each other's files; keep one, for example: {repair(found)}",
-            stacklevel=3,
-        )
+    fault = find_fault()
+    if fault and fault.fatal:
+        raise ImportError(fault.text, name="onnxruntime")
 
 
-def repair(found: dict[str, str]) -> str:
-    """Return the command that leaves one distribution, the most special of those found."""
-    kept = max(found, key=len)
-    return f"pip uninstall -y {' '.join(found)}; pip install --force-reinstall --no-deps {kept}"
+def _lost(found: Mapping[str, str]) -> str:
+    cause = "the removal of another distribution has removed its files"
+    return f"{_names(found) or 'onnxruntime'}: {cause}; repair it with: {repair(found)}"
+
+
+def _names(found: Mapping[str, str]) -> str:
+    return " and ".join(f"{name} {version}" for name, version in found.items())

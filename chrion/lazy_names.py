@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from chrion.installation import MISSING, check_onnxruntime
+from chrion.installation import require_onnxruntime
 
 
 def import_on_first_use(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
@@ -23,13 +23,8 @@ def import_on_first_use(package: str, modules: Mapping[str, str]) -> Callable[[s
 
     def get(name: str) -> Any:
         if name in modules:
-            check_onnxruntime()
-            try:
-                value = getattr(importlib.import_module(modules[name]), name)
-            except ModuleNotFoundError as error:
-                if error.name != "onnxruntime":
-                    raise
-                raise ModuleNotFoundError(MISSING, name="onnxruntime") from error
+            require_onnxruntime()
+            value = getattr(importlib.import_module(modules[name]), name)
             setattr(sys.modules[package], name, value)  # later uses do not call this function
             return value
         if not name.startswith("_") and importlib.util.find_spec(f"{package}.{name}"):

@@ -35,6 +35,10 @@ with chrion.HybridSession(model, tune="never") as session:
 """
 
 
+#: Uses a public name, which is an error if onnxruntime is missing or damaged.
+_ASK = "import warnings; warnings.simplefilter('ignore'); import chrion; chrion.HybridSession"
+
+
 class Environment:
     """A new virtual environment."""
 
@@ -79,7 +83,7 @@ def alone(wheel: Path, extra: str, folder: Path) -> list[str]:
     """Return the row for an extra on a new system."""
     environment = Environment(folder)
     environment.pip("install", f"{wheel}[{extra}]" if extra else str(wheel))
-    works, reason = environment.run(_USE)
+    works, reason = environment.run(_USE)[0], environment.run(_ASK)[1]
     words = f"`pip install 'chrion[{extra}]'`" if extra else "`pip install chrion` alone"
     return [words, "yes" if works else "", "yes" if works else "no", "" if works else message(reason)]
 
@@ -89,9 +93,9 @@ def clash(wheel: Path, removed: str, folder: Path) -> list[str]:
     environment = Environment(folder)
     environment.pip("install", "onnxruntime==1.31.1")
     environment.pip("install", f"{wheel}[gpu]")
-    both = environment.run(f"import warnings; warnings.simplefilter('error')\n{_USE}")[1]
+    both = environment.run("import warnings; warnings.simplefilter('error'); import chrion")[1]
     environment.pip("uninstall", "-y", removed)
-    broken = environment.run(_USE)[1]
+    broken = environment.run(_ASK)[1]
     command = re.search(r"repair it with: (.*)", broken)
     repaired = bool(command and environment.shell(command[1])) and environment.run(_USE)[0]
     words = f"`pip install onnxruntime 'chrion[gpu]'`, then `pip uninstall {removed}`"

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from typing import NoReturn
 
 from chrion import __version__
-from chrion.installation import MISSING, check_onnxruntime
+from chrion.installation import require_onnxruntime
 
 #: Exit code after Ctrl-C.
 INTERRUPTED = 130
@@ -71,11 +71,8 @@ def _run() -> int:
         print(f"chrion {__version__}")  # noqa: T201 - this is what stdout is for
         return 0
     with _notice("chrion: loading ..."):
-        check_onnxruntime()
-        try:
-            from chrion.cli.app import run  # noqa: PLC0415 - takes a second, during which Ctrl-C has to be handled
-        except ModuleNotFoundError as error:
-            raise ImportError(MISSING if error.name == "onnxruntime" else str(error), name=error.name) from error
+        require_onnxruntime()
+        from chrion.cli.app import run  # noqa: PLC0415 - takes a second, during which Ctrl-C has to be handled
     return run()
 
 
