@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import struct
 import sys
 import time
 from collections.abc import Iterator
@@ -143,21 +142,3 @@ def test_messages_that_do_not_arrive_cost_nothing(server: Server, method: str) -
             assert channel.unary_unary(SERVICE + "ServerReady")(b"", timeout=30) == b"\x08\x01"
         assert server.rss_mb() < memory + 30
     wait_until(lambda: process.num_fds() < files + 5)
-
-
-@pytest.mark.parametrize("content", [b"\x00\x00\x00\x00", struct.pack("<I", 1 << 30) + b"x", b"\xff" * 4])
-def test_lengths_of_elements_that_are_not_there(server: Server, content: bytes) -> None:
-    """Elements of BYTES that claim a gigabyte are refused in both protocols."""
-    request = message("ModelInferRequest")(model_name="identity-BYTES")
-    request.inputs.add(name="x", datatype="BYTES", shape=[1, 2])
-    request.raw_input_contents.append(content)
-    with grpc.insecure_channel(f"127.0.0.1:{server.grpc}") as channel:
-        with pytest.raises(grpc.RpcError) as refused:
-            channel.unary_unary(SERVICE + "ModelInfer")(request.SerializeToString(), timeout=30)
-        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    entry = {"name": "x", "datatype": "BYTES", "shape": [1, 2], "parameters": {"binary_data_size": len(content)}}
-    header = json.dumps({"inputs": [entry]}).encode()
-    named = {"Inference_Header_Content_Length": str(len(header))}
-    status, found, _ = server.get("/v2/models/identity-BYTES/infer", header + content, **named)
-    assert status == 400
-    assert "BYTES elements" in found["error"]
