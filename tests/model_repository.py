@@ -73,3 +73,13 @@ def put(root: Path, name: str, model: onnx.ModelProto | bytes, version: int = 1,
     if toml:
         (root / name / "model.toml").write_text(toml, encoding="utf-8")
     return file
+
+
+def put_all(root: Path) -> Path:
+    """Put a model of each datatype, two versions of a product, and a bad model into a repository; return it."""
+    for datatype in ELEMENTS:
+        put(root, f"identity-{datatype}", identity(datatype))
+    put(root, "product", product(seed=1))
+    put(root, "product", product(seed=2), version=2)
+    put(root, "bad", b"not a model")
+    return root

@@ -16,7 +16,7 @@ from chrion.server.core import ServingCore
 from chrion.server.grace import Grace
 from chrion.server.replica_state import StateReports, read_state
 from chrion.server.repository import ServedVersion, scan
-from server_process import product, put
+from model_repository import product, put
 
 
 def start_core(root: Path) -> ServingCore:

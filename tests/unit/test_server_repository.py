@@ -20,7 +20,7 @@ from chrion.server.options import parse_address, parse_origin, parse_policies, s
 from chrion.server.repository import BadVersion, ServedVersion, scan
 from chrion.server.settings import read_settings
 from helpers import alternating_lanes, branches, free_branches
-from server_process import identity, product, put
+from model_repository import identity, product, put
 
 
 def served(root: Path, name: str, version: str = "1", *, accelerator: bool = False) -> ServedVersion:

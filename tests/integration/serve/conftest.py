@@ -11,20 +11,14 @@ import pytest
 from command_line import cli  # noqa: F401 - a fixture
 from decoder_support import PlainDecoder
 from local_server import LocalServer, local_server
-from model_repository import ELEMENTS, counting, identity, product, put
+from model_repository import counting, product, put, put_all
 from served_decoders import MODEL, THINKING, TOOLS, put_byte_decoder, put_decoder
 
 
 @pytest.fixture(scope="package")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a repository with a model of each datatype, two versions of a product, and a bad model."""
-    root = tmp_path_factory.mktemp("models")
-    for datatype in ELEMENTS:
-        put(root, f"identity-{datatype}", identity(datatype))
-    put(root, "product", product(seed=1))
-    put(root, "product", product(seed=2), version=2)
-    put(root, "bad", b"not a model")
-    return root
+    """Return a repository with a model of each kind."""
+    return put_all(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="package")
