@@ -224,7 +224,7 @@ async def _running(options: ServerOptions, *, http: bool) -> AsyncIterator[Local
         web = web_server(options, app)
         serving = asyncio.create_task(web.serve(sockets=[listener])) if http else None
         yield LocalServer(app, port, listener.getsockname()[1] if listener else 0)
-        await models.end(Grace(10.0))
+        await models.end(Grace(options.drain_s))
         web.should_exit = True
         if serving:
             await serving

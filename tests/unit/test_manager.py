@@ -50,6 +50,7 @@ class Driver:
     ended: dict[int, str] = field(default_factory=dict)
     batches: list[Run] = field(default_factory=list)
     in_memory: dict[int, int] = field(default_factory=dict)
+    submitted: set[int] = field(default_factory=set)
     sequence: Any = field(default_factory=itertools.count)
 
     def pin(self, number: int) -> tuple[int, ...]:
@@ -76,6 +77,7 @@ class Driver:
         self.now = at
         manager = self.manager
         if kind == "submit":
+            self.submitted.add(payload.id)
             actions = manager.submit(at, payload)
         elif kind == "loaded":
             self.journal.append((at, "loaded", payload))
@@ -91,9 +93,9 @@ class Driver:
         elif kind == "remove":
             actions = manager.remove(at, payload)
         elif kind == "cancel":
-            waiting = payload in manager._models_of
+            started = {request.id for run in manager.running.values() for request in run.requests}
             actions = manager.cancel(at, payload)
-            if waiting:
+            if payload in self.submitted - self.ended.keys() - started:
                 self.ended[payload] = "cancelled"
         else:
             actions = manager.advance(at)

@@ -6,9 +6,6 @@ import asyncio
 from pathlib import Path
 
 import numpy as np
-import pytest
-
-pytest.importorskip("grpc")
 
 from chrion.manager import ManagerPolicies, ModelManager
 from chrion.manager.records import HOST

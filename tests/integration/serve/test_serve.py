@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ from prometheus_client import parser
 from chrion.server.logs import JsonFormatter
 from local_server import LocalServer, local_server
 from model_repository import counting, product, put
+from served_decoders import put_decoder
 from server_client import infer_body, wait_until
 
 ROWS = np.ones((1, 4), np.float32)
@@ -171,3 +173,22 @@ def test_requests_at_the_same_time_are_all_answered(server: LocalServer) -> None
 
     with ThreadPoolExecutor(16) as pool:
         assert all(pool.map(call, range(16)))
+
+
+def test_requests_in_flight_have_a_grace_at_the_end(tmp_path: Path) -> None:
+    """Those that end in time are answered; others fail, so that no text seems complete, and new ones are refused."""
+    put(tmp_path, "slow", counting())
+    put_decoder(tmp_path, "llama")
+
+    def both_run(server: LocalServer) -> bool:
+        loaded = server.metric("chrion_model_loads_total", model="slow") == 1
+        return loaded and server.computes() and server.metric("chrion_generation_requests", model="llama") == 1
+
+    for grace_s, tokens, expected in ((0.0, 19_000, 503), (60.0, 1_000, 200)):
+        text = {"model": "llama", "prompt": [1], "max_tokens": tokens}
+        with ThreadPoolExecutor(2) as pool:
+            with local_server(tmp_path, drain_s=grace_s) as server:
+                asked = [pool.submit(server.infer, "slow", [5e4]), pool.submit(server.get, "/v1/completions", text)]
+                wait_until(functools.partial(both_run, server))
+            assert [one.result()[0] for one in asked] == [expected] * 2
+        assert [server.infer("slow", [1.0])[0], server.get("/v2/health/ready")[0]] == [503, 503]
