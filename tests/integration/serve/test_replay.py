@@ -212,6 +212,7 @@ def answering(handler: type[Answering]) -> Iterator[str]:
     """Run a server of these answers; yield its URL."""
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         server.daemon_threads = True
+        server.handle_error = lambda *_: None  # clients leave
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:

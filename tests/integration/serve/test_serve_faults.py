@@ -187,7 +187,7 @@ BODIES = st.fixed_dictionaries(
 )
 
 
-@examples(150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(body=BODIES, tail=st.binary(max_size=20), split=st.none() | st.integers(-2, 200))
 def test_random_bodies_are_answered(server: LocalServer, body: Any, tail: bytes, split: int | None) -> None:
     """Whatever JSON and bytes a body has, the answer is a result or an error of the client."""

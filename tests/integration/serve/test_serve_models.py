@@ -31,18 +31,18 @@ ROWS = np.ones((1, 4), np.float32)
 
 
 def test_many_models_share_little_memory(tmp_path: Path) -> None:
-    """Twelve models are served in memory for four; memory stays in the budget, and those in use stay."""
-    for number in range(12):
+    """Ten models are served in memory for four; memory stays in the budget, and those in use stay."""
+    for number in range(10):
         put(tmp_path, f"m{number}", product(200, number))
     size_mb = 0.16 * 1.1 + 4.0
     with local_server(tmp_path, memory_mb=4.5 * size_mb) as server:
-        for number in np.random.default_rng(0).permutation(np.repeat(np.arange(12), 4)):
+        for number in np.random.default_rng(0).permutation(np.repeat(np.arange(10), 4)):
             status, found, _ = server.infer(f"m{number}", np.ones((1, 200), np.float32))
             assert status == 200, found
             used, budget = (server.metric(f"chrion_memory_{what}_bytes", device="host") for what in ("used", "budget"))
             assert used <= budget
-        assert server.metric("chrion_model_evictions_total") > 20
-        assert server.metric("nv_inference_request_success") == 48
+        assert server.metric("chrion_model_evictions_total") > 15
+        assert server.metric("nv_inference_request_success") == 40
         resident = server.metric("chrion_model_resident_bytes", device="host")
         assert resident == used
         assert 3 * size_mb * 1e6 < resident
@@ -160,7 +160,7 @@ def test_a_file_replaced_while_it_is_polled_and_requested(tmp_path: Path) -> Non
         writer.start()
         seen = set()
         try:
-            end = time.monotonic() + 1
+            end = time.monotonic() + 0.5
             while time.monotonic() < end:
                 status, found, _ = server.infer("m", ROWS)
                 assert status in (200, 404, 503), found

@@ -198,6 +198,7 @@ def kill(replica: str) -> None:
     ray.kill(ray.get_actor(replica, namespace="serve"))
 
 
+@pytest.mark.slow
 def test_replicas_follow_the_load(unused_cluster: Any, models: Path) -> None:
     """No request fails while 15 at a time start a replica, one is killed and replaced, and 3 at a time end one."""
     busy, open_ = threading.Event(), threading.Event()
