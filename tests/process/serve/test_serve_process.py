@@ -51,7 +51,7 @@ def test_requests_that_a_stop_interrupts_fail(tmp_path: Path) -> None:
     """At SIGTERM new requests are refused, and those that do not end in time fail, so that no text seems complete."""
     put_decoder(tmp_path, "llama")
     given = {"model": "llama", "prompt": [1], "max_tokens": 19_000}
-    with serving(tmp_path, "--drain", "1s") as server, ThreadPoolExecutor(2) as pool:
+    with serving(tmp_path, "--drain", "3s") as server, ThreadPoolExecutor(2) as pool:
         asked = [pool.submit(server.get, "/v1/completions", {**given, "stream": stream}) for stream in (False, True)]
         wait_until(lambda: both_have_begun(server))
         server.process.send_signal(signal.SIGTERM)
@@ -81,9 +81,8 @@ def test_a_second_signal_ends_the_wait_for_requests(tmp_path: Path) -> None:
         before = iterations()
         wait_until(lambda: iterations() > before + 20)
         assert server.metric("chrion_generation_requests") == 2
-        while not all(future.done() for future in asked):  # signals after the first half second end the wait
-            server.process.send_signal(signal.SIGINT)
-            time.sleep(0.2)
+        time.sleep(1.0)  # signals within half a second are one
+        server.process.send_signal(signal.SIGINT)
         assert [future.result(60)[0] for future in asked] == [503, 503]
 
 
