@@ -379,3 +379,35 @@ def test_expected_loads_follow_measured_ones() -> None:
     assert manager.memory.load_ms(manager.memory.entries[third], 0) == pytest.approx(
         25
     )  # 100 ms x the median of 0.1 and 0.4
+
+
+def test_a_queued_request_that_can_no_longer_be_in_time_delays_no_other() -> None:
+    """Deadline admission expects that it will be dropped at its turn, and so it is."""
+    manager = ModelManager({ACCELERATOR: 100}, (0,), slots=1, policies=ManagerPolicies(admission="deadline"))
+    first, second = (manager.add(0.0, managed(10, latency=10.0, load=1.0, slo_ms=slo)) for slo in (25.0, 15.0))
+    for at, number in ((0.0, first), (50.0, second)):
+        manager.submit(at, Request(number, number, at))
+        (warm,) = manager.loaded(at + 1.0, number, 1.0)
+        assert isinstance(warm, Run)
+        manager.finish(at + 11.0, warm.id)
+    (run,) = manager.submit(100.0, Request(2, first, 100.0))
+    assert isinstance(run, Run)
+    assert manager.submit(100.0, Request(3, first, 100.0)) == []  # from 110 to 120, in time until 125
+    assert manager.submit(116.0, Request(4, second, 116.0)) == []  # the first is late: 3 would end at 126
+    dropped, started = manager.finish(117.0, run.id)
+    assert isinstance(dropped, Refuse)
+    assert isinstance(started, Run)
+    assert (dropped.request.id, dropped.reason, [r.id for r in started.requests]) == (3, Reason.NO_TIME, [4])
+
+
+def test_a_model_that_leaves_the_accelerator_evicts_another_from_the_host() -> None:
+    """Its smaller variant needs host memory that a model without accelerator memory has."""
+    manager = ModelManager({ACCELERATOR: 6, HOST: 6}, [0], policies=ManagerPolicies(prefetch=False))
+    variants = ManagedVariant("gpu", {ACCELERATOR: 6}, 1.0, 2.0, 0, 0), ManagedVariant("cpu", {HOST: 4}, 1.0, 2.0)
+    host, first, second = (manager.add(0.0, ManagedModel(own)) for own in (variants[1:], variants, variants))
+    found = drive(manager, requests((0, host), (20, first), (40, second)))
+    assert [(event, model) for _, event, model in found.journal if event in {"shrink", "evict"}] == [
+        ("evict", host),
+        ("shrink", first),
+    ]
+    assert found.in_memory == {first: 1, second: 0}
