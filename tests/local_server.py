@@ -89,7 +89,7 @@ class Exchange(httpx2.SyncByteStream):
 
     def close(self) -> None:
         """Leave; the application finds out."""
-        event_loop().call_soon_threadsafe(self._take, 0, True)  # noqa: FBT003 - keywords are not passed
+        event_loop().call_soon_threadsafe(self._leave)
 
     def _next(self) -> dict[str, Any]:
         message = self._messages.get(timeout=_LIMIT_S)
@@ -97,10 +97,12 @@ class Exchange(httpx2.SyncByteStream):
             raise AssertionError("the application ended without an answer") from self._run.exception()
         return message
 
-    def _take(self, size: int, left: bool = False) -> None:  # noqa: FBT001, FBT002 - called by the loop
+    def _take(self, size: int) -> None:
         self._unread -= size
-        if left:
-            self._ended.set()
+        self._taken.set()
+
+    def _leave(self) -> None:
+        self._ended.set()
         self._taken.set()
 
     async def _serve(self, app: Any, scope: Mapping[str, Any]) -> None:
