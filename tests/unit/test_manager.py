@@ -400,6 +400,25 @@ def test_a_queued_request_that_can_no_longer_be_in_time_delays_no_other() -> Non
     assert (dropped.request.id, dropped.reason, [r.id for r in started.requests]) == (3, Reason.NO_TIME, [4])
 
 
+def test_a_request_that_expires_while_another_runs_delays_no_other() -> None:
+    """It is refused when a core is free, and the next request starts at once."""
+    manager = ModelManager({HOST: 100}, [0])
+    first, second = (manager.add(0.0, ladder(5)) for _ in range(2))
+    for at, number in ((0.0, first), (50.0, second)):
+        manager.submit(at, Request(number, number, at))
+        (warm,) = manager.loaded(at + 1.0, number)
+        assert isinstance(warm, Run)
+        manager.finish(at + 2.0, warm.id)
+    (run,) = manager.submit(100.0, Request(2, second, 100.0))
+    assert isinstance(run, Run)
+    assert manager.submit(101.0, Request(3, first, 101.0, 110.0)) == []
+    assert manager.submit(102.0, Request(4, second, 102.0)) == []
+    dropped, started = manager.finish(117.0, run.id)
+    assert isinstance(dropped, Refuse)
+    assert isinstance(started, Run)
+    assert (dropped.request.id, dropped.reason, [r.id for r in started.requests]) == (3, Reason.EXPIRED, [4])
+
+
 def test_a_model_that_leaves_the_accelerator_evicts_another_from_the_host() -> None:
     """Its smaller variant needs host memory that a model without accelerator memory has."""
     manager = ModelManager({ACCELERATOR: 6, HOST: 6}, [0], policies=ManagerPolicies(prefetch=False))
