@@ -294,6 +294,27 @@ def test_requests_beyond_the_queue_are_refused_with_a_time_to_retry() -> None:
     assert all(r.retry_ms > 0 for r in refused)
 
 
+def test_the_time_to_retry_is_that_of_the_queue() -> None:
+    """Two requests of 4 s that wait for two cores are served within 4 s."""
+    manager = ModelManager({HOST: 10}, [0, 1])
+    number = manager.add(0.0, ManagedModel((ManagedVariant("v", {HOST: 5}, 4000.0, 2.0),), max_queue=2))
+    manager.submit(0.0, Request(0, number, 0.0))
+    manager.loaded(2.0, number)
+    for request in range(1, 4):
+        manager.submit(3.0, Request(request, number, 3.0))
+    (refused,) = manager.submit(3.0, Request(4, number, 3.0))
+    assert isinstance(refused, Refuse)
+    assert refused.retry_ms == 4000.0
+
+
+def test_requests_without_a_key_run_alone() -> None:
+    """A model that batches may have requests that cannot share a batch."""
+    manager = ModelManager({HOST: 10}, [0])
+    number = manager.add(0.0, ladder(5, max_batch=4, max_delay_ms=3.0))
+    found = drive(manager, requests(*[(0.0, number)] * 3))
+    assert [[request.id for request in run.requests] for run in found.batches] == [[0], [1], [2]]
+
+
 def test_batches_form_up_to_the_size_and_the_delay() -> None:
     """Requests of one key share a batch up to its size; a batch that is not full starts after the delay."""
     manager = ModelManager({HOST: 10}, [0])
