@@ -5,7 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
+import pytest
+
+from chrion.cli import main
 from chrion.files import bundled_folder
 
 #: The stored profile of the paper's machine.
@@ -13,6 +17,25 @@ PAPER = str(bundled_folder("profiles") / "gtx1080ti-paper.json")
 
 #: Runs a command; returns its exit code, stdout and stderr.
 Chrion = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def cli(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Chrion:
+    """Return a function that runs the command in this process and returns its exit code, stdout and stderr.
+
+    The current folder is empty.
+    """
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        capfd.readouterr()
+        monkeypatch.setattr(sys, "argv", ["chrion", *arguments])
+        with pytest.raises(SystemExit) as exit_:
+            main()
+        out, err = capfd.readouterr()
+        return int(exit_.value.code or 0), out, err
+
+    return run
 
 
 def assert_refused(result: tuple[int, str, str], about: str) -> None:

@@ -11,7 +11,7 @@ import onnx
 import tokenizers
 
 from decoder_support import small_decoder
-from server_process import put
+from model_repository import put
 
 MODEL = small_decoder("llama-decoder", context=20_000)
 TEMPLATE = (
@@ -25,6 +25,12 @@ TOOLS = (
     "{% elif message.tool_calls %}{% for call in message.tool_calls %} w2"
     "{% for _, value in call.function.arguments.items() %} {{ value }}{% endfor %}{% endfor %}"
     "{{ message.content or '' }}{% else %} w3 {{ message.content }}{% endif %}{% endfor %}"
+)
+
+#: A template with a variable that requests may set.
+THINKING = (
+    "w1{% if enable_thinking is false %} w7 w8{% endif %} {{ messages[0].content }}{% if add_generation_prompt %} w9"
+    "{% endif %}"
 )
 
 
@@ -58,6 +64,19 @@ def put_decoder(
     for other, content in files.items():
         (file.parent / f"{other}.json").write_text(json.dumps(content))
     return file
+
+
+def put_byte_decoder(root: Path, name: str) -> None:
+    """Put a decoder of bytes, of which some are parts of characters and some special tokens, into a repository."""
+    model = small_decoder("llama-decoder", vocabulary=260, context=2000)
+    file = put(root, name, model, toml="[generation]\nmax_batch = 4\n")
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE({byte: at for at, byte in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|a|>", "<|b|>", "<|c|>", "<|d|>"])
+    tokenizer.save(str(file.parent / "tokenizer.json"))
+    (file.parent / "chat_template.jinja").write_text("{% for message in messages %}{{ message.content }}{% endfor %}")
 
 
 def words_of(tokens: Sequence[int]) -> str:

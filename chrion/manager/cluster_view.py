@@ -57,15 +57,15 @@ class ClusterView:
 
     Attributes:
         repeated: Number of requests that were sent again after a replica was lost.
+        homes: Replicas with each model, or that will load it, in the order in which they received it.
     """
 
     def __init__(self, route: Route) -> None:
         self.repeated = 0
+        self.homes: dict[str, list[str]] = {}
         self._route = route
         self._replicas: dict[str, _Replica] = {}
         self._of: dict[int, str] = {}
-        #: Replicas with the weights of each model, or that will load them, in the order in which they received them.
-        self._homes: dict[str, list[str]] = {}
 
     @property
     def replicas(self) -> list[str]:
@@ -137,7 +137,7 @@ class ClusterView:
         known = [entries[replica] for replica in replicas]
         fitting = [i for i, replica in enumerate(known) if model not in replica.state.unfit] or list(range(len(known)))
         index = {replica: i for i, replica in enumerate(replicas)}
-        homes = [index[r] for r in self._homes.get(model, ()) if r in index and index[r] in fitting]
+        homes = [index[r] for r in self.homes.get(model, ()) if r in index and index[r] in fitting]
         eligible = fitting if homes else soonest(fitting, [replica.load_wait_ms for replica in known])
         chosen = replicas[self._route([len(replica.outstanding) for replica in known], eligible, homes, draw)]
         self._of[request] = chosen
@@ -156,7 +156,7 @@ class ClusterView:
         return replica
 
     def _add_home(self, model: str, replica: str) -> None:
-        if model and replica not in (homes := self._homes.setdefault(model, [])):
+        if model and replica not in (homes := self.homes.setdefault(model, [])):
             homes.append(replica)
 
     def _keep_homes(self, replica: str, kept: Collection[str]) -> None:
@@ -164,8 +164,8 @@ class ClusterView:
 
         Names of models are the clients'. Those without a home are deleted, so that unknown ones do not accumulate.
         """
-        for model, homes in [*self._homes.items()]:
+        for model, homes in [*self.homes.items()]:
             if replica in homes and model not in kept:
                 homes.remove(replica)
                 if not homes:
-                    del self._homes[model]
+                    del self.homes[model]

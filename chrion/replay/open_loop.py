@@ -28,8 +28,6 @@ from chrion.simulator.workload import Workload
 
 #: Statuses with which a server refuses a request that it could serve at another time.
 REFUSED = (429, 503, 504)
-#: Time for which connections fail, without any answer, after which the server is given up.
-_GONE_S = 10.0
 #: Requests that are sent without a pause if the client is behind.
 _BURST = 32
 _BEGIN_S = 0.05
@@ -101,13 +99,16 @@ class OpenLoop:
         calls: What is sent for each model.
         outcome: Receives what is measured.
         timeout_s: Time after which a request is given up.
+        gone_s: Time for which connections fail, without any answer, after which the server is given up.
     """
 
-    def __init__(self, client: HttpClient, calls: Sequence[Call], outcome: Outcome, timeout_s: float) -> None:
+    def __init__(
+        self, client: HttpClient, calls: Sequence[Call], outcome: Outcome, timeout_s: float, gone_s: float
+    ) -> None:
         self._client = client
         self._calls = calls
         self._outcome = outcome
-        self._timeout_s = timeout_s
+        self._timeout_s, self._gone_s = timeout_s, gone_s
         self._began_s = 0.0
         #: Time of the first connection that failed after the last answer.
         self._failed_s = math.inf
@@ -159,7 +160,7 @@ class OpenLoop:
     def _check(self) -> None:
         if self._gone:
             answered = int(self._outcome.metrics.arrivals.sum())
-            text = f"no answer for {_GONE_S:g} s: {self._gone} ({answered} requests had ended before)"
+            text = f"no answer for {self._gone_s:g} s: {self._gone} ({answered} requests had ended before)"
             raise ServerError(f"the connection to the server was lost: {text}")
 
     async def _send(self, number: int, model: int, due_ms: float) -> None:
@@ -199,7 +200,7 @@ class OpenLoop:
     def _note_failure(self, reason: str) -> None:
         now_s = asyncio.get_running_loop().time()
         self._failed_s = min(self._failed_s, now_s)
-        if now_s - self._failed_s > _GONE_S:
+        if now_s - self._failed_s > self._gone_s:
             self._gone = reason
 
 

@@ -49,6 +49,8 @@ class ReplayOptions:
     until_ms: float = math.inf
     #: Time after which a request is given up.
     timeout_s: float = 60.0
+    #: Time for which connections fail, without any answer, after which the server is given up.
+    gone_s: float = 10.0
     connections: int = 512
 
 
@@ -119,7 +121,7 @@ async def _replay(scenario: Scenario, options: ReplayOptions, progress: Callable
         slo_ms = [model.slo_ms for model in scenario.models]
         metrics = RequestMetrics(len(calls), 1, slo_ms, from_arrival=scenario.measure == "response")
         outcome = Outcome(metrics)
-        loop = OpenLoop(client, calls, outcome, options.timeout_s)
+        loop = OpenLoop(client, calls, outcome, options.timeout_s, options.gone_s)
         device = ACCELERATOR if ACCELERATOR in before.budget else HOST
 
         async def sample() -> None:

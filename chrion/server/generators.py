@@ -149,6 +149,26 @@ def list_generators(repository: Path) -> list[str]:
     return names
 
 
+def find_template(name: str, path: Path) -> ChatTemplate | None:
+    """Return the chat template of a model; log if there is none, or one that cannot be used.
+
+    Args:
+        name: The model's name.
+        path: Its file.
+    """
+    template = None
+    try:
+        template = find_chat_template(path)
+    except ChrionError as error:
+        log.warning("cannot chat", extra={"fields": {"model": name, "reason": str(error)}})
+    else:
+        if template is None:
+            log.info("no chat template", extra={"fields": {"model": name, "folder": str(path.parent)}})
+        elif template.obstacle:
+            log.warning("cannot chat", extra={"fields": {"model": name, "reason": template.obstacle}})
+    return template
+
+
 def drain_generators(served: Sequence[ServedGenerator], grace: Grace) -> None:
     """Wait for the requests of generators as long as the grace lasts, and close them."""
     while not grace.is_over and any(one.generator.statistics().requests for one in served):
@@ -177,7 +197,7 @@ def _opening_bytes(version: ServedVersion) -> int:
 
 def _open(name: str, version: ServedVersion, settings: GenerationSettings) -> ServedGenerator:
     path = version.sources[0].model
-    template = _find_template(name, path)
+    template = find_template(name, path)
     generator = Generator(
         path,
         max_batch=settings.max_batch,
@@ -194,18 +214,3 @@ def _open(name: str, version: ServedVersion, settings: GenerationSettings) -> Se
         log.warning("requests run one by one", extra={"fields": {"model": name, "reason": generator.refused}})
     reserved = generator.weight_copies * session_bytes(version.sources[0].model_bytes) + _kv_bytes(settings)
     return ServedGenerator(name, version.version, generator, template, reserved, version.settings.timeout_ms)
-
-
-def _find_template(name: str, path: Path) -> ChatTemplate | None:
-    """Return the chat template of a model; log if there is none, or one that cannot be used."""
-    template = None
-    try:
-        template = find_chat_template(path)
-    except ChrionError as error:
-        log.warning("cannot chat", extra={"fields": {"model": name, "reason": str(error)}})
-    else:
-        if template is None:
-            log.info("no chat template", extra={"fields": {"model": name, "folder": str(path.parent)}})
-        elif template.obstacle:
-            log.warning("cannot chat", extra={"fields": {"model": name, "reason": template.obstacle}})
-    return template

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 
 log = logging.getLogger("chrion.server")
 
@@ -46,9 +47,14 @@ class Grace:
 
 
 class StopSignals:
-    """The handling of signals: the first one stops the server, and a later one ends the grace, as in uvicorn."""
+    """The handling of signals: the first one stops the server, and a later one ends the grace, as in uvicorn.
 
-    def __init__(self) -> None:
+    Args:
+        clock: Returns the time in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         #: Is set by the first signal.
         self.stopped = asyncio.Event()
         self._first_s = 0.0
@@ -57,9 +63,9 @@ class StopSignals:
     def receive(self) -> None:
         """Handle a signal, in the event loop."""
         if not self.stopped.is_set():
-            self._first_s = time.monotonic()
+            self._first_s = self._clock()
             self.stopped.set()
-        elif self._grace is not None and time.monotonic() - self._first_s > _SAME_S:
+        elif self._grace is not None and self._clock() - self._first_s > _SAME_S:
             log.info("requests in flight are given up")
             self._grace.end()
 

@@ -28,6 +28,7 @@ from chrion.server.options import ClusterOptions, ServerOptions
 from chrion.server.ray_replica import NO_TEXT, ModelReplica
 from chrion.server.ray_target import ClusterTarget
 from chrion.server.run import answer_until_stopped
+from chrion.server.served_models import ServedModels
 from chrion.units import format_count
 
 log = logging.getLogger("chrion.server")
@@ -113,7 +114,7 @@ async def _serve(options: ServerOptions, cluster: ClusterOptions, announce: Call
         logging.getLogger("ray.serve").setLevel(logging.CRITICAL + 1)
 
     try:
-        await answer_until_stopped(options, target, begin, end, announce, without_text)
+        await answer_until_stopped(options, ServedModels(target, begin, end, without_text), announce)
     except _StoppedError:
         log.info("stopped")
 

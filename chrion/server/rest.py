@@ -31,6 +31,7 @@ from chrion.server.generate_routes import GenerateRoutes
 from chrion.server.generation_service import GenerationService
 from chrion.server.openai_failures import failure_document
 from chrion.server.openai_service import OpenAiService
+from chrion.server.options import ServerOptions
 from chrion.server.request_memory import RequestMemory, json_bytes
 from chrion.server.target import Target, not_ready
 from chrion.server.tracing import RequestTracer
@@ -55,28 +56,23 @@ class RestService:
     """The REST service.
 
     Args:
+        options: The limits, the token and the origins of pages that may read answers.
         target: The models.
-        body_bytes: Limit of a body's size, also when decompressed.
-        token: Bearer token that every request but those for health must have; empty for none.
-        generation: The decoders, which also have the OpenAI API; None without them.
         tracer: Receives the spans of requests; None for no traces.
-        cors: Origins whose pages may read answers, or ``*`` for all of them.
+        generation: The decoders, which also have the OpenAI API; None without them.
     """
 
-    def __init__(  # noqa: PLR0913 - what a service has
+    def __init__(
         self,
+        options: ServerOptions,
         target: Target,
-        *,
-        body_bytes: int,
-        token: str = "",
-        generation: GenerationService | None = None,
         tracer: RequestTracer | None = None,
-        cors: Sequence[str] = (),
+        generation: GenerationService | None = None,
     ) -> None:
         self._target = target
         self._generation = generation
-        self._body_bytes = body_bytes
-        self._token = token
+        self._body_bytes = options.body_bytes
+        self._token = options.token
         self._tracer = tracer
         self._pages = 0
         model, version = "/v2/models/{name}", "/v2/models/{name}/versions/{version}"
@@ -111,7 +107,7 @@ class RestService:
                 Route(path, self._answering(handler, open_=is_open), methods=[method])
                 for path, handler, method, is_open in routes
             ],
-            middleware=[_cross_origin(cors)] if cors else [],
+            middleware=[_cross_origin(options.cors)] if options.cors else [],
             exception_handlers={404: self._unrouted, 405: self._unrouted},
         )
 

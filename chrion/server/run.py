@@ -1,4 +1,4 @@
-"""The server's process: services, signals and the end."""
+"""The server's process: sockets, signals and the end."""
 
 from __future__ import annotations
 
@@ -8,27 +8,19 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from chrion.cores import physical_cores
 from chrion.errors import OptionError
-from chrion.manager import ModelManager
-from chrion.manager.records import HOST
-from chrion.server.catalogue import Catalogue
-from chrion.server.core import ServingCore
-from chrion.server.generation_service import GenerationService
-from chrion.server.generators import open_generators
-from chrion.server.grace import Grace, StopSignals
+from chrion.server.grace import StopSignals
 from chrion.server.grpc_service import bind_grpc
 from chrion.server.options import ServerOptions
 from chrion.server.rest import RestService
-from chrion.server.target import LocalTarget, Target
+from chrion.server.served_models import ServedModels, local_models
 from chrion.server.tracing import RequestTracer
-from chrion.units import format_count
 
 try:
     import resource
@@ -89,51 +81,16 @@ async def serve(options: ServerOptions, announce: Callable[[str], None]) -> None
     Raises:
         OptionError: An address cannot be bound, the repository cannot be read, or a TLS file is invalid.
     """
-    cores = physical_cores()
-    chosen = options.load if options.control == "explicit" and "*" not in options.load else None
-    generators = open_generators(options.repository, options.budgets.get(HOST, 0), chosen)
-    taken = sum(served.reserved_bytes for served in generators.values())
-    budgets = {**options.budgets, HOST: options.budgets.get(HOST, 0) - taken}
-    slots = 1 if options.provider else 0
-    manager = ModelManager(budgets, cores, slots=slots, policies=options.policies, max_waiting=options.max_waiting)
-    core = ServingCore(manager, cores, slots=slots, provider=options.provider, request_bytes=options.request_bytes)
-    catalogue = Catalogue(options.repository, core, options.control, accelerator=options.provider is not None)
-    generation = GenerationService(generators, options.max_waiting) if generators else None
-    target = LocalTarget(core, catalogue, generation)
-    pollers: list[asyncio.Task[None]] = []
-
-    async def begin() -> str:
-        core.start()
-        await catalogue.start(options.load)
-        if options.control == "poll":
-            pollers.append(asyncio.create_task(catalogue.poll_forever(options.poll_s)))
-        return format_count(len(core.models), "model")
-
-    async def end(grace: Grace) -> None:
-        for poller in pollers:
-            poller.cancel()
-        await asyncio.gather(core.close(grace), *([generation.close(grace)] if generation else []))
-
-    await answer_until_stopped(options, target, begin, end, announce, generation)
+    await answer_until_stopped(options, local_models(options), announce)
 
 
-async def answer_until_stopped(  # noqa: PLR0913, PLR0917 - what a server has
-    options: ServerOptions,
-    target: Target,
-    begin: Callable[[], Awaitable[str]],
-    end: Callable[[Grace], Awaitable[None]],
-    announce: Callable[[str], None],
-    generation: GenerationService | None = None,
-) -> None:
+async def answer_until_stopped(options: ServerOptions, models: ServedModels, announce: Callable[[str], None]) -> None:
     """Answer requests of both protocols until SIGTERM or SIGINT; a second signal ends the grace of those in flight.
 
     Args:
         options: The options.
-        target: The models.
-        begin: Makes the models ready, and returns what is served, in words.
-        end: Refuses new requests, and ends those in flight within their grace; called also if ``begin`` fails.
+        models: The models.
         announce: Called with the addresses once requests can be served.
-        generation: The models that generate, if there are some.
 
     Raises:
         OptionError: An address cannot be bound, or a TLS file is invalid.
@@ -141,24 +98,16 @@ async def answer_until_stopped(  # noqa: PLR0913, PLR0917 - what a server has
     _allow_open_files()
     tracer = RequestTracer(options.otlp) if options.otlp else None
     async with contextlib.AsyncExitStack() as stack:
-        listener = stack.enter_context(_listen(*options.http))
+        listener = stack.enter_context(listen(*options.http))
         addresses = [f"http{'s' if options.tls else ''}://{_text(listener.getsockname())}"]
-        rest = RestService(
-            target,
-            body_bytes=options.body_bytes,
-            token=options.token,
-            generation=generation,
-            tracer=tracer,
-            cors=options.cors,
-        )
-        web = _web_server(options, rest.app)
+        web = web_server(options, RestService(options, models.target, tracer, models.generation).app)
         if options.grpc:
-            grpc_server, port = bind_grpc(options, target, tracer, generation)
+            grpc_server, port = bind_grpc(options, models.target, tracer, models.generation)
             stack.push_async_callback(grpc_server.stop, 1.0)
             addresses.append(f"grpc://{_text((options.grpc[0], port))}")
         signals = StopSignals()
         try:
-            what = await begin()
+            what = await models.begin()
             loop = asyncio.get_running_loop()
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, signals.receive)
@@ -171,10 +120,10 @@ async def answer_until_stopped(  # noqa: PLR0913, PLR0917 - what a server has
             with contextlib.suppress(OSError):  # a full disk under the log
                 announce(f"serving {what} at {' and '.join(addresses)}")
             await asyncio.wait((running, waiting), return_when=asyncio.FIRST_COMPLETED)
-            log.info("draining", extra={"fields": {"pending": (await target.health())["pending"]}})
+            log.info("draining", extra={"fields": {"pending": (await models.target.health())["pending"]}})
             waiting.cancel()
         finally:
-            await end(signals.grant(options.drain_s))
+            await models.end(signals.grant(options.drain_s))
         web.should_exit = True
         await running
     if tracer:
@@ -190,7 +139,12 @@ def _allow_open_files() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def _web_server(options: ServerOptions, app: Any) -> Any:
+def web_server(options: ServerOptions, app: Any) -> Any:
+    """Return uvicorn's server of an application, which has to be started with a listening socket.
+
+    Raises:
+        OptionError: A TLS file is invalid.
+    """
     certificate, key = options.tls or (None, None)
     config = uvicorn.Config(
         app,
@@ -215,8 +169,12 @@ def _web_server(options: ServerOptions, app: Any) -> Any:
     return server
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket, whose connections end if their peer is gone or stops reading."""
+def listen(host: str, port: int) -> socket.socket:
+    """Return a listening socket, whose connections end if their peer is gone or stops reading.
+
+    Raises:
+        OptionError: The address cannot be bound.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio switches Nagle's algorithm off only for sockets with a protocol; answers would wait 40 ms for it.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)

@@ -15,7 +15,7 @@ import pytest
 
 from chrion.errors import ModelError, OptionError
 from chrion.server.chat_template import ChatTemplate, find_chat_template
-from chrion.server.generators import _find_template
+from chrion.server.generators import find_template
 from template_cases import CHAT, RENDERED, TOKENS
 
 MESSAGES = [{"role": "user", "content": "one"}, {"role": "user", "content": "two"}]
@@ -143,7 +143,7 @@ def test_the_files_of_transformers(tmp_path: Path, files: dict[str, Any]) -> Non
 def test_models_without_a_template(tmp_path: Path, files: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
     """The log of the server says so at the start; a list in another form has no template."""
     with caplog.at_level(logging.INFO, "chrion.server"):
-        assert _find_template("llama", put(tmp_path, files)) is None
+        assert find_template("llama", put(tmp_path, files)) is None
     (record,) = caplog.records
     assert (record.message, record.__dict__["fields"]["model"]) == ("no chat template", "llama")
 
@@ -161,7 +161,7 @@ def test_templates_that_cannot_be_used_are_logged(
     tmp_path: Path, source: Any, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The log of the server has the reason at the start."""
-    _find_template("llama", put(tmp_path, {"tokenizer_config.json": {"chat_template": source}}))
+    find_template("llama", put(tmp_path, {"tokenizer_config.json": {"chat_template": source}}))
     (record,) = caplog.records
     assert record.message == "cannot chat"
     assert reason in record.__dict__["fields"]["reason"]

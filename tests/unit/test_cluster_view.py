@@ -136,10 +136,10 @@ def test_names_of_models_do_not_accumulate(view: ClusterView) -> None:
     choose(view, 100, "asked/1")
     for name in REPLICAS:
         view.report(name, state(1, "held/1"))
-    assert set(view._homes) == {"asked/1", "held/1"}
+    assert set(view.homes) == {"asked/1", "held/1"}
     view.end(100)
     view.set_replicas([])
-    assert not view._homes
+    assert not view.homes
 
 
 def test_soonest() -> None:

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import re
+import time
 from pathlib import Path
-from typing import Any
-
-import pytest
-
-pytest.importorskip("prometheus_client", reason="prometheus_client: pip install 'chrion[serve]'")
-pytest.importorskip("starlette", reason="starlette: pip install 'chrion[serve]'")
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 from chrion import Generator
 from chrion.generation import Stream, Token
-from chrion.server import rest
 from chrion.server.chat_template import find_chat_template
 from chrion.server.generation_metrics import GenerationMetrics
 from chrion.server.generation_service import GenerationService
 from chrion.server.generators import ServedGenerator
+from chrion.server.options import ServerOptions
+from chrion.server.request_memory import ByteAccount
+from chrion.server.rest import RestService
+from local_server import LocalServer
 from served_decoders import put_decoder
 
 
@@ -48,65 +47,40 @@ def test_times_are_those_of_the_tokens() -> None:
     assert [value(text, f"{name}_sum") for name in names] == [3.0, 1.75]
 
 
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v1/chat/completions", b'{"model": "m", "messages": [{"role": "user", "content": "w2"}], "max_tokens": 2}'),
-        ("/v1/completions", b'{"model": "m", "prompt": "w2", "max_tokens": 2}'),
-        ("/v2/models/m/generate", b'{"text_input": "w2", "max_tokens": 2}'),
-    ],
-)
-def test_a_request_arrives_before_it_is_read(
-    tmp_path: Path, path: str, body: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class NotedGenerator(ServedGenerator):
+    """A generator that notes when prompts are tokenised."""
+
+    encoded: ClassVar[list[float]] = []
+
+    def encode(self, prompt: Any, *, special: bool = True) -> list[int]:
+        self.encoded.append(time.perf_counter())
+        return super().encode(prompt, special=special)
+
+
+class NotedService(GenerationService):
+    """A service that notes when requests arrived."""
+
+    arrivals: ClassVar[list[float]] = []
+
+    def events(self, model: str, streams: Any, arrival_s: float, *more: Any) -> Any:
+        self.arrivals.append(arrival_s)
+        return super().events(model, streams, arrival_s, *more)
+
+
+def test_a_request_arrives_before_it_is_read(tmp_path: Path) -> None:
     """The time to the first token includes the chat template and the tokenisation."""
-    clock = itertools.count()
-    monkeypatch.setattr(rest.time, "perf_counter", lambda: next(clock))
-    encoded: list[int] = []
-    arrivals: list[float] = []
-    encode, events = ServedGenerator.encode, GenerationService.events
-
-    def encode_later(served: ServedGenerator, prompt: Any, *, special: bool = True) -> list[int]:
-        encoded.append(next(clock))
-        return encode(served, prompt, special=special)
-
-    def seen(service: GenerationService, model: str, streams: Any, arrival_s: float, *more: Any) -> Any:
-        arrivals.append(arrival_s)
-        return events(service, model, streams, arrival_s, *more)
-
-    monkeypatch.setattr(ServedGenerator, "encode", encode_later)
-    monkeypatch.setattr(GenerationService, "events", seen)
     file = put_decoder(tmp_path, "m")
+    target: Any = SimpleNamespace(account=ByteAccount(1 << 20))
     with Generator(file, threads=1, max_batch=2) as generator:
-        served = ServedGenerator("m", "1", generator, find_chat_template(file), 0, float("inf"))
-        status = asyncio.run(post(GenerationService({"m": served}, 8), path, body))
-    assert status == 200
-    assert arrivals[0] < encoded[0]
-
-
-async def post(service: GenerationService, path: str, body: bytes) -> int:
-    """Send a request to the application of a service; return the status of the answer."""
-    account: Any = type("Target", (), {"account": type("Account", (), {"take": id, "give": id})()})()
-    app = rest.RestService(account, body_bytes=1000, generation=service).app
-    scope = {
-        "type": "http",
-        "method": "POST",
-        "path": path,
-        "query_string": b"",
-        "headers": [(b"content-type", b"application/json")],
-    }
-    sent = iter([{"type": "http.request", "body": body, "more_body": False}])
-    found: list[int] = []
-
-    async def receive() -> Any:
-        message = next(sent, None)
-        if message is None:
-            await asyncio.sleep(60)
-        return message
-
-    async def send(message: Any) -> None:
-        if message["type"] == "http.response.start":
-            found.append(message["status"])
-
-    await app(scope, receive, send)
-    return found[0]
+        served = NotedGenerator("m", "1", generator, find_chat_template(file), 0, float("inf"))
+        service = NotedService({"m": served}, 8)
+        server = LocalServer(RestService(ServerOptions(tmp_path), target, None, service).app, 0, 0)
+        for path, body in (
+            ("/v1/chat/completions", {"model": "m", "messages": [{"role": "user", "content": "w2"}]}),
+            ("/v1/completions", {"model": "m", "prompt": "w2"}),
+            ("/v2/models/m/generate", {"text_input": "w2"}),
+        ):
+            started = time.perf_counter()
+            status, document, _ = server.get(path, {"max_tokens": 2} | body)
+            assert status == 200, document
+            assert started < service.arrivals[-1] < served.encoded[-1], path

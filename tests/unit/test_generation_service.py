@@ -12,9 +12,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("prometheus_client", reason="prometheus_client: pip install 'chrion[serve]'")
-pytest.importorskip("starlette", reason="starlette: pip install 'chrion[serve]'")
-
 from chrion.errors import OptionError
 from chrion.generation import Sampling, Stream, Token
 from chrion.server.failures import RequestFailure, Status

@@ -9,9 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("prometheus_client", reason="prometheus_client: pip install 'chrion[serve]'")
-pytest.importorskip("starlette", reason="starlette: pip install 'chrion[serve]'")
-
 from chrion.generation import Sampling
 from chrion.server.failures import RequestFailure, Status
 from chrion.server.generation_service import TextOptions

@@ -6,7 +6,6 @@ import asyncio
 
 import pytest
 
-from chrion.server import grace
 from chrion.server.grace import Grace, StopSignals
 
 
@@ -41,18 +40,17 @@ def test_the_wait_ends_without_the_event(seconds: float) -> None:
     assert not asyncio.run(wait())
 
 
-def test_signals(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signals() -> None:
     """The first one stops, one at the same time is the same, and a later one ends the grace if there is one."""
     now = [100.0]
-    monkeypatch.setattr(grace.time, "monotonic", lambda: now[0])
-    signals = StopSignals()
+    signals = StopSignals(lambda: now[0])
     signals.receive()
     assert signals.stopped.is_set()
     now[0] += 10.0
     signals.receive()  # the server has not begun to end
     granted = signals.grant(1000.0)
     assert not granted.is_over
-    signals = StopSignals()
+    signals = StopSignals(lambda: now[0])
     signals.receive()
     granted = signals.grant(1000.0)
     for later, over in ((0.1, False), (0.3, False), (0.2, True), (0.0, True)):

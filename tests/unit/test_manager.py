@@ -50,6 +50,7 @@ class Driver:
     ended: dict[int, str] = field(default_factory=dict)
     batches: list[Run] = field(default_factory=list)
     in_memory: dict[int, int] = field(default_factory=dict)
+    submitted: set[int] = field(default_factory=set)
     sequence: Any = field(default_factory=itertools.count)
 
     def pin(self, number: int) -> tuple[int, ...]:
@@ -76,6 +77,7 @@ class Driver:
         self.now = at
         manager = self.manager
         if kind == "submit":
+            self.submitted.add(payload.id)
             actions = manager.submit(at, payload)
         elif kind == "loaded":
             self.journal.append((at, "loaded", payload))
@@ -91,9 +93,9 @@ class Driver:
         elif kind == "remove":
             actions = manager.remove(at, payload)
         elif kind == "cancel":
-            waiting = payload in manager._models_of
+            started = {request.id for run in manager.running.values() for request in run.requests}
             actions = manager.cancel(at, payload)
-            if waiting:
+            if payload in self.submitted - self.ended.keys() - started:
                 self.ended[payload] = "cancelled"
         else:
             actions = manager.advance(at)
@@ -292,6 +294,27 @@ def test_requests_beyond_the_queue_are_refused_with_a_time_to_retry() -> None:
     assert all(r.retry_ms > 0 for r in refused)
 
 
+def test_the_time_to_retry_is_that_of_the_queue() -> None:
+    """Two requests of 4 s that wait for two cores are served within 4 s."""
+    manager = ModelManager({HOST: 10}, [0, 1])
+    number = manager.add(0.0, ManagedModel((ManagedVariant("v", {HOST: 5}, 4000.0, 2.0),), max_queue=2))
+    manager.submit(0.0, Request(0, number, 0.0))
+    manager.loaded(2.0, number)
+    for request in range(1, 4):
+        manager.submit(3.0, Request(request, number, 3.0))
+    (refused,) = manager.submit(3.0, Request(4, number, 3.0))
+    assert isinstance(refused, Refuse)
+    assert refused.retry_ms == 4000.0
+
+
+def test_requests_without_a_key_run_alone() -> None:
+    """A model that batches may have requests that cannot share a batch."""
+    manager = ModelManager({HOST: 10}, [0])
+    number = manager.add(0.0, ladder(5, max_batch=4, max_delay_ms=3.0))
+    found = drive(manager, requests(*[(0.0, number)] * 3))
+    assert [[request.id for request in run.requests] for run in found.batches] == [[0], [1], [2]]
+
+
 def test_batches_form_up_to_the_size_and_the_delay() -> None:
     """Requests of one key share a batch up to its size; a batch that is not full starts after the delay."""
     manager = ModelManager({HOST: 10}, [0])
@@ -377,3 +400,54 @@ def test_expected_loads_follow_measured_ones() -> None:
     assert manager.memory.load_ms(manager.memory.entries[third], 0) == pytest.approx(
         25
     )  # 100 ms x the median of 0.1 and 0.4
+
+
+def test_a_queued_request_that_can_no_longer_be_in_time_delays_no_other() -> None:
+    """Deadline admission expects that it will be dropped at its turn, and so it is."""
+    manager = ModelManager({ACCELERATOR: 100}, (0,), slots=1, policies=ManagerPolicies(admission="deadline"))
+    first, second = (manager.add(0.0, managed(10, latency=10.0, load=1.0, slo_ms=slo)) for slo in (25.0, 15.0))
+    for at, number in ((0.0, first), (50.0, second)):
+        manager.submit(at, Request(number, number, at))
+        (warm,) = manager.loaded(at + 1.0, number, 1.0)
+        assert isinstance(warm, Run)
+        manager.finish(at + 11.0, warm.id)
+    (run,) = manager.submit(100.0, Request(2, first, 100.0))
+    assert isinstance(run, Run)
+    assert manager.submit(100.0, Request(3, first, 100.0)) == []  # from 110 to 120, in time until 125
+    assert manager.submit(116.0, Request(4, second, 116.0)) == []  # the first is late: 3 would end at 126
+    dropped, started = manager.finish(117.0, run.id)
+    assert isinstance(dropped, Refuse)
+    assert isinstance(started, Run)
+    assert (dropped.request.id, dropped.reason, [r.id for r in started.requests]) == (3, Reason.NO_TIME, [4])
+
+
+def test_a_request_that_expires_while_another_runs_delays_no_other() -> None:
+    """It is refused when a core is free, and the next request starts at once."""
+    manager = ModelManager({HOST: 100}, [0])
+    first, second = (manager.add(0.0, ladder(5)) for _ in range(2))
+    for at, number in ((0.0, first), (50.0, second)):
+        manager.submit(at, Request(number, number, at))
+        (warm,) = manager.loaded(at + 1.0, number)
+        assert isinstance(warm, Run)
+        manager.finish(at + 2.0, warm.id)
+    (run,) = manager.submit(100.0, Request(2, second, 100.0))
+    assert isinstance(run, Run)
+    assert manager.submit(101.0, Request(3, first, 101.0, 110.0)) == []
+    assert manager.submit(102.0, Request(4, second, 102.0)) == []
+    dropped, started = manager.finish(117.0, run.id)
+    assert isinstance(dropped, Refuse)
+    assert isinstance(started, Run)
+    assert (dropped.request.id, dropped.reason, [r.id for r in started.requests]) == (3, Reason.EXPIRED, [4])
+
+
+def test_a_model_that_leaves_the_accelerator_evicts_another_from_the_host() -> None:
+    """Its smaller variant needs host memory that a model without accelerator memory has."""
+    manager = ModelManager({ACCELERATOR: 6, HOST: 6}, [0], policies=ManagerPolicies(prefetch=False))
+    variants = ManagedVariant("gpu", {ACCELERATOR: 6}, 1.0, 2.0, 0, 0), ManagedVariant("cpu", {HOST: 4}, 1.0, 2.0)
+    host, first, second = (manager.add(0.0, ManagedModel(own)) for own in (variants[1:], variants, variants))
+    found = drive(manager, requests((0, host), (20, first), (40, second)))
+    assert [(event, model) for _, event, model in found.journal if event in {"shrink", "evict"}] == [
+        ("evict", host),
+        ("shrink", first),
+    ]
+    assert found.in_memory == {first: 1, second: 0}

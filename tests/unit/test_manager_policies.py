@@ -83,6 +83,12 @@ def test_resident_first_until_the_queue_is_long(ahead: int, server: int) -> None
     assert ROUTING["resident-first"]([1, 1, 1 + ahead], [0, 1, 2], [2], 0.0) == server
 
 
+def test_resident_first_takes_the_least_loaded_home() -> None:
+    """Of several servers with the weights the least loaded one is chosen, unless its queue is as long as permitted."""
+    assert ROUTING["resident-first"]([SPILL, SPILL - 1, 0], [0, 1, 2], [0, 1], 0.0) == 1
+    assert ROUTING["resident-first"]([SPILL, SPILL, 0], [0, 1, 2], [0, 1], 0.0) == 2
+
+
 def test_resident_first_without_a_resident_server() -> None:
     """A model that is resident on no server goes to the least loaded server."""
     assert ROUTING["resident-first"]([2, 0, 1], [0, 1, 2], [], 0.0) == 1

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from chrion.cli.serve import _ray_runner
 from chrion.errors import OptionError
 from chrion.server.options import ClusterOptions, DeviceOptions, ServerOptions
 
@@ -36,13 +34,6 @@ def test_replicas_of_a_node_share_its_cores(cores: int, count: int) -> None:
     assert {core for own in shares for core in own} == set(range(cores))
     if cores >= count:
         assert sum(map(len, shares)) == cores
-
-
-def test_ray_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without Ray, one line names the extras to install."""
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(OptionError, match="--ray: ray is not installed"):
-        _ray_runner()
 
 
 def test_impossible_clusters_are_refused(tmp_path: Path) -> None:

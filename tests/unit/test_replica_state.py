@@ -6,9 +6,6 @@ import asyncio
 from pathlib import Path
 
 import numpy as np
-import pytest
-
-pytest.importorskip("grpc")
 
 from chrion.manager import ManagerPolicies, ModelManager
 from chrion.manager.records import HOST
@@ -16,7 +13,7 @@ from chrion.server.core import ServingCore
 from chrion.server.grace import Grace
 from chrion.server.replica_state import StateReports, read_state
 from chrion.server.repository import ServedVersion, scan
-from server_process import product, put
+from model_repository import product, put
 
 
 def start_core(root: Path) -> ServingCore:

@@ -10,7 +10,7 @@ import pytest
 from chrion.server.failures import RequestFailure, Status
 from chrion.server.request_memory import json_bytes
 
-MANY = 20_000
+MANY = 5_000
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 from math import inf
 from pathlib import Path
-from typing import Any
 
 import onnx
 import pytest
 
 from chrion import load
-from chrion.cli.serve import serve
 from chrion.errors import ModelError, OptionError
 from chrion.manager import ManagerPolicies
 from chrion.manager.records import ACCELERATOR, HOST
@@ -20,7 +17,7 @@ from chrion.server.options import parse_address, parse_origin, parse_policies, s
 from chrion.server.repository import BadVersion, ServedVersion, scan
 from chrion.server.settings import read_settings
 from helpers import alternating_lanes, branches, free_branches
-from server_process import identity, product, put
+from model_repository import identity, product, put
 
 
 def served(root: Path, name: str, version: str = "1", *, accelerator: bool = False) -> ServedVersion:
@@ -235,15 +232,3 @@ def test_origins_are_as_browsers_send_them() -> None:
     for text in ("", "localhost:3000", "https://a.org/", "https://a.org/path", "null", "ftp://a.org", "https://"):
         with pytest.raises(OptionError, match="--cors"):
             parse_origin(text)
-
-
-def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Without the libraries the command says in one line what to install."""
-    found = importlib.util.find_spec
-
-    def without(name: str, *rest: Any) -> Any:
-        return None if name == "uvicorn" else found(name, *rest)
-
-    monkeypatch.setattr(importlib.util, "find_spec", without)
-    with pytest.raises(OptionError, match=r"chrion\[serve\]"):
-        serve(tmp_path)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import socket
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from chrion.errors import OptionError
 from chrion.server.options import ClusterOptions, DeviceOptions, ServerOptions
-
-run = pytest.importorskip("chrion.server.run")
+from chrion.server.run import answer_until_stopped
+from chrion.server.served_models import ServedModels
+from seams.serving import serve_from_lost_replicas
 
 
 class IdleTarget:
@@ -26,6 +26,7 @@ class IdleTarget:
 def events_of(options: ServerOptions, failure: Exception | None = None) -> list[str]:
     """Return what a server does that fails with an OptionError."""
     events = []
+    target: Any = IdleTarget()
 
     async def begin() -> str:
         events.append("begin")
@@ -38,7 +39,7 @@ def events_of(options: ServerOptions, failure: Exception | None = None) -> list[
         events.append("end")
 
     with pytest.raises(OptionError):
-        asyncio.run(run.answer_until_stopped(options, IdleTarget(), begin, end, events.append))
+        asyncio.run(answer_until_stopped(options, ServedModels(target, begin, end), events.append))
     return events
 
 
@@ -58,30 +59,7 @@ def test_models_that_do_not_get_ready_are_released(tmp_path: Path) -> None:
 
 def test_replicas_that_do_not_answer_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray's exceptions are one line, also if the application cannot be removed."""
-    ray_serve = pytest.importorskip("chrion.server.ray_serve")
-    deleted = []
-
-    class LostReplicas:
-        """A handle whose replicas are lost; their application is gone, too."""
-
-        @property
-        def answer(self) -> Any:
-            return self
-
-        async def remote(self, call: Any) -> None:
-            raise ray_serve.RayError(call.method)
-
-    def delete(name: str) -> None:
-        deleted.append(name)
-        raise ray_serve.RayServeException("no Serve instance")
-
-    monkeypatch.setattr(ray_serve, "_deploy", lambda *_: LostReplicas())
-    monkeypatch.setattr(ray_serve.serve, "delete", delete)
-    running = SimpleNamespace(status=ray_serve.ApplicationStatus.RUNNING)
-    status = SimpleNamespace(applications={ray_serve.APPLICATION: running})
-    monkeypatch.setattr(ray_serve.serve, "status", lambda: status)
+    pytest.importorskip("ray.serve")
     options = ServerOptions(tmp_path, http=("127.0.0.1", 0), grpc=None, drain_s=0.0)
-    cluster = ClusterOptions("auto", devices=DeviceOptions())
     with pytest.raises(OptionError, match="--ray auto: the replicas do not answer: health"):
-        asyncio.run(ray_serve._serve(options, cluster, deleted.append))
-    assert deleted == [ray_serve.APPLICATION]
+        serve_from_lost_replicas(monkeypatch, options, ClusterOptions("auto", devices=DeviceOptions()))

@@ -17,7 +17,7 @@ from chrion.simulator.run import simulate
 from chrion.simulator.scenario import ScenarioSource, find_scenario
 from chrion.simulator.sweep import SweepPoint, run_sweep
 from ray_clusters import start_cluster
-from server_process import wait_until
+from server_client import wait_until
 
 POINTS = parameter_grid([("gpu_memory_gb", (8, 10, 12)), ("eviction", ("lru", "lfu"))])
 SETS = {"requests": 400}

@@ -9,7 +9,8 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from server_process import product, put, serving
+from model_repository import product, put
+from server_process import serving
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("uvicorn") is None, reason="uvicorn: pip install 'chrion[serve]'"

@@ -1,50 +1,65 @@
-"""Fixtures of the server's tests, which need the extra ``serve``."""
+"""Fixtures of the server's tests."""
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+import openai
 import pytest
 
-from server_process import ELEMENTS, Server, identity, product, put, serving, slow_model
-
-_LIBRARIES = ("starlette", "uvicorn", "grpc", "prometheus_client")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip the tests of this folder if a library is missing."""
-    missing = [name for name in _LIBRARIES if importlib.util.find_spec(name) is None]
-    for item in items if missing else ():
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.skip(reason=f"{missing[0]}: pip install 'chrion[serve]'"))
+from command_line import cli  # noqa: F401 - a fixture
+from decoder_support import PlainDecoder
+from local_server import LocalServer, local_server
+from model_repository import counting, product, put, put_all
+from served_decoders import MODEL, THINKING, TOOLS, put_byte_decoder, put_decoder
 
 
 @pytest.fixture(scope="package")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a repository with a model of each datatype, two versions of a product, and a bad model."""
-    root = tmp_path_factory.mktemp("models")
-    for datatype in ELEMENTS:
-        put(root, f"identity-{datatype}", identity(datatype))
-    put(root, "product", product(seed=1))
-    put(root, "product", product(seed=2), version=2)
-    put(root, "slow", slow_model())
-    put(root, "bad", b"not a model")
-    return root
+    """Return a repository with a model of each kind."""
+    return put_all(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="package")
-def server(repository: Path) -> Iterator[Server]:
+def server(repository: Path) -> Iterator[LocalServer]:
     """Return a server of that repository in explicit mode, with all models loaded."""
-    with serving(repository, "--model-control", "explicit", "--load-model", "*", "--max-request", "4MB") as running:
+    with local_server(repository, control="explicit", load=("*",), body_bytes=4_000_000) as running:
+        yield running
+
+
+@pytest.fixture
+def busy_root(tmp_path: Path) -> Path:
+    """Return a repository of a model that keeps all cores busy until its client leaves, and of a quick one."""
+    put(tmp_path, "slow", counting(), toml="cores = 64\n")
+    put(tmp_path, "quick", product(), toml="cores = 64\n")
+    return tmp_path
+
+
+@pytest.fixture(scope="package")
+def plain() -> PlainDecoder:
+    """Return the served decoder in one session of plain onnxruntime."""
+    return PlainDecoder(MODEL)
+
+
+@pytest.fixture(scope="package")
+def decoders(tmp_path_factory: pytest.TempPathFactory, plain: PlainDecoder) -> Iterator[LocalServer]:
+    """Return a server of decoders of several kinds, and of a model that is none."""
+    root = tmp_path_factory.mktemp("decoders")
+    put_decoder(root, "llama")
+    put_decoder(root, "plain", template="")
+    put_decoder(root, "tools", template=TOOLS)
+    put_decoder(root, "thinking", template=THINKING)
+    put_decoder(root, "ending", config={"eos_token_id": plain.generate([2, 3, 4], 3)[2]})
+    put_decoder(root, "small", '[generation]\nkv_memory = "100KB"\n')
+    put_byte_decoder(root, "bytes")
+    put(root, "product", product())
+    with local_server(root) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def client(decoders: Server) -> Iterator[Any]:
-    """Return OpenAI's client of the server that the module's fixture ``decoders`` starts."""
-    openai = pytest.importorskip("openai")
-    with openai.OpenAI(base_url=f"{decoders.url}/v1", api_key="none", max_retries=0) as opened:
+def client(decoders: LocalServer) -> Iterator[openai.OpenAI]:
+    """Return OpenAI's client of the decoders."""
+    with decoders.openai() as opened:
         yield opened

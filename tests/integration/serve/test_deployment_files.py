@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
-import sys
 import sysconfig
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from command_line import Chrion
 from grafana_queries import check_queries
-from server_process import Server
+from local_server import LocalServer
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
@@ -46,12 +45,10 @@ def test_manifests_are_valid(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
-def test_manifests_agree_with_the_server(path: Path) -> None:
+def test_manifests_agree_with_the_server(path: Path, cli: Chrion, monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands name options of ``chrion serve``, pods have time to drain and no rights, services find their ports."""
-    command = [sys.executable, "-m", "chrion", "serve", "--help"]
-    text = subprocess.run(  # noqa: S603
-        command, capture_output=True, text=True, check=True, env=os.environ | {"COLUMNS": "200"}
-    ).stdout
+    monkeypatch.setenv("COLUMNS", "200")
+    _, text, _ = cli("serve", "--help")
     ports = set()
     for document in documents(path):
         for template in templates(document):
@@ -100,7 +97,7 @@ def test_the_dockerfile_copies_what_the_build_needs() -> None:
     assert any(line.startswith("HEALTHCHECK") for line in lines)
 
 
-def test_every_query_of_the_dashboard_names_a_metric(server: Server) -> None:
+def test_every_query_of_the_dashboard_names_a_metric(server: LocalServer) -> None:
     """The server exports every metric of the Grafana dashboard, with the labels that its queries use."""
     assert server.infer("product", [[1.0, 2.0, 3.0, 4.0]])[0] == 200
     check_queries(server.get("/metrics")[1].decode())

@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
+import json
 import struct
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-import chrion
+from chrion.server.grpc_messages import message, methods
+from local_server import LocalServer, local_server
 from property_tests import examples
-from server_process import Server, product, put, serving, slow_model, wait_until
+from server_client import wait_until
 
-grpc = pytest.importorskip("grpc", reason="grpc: pip install 'chrion[serve]'")
-FOLDER = Path(chrion.__file__).parent / "server"
 PREFIX = "/inference.GRPCInferenceService/"
 
 
-def message(name: str) -> Any:
-    return importlib.import_module("chrion.server.grpc_messages").message(name)
-
-
-@pytest.fixture
-def channel(server: Server) -> Iterator[Any]:
+@pytest.fixture(scope="module")
+def channel(server: LocalServer) -> Iterator[Any]:
     """Return a channel to the server."""
     with grpc.insecure_channel(f"127.0.0.1:{server.grpc}") as found:
         yield found
@@ -57,28 +50,13 @@ def valid(**more: Any) -> Any:
     return message("ModelInferRequest")(model_name="product", inputs=[entry])
 
 
-def test_the_compiled_file_is_that_of_the_source(tmp_path: Path) -> None:
-    """The committed descriptors are what protoc makes of the committed source.
-
-    The compiler runs in a process of its own: its library of protocol buffers and those of others end a process that
-    loads them together.
-    """
-    if importlib.util.find_spec("grpc_tools") is None:
-        pytest.skip("grpc_tools: pip install grpcio-tools")
-    made = tmp_path / "made.desc"
-    command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{FOLDER}", f"--descriptor_set_out={made}"]
-    subprocess.run([*command, str(FOLDER / "open_inference.proto")], check=True, timeout=60)  # noqa: S603
-    assert made.read_bytes() == (FOLDER / "open_inference.desc").read_bytes()
-
-
 def test_messages_are_tritons() -> None:
     """Every field of every message has the number and the type of the field of that name in Triton's messages."""
     service = pytest.importorskip("tritonclient.grpc", reason="tritonclient: pip install 'tritonclient[all]'")
     theirs = service.service_pb2.DESCRIPTOR.pool
-    ours = importlib.import_module("chrion.server.grpc_messages")
     checked = 0
-    pending = [method.input_type for method in ours.methods().values()]
-    pending += [method.output_type for method in ours.methods().values()]
+    pending = [method.input_type for method in methods().values()]
+    pending += [method.output_type for method in methods().values()]
     seen = set()
     while pending:
         found = pending.pop()
@@ -92,10 +70,10 @@ def test_messages_are_tritons() -> None:
             if field.message_type:
                 pending.append(field.message_type)
     assert checked > 90
-    methods = theirs.FindServiceByName("inference.GRPCInferenceService").methods_by_name
-    for name, method in ours.methods().items():
-        assert method.input_type.full_name == methods[name].input_type.full_name
-        assert method.output_type.full_name == methods[name].output_type.full_name
+    expected_methods = theirs.FindServiceByName("inference.GRPCInferenceService").methods_by_name
+    for name, method in methods().items():
+        assert method.input_type.full_name == expected_methods[name].input_type.full_name
+        assert method.output_type.full_name == expected_methods[name].output_type.full_name
 
 
 def test_typed_contents(channel: Any) -> None:
@@ -106,26 +84,23 @@ def test_typed_contents(channel: Any) -> None:
     assert infer(channel, raw).raw_output_contents == infer(channel, typed).raw_output_contents
 
 
-@pytest.mark.parametrize(
-    ("request_", "about"),
-    [
-        (b"\xff\xff", "not a ModelInferRequest"),
-        (valid, "expected 4 elements"),
-        (lambda: valid(contents={"fp64_contents": [1]}), "expected fp32_contents"),
-        (lambda: valid(contents={"fp32_contents": [1]}), "expected 4 elements"),
-        (lambda: valid(shape=[-1, 4]), "whole numbers"),
-        (lambda: valid(shape=[2**40, 2**40]), "elements"),
-        (lambda: valid(datatype="FP16"), "raw_input_contents"),
-        (lambda: valid(datatype="?"), "unknown datatype"),
-        (lambda: valid(name="z", contents={"fp32_contents": [1] * 4}), "unknown input"),
-    ],
-)
-def test_wrong_messages(channel: Any, request_: Any, about: str) -> None:
+def test_wrong_messages(channel: Any) -> None:
     """The status is INVALID_ARGUMENT, and the message says what is wrong."""
-    with pytest.raises(grpc.RpcError) as refused:
-        infer(channel, request_() if callable(request_) else request_)
-    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert about in refused.value.details()
+    for request, about in (
+        (b"\xff\xff", "not a ModelInferRequest"),
+        (valid(), "expected 4 elements"),
+        (valid(contents={"fp64_contents": [1]}), "expected fp32_contents"),
+        (valid(contents={"fp32_contents": [1]}), "expected 4 elements"),
+        (valid(shape=[-1, 4]), "whole numbers"),
+        (valid(shape=[2**40, 2**40]), "elements"),
+        (valid(datatype="FP16"), "raw_input_contents"),
+        (valid(datatype="?"), "unknown datatype"),
+        (valid(name="z", contents={"fp32_contents": [1] * 4}), "unknown input"),
+    ):
+        with pytest.raises(grpc.RpcError) as refused:
+            infer(channel, request)
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT, about
+        assert about in refused.value.details()
 
 
 def test_a_message_over_the_limit_is_refused(channel: Any) -> None:
@@ -145,26 +120,34 @@ def test_unsupported_methods_are_unimplemented(channel: Any) -> None:
     assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-def test_a_call_that_is_cancelled_or_late_ends_its_request(tmp_path: Path) -> None:
+def test_a_call_that_is_cancelled_or_late_ends_its_request(busy_root: Path) -> None:
     """A cancelled call and one whose deadline passes free the cores for others."""
-    put(tmp_path, "slow", slow_model(rounds=200_000), toml="cores = 64\n")
-    put(tmp_path, "product", product(), toml="cores = 64\n")
-    request = message("ModelInferRequest")(
-        model_name="slow",
-        inputs=[{"name": "x", "datatype": "FP32", "shape": [1], "contents": {"fp32_contents": [1]}}],
-    ).SerializeToString()
-    with serving(tmp_path) as server, grpc.insecure_channel(f"127.0.0.1:{server.grpc}") as channel:
+    entry = {"name": "x", "datatype": "FP32", "shape": [1], "contents": {"fp32_contents": [1e15]}}
+    request = message("ModelInferRequest")(model_name="slow", inputs=[entry]).SerializeToString()
+    with local_server(busy_root) as server, grpc.insecure_channel(f"127.0.0.1:{server.grpc}") as channel:
         call = channel.unary_unary(PREFIX + "ModelInfer")
         running = call.future(request)
-        wait_until(lambda: server.metric("chrion_model_loads_total", model="slow") == 1)
         wait_until(server.computes)
         running.cancel()
-        assert infer(channel, valid(contents={"fp32_contents": [1, 2, 3, 4]})).outputs
+        assert server.infer("quick", [[1.0] * 4])[0] == 200
         with pytest.raises(grpc.RpcError) as late:
-            call(request, timeout=0.5)
+            call(request, timeout=0.2)
         assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        assert infer(channel, valid(contents={"fp32_contents": [1, 2, 3, 4]})).outputs
+        assert server.infer("quick", [[1.0] * 4])[0] == 200
         wait_until(lambda: server.metric("chrion_request_cancelled_total", model="slow") == 2)
+
+
+def test_lengths_of_elements_that_are_not_there(server: LocalServer, channel: Any) -> None:
+    """Elements of BYTES that claim a gigabyte are refused in both protocols."""
+    for content in (b"\x00\x00\x00\x00", struct.pack("<I", 1 << 30) + b"x", b"\xff" * 4):
+        request = message("ModelInferRequest")(model_name="identity-BYTES", raw_input_contents=[content])
+        request.inputs.add(name="x", datatype="BYTES", shape=[1, 2])
+        assert status(channel, request) == "INVALID_ARGUMENT", content
+        entry = {"name": "x", "datatype": "BYTES", "shape": [1, 2], "parameters": {"binary_data_size": len(content)}}
+        header = json.dumps({"inputs": [entry]}).encode()
+        named = {"Inference_Header_Content_Length": str(len(header))}
+        refused, found, _ = server.get("/v2/models/identity-BYTES/infer", header + content, **named)
+        assert (refused, "BYTES elements" in found["error"]) == (400, True), content
 
 
 @examples(150, suppress_health_check=[HealthCheck.function_scoped_fixture])

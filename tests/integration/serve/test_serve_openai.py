@@ -1,57 +1,26 @@
-"""The OpenAI API of a server in a process of its own, by the client of OpenAI."""
+"""The OpenAI API of a server, by the client of OpenAI."""
 
 from __future__ import annotations
 
-import contextlib
-import http.client
 import json
-import signal
-import time
-import urllib.request
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
-import onnx
-import onnxruntime as ort
+import openai
 import pytest
 
-from chrion.errors import ModelError, OptionError
-from chrion.generation import Generator
-from chrion.native import operators_available
-from chrion.server import grace
-from chrion.server.generators import close_generators, open_generators
-from chrion.server.settings import read_settings
-from decoder_support import PlainDecoder, small_decoder
-from served_decoders import MODEL, TOOLS, put_decoder, words_of
-from server_process import Server, product, put, serving, wait_until
-
-openai = pytest.importorskip("openai")
-
-
-@pytest.fixture(scope="module")
-def decoders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Return a server of two decoders and a model of another kind."""
-    root = tmp_path_factory.mktemp("decoders")
-    put_decoder(root, "llama")
-    put_decoder(root, "plain", template="")
-    put_decoder(root, "tools", template=TOOLS)
-    put(root, "product", product())
-    with serving(root) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def plain() -> PlainDecoder:
-    return PlainDecoder(MODEL)
+from decoder_support import PlainDecoder
+from local_server import LocalServer, local_server
+from served_decoders import put_decoder, words_of
+from server_client import wait_until
 
 
 def test_models_with_generation_are_listed(client: Any) -> None:
     """Only models with a table [generation] are models of this API."""
-    assert [model.id for model in client.models.list()] == ["llama", "plain", "tools"]
+    assert [model.id for model in client.models.list()] == [
+        *("bytes", "ending", "llama", "plain", "small", "thinking", "tools")
+    ]
     assert client.models.retrieve("llama").id == "llama"
     with pytest.raises(openai.NotFoundError, match="unknown"):
         client.models.retrieve("unknown")
@@ -145,7 +114,7 @@ def test_clients_at_the_same_time(client: Any, plain: PlainDecoder) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_leaves_frees_its_slots(decoders: Server, stream: bool) -> None:  # noqa: FBT001
+def test_a_client_that_leaves_frees_its_slots(decoders: LocalServer, stream: bool) -> None:  # noqa: FBT001
     """A text whose client leaves in the middle ends as cancelled, and reserves no slots any more."""
 
     def generated() -> float:
@@ -155,16 +124,15 @@ def test_a_client_that_leaves_frees_its_slots(decoders: Server, stream: bool) ->
         return decoders.metric("chrion_generation_finish_reasons_total", model="llama", reason="cancelled")
 
     tokens, texts = generated(), cancelled()
-    body = json.dumps({"model": "llama", "prompt": [1], "max_tokens": 19_000, "temperature": 0, "stream": stream})
-    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", decoders.http, timeout=60)) as connection:
-        connection.request("POST", "/v1/completions", body)
+    body = {"model": "llama", "prompt": [1], "max_tokens": 19_000, "temperature": 0, "stream": stream}
+    with decoders.in_flight("/v1/completions", body):
         wait_until(lambda: generated() > tokens + 20)
         assert decoders.metric("chrion_kv_reserved_slots", model="llama") == 19_000
     wait_until(lambda: decoders.metric("chrion_kv_reserved_slots", model="llama") == 0)
     assert cancelled() == texts + 1
 
 
-def test_metrics_have_the_times_of_tokens(decoders: Server, client: Any) -> None:
+def test_metrics_have_the_times_of_tokens(decoders: LocalServer, client: Any) -> None:
     """A request of five tokens is one time to a first token and four times between tokens."""
     names = [f"chrion_time_{name}_seconds_count" for name in ("to_first_token", "between_tokens")]
     client.completions.create(model="llama", prompt=[1], max_tokens=1)
@@ -174,9 +142,9 @@ def test_metrics_have_the_times_of_tokens(decoders: Server, client: Any) -> None
     assert decoders.metric("chrion_kv_slots", model="llama") > 15_000
 
 
-@pytest.mark.parametrize(
-    ("body", "status", "message"),
-    [
+def test_wrong_completions_are_refused(decoders: LocalServer) -> None:
+    """The error is a document of the API with a message that names the field."""
+    for body, status, message in (
         ({"model": "none", "prompt": "w1"}, 404, "model 'none' does not exist"),
         ({"model": "product", "prompt": "w1"}, 404, "no table [generation]"),
         ({"prompt": "w1"}, 400, "model: expected the name"),
@@ -189,37 +157,29 @@ def test_metrics_have_the_times_of_tokens(decoders: Server, client: Any) -> None
         ({"model": "llama", "prompt": "w1", "stop": 5}, 400, "stop: expected a text"),
         ({"model": "llama", "prompt": "w1", "stop": ["w9"] * 17}, 400, "stop: expected at most 16 texts, found 17"),
         ({"model": "llama", "prompt": ["w1"] * 3, "n": 64}, 400, "expected at most 128 choices, found 192"),
-    ],
-)
-def test_wrong_completions_are_refused(decoders: Server, body: dict[str, Any], status: int, message: str) -> None:
-    """The error is a document of the API with a message that names the field."""
-    found, document, _ = decoders.get("/v1/completions", body)
-    assert found == status
-    assert message in document["error"]["message"]
-    assert document["error"]["type"] == "invalid_request_error"
+    ):
+        found, document, _ = decoders.get("/v1/completions", body)
+        error = document["error"]
+        assert (found, error["type"], message in error["message"]) == (status, "invalid_request_error", True), error
 
 
-@pytest.mark.parametrize(
-    ("model", "messages", "message"),
-    [
+def test_wrong_chats_are_refused(decoders: LocalServer) -> None:
+    """The error names the message at fault."""
+    for model, messages, message in (
         ("plain", [{"role": "user", "content": "w1"}], "no chat template"),
         ("llama", [], "messages: expected a list"),
         ("llama", [{"content": "w1"}], "messages[0]: expected an object with a role"),
         ("llama", [{"role": "user", "content": 5}], "messages[0].content: expected text"),
         ("llama", [{"role": "other", "content": "w1"}], "the chat template refuses them: unknown role"),
-    ],
-)
-def test_wrong_chats_are_refused(decoders: Server, model: str, messages: list[Any], message: str) -> None:
-    """The error names the message at fault."""
-    found, document, _ = decoders.get("/v1/chat/completions", {"model": model, "messages": messages})
-    assert found == 400
-    assert message in document["error"]["message"]
+    ):
+        found, document, _ = decoders.get("/v1/chat/completions", {"model": model, "messages": messages})
+        assert (found, message in document["error"]["message"]) == (400, True), document
 
 
 def test_limits_of_requests_and_tokens(tmp_path: Path) -> None:
     """More choices than may ever wait are refused; a chat has an equal share of the slots unless it says more."""
     put_decoder(tmp_path, "llama", '[generation]\nmax_batch = 4\nkv_memory = "100KB"\n')
-    with serving(tmp_path, "--max-waiting", "3") as server:
+    with local_server(tmp_path, max_waiting=3) as server:
         status, document, _ = server.get("/v1/completions", {"model": "llama", "prompt": "w1", "n": 4})
         assert (status, document["error"]["param"]) == (400, "n")  # it would never be served, so that none repeats it
         assert "at most 3 choices (--max-waiting), found 4" in document["error"]["message"]
@@ -230,7 +190,7 @@ def test_limits_of_requests_and_tokens(tmp_path: Path) -> None:
         assert usage["total_tokens"] - 1 == share > 10  # the last token is not in the cache
 
 
-def test_unknown_paths_have_errors_of_the_api(client: Any, decoders: Server) -> None:
+def test_unknown_paths_have_errors_of_the_api(client: Any, decoders: LocalServer) -> None:
     """A part of the API that is not offered is an error that its client understands."""
     with pytest.raises(openai.NotFoundError, match="POST /v1/embeddings: not found") as missing:
         client.embeddings.create(model="llama", input="w1")
@@ -244,17 +204,15 @@ def test_the_memory_of_requests_is_limited(tmp_path: Path) -> None:
     """Requests that generate count with those of tensors, until their answers have been read."""
     put_decoder(tmp_path, "llama")
     given = {"model": "llama", "prompt": [1], "max_tokens": 19_000, "stream": True}
-    with serving(tmp_path, "--request-memory", "100KB") as server:
+    with local_server(tmp_path, request_bytes=100_000) as server:
         status, document, headers = server.get("/v1/completions", {"model": "llama", "prompt": "w1 " * 20_000})
         assert (status, document["error"]["message"]) == (429, "the requests in flight use too much memory")
         assert headers["retry-after"] == "1"
         assert server.metric("chrion_request_bytes") == 0
         assert server.get("/v1/completions", {"model": "llama", "prompt": "w1", "max_tokens": 2})[0] == 200
-        size = len(json.dumps(given))
-        request = urllib.request.Request(f"{server.url}/v1/completions", json.dumps(given).encode())  # noqa: S310 - http
-        with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
-            assert answer.readline().startswith(b"data: ")
-            assert server.metric("chrion_request_bytes") >= 2 * size
+        with server.in_flight("/v1/completions", given) as text:
+            assert next(iter(text.response().iter_raw())).startswith(b"data: ")
+            assert server.metric("chrion_request_bytes") >= 2 * len(json.dumps(given, separators=(",", ":")))
         wait_until(lambda: server.metric("chrion_request_bytes") == 0)
         assert server.get("/v1/completions", {"model": "llama", "prompt": 7})[0] == 400
         assert server.metric("chrion_request_bytes") == 0
@@ -264,7 +222,7 @@ def test_bodies_are_as_large_as_the_option_allows(tmp_path: Path) -> None:
     """A text with metadata of two megabytes is served, unless that exceeds --max-request or has too many values."""
     put_decoder(tmp_path, "llama")
     given = {"model": "llama", "prompt": "w1", "max_tokens": 2}
-    with serving(tmp_path, "--max-request", "10MB") as server:
+    with local_server(tmp_path, body_bytes=10_000_000) as server:
         for path, name in (("/v1/completions", "prompt"), ("/v2/models/llama/generate", "text_input")):
             body = {name: "w1", "max_tokens": 2}
             status, document, _ = server.get(path, json.dumps(given | body).encode() + b" " * 2_000_000)
@@ -276,52 +234,7 @@ def test_bodies_are_as_large_as_the_option_allows(tmp_path: Path) -> None:
         assert "values of JSON" in document["error"]["message"]
 
 
-def test_requests_that_a_stop_interrupts_fail(tmp_path: Path) -> None:
-    """At SIGTERM new requests are refused, and those that do not end in time fail, so that no text seems complete."""
-    put_decoder(tmp_path, "llama")
-    given = {"model": "llama", "prompt": [1], "max_tokens": 19_000}
-    with serving(tmp_path, "--drain", "2s") as server, ThreadPoolExecutor(2) as pool:
-        asked = [pool.submit(server.get, "/v1/completions", {**given, "stream": stream}) for stream in (False, True)]
-        wait_until(lambda: both_have_begun(server))
-        server.process.send_signal(signal.SIGTERM)
-        wait_until(lambda: server.get("/v1/completions", {**given, "max_tokens": 1})[0] == 503)
-        whole, streamed = (future.result(30) for future in asked)
-    (draining,) = [event for event in server.events() if event["event"] == "draining"]
-    assert draining["pending"] == 2
-    assert (whole[0], whole[1]["error"]["message"]) == (503, "the server ended the request")
-    last = json.loads(streamed[1].decode().strip().rpartition("data: ")[2])
-    assert last["error"]["message"] == "the server ended the request"
-
-
-def test_a_second_signal_ends_the_wait_for_requests(tmp_path: Path) -> None:
-    """As uvicorn does, the server gives up what is in flight; signals at the same time are one wish to stop."""
-    put_decoder(tmp_path, "llama", model=small_decoder("llama-decoder", context=100_000))
-    given = {"model": "llama", "prompt": [1], "max_tokens": 90_000}
-
-    def iterations() -> float:
-        return server.metric("chrion_generation_iterations_total", model="llama")
-
-    with serving(tmp_path, "--drain", "100s") as server, ThreadPoolExecutor(2) as pool:
-        asked = [pool.submit(server.get, "/v1/completions", given) for _ in range(2)]
-        wait_until(lambda: both_have_begun(server))
-        server.process.send_signal(signal.SIGTERM)
-        server.process.send_signal(signal.SIGINT)
-        wait_until(lambda: server.get("/v1/completions", {**given, "max_tokens": 1})[0] == 503)
-        before, handled_s = iterations(), time.monotonic()
-        wait_until(lambda: iterations() > before + 20)
-        assert server.metric("chrion_generation_requests") == 2
-        wait_until(lambda: time.monotonic() > handled_s + grace._SAME_S)
-        server.process.send_signal(signal.SIGINT)
-        assert [future.result(60)[0] for future in asked] == [503, 503]
-
-
-def both_have_begun(server: Server) -> bool:
-    """Return whether some iterations have had two requests."""
-    iterations = server.metric("chrion_generation_iterations_total", model="llama")
-    return server.metric("chrion_generation_batched_requests_total", model="llama") > iterations + 20
-
-
-def test_decoders_are_still_models_of_the_inference_protocol(decoders: Server) -> None:
+def test_decoders_are_still_models_of_the_inference_protocol(decoders: LocalServer, plain: PlainDecoder) -> None:
     """Requests with keys and values are answered with logits, as they are without the table [generation]."""
     entries: list[dict[str, Any]] = [
         {"name": name, "datatype": "INT64", "shape": [1, 2], "data": data}
@@ -334,127 +247,5 @@ def test_decoders_are_still_models_of_the_inference_protocol(decoders: Server) -
     ]
     status, document, _ = decoders.get("/v2/models/llama/infer", {"inputs": entries, "outputs": [{"name": "logits"}]})
     assert status == 200, document
-    expected = PlainDecoder(MODEL).scores([3, 4])
+    expected = plain.scores([3, 4])
     assert document["outputs"][0]["data"] == pytest.approx(expected.ravel().tolist(), abs=1e-4)
-
-
-def test_generators_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    """The generators' weights, keys and values count as memory of models."""
-    put_decoder(tmp_path, "llama", '[generation]\nkv_memory = "64MB"\n')
-    with pytest.raises(OptionError, match=r"the generators of llama need at least \d+ MB of 50 MB for models"):
-        open_generators(tmp_path, 50_000_000)
-    opened = open_generators(tmp_path, 100_000_000)
-    close_generators([*opened.values()])
-    assert opened["llama"].generator.signature.slot_bytes * opened["llama"].generator.statistics().slots <= 64e6
-
-
-def put_external_decoder(root: Path, model: onnx.ModelProto = MODEL) -> int:
-    """Put a decoder whose weights are in a folder beside it into a repository; return the bytes of its files."""
-    file = put_decoder(root, "llama", '[generation]\nkv_memory = "64MB"\n', model=model)
-    (file.parent / "data").mkdir()
-    onnx.save_model(onnx.load(file), file, save_as_external_data=True, location="data/w.bin", size_threshold=256)
-    return file.stat().st_size + (file.parent / "data" / "w.bin").stat().st_size
-
-
-@pytest.mark.parametrize("native", [True, False])
-def test_generators_count_like_other_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, native: bool) -> None:
-    """Files times 1.1 and 4 MB, twice if the model and its parts remain, and the keys and values."""
-    copies = 1 if native and operators_available() else 2
-    monkeypatch.setattr("chrion.generation.pooled_session.operators_available", lambda: copies == 1)
-    size = put_external_decoder(tmp_path)
-    opened = open_generators(tmp_path, 100_000_000)
-    close_generators([*opened.values()])
-    assert opened["llama"].reserved_bytes == copies * (round(1.1 * size) + 4_000_000) + 64_000_000
-
-
-def test_a_generator_that_turns_out_too_large_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That the model and its parts remain is known once they are open."""
-    closed: list[Generator] = []
-
-    class NotedGenerator(Generator):
-        def close(self, *arguments: Any, **more: Any) -> None:
-            closed.append(self)
-            super().close(*arguments, **more)
-
-    monkeypatch.setattr("chrion.generation.pooled_session.operators_available", lambda: False)
-    monkeypatch.setattr("chrion.server.generators.Generator", NotedGenerator)
-    assert put_external_decoder(tmp_path) < 2_000_000
-    with pytest.raises(OptionError, match=r"the generators of llama need at least 7\d MB of 71 MB for models"):
-        open_generators(tmp_path, 71_000_000)
-    assert len(closed) == 1
-
-
-@pytest.mark.skipif(not operators_available(), reason="native attention is not compiled")
-def test_other_models_have_the_memory_that_a_generator_leaves(tmp_path: Path) -> None:
-    """A decoder with 40 MB of weights holds them once, which leaves room for a model of 25 MB in 200 MB."""
-    put_external_decoder(tmp_path, small_decoder("llama-decoder", vocabulary=80_000, hidden=64))
-    put(tmp_path, "product", product(side=2500))
-    with serving(tmp_path, "--memory-budget", "200MB") as server:
-        status, answer, _ = server.infer("product", np.ones((1, 2500), np.float32))
-        assert status == 200, answer
-
-
-def test_models_that_cannot_generate_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A model without a tokenizer, and one without a cache, are logged with the reason; the others are served."""
-    put(tmp_path, "mute", MODEL, toml="[generation]\n")
-    put(tmp_path, "product", product(), toml="[generation]\n")
-    put_decoder(tmp_path, "llama")
-    opened = open_generators(tmp_path, 1_000_000_000)
-    close_generators([*opened.values()])
-    assert [*opened] == ["llama"]
-    reasons = [record.__dict__["fields"]["reason"] for record in caplog.records]
-    assert len(reasons) == 2
-    assert "no tokenizer.json" in reasons[0]
-    assert "not a decoder with a cache" in reasons[1]
-
-
-def test_a_model_that_onnxruntime_refuses_is_left_out(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An error of onnxruntime's own is a reason like others; the model after it is served."""
-    put_decoder(tmp_path, "first")
-    put_decoder(tmp_path, "second")
-    failures = iter([RuntimeError("[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : out of luck")])
-
-    def open_once_failing(*call: Any, **options: Any) -> Any:
-        for failure in failures:
-            raise failure
-        return ort.InferenceSession(*call, **options)
-
-    failing = SimpleNamespace(InferenceSession=open_once_failing, RunOptions=ort.RunOptions)
-    monkeypatch.setattr("chrion.generation.device_session.ort", failing)
-    opened = open_generators(tmp_path, 1_000_000_000)
-    close_generators([*opened.values()])
-    assert [*opened] == ["second"]
-    (record,) = caplog.records
-    assert record.__dict__["fields"] == {
-        "model": "first",
-        "reason": "model: onnxruntime refuses the model: out of luck",
-    }
-
-
-def test_models_whose_chat_template_cannot_be_read_complete_texts(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The template is reported, and completions are served."""
-    file = put_decoder(tmp_path, "llama")
-    (file.parent / "chat_template.jinja").write_text("{% for %}")
-    opened = open_generators(tmp_path, 1_000_000_000)
-    close_generators([*opened.values()])
-    assert opened["llama"].template is None
-    assert "chat template" in caplog.records[0].__dict__["fields"]["reason"]
-
-
-@pytest.mark.parametrize(
-    ("toml", "reason"),
-    [
-        ("[generation]\nmax_batch = 0\n", "max_batch"),
-        ('[generation]\nkv_memory = "much"\n', "generation.kv_memory"),
-        ("[generation]\nbatch = 4\n", "batch"),
-    ],
-)
-def test_wrong_settings_are_refused(tmp_path: Path, toml: str, reason: str) -> None:
-    """The message names the key."""
-    (tmp_path / "model.toml").write_text(toml)
-    with pytest.raises(ModelError, match=reason):
-        read_settings(tmp_path / "model.toml")

@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 
+from local_server import local_server
 from served_decoders import put_decoder
-from server_process import Server, serving
-
-openai = pytest.importorskip("openai")
 
 #: The context length of the decoder, and the tokens that its chat template adds to a message.
 CONTEXT, ADDED = 20_000, 3
-
-
-@pytest.fixture(scope="module")
-def decoders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Return a server of a decoder, and of one with few slots."""
-    root = tmp_path_factory.mktemp("errors")
-    put_decoder(root, "llama", '[generation]\nmax_batch = 1\nkv_memory = "64MB"\n')
-    put_decoder(root, "small", '[generation]\nkv_memory = "100KB"\n')
-    with serving(root) as running:
-        yield running
 
 
 def refused(client: Any, **fields: Any) -> Any:
@@ -102,11 +90,10 @@ def test_models_that_do_not_exist(client: Any) -> None:
 
 def test_tokens_of_clients(tmp_path: Path) -> None:
     """A wrong key raises the client's error for it; a request without a key has an error of the API, too."""
-    put_decoder(tmp_path / "models", "llama")
-    (tmp_path / "token").write_text("secret\n")
-    with serving(tmp_path / "models", "--token-file", str(tmp_path / "token")) as server:
+    put_decoder(tmp_path, "llama")
+    with local_server(tmp_path, token="secret") as server:  # noqa: S106 - a test's
         for key, right in (("secret", True), ("other", False)):
-            with openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0) as client:
+            with server.openai(key) as client:
                 if right:
                     assert client.models.list().data[0].id == "llama"
                     continue
@@ -119,8 +106,8 @@ def test_tokens_of_clients(tmp_path: Path) -> None:
 
 def test_errors_of_a_stream_that_has_begun(tmp_path: Path) -> None:
     """A text that does not begin in time is an error that the client raises while it reads."""
-    put_decoder(tmp_path, "late", 'timeout = "1s"\n[generation]\nmax_batch = 1\nkv_memory = "64MB"\n')
-    with serving(tmp_path) as server, openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as own:
+    put_decoder(tmp_path, "late", 'timeout = "100ms"\n[generation]\nmax_batch = 1\nkv_memory = "64MB"\n')
+    with local_server(tmp_path) as server, server.openai() as own:
         given = {"model": "late", "stream": True}
         with own.completions.create(prompt=[1], max_tokens=19_000, **given) as busy:
             next(iter(busy))

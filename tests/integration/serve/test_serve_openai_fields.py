@@ -2,60 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+import openai
 import pytest
-import tokenizers
 
-from decoder_support import PlainDecoder, log_softmax, small_decoder
-from served_decoders import MODEL, put_decoder, words_of
-from server_process import Server, put, serving
-
-openai = pytest.importorskip("openai")
+from decoder_support import PlainDecoder, log_softmax
+from local_server import LocalServer
+from served_decoders import words_of
 
 PROMPT = [2, 3, 4]
 GREEDY = {"model": "llama", "prompt": PROMPT, "temperature": 0, "max_tokens": 12}
 USER = [{"role": "user", "content": "w2"}]
-#: A decoder whose tokens are bytes, of which some are parts of characters and some special.
-BYTES = small_decoder("llama-decoder", vocabulary=260, context=2000)
-
-
-def put_bytes(root: Path, name: str) -> None:
-    """Put a decoder with a tokenizer of bytes into a repository."""
-    file = put(root, name, BYTES, toml="[generation]\nmax_batch = 4\n")
-    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    model = tokenizers.models.BPE({character: at for at, character in enumerate(alphabet)}, [])
-    tokenizer = tokenizers.Tokenizer(model)
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<|a|>", "<|b|>", "<|c|>", "<|d|>"])
-    tokenizer.save(str(file.parent / "tokenizer.json"))
-    (file.parent / "chat_template.jinja").write_text("{% for message in messages %}{{ message.content }}{% endfor %}")
-
-
-@pytest.fixture(scope="module")
-def plain() -> PlainDecoder:
-    return PlainDecoder(MODEL)
-
-
-@pytest.fixture(scope="module")
-def decoders(tmp_path_factory: pytest.TempPathFactory, plain: PlainDecoder) -> Iterator[Server]:
-    """Return a server of a decoder of words, one whose third token ends its text, and one of bytes."""
-    root = tmp_path_factory.mktemp("fields")
-    put_decoder(root, "llama")
-    put_decoder(root, "ending", config={"eos_token_id": plain.generate(PROMPT, 3)[2]})
-    put_decoder(
-        root,
-        "thinking",
-        template="w1{% if enable_thinking is false %} w7 w8{% endif %}"
-        " {{ messages[0].content }}{% if add_generation_prompt %} w9{% endif %}",
-    )
-    put_bytes(root, "bytes")
-    with serving(root) as running:
-        yield running
 
 
 def complete(client: Any, **fields: Any) -> Any:
@@ -90,25 +49,23 @@ NEUTRAL: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("fields", [NEUTRAL, *({name: value} for name, value in NEUTRAL.items())], ids=str)
-def test_defaults_of_common_servers_change_nothing(client: Any, plain: PlainDecoder, fields: dict[str, Any]) -> None:
-    """What clients of vLLM and others send by default is accepted."""
-    assert complete(client, **fields).text == words_of(plain.generate(PROMPT, 12))
+def test_defaults_of_common_servers_change_nothing(client: Any, plain: PlainDecoder) -> None:
+    """What clients of vLLM and others send by default is accepted, all at once and one by one."""
+    expected = words_of(plain.generate(PROMPT, 12))
+    for fields in (NEUTRAL, *({name: value} for name, value in NEUTRAL.items())):
+        assert complete(client, **fields).text == expected, fields
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"add_generation_prompt": True, "continue_final_message": False, "add_special_tokens": False, "echo": False},
-        {"chat_template_kwargs": {}, "documents": [], "verbosity": "medium", "top_logprobs": 0, "logprobs": False},
-        {"frequency_penalty": 0.0, "presence_penalty": 0, "logit_bias": {}, "tools": [], "min_p": None, "user": "one"},
-    ],
-)
-def test_defaults_of_chats_change_nothing(client: Any, fields: dict[str, Any]) -> None:
+def test_defaults_of_chats_change_nothing(client: Any) -> None:
     """The same for fields of chats."""
     given = {"model": "llama", "messages": USER, "temperature": 0, "max_tokens": 5}
     expected = client.chat.completions.create(**given).choices
-    assert client.chat.completions.create(**given, extra_body=fields).choices == expected
+    for fields in (
+        {"add_generation_prompt": True, "continue_final_message": False, "add_special_tokens": False, "echo": False},
+        {"chat_template_kwargs": {}, "documents": [], "verbosity": "medium", "top_logprobs": 0, "logprobs": False},
+        {"frequency_penalty": 0.0, "presence_penalty": 0, "logit_bias": {}, "tools": [], "min_p": None, "user": "one"},
+    ):
+        assert client.chat.completions.create(**given, extra_body=fields).choices == expected, fields
 
 
 def test_end_tokens(client: Any, plain: PlainDecoder) -> None:
@@ -147,10 +104,10 @@ def test_penalties_and_biases(client: Any, plain: PlainDecoder) -> None:
     assert complete(client, logit_bias={"9": 100}, temperature=1.0).text == words_of([9] * 12)
 
 
-@pytest.mark.parametrize("fields", [{"min_p": 1.0}, {"top_p": 0}, {"top_k": 1}])
-def test_filters_that_leave_one_token_are_greedy(client: Any, plain: PlainDecoder, fields: dict[str, Any]) -> None:
+def test_filters_that_leave_one_token_are_greedy(client: Any, plain: PlainDecoder) -> None:
     """The most probable token always remains."""
-    assert complete(client, temperature=1.0, **fields).text == words_of(plain.generate(PROMPT, 12))
+    for fields in ({"min_p": 1.0}, {"top_p": 0}, {"top_k": 1}):
+        assert complete(client, temperature=1.0, **fields).text == words_of(plain.generate(PROMPT, 12)), fields
 
 
 def test_negative_seeds(client: Any) -> None:
@@ -270,10 +227,10 @@ def test_numbers_of_tokens_in_streams(client: Any) -> None:
 
 def test_bytes_of_tokens_are_the_text(client: Any) -> None:
     """The bytes of all tokens together are the text, also of parts of characters; special tokens have none."""
-    given = {"model": "bytes", "messages": [{"role": "user", "content": "é"}], "max_tokens": 400, "seed": 5}
+    given = {"model": "bytes", "messages": [{"role": "user", "content": "é"}], "max_tokens": 150, "seed": 5}
     choice = client.chat.completions.create(**given, logprobs=True, temperature=2.0).choices[0]
     entries = choice.logprobs.content
-    assert len(entries) == 400
+    assert len(entries) == 150
     special = [entry for entry in entries if entry.bytes is None]
     assert special
     assert all(entry.token.startswith("<|") for entry in special)
@@ -284,9 +241,9 @@ def test_bytes_of_tokens_are_the_text(client: Any) -> None:
     assert found == entries
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
+def test_wrong_fields_are_refused(decoders: LocalServer) -> None:
+    """The error has the field at fault, of which the message begins with the name."""
+    for fields, param in (
         ({"presence_penalty": 2.5}, "presence_penalty"),
         ({"frequency_penalty": "0"}, "frequency_penalty"),
         ({"logit_bias": {"7": 101}}, "logit_bias"),
@@ -311,20 +268,17 @@ def test_bytes_of_tokens_are_the_text(client: Any) -> None:
         ({"prompt": [99]}, "prompt"),
         ({"prompt": []}, "prompt"),
         ({"n": 0}, "n"),
-    ],
-    ids=str,
-)
-def test_wrong_fields_are_refused(decoders: Server, fields: dict[str, Any], param: str) -> None:
-    """The error has the field at fault, of which the message begins with the name."""
-    status, document, _ = decoders.get("/v1/completions", GREEDY | fields)
-    assert status == 400, document
-    assert (document["error"]["param"], document["error"]["type"]) == (param, "invalid_request_error")
-    assert document["error"]["message"].startswith((f"{param}: ", "prompt, n:"))
+    ):
+        status, document, _ = decoders.get("/v1/completions", GREEDY | fields)
+        error = document["error"]
+        assert (status, error["param"], error["type"]) == (400, param, "invalid_request_error"), fields
+        assert error["message"].startswith((f"{param}: ", "prompt, n:")), fields
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
+def test_wrong_fields_of_chats_are_refused(decoders: LocalServer) -> None:
+    """The same for fields of chats."""
+    given = {"model": "llama", "messages": USER, "max_tokens": 2}
+    for fields, param in (
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"logprobs": 2}, "logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
@@ -333,11 +287,6 @@ def test_wrong_fields_are_refused(decoders: Server, fields: dict[str, Any], para
         ({"chat_template_kwargs": 3}, "chat_template_kwargs"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
         ({"messages": [{"role": "other", "content": ""}]}, "messages"),
-    ],
-    ids=str,
-)
-def test_wrong_fields_of_chats_are_refused(decoders: Server, fields: dict[str, Any], param: str) -> None:
-    """The same for fields of chats."""
-    given = {"model": "llama", "messages": USER, "max_tokens": 2, **fields}
-    status, document, _ = decoders.get("/v1/chat/completions", given)
-    assert (status, document["error"]["param"]) == (400, param), document
+    ):
+        status, document, _ = decoders.get("/v1/chat/completions", given | fields)
+        assert (status, document["error"]["param"]) == (400, param), (fields, document)

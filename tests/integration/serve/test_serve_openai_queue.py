@@ -4,31 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import openai
 import pytest
 
 from decoder_support import PlainDecoder
 from grafana_queries import check_queries
-from served_decoders import MODEL, put_decoder, words_of
-from server_process import Server, serving, wait_until
-
-openai = pytest.importorskip("openai")
+from local_server import LocalServer, local_server
+from served_decoders import put_decoder, words_of
+from server_client import wait_until
 
 CHAT = {"model": "llama", "messages": [{"role": "user", "content": "w2"}], "temperature": 0, "max_tokens": 4}
 
 
 @pytest.fixture(scope="module")
-def decoders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def decoders(tmp_path_factory: pytest.TempPathFactory, plain: PlainDecoder) -> Iterator[LocalServer]:
     """Return a server that generates one text at a time, behind which one other may wait."""
     root = tmp_path_factory.mktemp("queue")
     put_decoder(root, "llama", '[generation]\nmax_batch = 1\nkv_memory = "64MB"\n')
-    end = PlainDecoder(MODEL).generate([2, 3, 4], 3)[2]
+    end = plain.generate([2, 3, 4], 3)[2]
     put_decoder(root, "ending", '[generation]\nkv_memory = "1MB"\n', config={"eos_token_id": end})
-    with serving(root, "--max-waiting", "1") as running:
+    with local_server(root, max_waiting=1) as running:
         yield running
 
 
@@ -40,11 +40,11 @@ def busy(client: Any) -> Iterator[None]:
         yield
 
 
-def waiting(server: Server) -> bool:
+def waiting(server: LocalServer) -> bool:
     return server.metric("chrion_generation_requests", model="llama") == 2
 
 
-def reasons(server: Server, model: str) -> dict[str, float]:
+def reasons(server: LocalServer, model: str) -> dict[str, float]:
     """Return how many requests of a model have ended by their reasons."""
     name = "chrion_generation_finish_reasons_total"
     return {
@@ -52,7 +52,7 @@ def reasons(server: Server, model: str) -> dict[str, float]:
     }
 
 
-def test_more_requests_than_may_wait_are_refused(decoders: Server, client: Any) -> None:
+def test_more_requests_than_may_wait_are_refused(decoders: LocalServer, client: Any) -> None:
     """OpenAI's client raises its error for too many requests, and is told when to try again."""
     with ThreadPoolExecutor(1) as pool:
         with busy(client):
@@ -65,31 +65,26 @@ def test_more_requests_than_may_wait_are_refused(decoders: Server, client: Any) 
         assert second.result(60).usage.completion_tokens == 4
 
 
-def test_a_stream_begins_with_its_first_token(decoders: Server, client: Any) -> None:
+def test_a_stream_begins_with_its_first_token(decoders: LocalServer, client: Any, plain: PlainDecoder) -> None:
     """While a chat waits, its stream is open and empty, so that clients measure the time to the first token."""
-    body = json.dumps({**CHAT, "stream": True}).encode()
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", decoders.http), 30) as connection, connection.makefile("rb") as lines:
+    parts: list[bytes] = []
+    with contextlib.ExitStack() as stack:
         with busy(client):
-            connection.sendall(head % len(body) + body)
+            chat = stack.enter_context(decoders.in_flight("/v1/chat/completions", {**CHAT, "stream": True}))
+            assert chat.response().status_code == 200
+            reading = stack.enter_context(ThreadPoolExecutor(1)).submit(lambda: parts.extend(chat))
             wait_until(lambda: waiting(decoders))
-            assert lines.readline().startswith(b"HTTP/1.1 200")
-            while lines.readline() != b"\r\n":
-                pass
-            connection.settimeout(0.5)
-            with pytest.raises(TimeoutError):
-                connection.recv(1)
-            connection.settimeout(30)
-        received = b"".join(iter(lambda: connection.recv(1 << 16), b"")).decode()
+            time.sleep(0.1)
+            assert parts == []
+        reading.result(60)
+    received = b"".join(parts).decode()
     events = [json.loads(line[6:]) for line in received.splitlines() if line.startswith('data: {"')]
     deltas = [event["choices"][0]["delta"] for event in events]
     assert deltas[0] == {"role": "assistant", "content": ""}
-    assert "".join(delta.get("content", "") for delta in deltas) == words_of(
-        PlainDecoder(MODEL).generate([1, 5, 2, 6], 4)
-    )
+    assert "".join(delta.get("content", "") for delta in deltas) == words_of(plain.generate([1, 5, 2, 6], 4))
 
 
-def test_requests_are_counted_by_how_they_end(decoders: Server, client: Any) -> None:
+def test_requests_are_counted_by_how_they_end(decoders: LocalServer, client: Any) -> None:
     """A text that ends by itself, one that has its most tokens, and one whose client leaves are distinguished."""
     before = reasons(decoders, "ending")
     client.completions.create(model="ending", prompt=[2, 3, 4], temperature=0)
@@ -110,7 +105,7 @@ def test_requests_are_counted_by_how_they_end(decoders: Server, client: Any) -> 
     assert decoders.metric("chrion_generation_finished_requests_total", model="ending") == sum(after.values())
 
 
-def test_the_dashboard_has_the_metrics_of_texts(decoders: Server, client: Any) -> None:
+def test_the_dashboard_has_the_metrics_of_texts(decoders: LocalServer, client: Any) -> None:
     """The server exports every metric of the row about text of the Grafana dashboard, with its labels."""
     client.completions.create(model="ending", prompt=[2, 3, 4], temperature=0, max_tokens=2)
     check_queries(decoders.get("/metrics")[1].decode(), "text")

@@ -8,30 +8,29 @@ from typing import Any
 
 import numpy as np
 import onnxruntime as ort
-import pytest
 
 from chrion.manager import ModelManager
 from chrion.manager.records import HOST
+from chrion.server.core import ServingCore
+from chrion.server.failures import Status
 from chrion.server.grace import Grace
 from chrion.server.repository import scan
-from server_process import product, put, slow_model
+from model_repository import counting, product, put
 
-core_module = pytest.importorskip("chrion.server.core")
-failures = pytest.importorskip("chrion.server.failures")
 ROWS = {"x": ("FP32", np.ones((1, 4), np.float32))}
 
 
 def waiting_request(root: Path, then: Any) -> Any:
     """Return the result of a request that waits for memory while ``then(core)`` changes its model."""
-    put(root, "slow", slow_model(rounds=500_000))
+    put(root, "slow", counting())
     put(root, "m", product(seed=1))
 
     async def run() -> Any:
-        core = core_module.ServingCore(ModelManager({HOST: 6_000_000}, [0]), [0])
+        core = ServingCore(ModelManager({HOST: 6_000_000}, [0]), [0])
         core.start()
         for version in scan(root, accelerator=False).values():
             core.add(version)
-        slow = asyncio.create_task(core.infer(core.find("slow"), {"x": ("FP32", np.ones(1, np.float32))}))
+        slow = asyncio.create_task(core.infer(core.find("slow"), {"x": ("FP32", np.array([1e15], np.float32))}))
         async with asyncio.timeout(60):
             while not core.manager.running:  # noqa: ASYNC110 - the manager has no event for it
                 await asyncio.sleep(0.01)
@@ -69,12 +68,12 @@ def test_a_replacement_with_other_inputs_refuses_the_request(tmp_path: Path) -> 
         core.add(scan(tmp_path, accelerator=False)["m", "1"])
 
     failure = waiting_request(tmp_path, replace)
-    assert failure.status is failures.Status.INVALID
+    assert failure.status is Status.INVALID
     assert "expected shape [-1, 5]" in failure.message
 
 
 def test_a_request_whose_model_is_removed_fails(tmp_path: Path) -> None:
     """Without a replacement the request is refused at once."""
     failure = waiting_request(tmp_path, lambda core: core.remove(("m", "1")))
-    assert failure.status is failures.Status.UNAVAILABLE
+    assert failure.status is Status.UNAVAILABLE
     assert "the model was unloaded" in failure.message

@@ -7,9 +7,18 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
-grpc = pytest.importorskip("grpc", reason="grpc: pip install 'chrion[serve]'")
+from chrion.server.grpc_messages import message
+from chrion.server.grpc_service import bind_grpc
+from chrion.server.grpc_stream import StreamedRequests
+from chrion.server.options import ServerOptions
+from chrion.server.request_memory import ByteAccount
+from chrion.server.target import Answer
+from local_server import run_in_loop
+from seams.serving import limit_reading
+
 METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
 ANSWER, COUNT = 1_000_000, 100
 
@@ -22,16 +31,12 @@ class LargeAnswers:
     """
 
     def __init__(self) -> None:
-        from chrion.server.grpc_messages import message  # noqa: PLC0415 - needs the extra
-        from chrion.server.request_memory import ByteAccount  # noqa: PLC0415 - needs the extra
 
         self.account = ByteAccount(1 << 30)
         self.asked = 0
         self._content = message("ModelInferResponse")(raw_output_contents=[bytes(ANSWER)]).SerializeToString()
 
     async def infer_grpc(self, content: bytes, remaining_ms: float) -> Any:
-        from chrion.server.target import Answer  # noqa: PLC0415 - needs the extra
-
         del content, remaining_ms
         self.asked += 1
         return Answer(self._content)
@@ -50,12 +55,10 @@ async def until(condition: Any) -> None:
 
 def run(folder: Path, use: Any) -> None:
     """Serve large answers, and run a function of the target and a call that has begun."""
-    from chrion.server import grpc_service  # noqa: PLC0415 - needs the extra
-    from chrion.server.options import ServerOptions  # noqa: PLC0415 - needs the extra
 
     async def serve() -> None:
         target: Any = LargeAnswers()
-        server, port = grpc_service.bind_grpc(ServerOptions(folder, grpc=("127.0.0.1", 0)), target)
+        server, port = bind_grpc(ServerOptions(folder, grpc=("127.0.0.1", 0)), target)
         await server.start()
         try:
             async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -63,15 +66,12 @@ def run(folder: Path, use: Any) -> None:
         finally:
             await server.stop(0)
 
-    asyncio.run(serve())
+    run_in_loop(serve())
 
 
 def test_a_stream_that_is_not_read_for_long_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It gives the memory of all its requests back, and the client is told."""
-    from chrion.server import grpc_service  # noqa: PLC0415 - needs the extra
-
-    monkeypatch.setattr(grpc_service, "_READ_S", 1.0)
-    monkeypatch.setattr(grpc_service, "_READ_BYTES_PER_S", 1e12)
+    limit_reading(monkeypatch, 0.3)
 
     async def use(target: LargeAnswers, call: Any) -> None:
         await until(lambda: target.account.used > 10 * ANSWER)
@@ -91,13 +91,11 @@ def test_a_stream_that_is_not_read_for_long_ends(tmp_path: Path, monkeypatch: py
 
 def test_a_stream_that_is_read_slowly_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each answer has its own time, so that a slow client gets all of them."""
-    from chrion.server import grpc_service  # noqa: PLC0415 - needs the extra
-
-    monkeypatch.setattr(grpc_service, "_READ_S", 5.0)
+    limit_reading(monkeypatch, 5.0)
 
     async def use(target: LargeAnswers, call: Any) -> None:
         for _ in range(COUNT - 10):
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.002)
             assert len(await call.read()) > ANSWER
         assert target.account.used <= 34 * ANSWER
         call.cancel()
@@ -119,7 +117,6 @@ def test_a_client_that_leaves_its_stream_takes_its_requests_along(tmp_path: Path
 
 def test_an_error_while_requests_are_read_ends_the_stream() -> None:
     """Its client does not wait for ever."""
-    from chrion.server.grpc_stream import StreamedRequests  # noqa: PLC0415 - needs the extra
 
     async def requests() -> AsyncIterator[bytes]:
         yield b"first"
@@ -135,4 +132,4 @@ def test_an_error_while_requests_are_read_ends_the_stream() -> None:
                 assert response == b"first"
 
     with pytest.raises(RuntimeError, match="unreadable"):
-        asyncio.run(read())
+        run_in_loop(read())

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import http.server
-import importlib.util
 import itertools
-import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
-from chrion.errors import OptionError
-from server_process import product, put, serving
+from chrion.server.grpc_messages import SERVICE, message
+from local_server import local_server
+from model_repository import product, put
+from server_client import infer_body
 
 ROWS = [[1.0, 2.0, 3.0, 4.0]]
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -51,17 +52,13 @@ def collector() -> Iterator[tuple[str, list[Any]]]:
 
 def test_spans_of_requests(tmp_path: Path, collector: tuple[str, list[Any]]) -> None:
     """A request belongs to the trace of its client, and contains load, queue and compute, one after another."""
-    grpc = pytest.importorskip("grpc")
-    from chrion.server.grpc_messages import SERVICE, message  # noqa: PLC0415 - needs the extra
-
     url, spans = collector
     put(tmp_path, "m", product())
-    with serving(tmp_path, "--otlp", url) as server:
-        entry = {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": ROWS[0]}
+    with local_server(tmp_path, otlp=url) as server:
         parent = f"00-{TRACE}-{SPAN}-01"
         for _ in range(2):  # the first waits for the load
-            assert server.get("/v2/models/m/infer", {"inputs": [entry]}, traceparent=parent)[0] == 200
-        assert server.get("/v2/models/nothing/infer", {"inputs": [entry]})[0] == 404
+            assert server.get("/v2/models/m/infer", infer_body(ROWS), traceparent=parent)[0] == 200
+        assert server.get("/v2/models/nothing/infer", infer_body(ROWS))[0] == 404
         with grpc.insecure_channel(f"127.0.0.1:{server.grpc}") as channel:
             kind = message("ModelInferRequest")
             call = channel.unary_unary(
@@ -88,22 +85,3 @@ def test_spans_of_requests(tmp_path: Path, collector: tuple[str, list[Any]]) -> 
         assert children[-1].end_time_unix_nano <= root.end_time_unix_nano
     assert sum(span.name == "load" for span in spans) == 1
     assert [a.value.string_value for r in roots for a in r.attributes if a.key == "request_id"].count("7") == 1
-
-
-def test_a_collector_that_is_down_disturbs_nobody(tmp_path: Path) -> None:
-    """Without a collector requests are served, and the server ends in order."""
-    pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
-    put(tmp_path, "m", product())
-    with serving(tmp_path, "--otlp", "http://127.0.0.1:9") as server:
-        assert server.infer("m", ROWS)[0] == 200
-        assert json.loads(json.dumps(server.infer("m", ROWS)[1]))["outputs"]
-
-
-def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without OpenTelemetry the option is refused with the command that installs it."""
-    pytest.importorskip("starlette")
-    from chrion.server import tracing  # noqa: PLC0415 - needs the extra
-
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(OptionError, match=r"--otlp: opentelemetry.sdk is not installed .*chrion\[otel\]"):
-        tracing.RequestTracer("http://127.0.0.1:4318")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +13,8 @@ import pytest
 from chrion import load
 from chrion.scheduler import fixed_plan
 from helpers import alternating_lanes
-from server_process import product, put, serving
+from model_repository import product, put
+from server_process import serving
 
 SIDE = 600
 X = np.ones((1, SIDE), np.float32)
@@ -69,11 +69,3 @@ def test_stand_ins_that_cannot_be_written(small_disk: Path) -> None:
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)  # noqa: S603
     assert ended.returncode == 2
     assert ended.stderr.splitlines()[-1].endswith("cannot be written: No space left on device")
-
-
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.ENOMEM])
-def test_a_full_disk_is_a_lack_of_memory(number: int) -> None:
-    """The next smaller variant is tried after each of these errors, and after no other."""
-    sessions = pytest.importorskip("chrion.server.sessions")
-    assert sessions.is_out_of_memory(OSError(number, "full"))
-    assert not sessions.is_out_of_memory(OSError(errno.EACCES, "denied"))

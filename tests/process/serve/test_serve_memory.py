@@ -1,33 +1,31 @@
-"""Clients that do not read their answers, and messages that do not arrive: they take no memory of others."""
+"""The memory of the server's process: many requests, unread answers, and messages that do not arrive leave none."""
 
 from __future__ import annotations
 
 import json
 import socket
-import struct
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import Any
+from pathlib import Path
 
+import grpc
 import numpy as np
 import psutil
 import pytest
 
+from chrion.server.grpc_messages import message
+from command_line import run_chrion
 from http2_frames import PREFACE, grpc_status, send_part, start_call
-from server_process import Server, wait_until
+from server_client import infer_body, wait_until
+from server_process import Server
 
-grpc = pytest.importorskip("grpc", reason="grpc: pip install 'chrion[serve]'")
+INFER = "/v2/models/product/infer"
 SERVICE = "/inference.GRPCInferenceService/"
 ELEMENTS = 900_000  # more than a socket buffers
 SIZE = 4 * ELEMENTS
-
-
-def message(name: str) -> Any:
-    from chrion.server import grpc_messages  # noqa: PLC0415 - needs the extra
-
-    return grpc_messages.message(name)
 
 
 def tensor(number: int) -> bytes:
@@ -41,6 +39,34 @@ def infer_request(number: int) -> bytes:
     found.raw_input_contents.append(tensor(number))
     content: bytes = found.SerializeToString()
     return content
+
+
+def test_memory_stays_flat_over_many_requests(server: Server) -> None:
+    """Valid and wrong requests by hundreds leave no memory behind."""
+
+    def send(count: int) -> None:
+        body = infer_body(np.ones((2000, 4), np.float32))
+        for _ in range(count):
+            assert server.get(INFER, body)[0] == 200
+            assert server.get(INFER, {"inputs": [body["inputs"][0] | {"data": [1]}]})[0] == 400
+
+    send(30)
+    before = server.rss_mb()
+    send(150)
+    assert server.rss_mb() < before + 15
+    assert server.metric("chrion_request_bytes") == 0
+
+
+def test_a_gigabyte_declared_with_one_byte_costs_nothing(server: Server) -> None:
+    """Sizes that are declared are never allocated."""
+    before = server.rss_mb()
+    entry = {"name": "x", "datatype": "FP32", "shape": [67_108_864, 4], "parameters": {"binary_data_size": 1 << 30}}
+    header = json.dumps({"inputs": [entry]}).encode()
+    for _ in range(20):
+        status, found, _ = server.get(INFER, header + b"x", Inference_Header_Content_Length=str(len(header)))
+        assert status == 400
+        assert "1 more bytes" in found["error"]
+    assert server.rss_mb() < before + 20
 
 
 def test_the_memory_of_a_rest_answer_is_taken_until_it_is_read(server: Server) -> None:
@@ -145,19 +171,30 @@ def test_messages_that_do_not_arrive_cost_nothing(server: Server, method: str) -
     wait_until(lambda: process.num_fds() < files + 5)
 
 
-@pytest.mark.parametrize("content", [b"\x00\x00\x00\x00", struct.pack("<I", 1 << 30) + b"x", b"\xff" * 4])
-def test_lengths_of_elements_that_are_not_there(server: Server, content: bytes) -> None:
-    """Elements of BYTES that claim a gigabyte are refused in both protocols."""
-    request = message("ModelInferRequest")(model_name="identity-BYTES")
-    request.inputs.add(name="x", datatype="BYTES", shape=[1, 2])
-    request.raw_input_contents.append(content)
-    with grpc.insecure_channel(f"127.0.0.1:{server.grpc}") as channel:
-        with pytest.raises(grpc.RpcError) as refused:
-            channel.unary_unary(SERVICE + "ModelInfer")(request.SerializeToString(), timeout=30)
-        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    entry = {"name": "x", "datatype": "BYTES", "shape": [1, 2], "parameters": {"binary_data_size": len(content)}}
-    header = json.dumps({"inputs": [entry]}).encode()
-    named = {"Inference_Header_Content_Length": str(len(header))}
-    status, found, _ = server.get("/v2/models/identity-BYTES/infer", header + content, **named)
-    assert status == 400
-    assert "BYTES elements" in found["error"]
+SCENARIO = """
+[[models]]
+name = "m"
+[models.variants.large]
+memory_mb = 400.0
+latency_ms = 2.0
+[[servers]]
+gpu_memory_gb = 1
+[workload]
+kind = "uniform"
+"""
+
+
+def test_stand_ins_take_their_memory(tmp_path: Path) -> None:
+    """The session of a stand-in of a replay holds the memory that its scenario states."""
+    (tmp_path / "s.toml").write_text(SCENARIO, encoding="utf-8")
+    written = run_chrion("replay", "s.toml", "--write-models", "models", cwd=tmp_path)
+    assert written.returncode == 0, written.stderr
+    code = (
+        "import sys, onnxruntime as o, psutil\n"
+        "before = psutil.Process().memory_info().rss\n"
+        "s = o.InferenceSession(sys.argv[1], providers=['CPUExecutionProvider'])\n"
+        "print((psutil.Process().memory_info().rss - before) / 1e6)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "models" / "m" / "1" / "model.onnx")]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603
+    assert 380 < float(ended.stdout) < 600  # besides the weights, buffers of the load

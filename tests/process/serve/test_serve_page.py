@@ -1,15 +1,21 @@
-"""The server's page in a real browser."""
+"""The server's page, and pages of other origins, in a real browser."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import pytest
 
 from browser import CHROMIUM, Page, browse
-from server_process import Server, product, put, serving
+from model_repository import product, put
+from served_decoders import put_decoder
+from server_process import Server, serving
 
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="no chromium is installed")
 X = np.ones((2, 4), np.float32)
@@ -89,3 +95,50 @@ def test_the_page_says_that_the_server_has_gone(tmp_path: Path) -> None:
         running.process.terminate()
         running.process.wait(30)
         page.wait_for('document.getElementById("state").textContent === "not connected"')
+
+
+class _Page(BaseHTTPRequestHandler):
+    """An empty page."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *about: object) -> None:
+        """Write nothing."""
+
+
+@contextlib.contextmanager
+def paging() -> Iterator[str]:
+    """Run a server with an empty page; yield its origin."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Page) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_pages_of_other_origins(tmp_path: Path) -> None:
+    """A browser lets the page of a given origin read a whole stream, and that of another one nothing."""
+    put_decoder(tmp_path / "models", "llama")
+    (tmp_path / "token").write_text("secret\n")
+    with paging() as page, paging() as other:
+        options = ["--cors", "https://chat.example.org", "--cors", page, "--token-file", str(tmp_path / "token")]
+        with serving(tmp_path / "models", *options) as server:
+            assert read_in_browser(server, page, tmp_path / "own").endswith("data: [DONE]\n\n")
+            assert read_in_browser(server, other, tmp_path / "other").startswith("TypeError")
+
+
+def read_in_browser(server: Server, page: str, folder: Path) -> str:
+    """Return the answer to a chat that a page reads, or the error that it gets."""
+    folder.mkdir()
+    chat = {"model": "llama", "messages": [{"role": "user", "content": "w2"}], "max_tokens": 2, "stream": True}
+    fetch = f"""window.found = ""; fetch("{server.url}/v1/chat/completions", {{
+        method: "POST", body: {json.dumps(json.dumps(chat))},
+        headers: {{"Content-Type": "application/json", "Authorization": "Bearer secret"}},
+    }}).then((answer) => answer.text()).then((text) => {{ window.found = text; }})
+      .catch((error) => {{ window.found = String(error); }});"""
+    with browse(page, folder) as opened:
+        opened.wait_for(f"location.origin === '{page}' && document.readyState === 'complete'")
+        opened.value(fetch)
+        return str(opened.wait_for("window.found"))

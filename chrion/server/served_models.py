@@ -1,0 +1,65 @@
+"""The models of a server, with what makes them ready and ends them; without sockets and signals."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from chrion.cores import physical_cores
+from chrion.manager import ModelManager
+from chrion.manager.records import HOST
+from chrion.server.catalogue import Catalogue
+from chrion.server.core import ServingCore
+from chrion.server.generation_service import GenerationService
+from chrion.server.generators import open_generators
+from chrion.server.grace import Grace
+from chrion.server.options import ServerOptions
+from chrion.server.target import LocalTarget, Target
+from chrion.units import format_count
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModels:
+    """The models that the services of a server answer for."""
+
+    target: Target
+    #: Makes the models ready, and returns what is served, in words.
+    begin: Callable[[], Awaitable[str]]
+    #: Refuses new requests, and ends those in flight within their grace; called also if ``begin`` fails.
+    end: Callable[[Grace], Awaitable[None]]
+    #: The models that generate; None if there are none.
+    generation: GenerationService | None = None
+
+
+def local_models(options: ServerOptions) -> ServedModels:
+    """Return the models of a repository, served from this process; its generators are open.
+
+    Raises:
+        OptionError: The repository cannot be read, or its generators do not fit in memory.
+    """
+    cores = physical_cores()
+    chosen = options.load if options.control == "explicit" and "*" not in options.load else None
+    generators = open_generators(options.repository, options.budgets.get(HOST, 0), chosen)
+    taken = sum(served.reserved_bytes for served in generators.values())
+    budgets = {**options.budgets, HOST: options.budgets.get(HOST, 0) - taken}
+    slots = 1 if options.provider else 0
+    manager = ModelManager(budgets, cores, slots=slots, policies=options.policies, max_waiting=options.max_waiting)
+    core = ServingCore(manager, cores, slots=slots, provider=options.provider, request_bytes=options.request_bytes)
+    catalogue = Catalogue(options.repository, core, options.control, accelerator=options.provider is not None)
+    generation = GenerationService(generators, options.max_waiting) if generators else None
+    pollers: list[asyncio.Task[None]] = []
+
+    async def begin() -> str:
+        core.start()
+        await catalogue.start(options.load)
+        if options.control == "poll":
+            pollers.append(asyncio.create_task(catalogue.poll_forever(options.poll_s)))
+        return format_count(len(core.models), "model")
+
+    async def end(grace: Grace) -> None:
+        for poller in pollers:
+            poller.cancel()
+        await asyncio.gather(core.close(grace), *([generation.close(grace)] if generation else []))
+
+    return ServedModels(LocalTarget(core, catalogue, generation), begin, end, generation)

@@ -1,0 +1,93 @@
+"""``chrion serve`` in this process: a whole run, and what it refuses."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from command_line import Chrion, assert_refused
+from model_repository import product, put
+from server_client import wait_until
+
+
+@pytest.fixture(autouse=True)
+def _logs_as_before() -> Iterator[None]:
+    """Undo the set-up of the command's logs."""
+    loggers = [logging.getLogger(name) for name in ("chrion", "chrion.server", "uvicorn", "grpc")]
+    before = [(logger.handlers, logger.propagate, logger.level) for logger in loggers]
+    yield
+    for logger, (handlers, propagate, level) in zip(loggers, before, strict=True):
+        logger.handlers, logger.propagate = handlers, propagate
+        logger.setLevel(level)
+
+
+def test_a_signal_ends_the_command(cli: Chrion, tmp_path: Path) -> None:
+    """It serves the repository, says where, and SIGTERM ends it with exit code 0."""
+    put(tmp_path / "models", "m", product())
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    states: list[int] = []
+
+    def answers() -> bool:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/models/m/ready", timeout=10) as answer:
+                states.append(answer.status)
+        except OSError:
+            return False
+        return True
+
+    def stop() -> None:
+        wait_until(answers)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    client = threading.Thread(target=stop)
+    client.start()
+    code, out, err = cli("serve", "models", "--http", f"127.0.0.1:{port}", "--grpc", "127.0.0.1:0")
+    client.join()
+    assert (code, out, states) == (0, "", [200])
+    assert f"chrion: serving 1 model at http://127.0.0.1:{port} and grpc://127.0.0.1:" in err
+    assert [line for line in err.splitlines() if '"event": "stopped"' in line]
+
+
+def test_wrong_options_are_one_line(cli: Chrion, tmp_path: Path) -> None:
+    """A wrong option ends the command with exit code 2 and one line."""
+    put(tmp_path / "models", "m", product())
+    (tmp_path / "key.pem").write_text("no key")
+    tls = ["--tls-certificate", "key.pem", "--tls-key", "key.pem", "--http", "127.0.0.1:0", "--grpc", "none"]
+    with socket.create_server(("127.0.0.1", 0)) as used:
+        for arguments, about in (
+            (["missing"], "not a folder"),
+            ([".", "--http", "nowhere"], "expected HOST:PORT"),
+            ([".", "--policy", "fastest"], "unknown policy"),
+            ([".", "--policy", "lru,lfu"], "two policies"),
+            ([".", "--model-control", "auto"], "expected one of none, poll, explicit"),
+            ([".", "--load-model", "a"], "only with --model-control explicit"),
+            ([".", "--tls-key", "k"], "expected both or none"),
+            ([".", "--scenario", "missing"], "not found"),
+            ([".", "--replicas", "2"], "--replicas: only with --ray"),
+            (["models", "--http", f"127.0.0.1:{used.getsockname()[1]}"], "in use"),
+            (["models", "--http", "127.0.0.1:0", "--restart"], "--restart: expected ports other than 0"),
+            (["models", *tls], "TLS certificate"),
+        ):
+            assert_refused(cli("serve", *arguments), about)
+
+
+def test_missing_extras_are_named(cli: Chrion, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without its libraries the command says in one line what to install."""
+    for module, arguments, about in (
+        ("uvicorn", [], "serve: uvicorn is not installed (pip install 'chrion[serve]')"),
+        ("ray", ["--ray", "auto"], "--ray: ray is not installed (pip install 'chrion[ray,serve]')"),
+        ("opentelemetry.sdk", ["--otlp", "http://127.0.0.1:1"], "--otlp: opentelemetry.sdk is not installed"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, module, None)
+            assert_refused(cli("serve", ".", *arguments), about)

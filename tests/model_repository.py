@@ -1,0 +1,85 @@
+"""Model repositories for tests of the server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+#: Element types of ONNX by the protocol's datatypes.
+ELEMENTS = {
+    "BOOL": TensorProto.BOOL,
+    "UINT8": TensorProto.UINT8,
+    "UINT16": TensorProto.UINT16,
+    "UINT32": TensorProto.UINT32,
+    "UINT64": TensorProto.UINT64,
+    "INT8": TensorProto.INT8,
+    "INT16": TensorProto.INT16,
+    "INT32": TensorProto.INT32,
+    "INT64": TensorProto.INT64,
+    "FP16": TensorProto.FLOAT16,
+    "FP32": TensorProto.FLOAT,
+    "FP64": TensorProto.DOUBLE,
+    "BF16": TensorProto.BFLOAT16,
+    "BYTES": TensorProto.STRING,
+}
+
+
+def identity(datatype: str) -> onnx.ModelProto:
+    """Build ``y = x`` for one datatype and any shape with two dimensions."""
+    kind = ELEMENTS[datatype]
+    infos = [helper.make_tensor_value_info(name, kind, ["n", "m"]) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "identity", infos[:1], infos[1:])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def product(side: int = 4, seed: int = 0, *, layers: int = 1) -> onnx.ModelProto:
+    """Build ``y = x w ... w`` with rows of ``side`` numbers."""
+    weight = np.random.default_rng(seed).standard_normal((side, side), np.float32) / side
+    names = ["x", *(f"h{i}" for i in range(layers - 1)), "y"]
+    nodes = [helper.make_node("MatMul", [names[i], "w"], [names[i + 1]]) for i in range(layers)]
+    infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", side]) for name in ("x", "y")]
+    graph = helper.make_graph(nodes, "product", infos[:1], infos[1:], [numpy_helper.from_array(weight, "w")])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def counting() -> onnx.ModelProto:
+    """Build ``y = x`` by counting to x one by one, which ends when the test wants if x is large."""
+    one = numpy_helper.from_array(np.ones(1, np.float32), "one")
+    flags = [helper.make_tensor_value_info(name, TensorProto.BOOL, []) for name in ("condition", "go_on")]
+    counts = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("count", "next", "x", "y")]
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["condition"], ["go_on"]), helper.make_node("Add", ["count", "one"], ["next"])],
+        "body",
+        [helper.make_tensor_value_info("i", TensorProto.INT64, []), flags[0], counts[0]],
+        [flags[1], counts[1]],
+    )
+    nodes = [
+        helper.make_node("Cast", ["x"], ["rounds"], to=TensorProto.INT64),
+        helper.make_node("Sub", ["x", "x"], ["zero"]),
+        helper.make_node("Loop", ["rounds", "", "zero"], ["y"], body=body),
+    ]
+    graph = helper.make_graph(nodes, "counting", [counts[2]], [counts[3]], [one])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def put(root: Path, name: str, model: onnx.ModelProto | bytes, version: int = 1, toml: str = "") -> Path:
+    """Put a model into a repository; return its file."""
+    file = root / name / str(version) / "model.onnx"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(model if isinstance(model, bytes) else model.SerializeToString())
+    if toml:
+        (root / name / "model.toml").write_text(toml, encoding="utf-8")
+    return file
+
+
+def put_all(root: Path) -> Path:
+    """Put a model of each datatype, two versions of a product, and a bad model into a repository; return it."""
+    for datatype in ELEMENTS:
+        put(root, f"identity-{datatype}", identity(datatype))
+    put(root, "product", product(seed=1))
+    put(root, "product", product(seed=2), version=2)
+    put(root, "bad", b"not a model")
+    return root
