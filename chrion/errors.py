@@ -30,6 +30,7 @@ A message says where the error is, what is wrong, and what was expected; the hin
 from __future__ import annotations
 
 import difflib
+import errno
 from collections.abc import Iterable
 
 
@@ -145,3 +146,7 @@ class GenerationError(ChrionError, RuntimeError):
 
 class SpaceError(ChrionError, OSError):
     """The folder of temporary files has no space for a model's weights (exit code 1)."""
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.errno = errno.ENOSPC
