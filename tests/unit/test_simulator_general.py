@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from general_oracle import Cluster, Request, Rules
 
 from chrion.manager.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING
 from chrion.simulator.cluster_state import ServerPolicies
@@ -17,6 +16,7 @@ from chrion.simulator.ready_queue import Batching
 from chrion.simulator.requests import Details, Requests
 from chrion.simulator.settings import ServerSpec
 from chrion.simulator.variants import Variant
+from general_oracle import Cluster, Request, Rules
 from property_tests import repetitions
 
 

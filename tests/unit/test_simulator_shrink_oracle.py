@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import simpy
-from simulator_support import engine_of
 
 from chrion.manager.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING
 from chrion.simulator.cluster_state import ServerPolicies
@@ -19,6 +18,7 @@ from chrion.simulator.general_server import Options
 from chrion.simulator.settings import ServerSpec
 from chrion.simulator.variants import Variant
 from property_tests import repetitions
+from simulator_support import engine_of
 
 Wait = Generator[Any, Any, None]
 
