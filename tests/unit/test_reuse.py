@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 
 import numpy as np
@@ -30,6 +31,7 @@ def branching_model() -> onnx.ModelProto:
     return make_model(nodes, [value("x", FLOAT, ["rows", WIDTH]), value("z", FLOAT, [ROWS, WIDTH])], outputs, weights)
 
 
+@functools.cache
 def with_rows(rows: int) -> Graph:
     """Return the graph for a number of rows."""
     return load(branching_model(), {"x": (rows, WIDTH)})
@@ -47,6 +49,7 @@ def profile_of(*graphs: Graph) -> Profile:
     return Profile(this_machine(), 2, None, costs, handoff_ms=2e-3)
 
 
+@functools.cache
 def plan_for(rows: int) -> Plan:
     """Return a plan of its own for a number of rows."""
     graph = with_rows(rows)
