@@ -56,14 +56,6 @@ def plan_for(rows: int) -> Plan:
     return partition(graph, profile_of(graph))
 
 
-def unbalanced_plan() -> Plan:
-    """Return a plan for one row that distributes the branches of fixed rows only."""
-    plan = plan_for(1)
-    lanes = tuple(1 if name.startswith("x_") else 1 + int(name[-1]) % 2 for name in plan.operators)
-    order = plan.schedule.order
-    return replace(plan, schedule=replace(plan.schedule, lanes=lanes), segments=tuple((i,) for i in order))
-
-
 @pytest.mark.parametrize(("rows", "expected"), [(2, True), (3, True), (1000, False)])
 def test_near_shapes_share_a_plan_and_far_ones_do_not(rows: int, expected: bool) -> None:  # noqa: FBT001
     """A plan for one row puts the branches of free rows anywhere; for a thousand rows they must be distributed."""
