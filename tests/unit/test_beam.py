@@ -82,7 +82,7 @@ def test_operators_without_edges_are_no_more_work() -> None:
     reads = []
 
     class Counted(tuple[float, ...]):
-        """The times on a lane, each of which is read for every extension by its operator."""
+        """The times on a lane, read twice for each operator that is added to a partial schedule."""
 
         __slots__ = ()
 
@@ -92,4 +92,4 @@ def test_operators_without_edges_are_no_more_work() -> None:
 
     lanes.ms = {lane: Counted(row) for lane, row in lanes.ms.items()}
     assert beam_search(lanes, math.inf)
-    assert 16 < len(reads) <= 100_000
+    assert 16 < len(reads) <= 60_000
