@@ -19,7 +19,16 @@ settings.register_profile("small", settings.get_profile("full"), max_examples=20
 settings.load_profile("small")  # the option is read later
 
 
+def in_full_profile() -> bool:
+    """Return whether the tests run with all examples."""
+    return settings.get_current_profile_name() == "full"
+
+
+def repetitions(count: int) -> int:
+    """Return a number of repetitions in the full profile, a fifth of it in the small one."""
+    return count if in_full_profile() else max(_LEAST, round(_SHARE * count))
+
+
 def examples(count: int = 100, **rest: Any) -> settings:
     """Return settings for a number of examples in the full profile; ``rest`` is passed to Hypothesis."""
-    full = settings.get_current_profile_name() == "full"
-    return settings(max_examples=count if full else max(_LEAST, round(_SHARE * count)), **rest)
+    return settings(max_examples=repetitions(count), **rest)

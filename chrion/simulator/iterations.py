@@ -107,15 +107,19 @@ def draw_requests(scenario: DecoderScenario) -> DecoderWorkload:
 
 
 def simulate_decoder(
-    scenario: DecoderScenario, progress: Callable[[int], None] = lambda _: None
+    scenario: DecoderScenario,
+    progress: Callable[[int], None] = lambda _: None,
+    *,
+    workload: DecoderWorkload | None = None,
 ) -> tuple[DecoderResult, ...]:
     """Simulate every policy of a scenario with the same requests.
 
     Args:
         scenario: The scenario.
         progress: Called repeatedly with the number of requests that have ended or were refused, over all policies.
+        workload: The requests; by default, those that the scenario describes are drawn.
     """
-    workload = draw_requests(scenario)
+    workload = workload or draw_requests(scenario)
     count = len(workload.arrivals_ms)
     return tuple(
         _Run(scenario, policy, workload).result(partial(_add, progress, at * count))

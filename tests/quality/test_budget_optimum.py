@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -46,18 +46,19 @@ def case(seed: int) -> tuple[Dag, Costs]:
 
 
 def everything(dag: Dag, costs: Costs) -> Iterator[tuple[float, float]]:
-    """Yield memory and latency of every order, placement and number of cores."""
+    """Yield memory and latency of every order and placement; the cores are alike, and the first one is used first."""
     n = len(dag)
     orders = [
         order
         for order in itertools.permutations(range(n))
         if all(order.index(m) < order.index(i) for i in range(n) for m in dag.predecessors[i])
     ]
-    for cores in range(3):
-        for order in orders:
-            for lanes in itertools.product(range(cores + 1), repeat=n):
-                timeline = evaluate(dag, costs, Schedule(order, lanes, cores), check=False)
-                yield timeline.resident_mb, timeline.latency_ms
+    placements = [
+        lanes for lanes in itertools.product(range(3), repeat=n) if next((lane for lane in lanes if lane), 1) == 1
+    ]
+    for order, lanes in itertools.product(orders, placements):
+        timeline = evaluate(dag, costs, Schedule(order, lanes, 2), check=False)
+        yield timeline.resident_mb, timeline.latency_ms
 
 
 @pytest.fixture(scope="module")
@@ -85,12 +86,12 @@ def test_the_optimum_is_a_lower_bound(ratios: list[float]) -> None:
 
 
 def test_plans_within_a_budget_are_near_the_optimum(
-    ratios: list[float], record_property: pytest.FixtureRequest
+    ratios: list[float], record_testsuite_property: Callable[[str, object], None]
 ) -> None:
     """Plans are within 2 % of the optimum on average and 30 % at worst, and optimal in nine of ten cases."""
     exact = sum(ratio < 1 + 1e-9 for ratio in ratios) / len(ratios)
     summary = f"mean {statistics.mean(ratios):.4f}, worst {max(ratios):.3f}, exact {exact:.2f}"
-    record_property("within a budget", summary)  # type: ignore[operator]
+    record_testsuite_property("within a budget", summary)
     assert statistics.mean(ratios) <= 1.02, summary
     assert max(ratios) <= 1.3, summary
     assert exact >= 0.9, summary

@@ -15,6 +15,7 @@ from chrion.scheduler.search.alpha import Limits
 from chrion.zoo import BUILDERS, build
 from decoder_support import FORMS, small_decoder
 from made_machines import FAMILIES, made_problem, roofline_profile
+from property_tests import in_full_profile
 from small_networks import SMALL
 
 #: The policies of schedules, without the exact optimum.
@@ -28,7 +29,15 @@ RECURRENT["lstm, folded"] = ("lstm", {"layers": 4, "seq": 24, "chunk": 24, "io":
 NETWORKS = {**{name: (name, parameters) for name, (parameters, _) in SMALL.items()}, **RECURRENT}
 #: The sizes of one token after four others, for decoders.
 SIZES = {"batch_size": 1, "sequence_length": 1, "past_sequence_length": 4, "total_sequence_length": 5}
-CORES = 4
+CORES = 3
+#: Networks of which only the full profile makes plans, since others show the same in less time.
+LARGER = {
+    *("googlenet", "inception-v3", "nasnet-a", "darts", "llama", "t5", "lstm, bidirectional"),
+    *(form for form in FORMS if form.count("-") > 1),
+}
+PLANNED = [name for name in (*NETWORKS, *FORMS) if in_full_profile() or name not in LARGER]
+#: The numbers of operators of random graphs.
+OPERATORS = (20, 45, 90) if in_full_profile() else (16, 32)
 
 
 def load_network(name: str) -> Graph:
@@ -53,11 +62,8 @@ def test_the_whole_zoo_is_covered() -> None:
     assert {kind for kind, _ in NETWORKS.values()} | set(FORMS) == set(BUILDERS)
 
 
-@pytest.mark.parametrize("accelerator", [False, True], ids=["cores", "accelerator"])
-@pytest.mark.parametrize("name", [*NETWORKS, *FORMS])
-def test_no_policy_is_predicted_faster_on_a_network_of_the_zoo(name: str, *, accelerator: bool) -> None:
-    """Neither a cheap policy nor the default one with fewer cores, one stream or no accelerator is faster."""
-    graph = load_network(name)
+def checked_planner(graph: Graph, *, accelerator: bool) -> Planner:
+    """Return the planner on a machine on which neither a cheap policy nor fewer cores are faster."""
     profile = roofline_profile(graph, CORES, accelerator=accelerator)
     planner = Planner(graph, profile)
     own = planner.plan(Limits()).predicted.latency_ms
@@ -68,8 +74,17 @@ def test_no_policy_is_predicted_faster_on_a_network_of_the_zoo(name: str, *, acc
         assert own <= latency_ms(graph, profile, cores=cores) + 1e-9, cores
     if accelerator:
         assert own <= latency_ms(graph, profile, streams=1) + 1e-9
-        assert own <= latency_ms(graph, roofline_profile(graph, CORES, accelerator=False)) + 1e-9
-        assert_alpha_and_budget_are_monotone(planner)
+    return planner
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_no_policy_is_predicted_faster_on_a_network_of_the_zoo(name: str) -> None:
+    """Neither a cheap policy nor the default one with fewer cores, one stream or no accelerator is faster."""
+    graph = load_network(name)
+    on_cores = checked_planner(graph, accelerator=False).plan(Limits()).predicted.latency_ms
+    planner = checked_planner(graph, accelerator=True)
+    assert planner.plan(Limits()).predicted.latency_ms <= on_cores + 1e-9
+    assert_alpha_and_budget_are_monotone(planner)
 
 
 def assert_alpha_and_budget_are_monotone(planner: Planner) -> None:
@@ -108,8 +123,8 @@ def test_no_alpha_is_served_better_by_the_papers_policy(name: str) -> None:
 @pytest.mark.parametrize("streams", [0, 1, 2], ids=["cores", "one stream", "two streams"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_no_policy_is_predicted_faster_on_random_graphs(family: str, streams: int, *, weights: bool) -> None:
-    """The same on random graphs of 20 to 90 operators, with and without weights, accelerator and streams."""
-    for seed, n in enumerate((20, 45, 90)):
+    """The same on random graphs of up to 90 operators, with and without weights, accelerator and streams."""
+    for seed, n in enumerate(OPERATORS):
         dag, costs = made_problem(
             family, n, 3, seed, accelerator=bool(streams), weights=weights, streams=max(1, streams)
         )
@@ -118,7 +133,6 @@ def test_no_policy_is_predicted_faster_on_random_graphs(family: str, streams: in
             if streams or policy != "accelerator":
                 other = POLICIES[policy].make_solver(dag, costs)(0.0).timeline.latency_ms
                 assert own <= other + 1e-9, (policy, n)
-        smaller = [(2, streams), *([(3, 0), (3, 1)] if streams else [])]
-        for cores, fewer in smaller:
+        for cores, fewer in [(2, streams), *((3, fewer) for fewer in range(streams))]:
             limited = ChrionPolicy(dag, costs.limited_to(cores, fewer))(0.0)
             assert own <= limited.timeline.latency_ms + 1e-9, (cores, fewer, n)

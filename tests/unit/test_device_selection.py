@@ -13,6 +13,7 @@ from chrion.errors import ScheduleError
 from chrion.graph import Dag
 from chrion.profiler import CopyCost, Costs, OperatorMemory, uniform_costs
 from chrion.scheduler.evaluation.evaluate import evaluate
+from chrion.scheduler.policies.core_counts import selection_counts
 from chrion.scheduler.policies.device_selection import select_devices
 from chrion.scheduler.policies.single_device import cpu_only
 from strategies import costs_for, dags, topological_orders
@@ -167,9 +168,14 @@ def test_costs_without_a_device_are_refused() -> None:
         select_devices(CHAIN, Costs(None, (), (OperatorMemory(),) * 3), (0, 1, 2), 0.0)
 
 
-@pytest.mark.parametrize(("n", "cores"), [(20_000, 3), (20_001, 4)])
-def test_the_cpu_alone_has_all_core_counts_up_to_20_000_operators(n: int, cores: int) -> None:
-    """A busy fourth core doubles all times, so three are best. Of more operators, only 1 and 4 are tried."""
-    dag = Dag.from_edges(n, [])
-    costs = uniform_costs(dag, cpu_ms=[1.0, 1.0, 1.0, 2.0])
-    assert cpu_only(dag, costs, 0.0).cores == cores
+def test_large_graphs_have_a_sample_of_core_counts() -> None:
+    """Up to 20 000 operators, selections are made for every number of cores; beyond, for some and all of them."""
+    costs = uniform_costs(CHAIN, cpu_ms=[1.0] * 6)
+    assert [*selection_counts(costs, 20_000)] == [1, 2, 3, 4, 5, 6]
+    assert [*selection_counts(costs, 20_001)] == [1, 4, 6]
+
+
+def test_the_cpu_alone_has_all_core_counts() -> None:
+    """If a busy seventh core doubles all times, six are best."""
+    dag = Dag.from_edges(6, [])
+    assert cpu_only(dag, uniform_costs(dag, cpu_ms=[1.0] * 6 + [2.0]), 0.0).cores == 6

@@ -15,7 +15,7 @@ from chrion.profiler.widths import measured_widths
 from chrion.scheduler import fixed_plan
 from chrion.scheduler.explain import explain_placement, find_operators
 from chrion.zoo import build
-from helpers import branches
+from helpers import FLOAT, branches, make_model, node, value
 from random_profiles import coarse_random_profile
 
 
@@ -56,6 +56,14 @@ def names_of(graph: Graph, name: str) -> list[str]:
 def test_names_of_the_models_file_are_accepted(graph: Graph, name: str, operator: str) -> None:
     """Names of nodes and of values are accepted, as in the file and as after optimisation."""
     assert names_of(graph, name) == [operator]
+
+
+def test_a_name_of_a_node_precedes_that_of_a_value() -> None:
+    """If a node has the name of a value that another node makes, the name stands for the node alone."""
+    nodes = [node("Neg", ["x"], ["b"], name="n"), node("Cos", ["b"], ["y"], name="b")]
+    graph = load(make_model(nodes, [value("x", FLOAT, [2])], [value("y", FLOAT, [2])]))
+    assert names_of(graph, "b") == ["b"]
+    assert names_of(graph, "y") == ["b"]
 
 
 def test_a_fused_name_is_found_in_a_file(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -34,6 +34,16 @@ def test_alternating_layers_follow_one_step_behind(layers: int, steps: int, core
         assert layers_run == sorted(layers_run)
 
 
+@pytest.mark.parametrize(("cores", "streams", "origin"), [(1, 0, "one core"), (0, 1, "accelerator alone")])
+def test_one_lane_has_one_schedule(cores: int, streams: int, origin: str) -> None:
+    """On a machine of one lane, there is nothing to choose."""
+    dag = stack(2, 3)
+    costs = uniform_costs(dag, accelerator_ms=0.5, cpu_ms=[1.0, 1.0]).limited_to(cores, streams)
+    (found,) = InitialSolutions(GraphFacts(dag, costs), costs).make([0.0])
+    assert found.origin == origin
+    assert set(found.schedule.lanes) == {cores}
+
+
 @examples(60)
 @given(data=st.data(), alpha=st.sampled_from([0.5, 3.0]))
 def test_initial_solutions_are_valid(data: st.DataObject, alpha: float) -> None:

@@ -15,7 +15,6 @@ from architectures import fire, inception_e, nasnet_first_cell
 from chrion.errors import OptionError
 from chrion.graph import Dag
 from chrion.profiler import Costs, OperatorMemory, uniform_costs
-from chrion.scheduler.policies import ios_search
 from chrion.scheduler.policies.endings import GROUPS
 from chrion.scheduler.policies.ios_search import search_stages, split_into_blocks
 from chrion.scheduler.policies.stages import DeviceLanes, Stage, greedy_stages
@@ -215,9 +214,8 @@ def test_equal_blocks_are_searched_once() -> None:
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(12, 30), (30, 3), (60, 1)])
-def test_the_search_of_large_blocks_terminates(rows: int, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_search_of_large_blocks_terminates(rows: int, columns: int) -> None:
     """Grids of recurrent layers and wide ones, too large for a complete search, get valid stages with bounded work."""
-    monkeypatch.setattr(ios_search, "_MOST_ENDINGS", 4000)
     edges = [(at, at + 1) for at in range(rows * columns) if (at + 1) % columns]
     edges += [(at, at + columns) for at in range((rows - 1) * columns)] if columns > 3 else []
     dag = Dag.from_edges(rows * columns, edges)
@@ -229,7 +227,7 @@ def test_the_search_of_large_blocks_terminates(rows: int, columns: int, monkeypa
         return float(max(map(len, groups)))
 
     done: set[int] = set()
-    for stage in search_stages(dag, cost):
+    for stage in search_stages(dag, cost, most_endings=4000):
         for group in stage.groups:
             for i in group:
                 assert set(dag.predecessors[i]) <= done | set(group)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chrion.graph import Dag
+from chrion.profiler import uniform_costs
 from chrion.scheduler import Schedule
 from chrion.scheduler.evaluation.incremental import GraphTables
 from chrion.scheduler.evaluation.solution import Problem
@@ -65,3 +68,11 @@ def test_an_improved_solution_is_valid_and_within_its_cap(data: st.DataObject) -
     check_solution(dag, costs, improved)
     assert improved.timeline.resident_mb <= cap_mb
     assert improved.timeline.latency_ms <= start.timeline.latency_ms + 1e-9
+
+
+def test_the_cost_prices_memory_up_to_the_cap() -> None:
+    """5 ms and 3 MB cost 11 ms at 2 ms per MB, and more than any other solution if they exceed the cap."""
+    dag = Dag.from_edges(1, [])
+    solution = Problem(dag, uniform_costs(dag, accelerator_ms=1.0)).evaluate(Schedule((0,), (0,), 0))
+    large = replace(solution, timeline=replace(solution.timeline, latency_ms=5.0, resident_mb=3.0))
+    assert [replace(large, cap_mb=cap_mb).cost(2.0) for cap_mb in (math.inf, 3.0, 2.9)] == [11.0, 11.0, math.inf]

@@ -31,8 +31,8 @@ def test_the_schedule_is_that_of_the_textbook(
     family: str, own: Callable[[Lanes], Schedule], textbook: Callable[..., Schedule]
 ) -> None:
     """On random graphs with and without an accelerator, all operators go to the same lanes."""
-    for accelerator, cores, seed in itertools.product((True, False), (1, 2, 4), range(6)):
-        dag, costs = made_problem(family, 24, cores, seed, accelerator=accelerator, weights=bool(seed % 2))
+    for accelerator, cores, seed in itertools.product((True, False), (1, 2, 4), (0, 1, 2)):
+        dag, costs = made_problem(family, 16, cores, seed, accelerator=accelerator, weights=bool(seed % 2))
         found, expected = own(Lanes(dag, costs)), textbook(dag, costs)
         assert found.lanes == expected.lanes
         solutions = [Problem(dag, costs).evaluate(schedule) for schedule in (found, expected)]

@@ -16,6 +16,7 @@ from chrion.scheduler import Schedule
 from chrion.scheduler.evaluation.frame_buffers import Lifetimes
 from chrion.scheduler.evaluation.packing import ALIGNMENT, DeviceValue, pack, share_buffers
 from chrion.scheduler.fixed_placement import random_order
+from property_tests import repetitions
 from strategies import costs_for, dags, schedules
 
 
@@ -102,7 +103,7 @@ def test_offsets_are_near_the_optimum() -> None:
     """On small random cases, one buffer takes 1.05 times the optimum on average, and at most 1.5 times."""
     pick = Random(0)
     ratios = []
-    while len(ratios) < 200:
+    while len(ratios) < repetitions(200):
         n = pick.randint(4, 8)
         edges = [(i, j) for j in range(n) for i in range(j) if pick.random() < 0.4]
         dag = Dag.from_edges(n, edges, [1] * len(edges))

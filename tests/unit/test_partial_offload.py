@@ -13,8 +13,17 @@ from chrion.graph import Dag
 from chrion.graph.segments import cut
 from chrion.profiler.costs import Costs, OperatorMemory, uniform_costs
 from chrion.scheduler.evaluation.memory import device_memory
-from chrion.scheduler.policies.partial_offload import fill, first_fit, last_layers, layer_units
+from chrion.scheduler.policies.partial_offload import (
+    fill,
+    first_fit,
+    first_fit_solutions,
+    last_layers,
+    last_layers_solutions,
+    layer_units,
+)
+from chrion.scheduler.policies.policy import PlanningTask
 from chrion.scheduler.schedule import Schedule, validate
+from helpers import smallest_graph
 from strategies import costs_for, dags
 
 #: An embedding, three layers of two operators, and a head; every operator has a weight of 1 MB.
@@ -111,3 +120,15 @@ def test_without_an_accelerator_everything_runs_on_a_core() -> None:
     for policy in (first_fit, last_layers):
         assert set(policy(CHAIN, COSTS.without_accelerator(), 0.0).lanes) == {1}
         assert set(policy(CHAIN, COSTS.limited_to(0, 1), 0.0).lanes) == {0}
+
+
+@pytest.mark.parametrize(("wide_ms", "width"), [(0.6, 2), (1.2, 1)])
+def test_operators_on_the_cpu_have_as_many_cores_as_is_best(wide_ms: float, width: int) -> None:
+    """All operators run on two cores if that is faster, and on one otherwise."""
+    graph = smallest_graph()
+    n = len(graph.dag)
+    costs = replace(uniform_costs(graph.dag, cpu_ms=[1.0, 1.0]), widths=(2,), wide_ms=((wide_ms,) * n,))
+    for policy in (first_fit_solutions, last_layers_solutions):
+        (found,) = policy(PlanningTask(graph, lambda _: costs))
+        assert [found.solution.schedule.width(i) for i in range(n)] == [width] * n
+        assert found.solution.timeline.latency_ms == pytest.approx(n * min(1.0, wide_ms))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 
 import numpy as np
@@ -30,6 +31,7 @@ def branching_model() -> onnx.ModelProto:
     return make_model(nodes, [value("x", FLOAT, ["rows", WIDTH]), value("z", FLOAT, [ROWS, WIDTH])], outputs, weights)
 
 
+@functools.cache
 def with_rows(rows: int) -> Graph:
     """Return the graph for a number of rows."""
     return load(branching_model(), {"x": (rows, WIDTH)})
@@ -47,18 +49,11 @@ def profile_of(*graphs: Graph) -> Profile:
     return Profile(this_machine(), 2, None, costs, handoff_ms=2e-3)
 
 
+@functools.cache
 def plan_for(rows: int) -> Plan:
     """Return a plan of its own for a number of rows."""
     graph = with_rows(rows)
     return partition(graph, profile_of(graph))
-
-
-def unbalanced_plan() -> Plan:
-    """Return a plan for one row that distributes the branches of fixed rows only."""
-    plan = plan_for(1)
-    lanes = tuple(1 if name.startswith("x_") else 1 + int(name[-1]) % 2 for name in plan.operators)
-    order = plan.schedule.order
-    return replace(plan, schedule=replace(plan.schedule, lanes=lanes), segments=tuple((i,) for i in order))
 
 
 @pytest.mark.parametrize(("rows", "expected"), [(2, True), (3, True), (1000, False)])

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chrion.errors import ChrionError
-from chrion.simulator import iterations
 from chrion.simulator.decoder_scenario import DecoderScenario, IterationCosts, build_decoder_scenario
 from chrion.simulator.iterations import DecoderResult, DecoderWorkload, draw_requests, fit_costs, simulate_decoder
 from chrion.simulator.scenario import ScenarioSource
@@ -37,18 +36,20 @@ def only_fixed(fixed_ms: float, **decoder: float) -> dict[str, Any]:
 
 @pytest.mark.parametrize("load", [0.3, 0.8])
 def test_one_token_and_no_batches_are_a_queue_of_constant_service(load: float) -> None:
-    """M/D/1: a request waits for load x service / (2 (1 - load)) on average (Pollaczek and Khinchine)."""
+    """A request waits as long as the one before it waits and is served, less the time between them (Lindley)."""
     service_ms = 10.0
     for result in simulate_decoder(
         scenario(
             decoder=only_fixed(service_ms),
             batching={"max_batch": 1},
-            requests=fixed_lengths(1, 1, rate_per_s=100 * load, requests=60_000),
+            requests=fixed_lengths(1, 1, rate_per_s=100 * load, requests=2000),
         )
     ):
-        waits_ms = result.normalised_ms - service_ms
-        assert waits_ms.mean() == pytest.approx(load * service_ms / (2 * (1 - load)), rel=0.06)
-        assert result.first_token_ms.mean() == pytest.approx(result.normalised_ms.mean())
+        waits_ms = [0.0]
+        for gap_ms in np.diff(result.workload.arrivals_ms):
+            waits_ms.append(max(0.0, waits_ms[-1] + service_ms - gap_ms))
+        assert result.normalised_ms == pytest.approx(np.array(waits_ms) + service_ms)
+        assert result.first_token_ms == pytest.approx(result.normalised_ms)
 
 
 def test_the_cost_of_an_iteration() -> None:
@@ -96,12 +97,11 @@ def test_a_prompt_in_chunks() -> None:
     assert (result.iterations, result.first_token_ms[0]) == (3, pytest.approx(30.0))
 
 
-def test_fixed_batches_are_fastertransformers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fixed_batches_are_fastertransformers() -> None:
     """Prompts of 2 and 4 tokens with 2 and 1 new ones take iterations of 4, 2 and 2 tokens, and end together."""
     workload = DecoderWorkload(np.array([0.0, 1.0, 1.0]), np.array([10, 2, 4]), np.array([1, 2, 1]))
-    monkeypatch.setattr(iterations, "draw_requests", lambda _: workload)
     costs = {"fixed_ms": 1.0, "token_ms": 10.0, "request_ms": 0.0, "pair_ms": 0.0}
-    (result,) = simulate_decoder(scenario(decoder={"costs": costs}, policies=["request"], requests={"requests": 3}))
+    (result,) = simulate_decoder(scenario(decoder={"costs": costs}, policies=["request"]), workload=workload)
     assert result.first_ms == pytest.approx([101.0, 101 + 41, 101 + 41 + 21 + 21])
     assert result.ends_ms == pytest.approx([101.0, 184.0, 184.0])
     assert result.iterations == 4
@@ -110,22 +110,22 @@ def test_fixed_batches_are_fastertransformers(monkeypatch: pytest.MonkeyPatch) -
 def test_throughput_at_saturation() -> None:
     """Iteration-level: every iteration is full. Request-level: a batch takes as long as its longest request.
 
-    With B = 8 and n tokens uniform from 1 to 64 the means are B / (E[n] t) and B / (E[max of B] t).
+    With B = 4 and n tokens uniform from 1 to 16 the means are B / (E[n] t) and B / (E[max of B] t).
     """
-    batch, most, iteration_ms = 8, 64, 10.0
+    batch, most, iteration_ms = 4, 16, 10.0
     results = simulate_decoder(
         scenario(
             decoder=only_fixed(iteration_ms),
             policies=["iteration", "request"],
             batching={"max_batch": batch},
-            requests=fixed_lengths(1, 1, rate_per_s=1e4, requests=8000, new_most=most),
+            requests=fixed_lengths(1, 1, rate_per_s=1e4, requests=2000, new_most=most),
         )
     )
     at_most = np.arange(1, most + 1) / most
     longest = float((np.arange(1, most + 1) * np.diff(at_most**batch, prepend=0.0)).sum())
     for result, tokens in zip(results, ((1 + most) / 2, longest), strict=True):
-        assert result.requests_per_s == pytest.approx(1e3 * batch / (tokens * iteration_ms), rel=0.02)
-        assert result.served == 8000
+        assert result.requests_per_s == pytest.approx(1e3 * batch / (tokens * iteration_ms), rel=0.03)
+        assert result.served == 2000
 
 
 def test_workers_overlap() -> None:
@@ -159,13 +159,12 @@ def test_slots_are_never_exceeded_and_requests_without_room_are_refused() -> Non
 
 
 @pytest.mark.parametrize("policy", ["iteration", "request"])
-def test_a_refused_last_request_does_not_count(monkeypatch: pytest.MonkeyPatch, policy: str) -> None:
+def test_a_refused_last_request_does_not_count(policy: str) -> None:
     """Figures over time are over that until the last end, however late a request without room arrives."""
     arrivals_ms, lengths = np.array([2.0, 2.0, 500.0]), np.array([3, 3, 90])
     workload = DecoderWorkload(arrivals_ms, lengths, np.array([2, 2, 2]))
-    monkeypatch.setattr(iterations, "draw_requests", lambda _: workload)
-    batching = {"max_batch": 2}
-    (result,) = simulate_decoder(scenario(decoder=only_fixed(10.0, slots=50), policies=[policy], batching=batching))
+    checked = scenario(decoder=only_fixed(10.0, slots=50), policies=[policy], batching={"max_batch": 2})
+    (result,) = simulate_decoder(checked, workload=workload)
     assert (result.served, result.refused) == (2, 1)
     ends_ms = {"iteration": [22.0, 32.0], "request": [22.0, 42.0]}[policy]  # the first request begins alone
     assert result.ends_ms[:2] == pytest.approx(ends_ms)
@@ -321,7 +320,7 @@ def test_the_same_requests_for_all_policies() -> None:
 def test_progress_ends_with_all_requests() -> None:
     """The number never falls, and ends with the requests of all policies."""
     told: list[int] = []
-    simulate_decoder(scenario(requests={"requests": 600, "rate_per_s": 3.0}), told.append)
+    simulate_decoder(scenario(requests=fixed_lengths(1, 1, requests=600, rate_per_s=3.0)), told.append)
     assert told == sorted(told)
     assert told[-1] == 1200
     assert len(told) > 4

@@ -3,14 +3,15 @@
 import csv
 import itertools
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 import pytest
 
 from chrion.errors import OptionError, ScenarioError
-from chrion.simulator import find
 from chrion.simulator.export import export_requests
 from chrion.simulator.find import Condition, find_limits, first_true, parse_until
 from chrion.simulator.replications import interval, intervals, seeds, t_quantile
@@ -127,17 +128,24 @@ def test_the_rate_of_a_trace_is_its_scale(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["servers", "memory"])
-def test_a_search_that_cannot_succeed_ends_when_no_request_waits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_that_cannot_succeed_ends_when_no_request_waits(name: str) -> None:
     """Execution alone takes longer than the limit: what is beyond the last value is the first one without waits."""
-    amounts: list[float] = []
-    original = find._probe
-    monkeypatch.setattr(find, "_probe", lambda *words: amounts.append(1) or original(*words))
-    (limit,) = find_limits(source(rate_per_s=1.0, preload=True), name, Condition("p50", 10.0))
+    amounts = []
+
+    class Counted(ScenarioSource):
+        """A source that counts the scenarios of the search."""
+
+        def changed(self, sets: Mapping[str, Any]) -> ScenarioSource:
+            amounts.append(sets)
+            return super().changed(sets)
+
+    slow = source(rate_per_s=1.0, preload=True)
+    (limit,) = find_limits(Counted(slow.name, slow.content, slow.folder, slow.sets), name, Condition("p50", 10.0))
     assert limit.found is None
     assert limit.beyond is not None
     assert limit.beyond.amount < 40
     assert limit.beyond.figure > 10.0
-    assert len(amounts) < 16
+    assert 0 < len(amounts) < 16
 
 
 def test_memory_for_faster_variants_is_searched_although_no_request_waits() -> None:

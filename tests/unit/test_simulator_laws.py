@@ -86,9 +86,7 @@ def most_at_once(intervals: Sequence[tuple[float, float]]) -> int:
     return max(np.cumsum([step for _, step in steps]), default=0)
 
 
-@examples(250)
-@given(runs())
-def test_every_arrival_ends_exactly_once(run: Run) -> None:
+def check_every_arrival_ends_exactly_once(run: Run) -> None:
     """Each request is recorded once, as ended or as dropped, with its times in order; all resources are released."""
     assert sorted(run.rows[:, 0].tolist()) == list(range(run.requests))
     dropped = np.isnan(run.rows[:, 4])
@@ -105,10 +103,8 @@ def test_every_arrival_ends_exactly_once(run: Run) -> None:
         assert all(resident.in_use == 0 for resident in server.residents.values())
 
 
-@examples(250)
-@given(runs())
-def test_memory_never_exceeds_the_budget(run: Run) -> None:
-    """Memory rebuilt from the journal residencies within each server's budget, and no pinned model is evicted."""
+def check_memory_never_exceeds_the_budget(run: Run) -> None:
+    """Memory rebuilt from the journal is within each server's budget, and no pinned model is evicted."""
     held = [{m: run.config.variants[m].memory_bytes for m in models} for models in run.before]
     for _, what, server, model in run.journal:
         if what == "load":
@@ -123,9 +119,7 @@ def test_memory_never_exceeds_the_budget(run: Run) -> None:
         assert used == sum(models.values())
 
 
-@examples(250)
-@given(runs())
-def test_requests_run_on_resident_weights_only(run: Run) -> None:
+def check_requests_run_on_resident_weights_only(run: Run) -> None:
     """Each execution lies between a load and the next eviction of its model on its server."""
     residencies: dict[tuple[int, int], list[list[float]]] = {}
     for server, models in enumerate(run.before):
@@ -141,9 +135,7 @@ def test_requests_run_on_resident_weights_only(run: Run) -> None:
             assert any(begin <= start and end <= gone for begin, gone in residencies[int(server), int(model)])
 
 
-@examples(250)
-@given(runs())
-def test_no_resource_is_used_twice_at_a_time(run: Run) -> None:
+def check_no_resource_is_used_twice_at_a_time(run: Run) -> None:
     """GPU slots, cores and the link never serve more requests at a time than there are of them."""
     for index, spec in enumerate(run.config.servers):
         slots: list[tuple[float, float]] = []
@@ -163,18 +155,26 @@ def test_no_resource_is_used_twice_at_a_time(run: Run) -> None:
         assert most_at_once(list(zip(loads, ends, strict=True))) <= 1
 
 
-@examples(100)
-@given(runs())
-def test_admitted_requests_without_jitter_are_in_time(run: Run) -> None:
+def check_admitted_requests_without_jitter_are_in_time(run: Run) -> None:
     """With deadlines and constant latencies, no admitted request ends late."""
     if run.config.policies.deadlines and all(v.jitter_cv == 0 for v in run.config.variants):
         assert run.engine.metrics.late.sum() == 0
 
 
-@examples(100)
-@given(runs())
-def test_requests_that_become_ready_together_start_in_order(run: Run) -> None:
+def check_requests_that_become_ready_together_start_in_order(run: Run) -> None:
     """On one server, warm requests that arrive later never start earlier than warm ones before them."""
     for index in range(len(run.engine.servers)):
         warm = run.rows[(run.rows[:, 2] == index) & (run.rows[:, 6] == 0) & ~np.isnan(run.rows[:, 4])]
         assert (np.diff(warm[np.argsort(warm[:, 0]), 4]) >= 0).all()
+
+
+@examples(250)
+@given(runs())
+def test_laws_hold(run: Run) -> None:
+    """Every run obeys every law."""
+    check_every_arrival_ends_exactly_once(run)
+    check_memory_never_exceeds_the_budget(run)
+    check_requests_run_on_resident_weights_only(run)
+    check_no_resource_is_used_twice_at_a_time(run)
+    check_admitted_requests_without_jitter_are_in_time(run)
+    check_requests_that_become_ready_together_start_in_order(run)

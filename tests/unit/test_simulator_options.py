@@ -12,59 +12,38 @@ import pytest
 from chrion.errors import ScenarioError, TraceError
 from chrion.simulator.export import export_requests
 from chrion.simulator.run import simulate
-from chrion.simulator.scenario import Scenario, ScenarioSource
 from chrion.simulator.speeds import scaled
 from chrion.simulator.variants import Variant
+from property_tests import repetitions
+from simulator_support import scenario_of
 
 TINY = {"memory_mb": 100.0, "latency_ms": 0.001, "load_mb": 1e-6}
 
 
-def built(models: int = 1, variant: dict[str, Any] | None = None, **sets: Any) -> Scenario:
-    """Return a scenario of equal models on one server without fixed times of loads."""
-    entries = [{"name": f"m{i}", "variants": {"gpu": variant or TINY}} for i in range(models)]
-    content = {"servers": [{"load_fixed_ms": 0.0}], "models": entries, "slo": {"latency_ms": 1e9}}
-    return ScenarioSource("options", content, Path()).changed(sets).build()
-
-
-def test_a_keep_alive_time_sets_the_share_of_cold_requests() -> None:
-    """A request is cold if no other one arrived within the keep-alive time T: with probability exp(-rate T)."""
-    (found,) = simulate(built(rate_per_s=0.5, requests=100_000, keep_alive_s=3.0))
-    assert found.total.swapping_rate == pytest.approx(math.exp(-1.5), rel=0.02)
+def test_a_keep_alive_time_makes_requests_cold() -> None:
+    """A request is cold if the one before it arrived longer ago than the keep-alive time."""
+    scenario = scenario_of(TINY, rate_per_s=0.5, requests=2000, keep_alive_s=3.0)
+    (found,) = simulate(scenario)
+    gaps_ms = np.diff(np.concatenate([chunk.times_ms for chunk in scenario.workload.chunks()]))
+    assert found.total.cold == 1 + (gaps_ms > 3000.0).sum()
 
 
 @pytest.mark.parametrize(("servers", "share"), [(1, 0.2), (2, 0.04)])
 def test_availability(servers: int, share: float) -> None:
     """Requests find no server with probability MTTR / (MTBF + MTTR) to the power of the servers."""
+    requests = repetitions(200_000)
     sets = {"servers.count": servers, "servers.mtbf_h": 0.01, "servers.mttr_s": 9.0, "rate_per_s": 1.0}
-    (found,) = simulate(built(requests=200_000, **sets))
-    assert found.total.failed / found.total.arrivals == pytest.approx(share, rel=0.06)
+    (found,) = simulate(scenario_of(TINY, requests=requests, **sets))
+    assert found.total.failed / found.total.arrivals == pytest.approx(share, rel=0.06 * math.sqrt(200_000 / requests))
     assert found.total.violation_rate == found.total.failed / found.total.arrivals
-    assert found.total.completed + found.total.failed == 200_000
-
-
-@pytest.mark.parametrize("most", [2, 5])
-def test_bulk_service(most: int) -> None:
-    """The wait with batches of up to K is that of the queue M/M(1,K)/1 (Medhi, Stochastic Models in Queueing Theory).
-
-    With the root r in (0, 1) of mu r^(K+1) - (lambda + mu) r + lambda, the probability that n requests wait while the
-    server is busy is c r^n, and lambda P(idle) = mu c.
-    """
-    rate, mu = 1.2, 1.0
-    roots = np.roots([mu, *[0.0] * (most - 1), -(rate + mu), rate])
-    r = float(next(root.real for root in roots if abs(root.imag) < 1e-9 and 1e-9 < root.real < 1 - 1e-9))
-    c = 1 / (mu / rate + 1 / (1 - r))
-    wait_s = c * r / (1 - r) ** 2 / rate
-    variant = {"memory_mb": 1.0, "latency_ms": 1000.0, "distribution": "exponential", "batch_cost": 0.0}
-    sets = {"rate_per_s": rate, "requests": 300_000, "max_batch": most}
-    (found,) = simulate(built(variant=variant, **sets))
-    assert found.total.mean_wait_ms == pytest.approx(wait_s * 1000, rel=0.04)
+    assert found.total.completed + found.total.failed == requests
 
 
 def test_the_busy_time_of_a_batch_counts_once() -> None:
     """Eight requests in two batches of 2 s each keep the GPU busy for 4 s."""
     variant = {"memory_mb": 1.0, "latency_ms": 500.0, "batch_cost": 1.0, "load_mb": 1e-6}
     sets = {"kind": "uniform", "rate_per_s": 1e6, "requests": 8, "max_batch": 4, "max_delay_ms": 5.0, "preload": True}
-    (found,) = simulate(built(variant=variant, **sets))
+    (found,) = simulate(scenario_of(variant, **sets))
     assert found.servers[0].gpu_busy * found.duration_ms == pytest.approx(4000.0)
     assert found.total.execution.mean_ms == pytest.approx(2000.0)
 
@@ -73,7 +52,7 @@ def test_disk_reads_are_the_misses_of_an_lru_cache() -> None:
     """With equal sizes and one request at a time, host memory is an LRU cache of all requests."""
     sets = {"rate_per_s": 5.0, "requests": 4000, "gpu_memory_gb": 0.3, "host_memory_gb": 0.7, "zipf_exponent": 0.8}
     variant = {"memory_mb": 100.0, "latency_ms": 0.001}
-    scenario = built(models=20, variant=variant, pcie_gb_per_s=1e6, disk_gb_per_s=1e6, **sets)
+    scenario = scenario_of(variant, 20, pcie_gb_per_s=1e6, disk_gb_per_s=1e6, **sets)
     (found,) = simulate(scenario)
     misses = []
     for places in (3, 7):
@@ -94,7 +73,7 @@ def test_autoscaling_follows_its_rules() -> None:
     sets = {f"autoscaling.{key}": value for key, value in auto.items()}
     variant = {"memory_mb": 100.0, "latency_ms": 300.0, "load_mb": 10.0}
     more = {"kind": "gamma", "rate_per_s": 8.0, "requests": 3000, "servers.count": 6}
-    scenario = built(models=4, variant=variant, **sets, **more)
+    scenario = scenario_of(variant, 4, **sets, **more)
     rows: list[Any] = []
     (found,) = simulate(scenario, keep=lambda _, part: rows.append(part))
     table = np.concatenate(rows)
@@ -141,7 +120,7 @@ def test_autoscaling_that_stops_servers_at_once() -> None:
     hours = []
     for stop_after_s in (0.0, 1.0, 10.0):  # decisions are 2 s apart: a second covers the latest one, too
         sets = {f"autoscaling.{key}": value for key, value in {**auto, "stop_after_s": stop_after_s}.items()}
-        (found,) = simulate(built(models=4, variant=variant, **sets, **more))
+        (found,) = simulate(scenario_of(variant, 4, **sets, **more))
         assert found.total.completed == 3000
         hours.append(found.usage.server_hours)
     assert hours[0] == hours[1] < hours[2]
@@ -162,7 +141,7 @@ def test_columns_of_a_trace(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text(text)
     variant = {"memory_mb": 100.0, "latency_ms": 20.0, "gpu_busy_ms": 20.0}
     sets = {"kind": "csv", "path": str(tmp_path / "t.csv"), "preload": True, "slo.latency_ms": 120.0}
-    scenario = built(variant=variant, **sets)
+    scenario = scenario_of(variant, **sets)
     with export_requests(tmp_path / "out.csv", scenario) as keep:
         (found,) = simulate(scenario, keep=keep)
     rows = sorted(csv.DictReader((tmp_path / "out.csv").read_text().splitlines()), key=lambda row: int(row["number"]))
@@ -177,7 +156,7 @@ def test_copies_of_a_request_share_its_figures(tmp_path: Path) -> None:
     text = "time_s,model,duration_ms\n" + "".join(f"{i},m0,{i + 1}\n" for i in range(5))
     (tmp_path / "t.csv").write_text(text)
     sets = {"kind": "csv", "path": str(tmp_path / "t.csv"), "rate_scale": 3.0, "start_s": 2.0}
-    scenario = built(variant={"memory_mb": 1.0, "latency_ms": 20.0}, **sets)
+    scenario = scenario_of({"memory_mb": 1.0, "latency_ms": 20.0}, **sets)
     chunks = list(scenario.workload.chunks())
     assert sorted(np.concatenate([chunk.details.duration_ms for chunk in chunks if chunk.details]).tolist()) == [
         *[3.0] * 3,
@@ -200,7 +179,7 @@ def test_bad_columns(tmp_path: Path, text: str, message: str) -> None:
     """Cells out of range and unknown columns are refused with their place."""
     (tmp_path / "t.csv").write_text(text)
     with pytest.raises(TraceError) as caught:
-        built(kind="csv", path=str(tmp_path / "t.csv"), default_model="m0")
+        scenario_of(TINY, kind="csv", path=str(tmp_path / "t.csv"), default_model="m0")
     assert message in str(caught.value)
 
 
@@ -219,4 +198,4 @@ def test_bad_columns(tmp_path: Path, text: str, message: str) -> None:
 def test_options_that_are_refused(sets: dict[str, Any], message: str) -> None:
     """Values out of range, and options that have no meaning together, are refused in one line."""
     with pytest.raises(ScenarioError, match=message):
-        built(**sets)
+        scenario_of(TINY, **sets)

@@ -14,8 +14,11 @@ import simpy
 from chrion.manager.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING
 from chrion.simulator.cluster_state import ServerPolicies
 from chrion.simulator.engine import Engine, EngineConfig
+from chrion.simulator.general_server import Options
 from chrion.simulator.settings import ServerSpec
 from chrion.simulator.variants import Variant
+from property_tests import repetitions
+from simulator_support import engine_of
 
 Wait = Generator[Any, Any, None]
 
@@ -193,11 +196,12 @@ def random_levels(rng: np.random.Generator, models: int, *, on_cpu: bool) -> lis
 @pytest.mark.parametrize("slots", [1, 2])
 @pytest.mark.parametrize(("memory_gb", "on_cpu"), [(1.6, False), (2.4, False), (2.4, True), (6.0, False)])
 def test_same_trace_same_results(rate_per_s: float, slots: int, memory_gb: float, *, on_cpu: bool) -> None:
-    """Each of 3000 requests starts and ends as in the independent model, and as many models shrink and leave."""
+    """Each request starts and ends as in the independent model, and as many models shrink and leave."""
+    requests = repetitions(3000)
     rng = np.random.default_rng(11)
     levels = random_levels(rng, 10, on_cpu=on_cpu)
     spec = ServerSpec(gpu_memory_gb=memory_gb, gpu_slots=slots, cpu_cores=3)
-    times, models = np.cumsum(rng.exponential(1000 / rate_per_s, 3000)), rng.integers(0, 10, 3000)
+    times, models = np.cumsum(rng.exponential(1000 / rate_per_s, requests)), rng.integers(0, 10, requests)
     server = ShrinkingServer(spec, levels)
     server.run(times.tolist(), models.tolist())
 
@@ -217,11 +221,30 @@ def test_same_trace_same_results(rate_per_s: float, slots: int, memory_gb: float
     engine.run([(times, models)], keep=rows.append)
     found = np.concatenate(rows)
     expected = np.array([server.log[int(number)] for number in found[:, 0]])
-    assert len(found) == len(server.log) == 3000
+    assert len(found) == len(server.log) == requests
     assert found[:, 4] == pytest.approx(expected[:, 0], rel=1e-9)
     assert found[:, 5] == pytest.approx(expected[:, 1], rel=1e-9)
     assert [notes[what] for what in ("shrink", "evict", "load")] == [
         server.notes[what] for what in ("shrink", "evict", "load")
     ]
     assert notes["shrink"] > 4
-    assert (notes["evict"] > 100) == (memory_gb < 3 and not on_cpu)
+    assert (notes["evict"] > requests / 30) == (memory_gb < 3 and not on_cpu)
+
+
+@pytest.mark.parametrize("options", [None, Options()], ids=["simple", "general"])
+def test_a_model_that_has_grown_back_starts_its_requests(options: Options | None) -> None:
+    """A request waits for a core of the small variant until the large one, which needs none, is back in memory.
+
+    Model 1 makes model 0 shrink at 1000 ms; model 2 makes model 1 shrink at 2000 ms, so that model 0 grows back after
+    its request at 3000 ms. Model 3 keeps the only core from 3015 to 5015 ms.
+    """
+    core = Variant("cpu", 0.0, 2000.0, 0.0, (2000.0,))
+    large = [Variant("gpu", mb, 10.0, 10.0, (), mb) for mb in (900.0, 600.0, 100.0)]
+    small = [Variant("small", 400.0, 10.0, 5.0, (10.0,), 400.0), Variant("none", 0.0, 10.0, 0.0, (10.0,)), large[2]]
+    spec = ServerSpec(gpu_memory_gb=1.0, cpu_cores=1, pcie_gb_per_s=10.0, load_fixed_ms=0.0)
+    engine = engine_of([*large, core], spec=spec, smaller=[[*small, core]], options=options)
+    rows: list[Any] = []
+    times, models = [0.0, 1000.0, 2000.0, 3000.0, 3015.0, 3020.0], [0, 1, 2, 0, 3, 0]
+    engine.run([(np.array(times), np.array(models))], keep=rows.append)
+    starts = {int(row[0]): float(row[4]) for row in np.concatenate(rows)}
+    assert starts == pytest.approx({0: 90.0, 1: 1060.0, 2: 2010.0, 3: 3000.0, 4: 3015.0, 5: 3010.0 + 500 / 10})

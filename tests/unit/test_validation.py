@@ -84,7 +84,7 @@ def test_policies_of_one_device_pass_with_several_streams(policy: str, data: st.
 
     They use no lane of another device.
     """
-    dag = data.draw(dags(11))
+    dag = data.draw(dags(8))
     costs = data.draw(costs_for(dag))
     shares = tuple(data.draw(st.integers(0, 4)) / 4 for _ in range(len(dag)))
     costs = replace(costs, accelerator_share=shares, streams=data.draw(st.integers(1, 4)))

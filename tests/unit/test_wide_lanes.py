@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,7 +16,6 @@ from chrion.scheduler import Schedule
 from chrion.scheduler.evaluation.solution import Problem, Solution
 from chrion.scheduler.evaluation.validation import check_solution
 from chrion.scheduler.policies.chrion import ChrionPolicy
-from chrion.scheduler.search import wide_lanes
 from chrion.scheduler.search.critical_chain import critical_operators
 from chrion.scheduler.search.initial_solutions import GraphFacts
 from chrion.scheduler.search.stretches import by_start
@@ -63,10 +63,12 @@ def test_a_wide_segment_waits_for_all_of_its_cores() -> None:
     assert critical_operators(dag, times, solution) == {0, 1}
 
 
-def test_wide_plans_have_a_limited_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each wide segment has a session with threads of its own; a plan with too many of them is not found."""
-    monkeypatch.setattr(wide_lanes, "_MOST_THREADS", 0)
-    assert not ChrionPolicy(HOURGLASS, costs([1.0] * 12, SERIAL))(0.0).schedule.widths
+@pytest.mark.parametrize(("width", "wide"), [(257, True), (258, False)])
+def test_wide_plans_have_a_limited_number_of_threads(width: int, *, wide: bool) -> None:
+    """Each wide segment has a session with threads of its own; a plan with more than 256 of them is not found."""
+    dag = Dag.from_edges(1, [])
+    machine = Costs(None, ((1.0,),) * width, (OperatorMemory(),), widths=(width,), wide_ms=((0.01,),))
+    assert ChrionPolicy(dag, machine)(0.0).schedule.widths == ((width,) if wide else ())
 
 
 def test_half_of_the_cores_for_each_branch() -> None:
@@ -82,7 +84,7 @@ def test_half_of_the_cores_for_each_branch() -> None:
 @given(st.data())
 def test_wide_lanes_never_make_a_plan_slower(data: st.DataObject) -> None:
     """With times for widths, a plan is valid, and faster than without, or as fast with less memory, or the same."""
-    dag = data.draw(dags())
+    dag = data.draw(dags(6))
     given_costs = data.draw(costs_for(dag, wide=True).filter(lambda c: c.cores > 1))
     narrow = ChrionPolicy(dag, given_costs.without_widths())(0.0)
     wide = ChrionPolicy(dag, given_costs)(0.0)
@@ -104,7 +106,7 @@ def _figures(solution: Solution) -> tuple[float, float, float]:
 @given(st.data())
 def test_more_cores_or_widths_never_predict_a_slower_plan(data: st.DataObject) -> None:
     """A plan for two cores is also one for three."""
-    dag = data.draw(dags())
+    dag = data.draw(dags(7))
     all_cores = data.draw(costs_for(dag, wide=True).filter(lambda c: c.cores > 1))
     latencies = [
         ChrionPolicy(dag, all_cores.limited_to(cores, all_cores.streams))(0.0).timeline.latency_ms
@@ -113,13 +115,20 @@ def test_more_cores_or_widths_never_predict_a_slower_plan(data: st.DataObject) -
     assert latencies == sorted(latencies, reverse=True)
 
 
-def test_nothing_is_tried_where_it_cannot_pay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two equal chains fill both cores, and operators that do not scale gain nothing: no schedule is evaluated."""
+class Untried(dict[int, list[Solution]]):
+    """Solutions of smaller machines that no search may use."""
+
+    def get(self, *_: object) -> Any:
+        """Fail."""
+        pytest.fail("a solution of a smaller machine was tried")
+
+
+def test_nothing_is_tried_where_it_cannot_pay() -> None:
+    """Two equal chains fill both cores, and operators that do not scale gain nothing: no solution is spread."""
     dag = Dag.from_edges(4, [(0, 1), (2, 3)])
     limited = costs([1.0] * 4, [0.9] * 4)
     best = Problem(dag, limited).evaluate(Schedule((0, 2, 1, 3), (1, 1, 2, 2), 2))
-    monkeypatch.setattr(Problem, "evaluate", lambda *_: pytest.fail("a schedule was evaluated"))
-    assert widen(GraphFacts(dag, limited), limited, [best], {1: [best]}) == []
+    assert widen(GraphFacts(dag, limited), limited, [best], Untried()) == []
 
 
 def test_the_order_of_starts_is_topological() -> None:

@@ -43,6 +43,7 @@ def search_stages(  # noqa: PLR0913 - the algorithm's own parameters by name
     r: int | None = 3,
     s: int | None = 8,
     groups: str = GROUPS[0],
+    most_endings: int = _MOST_ENDINGS,
 ) -> list[Stage]:
     """Return the stages with the least total latency.
 
@@ -53,6 +54,7 @@ def search_stages(  # noqa: PLR0913 - the algorithm's own parameters by name
         r: Most operators of a group; None for any number.
         s: Most groups of a stage; None for any number.
         groups: ``connected`` or ``rooted``; see :mod:`chrion.scheduler.policies.endings`.
+        most_endings: Most endings of one search.
 
     Returns:
         The stages, first to last. Of equal sequences the first found: the one with more operators in earlier stages.
@@ -60,7 +62,7 @@ def search_stages(  # noqa: PLR0913 - the algorithm's own parameters by name
     Raises:
         OptionError: ``groups`` is not one of them.
     """
-    search = _Search(dag, stage_ms, merged_ms, r, s, groups)
+    search = _Search(dag, stage_ms, merged_ms or {}, (r, s, groups), most_endings)
     return [stage for block in split_into_blocks(dag) for stage in search.stages([(i,) for i in block])]
 
 
@@ -89,12 +91,17 @@ class _Step:
 class _Search:
     """The search over the blocks of one graph."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - the arguments of search_stages
-        self, dag: Dag, stage_ms: StageCost, merged_ms: MergedCosts | None, r: int | None, s: int | None, groups: str
+    def __init__(
+        self,
+        dag: Dag,
+        stage_ms: StageCost,
+        merged_ms: MergedCosts,
+        limits: tuple[int | None, int | None, str],
+        most_endings: int,
     ) -> None:
         self._dag = dag
-        self._stage_ms, self._merged_ms = stage_ms, merged_ms or {}
-        self._limits = (r, s, groups)
+        self._stage_ms, self._merged_ms = stage_ms, merged_ms
+        self._limits, self._most_endings = limits, most_endings
         self._tried = 0
         self._known: dict[object, list[tuple[tuple[int, ...], bool]] | None] = {}
 
@@ -123,7 +130,7 @@ class _Search:
 
     def _search(self, block: Block) -> list[tuple[tuple[int, ...], bool]] | None:
         """Return the groups of each stage, first to last, with True if they are merged; None for a block too large."""
-        limit = _MOST_ENDINGS if self._tried < _MOST_IN_ALL else _MOST_AFTERWARDS
+        limit = self._most_endings if self._tried < _MOST_IN_ALL else _MOST_AFTERWARDS
         if len(block.units) > 1 and _bound_states(self._dag, block) > limit / _ENDINGS_PER_STATE:
             return None
         levels: list[dict[int, _Step]] = [{} for _ in range(len(block.units) + 1)]

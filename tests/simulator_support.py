@@ -1,12 +1,14 @@
-"""An engine for tests of the simulator."""
+"""Engines and scenarios for tests of the simulator."""
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from chrion.manager.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING
 from chrion.simulator.cluster_state import ServerPolicies
 from chrion.simulator.engine import Engine, EngineConfig
+from chrion.simulator.scenario import Scenario, ScenarioSource
 from chrion.simulator.settings import ServerSpec
 from chrion.simulator.variants import Variant
 
@@ -34,3 +36,10 @@ def engine_of(  # every test sets another parameter
     )
     servers = [spec or ServerSpec()]
     return Engine(EngineConfig(servers, variants, policies, ROUTING["least-loaded"], seed, **setting))
+
+
+def scenario_of(variant: dict[str, Any], models: int = 1, **sets: Any) -> Scenario:
+    """Return a scenario of equal models on one server without fixed times of loads."""
+    entries = [{"name": f"m{i}", "variants": {"gpu": variant}} for i in range(models)]
+    content = {"servers": [{"load_fixed_ms": 0.0}], "models": entries, "slo": {"latency_ms": 1e9}}
+    return ScenarioSource("test", content, Path()).changed(sets).build()

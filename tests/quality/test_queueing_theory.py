@@ -1,0 +1,89 @@
+"""Long simulations compared with the formulas of queueing theory."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from chrion.simulator.decoder_scenario import build_decoder_scenario
+from chrion.simulator.iterations import simulate_decoder
+from chrion.simulator.run import simulate
+from chrion.simulator.scenario import ScenarioSource
+from simulator_support import scenario_of
+
+EXPONENTIAL = {"memory_mb": 100.0, "latency_ms": 10.0, "distribution": "exponential"}
+ONE_CORE = {**EXPONENTIAL, "memory_mb": 0.0, "gpu_busy_ms": 0.0, "cpu_busy_ms": 10.0}
+CONSTANT = {"memory_mb": 100.0, "latency_ms": 10.0}
+HYBRID = {"memory_mb": 100.0, "latency_ms": 25.0, "gpu_busy_ms": 10.0, "cpu_busy_ms": 25.0}
+
+
+def mean_wait_ms(variant: dict[str, Any], rate_per_s: float, requests: int, **sets: Any) -> float:
+    """Return the mean wait of requests of one model that is in memory."""
+    sets = {"rate_per_s": rate_per_s, "requests": requests, "preload": True, **sets}
+    (found,) = simulate(scenario_of(variant, **sets))
+    return found.total.mean_wait_ms
+
+
+def erlang_c(servers: int, offered: float) -> float:
+    """Return the probability of waiting in M/M/c."""
+    blocked = offered**servers / math.factorial(servers) * servers / (servers - offered)
+    return blocked / (sum(offered**k / math.factorial(k) for k in range(servers)) + blocked)
+
+
+def test_mm1_mean_wait() -> None:
+    """A million exponential requests wait rho / (mu - lambda) on one slot, within 2 %."""
+    assert mean_wait_ms(EXPONENTIAL, 60.0, 1_000_000) == pytest.approx(1000 * 0.6 / (100 - 60), rel=0.02)
+
+
+def test_mmc_mean_wait() -> None:
+    """A million exponential requests on four slots wait as Erlang C predicts, within 2 %."""
+    wait_ms = mean_wait_ms(EXPONENTIAL, 280.0, 1_000_000, gpu_slots=4)
+    assert wait_ms == pytest.approx(1000 * erlang_c(4, 2.8) / (400 - 280), rel=0.02)
+
+
+def test_cpu_only_mmc_mean_wait() -> None:
+    """A variant that needs one core and no GPU queues for the cores as M/M/c."""
+    wait_ms = mean_wait_ms(ONE_CORE, 200.0, 200_000, cpu_cores=3)
+    assert wait_ms == pytest.approx(1000 * erlang_c(3, 2.0) / (300 - 200), rel=0.04)
+
+
+@pytest.mark.parametrize("variant", [CONSTANT, HYBRID], ids=["gpu", "hybrid"])
+def test_md1_mean_wait(variant: dict[str, Any]) -> None:
+    """The wait is that of M/D/1 for a constant GPU busy time, since a hybrid plan releases its slot early."""
+    wait_ms = mean_wait_ms(variant, 70.0, 300_000, cpu_cores=1000)
+    assert wait_ms == pytest.approx(1000 * 0.7 / (2 * (100 - 70)), rel=0.03)
+
+
+@pytest.mark.parametrize("most", [2, 5])
+def test_bulk_service(most: int) -> None:
+    """The wait with batches of up to K is that of the queue M/M(1,K)/1 (Medhi, Stochastic Models in Queueing Theory).
+
+    With the root r in (0, 1) of mu r^(K+1) - (lambda + mu) r + lambda, the probability that n requests wait while the
+    server is busy is c r^n, and lambda P(idle) = mu c.
+    """
+    rate, mu = 1.2, 1.0
+    roots = np.roots([mu, *[0.0] * (most - 1), -(rate + mu), rate])
+    r = float(next(root.real for root in roots if abs(root.imag) < 1e-9 and 1e-9 < root.real < 1 - 1e-9))
+    c = 1 / (mu / rate + 1 / (1 - r))
+    wait_s = c * r / (1 - r) ** 2 / rate
+    variant = {**EXPONENTIAL, "latency_ms": 1000.0, "batch_cost": 0.0}
+    assert mean_wait_ms(variant, rate, 300_000, max_batch=most) == pytest.approx(wait_s * 1000, rel=0.04)
+
+
+def test_decoders_of_one_token_without_batches() -> None:
+    """M/D/1: a request waits for load x service / (2 (1 - load)) on average (Pollaczek and Khinchine)."""
+    service_ms, load = 10.0, 0.8
+    content = {
+        "decoder": {"costs": {"fixed_ms": service_ms, "token_ms": 0, "request_ms": 0, "pair_ms": 0}},
+        "batching": {"max_batch": 1},
+        "requests": {
+            **dict.fromkeys(("prompt_least", "prompt_most", "new_least", "new_most"), 1),
+            "rate_per_s": 100 * load,
+            "requests": 60_000,
+        },
+    }
+    for result in simulate_decoder(build_decoder_scenario(ScenarioSource("queue", content, Path()))):
+        waits_ms = result.normalised_ms - service_ms
+        assert waits_ms.mean() == pytest.approx(load * service_ms / (2 * (1 - load)), rel=0.06)
