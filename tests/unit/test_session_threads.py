@@ -23,6 +23,7 @@ def _four_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("threads", [2, 3, 4])
 def test_every_thread_has_its_own_core(threads: int) -> None:
+    """No thread shares a core with another one."""
     cores = lease_iteration_cores(threads)
     assert cores is not None
     assert len({cores.caller, *cores.others}) == threads
@@ -52,6 +53,7 @@ def test_the_core_of_the_caller_is_given_to_no_other_thread(monkeypatch: pytest.
 
 @pytest.mark.parametrize("threads", [1, 5, 100])
 def test_the_system_chooses_if_there_are_too_few_cores_or_threads(threads: int) -> None:
+    """A single thread needs no core of its own, and more threads than cores cannot have one each."""
     assert lease_iteration_cores(threads) is None
     again = lease_iteration_cores(4)
     assert again is not None
@@ -59,11 +61,13 @@ def test_the_system_chooses_if_there_are_too_few_cores_or_threads(threads: int) 
 
 
 def test_the_system_chooses_if_it_cannot_pin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A system without affinities gets no cores."""
     use_cores(monkeypatch, ())
     assert lease_iteration_cores(2) is None
 
 
 def test_released_cores_are_free() -> None:
+    """The next lease has the same caller's core."""
     cores = lease_iteration_cores(2)
     assert cores is not None
     cores.release()
@@ -73,6 +77,7 @@ def test_released_cores_are_free() -> None:
 
 
 def test_options_count_processors_from_one() -> None:
+    """onnxruntime numbers logical CPUs from 1."""
     options = SessionThreads(3, (0, 5)).options({"session.force_spinning_stop": "0"})
     assert options.intra_op_num_threads == 3
     assert options.get_session_config_entry(AFFINITIES) == "1;6"
@@ -80,5 +85,6 @@ def test_options_count_processors_from_one() -> None:
 
 
 def test_options_without_cores_leave_the_choice_to_the_system() -> None:
+    """There is no entry for affinities."""
     with pytest.raises(RuntimeError, match="affinities"):
         SessionThreads(3).options({}).get_session_config_entry(AFFINITIES)
