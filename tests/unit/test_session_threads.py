@@ -77,7 +77,7 @@ def test_released_cores_are_free() -> None:
 
 
 def test_options_count_processors_from_one() -> None:
-    """onnxruntime numbers logical CPUs from 1."""
+    """Logical CPUs count from 1 in onnxruntime."""
     options = SessionThreads(3, (0, 5)).options({"session.force_spinning_stop": "0"})
     assert options.intra_op_num_threads == 3
     assert options.get_session_config_entry(AFFINITIES) == "1;6"
