@@ -34,7 +34,7 @@ from chrion.graph.trimmed_caches import find_trimmed_caches
 Array = np.ndarray[Any, Any]
 #: The fewest requests of one token that run in a call of their own beside others. That reads all weights once more, but
 #: saves a call for each layer and request.
-_FEWEST_BESIDE_OTHERS = 6
+FEWEST_BESIDE_OTHERS = 6
 
 
 class SelectiveEngine:
@@ -116,7 +116,7 @@ class SelectiveEngine:
         single = [at for at, work in enumerate(batch) if len(work.ids) == 1]
         others = [at for at, work in enumerate(batch) if len(work.ids) > 1]
         increments = [batch[at] for at in single]
-        few = not others or len(single) < _FEWEST_BESIDE_OTHERS
+        few = not others or len(single) < FEWEST_BESIDE_OTHERS
         if self.pooled is None or not self._by_parts or few or not self.pooled.serves(increments):
             return self._run_passes(batch, self._fallback)
         outcomes: list[Outcome] = [None] * len(batch)
