@@ -43,8 +43,8 @@ def with_hidden_context(model: onnx.ModelProto) -> onnx.ModelProto:
     """Read the tables of positions with an offset, so that nothing states their length; the model is changed."""
     model.graph.initializer.append(numpy_helper.from_array(np.array(1), "offset"))
     for node in model.graph.node:
-        node.input[:] = ["positions" if name == "position_ids" else name for name in node.input]
-    model.graph.node.insert(0, helper.make_node("Add", ["position_ids", "offset"], ["positions"]))
+        node.input[:] = ["shifted" if name == "position_ids" else name for name in node.input]
+    model.graph.node.insert(0, helper.make_node("Add", ["position_ids", "offset"], ["shifted"]))
     return model
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import threading
 from collections.abc import Callable, Sequence
@@ -132,6 +133,24 @@ def test_an_error_in_an_iteration_fails_its_request_only() -> None:
             errors.append(found.value)
         assert errors[0] is not errors[1]  # whose traceback names the frames of one reader
         assert wrong.finish_reason == "error"
+
+
+@pytest.mark.parametrize(("at", "hint"), [(1, ""), (2, ""), (2, "use less memory")])
+def test_only_later_failures_without_a_hint_are_about_the_context(at: int, hint: str) -> None:
+    """If the context is unknown, the hint needs tokens that were processed; a hint of the engine remains."""
+    iterations = itertools.count(1)
+
+    def fail(run: Run, batch: Sequence[Work]) -> list[Outcome]:
+        return [GenerationError("it broke", hint=hint)] if next(iterations) == at else run(batch)
+
+    with serving(ScriptedEngine(fail)) as served, pytest.raises(GenerationError) as failed:
+        served.submit([1] * 10, 5).result(60)
+    about = (failed.value.message, failed.value.hint)
+    if at == 2 and not hint:
+        assert about[0] == "it broke, after 10 tokens"
+        assert "max_position_embeddings" in about[1]
+    else:
+        assert about == ("it broke", hint)
 
 
 @pytest.mark.parametrize("n_workers", [1, 2])
@@ -268,7 +287,7 @@ def test_closing_among_many_threads(options: dict[str, Any]) -> None:
 
         with ThreadPoolExecutor(8) as pool:
             using = [pool.submit(use, seed) for seed in range(8)]
-            wait_for(lambda: len(streams) >= 200 or any(one.done() for one in using))
+            wait_for(lambda: len(streams) >= 60 or any(one.done() for one in using))
             served.loop.close()
             for one in using:
                 one.result(60)
