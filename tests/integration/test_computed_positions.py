@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import numpy as np
@@ -12,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 import chrion
 from chrion.generation.engine import SelectiveEngine
 from decoder_support import PlainDecoder, small_decoder, with_window
+from seams.generation import loop_of
 
 PROMPTS = [[1, 2, 3], [4], [(at * at) % 61 for at in range(30)], [10, 11], [5] * 17]
 Change = Callable[[onnx.ModelProto], None]
@@ -66,14 +68,18 @@ def check_texts(model: onnx.ModelProto, *, increments: bool) -> None:
     """Assert that requests which run together have the tokens that they have by themselves."""
     plain = PlainDecoder(model)
     with chrion.Generator(model, threads=1) as generator:
-        assert isinstance(generator._loop.engine, SelectiveEngine)
-        assert (generator._loop.engine._pooled is not None) == increments
+        engine = loop_of(generator).engine
+        assert isinstance(engine, SelectiveEngine)
+        assert (engine.pooled is not None) == increments
         streams = [generator.submit(prompt, 20) for prompt in PROMPTS]
         assert [s.result(60) for s in streams] == [plain.generate_with_cache(prompt, 20) for prompt in PROMPTS]
 
 
-@pytest.mark.parametrize("arranged", ARRANGED.values(), ids=ARRANGED)
-@pytest.mark.parametrize("name", ["gpt2-decoder", "llama-decoder", "llama-decoder-onnx"])
+@pytest.mark.parametrize(
+    ("arranged", "name"),
+    [*zip(ARRANGED.values(), itertools.cycle(["gpt2-decoder", "llama-decoder", "llama-decoder-onnx"]), strict=False)],
+    ids=ARRANGED,
+)
 def test_positions_that_count_from_the_past(name: str, arranged: list[onnx.NodeProto]) -> None:
     """Their caches grow in place and increments run in one call, as with positions that are an input."""
     model = small_decoder(name)
@@ -132,8 +138,10 @@ def cast_caches(model: onnx.ModelProto, inside: int, outside: int, *, sized: boo
 HALF, FULL = TensorProto.FLOAT16, TensorProto.FLOAT
 
 
-@pytest.mark.parametrize(("inside", "outside"), [(FULL, FULL), (HALF, FULL), (HALF, HALF)])
-@pytest.mark.parametrize("name", ["gpt2-decoder", "llama-decoder"])
+@pytest.mark.parametrize(
+    ("name", "inside", "outside"),
+    [("gpt2-decoder", FULL, FULL), ("llama-decoder", HALF, FULL), ("gpt2-decoder", HALF, HALF)],
+)
 def test_casts_without_loss(name: str, inside: int, outside: int) -> None:
     """A cast of present keys and values to the same or a longer type leaves caches that grow in place."""
     model = small_decoder(name)
