@@ -82,14 +82,14 @@ def check_texts(model: onnx.ModelProto, *, increments: bool) -> None:
 )
 def test_positions_that_count_from_the_past(name: str, arranged: list[onnx.NodeProto]) -> None:
     """Their caches grow in place and increments run in one call, as with positions that are an input."""
-    model = small_decoder(name)
+    model = small_decoder(name, layers=1)
     compute_positions(model, arranged)
     check_texts(model, increments=True)
 
 
 def test_positions_for_grouped_attention() -> None:
     """A table that is read by computed positions, with attention that has buffers of its own and without."""
-    model = small_decoder("gpt2-decoder-grouped")
+    model = small_decoder("gpt2-decoder-grouped", layers=1)
     compute_positions(model, ARRANGED["row"])
     check_texts(model, increments=True)
     check_texts(with_window(model), increments=False)
@@ -97,7 +97,7 @@ def test_positions_for_grouped_attention() -> None:
 
 def test_positions_that_only_look_alike() -> None:
     """Numbers that count from at most 20 are the positions of short texts only; longer ones have their own, too."""
-    model = small_decoder("llama-decoder")
+    model = small_decoder("llama-decoder", layers=1)
     compute_positions(model, ARRANGED["row"], most=20)
     check_texts(model, increments=False)
 
@@ -144,7 +144,7 @@ HALF, FULL = TensorProto.FLOAT16, TensorProto.FLOAT
 )
 def test_casts_without_loss(name: str, inside: int, outside: int) -> None:
     """A cast of present keys and values to the same or a longer type leaves caches that grow in place."""
-    model = small_decoder(name)
+    model = small_decoder(name, layers=1)
     cast_caches(model, inside, outside)
     check_texts(model, increments=True)
 
@@ -167,6 +167,6 @@ def test_the_shape_of_cast_keys() -> None:
 
 def test_casts_with_loss() -> None:
     """Attention reads new keys and values before they are rounded; the model's own present is kept."""
-    model = small_decoder("llama-decoder")
+    model = small_decoder("llama-decoder", layers=1)
     cast_caches(model, FULL, HALF)
     check_texts(model, increments=False)

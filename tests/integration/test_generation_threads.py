@@ -15,7 +15,7 @@ from decoder_support import small_decoder
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "sched_getaffinity") or len(physical_cores()) < 2, reason="fewer than two cores, or no affinities"
 )
-MODEL = small_decoder("llama-decoder")
+MODEL = small_decoder("llama-decoder", layers=1)
 
 
 def own_threads() -> set[int]:

@@ -30,7 +30,7 @@ from chrion.generation.engine import PlainEngine
 from decoder_support import PlainDecoder, log_softmax, small_decoder, wait_until_idle
 from seams.generation import loop_of
 
-MODEL = small_decoder("llama-decoder")
+MODEL = small_decoder("llama-decoder", layers=1)
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +105,7 @@ def test_streams_in_an_event_loop(generator: Generator, plain: PlainDecoder) -> 
 
 def test_closing_cancels_what_runs() -> None:
     """The end of a stream's block cancels its request, that of a generator all others; later ones are refused."""
-    with Generator(small_decoder("llama-decoder", context=4000), threads=1) as generator:
+    with Generator(small_decoder("llama-decoder", layers=1, context=4000), threads=1) as generator:
         with generator.submit([1], 3900) as left:
             next(iter(left))
         assert left.finish_reason == "cancelled"
@@ -257,7 +257,7 @@ def graph() -> Graph:
         ({"kv_slots": 0}, "kv_slots: 0 is below 1"),
         ({"kv_bytes": "1GB"}, "kv_bytes: expected a whole number, found '1GB'"),
         ({"kv_bytes": None}, "kv_bytes: expected a whole number, found None"),
-        ({"kv_bytes": 200}, "kv_bytes: 200 bytes hold no token, which needs 256 bytes"),
+        ({"kv_bytes": 100}, "kv_bytes: 100 bytes hold no token, which needs 128 bytes"),
         ({"threads": 0}, "threads: 0 is below 1"),
         ({"threads": 2**40}, "threads: 1099511627776 is above 1024"),
         ({"max_batch": 0}, "max_batch: 0 is below 1"),
@@ -291,7 +291,7 @@ def test_numbers_of_numpy_are_numbers(plain: PlainDecoder) -> None:
 
 def test_models_that_cannot_be_split_are_served_one_by_one() -> None:
     """The generator says why, and gives plain onnxruntime's tokens."""
-    model = small_decoder("gpt2-decoder")
+    model = small_decoder("gpt2-decoder", layers=1)
     producer = next(node for node in model.graph.node if "logits" in node.output)
     producer.output[0] = "own"
     model.graph.node.append(helper.make_node("ReduceMean", ["own"], ["mean"], "over-tokens", axes=[1], keepdims=1))
@@ -305,7 +305,7 @@ def test_models_that_cannot_be_split_are_served_one_by_one() -> None:
 @pytest.mark.parametrize("name", ["gpt2-decoder", "llama-decoder-grouped"])
 def test_prompts_up_to_the_number_of_positions(name: str) -> None:
     """The longest prompt has one token after it, the next shorter one two."""
-    model = small_decoder(name)
+    model = small_decoder(name, layers=1)
     plain = PlainDecoder(model)
     ids = [at % 61 for at in range(64)]
     with Generator(model, threads=1, chunk=7) as generator:
@@ -315,7 +315,7 @@ def test_prompts_up_to_the_number_of_positions(name: str) -> None:
 
 def test_two_generators_in_one_process(generator: Generator, plain: PlainDecoder) -> None:
     """Each of two generators, used by several threads at a time, has its own requests and slots."""
-    other = small_decoder("gpt2-decoder")
+    other = small_decoder("gpt2-decoder", layers=1)
     expected = {0: plain, 1: PlainDecoder(other)}
     with Generator(other, threads=1) as second, ThreadPoolExecutor(6) as pool:
         generators = {0: generator, 1: second}
@@ -417,7 +417,7 @@ def words(tokens: Sequence[int]) -> str:
 
 def test_text_in_and_out(tmp_path: Path, plain: PlainDecoder) -> None:
     """Files beside the model turn text into tokens and back, and name special tokens and those that end texts."""
-    text, special, ended = (plain.generate(prompt, 9) for prompt in ([7, 8], [10, 11, 12], [4, 5]))
+    text, special, ended = (plain.generate(prompt, 9) for prompt in ([1, 2], [8, 9], [9, 10]))
     mark = next(token for token in special[1:] if token not in text)
     end = next(token for token in ended[1:] if token not in [*text, *special])
     onnx.save(MODEL, tmp_path / "model.onnx")
@@ -427,21 +427,21 @@ def test_text_in_and_out(tmp_path: Path, plain: PlainDecoder) -> None:
     tokenizer.add_special_tokens([f"w{mark}"])
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     with Generator(tmp_path / "model.onnx", threads=1) as generator:
-        stream = generator.submit("w7 w8", 9)
+        stream = generator.submit("w1 w2", 9)
         pieces = [event.text for event in stream.events()]
         assert "".join(pieces) == stream.text == words(text)
         assert len([piece for piece in pieces if piece]) == 9
-        stopped = generator.submit("w7 w8", 9, stop=f"w{text[2]}")
+        stopped = generator.submit("w1 w2", 9, stop=f"w{text[2]}")
         assert stopped.result(60) == text[:3]
         assert (stopped.text, stopped.finish_reason) == (words(text[:2]) + " ", "stop")
         # A special token, which texts omit, ends the text as a stop string.
-        stopped = generator.submit([10, 11, 12], 9, stop=[f"w{mark}"])
+        stopped = generator.submit([8, 9], 9, stop=[f"w{mark}"])
         assert (stopped.result(60), stopped.finish_reason) == (special[: special.index(mark)], "stop")
-        assert generator.submit([10, 11, 12], 9).result(60) == special
+        assert generator.submit([8, 9], 9).result(60) == special
         # The token of the configuration is a stop token unless others are given.
         assert generator.stop_tokens == {end}
-        assert generator.submit([4, 5], 9).result(60) == ended[: ended.index(end)]
-        assert generator.submit([4, 5], 9, stop_tokens=[]).result(60) == ended
+        assert generator.submit([9, 10], 9).result(60) == ended[: ended.index(end)]
+        assert generator.submit([9, 10], 9, stop_tokens=[]).result(60) == ended
         with pytest.raises(OptionError, match="prompt: expected text that UTF-8 can represent"):
             generator.submit("\ud800", 1)
 

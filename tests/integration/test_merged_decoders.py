@@ -78,8 +78,8 @@ def generated(generator: Generator) -> list[list[int]]:
 @pytest.mark.parametrize("name", ["gpt2-decoder", "llama-decoder-onnx"])
 def test_the_branch_with_a_cache_is_split(name: str) -> None:
     """If it computes prompts, too, requests share its token-wise operators, and have plain onnxruntime's tokens."""
-    plain = PlainDecoder(small_decoder(name))
-    with Generator(merge(small_decoder(name)), threads=1, chunk=2) as generator:
+    plain = PlainDecoder(small_decoder(name, layers=1))
+    with Generator(merge(small_decoder(name, layers=1)), threads=1, chunk=2) as generator:
         assert generator.refused == ""
         assert isinstance(loop_of(generator).engine, SelectiveEngine)
         assert generated(generator) == [plain.generate(ids, 12) for ids in PROMPTS]
@@ -88,7 +88,7 @@ def test_the_branch_with_a_cache_is_split(name: str) -> None:
 @pytest.mark.skipif(not operators_available(), reason="native attention is not compiled")
 def test_the_slots_limit_the_requests_of_a_split_branch() -> None:
     """Calls of the whole model serve 2^17 tokens if nothing states the context: shorter requests need no parts."""
-    model = merge(with_hidden_context(small_decoder("llama-decoder", context=4096)))
+    model = merge(with_hidden_context(small_decoder("llama-decoder", layers=1, context=4096)))
     with Generator(model, threads=1, kv_slots=1 << 17) as generator:
         assert isinstance(loop_of(generator).engine, SelectiveEngine)
         assert (generator.context, generator.weight_copies) == (0, 1)
@@ -106,7 +106,7 @@ def test_a_branch_for_single_tokens_serves_one_request_after_another(name: str, 
 
 def test_a_branch_without_scores_of_prompts_is_not_used_for_them() -> None:
     """The branch with past keys and values gives numbers for single tokens only, and NaN for several."""
-    merged = merge(small_decoder("llama-decoder"))
+    merged = merge(small_decoder("llama-decoder", layers=1))
     (node,) = merged.graph.node
     cached = next(attribute.g for attribute in node.attribute if attribute.name == "then_branch")
     next(other for other in cached.node if "logits" in other.output).output[0] = "own"
@@ -119,7 +119,7 @@ def test_a_branch_without_scores_of_prompts_is_not_used_for_them() -> None:
     ):
         cached.node.append(helper.make_node(kind, inputs, [output], **options))
     cached.initializer.append(numpy_helper.from_array(np.float32([2]), "two"))
-    plain = PlainDecoder(small_decoder("llama-decoder"))
+    plain = PlainDecoder(small_decoder("llama-decoder", layers=1))
     with Generator(merged, threads=1, chunk=2) as generator:
         assert isinstance(loop_of(generator).engine, MergedEngine)
         assert generator.refused.endswith("its branch with a cache computes prompts otherwise than the other branch")
@@ -137,8 +137,8 @@ def test_branches_that_trim_their_caches() -> None:
 
 def test_a_merged_decoder_with_few_positions() -> None:
     """A model that cannot run the prompt of the comparison generates by both branches."""
-    plain = PlainDecoder(small_decoder("gpt2-decoder", context=8))
-    with Generator(merge(small_decoder("gpt2-decoder", context=8)), threads=1) as generator:
+    plain = PlainDecoder(small_decoder("gpt2-decoder", layers=1, context=8))
+    with Generator(merge(small_decoder("gpt2-decoder", layers=1, context=8)), threads=1) as generator:
         assert isinstance(loop_of(generator).engine, MergedEngine)
         assert "it cannot run a prompt of 9 tokens" in generator.refused
         assert generator.submit([1, 2, 3], 5).result(60) == plain.generate([1, 2, 3], 5)
@@ -183,11 +183,11 @@ def test_merged_decoders_of_optimum(stem: str, engine: type[Any], context: int, 
 def test_the_context_that_the_configuration_states(tmp_path: Path) -> None:
     """The configuration beside a model has a length that its tables do not state; the smaller one of both counts."""
     for model, stated, expected in (
-        (merge(small_decoder("gpt2-decoder")), None, 64),
-        (merge(small_decoder("gpt2-decoder")), 1024, 64),
-        (merge(small_decoder("gpt2-decoder")), 50, 50),
-        (merge(with_hidden_context(small_decoder("gpt2-decoder"))), None, 0),
-        (merge(with_hidden_context(small_decoder("gpt2-decoder"))), 50, 50),
+        (merge(small_decoder("gpt2-decoder", layers=1)), None, 64),
+        (merge(small_decoder("gpt2-decoder", layers=1)), 1024, 64),
+        (merge(small_decoder("gpt2-decoder", layers=1)), 50, 50),
+        (merge(with_hidden_context(small_decoder("gpt2-decoder", layers=1))), None, 0),
+        (merge(with_hidden_context(small_decoder("gpt2-decoder", layers=1))), 50, 50),
     ):
         onnx.save(model, tmp_path / "model.onnx")
         (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": stated}))
@@ -196,8 +196,10 @@ def test_the_context_that_the_configuration_states(tmp_path: Path) -> None:
 
 def test_a_failure_beyond_an_unknown_context_says_so() -> None:
     """A request that exceeds a length that nothing states fails with a hint, and later ones are served."""
-    plain = PlainDecoder(with_hidden_context(small_decoder("gpt2-decoder")))
-    with Generator(merge(with_hidden_context(small_decoder("gpt2-decoder")), traced=True), threads=1) as generator:
+    plain = PlainDecoder(with_hidden_context(small_decoder("gpt2-decoder", layers=1)))
+    with Generator(
+        merge(with_hidden_context(small_decoder("gpt2-decoder", layers=1)), traced=True), threads=1
+    ) as generator:
         assert generator.context == 0
         stream = generator.submit([1] * 60, 30)
         with pytest.raises(GenerationError, match="does not state its context length") as failed:

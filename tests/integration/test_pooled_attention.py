@@ -48,7 +48,7 @@ def test_operators_of_decoders(name: str) -> None:
 
 def test_a_long_prompt_runs_in_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """No call has more tokens of a request than a pass, and only the last one computes scores."""
-    model = small_decoder("llama-decoder", context=1024)
+    model = small_decoder("llama-decoder", layers=1, context=1024)
     engine, calls = engine_of(model, threads=2), []
 
     def note(run: Run, batch: Sequence[Work]) -> list[Outcome]:
@@ -91,7 +91,7 @@ def test_parts_are_kept_only_if_requests_may_need_them(
 
     Masks are checked for 2^17 tokens if a model does not state its context.
     """
-    model = small_decoder("llama-decoder", context=4096)
+    model = small_decoder("llama-decoder", layers=1, context=4096)
     if not stated:
         with_hidden_context(model)
     alive = noted_parts(monkeypatch)
@@ -236,7 +236,7 @@ def test_other_attention(name: str, change: Callable[[onnx.ModelProto], onnx.Mod
 
 def test_a_window_that_no_trial_reaches() -> None:
     """A window beyond the tokens of a trial shows in the mask of the longest request."""
-    windowed = with_window_of_8(small_decoder("llama-decoder", context=4096))
+    windowed = with_window_of_8(small_decoder("llama-decoder", layers=1, context=4096))
     size = next(t for t in windowed.graph.initializer if t.name == "test/window")
     size.CopyFrom(numpy_helper.from_array(np.array(3000), size.name))
     assert not is_native(engine_of(windowed))
@@ -246,7 +246,7 @@ def test_a_window_that_no_trial_reaches() -> None:
 @pytest.mark.parametrize("place", ["queries", "scores"])
 def test_a_factor_that_grows_beyond_what_a_trial_reaches(tokens: float, place: str, *, native: bool) -> None:
     """Queries or scores are multiplied by the length of a request, divided by a number, and by 1 at least."""
-    model = small_decoder("llama-decoder", context=4096)
+    model = small_decoder("llama-decoder", layers=1, context=4096)
     graph = model.graph
     for name, value in (("one", 1), ("tokens", np.float32(tokens)), ("least", np.float32(1))):
         graph.initializer.append(numpy_helper.from_array(np.array(value), f"test/{name}"))
@@ -281,7 +281,7 @@ def test_a_factor_that_grows_beyond_what_a_trial_reaches(tokens: float, place: s
 
 def test_a_mask_of_all_pairs_is_computed_for_fewer_tokens() -> None:
     """One of [tokens, tokens] would not fit in memory for as many as there may be; longer requests run by parts."""
-    model = small_decoder("llama-decoder", context=1 << 17)
+    model = small_decoder("llama-decoder", layers=1, context=1 << 17)
     at, causal = next((at, node) for at, node in enumerate(model.graph.node) if node.op_type == "LessOrEqual")
     (columns, rows), visible = causal.input, causal.output[0]
     column = numpy_helper.from_array(np.array([1]), "test/column")
@@ -307,7 +307,7 @@ def test_a_mask_of_all_pairs_is_computed_for_fewer_tokens() -> None:
 
 def test_heads_that_are_wider_than_the_operator_takes_stay() -> None:
     """They have attention of several operators."""
-    model = small_decoder("gpt2-decoder", hidden=WIDEST + 16, heads=1)
+    model = small_decoder("gpt2-decoder", layers=1, hidden=WIDEST + 16, heads=1)
     engine = engine_of(model)
     assert not is_native(engine)
     pool = CachePool(engine.signature, 20)

@@ -111,7 +111,7 @@ def test_prompts_long_pads_and_several_pools_run_by_parts() -> None:
 def test_a_model_whose_requests_affect_each_other_in_a_rectangle_runs_by_parts(scale: float, *, native: bool) -> None:
     """A mean over the batch is that of one request in the parts, and of all of them in one call; small scores count."""
     del native
-    model = small_decoder("llama-decoder")
+    model = small_decoder("llama-decoder", layers=1)
     producer = next(node for node in model.graph.node if "logits" in node.output)
     producer.output[0] = "large"
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32([scale]), "logits-scale"))
@@ -128,7 +128,7 @@ def test_a_model_whose_requests_affect_each_other_in_a_rectangle_runs_by_parts(s
 def test_tokens_that_see_only_the_last_ones(name: str, *, native: bool) -> None:
     """A window that follows from the length of the past would hide short requests beside one longer than it."""
     del native
-    model = small_decoder(name)
+    model = small_decoder(name, layers=1)
     at, causal = next((at, node) for at, node in enumerate(model.graph.node) if node.op_type == "LessOrEqual")
     columns, rows = causal.input
     visible, causal.output[0] = causal.output[0], "causal"
@@ -150,7 +150,7 @@ def test_tokens_that_see_only_the_last_ones(name: str, *, native: bool) -> None:
 def test_requests_that_are_not_the_first_axis_of_a_value(*, native: bool) -> None:
     """Its operators are not joined, and requests still decode in one call."""
     del native
-    model = small_decoder("llama-decoder")
+    model = small_decoder("llama-decoder", layers=1)
     producer = next(node for node in model.graph.node if "logits" in node.output)
     producer.output[0] = "own"
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([0]), "first"))

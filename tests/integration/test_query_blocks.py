@@ -123,7 +123,7 @@ def test_only_the_prompt_with_a_wrong_block_fails() -> None:
 
 def test_many_new_tokens_run_on_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """From 64 tokens on, attention runs in the sessions of several threads."""
-    engine = engine_of(small_decoder("gpt2-decoder", context=LENGTH), threads=2)
+    engine = engine_of(small_decoder("gpt2-decoder", layers=1, context=LENGTH), threads=2)
     used = attention_threads(monkeypatch, engine)
     for count in (63, 64, BLOCK + 63):
         run(engine, [[at % 61 for at in range(count)]], [0])
@@ -132,9 +132,9 @@ def test_many_new_tokens_run_on_several_threads(monkeypatch: pytest.MonkeyPatch)
 
 def test_models_without_blocks() -> None:
     """Short contexts need none; a decoder that fails on a block has none."""
-    engine = engine_of(small_decoder("gpt2-decoder", context=BLOCK))
+    engine = engine_of(small_decoder("gpt2-decoder", layers=1, context=BLOCK))
     assert parts_of(engine).block > BLOCK
-    long = engine_of(small_decoder("gpt2-decoder", context=BLOCK + 1))
+    long = engine_of(small_decoder("gpt2-decoder", layers=1, context=BLOCK + 1))
     assert parts_of(long).block == BLOCK
 
     def fail_after_others(batch: Sequence[Work]) -> list[Outcome]:
@@ -147,7 +147,7 @@ def test_models_without_blocks() -> None:
 
 def test_positions_that_depend_on_the_length_beyond_a_trial() -> None:
     """A model that changes all positions once a text has 2100 tokens runs prompts whole, and increments by parts."""
-    model = small_decoder("llama-decoder", context=4096)
+    model = small_decoder("llama-decoder", layers=1, context=4096)
     for name, value in (("most", 2100), ("two", 2)):
         model.graph.initializer.append(numpy_helper.from_array(np.array(value), name))
     for node in model.graph.node:
@@ -172,7 +172,7 @@ def test_positions_that_depend_on_the_length_beyond_a_trial() -> None:
 
 def test_trials_stay_within_the_stated_context(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """A table that is read with an offset does not show its length; the configuration does, and nothing fails."""
-    model = small_decoder("gpt2-decoder", context=2 * BLOCK + 2)
+    model = small_decoder("gpt2-decoder", layers=1, context=2 * BLOCK + 2)
     model.graph.initializer.append(numpy_helper.from_array(np.array(2), "offset"))
     for node in model.graph.node:
         node.input[:] = ["shifted" if name == "position_ids" else name for name in node.input]
