@@ -226,6 +226,11 @@ def typed(name: str, kind: int) -> Change:
         ),
         (renamed(logits="hidden_states"), "found no output 'logits', but 'hidden_states', 'present.0.key'"),
         (renamed(present__1__key="cache"), "found no output 'present.1.key', but"),
+        (renamed(position_ids="encoder_mask"), "part of an encoder-decoder model, which reads 'encoder_mask'"),
+        (
+            renamed(past_key_values__0__key="past_key_values.0.encoder.key"),
+            "part of an encoder-decoder model, which reads 'past_key_values.0.encoder.key'",
+        ),
         (typed("input_ids", TensorProto.FLOAT), "expected int64 or int32 for the input 'input_ids', found float["),
         (renamed(past_key_values__0__key="past_conv.0"), "some layers have a state in place of keys and values"),
         (

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import numpy as np
 import onnx
 import pytest
 from onnx import helper
@@ -14,10 +12,8 @@ from sample import read_sample
 
 import chrion
 from chrion.errors import GenerationError, ModelError
-from chrion.generation.cache import CachePool, RequestCache
 from chrion.generation.engine import PlainEngine, SelectiveEngine
-from chrion.generation.equivalence import Run
-from chrion.generation.iteration import Engine, Outcome, Work
+from chrion.generation.iteration import Outcome, Work
 from chrion.generation.open_engine import open_engine
 from chrion.graph.decoder import decoder_signature
 from chrion.graph.selective import split_decoder
@@ -32,53 +28,8 @@ from decoder_support import (
     small_decoder,
     with_window,
 )
+from request_mixes import Conversation, check_random_mixes
 from seams.generation import around_calls
-
-LENGTH = 40
-EXPORTS = [
-    "optimum_models-gpt2-past",
-    "genai_models-llama",
-    "transformer_models-gpt2-past",
-    "transformer_models-gpt2-past-dynamo",
-    "transformer_models-llama-past",
-]
-
-
-class Conversation:
-    """A request with all tokens that it has had so far, and its cache, in a pool or with memory of its own."""
-
-    def __init__(self, engine: Engine, pool: CachePool | None = None) -> None:
-        self.engine = engine
-        self.cache = RequestCache(engine.signature, LENGTH, by_token=engine.by_token, pool=pool)
-        self.ids: list[int] = []
-
-    def work(self, ids: list[int], *, wanted: bool = True) -> Work:
-        work = Work(self.cache, np.array(ids, np.int64), len(self.ids), wanted)
-        self.ids += ids
-        return work
-
-
-def check_random_mixes(engine: Engine, plain: PlainDecoder, iterations: int, run: Run | None = None) -> None:
-    """Run random batches of initiations, increments and chunks, of which a few scores are not wanted."""
-    pick = np.random.default_rng(1)
-    memory = CachePool(engine.signature, 6 * LENGTH)
-    pool = [Conversation(engine, memory) for _ in range(6)]
-    for _ in range(iterations):
-        for at in pick.permutation(6)[:2]:
-            if len(pool[at].ids) > LENGTH - 10:
-                pool[at].cache.release()
-                pool[at] = Conversation(engine, memory)
-        chosen = [pool[at] for at in pick.permutation(6)[: pick.integers(1, 7)]]
-        batch = []
-        for request in chosen:
-            most = LENGTH - len(request.ids)
-            count = 1 if request.ids and pick.random() < 0.9 else int(pick.integers(1, 9))
-            ids = [int(t) for t in pick.integers(0, engine.signature.vocabulary, min(count, most))] or [0]
-            batch.append(request.work(ids, wanted=bool(pick.random() < 0.8)))
-        outcomes = (run or engine.run)(batch)
-        wanted = [at for at, work in enumerate(batch) if work.wanted]
-        assert [at for at, outcome in enumerate(outcomes) if outcome is not None] == wanted
-        check_scores([outcomes[at] for at in wanted], [chosen[at].ids for at in wanted], plain)
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -108,9 +59,11 @@ def test_attention_with_a_window_stays_fused(name: str) -> None:
 
 
 @pytest.mark.skipif(not operators_available(), reason="native attention is not compiled")
-@pytest.mark.parametrize("stem", EXPORTS)
+@pytest.mark.parametrize(
+    "stem", ["genai_models-llama", "transformer_models-gpt2-past-dynamo", "transformer_models-llama-past"]
+)
 def test_exported_decoders_are_split(stem: str, tmp_path: Path) -> None:
-    """Decoders of optimum, transformers and the model builder of onnxruntime-genai equal plain onnxruntime."""
+    """Decoders of transformers and the model builder of onnxruntime-genai equal plain onnxruntime."""
     model = read_sample(stem, tmp_path).model
     engine = open_engine(chrion.load(model), threads=1)
     assert isinstance(engine, SelectiveEngine)
@@ -185,11 +138,3 @@ def test_only_the_request_at_fault_fails(*, native: bool) -> None:
     first, wrong, last = engine.run(batch)
     assert isinstance(wrong, GenerationError)
     check_scores([first, last], [[1, 2], [5]], PlainDecoder(small_decoder("llama-decoder")))
-
-
-def test_the_samples_are_the_models_that_exporters_wrote() -> None:
-    """The exports in this test have control flow or shape computations that the zoo's decoders do not have."""
-    folder = Path(__file__).parents[1] / "exporters" / "sample"
-    for stem in EXPORTS:
-        found = onnx.load_from_string(gzip.decompress((folder / f"{stem}.onnx.gz").read_bytes()))
-        assert found.producer_name != "chrion"
