@@ -19,6 +19,10 @@ Array = np.ndarray[Any, Any]
 pytestmark = pytest.mark.skipif(not operators_available(), reason="native attention is not compiled")
 #: Of single precision, for sums of some hundred products.
 TOLERANCE = 1e-4
+#: Of random batches.
+SEEDS = st.integers(0, 2**32 - 1)
+#: The fixture of the instructions may hold for all examples of a test.
+SAME_INSTRUCTIONS = {"suppress_health_check": [HealthCheck.function_scoped_fixture]}
 
 
 def open_operator(
@@ -111,13 +115,8 @@ def turn(x: Array, angles: Array, interleaved: int) -> Array:
     return np.concatenate([found, x[..., count:]], axis=-1)
 
 
-#: A random batch of each seed; the fixture of the instructions holds for all of them.
-batches = given(seed=st.integers(0, 2**32 - 1))
-of_all = {"suppress_health_check": [HealthCheck.function_scoped_fixture]}
-
-
-@batches
-@examples(80, **of_all)
+@given(seed=SEEDS)
+@examples(80, **SAME_INSTRUCTIONS)
 def test_rotated_queries_and_keys(instructions: int, seed: int) -> None:
     """The pool gets rotated keys, and rotated queries are compared with them: products of complex numbers."""
     random = np.random.default_rng([seed, instructions])
@@ -172,8 +171,8 @@ def test_tables_that_do_not_fit_are_errors(shapes: tuple[tuple[int, int], tuple[
         run_in_place(session, arrays | pools | counts | tables)
 
 
-@batches
-@examples(100, **of_all)
+@given(seed=SEEDS)
+@examples(100, **SAME_INSTRUCTIONS)
 def test_the_operator_equals_its_definition(instructions: int, seed: int) -> None:
     """Groups of heads, widths, factors, caps and batches are random; new rows are written, and no others."""
     random = np.random.default_rng([seed, instructions])
