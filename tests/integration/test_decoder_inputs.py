@@ -201,17 +201,21 @@ def renamed(**names: str) -> Change:
     return change
 
 
-def typed(name: str, kind: int) -> Change:
-    """Return what changes the type of an input, which is then read by a cast."""
+def typed(kind: int, *names: str) -> Change:
+    """Return what changes the type of inputs, which are then read by casts."""
 
     def change(model: onnx.ModelProto) -> None:
-        value = next(value for value in model.graph.input if value.name == name)
-        before, value.type.tensor_type.elem_type = value.type.tensor_type.elem_type, kind
-        renamed(**{name: "as-before"})(model)
-        value.name = name
-        model.graph.node.insert(0, helper.make_node("Cast", [name], ["as-before"], to=before))
+        for name in names:
+            value = next(value for value in model.graph.input if value.name == name)
+            before, value.type.tensor_type.elem_type = value.type.tensor_type.elem_type, kind
+            renamed(**{name: f"{name}/before"})(model)
+            value.name = name
+            model.graph.node.insert(0, helper.make_node("Cast", [name], [f"{name}/before"], to=before))
 
     return change
+
+
+CACHES = [f"past_key_values.{layer}.{kind}" for layer in (0, 1) for kind in ("key", "value")]
 
 
 @pytest.mark.parametrize(
@@ -231,7 +235,12 @@ def typed(name: str, kind: int) -> Change:
             renamed(past_key_values__0__key="past_key_values.0.encoder.key"),
             "part of an encoder-decoder model, which reads 'past_key_values.0.encoder.key'",
         ),
-        (typed("input_ids", TensorProto.FLOAT), "expected int64 or int32 for the input 'input_ids', found float["),
+        (typed(TensorProto.FLOAT, "input_ids"), "expected int64 or int32 for the input 'input_ids', found float["),
+        (typed(TensorProto.FLOAT16, CACHES[0]), "one type, float or float16, found ['tensor(float)', 'te"),
+        (
+            typed(TensorProto.DOUBLE, *CACHES),
+            "expected a cache of one type, float or float16, found ['tensor(double)']",
+        ),
         (renamed(past_key_values__0__key="past_conv.0"), "some layers have a state in place of keys and values"),
         (
             renamed(past_key_values__1__key="past_key_values.1.ssm_state"),

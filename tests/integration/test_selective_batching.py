@@ -60,10 +60,16 @@ def test_attention_with_a_window_stays_fused(name: str) -> None:
 
 @pytest.mark.skipif(not operators_available(), reason="native attention is not compiled")
 @pytest.mark.parametrize(
-    "stem", ["genai_models-llama", "transformer_models-gpt2-past-dynamo", "transformer_models-llama-past"]
+    "stem",
+    [
+        "genai_models-llama",
+        "optimum_models-gpt2-past",
+        "transformer_models-gpt2-past-dynamo",
+        "transformer_models-llama-past",
+    ],
 )
 def test_exported_decoders_are_split(stem: str, tmp_path: Path) -> None:
-    """Decoders of transformers and the model builder of onnxruntime-genai equal plain onnxruntime."""
+    """Decoders of optimum, transformers and the model builder of onnxruntime-genai equal plain onnxruntime."""
     model = read_sample(stem, tmp_path).model
     engine = open_engine(chrion.load(model), threads=1)
     assert isinstance(engine, SelectiveEngine)
