@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime as ort
-from onnx import helper
+from onnx import helper, numpy_helper
 
-from chrion import Generator, zoo
+from chrion import Generator, load, zoo
 from chrion.generation.engine import SelectiveEngine
-from chrion.generation.split_session import SplitSession
+from chrion.generation.iteration import Outcome
+from chrion.generation.open_engine import open_engine
+from seams.generation import without_native_operators
 
 Array = np.ndarray[Any, Any]
 SMALL = {"layers": 2, "hidden": 32, "heads": 2, "inner": 48, "vocabulary": 61, "context": 64}
@@ -35,11 +39,57 @@ def with_window(model: onnx.ModelProto, window: int = 8) -> onnx.ModelProto:
     return model
 
 
-def parts_of(engine: SelectiveEngine) -> SplitSession:
-    """Return the parts of an engine that has kept them."""
-    parts = getattr(engine._fallback, "__self__", None)
-    assert isinstance(parts, SplitSession)
-    return parts
+def with_hidden_context(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Read the tables of positions with an offset, so that nothing states their length; the model is changed."""
+    model.graph.initializer.append(numpy_helper.from_array(np.array(1), "offset"))
+    for node in model.graph.node:
+        node.input[:] = ["shifted" if name == "position_ids" else name for name in node.input]
+    model.graph.node.insert(0, helper.make_node("Add", ["position_ids", "offset"], ["shifted"]))
+    return model
+
+
+def engine_of(model: onnx.ModelProto, threads: int = 1) -> SelectiveEngine:
+    """Return the selective engine of a decoder."""
+    engine = open_engine(load(model), threads)
+    assert isinstance(engine, SelectiveEngine)
+    return engine
+
+
+@functools.cache
+def shared_engine(name: str, *, native: bool, context: int = 64) -> SelectiveEngine:
+    """Return an engine of a small decoder that tests share: they do not stop it.
+
+    Args:
+        name: The decoder.
+        native: Use the native operators.
+        context: The most tokens.
+    """
+    with nullcontext() if native else without_native_operators():
+        return engine_of(small_decoder(name, context=context))
+
+
+def is_native(engine: SelectiveEngine) -> bool:
+    """Return whether attention is the native operator."""
+    return engine.pooled is not None and engine.pooled.decoder.longest > 0
+
+
+def check_scores(
+    outcomes: Sequence[Outcome], texts: Iterable[Sequence[int]], plain: PlainDecoder, atol: float = 2e-5
+) -> None:
+    """Assert that the outcomes of an iteration are the scores of plain onnxruntime after the whole texts.
+
+    Args:
+        outcomes: The outcomes.
+        texts: The text of each request.
+        plain: The decoder.
+        atol: The tolerance of small scores, which is that of larger ones in proportion: products of other sizes add
+            in another order.
+    """
+    for outcome, text in zip(outcomes, texts, strict=True):
+        assert isinstance(outcome, np.ndarray), outcome
+        expected = plain.scores(text)[-1]
+        np.testing.assert_allclose(outcome, expected, atol=atol * max(1, np.abs(expected).max()), rtol=0)
+        assert np.argmax(outcome) == np.argmax(expected)
 
 
 def log_softmax(scores: Array) -> Array:

@@ -19,7 +19,7 @@ from chrion.generation.cache import RequestCache
 from chrion.generation.device_session import open_for_threads, run_options
 from chrion.generation.equivalence import Run
 from chrion.generation.iteration import Outcome, Work
-from chrion.generation.pooled_session import open_pooled_session
+from chrion.generation.pooled_session import PooledSession, open_pooled_session
 from chrion.generation.query_blocks import BLOCK, PASS, split_passes, supports_query_blocks
 from chrion.generation.session_threads import SPINNING_BETWEEN_CALLS, SessionThreads
 from chrion.generation.split_session import SplitSession
@@ -34,7 +34,7 @@ from chrion.graph.trimmed_caches import find_trimmed_caches
 Array = np.ndarray[Any, Any]
 #: The fewest requests of one token that run in a call of their own beside others. That reads all weights once more, but
 #: saves a call for each layer and request.
-_FEWEST_BESIDE_OTHERS = 6
+FEWEST_BESIDE_OTHERS = 6
 
 
 class SelectiveEngine:
@@ -64,11 +64,12 @@ class SelectiveEngine:
         #: The most tokens of a prompt in one pass.
         self._pass = PASS if parts.block == BLOCK else sys.maxsize
         most_tokens = min((limit for limit in (most_tokens, split.signature.context) if limit), default=0)
-        self._pooled = None
+        #: The session of the whole model for batches that one call serves; None if there is none.
+        self.pooled: PooledSession | None = None
         if split.whole is not None and list(providers) == [CPU_PROVIDER]:
             folder = split.graph.weights_folder
             configuration = {**weights_folder_option(folder), **SPINNING_BETWEEN_CALLS}
-            self._pooled = open_pooled_session(
+            self.pooled = open_pooled_session(
                 split.whole,
                 split.signature,
                 folder,
@@ -78,14 +79,14 @@ class SelectiveEngine:
                 most_tokens,
             )
         #: Whether batches that one call of the whole model does not serve run by parts.
-        self._by_parts = self._pooled is None or not self._pooled.serves_all(most_tokens)
+        self._by_parts = self.pooled is None or not self.pooled.serves_all(most_tokens)
         #: What runs these batches.
         self._fallback: Run = parts.run
-        if self._pooled is not None and not self._by_parts:
-            self._fallback = self._pooled.run_by_pool
+        if self.pooled is not None and not self._by_parts:
+            self._fallback = self.pooled.run_by_pool
         else:
             parts.open()  # the session with the native operator may have been refused after they were released
-        self.weight_copies = 2 if self._pooled is not None and self._by_parts else 1
+        self.weight_copies = 2 if self.pooled is not None and self._by_parts else 1
 
     def run(self, batch: Sequence[Work]) -> list[Outcome]:
         """Run one iteration.
@@ -110,17 +111,17 @@ class SelectiveEngine:
 
     def _run(self, batch: Sequence[Work]) -> list[Outcome]:
         """Run all requests in one call if possible, else those of one token, unless there are few of them."""
-        if self._pooled is not None and self._pooled.serves(batch):
-            return self._run_passes(batch, self._pooled.run)
+        if self.pooled is not None and self.pooled.serves(batch):
+            return self._run_passes(batch, self.pooled.run)
         single = [at for at, work in enumerate(batch) if len(work.ids) == 1]
         others = [at for at, work in enumerate(batch) if len(work.ids) > 1]
         increments = [batch[at] for at in single]
-        few = not others or len(single) < _FEWEST_BESIDE_OTHERS
-        if self._pooled is None or not self._by_parts or few or not self._pooled.serves(increments):
+        few = not others or len(single) < FEWEST_BESIDE_OTHERS
+        if self.pooled is None or not self._by_parts or few or not self.pooled.serves(increments):
             return self._run_passes(batch, self._fallback)
         outcomes: list[Outcome] = [None] * len(batch)
         for positions, found in (
-            (single, self._pooled.run(increments)),
+            (single, self.pooled.run(increments)),
             (others, self._run_passes([batch[at] for at in others], self._fallback)),
         ):
             for at, outcome in zip(positions, found, strict=True):

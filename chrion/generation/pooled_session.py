@@ -105,7 +105,7 @@ class PooledSession:
         if pooled.longest:
             register_operators(options)
         self._session = open_session(pooled.model, options, "the decoder with a pool")
-        self._decoder, self._signature, self._run_options = pooled, signature, run_options
+        self.decoder, self._signature, self._run_options = pooled, signature, run_options
         logits = next(output for output in self._session.get_outputs() if output.name == LOGITS)
         self._logits_type = np.dtype(np.float16 if logits.type == "tensor(float16)" else np.float32)
         #: The longest past with which requests of other lengths may be in a batch.
@@ -117,13 +117,13 @@ class PooledSession:
 
         Without the native operator, these are single tokens after similar numbers of others.
         """
-        pool, longest = batch[0].cache.pool, self._decoder.longest
+        pool, longest = batch[0].cache.pool, self.decoder.longest
         if pool is None:
             return False
         for work in batch:  # in every iteration: faster than any() and max()
             if work.cache.pool is not pool or (longest and work.past + len(work.ids) > longest):
                 return False
-        if not self._decoder.prompts and any(len(work.ids) != 1 for work in batch):
+        if not self.decoder.prompts and any(len(work.ids) != 1 for work in batch):
             return False
         if longest:
             return True
@@ -134,7 +134,7 @@ class PooledSession:
 
     def serves_all(self, tokens: int) -> bool:
         """Return whether it serves every batch whose caches are in one pool: :meth:`PooledDecoder.serves_all`."""
-        return self._decoder.serves_all(tokens)
+        return self.decoder.serves_all(tokens)
 
     def run_by_pool(self, batch: Sequence[Work]) -> list[Outcome]:
         """Run one iteration of requests whose caches are in several pools, with a call for each pool."""
@@ -167,7 +167,7 @@ class PooledSession:
         self._session.run_with_iobinding(bound.binding, self._run_options)
         found: list[Outcome] = [row.astype(np.float32) for row in scores]  # copies: the next iteration overwrites them
         bindings.append(bound)
-        if not self._decoder.prompts:
+        if not self.decoder.prompts:
             return [found[at] if work.wanted else None for at, work in enumerate(batch)]
         if len(found) == len(batch):
             return found
@@ -181,8 +181,8 @@ class PooledSession:
             end += len(work.ids)
             if work.wanted:
                 wanted.append(end - 1)
-        scores = self._resize(bound, rows, len(wanted) if self._decoder.prompts else rows)
-        if self._decoder.prompts:
+        scores = self._resize(bound, rows, len(wanted) if self.decoder.prompts else rows)
+        if self.decoder.prompts:
             bound.wanted[:] = wanted
         if rows == len(batch):
             ids, past, start = bound.ids, bound.past, bound.start
@@ -201,8 +201,8 @@ class PooledSession:
         binding = self._session.io_binding()
         for at, array in enumerate(pool.arrays):
             flat = (array.shape[0] * array.shape[1], array.shape[2])
-            binding.bind_input(self._decoder.pools[at], "cpu", 0, array.dtype, flat, array.ctypes.data)
-            for written in self._decoder.written[at : at + 1]:
+            binding.bind_input(self.decoder.pools[at], "cpu", 0, array.dtype, flat, array.ctypes.data)
+            for written in self.decoder.written[at : at + 1]:
                 binding.bind_output(written, "cpu", 0, array.dtype, flat, array.ctypes.data)
         return _Bound(binding)
 
@@ -215,7 +215,7 @@ class PooledSession:
         if rows != len(bound.ids):
             bound.ids = np.empty((rows, 1), self._signature.type_of(IDS))
             bound.past, bound.start = np.empty((rows, 1), np.int64), np.empty((rows, 1), np.int64)
-            shapes = self._decoder.past_shapes
+            shapes = self.decoder.past_shapes
             bound.past_shapes = [np.array([rows, heads, 0, width]) for heads, width in shapes.values()]
             arrays = {IDS: bound.ids, PAST: bound.past, START: bound.start}
             arrays.update(zip(shapes, bound.past_shapes, strict=True))
@@ -224,7 +224,7 @@ class PooledSession:
             bound.logits = logits = np.empty((wanted, 1, self._signature.vocabulary), self._logits_type)
             bound.scores = scores = [*logits[:, 0]]
             bound.binding.bind_output(LOGITS, "cpu", 0, logits.dtype, logits.shape, logits.ctypes.data)
-            arrays |= {WANTED: bound.wanted} if self._decoder.prompts else {}
+            arrays |= {WANTED: bound.wanted} if self.decoder.prompts else {}
         for name, array in arrays.items():
             bound.binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
         return scores

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -118,7 +119,8 @@ def _large_constants(graph: Graph) -> dict[str, TensorInfo]:
     return found
 
 
-def _fit(seen: Sequence[int]) -> Size | None:
+@functools.lru_cache(maxsize=4096)
+def _fit(seen: tuple[int, ...]) -> Size | None:
     """Return the size that an integer has in all runs, or None."""
     matrix = np.array([(*probe, 1) for probe in _PROBES], np.float64)
     fitted = np.linalg.lstsq(matrix, np.array(seen, np.float64), rcond=None)[0]
@@ -141,6 +143,6 @@ def _fit_values(seen: Sequence[Array]) -> tuple[Size, ...]:
     first = seen[0]
     if first.dtype.kind != "i" or first.ndim > 1 or not first.size or any(s.shape != first.shape for s in seen):
         return ()
-    fitted = [_fit([int(n) for n in element]) for element in zip(*(s.reshape(-1) for s in seen), strict=True)]
+    fitted = [_fit(tuple(int(n) for n in element)) for element in zip(*(s.reshape(-1) for s in seen), strict=True)]
     known = tuple(size for size in fitted if size is not None)
     return known if len(known) == len(fitted) else ()

@@ -12,11 +12,11 @@ import onnxruntime as ort
 import psutil
 import pytest
 
-from chrion.generation import pooled_session
 from chrion.native import operators_available, register_operators
 from chrion.native.library import path_of
 from chrion.runtime.selection import tuning
 from chrion.runtime.selection.tuning_process import NamedShapes
+from seams.generation import without_native_operators
 from tuning_support import alternate, deciding_with, wait_for
 
 
@@ -47,19 +47,20 @@ def tuned_shapes(monkeypatch: pytest.MonkeyPatch, gate: threading.Event) -> list
 
 
 @pytest.fixture
-def several_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+def several_operators() -> Iterator[None]:
     """Let decoders have attention of several operators, as where there is no C compiler."""
-    monkeypatch.setattr(pooled_session, "operators_available", lambda: False)
+    with without_native_operators():
+        yield
 
 
-@pytest.fixture(params=["one operator", "several operators"])
-def attention(request: pytest.FixtureRequest) -> str:
+@pytest.fixture(params=[True, False], ids=["one operator", "several operators"])
+def native(request: pytest.FixtureRequest) -> bool:
     """Run a test with attention as the native operator, and without it."""
-    if request.param == "several operators":
+    if not request.param:
         request.getfixturevalue("several_operators")
     elif not operators_available():
         pytest.skip("native attention is not compiled")
-    return str(request.param)
+    return bool(request.param)
 
 
 @pytest.fixture(params=[0, 1, 2], ids=["portable", "AVX2", "AVX-512"])

@@ -15,7 +15,9 @@ from test_computed_positions import ARRANGED, compute_positions
 
 import chrion
 from chrion.generation.engine import PlainEngine, SelectiveEngine
-from decoder_support import FORMS, PlainDecoder, small_decoder
+from chrion.graph.position_reductions import reduces_positions
+from decoder_support import PlainDecoder, small_decoder
+from seams.generation import loop_of
 from sliding_window import trim_caches
 
 PROMPTS = [[1], [9, 8, 7, 6, 5, 4, 3], [(at * at) % 61 for at in range(30)]]
@@ -75,10 +77,14 @@ def generated(model: onnx.ModelProto, chunk: int) -> tuple[list[list[int]], int,
     """Return the tokens of all prompts, the chunk that the generator uses, and its kind of engine."""
     with chrion.Generator(model, threads=1, chunk=chunk) as generator:
         streams = [generator.submit(prompt, 9) for prompt in PROMPTS]
-        return [stream.result(60) for stream in streams], generator._loop.scheduler.chunk, type(generator._loop.engine)
+        return (
+            [stream.result(60) for stream in streams],
+            loop_of(generator).scheduler.chunk,
+            type(loop_of(generator).engine),
+        )
 
 
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", ["gpt2-decoder", "llama-decoder-onnx", "llama-decoder-grouped"])
 def test_prompts_in_chunks_have_the_tokens_of_whole_ones(name: str) -> None:
     """Decoders whose tokens see the earlier ones only are divided, also those with few positions."""
     plain = PlainDecoder(small_decoder(name))
@@ -94,8 +100,8 @@ def test_a_decoder_that_runs_one_request_after_another() -> None:
 
 
 def with_length(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Shift the positions of texts beyond 3000 tokens."""
-    model.graph.initializer.append(numpy_helper.from_array(np.array(3000), "limit"))
+    """Shift the positions of texts beyond 2100 tokens."""
+    model.graph.initializer.append(numpy_helper.from_array(np.array(2100), "limit"))
     for node in model.graph.node:
         node.input[:] = ["shifted" if name == "position_ids" else name for name in node.input]
     for node in (
@@ -137,32 +143,43 @@ def test_prompts_that_chunks_would_change_stay_whole(
     assert "prompts run as a whole: chunks would change their results" in caplog.text
 
 
-@pytest.mark.parametrize("arranged", [ARRANGED["row"], ARRANGED["column"]], ids=["row", "column"])
-def test_a_limit_of_computed_positions_that_no_trial_reaches(arranged: list[onnx.NodeProto]) -> None:
-    """A model that counts its positions itself and compares the greatest one with 3000 reads prompts as a whole."""
+@pytest.mark.parametrize("arranged", ARRANGED.values(), ids=ARRANGED)
+def test_computed_positions_that_are_compared_as_a_whole(arranged: list[onnx.NodeProto]) -> None:
+    """The greatest position of a text is found however positions are computed; without it nothing is found."""
+    for change, found in ((with_length, True), (lambda model: model, False)):
+        model = change(small_decoder("llama-decoder"))
+        compute_positions(model, arranged)
+        assert reduces_positions(model) == found
+
+
+def test_a_limit_of_computed_positions_that_no_trial_reaches() -> None:
+    """A model that counts its positions itself and compares the greatest one with 2100 reads prompts as a whole."""
     model = with_length(small_decoder("llama-decoder", context=5000))
-    compute_positions(model, arranged)
+    compute_positions(model, ARRANGED["column"])
     plain = PlainDecoder(model := with_unknown_operator(model))
-    prompt = [(at * at) % 61 for at in range(4000)]
+    prompt = [(at * at) % 61 for at in range(2150)]
     with chrion.Generator(model, threads=1, chunk=512) as generator:
         assert generator.refused
-        assert generator._loop.scheduler.chunk == 0
-        assert generator.submit(prompt, 3).result(60) == plain.generate_with_cache(prompt, 3)
+        assert loop_of(generator).scheduler.chunk == 0
+        assert generator.submit(prompt, 2).result(60) == plain.generate_with_cache(prompt, 2)
 
 
-def test_nothing_is_tried_without_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_tried_without_chunks(caplog: pytest.LogCaptureFixture) -> None:
     """Opening a decoder that is not split takes no runs for a question that nobody asks."""
-    monkeypatch.setattr(PlainEngine, "supports_chunks", lambda _: pytest.fail("nothing is in chunks"))
-    model = with_unknown_operator(small_decoder("llama-decoder"))
-    assert generated(model, 0)[1] == 0
+    model = with_unknown_operator(seeing_all(small_decoder("llama-decoder")))
+    with caplog.at_level(logging.INFO, "chrion"):
+        assert generated(model, 0)[1] == 0
+    assert "prompts run as a whole" not in caplog.text
 
 
-@pytest.mark.parametrize("context", [1, 2, 5, 14])
-@pytest.mark.parametrize("change", [lambda model: model, with_unknown_operator])
+@pytest.mark.parametrize(
+    ("context", "change"),
+    [(1, with_unknown_operator), (2, lambda model: model), (5, with_unknown_operator), (14, lambda model: model)],
+)
 def test_models_with_few_positions(context: int, change: Callable[[onnx.ModelProto], onnx.ModelProto]) -> None:
     """What is tried fits into the context; the prompt may fill it."""
     model = change(small_decoder("gpt2-decoder", context=context))
     prompt = [at % 61 for at in range(context)]
     with chrion.Generator(model, threads=1, chunk=2) as generator:
-        assert generator._loop.scheduler.chunk == 2
+        assert loop_of(generator).scheduler.chunk == 2
         assert generator.submit(prompt, 1).result(60) == PlainDecoder(model).generate(prompt, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import numpy as np
@@ -12,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 import chrion
 from chrion.generation.engine import SelectiveEngine
 from decoder_support import PlainDecoder, small_decoder, with_window
+from seams.generation import loop_of
 
 PROMPTS = [[1, 2, 3], [4], [(at * at) % 61 for at in range(30)], [10, 11], [5] * 17]
 Change = Callable[[onnx.ModelProto], None]
@@ -66,24 +68,28 @@ def check_texts(model: onnx.ModelProto, *, increments: bool) -> None:
     """Assert that requests which run together have the tokens that they have by themselves."""
     plain = PlainDecoder(model)
     with chrion.Generator(model, threads=1) as generator:
-        assert isinstance(generator._loop.engine, SelectiveEngine)
-        assert (generator._loop.engine._pooled is not None) == increments
+        engine = loop_of(generator).engine
+        assert isinstance(engine, SelectiveEngine)
+        assert (engine.pooled is not None) == increments
         streams = [generator.submit(prompt, 20) for prompt in PROMPTS]
         assert [s.result(60) for s in streams] == [plain.generate_with_cache(prompt, 20) for prompt in PROMPTS]
 
 
-@pytest.mark.parametrize("arranged", ARRANGED.values(), ids=ARRANGED)
-@pytest.mark.parametrize("name", ["gpt2-decoder", "llama-decoder", "llama-decoder-onnx"])
+@pytest.mark.parametrize(
+    ("arranged", "name"),
+    [*zip(ARRANGED.values(), itertools.cycle(["gpt2-decoder", "llama-decoder", "llama-decoder-onnx"]), strict=False)],
+    ids=ARRANGED,
+)
 def test_positions_that_count_from_the_past(name: str, arranged: list[onnx.NodeProto]) -> None:
     """Their caches grow in place and increments run in one call, as with positions that are an input."""
-    model = small_decoder(name)
+    model = small_decoder(name, layers=1)
     compute_positions(model, arranged)
     check_texts(model, increments=True)
 
 
 def test_positions_for_grouped_attention() -> None:
     """A table that is read by computed positions, with attention that has buffers of its own and without."""
-    model = small_decoder("gpt2-decoder-grouped")
+    model = small_decoder("gpt2-decoder-grouped", layers=1)
     compute_positions(model, ARRANGED["row"])
     check_texts(model, increments=True)
     check_texts(with_window(model), increments=False)
@@ -91,7 +97,7 @@ def test_positions_for_grouped_attention() -> None:
 
 def test_positions_that_only_look_alike() -> None:
     """Numbers that count from at most 20 are the positions of short texts only; longer ones have their own, too."""
-    model = small_decoder("llama-decoder")
+    model = small_decoder("llama-decoder", layers=1)
     compute_positions(model, ARRANGED["row"], most=20)
     check_texts(model, increments=False)
 
@@ -132,11 +138,13 @@ def cast_caches(model: onnx.ModelProto, inside: int, outside: int, *, sized: boo
 HALF, FULL = TensorProto.FLOAT16, TensorProto.FLOAT
 
 
-@pytest.mark.parametrize(("inside", "outside"), [(FULL, FULL), (HALF, FULL), (HALF, HALF)])
-@pytest.mark.parametrize("name", ["gpt2-decoder", "llama-decoder"])
+@pytest.mark.parametrize(
+    ("name", "inside", "outside"),
+    [("gpt2-decoder", FULL, FULL), ("llama-decoder", HALF, FULL), ("gpt2-decoder", HALF, HALF)],
+)
 def test_casts_without_loss(name: str, inside: int, outside: int) -> None:
     """A cast of present keys and values to the same or a longer type leaves caches that grow in place."""
-    model = small_decoder(name)
+    model = small_decoder(name, layers=1)
     cast_caches(model, inside, outside)
     check_texts(model, increments=True)
 
@@ -159,6 +167,6 @@ def test_the_shape_of_cast_keys() -> None:
 
 def test_casts_with_loss() -> None:
     """Attention reads new keys and values before they are rounded; the model's own present is kept."""
-    model = small_decoder("llama-decoder")
+    model = small_decoder("llama-decoder", layers=1)
     cast_caches(model, FULL, HALF)
     check_texts(model, increments=False)

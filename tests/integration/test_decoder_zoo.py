@@ -63,11 +63,12 @@ def test_padding_that_the_attention_mask_leaves_out_changes_nothing(name: str) -
     model = small_decoder(name)
     session = ort.InferenceSession(model.SerializeToString())
     feed = {"position_ids": np.array([[0, 0, 0, 1, 2]]), **empty_caches(session)}
+    expected = PlainDecoder(model).scores([1, 2, 3])
     for padding, hidden in (([7, 9], True), ([60, 0], True), ([7, 9], False)):
         feed["input_ids"] = np.array([[*padding, 1, 2, 3]])
         feed["attention_mask"] = np.array([[not hidden, not hidden, 1, 1, 1]], np.int64)
         found = session.run(["logits"], feed)[0][0, 2:]
-        assert np.allclose(found, PlainDecoder(model).scores([1, 2, 3]), atol=1e-4) == hidden
+        assert np.allclose(found, expected, atol=1e-4) == hidden
 
 
 def test_logits_do_not_depend_on_later_tokens() -> None:

@@ -3,43 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
-import itertools
+import gc
 import json
 import pickle
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
 import onnx
+import psutil
 import pytest
 from onnx import helper
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-from chrion import Generator, Sampling
+from chrion import Generator, Graph, Sampling, load
 from chrion.errors import ContextLengthError, GenerationError, OptionError, ProviderError
-from chrion.generation.cache import RequestCache
 from chrion.generation.engine import PlainEngine
-from chrion.generation.iteration import Outcome, Work
-from chrion.generation.text import TextBuilder
-from decoder_support import FORMS, PlainDecoder, log_softmax, small_decoder, wait_until_idle
+from decoder_support import PlainDecoder, log_softmax, small_decoder, wait_until_idle
+from seams.generation import loop_of
 
-MODEL = small_decoder("llama-decoder")
-#: The same with positions for texts that do not end while a test waits for something else.
-LONG = small_decoder("llama-decoder", context=4000)
-VARIANTS: list[dict[str, Any]] = [
-    {},
-    {"max_batch": 1},
-    {"max_batch": 3, "n_workers": 2},
-    {"max_batch": 3, "policy": "request"},
-    {"chunk": 2},
-    {"kv_slots": 40},
-]
+MODEL = small_decoder("llama-decoder", layers=1)
 
 
 @pytest.fixture(scope="module")
@@ -47,13 +38,18 @@ def plain() -> PlainDecoder:
     return PlainDecoder(MODEL)
 
 
+@pytest.fixture(scope="module")
+def opened() -> Iterator[Generator]:
+    with Generator(MODEL, threads=1, max_batch=4) as generator:
+        yield generator
+
+
 @pytest.fixture
-def generator() -> Iterator[Generator]:
+def generator(opened: Generator) -> Iterator[Generator]:
     """A generator, which has released everything at the end."""
-    with Generator(MODEL, threads=1, max_batch=4) as opened:
-        yield opened
-        wait_until_idle(opened)
-    assert opened._loop.caches.reserved == 0
+    yield opened
+    wait_until_idle(opened)
+    assert loop_of(opened).caches.reserved == 0
 
 
 def prompts(count: int, seed: int = 0) -> list[list[int]]:
@@ -61,25 +57,17 @@ def prompts(count: int, seed: int = 0) -> list[list[int]]:
     return [[int(t) for t in pick.integers(0, 61, pick.integers(1, 12))] for _ in range(count)]
 
 
-@pytest.mark.parametrize("variant", VARIANTS, ids=str)
-def test_greedy_tokens_equal_plain_onnxruntime(variant: dict[str, Any], plain: PlainDecoder) -> None:
+@pytest.mark.parametrize(
+    "options", [{"max_batch": 3, "n_workers": 2, "chunk": 2}, {"max_batch": 3, "policy": "request", "kv_slots": 40}]
+)
+def test_greedy_tokens_equal_plain_onnxruntime(options: dict[str, Any], plain: PlainDecoder) -> None:
     """Every request of a busy generator has its own tokens, whatever the batches are."""
-    with Generator(MODEL, threads=1, **variant) as generator:
+    with Generator(MODEL, threads=1, **options) as generator:
         streams = [generator.submit(ids, 3 + at % 9) for at, ids in enumerate(prompts(16))]
         for at, (ids, stream) in enumerate(zip(prompts(16), streams, strict=True)):
             assert list(stream) == plain.generate(ids, 3 + at % 9)
             assert stream.finish_reason == "length"
         assert generator.statistics().generated_tokens == sum(3 + at % 9 for at in range(16))
-
-
-@pytest.mark.parametrize("name", FORMS)
-def test_all_forms_of_attention_generate_alike(name: str) -> None:
-    """Models with caches that are appended to, and with shared buffers, generate what plain onnxruntime does."""
-    model = small_decoder(name)
-    plain = PlainDecoder(model)
-    with Generator(model, threads=1) as generator:
-        streams = [generator.submit(ids, 10) for ids in prompts(5)]
-        assert [stream.result(60) for stream in streams] == [plain.generate(ids, 10) for ids in prompts(5)]
 
 
 def test_seeds_decide_whatever_the_batch(generator: Generator) -> None:
@@ -103,54 +91,6 @@ def test_tokens_come_one_by_one(generator: Generator) -> None:
     assert len(rest) == 50
 
 
-@pytest.mark.parametrize("refused", [0, 1, 2])
-def test_a_thread_that_the_system_refuses_leaves_none(refused: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If one of the threads of a generator cannot start, opening it fails, and the others end."""
-    start, begun = threading.Thread.start, itertools.count()
-
-    def refusing(thread: threading.Thread) -> None:
-        if next(begun) == refused:
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    before = set(threading.enumerate())
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", refusing)
-        with pytest.raises(RuntimeError, match="can't start new thread"):
-            Generator(MODEL, threads=1, n_workers=2)
-    for thread in set(threading.enumerate()) - before:
-        thread.join(60)
-        assert not thread.is_alive()
-
-
-def test_callbacks_follow_the_end(generator: Generator, caplog: pytest.LogCaptureFixture) -> None:
-    """A callback is called once, after the end or at once; one that fails is logged, and the generator goes on."""
-    ended: list[Any] = []
-    stream = generator.submit([1, 2], 20)
-    stream.add_done_callback(lambda _: 1 / 0)  # type: ignore[arg-type, return-value]
-    stream.add_done_callback(ended.append)
-    assert len(stream.result(60)) == 20
-    while not ended:  # callbacks follow the readers
-        threading.Event().wait(0.001)
-    stream.add_done_callback(ended.append)
-    assert ended == [stream, stream]
-    assert "a callback of a stream failed" in caplog.text
-
-
-def test_fixed_batches_end_together_and_keep_their_rows(plain: PlainDecoder) -> None:
-    """With the policy "request", a request that needs one iteration ends with the one that needs five."""
-    with Generator(MODEL, threads=1, policy="request") as generator:
-        seen: list[int] = []
-        with generator._loop.gate:  # both of them in one batch
-            short, long = generator.submit([1, 2, 3], 1), generator.submit([4, 5, 6], 5)
-        short.add_done_callback(lambda _: seen.append(generator.statistics().iterations))
-        assert short.result(60) == plain.generate([1, 2, 3], 1)
-        assert long.result(60) == plain.generate([4, 5, 6], 5)
-        found = generator.statistics()
-    assert seen == [5]
-    assert (found.iterations, found.iteration_requests) == (5, 10)
-
-
 def test_streams_in_an_event_loop(generator: Generator, plain: PlainDecoder) -> None:
     """Async iteration gives the same tokens, for several requests at a time."""
 
@@ -163,56 +103,12 @@ def test_streams_in_an_event_loop(generator: Generator, plain: PlainDecoder) -> 
     assert asyncio.run(all_of_them()) == [plain.generate(ids, 8) for ids in prompts(4)]
 
 
-def test_cancelled_requests_free_their_slots(plain: PlainDecoder) -> None:
-    """A request that fills all slots is cancelled; the one that waited for them runs."""
-    with Generator(MODEL, threads=1, kv_slots=50) as generator:
-        long = generator.submit([1], 50)
-        waiting = generator.submit([2, 3], 10)
-        next(iter(long))
-        long.cancel()
-        assert waiting.result(60) == plain.generate([2, 3], 10)
-        assert long.finish_reason == "cancelled"
-        assert len(list(long)) < 50
-
-
-def test_slots_are_free_between_two_iterations(plain: PlainDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request cancelled during an iteration keeps its slots until that one returns; the next one gives them away."""
-    with Generator(MODEL, threads=1, kv_slots=50) as generator:
-        run, begun, steps = generator._loop.engine.run, SimpleQueue[list[int]](), SimpleQueue[None]()
-
-        def stepped(batch: Sequence[Work]) -> list[Outcome]:
-            begun.put([work.cache.capacity for work in batch])
-            steps.get(timeout=60)
-            return run(batch)
-
-        monkeypatch.setattr(generator._loop.engine, "run", stepped)
-        long, waiting = generator.submit([1], 50), generator.submit([2, 3], 10)  # of 50 and 11 slots
-        for _ in range(3):
-            assert begun.get(timeout=60) == [50]
-            steps.put(None)
-        assert begun.get(timeout=60) == [50]
-        long.cancel()
-        assert generator.statistics().reserved_slots == 50  # the iteration still reads and writes them
-        steps.put(None)
-        assert begun.get(timeout=60) == [11]
-        assert generator.statistics().reserved_slots == generator._loop.caches.reserved == 11
-        for _ in range(10):
-            steps.put(None)
-        assert waiting.result(60) == plain.generate([2, 3], 10)
-        assert list(long) == plain.generate([1], 3)
-
-
-def test_a_block_cancels_its_stream() -> None:
-    """Leaving the block of a stream ends its request."""
-    with Generator(LONG, threads=1) as generator:
-        with generator.submit([1], 3900) as stream:
-            next(iter(stream))
-        assert stream.finish_reason == "cancelled"
-
-
 def test_closing_cancels_what_runs() -> None:
-    """A stream in the middle of a long text ends, and later requests are refused."""
-    with Generator(LONG, threads=1) as generator:
+    """The end of a stream's block cancels its request, that of a generator all others; later ones are refused."""
+    with Generator(small_decoder("llama-decoder", layers=1, context=4000), threads=1) as generator:
+        with generator.submit([1], 3900) as left:
+            next(iter(left))
+        assert left.finish_reason == "cancelled"
         stream = generator.submit([1], 3900)
         next(iter(stream))
     assert stream.finish_reason == "cancelled"
@@ -231,32 +127,33 @@ def test_stop_tokens_end_a_text(generator: Generator, plain: PlainDecoder) -> No
 
 
 @pytest.mark.parametrize(
-    ("prompt", "count", "message"),
+    ("arguments", "message"),
     [
-        ([], 5, "expected at least one token"),
-        ([61], 5, "tokens of 0 to 60, found 61"),
-        ([-1], 5, "found -1"),
-        ("text", 5, "needs a tokenizer"),
-        ([1], 0, "max_new_tokens: expected at least one token, found 0"),
-        ([1], 2.5, "max_new_tokens: expected a whole number, found 2.5"),
-        ([1.5], 3, "prompt: expected a whole number, found 1.5"),
-        ([[1, 2]], 3, r"prompt: expected a whole number, found \[1, 2\]"),
-        ([1] * 65, 1, r"positions for 64 tokens, the request needs 65 \(the prompt alone has 65 tokens, shorten it"),
-        ([1] * 64, 2, "generate at most 1"),
-        ([1] * 60, 6, "generate at most 5"),
-    ],
-)
-def test_wrong_requests_are_refused(generator: Generator, prompt: str | list[int], count: int, message: str) -> None:
-    """The message says what was expected, and the next request is served."""
-    with pytest.raises(OptionError, match=message):
-        generator.submit(prompt, count)
-    assert len(generator.submit(np.array([1, 2]), np.int64(3)).result(60)) == 3  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+        ({"prompt": []}, "expected at least one token"),
+        ({"prompt": [61]}, "tokens of 0 to 60, found 61"),
+        ({"prompt": [-1]}, "found -1"),
+        ({"prompt": "text"}, "needs a tokenizer"),
+        ({"prompt": [1.5]}, "prompt: expected a whole number, found 1.5"),
+        ({"prompt": [[1, 2]]}, r"prompt: expected a whole number, found \[1, 2\]"),
+        ({"prompt": [True]}, "prompt: expected a whole number, found True"),
+        ({"prompt": 5}, "prompt: expected a list of token ids, found 5"),
+        ({"prompt": None}, "prompt: expected a list of token ids, found None"),
+        ({"prompt": {1, 2}}, "prompt: expected a list of token ids"),
+        ({"prompt": b"ab"}, "prompt: expected a list of token ids"),
+        ({"prompt": np.array(3)}, "prompt: expected a list of token ids"),
+        ({"max_new_tokens": 0}, "max_new_tokens: expected at least one token, found 0"),
+        ({"max_new_tokens": 2.5}, "max_new_tokens: expected a whole number, found 2.5"),
+        (
+            {"prompt": [1] * 65, "max_new_tokens": 1},
+            r"for 64 tokens, .*needs 65 \(the prompt alone has 65 tokens, short",
+        ),
+        ({"prompt": [1] * 64}, "generate at most 1"),
+        ({"prompt": [1] * 60, "max_new_tokens": 6}, "generate at most 5"),
+        ({"stop": 5}, "stop: expected a list of strings, found 5"),
         ({"stop": [5]}, "stop: expected strings, found 5"),
+        ({"stop": ["a"]}, "stop: text needs a tokenizer"),
+        ({"stop_tokens": 5}, "stop_tokens: expected a list of token ids, found 5"),
+        ({"stop_tokens": b"a"}, "stop_tokens: expected a list of token ids"),
         ({"stop_tokens": ["x"]}, "stop_tokens: expected a whole number, found 'x'"),
         ({"sampling": {"seed": 1}}, "sampling: expected a Sampling, found {'seed': 1}"),
         ({"sampling": Sampling(logit_bias={61: 1.0})}, "logit_bias: expected tokens of 0 to 60, found 61"),
@@ -264,11 +161,13 @@ def test_wrong_requests_are_refused(generator: Generator, prompt: str | list[int
         ({"logprobs": True + 0.5}, "logprobs: expected a whole number, found 1.5"),
         ({"min_new_tokens": 3}, "min_new_tokens: expected 0 to 2, found 3"),
     ],
+    ids=str,
 )
-def test_arguments_of_other_types_are_refused(generator: Generator, options: dict[str, Any], message: str) -> None:
-    """The message names the argument; nothing fails later in the middle of a text."""
+def test_wrong_requests_are_refused(opened: Generator, arguments: dict[str, Any], message: str) -> None:
+    """The message names the argument and what was expected; nothing fails later in the middle of a text."""
     with pytest.raises(OptionError, match=message):
-        generator.submit([1], 2, **options)
+        opened.submit(**{"prompt": [1], "max_new_tokens": 2, **arguments})
+    assert opened.statistics().requests == 0
 
 
 @pytest.mark.parametrize(
@@ -328,193 +227,246 @@ def test_stop_tokens_that_the_vocabulary_does_not_have(generator: Generator, pla
         assert generator.submit(prompt, 9, stop_tokens=unknown, min_new_tokens=least).result(60) == expected
 
 
-def test_requests_that_never_fit_are_refused() -> None:
-    """A request of more slots than there are does not block others."""
-    with Generator(MODEL, threads=1, kv_slots=10) as generator:
-        for prompt, new, about in ((6, 6, "generate at most 5"), (11, 1, "the prompt alone has 11 tokens")):
-            with pytest.raises(ContextLengthError, match=f"needs 11 slots.*{about}") as refused:
+def test_few_slots() -> None:
+    """Requests share them equally; what never fits is refused, so that it does not block others."""
+    with Generator(MODEL, threads=1, max_batch=4, kv_slots=40) as generator:
+        # A longer prompt is followed by half a share, or by what is left.
+        assert [generator.default_new_tokens(prompt) for prompt in (1, 3, 10, 36, 38, 40)] == [10, 8, 5, 5, 3, 1]
+        assert [generator.most_new_tokens(prompt) for prompt in (1, 40, 60)] == [40, 1, 1]
+        for prompt, new, about in ((36, 6, "generate at most 5"), (41, 1, "the prompt alone has 41 tokens")):
+            with pytest.raises(ContextLengthError, match=f"needs 41 slots.*{about}") as refused:
                 generator.submit([1] * prompt, new)
             error = pickle.loads(pickle.dumps(refused.value))  # noqa: S301 - as between processes
-            assert (error.limit, error.prompt_tokens, error.new_tokens) == (10, prompt, new)
-        assert len(generator.submit([1] * 6, 5).result(60)) == 5
+            assert (error.limit, error.prompt_tokens, error.new_tokens) == (40, prompt, new)
+        assert len(generator.submit([1] * 36, 5).result(60)) == 5
+
+
+@pytest.fixture(scope="module")
+def graph() -> Graph:
+    return load(MODEL)
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "message"),
+    ("options", "message"),
     [
-        ({"kv_slots": 10.5}, OptionError, "kv_slots: expected a whole number, found 10.5"),
-        ({"kv_slots": 0}, OptionError, "kv_slots: 0 is below 1"),
-        ({"kv_bytes": "1GB"}, OptionError, "kv_bytes: expected a whole number, found '1GB'"),
-        ({"threads": 0}, OptionError, "threads: 0 is below 1"),
-        ({"max_batch": 0}, OptionError, "max_batch: 0 is below 1"),
-        ({"providers": ["Unknown"]}, ProviderError, "unknown accelerator 'Unknown'"),
+        ({"model": 5}, "model: expected a file"),
+        ({"model": None}, "model: expected a file"),
+        ({"model": bytearray(b"x")}, "model: expected a file"),
+        ({"kv_slots": 10.5}, "kv_slots: expected a whole number, found 10.5"),
+        ({"kv_slots": True}, "kv_slots: expected a whole number, found True"),
+        ({"kv_slots": 0}, "kv_slots: 0 is below 1"),
+        ({"kv_bytes": "1GB"}, "kv_bytes: expected a whole number, found '1GB'"),
+        ({"kv_bytes": None}, "kv_bytes: expected a whole number, found None"),
+        ({"kv_bytes": 100}, "kv_bytes: 100 bytes hold no token, which needs 128 bytes"),
+        ({"threads": 0}, "threads: 0 is below 1"),
+        ({"threads": 2**40}, "threads: 1099511627776 is above 1024"),
+        ({"max_batch": 0}, "max_batch: 0 is below 1"),
+        ({"providers": 5}, "providers: expected a list of names, found 5"),
+        ({"providers": [None]}, "providers: expected names, found None"),
+        ({"providers": [("CPUExecutionProvider", {})]}, "providers: expected names, found"),
+        ({"providers": ["Unknown"]}, "unknown accelerator 'Unknown'"),
+        ({"tokenizer": 5}, "tokenizer: expected a file or a Tokenizer, found 5"),
     ],
+    ids=str,
 )
-def test_wrong_options_are_refused(options: dict[str, Any], error: type[Exception], message: str) -> None:
-    """A provider that does not exist is not replaced by the CPU without a word."""
-    with pytest.raises(error, match=message):
-        Generator(MODEL, **{"threads": 1, **options})
+def test_wrong_options_are_refused(graph: Graph, options: dict[str, Any], message: str) -> None:
+    """The message names the option; a provider that does not exist is not replaced by the CPU without a word."""
+    arguments: dict[str, Any] = {"model": graph, "threads": 1, **options}
+    with pytest.raises(ProviderError if "Unknown" in message else OptionError, match=message):
+        Generator(arguments.pop("model"), **arguments)
 
 
-def test_default_numbers_of_tokens() -> None:
-    """Requests share the slots equally; a longer prompt is followed by half a share, or by what is left."""
-    with Generator(MODEL, threads=1, max_batch=4, kv_slots=80) as generator:
-        found = [generator.default_new_tokens(prompt) for prompt in (1, 3, 20, 40, 60, 64)]
-    assert found == [20, 18, 10, 10, 5, 1]
-
-
-def test_a_cache_without_memory_fails_its_request_only(plain: PlainDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the memory of one request cannot be mapped, the other requests of its first batch go on."""
-    with Generator(MODEL, threads=1, max_batch=4) as generator:
-        get = generator._loop.caches.get
-
-        def refusing(request: int, capacity: int) -> RequestCache:
-            if capacity in {10, 11}:
-                raise OSError("made up")
-            return get(request, capacity)
-
-        monkeypatch.setattr(generator._loop.caches, "get", refusing)
-        with generator._loop.gate:  # all of them before the first iteration
-            prompts = ([5, 6], 10), ([1, 2], 6), ([3, 4], 9)
-            first, good, last = (generator.submit(prompt, new) for prompt, new in prompts)
-        for bad, count in ((first, 11), (last, 10)):
-            with pytest.raises(GenerationError, match=f"no memory for the keys and values of {count} tokens: made up"):
-                bad.result(60)
-        assert good.result(60) == plain.generate([1, 2], 6)
-        wait_until_idle(generator)
-        assert generator.statistics().reserved_slots == 0
-
-
-def test_a_stream_ends_before_its_memory_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That takes a fifth of a millisecond, for which its reader need not wait."""
-    with Generator(MODEL, threads=1) as generator:
-        caches = generator._loop.caches
-        found: SimpleQueue[tuple[str, int]] = SimpleQueue()
-        monkeypatch.setattr(caches, "give_back", lambda: found.put((stream.finish_reason, caches.reserved)))
-        with generator._loop.gate:
-            stream = generator.submit([1, 2], 3)
-        assert found.get(timeout=60) == ("length", 0)
-
-
-def test_an_error_in_an_iteration_fails_its_request_only(
-    generator: Generator, plain: PlainDecoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One request fails in the middle of its text; the others of the batch go on."""
-    run, capacity = generator._loop.engine.run, 33  # only one request has this capacity
-
-    def failing(batch: Sequence[Work]) -> list[Outcome]:
-        wrong = [work.cache.capacity == capacity and work.past > 10 for work in batch]
-        return [GenerationError("made up") if bad else own for bad, own in zip(wrong, run(batch), strict=True)]
-
-    monkeypatch.setattr(generator._loop.engine, "run", failing)
-    streams = [generator.submit(ids, 12) for ids in prompts(3)]
-    wrong = generator.submit([1, 2, 3, 4], 30)
-    assert [stream.result(60) for stream in streams] == [plain.generate(ids, 12) for ids in prompts(3)]
-    with pytest.raises(GenerationError, match="made up"):
-        wrong.result(60)
-    with pytest.raises(GenerationError, match="made up"):
-        list(wrong)
-    assert wrong.finish_reason == "error"
-
-
-def test_an_error_of_a_whole_iteration_fails_its_requests(
-    generator: Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """If the engine itself fails, the requests of the batch end, and the generator serves later ones."""
-
-    def failing(_: Sequence[Work]) -> list[Outcome]:
-        raise MemoryError("made up")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(generator._loop.engine, "run", failing)
-        with pytest.raises(GenerationError, match="made up"):
-            generator.submit([1], 3).result(60)
-    assert len(generator.submit([1], 3).result(60)) == 3
-
-
-def test_an_error_at_the_end_of_a_text_fails_its_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tokenizer that fails when the last text is decoded fails its request, and later ones are served."""
-    with Generator(write_model(tmp_path), threads=1) as generator:
-        with monkeypatch.context() as patch:
-            patch.setattr(TextBuilder, "finish", lambda _: 1 / 0)
-            with pytest.raises(GenerationError, match="division by zero"):
-                generator.submit("w1", 3).result(60)
-        assert len(generator.submit("w1", 3).result(60)) == 3
-
-
-def test_an_unexpected_error_ends_all_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the loop of a generator fails, no caller waits for ever: requests fail, and new ones are refused."""
-    with Generator(MODEL, threads=1) as generator:
-        monkeypatch.setattr(generator._loop.scheduler, "complete", lambda _: 1 / 0)
-        with generator._loop.gate:  # all of them before the first iteration ends
-            streams = [generator.submit([1, 2], 30) for _ in range(3)]
-        for stream in streams:
-            with pytest.raises(GenerationError, match="division by zero"):
-                stream.result(60)
-            stream.cancel()
-        assert generator.statistics().requests == 0
-        with pytest.raises(RuntimeError, match="the generator failed: division by zero"):
-            generator.submit([1], 1)
+def test_numbers_of_numpy_are_numbers(plain: PlainDecoder) -> None:
+    """An option may have any type of integer, of which small ones do not overflow; one provider is a list of it."""
+    for options in (
+        {"chunk": np.uint8(2), "kv_slots": np.int16(30_000), "max_batch": np.int8(3), "n_workers": np.uint8(2)},
+        {"kv_bytes": np.uint16(60_000), "threads": np.int8(1), "providers": "CPUExecutionProvider"},
+    ):
+        with Generator(MODEL, **{"threads": 1, **options}) as generator:  # type: ignore[arg-type]
+            assert generator.default_new_tokens(3) > 0
+            assert type(generator.statistics().slots) is int
+            tokens = generator.submit(np.array([1, 2, 3, 4, 5]), np.int64(6)).result(60)  # type: ignore[arg-type]
+            assert tokens == plain.generate([1, 2, 3, 4, 5], 6)
 
 
 def test_models_that_cannot_be_split_are_served_one_by_one() -> None:
     """The generator says why, and gives plain onnxruntime's tokens."""
-    model = small_decoder("gpt2-decoder")
+    model = small_decoder("gpt2-decoder", layers=1)
     producer = next(node for node in model.graph.node if "logits" in node.output)
     producer.output[0] = "own"
     model.graph.node.append(helper.make_node("ReduceMean", ["own"], ["mean"], "over-tokens", axes=[1], keepdims=1))
     model.graph.node.append(helper.make_node("Sub", ["own", "mean"], ["logits"]))
     with Generator(model, threads=1) as generator:
-        assert isinstance(generator._loop.engine, PlainEngine)
+        assert isinstance(loop_of(generator).engine, PlainEngine)
         assert "over-tokens" in generator.refused
         assert generator.submit([1, 2], 5).result(60) == PlainDecoder(model).generate_with_cache([1, 2], 5)
 
 
-def write_model(folder: Path) -> Path:
-    """Write a decoder with a tokenizer of words and its configuration, as transformers does."""
-    path = folder / "model.onnx"
-    onnx.save(MODEL, path)
-    tokenizer = Tokenizer(WordLevel({f"w{at}": at for at in range(61)}, unk_token="w0"))  # noqa: S106 - a word
-    tokenizer.pre_tokenizer = Whitespace()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    return path
+@pytest.mark.parametrize("name", ["gpt2-decoder", "llama-decoder-grouped"])
+def test_prompts_up_to_the_number_of_positions(name: str) -> None:
+    """The longest prompt has one token after it, the next shorter one two."""
+    model = small_decoder(name, layers=1)
+    plain = PlainDecoder(model)
+    ids = [at % 61 for at in range(64)]
+    with Generator(model, threads=1, chunk=7) as generator:
+        for prompt, count in ((ids, 1), (ids[:-1], 2)):
+            assert generator.submit(prompt, count).result(60) == plain.generate(prompt, count)
+
+
+def test_two_generators_in_one_process(generator: Generator, plain: PlainDecoder) -> None:
+    """Each of two generators, used by several threads at a time, has its own requests and slots."""
+    other = small_decoder("gpt2-decoder", layers=1)
+    expected = {0: plain, 1: PlainDecoder(other)}
+    with Generator(other, threads=1) as second, ThreadPoolExecutor(6) as pool:
+        generators = {0: generator, 1: second}
+        pairs = [(which, [at, at + 1]) for at in range(6) for which in (0, 1)]
+        found = pool.map(lambda pair: generators[pair[0]].submit(pair[1], 10).result(60), pairs)
+        for (which, ids), tokens in zip(pairs, found, strict=True):
+            assert tokens == expected[which].generate(ids, 10)
+        wait_until_idle(second)
+        assert loop_of(second).caches.reserved == 0
+
+
+def test_scores_that_are_no_numbers_fail_their_request_only() -> None:
+    """Keys and values of one request are NaN; the others of its batches, and those that get its slots, are not."""
+    model = small_decoder("llama-decoder")
+    plain = PlainDecoder(model)
+    prompts = [*([at, at + 1, at + 2] for at in range(5)), *([at + 20] for at in range(5))]
+    expected = [plain.generate(ids, 10) for ids in prompts]
+    bad = min(set(range(61)).difference(*prompts, *expected))
+    words = next(tensor for tensor in model.graph.initializer if [*tensor.dims] == [61, 32])
+    rows = onnx.numpy_helper.to_array(words).copy()
+    rows[bad] = np.nan
+    words.CopyFrom(onnx.numpy_helper.from_array(rows, words.name))
+    with Generator(model, threads=1, max_batch=4, kv_slots=80) as generator:
+        for _ in range(2):
+            streams = [generator.submit(ids, 10) for ids in prompts[:5]]
+            wrong = generator.submit([3, bad, 4], 10)
+            streams += [generator.submit(ids, 10) for ids in prompts[5:]]
+            with pytest.raises(GenerationError, match="scores are not numbers"):
+                wrong.result(60)
+            assert [stream.result(60) for stream in streams] == expected
+
+
+def test_many_requests_of_all_ends_leave_nothing(generator: Generator) -> None:
+    """After requests that finish, stop, are cancelled or refused, memory and slots are as before."""
+
+    def serve(rounds: int) -> None:
+        for at in range(rounds):
+            streams = [generator.submit([1 + at % 50, 2], 2 + n, stop_tokens=[n]) for n in range(12)]
+            for stream in streams[::3]:
+                stream.cancel()
+            with generator.submit([1], 50) as left, contextlib.suppress(StopIteration):
+                next(iter(left))
+            with pytest.raises(OptionError):
+                generator.submit([1], 1000)
+            for stream in streams:
+                stream.result(60)
+        wait_until_idle(generator)
+
+    finished = generator.statistics().finished_requests
+    serve(10)
+    gc.collect()
+    before = psutil.Process().memory_info().rss
+    serve(50)
+    gc.collect()
+    assert psutil.Process().memory_info().rss - before < 3e6
+    found = generator.statistics()
+    assert found.finished_requests - finished == 60 * 13
+    assert found.finished_requests == sum(found.finish_reasons.values())
+    assert found.reserved_slots == 0
+
+
+def test_a_generator_without_references_ends() -> None:
+    """A stream keeps its generator; without both, the threads end and the memory is free."""
+    before = set(threading.enumerate())
+    generator = Generator(MODEL, threads=1, n_workers=2)
+    threads, engine = set(threading.enumerate()) - before, weakref.ref(loop_of(generator).engine)
+    stream = generator.submit([1], 50)
+    del generator
+    assert len(stream.result(60)) == 50
+    assert len(threads) == 3
+    assert all(thread.is_alive() for thread in threads)
+    del stream
+    gc.collect()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    gc.collect()
+    assert engine() is None
+
+
+def test_a_stream_that_has_ended_needs_no_collector() -> None:
+    """Reference counts alone free it, and a generator that nothing else refers to."""
+    generator = Generator(MODEL, threads=1)
+    stream = generator.submit([1], 2)
+    assert len(stream.result(60)) == 2
+    left = weakref.ref(stream), weakref.ref(generator)
+    generator.close()  # its thread may still refer to the request
+    gc.disable()
+    try:
+        del stream, generator
+        assert [reference() for reference in left] == [None, None]
+    finally:
+        gc.enable()
+
+
+def words(tokens: Sequence[int]) -> str:
+    return "".join(f" w{token}" for token in tokens)
 
 
 def test_text_in_and_out(tmp_path: Path, plain: PlainDecoder) -> None:
-    """A tokenizer beside the model turns text into tokens and back, piece by piece."""
-    expected = plain.generate([1, 2, 3], 9)
-    text = "".join(f" w{token}" for token in expected)
-    with Generator(write_model(tmp_path), threads=1) as generator:
-        stream = generator.submit("w1 w2 w3", 9)
-        pieces = [event.text for event in stream.events()]
-        assert "".join(pieces) == stream.text == text
-        assert len([piece for piece in pieces if piece]) == 9
-        stopped = generator.submit("w1 w2 w3", 9, stop=f"w{expected[2]}")
-        stopped.result(60)
-        assert stopped.text == text[: text.find(f"w{expected[2]}")]
-        assert stopped.finish_reason == "stop"
-
-
-def test_special_tokens_are_stop_strings(tmp_path: Path, plain: PlainDecoder) -> None:
-    """A special token ends the text as a stop string, though texts omit it."""
-    expected = plain.generate([1, 2, 3], 9)
-    at = next(at for at in range(1, 9) if expected[at] not in expected[:at])
-    path = write_model(tmp_path)
-    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
-    tokenizer.add_special_tokens([f"w{expected[at]}"])
+    """Files beside the model turn text into tokens and back, and name special tokens and those that end texts."""
+    text, special, ended = (plain.generate(prompt, 9) for prompt in ([1, 2], [8, 9], [9, 10]))
+    mark = next(token for token in special[1:] if token not in text)
+    end = next(token for token in ended[1:] if token not in [*text, *special])
+    onnx.save(MODEL, tmp_path / "model.onnx")
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": end}))
+    tokenizer = Tokenizer(WordLevel({f"w{at}": at for at in range(61)}, unk_token="w0"))  # noqa: S106 - a word
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.add_special_tokens([f"w{mark}"])
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    with Generator(path, threads=1) as generator:
-        stream = generator.submit([1, 2, 3], 9, stop=[f"w{expected[at]}"])
-        assert stream.result(60) == expected[:at]
-        assert stream.finish_reason == "stop"
+    with Generator(tmp_path / "model.onnx", threads=1) as generator:
+        stream = generator.submit("w1 w2", 9)
+        pieces = [event.text for event in stream.events()]
+        assert "".join(pieces) == stream.text == words(text)
+        assert len([piece for piece in pieces if piece]) == 9
+        stopped = generator.submit("w1 w2", 9, stop=f"w{text[2]}")
+        assert stopped.result(60) == text[:3]
+        assert (stopped.text, stopped.finish_reason) == (words(text[:2]) + " ", "stop")
+        # A special token, which texts omit, ends the text as a stop string.
+        stopped = generator.submit([8, 9], 9, stop=[f"w{mark}"])
+        assert (stopped.result(60), stopped.finish_reason) == (special[: special.index(mark)], "stop")
+        assert generator.submit([8, 9], 9).result(60) == special
+        # The token of the configuration is a stop token unless others are given.
+        assert generator.stop_tokens == {end}
+        assert generator.submit([9, 10], 9).result(60) == ended[: ended.index(end)]
+        assert generator.submit([9, 10], 9, stop_tokens=[]).result(60) == ended
+        with pytest.raises(OptionError, match="prompt: expected text that UTF-8 can represent"):
+            generator.submit("\ud800", 1)
 
 
-def test_the_end_token_of_the_configuration_ends_texts(tmp_path: Path, plain: PlainDecoder) -> None:
-    """``eos_token_id`` of generation_config.json is a stop token unless others are given."""
-    expected = plain.generate([1, 2, 3], 9)
-    path = write_model(tmp_path)
-    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": expected[4]}))
-    with Generator(path, threads=1) as generator:
-        assert generator.stop_tokens == {expected[4]}
-        assert generator.submit([1, 2, 3], 9).result(60) == expected[: expected.index(expected[4])]
-        assert generator.submit([1, 2, 3], 9, stop_tokens=[]).result(60) == expected
+class Panic(BaseException):
+    """What the library tokenizers raises where its own code fails."""
+
+
+class PanickingTokenizer:
+    """A tokenizer that cannot decode anything."""
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> Any:
+        raise NotImplementedError
+
+    def get_added_tokens_decoder(self) -> dict[int, Any]:
+        return {}
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        raise Panic(f"token {ids[0]}, {skip_special_tokens}")
+
+
+def test_a_panic_of_the_tokenizer_refuses_a_prompt() -> None:
+    """A prompt that cannot be decoded is refused, whatever the library raises."""
+    with (
+        Generator(MODEL, threads=1, tokenizer=PanickingTokenizer()) as generator,
+        pytest.raises(OptionError, match="the tokenizer cannot decode it: token 5, True"),
+    ):
+        generator.submit([5], 2)

@@ -5,21 +5,18 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-import chrion
 from chrion.generation.cache import CacheManager
 from chrion.generation.engine import SelectiveEngine
 from chrion.generation.iteration import Work
-from chrion.generation.open_engine import open_engine
-from decoder_support import PlainDecoder, small_decoder, with_window
+from decoder_support import PlainDecoder, check_scores, engine_of, small_decoder, with_window
+from seams.generation import around_calls
 
-Array = np.ndarray[Any, Any]
 Change = Callable[[onnx.ModelProto], object]
 #: Heads of 32 elements, of which a rotation may have half.
 WIDE = {"hidden": 128, "heads": 4, "kv_heads": 2}
@@ -87,17 +84,13 @@ def with_narrow_inputs(model: onnx.ModelProto) -> None:
     model.graph.node.insert(0, helper.make_node("Cast", ["attention_mask"], ["mask64"], to=onnx.TensorProto.INT64))
 
 
-FORMS: dict[str, Change] = {
-    "as it is": lambda _: None,
-    "half a rotation": rotate_half,
-    "no rotation": do_not_rotate,
-    "neighbours rotated": with_attributes(rotary_interleaved=1),
-    "another scale": with_attributes(scale=0.5),
-    "limited scores": with_attributes(softcap=0.05),
-    "packed": pack,
-    "given positions": read_positions,
-    "no positions": without_positions,
-    "32 bits": with_narrow_inputs,
+FORMS: dict[str, list[Change]] = {
+    "as it is": [],
+    "half a rotation, given positions": [rotate_half, read_positions],
+    "no rotation, no positions": [do_not_rotate, without_positions],
+    "neighbours rotated, packed": [with_attributes(rotary_interleaved=1), pack],
+    "another scale, limited scores": [with_attributes(scale=0.5, softcap=0.05)],
+    "32 bits": [with_narrow_inputs],
 }
 
 
@@ -115,23 +108,21 @@ def check_mix(model: onnx.ModelProto, engine: SelectiveEngine) -> None:
             for cache, text, start, end in zip(caches, texts, begin, ends, strict=True)
         ]
         run = engine.run
-        if ends == bounds[-1] and engine._pooled is not None:  # one token of each: in one call
-            assert engine._pooled.serves(batch)
-            run = engine._pooled.run
-        for text, end, outcome in zip(texts, ends, run(batch), strict=True):
-            assert isinstance(outcome, np.ndarray), outcome
-            np.testing.assert_allclose(outcome, plain.scores(text[:end])[-1], atol=2e-5, rtol=1e-5)
+        if ends == bounds[-1] and engine.pooled is not None:  # one token of each: in one call
+            assert engine.pooled.serves(batch)
+            run = engine.pooled.run
+        check_scores(run(batch), [text[:end] for text, end in zip(texts, ends, strict=True)], plain)
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_has_the_scores_of_the_fused_operator(form: str) -> None:
     """All forms run as plain operators, and requests that decode in one call."""
     model = small_decoder("llama-decoder-grouped", **WIDE)
-    FORMS[form](model)
-    engine = open_engine(chrion.load(model), threads=1)
-    assert isinstance(engine, SelectiveEngine)
+    for change in FORMS[form]:
+        change(model)
+    engine = engine_of(model)
     assert engine.by_token
-    assert engine._pooled is not None
+    assert engine.pooled is not None
     check_mix(model, engine)
 
 
@@ -142,8 +133,7 @@ def test_other_kinds_of_attention_stay_fused(change: Change) -> None:
     """A window that is longer than the trials, and a softmax with another denominator, are left to onnxruntime."""
     model = small_decoder("llama-decoder-grouped", **WIDE)
     change(model)
-    engine = open_engine(chrion.load(model), threads=1)
-    assert isinstance(engine, SelectiveEngine)
+    engine = engine_of(model)
     assert not engine.by_token
     check_mix(model, engine)
 
@@ -170,15 +160,19 @@ def as_standard(model: onnx.ModelProto) -> None:
 
 
 @pytest.mark.parametrize("change", [lambda _: None, as_standard], ids=["fused", "standard"])
-def test_prompts_of_more_tokens_than_the_tables_have_rows_run_together(change: Change) -> None:
+def test_prompts_of_more_tokens_than_the_tables_have_rows_run_together(
+    change: Change, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The rotation of a batch is limited by the positions of each request, not by the number of all tokens."""
     model = small_decoder("llama-decoder-grouped", **WIDE)
     change(model)
-    engine, plain = open_engine(chrion.load(model), threads=1), PlainDecoder(model)
-    assert isinstance(engine, SelectiveEngine)
+    engine, calls = engine_of(model), list[int]()
+    around_calls(monkeypatch, engine, lambda run, batch: calls.append(len(batch)) or run(batch))
     texts = [[(3 * at + token) % 61 for token in range(60)] for at in range(3)]  # of 64 positions
     manager = CacheManager(engine.signature, 180, by_token=engine.by_token)
-    batch = [Work(manager.get(at, 60), np.array(text), 0) for at, text in enumerate(texts)]
-    for text, outcome in zip(texts, engine._run(batch), strict=True):
-        assert isinstance(outcome, np.ndarray)
-        np.testing.assert_allclose(outcome, plain.scores(text)[-1], atol=2e-5, rtol=1e-5)
+    check_scores(
+        engine.run([Work(manager.get(at, 60), np.array(text), 0) for at, text in enumerate(texts)]),
+        texts,
+        PlainDecoder(model),
+    )
+    assert calls == [3]

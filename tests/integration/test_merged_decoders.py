@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from sample import read_sample
 
 import chrion
 from chrion import Generator
-from chrion.errors import GenerationError, ModelError, OptionError
+from chrion.errors import GenerationError
 from chrion.generation.engine import SelectiveEngine
-from chrion.generation.iteration import Outcome, Work
 from chrion.generation.merged import MergedEngine
 from chrion.graph.decoder import decoder_signature
 from chrion.graph.rewrite import rename_reads
 from chrion.native import operators_available
-from decoder_support import PlainDecoder, small_decoder
+from decoder_support import PlainDecoder, small_decoder, with_hidden_context
+from seams.generation import loop_of
 from sliding_window import trim_caches
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9], [10, 11]]
@@ -76,43 +71,38 @@ def generated(generator: Generator) -> list[list[int]]:
     return [stream.result(60) for stream in streams]
 
 
-@pytest.mark.parametrize("name", ["gpt2-decoder", "llama-decoder", "llama-decoder-onnx"])
+@pytest.mark.parametrize("name", ["gpt2-decoder", "llama-decoder-onnx"])
 def test_the_branch_with_a_cache_is_split(name: str) -> None:
     """If it computes prompts, too, requests share its token-wise operators, and have plain onnxruntime's tokens."""
-    plain = PlainDecoder(small_decoder(name))
-    with Generator(merge(small_decoder(name)), threads=1, chunk=2) as generator:
+    plain = PlainDecoder(small_decoder(name, layers=1))
+    with Generator(merge(small_decoder(name, layers=1)), threads=1, chunk=2) as generator:
         assert generator.refused == ""
-        assert isinstance(generator._loop.engine, SelectiveEngine)
+        assert isinstance(loop_of(generator).engine, SelectiveEngine)
         assert generated(generator) == [plain.generate(ids, 12) for ids in PROMPTS]
 
 
 @pytest.mark.skipif(not operators_available(), reason="native attention is not compiled")
-@pytest.mark.parametrize(("slots", "by_parts"), [(1 << 17, False), ((1 << 17) + 1, True)])
-def test_the_slots_limit_the_requests_of_a_split_branch(
-    slots: int, monkeypatch: pytest.MonkeyPatch, *, by_parts: bool
-) -> None:
-    """Calls of the whole model serve 2^17 tokens if nothing states the context; parts are there for longer requests."""
-    monkeypatch.setattr("chrion.graph.decoder.table_rows", lambda *_: 0)
-    with Generator(merge(small_decoder("llama-decoder", context=4096)), threads=1, kv_slots=slots) as generator:
-        assert isinstance(generator._loop.engine, SelectiveEngine)
-        assert generator._loop.engine._by_parts == by_parts
+def test_the_slots_limit_the_requests_of_a_split_branch() -> None:
+    """Calls of the whole model serve 2^17 tokens if nothing states the context: shorter requests need no parts."""
+    model = merge(with_hidden_context(small_decoder("llama-decoder", layers=1, context=4096)))
+    with Generator(model, threads=1, kv_slots=1 << 17) as generator:
+        assert isinstance(loop_of(generator).engine, SelectiveEngine)
+        assert (generator.context, generator.weight_copies) == (0, 1)
 
 
-@pytest.mark.parametrize("chunk", [0, 2])
-@pytest.mark.parametrize("name", ["gpt2-decoder", "llama-decoder"])
+@pytest.mark.parametrize(("name", "chunk"), [("gpt2-decoder", 2), ("llama-decoder", 0)])
 def test_a_branch_for_single_tokens_serves_one_request_after_another(name: str, chunk: int) -> None:
     """Prompts then run by the other branch, and parts of them that follow others token by token."""
     plain = PlainDecoder(small_decoder(name))
     with Generator(merge(small_decoder(name), traced=True), threads=1, chunk=chunk) as generator:
-        assert isinstance(generator._loop.engine, MergedEngine)
+        assert isinstance(loop_of(generator).engine, MergedEngine)
         assert generator.refused.endswith("its branch with a cache computes prompts otherwise than the other branch")
         assert generated(generator) == [plain.generate(ids, 12) for ids in PROMPTS]
 
 
-@pytest.mark.parametrize("chunk", [0, 2])
-def test_a_branch_without_scores_of_prompts_is_not_used_for_them(chunk: int) -> None:
+def test_a_branch_without_scores_of_prompts_is_not_used_for_them() -> None:
     """The branch with past keys and values gives numbers for single tokens only, and NaN for several."""
-    merged = merge(small_decoder("llama-decoder"))
+    merged = merge(small_decoder("llama-decoder", layers=1))
     (node,) = merged.graph.node
     cached = next(attribute.g for attribute in node.attribute if attribute.name == "then_branch")
     next(other for other in cached.node if "logits" in other.output).output[0] = "own"
@@ -125,139 +115,54 @@ def test_a_branch_without_scores_of_prompts_is_not_used_for_them(chunk: int) -> 
     ):
         cached.node.append(helper.make_node(kind, inputs, [output], **options))
     cached.initializer.append(numpy_helper.from_array(np.float32([2]), "two"))
-    plain = PlainDecoder(small_decoder("llama-decoder"))
-    with Generator(merged, threads=1, chunk=chunk) as generator:
-        assert isinstance(generator._loop.engine, MergedEngine)
+    plain = PlainDecoder(small_decoder("llama-decoder", layers=1))
+    with Generator(merged, threads=1, chunk=2) as generator:
+        assert isinstance(loop_of(generator).engine, MergedEngine)
         assert generator.refused.endswith("its branch with a cache computes prompts otherwise than the other branch")
         assert generated(generator) == [plain.generate(ids, 12) for ids in PROMPTS]
 
 
-@pytest.mark.parametrize("window", [2, 6])
-def test_branches_that_trim_their_caches(window: int) -> None:
+def test_branches_that_trim_their_caches() -> None:
     """Each branch returns the rows that the next token sees; requests run one by one, longer than that."""
-    plain = PlainDecoder(trim_caches(small_decoder("llama-decoder"), window))
-    with Generator(merge(trim_caches(small_decoder("llama-decoder"), window)), threads=1) as generator:
-        assert isinstance(generator._loop.engine, MergedEngine)
+    plain = PlainDecoder(trim_caches(small_decoder("llama-decoder"), 3))
+    with Generator(merge(trim_caches(small_decoder("llama-decoder"), 3)), threads=1) as generator:
+        assert isinstance(loop_of(generator).engine, MergedEngine)
         assert "Slice 'trim present.0.key' may drop rows of 'present.0.key'" in generator.refused
         assert generated(generator) == [plain.generate(ids, 12) for ids in PROMPTS]
 
 
 def test_a_merged_decoder_with_few_positions() -> None:
     """A model that cannot run the prompt of the comparison generates by both branches."""
-    plain = PlainDecoder(small_decoder("gpt2-decoder", context=8))
-    with Generator(merge(small_decoder("gpt2-decoder", context=8)), threads=1) as generator:
-        assert isinstance(generator._loop.engine, MergedEngine)
+    plain = PlainDecoder(small_decoder("gpt2-decoder", layers=1, context=8))
+    with Generator(merge(small_decoder("gpt2-decoder", layers=1, context=8)), threads=1) as generator:
+        assert isinstance(loop_of(generator).engine, MergedEngine)
         assert "it cannot run a prompt of 9 tokens" in generator.refused
         assert generator.submit([1, 2, 3], 5).result(60) == plain.generate([1, 2, 3], 5)
 
 
-def by_the_first_branch(model: Path, ids: list[int], count: int) -> list[int]:
-    """Return what plain onnxruntime generates with the branch for prompts: the whole text again for every token."""
-    session = ort.InferenceSession(str(model), providers=["CPUExecutionProvider"])
-    inputs = {argument.name: argument.shape for argument in session.get_inputs()}
-    text = list(ids)
-    for _ in range(count):
-        known = {
-            "input_ids": np.array([text]),
-            "attention_mask": np.ones((1, len(text)), np.int64),
-            "position_ids": np.arange(len(text))[None],
-            "use_cache_branch": np.array([False]),
-        }
-        caches = {name: shape for name, shape in inputs.items() if "past" in name}
-        unused = {name: np.zeros((1, shape[1], 1, shape[3]), np.float32) for name, shape in caches.items()}
-        feed = {name: value for name, value in known.items() if name in inputs} | unused
-        text.append(int(np.argmax(session.run(["logits"], feed)[0][0, -1])))
-    return text[len(ids) :]
-
-
-@pytest.mark.parametrize(
-    ("stem", "engine"),
-    [("optimum_models-llama-merged", SelectiveEngine), ("optimum_models-gpt2-merged", MergedEngine)],
-)
-@pytest.mark.parametrize("chunk", [0, 2])
-def test_merged_decoders_of_optimum(stem: str, engine: type[Any], chunk: int, tmp_path: Path) -> None:
-    """Of two exports, the branch of Llama computes prompts, and that of GPT-2 was traced with single tokens."""
-    model = read_sample(stem, tmp_path).model
-    with Generator(model, threads=1, chunk=chunk) as generator:
-        assert type(generator._loop.engine) is engine
-        assert generated(generator) == [by_the_first_branch(model, ids, 12) for ids in PROMPTS]
-
-
-def test_requests_beyond_the_context_are_refused_at_once(tmp_path: Path) -> None:
-    """Both branches of GPT-2 read a table by position; the whole of it can be used, and nothing beyond."""
-    model = read_sample("optimum_models-gpt2-merged", tmp_path).model
-    with Generator(model, threads=1) as generator:
-        assert isinstance(generator._loop.engine, MergedEngine)
-        assert generator.context == 64
-        assert len(generator.submit([1] * 60, 5).result(60)) == 5
-        with pytest.raises(OptionError, match="positions for 64 tokens, the request needs 65"):
-            generator.submit([1] * 60, 6)
-
-
 def test_the_context_that_the_configuration_states(tmp_path: Path) -> None:
-    """Llama's rotation has no table; the configuration beside the model has the length. A smaller table counts."""
-    model = read_sample("optimum_models-llama-merged", tmp_path).model
-    with Generator(model, threads=1) as generator:
-        assert generator.context == 0
-    (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 50, "eos_token_id": None}))
-    with Generator(model, threads=1) as generator:
-        assert generator.context == 50
-        assert len(generator.submit([1] * 45, 6).result(60)) == 6
-        with pytest.raises(OptionError, match="positions for 50 tokens, the request needs 51"):
-            generator.submit([1] * 45, 7)
-    (tmp_path / "gpt2").mkdir()
-    (tmp_path / "gpt2" / "config.json").write_text(json.dumps({"n_positions": 1024}))
-    with Generator(read_sample("optimum_models-gpt2-merged", tmp_path / "gpt2").model, threads=1) as generator:
-        assert generator.context == 64
+    """The configuration beside a model has a length that its tables do not state; the smaller one of both counts."""
+    for model, stated, expected in (
+        (merge(small_decoder("gpt2-decoder", layers=1)), None, 64),
+        (merge(small_decoder("gpt2-decoder", layers=1)), 1024, 64),
+        (merge(small_decoder("gpt2-decoder", layers=1)), 50, 50),
+        (merge(with_hidden_context(small_decoder("gpt2-decoder", layers=1))), None, 0),
+        (merge(with_hidden_context(small_decoder("gpt2-decoder", layers=1))), 50, 50),
+    ):
+        onnx.save(model, tmp_path / "model.onnx")
+        (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": stated}))
+        assert decoder_signature(chrion.load(tmp_path / "model.onnx")).context == expected
 
 
-def test_a_failure_beyond_an_unknown_context_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_beyond_an_unknown_context_says_so() -> None:
     """A request that exceeds a length that nothing states fails with a hint, and later ones are served."""
-    monkeypatch.setattr("chrion.graph.decoder.table_rows", lambda *_: 0)
-    plain = PlainDecoder(small_decoder("gpt2-decoder"))
-    with Generator(merge(small_decoder("gpt2-decoder"), traced=True), threads=1) as generator:
+    plain = PlainDecoder(with_hidden_context(small_decoder("gpt2-decoder", layers=1)))
+    with Generator(
+        merge(with_hidden_context(small_decoder("gpt2-decoder", layers=1)), traced=True), threads=1
+    ) as generator:
         assert generator.context == 0
         stream = generator.submit([1] * 60, 30)
         with pytest.raises(GenerationError, match="does not state its context length") as failed:
             stream.result(60)
         assert "\n" not in str(failed.value)
         assert generator.submit([1, 2], 3).result(60) == plain.generate([1, 2], 3)
-
-
-@pytest.mark.parametrize(("at", "hint"), [(1, ""), (2, ""), (2, "use less memory")])
-def test_only_later_failures_without_a_hint_are_about_the_context(
-    at: int, hint: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The hint needs tokens that were processed; the message has their number, and a hint of the engine remains."""
-    monkeypatch.setattr("chrion.graph.decoder.table_rows", lambda *_: 0)
-    with Generator(merge(small_decoder("gpt2-decoder"), traced=True), threads=1) as generator:
-        run, iterations = generator._loop.engine.run, itertools.count(1)
-
-        def fail(batch: Sequence[Work]) -> list[Outcome]:
-            return [GenerationError("it broke", hint=hint)] if next(iterations) == at else run(batch)
-
-        monkeypatch.setattr(generator._loop.engine, "run", fail)
-        with pytest.raises(GenerationError) as failed:
-            generator.submit([1] * 10, 5).result(60)
-    about = (failed.value.message, failed.value.hint)
-    if at == 2 and not hint:
-        assert about[0] == "it broke, after 10 tokens"
-        assert "max_position_embeddings" in about[1]
-    else:
-        assert about == ("it broke", hint)
-
-
-@pytest.mark.parametrize(
-    ("stem", "about"),
-    [
-        ("transformer_multimodal-t5-decoder-past", "which reads 'encoder_"),
-        ("transformer_multimodal-whisper-decoder-past", "which reads '"),
-        ("optimum_models-whisper-merged-decoder", "which reads 'encoder_hidden_states'"),
-    ],
-)
-def test_encoder_decoder_models_are_refused_in_one_line(stem: str, about: str, tmp_path: Path) -> None:
-    """The message says that the model is part of an encoder-decoder model."""
-    graph = chrion.load(read_sample(stem, tmp_path).model)
-    with pytest.raises(ModelError, match=f"part of an encoder-decoder model, {about}") as refused:
-        decoder_signature(graph)
-    assert "\n" not in str(refused.value)

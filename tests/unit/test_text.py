@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders
+from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE, WordLevel
 
 from chrion.generation.text import TextBuilder, load_tokenizer
 
 WORDS = ["▁Once", "▁upon", "▁a", "▁time", "▁there", "▁was", "<unk>"]
 BYTES = [f"<0x{value:02X}>" for value in range(256)]
+TEXT = "Grüße, 世界! 👩‍🚀 naïve — עברית end. And more."
 
 
 def sentencepiece() -> Tokenizer:
@@ -24,6 +26,22 @@ def sentencepiece() -> Tokenizer:
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
+    return tokenizer
+
+
+def byte_level() -> Tokenizer:
+    """Return a tokenizer of single bytes as GPT-2's, which writes each byte as a character."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(BPE({token: at for at, token in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def byte_fallback() -> Tokenizer:
+    """Return a tokenizer of single bytes as those of SentencePiece models write unknown characters."""
+    tokenizer = Tokenizer(BPE({token: at for at, token in enumerate(BYTES)}, [], byte_fallback=True))
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
     return tokenizer
 
 
@@ -51,6 +69,22 @@ def test_the_text_continues_the_prompt() -> None:
     once, there = [256, 257, 258, 259], [260, 261]
     assert grow(tokenizer, there, prompt=once) == [" there", " was", ""]
     assert grow(tokenizer, once) == ["Once", " upon", " a", " time", ""]
+
+
+@pytest.mark.parametrize("make", [byte_level, byte_fallback])
+def test_characters_and_stop_strings_of_several_tokens(make: Callable[[], Tokenizer]) -> None:
+    """Characters arrive whole, and nothing of a stop string is released."""
+    tokenizer = make()
+    prompt, tokens = (tokenizer.encode(text).ids for text in ("é", TEXT))
+    assert len(tokens) == len(TEXT.encode())
+    for stop in ("not in it", "世界!", "👩‍🚀", "end. And", "—"):
+        builder, pieces = TextBuilder(tokenizer, ["never", stop], prompt), list[str]()
+        while len(pieces) < len(tokens) and not builder.stopped:
+            pieces.append(builder.add(tokens[len(pieces)]))
+        pieces.append(builder.finish())
+        assert "".join(pieces) == TEXT.partition(stop)[0]
+        assert builder.stopped == (stop in TEXT)
+        assert all("\N{REPLACEMENT CHARACTER}" not in piece for piece in pieces)
 
 
 @given(prompt=st.text(max_size=8), text=st.text(max_size=12))

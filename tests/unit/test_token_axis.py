@@ -99,6 +99,9 @@ TOKEN_WISE = [
     Case("ArgMax", "x", X, attributes={"axis": -1}, about="kept"),
     Case("OneHot", "x d v", PICKED, {"d": np.array(4), "v": np.array([0, 1])}),
     Case("OneHot", "x d v", PICKED, {"d": np.array(4), "v": np.array([0, 1])}, {"axis": 0}, about="before"),
+    Case("Gather", "t x", {"x": (numbers(9, 2, TOKENS), 1)}, {"t": floats(3, 9)}, {"axis": 1}),
+    Case("Gather", "x i", {"x": (floats(3, TOKENS, 4), 1)}, {"i": np.array([[0, 2], [1, 1]])}, about="before"),
+    Case("Gather", "x i", {"x": (floats(3, TOKENS, 4), 1)}, {"i": np.array([0, 2])}, {"axis": -1}, about="behind"),
     Case("GatherElements", "x i", {**X, "i": (numbers(8, 1, TOKENS, 3), 1)}, attributes={"axis": 2}),
     Case("GatherElements", "t x", {"x": (numbers(9, 1, TOKENS, 4), 1)}, {"t": floats(1, 9, 4)}, {"axis": 1}),
     Case("GatherND", "t x", {"x": (numbers(9, 1, TOKENS, 1), 1)}, {"t": floats(9, 4)}),
@@ -170,6 +173,8 @@ MIXING = [
     Case("TopK", "x k", X, {"k": np.array([2])}, {"axis": 1}, outputs=2),
     Case("Tile", "x n", X, {"n": np.array([1, 2, 1])}),
     Case("ArgMax", "x", X, attributes={"axis": 1}),
+    Case("Gather", "x i", X, {"i": np.array([0, 2])}, {"axis": 1}),
+    Case("Gather", "x i", {**X, "i": (numbers(5, TOKENS), 0)}, attributes={"axis": 1}, about="both"),
     Case("GatherElements", "x i", {**X, "i": (numbers(TOKENS, 1, TOKENS, 3), 1)}, attributes={"axis": 1}),
     Case(
         "GatherElements", "t x", {"x": (numbers(4, TOKENS, 4), 0)}, {"t": floats(TOKENS, 4)}, {"axis": 1}, about="rows"
@@ -256,4 +261,5 @@ def test_rows_that_are_equal_for_all_tokens(node: onnx.NodeProto, source: tuple[
     """A constant that is repeated for each token is token-wise, and one that varies along that axis is not."""
     shapes = {"x": tuple(Size(0, 0, n) for n in source), "y": (Size(0, 0, 1), Size(1, 0, 0), Size(0, 0, 8))}
     assert tokens_axis(shapes["y"]) == 1
+    assert tokens_axis((*shapes["y"], Size(0, 1, 0))) is None  # the past is another length
     assert token_axes(node, {}, Observation(shapes, {}, {}, {})) == (None if axis is None else (axis,))

@@ -10,6 +10,7 @@ import pytest
 
 from chrion.errors import GenerationError
 from chrion.generation import Stream, Token
+from seams.generation import waiting_readers
 
 
 def new_stream() -> Stream:
@@ -55,7 +56,53 @@ def test_a_wait_ends_after_its_time(timeout: float) -> None:
     stream = new_stream()
     with pytest.raises(TimeoutError):
         stream.result(timeout)
-    assert not stream._waiting_for_end
+    assert waiting_readers(stream) == 0
+
+
+def test_tasks_that_give_up_leave_nothing_behind() -> None:
+    """Reads with a timeout of a stream without tokens."""
+    stream = new_stream()
+
+    async def poll() -> None:
+        for _ in range(20):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(anext(aiter(stream)), 0.001)
+
+    asyncio.run(poll())
+    assert waiting_readers(stream) == 0
+
+
+def test_a_stream_outlives_the_event_loop_that_waited_for_it() -> None:
+    """A loop that ends while a reader waits does not disturb what ends the stream; it can be read elsewhere."""
+    stream, loop = new_stream(), asyncio.new_event_loop()
+    waiting = loop.create_task(stream.wait_async(0))
+    loop.run_until_complete(asyncio.sleep(0))
+    waiting.cancel()
+    loop.close()
+    assert waiting_readers(stream) == 1  # the task could not end
+    stream.put(Token(5))
+    stream.finish("length")
+    assert stream.result() == [5]
+
+
+def test_a_forked_child_wakes_no_reader_of_its_parent() -> None:
+    """The stream fails in the child, whose callbacks and readers are those that come later."""
+    stream, called = new_stream(), list[str]()
+    stream.add_done_callback(lambda _: called.append("parent"))
+
+    async def fork() -> None:
+        reading = asyncio.create_task(stream.wait_async(0))
+        await asyncio.sleep(0)
+        stream.after_fork(GenerationError("forked"))
+        await asyncio.sleep(0)
+        assert not reading.done()
+        reading.cancel()
+
+    asyncio.run(fork())
+    stream.add_done_callback(lambda _: called.append("child"))
+    assert (waiting_readers(stream), stream.finish_reason, called) == (0, "error", ["child"])
+    with pytest.raises(GenerationError, match="forked"):
+        stream.result()
 
 
 @pytest.mark.parametrize("timeout", [None, math.inf, 1e10])
@@ -98,4 +145,4 @@ def test_readers_in_threads_and_loops_see_every_token() -> None:
     for thread in reading:
         thread.join(60)
     assert found == [list(range(2000))] * 8
-    assert not stream._waiting
+    assert waiting_readers(stream) == 0
