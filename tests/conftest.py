@@ -8,22 +8,18 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import property_tests  # noqa: F401 - registers the profiles of Hypothesis
 from chrion import HybridSession
+from chrion.native import available
 from chrion.profiler import measure_graph
 from chrion.runtime import crowding
-from chrion.runtime.execution import native_executor as native
-from chrion.runtime.execution.device_frame import DeviceFrame
-from chrion.runtime.execution.engine import CutEngine
 from chrion.runtime.selection import guard
-from chrion.scheduler import planner
-from chrion.scheduler.evaluation.validation import check_solution
 from helpers import FakeInterferenceMonitor, lane_threads
 from mirror_device import MirrorDevice
+from seams.execution import check_frames, check_plans, shorten_planning, without_native_lanes
 
 #: Folders whose tests have the marker of the same name.
 _TIERS = ("process", "quality", "parity", "libraries", "webgpu")
@@ -58,44 +54,26 @@ def _no_interference() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _valid_plans() -> Iterator[None]:
-    """Check the schedule of every plan that a test makes."""
-    made = planner._PlanBuilder.build
-
-    def checked(draft: Any, chosen: Any, *baselines: Any) -> Any:
-        check_solution(chosen.graph.dag, draft.costs_of(chosen.graph.dag), chosen.solution)
-        return made(draft, chosen, *baselines)
-
+def _checked_plans() -> Iterator[None]:
+    """Check the schedule of every plan, and that every frame on a second device holds what its plan predicts."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(planner._PlanBuilder, "build", checked)
+        check_plans(patch)
+        check_frames(patch, (MirrorDevice,))
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _predicted_frames() -> Iterator[None]:
-    """Check that every frame on a second device holds exactly what its plan predicts."""
-    open_engine, make_frame = CutEngine.__init__, DeviceFrame.__init__
-
-    def checked_engine(self: CutEngine, graph: Any, plan: Any, *rest: Any, **options: Any) -> None:
-        open_engine(self, graph, plan, *rest, **options)
-        device = self._accelerator.device if self._accelerator else None
-        if isinstance(device, MirrorDevice) or (device is not None and device.name != "cpu"):
-            assert self.frame_buffers.bytes == round(plan.predicted.frame_mb * 1e6)
-
-    def checked_frame(self: DeviceFrame, graph: Any, segments: Any, device: Any, planned: Any) -> None:
-        make_frame(self, graph, segments, device, planned)
-        assert self.device_bytes == planned.bytes
-
+@pytest.fixture(scope="module")
+def short_planning() -> Iterator[None]:
+    """Shorten measurements and searches, in tests for which it does not matter which plan they find."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(CutEngine, "__init__", checked_engine)
-        patch.setattr(DeviceFrame, "__init__", checked_frame)
+        shorten_planning(patch)
         yield
 
 
 @pytest.fixture
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use Python threads as lanes, as on a machine without a compiler."""
-    monkeypatch.setattr(native, "available", lambda: False)
+    without_native_lanes(monkeypatch)
 
 
 @pytest.fixture
@@ -110,7 +88,7 @@ def either_lanes(request: pytest.FixtureRequest) -> None:
     """Run the test with native lanes and with Python threads as lanes."""
     if not request.param:
         request.getfixturevalue("interpreted")
-    elif not native.available():
+    elif not available():
         pytest.skip("native lanes are not compiled")
 
 

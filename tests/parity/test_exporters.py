@@ -22,12 +22,10 @@ from memory_check import Comparison, Footprint, above_aim, summarise
 from sample import SAMPLE, read_sample, sample_case, sample_names
 
 import exporters
-from chrion.profiler import operator_bench
-from chrion.runtime.selection import guard
-from chrion.scheduler.search.local_search import LocalSearch
 from helpers import FLOAT, branches, make_model, node, value
 from output_comparison import Tolerance
 
+pytestmark = pytest.mark.usefixtures("short_planning")
 NAMES = sample_names()
 #: Exporters of which the sample must contain models.
 EXPORTERS = (
@@ -51,18 +49,6 @@ CUTTABLE = ("transformer", "vision", "ort_tools", "genai_models")
 #: Transformers that the sample must contain, since onnxruntime fuses a part of an attention unlike the whole.
 TRANSFORMERS = ("bert", "gpt2-past", "llama-past", "t5-", "vit", "whisper-", "swin")
 DEFAULT_TOLERANCE = Tolerance()
-
-
-@pytest.fixture(autouse=True)
-def _short_measurements() -> Iterator[None]:
-    """Shorten measurements and planning, since the choice of the session does not matter."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(operator_bench, "_WINDOW_S", 0.0)
-        patch.setattr(guard, "_TRIAL_S", 0.0)
-        patch.setattr(guard, "_MIN_ROUNDS", 1)
-        patch.setattr(guard, "_BUDGET_S", 0.0)
-        patch.setitem(LocalSearch.improve.__kwdefaults__, "budget", 4000)
-        yield
 
 
 @pytest.fixture(autouse=True)
