@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import math
 import os
 import time
 from collections.abc import Iterator
@@ -15,11 +14,9 @@ import property_tests  # noqa: F401 - registers the profiles of Hypothesis
 from chrion import HybridSession
 from chrion.native import available
 from chrion.profiler import measure_graph
-from chrion.runtime import crowding
 from chrion.runtime.selection import guard
 from helpers import FakeInterferenceMonitor, lane_threads
-from mirror_device import MirrorDevice
-from seams.execution import check_frames, check_plans, shorten_planning, without_native_lanes
+from seams.execution import check_frames, check_plans, serve_crowds, shorten_planning, without_native_lanes
 
 #: Folders whose tests have the marker of the same name.
 _TIERS = ("process", "quality", "parity", "libraries", "webgpu")
@@ -58,7 +55,7 @@ def _checked_plans() -> Iterator[None]:
     """Check the schedule of every plan, and that every frame on a second device holds what its plan predicts."""
     with pytest.MonkeyPatch.context() as patch:
         check_plans(patch)
-        check_frames(patch, (MirrorDevice,))
+        check_frames(patch)
         yield
 
 
@@ -79,8 +76,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def uncrowded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Serve requests by the plan's lanes, however many are in flight."""
-    monkeypatch.setattr(crowding, "_PATIENCE", math.inf)
-    monkeypatch.setattr(crowding, "_PATIENCE_S", math.inf)
+    serve_crowds(monkeypatch)
 
 
 @pytest.fixture(params=[True, False], ids=["native", "interpreted"])

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import math
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,17 +14,23 @@ from typing import Any
 import onnxruntime as ort
 import pytest
 
-from chrion import HybridSession
-from chrion.devices import CPU_PROVIDER, Device
+import mirror_device
+from chrion import Graph, HybridSession, Plan, Profile, core_leases
+from chrion.devices import CPU_PROVIDER, Device, providers
+from chrion.graph.model import TensorInfo
 from chrion.profiler import costs, operator_bench
 from chrion.profiler.costs import BufferSupport
-from chrion.runtime.execution import accelerator, native_executor
+from chrion.runtime import crowding
+from chrion.runtime.execution import accelerator, device_frame, engine, host_frame, lane_groups, native_executor
 from chrion.runtime.execution.device_frame import BufferKey, DeviceFrame
 from chrion.runtime.execution.engine import CutEngine, Engine
 from chrion.runtime.execution.executor import Executor
 from chrion.runtime.execution.lane_groups import LaneGroup, LaneGroups
+from chrion.runtime.execution.program import Copy, Run, Signal, Wait
 from chrion.runtime.execution.python_executor import PythonExecutor
-from chrion.runtime.selection import guard
+from chrion.runtime.selection import guard, selector
+from chrion.runtime.selection.configuration import SessionConfig
+from chrion.runtime.selection.guard import Comparison
 from chrion.scheduler import planner
 from chrion.scheduler.evaluation.validation import check_solution
 from chrion.scheduler.policies import chrion as default_policy
@@ -37,15 +46,15 @@ def engine_of(session: HybridSession) -> Engine:
 
 def cut_engine(session: HybridSession) -> CutEngine:
     """Return the engine that executes the session's plan."""
-    engine = engine_of(session)
-    assert isinstance(engine, CutEngine)
-    return engine
+    found = engine_of(session)
+    assert isinstance(found, CutEngine)
+    return found
 
 
 def executor_of(session: HybridSession) -> Executor[Any]:
     """Return the executor that serves a session's requests."""
-    engine = cut_engine(session)
-    executor = engine._native or engine._python
+    cut = cut_engine(session)
+    executor = cut._native or cut._python
     assert executor is not None
     return executor
 
@@ -66,11 +75,6 @@ def groups_of(session: HybridSession) -> LaneGroups[Any]:
     return groups
 
 
-def open_groups(groups: LaneGroups[Any]) -> list[LaneGroup[Any]]:
-    """Return the groups that have been opened."""
-    return groups._groups
-
-
 def leases(groups: LaneGroups[Any]) -> int:
     """Return how many requests have a group."""
     return len(groups._used)
@@ -83,6 +87,34 @@ def around_requests(session: HybridSession, around: Callable[..., None]) -> Iter
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(executor, "_perform", functools.partial(around, executor._perform))
         yield
+
+
+@contextmanager
+def around_leases(session: HybridSession, around: Callable[..., LaneGroup[Any]]) -> Iterator[None]:
+    """Call ``around`` in place of the method that leases a group of lanes, which is its first argument."""
+    groups = groups_of(session)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(groups, "lease", functools.partial(around, groups.lease))
+        yield
+
+
+def use_cores(monkeypatch: pytest.MonkeyPatch, cores: Sequence[int]) -> None:
+    """Let lanes be pinned to some cores, none of which is leased; pinning to one that does not exist has no effect."""
+    for module in (core_leases, lane_groups):
+        monkeypatch.setattr(module, "physical_cores", lambda: tuple(cores))
+    monkeypatch.setattr(core_leases, "allowed_cores", lambda: tuple(cores))
+    monkeypatch.setattr(core_leases, "_registry", core_leases._Registry())
+
+
+def lock_of(groups: LaneGroups[Any]) -> threading.RLock:
+    """Return the lock of groups of lanes."""
+    return groups._lock
+
+
+def serve_crowds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Serve requests by the plan's lanes, however many are in flight."""
+    for name in ("_PATIENCE", "_PATIENCE_S"):
+        monkeypatch.setattr(crowding, name, math.inf)
 
 
 def without_native_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +152,94 @@ def buffers_of(frame: DeviceFrame) -> Mapping[BufferKey, ort.OrtValue]:
     return {key: kept for key, kept in frame._buffers.items() if frame._graph.constant(key.name) is None}
 
 
+#: Calls that use the accelerator or open sessions of segments.
+_CALLS: dict[str, tuple[object, str]] = {
+    "open a session": (accelerator.Accelerator, "open"),
+    "run a session": (accelerator.Accelerator, "run"),
+    "keep a buffer": (DeviceFrame, "_keep"),
+    "open segments": (engine, "SegmentFactory"),
+}
+
+
+def fail_call(monkeypatch: pytest.MonkeyPatch, call: str, error: Exception, after: int = 0) -> None:
+    """Let a call raise an error, except the first ``after`` times.
+
+    Each error is a new one, since an error keeps all frames that it has passed.
+    """
+    owner, name = _CALLS[call]
+    original, counter = getattr(owner, name), itertools.count()
+
+    def fail(*given: Any, **options: Any) -> Any:
+        if next(counter) >= after:
+            raise type(error)(*error.args)
+        return original(*given, **options)
+
+    monkeypatch.setattr(owner, name, fail)
+
+
+def fail_copy(monkeypatch: pytest.MonkeyPatch, copied: Copy, strike: Callable[[], None]) -> None:
+    """Strike before the copies of one instruction."""
+    copy = DeviceFrame.copy
+
+    def failing(frame: DeviceFrame, name: str, *, upload: bool) -> None:
+        if (name, upload) == (copied.value, copied.upload):
+            strike()
+        copy(frame, name, upload=upload)
+
+    monkeypatch.setattr(DeviceFrame, "copy", failing)
+
+
+def fail_allocation(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+    """Let one allocation of a buffer fail, counted from 0 over all frames and all memories."""
+    allocate, counter = host_frame.allocate, itertools.count()
+
+    def failing(info: TensorInfo) -> ort.OrtValue:
+        if next(counter) == at:
+            raise MemoryError("injected")
+        return allocate(info)
+
+    monkeypatch.setattr(host_frame, "allocate", failing)
+    monkeypatch.setattr(device_frame, "allocate", failing)
+    monkeypatch.setattr(mirror_device, "allocate", failing)
+
+
+def kill_lane(monkeypatch: pytest.MonkeyPatch, killed: int, at: int) -> None:
+    """Let the thread of a lane end without a report, once, before one of its instructions."""
+    run_lane, left = PythonExecutor.run_lane, iter([True])
+
+    def mortal(executor: PythonExecutor, request: Any, lane: int) -> None:
+        if lane != killed or not next(left, False):
+            run_lane(executor, request, lane)
+            return
+        steps = executor._program.lanes[lane]
+        for step in steps[:at]:
+            if isinstance(step, Wait):
+                request.counters[step.lane].wait(step.count, on_timeout=request.group.lanes.replace_dead)
+            elif isinstance(step, Signal):
+                request.counters[lane].advance(step.count)
+            else:
+                request.current[lane] = step
+                executor._carry_out(request, lane, step)
+        if isinstance(steps[at], Run | Copy):
+            request.current[lane] = steps[at]
+        raise SystemExit
+
+    monkeypatch.setattr(PythonExecutor, "run_lane", mortal)
+
+
+def fail_provider(monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
+    """Give the reason why an execution provider does not work on this machine."""
+    monkeypatch.setattr(providers, "failure_reason", lambda _: reason)
+
+
 # Plans.
+
+
+def select_by(monkeypatch: pytest.MonkeyPatch, plan: Callable[[Graph, Profile], Plan]) -> None:
+    """Use the CPU as accelerator of sessions that select their engine, and select the plan of a function."""
+    monkeypatch.setattr(SessionConfig, "accelerator", property(lambda _: (CPU_PROVIDER, {})))
+    monkeypatch.setattr(selector, "alternatives", lambda graph, profile, *_, **__: [plan(graph, profile)])
+    monkeypatch.setattr(selector, "compare", lambda candidates, _: Comparison(candidates[-1].name, ()))
 
 
 def check_plans(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,15 +253,15 @@ def check_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planner._PlanBuilder, "build", checked)
 
 
-def check_frames(monkeypatch: pytest.MonkeyPatch, kinds: tuple[type[Device], ...]) -> None:
-    """Check that every frame on a device of certain kinds holds exactly what its plan predicts."""
+def check_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check that every frame on a device of separate memory holds exactly what its plan predicts."""
     open_engine = CutEngine.__init__
 
-    def checked_engine(engine: CutEngine, graph: Any, plan: Any, *rest: Any, **options: Any) -> None:
-        open_engine(engine, graph, plan, *rest, **options)
-        device = engine._accelerator.device if engine._accelerator else None
-        if isinstance(device, kinds) or (device is not None and device.name != "cpu"):
-            assert engine.frame_buffers.bytes == round(plan.predicted.frame_mb * 1e6)
+    def checked_engine(cut: CutEngine, graph: Any, plan: Any, *rest: Any, **options: Any) -> None:
+        open_engine(cut, graph, plan, *rest, **options)
+        device = cut._accelerator.device if cut._accelerator else None
+        if isinstance(device, mirror_device.MirrorDevice) or (device is not None and device.name != "cpu"):
+            assert cut.frame_buffers.bytes == round(plan.predicted.frame_mb * 1e6)
 
     def check_frame(frame: DeviceFrame, _graph: Any, _segments: Any, _device: Any, planned: Any) -> None:
         assert frame.device_bytes == planned.bytes
