@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import onnxruntime as ort
@@ -17,6 +19,7 @@ import pytest
 import mirror_device
 from chrion import Graph, HybridSession, Plan, Profile, core_leases
 from chrion.devices import CPU_PROVIDER, Device, providers
+from chrion.graph import weights_folder
 from chrion.graph.model import TensorInfo
 from chrion.profiler import costs, operator_bench
 from chrion.profiler.costs import BufferSupport
@@ -230,6 +233,19 @@ def kill_lane(monkeypatch: pytest.MonkeyPatch, killed: int, at: int) -> None:
 def fail_provider(monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
     """Give the reason why an execution provider does not work on this machine."""
     monkeypatch.setattr(providers, "failure_reason", lambda _: reason)
+
+
+# Graphs.
+
+
+@contextmanager
+def temporary_files_in(folder: Path) -> Iterator[None]:
+    """Create weights folders in a folder, as in a new process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(folder))
+        weights_folder._parent_folder.cache_clear()
+        yield
+    weights_folder._parent_folder.cache_clear()
 
 
 # Plans.
