@@ -37,8 +37,8 @@ class Effort:
         random_cuts: Number of random plans of each kind: cut around every operator, and cut only where operators wait.
         rounds: Number of times that the default session serves all requests.
         scattered_operators: Larger graphs are cut around every operator for the first request only.
-        all_shapes: Whether every policy plans for every request; otherwise the policies take the first two in turns, and
-            random plans serve those two.
+        all_shapes: Whether every policy plans for every request; otherwise policies plan for one of the first two in
+            turns, and random plans serve both.
     """
 
     policies: Sequence[str] = tuple(POLICIES)

@@ -26,6 +26,7 @@ from helpers import (
     run_plain,
     value,
 )
+from seams.execution import fail_serialisation, limit_model_bytes
 
 X = np.linspace(-2, 2, 8, dtype=np.float32).reshape(2, 4)
 ONE = [value("x", FLOAT, [2, 4])], [value("y", FLOAT, [2, 4])]
@@ -132,12 +133,8 @@ def test_a_file_above_two_gigabytes_is_refused_before_it_is_read(tmp_path: Path)
 @pytest.mark.parametrize("error", [ValueError, EncodeError])
 def test_a_proto_above_two_gigabytes_is_refused(monkeypatch: pytest.MonkeyPatch, error: type[Exception]) -> None:
     """Any error of the protobuf library when it serialises the model becomes a ModelError."""
-
-    def refuse(*_: object, **__: object) -> bytes:
-        raise error("too large")
-
     model = branches()
-    monkeypatch.setattr(onnx.ModelProto, "SerializeToString", refuse)
+    fail_serialisation(monkeypatch, error("too large"))
     with pytest.raises(ModelError, match="2 GB"):
         load(model)
 
@@ -145,7 +142,7 @@ def test_a_proto_above_two_gigabytes_is_refused(monkeypatch: pytest.MonkeyPatch,
 def test_a_proto_that_protobuf_writes_but_cannot_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some versions of the library raise no error for more than 2 GB; here the limit is lower."""
     model = branches()
-    monkeypatch.setattr("chrion.graph.reading._MAX_BYTES", model.ByteSize() - 1)
+    limit_model_bytes(monkeypatch, model.ByteSize() - 1)
     with pytest.raises(ModelError, match="2 GB"):
         load(model)
 

@@ -13,13 +13,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import onnx
 import onnxruntime as ort
 import pytest
 
 import mirror_device
 from chrion import Graph, HybridSession, Plan, Profile, core_leases
 from chrion.devices import CPU_PROVIDER, Device, providers
-from chrion.graph import weights_folder
+from chrion.graph import reading, source_weights, weights_folder
 from chrion.graph.model import TensorInfo
 from chrion.profiler import costs, operator_bench
 from chrion.profiler.costs import BufferSupport
@@ -236,6 +237,25 @@ def fail_provider(monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
 
 
 # Graphs.
+
+
+def limit_model_bytes(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """Set the size up to which protobuf reads models."""
+    monkeypatch.setattr(reading, "_MAX_BYTES", count)
+
+
+def fail_serialisation(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """Let protobuf raise an error for every model that it writes, as for one above its limit."""
+
+    def refuse(*_: object, **__: object) -> bytes:
+        raise error
+
+    monkeypatch.setattr(onnx.ModelProto, "SerializeToString", refuse)
+
+
+def hide_weights_from(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """Set the size in bytes from which external weights are neither read nor copied."""
+    monkeypatch.setattr(source_weights, "LARGE_BYTES", count)
 
 
 @contextmanager
