@@ -22,8 +22,9 @@ from chrion import Graph, HybridSession, Plan, Profile, core_leases
 from chrion.devices import CPU_PROVIDER, Device, providers
 from chrion.graph import reading, source_weights, weights_folder
 from chrion.graph.model import TensorInfo
-from chrion.profiler import costs, operator_bench
+from chrion.profiler import costs, measure_graph, operator_bench
 from chrion.profiler.costs import BufferSupport
+from chrion.profiler.operator_bench import OperatorBench
 from chrion.runtime import crowding
 from chrion.runtime.execution import accelerator, device_frame, engine, host_frame, lane_groups, native_executor
 from chrion.runtime.execution.device_frame import BufferKey, DeviceFrame
@@ -39,6 +40,7 @@ from chrion.scheduler import planner
 from chrion.scheduler.evaluation.validation import check_solution
 from chrion.scheduler.policies import chrion as default_policy
 from chrion.scheduler.search import local_search
+from helpers import FakeInterferenceMonitor
 
 # Engines, executors and lanes.
 
@@ -232,8 +234,9 @@ def kill_lane(monkeypatch: pytest.MonkeyPatch, killed: int, at: int) -> None:
 
 
 def fail_provider(monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
-    """Give the reason why an execution provider does not work on this machine."""
+    """Offer all execution providers, and give the reason why they do not work on this machine."""
     monkeypatch.setattr(providers, "failure_reason", lambda _: reason)
+    monkeypatch.setattr(providers, "provider_name", lambda name: providers.PROVIDER_NAMES.get(name, name))
 
 
 # Graphs.
@@ -266,6 +269,43 @@ def temporary_files_in(folder: Path) -> Iterator[None]:
         weights_folder._parent_folder.cache_clear()
         yield
     weights_folder._parent_folder.cache_clear()
+
+
+# The profiler.
+
+
+def simulate_cores(
+    monkeypatch: pytest.MonkeyPatch, cores: Sequence[int], time_ms: Callable[[int], float]
+) -> list[tuple[int, ...]]:
+    """Measure operators on cores of which each may be given several times.
+
+    Args:
+        monkeypatch: The fixture.
+        cores: Logical CPUs.
+        time_ms: Returns the time of any operator by the number of busy cores.
+
+    Returns:
+        The busy cores of each measurement.
+    """
+    measured: list[tuple[int, ...]] = []
+
+    def time(_: OperatorBench, busy: Sequence[int] = ()) -> list[float]:
+        measured.append(tuple(busy))
+        return [time_ms(len(busy))] * 3
+
+    monkeypatch.setattr(OperatorBench, "time", time)
+    monkeypatch.setattr(measure_graph, "physical_cores", lambda: tuple(cores))
+    return measured
+
+
+def interfere_at(monkeypatch: pytest.MonkeyPatch, checks: Sequence[int]) -> None:
+    """Find interference at some checks during a measurement of operators, counted from 0."""
+    monkeypatch.setattr(measure_graph, "UsageMonitor", lambda _: FakeInterferenceMonitor(checks))
+
+
+def set_cache_size(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """Set the size in bytes of the private cache of each core; 0 if it is unknown."""
+    monkeypatch.setattr(operator_bench, "private_cache_bytes", lambda _: count)
 
 
 # Plans.

@@ -72,9 +72,10 @@ def test_copies_and_the_machine_are_those_of_the_parts() -> None:
     assert alone.handoff_ms < profile.handoff_ms
 
 
+@pytest.mark.usefixtures("short_planning")
 def test_every_operator_of_every_variant_has_a_cost_and_counts_as_estimated(tmp_path: Path) -> None:
     """Chunks of recurrent operators are among them; plans and stored profiles keep the mark."""
-    graph = chrion.load(build("lstm", {"layers": 1, "seq": 6, "chunk": 6, "io": 16, "batch": 1}))
+    graph = chrion.load(build("lstm", {"layers": 1, "seq": 2, "chunk": 2, "io": 16, "batch": 1}))
     profile = estimate_profile(graph, L4, 2)
     assert profile.missing(graph.dag) == tuple(range(len(graph.dag)))
     plan = partition(graph, profile)
