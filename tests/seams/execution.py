@@ -22,6 +22,7 @@ from chrion import Graph, HybridSession, Plan, Profile, core_leases
 from chrion.devices import CPU_PROVIDER, Device, providers
 from chrion.graph import reading, source_weights, weights_folder
 from chrion.graph.model import TensorInfo
+from chrion.native import bindings
 from chrion.profiler import costs, measure_graph, operator_bench
 from chrion.profiler.costs import BufferSupport
 from chrion.profiler.operator_bench import OperatorBench
@@ -128,6 +129,29 @@ def without_native_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native_executor, "available", lambda: False)
 
 
+def forget_warnings() -> None:
+    """Log warnings that a process logs once, again."""
+    engine._warn_not_compiled.cache_clear()
+
+
+def note_releases(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list of the addresses of native frames, bindings and sessions that are made from now on and released."""
+    library, released = bindings._loaded(), list[int]()
+
+    def note(release: Callable[[int], object], pointer: int) -> None:
+        released.append(pointer)
+        release(pointer)
+
+    for name in ("chrion_close", "chrion_unbind", "chrion_free_frame"):
+        monkeypatch.setattr(library, name, functools.partial(note, getattr(library, name)))
+    return released
+
+
+def press(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
+    """Set the pressure of other work from which new native lanes are no longer pinned."""
+    monkeypatch.setattr(bindings, "_PRESSURE_LIMIT", limit)
+
+
 # Devices and their frames.
 
 
@@ -164,6 +188,7 @@ _CALLS: dict[str, tuple[object, str]] = {
     "run a session": (accelerator.Accelerator, "run"),
     "keep a buffer": (DeviceFrame, "_keep"),
     "open segments": (engine, "SegmentFactory"),
+    "start native lanes": (engine, "NativeExecutor"),
 }
 
 
