@@ -152,6 +152,17 @@ def lane_threads() -> list[str]:
     return [name for name in found if name.startswith("chrion-lane-")]
 
 
+def tasks() -> list[int]:
+    """Return the numbers of all threads of this process."""
+    return [int(path.name) for path in Path("/proc/self/task").iterdir()]
+
+
+def lane_tasks() -> list[int]:
+    """Return the numbers of the lanes' threads."""
+    names = {task: Path(f"/proc/self/task/{task}/comm").read_text() for task in tasks()}
+    return [task for task, name in names.items() if name.startswith("chrion-lane-")]
+
+
 def remaining_lane_threads() -> list[str]:
     """Wait up to ten seconds for lane threads to end, and return the names of those that remain."""
     end = time.monotonic() + 10

@@ -98,7 +98,7 @@ def test_a_segment_that_fails_among_other_requests(wrong: int) -> None:
         first = first_beside(session, f"pick{wrong}")
 
         def call(caller: int) -> None:
-            for turn in range(30):
+            for turn in range(12):
                 fails = caller == 0 and turn % 3 == 1
                 try:
                     found = session.run(None, feed_of(caller, wrong if fails else None))
@@ -111,7 +111,7 @@ def test_a_segment_that_fails_among_other_requests(wrong: int) -> None:
 
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(call, range(4)))
-    assert len(raised) == 10
+    assert len(raised) == 4
     assert all(f"'{first}'" in message and "out of data bounds" in message for message in raised)
 
 
@@ -224,7 +224,7 @@ def relay(rounds: int) -> tuple[NativeLanes, NativeFrame, list[ort.OrtValue]]:
 def test_lanes_alternate() -> None:
     """Each lane reads what the other has written, request after request."""
     lanes, frame, numbers = relay(rounds=501)
-    for _ in range(20):
+    for _ in range(5):
         for number in numbers:
             number.numpy()[...] = 0
         lanes.run(frame)
@@ -273,7 +273,7 @@ def test_many_sessions_from_many_threads() -> None:
 
     def make(at: int) -> None:
         start.wait()
-        for _ in range(5):
+        for _ in range(2):
             with HybridSession(graph, plan=plan) as session:
                 assert_equal(session.run(None, feeds[at]), expected[at])
 

@@ -20,14 +20,22 @@ import pytest
 import mirror_device
 from chrion import Graph, HybridSession, Plan, Profile, core_leases
 from chrion.devices import CPU_PROVIDER, Device, providers
-from chrion.graph import reading, source_weights, weights_folder
+from chrion.graph import observation, reading, source_weights, weights_folder
 from chrion.graph.model import TensorInfo
 from chrion.native import bindings
 from chrion.profiler import costs, measure_graph, operator_bench
 from chrion.profiler.costs import BufferSupport
 from chrion.profiler.operator_bench import OperatorBench
 from chrion.runtime import crowding
-from chrion.runtime.execution import accelerator, device_frame, engine, host_frame, lane_groups, native_executor
+from chrion.runtime.execution import (
+    accelerator,
+    device_frame,
+    engine,
+    host_frame,
+    lane_groups,
+    lane_threads,
+    native_executor,
+)
 from chrion.runtime.execution.device_frame import BufferKey, DeviceFrame
 from chrion.runtime.execution.engine import CutEngine, Engine
 from chrion.runtime.execution.executor import Executor
@@ -145,6 +153,13 @@ def note_releases(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     for name in ("chrion_close", "chrion_unbind", "chrion_free_frame"):
         monkeypatch.setattr(library, name, functools.partial(note, getattr(library, name)))
     return released
+
+
+def note_spins(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list of the spins of lane threads, which then take no time."""
+    spins: list[int] = []
+    monkeypatch.setattr(lane_threads, "spin", spins.append)
+    return spins
 
 
 def press(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
@@ -279,6 +294,18 @@ def fail_serialisation(monkeypatch: pytest.MonkeyPatch, error: Exception) -> Non
         raise error
 
     monkeypatch.setattr(onnx.ModelProto, "SerializeToString", refuse)
+
+
+def note_observed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list of the values of decoders that become outputs to be observed."""
+    outputs, open_analysis = list[str](), observation.open_analysis
+
+    def noted(proto: onnx.ModelProto, *given: Any) -> Any:
+        outputs.extend(output.name for output in proto.graph.output)
+        return open_analysis(proto, *given)
+
+    monkeypatch.setattr(observation, "open_analysis", noted)
+    return outputs
 
 
 def hide_weights_from(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
