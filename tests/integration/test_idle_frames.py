@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 import weakref
 from collections import deque
@@ -76,7 +75,6 @@ def test_no_value_of_a_request_is_kept_alive(model: onnx.ModelProto, lanes: str)
             refs.append(weakref.ref(target))
             assert_equal([target.numpy()], run_plain(model, {"x": x})[-1:])
             del x, outputs, given, values, binding, target
-            gc.collect()
             assert [ref() for ref in (*arrays, *refs)] == [None] * (len(arrays) + len(refs))
 
 
@@ -97,7 +95,7 @@ def run_together(session: HybridSession, count: int, width: int) -> deque[Any]:
 @pytest.mark.parametrize("lanes", ["cpu", "accelerator"])
 def test_a_burst_leaves_few_frames(lanes: str) -> None:
     """At most 16 frames of 32 MB together are kept after a burst, and always one for each group of lanes."""
-    for width, count, kept in ((SMALL, 20, 16), (800_000, 5, 2), (2_100_000, 3, 0)):
+    for width, count, kept in ((SMALL, 20, 16), (800_000, 4, 2), (2_100_000, 2, 0)):
         with session_of(wide(width), lanes) as session:
             frames = run_together(session, count, width)
             assert len(frames) == max(kept, cut_engine(session).capacity)
@@ -112,7 +110,7 @@ def test_all_ways_of_passing_values_alternate() -> None:
     for size in (SMALL, 600):
         model = branches(size=size)
         with cut_session(model) as session:
-            for _ in range(12):
+            for _ in range(8):
                 x = rng.standard_normal((2, size)).astype(np.float32)
                 expected = run_plain(model, {"x": x})
                 given = ort.OrtValue.ortvalue_from_numpy(x)

@@ -114,8 +114,15 @@ def put_text_files(folder: Path, *, words: str, end: int) -> None:
     (folder / "chat_template.jinja").write_text(f"{words}{{{{ messages[0].content }}}}")
 
 
-@pytest.mark.parametrize("beside", [{"link"}, {"target"}, {"link", "target"}], ids="-".join)
-@pytest.mark.parametrize("weights", ["model.onnx", "weights.bin"], ids=["one file", "weights beside the target"])
+@pytest.mark.parametrize(
+    ("beside", "weights"),
+    [
+        ({"link"}, "weights.bin"),
+        ({"target"}, "weights.bin"),
+        ({"target"}, "model.onnx"),
+        ({"link", "target"}, "model.onnx"),
+    ],
+)
 def test_files_that_belong_to_a_link(beside: set[str], weights: str, tmp_path: Path) -> None:
     """The configuration, the tokenizer and the template are beside the link, or else beside the file it leads to."""
     model = small_decoder("llama-decoder")
