@@ -15,7 +15,7 @@ from chrion import HybridSession
 from chrion.native import available
 from chrion.profiler import measure_graph
 from chrion.runtime.selection import guard
-from helpers import FakeInterferenceMonitor, lane_threads
+from helpers import FakeInterferenceMonitor, lanes
 from seams.execution import check_frames, check_plans, serve_crowds, shorten_planning, without_native_lanes
 
 #: Folders whose tests have the marker of the same name.
@@ -91,13 +91,13 @@ def either_lanes(request: pytest.FixtureRequest) -> None:
 @pytest.fixture(autouse=True)
 def _nothing_left() -> Iterator[None]:
     """Check that no lane thread outlives its session, and that the caller's affinity is restored."""
-    before = os.sched_getaffinity(0)
+    affinity, before = os.sched_getaffinity(0), lanes().keys()
     yield
-    assert os.sched_getaffinity(0) == before, "the main thread's affinity was not restored"
+    assert os.sched_getaffinity(0) == affinity, "the main thread's affinity was not restored"
     end = time.monotonic() + 10
-    while lane_threads():
+    while left := lanes().keys() - before:
         gc.collect()
         if any(isinstance(thing, HybridSession) for thing in gc.get_objects()):
             return  # a fixture of a wider scope still holds one
-        assert time.monotonic() < end, f"left behind: {lane_threads()}"
+        assert time.monotonic() < end, f"left behind: {left}"
         time.sleep(0.01)

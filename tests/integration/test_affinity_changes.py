@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from chrion.native import available
-from helpers import lane_tasks, tasks
+from helpers import lanes, tasks
 from process_exits import busy_session
 from seams.execution import groups_of, press
 
@@ -100,12 +100,12 @@ def test_lanes_leave_cpus_that_are_taken_from_the_process() -> None:
         with affinity_of(tasks(), {cpu}):
             for _ in range(3):
                 np.testing.assert_array_equal(session.run(None, feed)[0], expected[0])
-            lanes = lane_tasks()
-            with watched([threading.get_native_id(), *lanes]) as found:
+            opened = lanes()
+            with watched([threading.get_native_id(), *opened]) as found:
                 for _ in range(4):
                     np.testing.assert_array_equal(session.run(None, feed)[0], expected[0])
             assert found == {cpu}
-            assert lanes == lane_tasks()  # opened again once
+            assert opened == lanes()  # opened again once
             groups = groups_of(session)
             assert groups.capacity == 1
             assert {core for core in groups.lease("any").cores.values() if core is not None} == {cpu}

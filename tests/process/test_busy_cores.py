@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from chrion.native import available
-from helpers import lane_tasks
+from helpers import lanes
 from process_exits import busy_session
 from seams.execution import press
 
@@ -46,7 +46,7 @@ def test_lanes_are_not_pinned_beside_other_work(monkeypatch: pytest.MonkeyPatch,
     cpus = os.sched_getaffinity(0)
     with session:
         expected = session.run(None, feed)
-        (lane,) = lane_tasks()
+        (lane,) = lanes()
         requests = 0
         with busy_cpus(cpus):
             end = time.monotonic() + (2 if limit else 60)

@@ -66,6 +66,12 @@ def cut_engine(session: HybridSession) -> CutEngine:
     return found
 
 
+def strictness(session: HybridSession) -> set[bool]:
+    """Return whether the engines of a session, and those that it selects later, raise the accelerator's errors."""
+    engines = session._engines
+    return {engines.config.strict, engines._selector._config.strict}
+
+
 def executor_of(session: HybridSession) -> Executor[Any]:
     """Return the executor that serves a session's requests."""
     cut = cut_engine(session)
@@ -204,6 +210,7 @@ _CALLS: dict[str, tuple[object, str]] = {
     "keep a buffer": (DeviceFrame, "_keep"),
     "open segments": (engine, "SegmentFactory"),
     "start native lanes": (engine, "NativeExecutor"),
+    "run a request": (Executor, "run"),
 }
 
 
