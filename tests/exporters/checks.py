@@ -152,7 +152,14 @@ WAYS: dict[str, Way] = {
 BINDING = (by_binding, by_address, by_foreign_binding)
 
 
-def check(model: Path, feeds: Sequence[Feed], tolerance: Tolerance, effort: Effort, seed: str = "") -> Outcome:
+def check(
+    model: Path,
+    feeds: Sequence[Feed],
+    tolerance: Tolerance,
+    effort: Effort,
+    seed: str = "",
+    kind: type[HybridSession] = HybridSession,
+) -> Outcome:
     """Run a model in every way, and compare outputs.
 
     Args:
@@ -161,6 +168,7 @@ def check(model: Path, feeds: Sequence[Feed], tolerance: Tolerance, effort: Effo
         tolerance: Differences up to it count as equal.
         effort: The extent of the check.
         seed: Seed of random cuts and costs.
+        kind: The class to check.
     """
     outcome = Outcome()
     try:
@@ -170,7 +178,7 @@ def check(model: Path, feeds: Sequence[Feed], tolerance: Tolerance, effort: Effo
         _check_refusal(model, refused, outcome)
         return outcome
     served = [Served(feed, _answer(plain, feed)) for feed in feeds]
-    checks = _Checks(model, plain, served, effort, Random(crc32(seed.encode())), outcome)
+    checks = _Checks(model, plain, served, effort, Random(crc32(seed.encode())), outcome, kind)
     checks.default()
     checks.forced()
     return outcome
@@ -186,6 +194,7 @@ class _Checks:
     effort: Effort
     pick: Random
     outcome: Outcome
+    kind: type[HybridSession]
 
     def default(self) -> None:
         """Serve all requests with a default session, in every way, repeatedly."""
@@ -306,7 +315,7 @@ class _Checks:
         """
         forced = maker is not None
         try:
-            session = HybridSession(source, quiet_options() if forced else None, plan=maker, strict=forced, tune="now")
+            session = self.kind(source, quiet_options() if forced else None, plan=maker, strict=forced, tune="now")
         except Exception as error:
             self._find(name, f"not created: {type(error).__name__}: {error}")
             yield None

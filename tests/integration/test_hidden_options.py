@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import numpy as np
 import onnx
@@ -16,8 +15,6 @@ from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 import chrion.native
 from chrion import HybridSession
 from chrion.errors import UnsafeModelError
-from chrion.runtime.execution.engine import PlainEngine
-from chrion.runtime.options import probe as option_probe
 from chrion.runtime.options.probe import replaces_weights
 from chrion.runtime.options.table import (
     Treatment,
@@ -37,6 +34,7 @@ from option_cases import (
     ort_value,
     plain,
 )
+from seams.execution import note_plain_engines, note_probes
 
 
 @pytest.fixture(autouse=True)
@@ -61,20 +59,12 @@ def test_an_added_initializer_replaces_the_weight() -> None:
 
 def test_added_initializers_are_detected_on_the_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both providers are probed, and a failing accelerator does not hide a weight that is replaced on the CPU."""
-    tried: list[Any] = []
-    real = option_probe._open
-
-    def record(model: bytes | str, given: ort.SessionOptions, accelerator: Any = None) -> ort.InferenceSession:
-        tried.append(accelerator)
-        if accelerator is not None and accelerator[0] == "broken":
-            raise RuntimeError("broken")
-        return real(model, given)
-
-    monkeypatch.setattr(option_probe, "_open", record)
     for name in ("working", "broken"):
-        assert not replaces_weights(options(), ["w"], (name, {}))
-        assert tried[-2:] == [None, (name, {})]
-    assert replaces_weights(options(lambda o: o.add_initializer("w", doubled())), ["w"], ("broken", {}))
+        with monkeypatch.context() as patch:
+            tried = note_probes(patch, fail="broken")
+            assert not replaces_weights(options(), ["w"], (name, {}))
+            assert tried == [None, name]
+            assert replaces_weights(options(lambda o: o.add_initializer("w", doubled())), ["w"], (name, {}))
 
 
 def test_an_added_initializer_of_another_name_changes_nothing() -> None:
@@ -237,19 +227,12 @@ def test_without_profiling_its_end_is_empty() -> None:
 
 def test_the_optimised_model_is_written_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the session that runs the model writes the optimised model."""
-    made: list[PlainEngine] = []
-    real = PlainEngine.__init__
-
-    def record(self: PlainEngine, *given: Any, **rest: Any) -> None:
-        made.append(self)
-        real(self, *given, **rest)
-
-    monkeypatch.setattr(PlainEngine, "__init__", record)
+    opened = note_plain_engines(monkeypatch)
     given = options(lambda o: setattr(o, "optimized_model_filepath", "optimised.onnx"))
     with HybridSession(chain(), given, [CPU]) as session:
         assert "'optimized_model_filepath'" in session.explain()
         session.run(None, FEED)
-    assert len(made) == 1
+    assert len(opened) == 1
     assert [path.name for path in folder.glob("*")] == ["optimised.onnx"]
 
 

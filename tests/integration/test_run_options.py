@@ -6,14 +6,13 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 import pytest
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument
 
-from chrion.runtime.execution.executor import Executor
+from chrion import HybridSession
 from chrion.runtime.options.session_options import run_reason
 from chrion.runtime.options.table import (
     RUN_KEYS,
@@ -33,6 +32,7 @@ from option_cases import (
     outcome,
     plain,
 )
+from seams.execution import note_run_options
 
 
 @pytest.fixture
@@ -64,15 +64,7 @@ RUN_CHANGES: Mapping[str, Callable[[ort.RunOptions], object]] = {
 @pytest.fixture
 def requests(monkeypatch: pytest.MonkeyPatch) -> list[ort.RunOptions | None]:
     """Return the list of run options that executors receive."""
-    seen: list[ort.RunOptions | None] = []
-    real = Executor.run
-
-    def run(self: Executor[Any], *given: Any, **rest: Any) -> Any:
-        seen.append(rest.get("run_options"))
-        return real(self, *given, **rest)
-
-    monkeypatch.setattr(Executor, "run", run)
-    return seen
+    return note_run_options(monkeypatch)
 
 
 @pytest.mark.parametrize("name", RUN_CHANGES)
@@ -113,19 +105,31 @@ def test_memory_arenas_of_other_devices_raise_onnxruntimes_exception() -> None:
 
 def test_a_running_request_can_be_terminated() -> None:
     """Another thread terminates a request, and the next request succeeds."""
-    w = np.eye(600, dtype=np.float32)
+    size = 200
     names = ["x", *(f"v{at}" for at in range(99)), "y"]
     nodes = [node("MatMul", [a, "w"], [b], name=b) for a, b in itertools.pairwise(names)]
-    model = make_model(nodes, [value("x", FLOAT, [600, 600])], [value("y", FLOAT, [600, 600])], {"w": w})
-    feed = {"x": np.ones((600, 600), np.float32)}
+    ends = [value(name, FLOAT, [size, size]) for name in "xy"]
+    model = make_model(nodes, ends[:1], ends[1:], {"w": np.eye(size, dtype=np.float32)})
+    feed = {"x": np.ones((size, size), np.float32)}
     given = ort.RunOptions()
-    with cut(model) as session:
-        session.run(None, feed, ort.RunOptions())
-        timer = threading.Timer(0.03, lambda: setattr(given, "terminate", True))
-        timer.start()
-        with pytest.raises(Fail, match="terminate"):
+    begun = threading.Event()
+
+    def terminate() -> None:
+        begun.wait()
+        given.terminate = True
+
+    def repeat(session: HybridSession) -> None:
+        begun.set()  # the other thread continues when a request has released the GIL
+        while True:
             session.run(None, feed, given)
-        timer.join()
+
+    thread = threading.Thread(target=terminate)
+    thread.start()
+    with cut(model) as session:
+        session.run(None, feed, given)
+        with pytest.raises(Fail, match="terminate"):
+            repeat(session)
+        thread.join()
         assert_equal(session.run(None, feed), [feed["x"]])
 
 

@@ -22,7 +22,7 @@ from chrion import Graph, HybridSession, Plan, Profile, core_leases
 from chrion.devices import CPU_PROVIDER, Device, providers
 from chrion.graph import observation, reading, source_weights, weights_folder
 from chrion.graph.model import TensorInfo
-from chrion.native import bindings
+from chrion.native import NativeSession, bindings
 from chrion.profiler import costs, measure_graph, operator_bench
 from chrion.profiler.costs import BufferSupport
 from chrion.profiler.operator_bench import OperatorBench
@@ -35,16 +35,18 @@ from chrion.runtime.execution import (
     lane_groups,
     lane_threads,
     native_executor,
+    segments,
 )
 from chrion.runtime.execution.device_frame import BufferKey, DeviceFrame
-from chrion.runtime.execution.engine import CutEngine, Engine
+from chrion.runtime.execution.engine import CutEngine, Engine, PlainEngine
 from chrion.runtime.execution.executor import Executor
 from chrion.runtime.execution.lane_groups import LaneGroup, LaneGroups
 from chrion.runtime.execution.program import Copy, Run, Signal, Wait
 from chrion.runtime.execution.python_executor import PythonExecutor
+from chrion.runtime.options import probe
 from chrion.runtime.selection import guard, selector
 from chrion.runtime.selection.configuration import SessionConfig
-from chrion.runtime.selection.guard import Comparison
+from chrion.runtime.selection.guard import Candidate, Comparison
 from chrion.scheduler import planner
 from chrion.scheduler.evaluation.validation import check_solution
 from chrion.scheduler.policies import chrion as default_policy
@@ -83,6 +85,11 @@ def executor_of(session: HybridSession) -> Executor[Any]:
 def lane_threads_of(session: HybridSession) -> PythonExecutor:
     """Return the executor on lane threads, opened if necessary."""
     return cut_engine(session)._python_executor()
+
+
+def segments_of(executor: PythonExecutor) -> Sequence[segments.Segment]:
+    """Return the segments that an executor runs."""
+    return executor._segments
 
 
 def idle_frames(executor: Executor[Any]) -> deque[Any]:
@@ -136,6 +143,60 @@ def serve_crowds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Serve requests by the plan's lanes, however many are in flight."""
     for name in ("_PATIENCE", "_PATIENCE_S"):
         monkeypatch.setattr(crowding, name, math.inf)
+
+
+def note_run_options(monkeypatch: pytest.MonkeyPatch) -> list[ort.RunOptions | None]:
+    """Return a list of the options of requests that run on plans."""
+    seen: list[ort.RunOptions | None] = []
+    run = Executor.run
+
+    def noted(executor: Executor[Any], *given: Any, **rest: Any) -> Any:
+        seen.append(rest.get("run_options"))
+        return run(executor, *given, **rest)
+
+    monkeypatch.setattr(Executor, "run", noted)
+    return seen
+
+
+def note_plain_engines(monkeypatch: pytest.MonkeyPatch) -> list[PlainEngine]:
+    """Return a list of the plain engines that are opened."""
+    opened: list[PlainEngine] = []
+    make = PlainEngine.__init__
+
+    def noted(plain: PlainEngine, *given: Any, **rest: Any) -> None:
+        opened.append(plain)
+        make(plain, *given, **rest)
+
+    monkeypatch.setattr(PlainEngine, "__init__", noted)
+    return opened
+
+
+def note_segment_options(monkeypatch: pytest.MonkeyPatch) -> list[ort.SessionOptions]:
+    """Return a list of the options with which sessions of segments are opened for native lanes."""
+    seen: list[ort.SessionOptions] = []
+
+    class Noted(NativeSession):
+        def __init__(self, model: bytes, given: ort.SessionOptions) -> None:
+            seen.append(given)
+            super().__init__(model, given)
+
+    monkeypatch.setattr(segments, "NativeSession", Noted)
+    return seen
+
+
+def note_probes(monkeypatch: pytest.MonkeyPatch, fail: str) -> list[str | None]:
+    """Return a list of the accelerators on which options are probed, all on the CPU; one of them fails."""
+    tried: list[str | None] = []
+    open_probe = probe._open
+
+    def noted(model: bytes | str, given: ort.SessionOptions, device: Any = None) -> ort.InferenceSession:
+        tried.append(device and device[0])
+        if tried[-1] == fail:
+            raise RuntimeError(fail)
+        return open_probe(model, given)
+
+    monkeypatch.setattr(probe, "_open", noted)
+    return tried
 
 
 def without_native_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -375,6 +436,18 @@ def select_by(monkeypatch: pytest.MonkeyPatch, plan: Callable[[Graph, Profile], 
     monkeypatch.setattr(SessionConfig, "accelerator", property(lambda _: (CPU_PROVIDER, {})))
     monkeypatch.setattr(selector, "alternatives", lambda graph, profile, *_, **__: [plan(graph, profile)])
     monkeypatch.setattr(selector, "compare", lambda candidates, _: Comparison(candidates[-1].name, ()))
+
+
+def note_candidates(monkeypatch: pytest.MonkeyPatch) -> list[Candidate]:
+    """Return a list of the candidates that sessions compare; the plain session is selected."""
+    seen: list[Candidate] = []
+
+    def compare(candidates: Sequence[Candidate], *_: object) -> Comparison:
+        seen.extend(candidates)
+        return Comparison("plain", ())
+
+    monkeypatch.setattr(selector, "compare", compare)
+    return seen
 
 
 def check_plans(monkeypatch: pytest.MonkeyPatch) -> None:
