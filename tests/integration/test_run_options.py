@@ -32,7 +32,7 @@ from option_cases import (
     outcome,
     plain,
 )
-from seams.execution import note_run_options
+from seams.execution import Call, note
 
 
 @pytest.fixture
@@ -62,13 +62,18 @@ RUN_CHANGES: Mapping[str, Callable[[ort.RunOptions], object]] = {
 
 
 @pytest.fixture
-def requests(monkeypatch: pytest.MonkeyPatch) -> list[ort.RunOptions | None]:
-    """Return the list of run options that executors receive."""
-    return note_run_options(monkeypatch)
+def requests(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
+    """Return the list of requests that run on the plan."""
+    return note(monkeypatch, "run a plan")
+
+
+def given_to(requests: list[Call]) -> list[ort.RunOptions | None]:
+    """Return the run options of requests."""
+    return [call.options.get("run_options") for call in requests]
 
 
 @pytest.mark.parametrize("name", RUN_CHANGES)
-def test_a_run_option_is_treated_as_the_table_says(name: str, requests: list[ort.RunOptions | None]) -> None:
+def test_a_run_option_is_treated_as_the_table_says(name: str, requests: list[Call]) -> None:
     """The request runs on the segments or plain as the table says, whichever method makes it."""
     given = run_options(RUN_CHANGES[name])
     expected = plain(chain(), options()).run(None, FEED)
@@ -81,17 +86,18 @@ def test_a_run_option_is_treated_as_the_table_says(name: str, requests: list[ort
         binding.bind_output("y")
         session.run_with_iobinding(binding, given)
         assert_equal(binding.copy_outputs_to_cpu(), expected)
-        assert requests == ([] if RUN_OPTIONS[name].treatment is Treatment.PLAIN else [given] * 3)
+        assert given_to(requests) == ([] if RUN_OPTIONS[name].treatment is Treatment.PLAIN else [given] * 3)
         assert session.plan is not None
 
 
 @pytest.mark.parametrize("key", RUN_KEYS)
-def test_a_run_key_is_treated_as_the_table_says(key: str, requests: list[ort.RunOptions | None]) -> None:
-    """On the CPU, keys for accelerators have no effect; with an accelerator, the request runs plain."""
+def test_a_run_key_is_treated_as_the_table_says(key: str, requests: list[Call]) -> None:
+    """On the CPU, keys for accelerators have no effect; with an accelerator, the request runs plain, and only that."""
     given = run_options(lambda o: o.add_run_config_entry(key, "cpu:0" if key.startswith("memory") else "1"))
     with cut(chain()) as session:
         assert_equal(session.run(None, FEED, given), plain(chain(), options()).run(None, FEED, given))
-    assert requests == [given]
+        assert session.plan is not None
+    assert given_to(requests) == ([given] if RUN_KEYS[key].for_accelerators else [])
     assert (repr(key) in run_reason(given, accelerated=True)) == (RUN_KEYS[key].treatment is Treatment.PLAIN)
 
 
@@ -149,7 +155,7 @@ def adapter(folder: Path) -> Iterator[ort.RunOptions]:
     del loaded
 
 
-def test_an_adapter_gives_its_weights(adapter: ort.RunOptions, requests: list[ort.RunOptions | None]) -> None:
+def test_an_adapter_gives_its_weights(adapter: ort.RunOptions, requests: list[Call]) -> None:
     """A request with an adapter runs plain with the adapter's weights, and the next one runs on the segments."""
     model = chain()
     model.graph.input.append(value("w", FLOAT, [4, 4]))
