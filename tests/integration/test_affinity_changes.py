@@ -14,7 +14,8 @@ import pytest
 from chrion.native import available
 from helpers import lanes, tasks
 from process_exits import busy_session
-from seams.execution import groups_of, press
+from seams.execution import groups_of
+from seams.execution import limit as set_limit
 
 pytestmark = [
     pytest.mark.timeout(120, method="thread"),
@@ -72,7 +73,7 @@ def test_a_caller_stays_on_its_own_cpus() -> None:
 @pytest.mark.skipif(not available(), reason="lanes are not compiled here")
 def test_an_affinity_that_is_set_during_a_request_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """A native request does not restore an affinity that was changed from outside while it was in flight."""
-    press(monkeypatch, 1000)  # the caller is pinned in any case
+    set_limit(monkeypatch, "pressure on native lanes", 1000)  # the caller is pinned in any case
     session, feed = busy_session()
     caller, cpus = threading.get_native_id(), os.sched_getaffinity(0)
 

@@ -16,22 +16,21 @@ from mirror_device import MirrorDevice
 from property_tests import examples
 from random_cases import random_case
 from random_profiles import coarse_random_profile
-from seams.execution import after_frames, engine_of, use_device
+from seams.execution import engine_of, note, use_device
 
 pytestmark = [pytest.mark.timeout(300, method="thread"), pytest.mark.usefixtures("short_planning")]
 
 
 def run_on_mirror(model: Any, plan: Plan, feed: Any, expected: Any) -> list[int]:
     """Run a plan with a device of separate memory; return the bytes that each frame allocates on the device."""
-    frames: list[int] = []
     with pytest.MonkeyPatch.context() as patch:
         use_device(patch, MirrorDevice)
-        after_frames(patch, lambda frame, *_: frames.append(frame.device_bytes))
+        made = note(patch, "make a device frame")
         with HybridSession(model, plan=plan, strict=True) as session:
             assert_equal(session.run(None, feed), expected)
             engine = engine_of(session)  # a plain session, if the plan has one segment or values are sequences
-            assert bool(frames) == (isinstance(engine, CutEngine) and engine.accelerated)
-    return frames
+            assert bool(made) == (isinstance(engine, CutEngine) and engine.accelerated)
+    return [call.given[0].device_bytes for call in made]
 
 
 @examples(60)

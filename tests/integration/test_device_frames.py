@@ -6,8 +6,8 @@ import random
 import re
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
@@ -25,52 +25,48 @@ from chrion.zoo import RecurrentSpec, build_recurrent
 from helpers import FLOAT, INT64, assert_equal, make_model, node, run_plain, value
 from mirror_device import MirrorDevice
 from random_cases import random_case
-from seams.execution import (
-    after_frames,
-    buffers_of,
-    capture_graphs,
-    cut_engine,
-    idle_frames,
-    lane_threads_of,
-    use_device,
-)
+from seams.execution import Call, answer, buffers_of, cut_engine, idle_frames, lane_threads_of, note, use_device
 
 pytestmark = [pytest.mark.timeout(120, method="thread"), pytest.mark.usefixtures("uncrowded")]
 CPU = "CPUExecutionProvider"
 
 
-class Held:
-    """The device buffers that exist, and the most that there were."""
+def held_bytes(frame: DeviceFrame) -> int:
+    """Return the bytes between the first and the last address that a frame uses on the device.
 
-    def __init__(self) -> None:
-        self.frames: list[DeviceFrame] = []
+    Constants do not count, and the alignment of the last value does.
+    """
+    spans = [
+        (value.data_ptr(), value.data_ptr() + value.tensor_size_in_bytes())
+        for key, value in buffers_of(frame).items()
+        if key.on_device
+    ]
+    used = max((end for _, end in spans), default=0) - min((start for start, _ in spans), default=0)
+    return -(-used // ALIGNMENT) * ALIGNMENT
+
+
+@dataclass
+class Held:
+    """The frames of a device of separate memory."""
+
+    calls: list[Call]
+
+    @property
+    def frames(self) -> list[DeviceFrame]:
+        """Return the frames that have been made."""
+        return [call.given[0] for call in self.calls]
 
     @property
     def bytes(self) -> list[int]:
-        """Return the bytes between the first and the last address that each frame uses on the device.
-
-        Constants do not count, and the alignment of the last value does.
-        """
-        found = []
-        for frame in self.frames:
-            spans = [
-                (value.data_ptr(), value.data_ptr() + value.tensor_size_in_bytes())
-                for key, value in buffers_of(frame).items()
-                if key.on_device
-            ]
-            used = max((end for _, end in spans), default=0) - min((start for start, _ in spans), default=0)
-            found.append(-(-used // ALIGNMENT) * ALIGNMENT)
-        return found
+        """Return the bytes that each frame uses on the device."""
+        return [held_bytes(frame) for frame in self.frames]
 
 
 @pytest.fixture
-def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
+def held(monkeypatch: pytest.MonkeyPatch) -> Held:
     """Use a device of separate memory as accelerator; return the frames that are made."""
-    found = Held()
     use_device(monkeypatch, MirrorDevice)
-    after_frames(monkeypatch, lambda frame, *_: found.frames.append(frame))
-    yield found
-    found.frames.clear()
+    return Held(note(monkeypatch, "make a device frame"))
 
 
 def chain(length: int, side: int) -> onnx.ModelProto:
@@ -194,7 +190,7 @@ def test_values_that_the_caller_supplies_on_the_device(held: Held) -> None:
 @pytest.mark.usefixtures("held")
 def test_a_captured_segment_reads_no_values_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """A capture copies nothing, so indices that share memory with numbers of another segment must be zeros."""
-    capture_graphs(monkeypatch)
+    answer(monkeypatch, "want graphs", True)  # noqa: FBT003 - what the call returns
     nodes = [
         node("Add", ["x", "ones"], ["a"], name="add"),
         node("Cast", ["a"], ["i"], to=INT64, name="cast"),

@@ -21,7 +21,7 @@ from chrion.errors import ProviderError
 from chrion.runtime.execution.engine import CutEngine, PlainEngine
 from chrion.scheduler import fixed_plan
 from helpers import FLOAT, INT64, assert_same_as_plain, branches, make_model, node, value
-from seams.execution import engine_of, fail_call, fail_provider, select_by
+from seams.execution import engine_of, fail, fail_provider, select_by
 
 CPU = "CPUExecutionProvider"
 X = np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)
@@ -62,7 +62,7 @@ def test_a_fault_at_load(
     opened: Session, error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The CPU serves requests, and the warning and ``explain`` give the reason. A strict session raises the error."""
-    fail_call(monkeypatch, "open a session", error)
+    fail(monkeypatch, "open on the accelerator", error)
     with pytest.raises(ProviderError, match=str(error)[:20]):
         opened(strict=True)
     with caplog.at_level(logging.WARNING):
@@ -115,7 +115,7 @@ def test_a_fault_during_a_run(
 ) -> None:
     """The CPU serves the request, and all later ones without another attempt on the accelerator."""
     session, strict = opened(), opened(strict=True)
-    fail_call(monkeypatch, "run a session", error, after)
+    fail(monkeypatch, "run on the accelerator", error, after)
     with caplog.at_level(logging.WARNING):
         for _ in range(4):
             assert_same_as_plain(session, branches(), {"x": X})
@@ -129,7 +129,7 @@ def test_a_fault_during_a_run(
 def test_a_fault_while_buffers_are_allocated(opened: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """A failed allocation during a request is a fault of the accelerator."""
     session, strict = opened(), opened(strict=True)
-    fail_call(monkeypatch, "keep a buffer", RuntimeException("out of memory"))
+    fail(monkeypatch, "keep a buffer", RuntimeException("out of memory"))
     with pytest.raises(RuntimeException, match="out of memory"):
         strict.run(None, {"x": X})
     assert_same_as_plain(session, branches(), {"x": X})
@@ -139,7 +139,7 @@ def test_a_fault_while_buffers_are_allocated(opened: Session, monkeypatch: pytes
 def test_a_fault_with_bound_outputs(opened: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU serves ``run_with_iobinding``, too, and writes to the caller's buffer."""
     session = opened()
-    fail_call(monkeypatch, "run a session", Fail("device lost"))
+    fail(monkeypatch, "run on the accelerator", Fail("device lost"))
     target = ort.OrtValue.ortvalue_from_numpy(np.zeros((2, 4), np.float32))
     binding = session.io_binding()
     binding.bind_cpu_input("x", X)
@@ -177,7 +177,7 @@ def test_a_session_that_made_its_plan_plans_again_on_the_cpu(
     with HybridSession(graph, providers=[CPU]) as session:
         assert session.plan is not None
         assert session.plan.accelerator == CPU
-        fail_call(monkeypatch, "run a session", Fail("device lost"))
+        fail(monkeypatch, "run on the accelerator", Fail("device lost"))
         assert_same_as_plain(session, branches(), {"x": X})
         assert session.plan is not None
         assert session.plan.accelerator is None
@@ -211,6 +211,6 @@ class Broken:
 
 def test_a_strict_session_raises_if_its_plan_cannot_be_opened(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without ``strict``, the model runs plain, as ``test_library_errors.py`` tests."""
-    fail_call(monkeypatch, "open segments", Fail("no"))
+    fail(monkeypatch, "open segments", Fail("no"))
     with pytest.raises(Fail, match="no"):
         HybridSession(graph, plan=fixed_plan(graph, [1, 2, 1, 2]), strict=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import onnx
@@ -34,7 +36,7 @@ from option_cases import (
     ort_value,
     plain,
 )
-from seams.execution import note_plain_engines, note_probes
+from seams.execution import around, note
 
 
 @pytest.fixture(autouse=True)
@@ -59,12 +61,19 @@ def test_an_added_initializer_replaces_the_weight() -> None:
 
 def test_added_initializers_are_detected_on_the_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both providers are probed, and a failing accelerator does not hide a weight that is replaced on the CPU."""
+    tried: list[Any] = []
+
+    def on_cpu(probe: Callable[..., Any], model: Any, given: Any, accelerator: Any = None) -> Any:
+        tried.append(accelerator)
+        if accelerator is not None and accelerator[0] == "broken":
+            raise RuntimeError("broken")
+        return probe(model, given)
+
+    around(monkeypatch, "probe options", on_cpu)
     for name in ("working", "broken"):
-        with monkeypatch.context() as patch:
-            tried = note_probes(patch, fail="broken")
-            assert not replaces_weights(options(), ["w"], (name, {}))
-            assert tried == [None, name]
-            assert replaces_weights(options(lambda o: o.add_initializer("w", doubled())), ["w"], (name, {}))
+        assert not replaces_weights(options(), ["w"], (name, {}))
+        assert tried[-2:] == [None, (name, {})]
+    assert replaces_weights(options(lambda o: o.add_initializer("w", doubled())), ["w"], ("broken", {}))
 
 
 def test_an_added_initializer_of_another_name_changes_nothing() -> None:
@@ -227,7 +236,7 @@ def test_without_profiling_its_end_is_empty() -> None:
 
 def test_the_optimised_model_is_written_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the session that runs the model writes the optimised model."""
-    opened = note_plain_engines(monkeypatch)
+    opened = note(monkeypatch, "open a plain engine")
     given = options(lambda o: setattr(o, "optimized_model_filepath", "optimised.onnx"))
     with HybridSession(chain(), given, [CPU]) as session:
         assert "'optimized_model_filepath'" in session.explain()

@@ -17,7 +17,7 @@ import pytest
 from chrion import HybridSession, load
 from chrion.scheduler import fixed_plan
 from helpers import FLOAT, INT64, assert_equal, branches, cut_session, make_model, node, run_plain, value
-from seams.execution import around_requests, cut_engine, executor_of, idle_frames
+from seams.execution import around, cut_engine, executor_of, idle_frames
 
 pytestmark = [pytest.mark.timeout(120, method="thread"), pytest.mark.usefixtures("uncrowded")]
 #: Width of :func:`branches` whose inputs and outputs are bound (600 kB), and of those that are copied.
@@ -82,11 +82,12 @@ def run_together(session: HybridSession, count: int, width: int) -> deque[Any]:
     """Serve requests that are all in flight at the same time, and return the idle frames after them."""
     barrier = threading.Barrier(count)
 
-    def meet(perform: Callable[..., None], *given: Any) -> None:
+    def meet(lease: Callable[..., Any], *given: Any) -> Any:
         barrier.wait(60)
-        perform(*given)
+        return lease(*given)
 
-    with around_requests(session, meet), ThreadPoolExecutor(count) as pool:
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(count) as pool:
+        around(patch, "lease lanes", meet)
         list(pool.map(lambda _: session.run(None, {"x": array(width)}), range(count)))
     return idle_frames(executor_of(session))
 

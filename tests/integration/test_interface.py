@@ -31,7 +31,7 @@ from helpers import (
     run_plain,
     value,
 )
-from seams.execution import fail_call, strictness
+from seams.execution import fail, strictness
 
 X = np.linspace(-2, 2, 8, dtype=np.float32).reshape(2, 4)
 Session = ort.InferenceSession | HybridSession
@@ -369,7 +369,7 @@ def test_a_segments_failure_is_served_without_provider_fallback(monkeypatch: pyt
     plan = fixed_plan(graph, alternating_lanes(graph))
     for options in ({"enable_fallback": 0}, {"strict": True}):
         with HybridSession(graph, plan=plan, **options) as session, monkeypatch.context() as patch:
-            fail_call(patch, "run a request", RuntimeError("injected"))
+            fail(patch, "run a plan", RuntimeError("injected"))
             if "strict" in options:
                 with pytest.raises(RuntimeError, match="injected"):
                     session.run(None, {"x": X})

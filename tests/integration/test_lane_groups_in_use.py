@@ -19,7 +19,7 @@ from chrion.runtime.execution.engine import PlainEngine
 from chrion.runtime.execution.lane_groups import LaneGroup
 from chrion.scheduler import fixed_plan
 from helpers import assert_equal, branches, cut_session, remaining_lane_threads, run_plain
-from seams.execution import around_leases, cut_engine, groups_of, leases, use_cores
+from seams.execution import around, cut_engine, groups_of, leases, use_cores
 
 # A deadlock is a failure.
 pytestmark = [pytest.mark.timeout(120, method="thread"), pytest.mark.usefixtures("uncrowded")]
@@ -28,16 +28,17 @@ EIGHT = tuple(range(8))
 
 
 @contextmanager
-def meeting(session: HybridSession, count: int) -> Iterator[list[LaneGroup[Any]]]:
+def meeting(count: int) -> Iterator[list[LaneGroup[Any]]]:
     """Let every request wait, with its lease, until ``count`` requests have one; yield the list of leased groups."""
     barrier, leased = threading.Barrier(count), []
 
-    def meet(lease: Callable[[object], LaneGroup[Any]], token: object) -> LaneGroup[Any]:
-        leased.append(group := lease(token))
+    def meet(lease: Callable[..., LaneGroup[Any]], *given: Any) -> LaneGroup[Any]:
+        leased.append(group := lease(*given))
         barrier.wait(60)
         return group
 
-    with around_leases(session, meet):
+    with pytest.MonkeyPatch.context() as patch:
+        around(patch, "lease lanes", meet)
         yield leased
 
 
@@ -56,7 +57,7 @@ def test_requests_in_flight_have_groups_of_their_own(monkeypatch: pytest.MonkeyP
     session = cut_session(branches())
     session.run(None, FEEDS[0])
     assert cut_engine(session).capacity == 4
-    with meeting(session, 4) as leased:
+    with meeting(4) as leased:
         run_all(session, 4)
     assert sorted(core for group in leased for core in group.cores.values()) == list(EIGHT)
     assert len({id(group.lanes) for group in leased}) == 4
@@ -73,14 +74,16 @@ def test_requests_in_flight_have_groups_of_their_own(monkeypatch: pytest.MonkeyP
 def test_an_interrupted_lease_ends(*, after: bool) -> None:
     """A request that is interrupted before or after it has a group leaves no lease behind."""
 
-    def interrupt(lease: Callable[[object], LaneGroup[Any]], token: object) -> LaneGroup[Any]:
+    def interrupt(lease: Callable[..., LaneGroup[Any]], *given: Any) -> None:
         if after:
-            lease(token)
+            lease(*given)
         raise KeyboardInterrupt
 
     with cut_session(branches()) as session:
-        with around_leases(session, interrupt), pytest.raises(KeyboardInterrupt):
-            session.run(None, FEEDS[0])
+        with pytest.MonkeyPatch.context() as patch:
+            around(patch, "lease lanes", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                session.run(None, FEEDS[0])
         assert leases(groups_of(session)) == 0
         run_all(session, 1)
 

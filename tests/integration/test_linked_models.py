@@ -21,7 +21,7 @@ from chrion.server.chat_template import find_chat_template
 from chrion.zoo import build
 from decoder_support import PlainDecoder, small_decoder
 from helpers import alternating_lanes, run_plain
-from seams.execution import hide_weights_from
+from seams.execution import limit
 from sliding_window import trim_caches
 
 
@@ -54,7 +54,7 @@ def link_like_hugging_face(model: onnx.ModelProto, root: Path, **configuration: 
 def test_a_decoder_in_a_cache_of_links(*, hidden: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights and configuration are those that the links of the snapshot name."""
     if hidden:
-        hide_weights_from(monkeypatch, 256)
+        limit(monkeypatch, "bytes of a weight that is read", 256)
     model = small_decoder("llama-decoder")
     path = link_like_hugging_face(model, tmp_path, eos_token_id=5, max_position_embeddings=40)
     expected = PlainDecoder(model).generate([1, 2, 3], 9)

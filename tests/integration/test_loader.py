@@ -26,7 +26,7 @@ from helpers import (
     run_plain,
     value,
 )
-from seams.execution import fail_serialisation, limit_model_bytes
+from seams.execution import fail, limit
 
 X = np.linspace(-2, 2, 8, dtype=np.float32).reshape(2, 4)
 ONE = [value("x", FLOAT, [2, 4])], [value("y", FLOAT, [2, 4])]
@@ -134,7 +134,7 @@ def test_a_file_above_two_gigabytes_is_refused_before_it_is_read(tmp_path: Path)
 def test_a_proto_above_two_gigabytes_is_refused(monkeypatch: pytest.MonkeyPatch, error: type[Exception]) -> None:
     """Any error of the protobuf library when it serialises the model becomes a ModelError."""
     model = branches()
-    fail_serialisation(monkeypatch, error("too large"))
+    fail(monkeypatch, "serialise a model", error("too large"))
     with pytest.raises(ModelError, match="2 GB"):
         load(model)
 
@@ -142,7 +142,7 @@ def test_a_proto_above_two_gigabytes_is_refused(monkeypatch: pytest.MonkeyPatch,
 def test_a_proto_that_protobuf_writes_but_cannot_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some versions of the library raise no error for more than 2 GB; here the limit is lower."""
     model = branches()
-    limit_model_bytes(monkeypatch, model.ByteSize() - 1)
+    limit(monkeypatch, "bytes of a model", model.ByteSize() - 1)
     with pytest.raises(ModelError, match="2 GB"):
         load(model)
 

@@ -20,7 +20,7 @@ from chrion.profiler.synthetic_inputs import synthetic_inputs
 from chrion.profiler.weight_reload import measure_reload_ms_per_byte
 from chrion.zoo import build
 from helpers import BOOL, FLOAT, INT64, branches, make_model, node, value
-from seams.execution import fail_provider, interfere_at, set_cache_size, simulate_cores
+from seams.execution import answer, fail_provider, interfere_at, simulate_cores
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +169,7 @@ def test_the_weights_of_all_copies_fit_the_cache(monkeypatch: pytest.MonkeyPatch
     )
     copies = {}
     for size in (1 << 30, 1 << 17, 1 << 12, 0):
-        set_cache_size(monkeypatch, size)
+        answer(monkeypatch, "find the size of a cache", size)
         copies[size] = OperatorBench(measure_graph.Extractor(load(product)), 0, {}).copies
     assert copies[1 << 17] == 4  # of 16 KiB each
     assert copies[1 << 12] == 1

@@ -16,7 +16,7 @@ from chrion.native import NativeBinding, NativeFrame, NativeLanes, NativeProgram
 from chrion.native.bindings import RUN
 from chrion.scheduler import fixed_plan
 from helpers import FLOAT, alternating_lanes, assert_same_as_plain, branches, make_model, node, value
-from seams.execution import fail_call, forget_warnings, note_releases
+from seams.execution import fail, forget_warnings, note_releases
 
 pytestmark = pytest.mark.timeout(120, method="thread")
 compiled = pytest.mark.skipif(not available(), reason="lanes are not compiled here")
@@ -118,7 +118,7 @@ def test_the_fallback_to_lane_threads_is_reported(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The log reports the fallback once, and so does ``explain``; the session serves."""
-    fail_call(monkeypatch, "start native lanes", RuntimeError("the system provides no threads for lanes"))
+    fail(monkeypatch, "start native lanes", RuntimeError("the system provides no threads for lanes"))
     graph = load(branches())
     with (
         caplog.at_level(logging.WARNING),

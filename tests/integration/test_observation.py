@@ -13,7 +13,7 @@ from chrion.graph.decoder import decoder_signature, random_cache
 from chrion.graph.observation import Size, observe
 from chrion.graph.ort_sessions import weights_folder_option
 from decoder_support import PlainDecoder, small_decoder
-from seams.execution import note_observed
+from seams.execution import note
 
 
 def with_int8_weights(model: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
@@ -36,10 +36,10 @@ def test_dequantised_weights_are_no_outputs(monkeypatch: pytest.MonkeyPatch) -> 
     shapes = with_int8_weights(model)
     assert len(shapes) > 5
     graph = chrion.load(model)
-    outputs = note_observed(monkeypatch)
+    observed = note(monkeypatch, "observe values")
     seen = observe(graph, decoder_signature(graph))
-    assert outputs
-    assert not {*outputs} & shapes.keys()
+    ((proto, *_),) = (call.given for call in observed)
+    assert not {output.name for output in proto.graph.output} & shapes.keys()
     for name, shape in shapes.items():
         assert seen.shapes[name] == tuple(Size(0, 0, n) for n in shape)
         assert seen.types[name] == np.float32

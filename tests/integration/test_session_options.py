@@ -37,8 +37,8 @@ from option_cases import (
 from seams.execution import (
     engine_of,
     lane_threads_of,
+    note,
     note_candidates,
-    note_segment_options,
     segments_of,
     strictness,
 )
@@ -104,10 +104,11 @@ def test_segments_inherit_options(monkeypatch: pytest.MonkeyPatch, *, native: bo
         for name in names:
             setattr(made, name, CHANGED[name])
 
-    found = note_segment_options(monkeypatch)
+    native_segments = note(monkeypatch, "open a native segment")
     with cut(chain(), options(change)) as session:
-        if not native:
-            session.run(None, FEED, ort.RunOptions())
+        if native:
+            found = [given for _, given in (call.given for call in native_segments)]
+        else:
             segments = segments_of(lane_threads_of(session))
             found = [segment.session.get_session_options() for segment in segments]
         assert len(found) > 1

@@ -15,7 +15,7 @@ from chrion.native import NativeBinding, NativeFrame, NativeLanes, NativeProgram
 from chrion.native.bindings import IDLE_SPIN_US, RUN
 from chrion.runtime.execution.lane_threads import IDLE_SPINS_S, LaneThreads
 from helpers import FLOAT, make_model, node, value
-from seams.execution import note_spins
+from seams.execution import note
 
 pytestmark = pytest.mark.timeout(120, method="thread")
 REQUESTS = 60
@@ -57,7 +57,7 @@ def test_native_lanes_do_not_spin_between_requests_at_intervals() -> None:
 
 def test_lane_threads_do_not_spin_between_parts_at_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread whose last wait was long parks at once."""
-    spins = note_spins(monkeypatch)
+    spins = note(monkeypatch, "spin")
     threads = LaneThreads({1: None})
     for _ in range(5):
         time.sleep(50 * IDLE_SPINS_S)
@@ -68,7 +68,7 @@ def test_lane_threads_do_not_spin_between_parts_at_intervals(monkeypatch: pytest
 
 def test_lane_threads_spin_between_parts_in_succession(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread whose last wait was short spins before it parks."""
-    spins = note_spins(monkeypatch)
+    spins = note(monkeypatch, "spin")
     threads = LaneThreads({1: None})
     done, end = threading.Event(), time.monotonic() + 60
     while not spins and time.monotonic() < end:  # other work may make any wait long

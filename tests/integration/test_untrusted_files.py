@@ -27,7 +27,7 @@ from chrion.zoo import RecurrentSpec, build_recurrent
 from damaged_files import damaged_bytes, damaged_json
 from helpers import FLOAT, alternating_lanes, assert_equal, branches, make_model, node, run_plain, value
 from property_tests import examples
-from seams.execution import limit_model_bytes
+from seams.execution import limit
 
 SLOW = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large]
 OFTEN = examples(150, suppress_health_check=SLOW)
@@ -153,7 +153,7 @@ def test_deeply_nested_toml(tmp_path: Path) -> None:
 
 def test_endless_files_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading stops at the size limit of the kind of file."""
-    limit_model_bytes(monkeypatch, 1 << 20)
+    limit(monkeypatch, "bytes of a model", 1 << 20)
     zero = Path("/dev/zero")
     with pytest.raises(PlanError, match="File too large"):
         Plan.load(zero)

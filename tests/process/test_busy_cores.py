@@ -15,7 +15,7 @@ import pytest
 from chrion.native import available
 from helpers import lanes
 from process_exits import busy_session
-from seams.execution import press
+from seams.execution import limit as set_limit
 
 pytestmark = [
     pytest.mark.timeout(120, method="thread"),
@@ -41,7 +41,7 @@ def busy_cpus(cpus: set[int]) -> Iterator[None]:
 def test_lanes_are_not_pinned_beside_other_work(monkeypatch: pytest.MonkeyPatch, limit: int | None) -> None:
     """If other processes preempt lanes, these may run on any core, as far as the limit of the pressure allows."""
     if limit:
-        press(monkeypatch, limit)
+        set_limit(monkeypatch, "pressure on native lanes", limit)
     session, feed = busy_session()
     cpus = os.sched_getaffinity(0)
     with session:
