@@ -47,6 +47,7 @@ from chrion.runtime.selection.guard import Candidate, Comparison
 from chrion.scheduler import planner
 from chrion.scheduler.evaluation.validation import check_solution
 from chrion.scheduler.policies import chrion as default_policy
+from chrion.scheduler.policies import ios_search
 from chrion.scheduler.search import local_search
 from helpers import FakeInterferenceMonitor
 
@@ -415,10 +416,12 @@ def check_plans(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def shorten_planning(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten measurements and searches as far as possible, where it does not matter which plan they find."""
-    values: Sequence[tuple[object, Mapping[str, float]]] = (
+    values: Sequence[tuple[object, Mapping[str, Any]]] = (
         (operator_bench, {"_WINDOW_S": 0.0, "_ROUNDS": 2, "_FIRST_CALLS": 1}),
         (guard, {"_TRIAL_S": 0.0, "_MIN_ROUNDS": 1, "_BUDGET_S": 0.0}),
+        (default_policy, {"_POWERS": ((math.inf, (-2, 2)),)}),
         (default_policy, {"_FASTEST_WORK": 1, "_DESCENT_WORK": 1, "_REFINEMENT_WORK": 1}),
+        (ios_search, {"_MOST_ENDINGS": 2_000, "_MOST_IN_ALL": 5_000, "_MOST_AFTERWARDS": 200}),
         (local_search, {"_PERTURBED": 0}),
     )
     for module, constants in values:
