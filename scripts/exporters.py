@@ -396,9 +396,9 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main() -> int:
-    """Run the command and return its exit code."""
-    arguments = build_parser().parse_args()
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the command of these words, or of the command line; return its exit code."""
+    arguments = build_parser().parse_args(words)
     return int(arguments.command(arguments))
 
 

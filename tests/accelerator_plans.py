@@ -6,14 +6,13 @@ import contextlib
 import random
 from collections.abc import Sequence
 
-from chrion import Graph, HybridSession
+from chrion import Graph
 from chrion.devices import Device
 from chrion.devices.single_provider import find_cpu_nodes
 from chrion.graph.extract import Extractor
 from chrion.graph.ort_sessions import weights_folder_option
 from chrion.profiler.measure_graph import captured_inputs
 from chrion.profiler.operator_bench import OperatorBench
-from chrion.runtime.execution.engine import CutEngine
 from chrion.scheduler import Plan, fixed_plan
 
 WEBGPU = "WebGpuExecutionProvider"
@@ -46,9 +45,3 @@ def draw_mixed_plan(graph: Graph, supported: set[int], seed: int, streams: int =
 def fixed_webgpu_plan(graph: Graph, lanes: Sequence[int]) -> Plan:
     """Return a plan of the given lanes; the accelerator's lanes are WebGPU's."""
     return fixed_plan(graph, lanes, accelerator=WEBGPU if any(lane <= 0 for lane in lanes) else None)
-
-
-def cut_engine(session: HybridSession) -> CutEngine:
-    """Return the engine that executes the session's plan."""
-    assert isinstance(session._engine, CutEngine)
-    return session._engine

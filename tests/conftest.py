@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import gc
-import math
 import os
 import shlex
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import property_tests  # noqa: F401 - registers the profiles of Hypothesis
 from chrion import HybridSession
+from chrion.native import available
 from chrion.profiler import measure_graph
-from chrion.runtime import crowding
-from chrion.runtime.execution import native_executor as native
-from chrion.runtime.execution.device_frame import DeviceFrame
-from chrion.runtime.execution.engine import CutEngine
 from chrion.runtime.selection import guard
-from chrion.scheduler import planner
-from chrion.scheduler.evaluation.validation import check_solution
-from helpers import FakeInterferenceMonitor, lane_threads
-from mirror_device import MirrorDevice
+from helpers import FakeInterferenceMonitor, lanes
+from seams.execution import answer, check_frames, check_plans, serve_crowds, shorten_planning
 
 #: Folders whose tests have the marker of the same name.
 _TIERS = ("process", "quality", "parity", "libraries", "webgpu")
@@ -76,51 +69,32 @@ def _no_interference() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _valid_plans() -> Iterator[None]:
-    """Check the schedule of every plan that a test makes."""
-    made = planner._PlanBuilder.build
-
-    def checked(draft: Any, chosen: Any, *baselines: Any) -> Any:
-        check_solution(chosen.graph.dag, draft.costs_of(chosen.graph.dag), chosen.solution)
-        return made(draft, chosen, *baselines)
-
+def _checked_plans() -> Iterator[None]:
+    """Check the schedule of every plan, and that every frame on a second device holds what its plan predicts."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(planner._PlanBuilder, "build", checked)
+        check_plans(patch)
+        check_frames(patch)
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _predicted_frames() -> Iterator[None]:
-    """Check that every frame on a second device holds exactly what its plan predicts."""
-    open_engine, make_frame = CutEngine.__init__, DeviceFrame.__init__
-
-    def checked_engine(self: CutEngine, graph: Any, plan: Any, *rest: Any, **options: Any) -> None:
-        open_engine(self, graph, plan, *rest, **options)
-        device = self._accelerator.device if self._accelerator else None
-        if isinstance(device, MirrorDevice) or (device is not None and device.name != "cpu"):
-            assert self.frame_buffers.bytes == round(plan.predicted.frame_mb * 1e6)
-
-    def checked_frame(self: DeviceFrame, graph: Any, segments: Any, device: Any, planned: Any) -> None:
-        make_frame(self, graph, segments, device, planned)
-        assert self.device_bytes == planned.bytes
-
+@pytest.fixture(scope="module")
+def short_planning() -> Iterator[None]:
+    """Shorten measurements and searches, in tests for which it does not matter which plan they find."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(CutEngine, "__init__", checked_engine)
-        patch.setattr(DeviceFrame, "__init__", checked_frame)
+        shorten_planning(patch)
         yield
 
 
 @pytest.fixture
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use Python threads as lanes, as on a machine without a compiler."""
-    monkeypatch.setattr(native, "available", lambda: False)
+    answer(monkeypatch, "find native lanes", False)  # noqa: FBT003 - what the call returns
 
 
 @pytest.fixture
 def uncrowded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Serve requests by the plan's lanes, however many are in flight."""
-    monkeypatch.setattr(crowding, "_PATIENCE", math.inf)
-    monkeypatch.setattr(crowding, "_PATIENCE_S", math.inf)
+    serve_crowds(monkeypatch)
 
 
 @pytest.fixture(params=[True, False], ids=["native", "interpreted"])
@@ -128,20 +102,20 @@ def either_lanes(request: pytest.FixtureRequest) -> None:
     """Run the test with native lanes and with Python threads as lanes."""
     if not request.param:
         request.getfixturevalue("interpreted")
-    elif not native.available():
+    elif not available():
         pytest.skip("native lanes are not compiled")
 
 
 @pytest.fixture(autouse=True)
 def _nothing_left() -> Iterator[None]:
     """Check that no lane thread outlives its session, and that the caller's affinity is restored."""
-    before = os.sched_getaffinity(0)
+    affinity, before = os.sched_getaffinity(0), lanes().keys()
     yield
-    assert os.sched_getaffinity(0) == before, "the main thread's affinity was not restored"
+    assert os.sched_getaffinity(0) == affinity, "the main thread's affinity was not restored"
     end = time.monotonic() + 10
-    while lane_threads():
+    while left := lanes().keys() - before:
         gc.collect()
         if any(isinstance(thing, HybridSession) for thing in gc.get_objects()):
             return  # a fixture of a wider scope still holds one
-        assert time.monotonic() < end, f"left behind: {lane_threads()}"
+        assert time.monotonic() < end, f"left behind: {left}"
         time.sleep(0.01)

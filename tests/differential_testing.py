@@ -21,8 +21,6 @@ from random_profiles import coarse_random_profile
 
 #: Sizes of the free dimension in consecutive requests.
 _SIZES = (3, 1, 5, 3)
-#: Probability that a plan has operators on several cores.
-_WIDE = 0.3
 #: The exact policy is slow, so that larger graphs are not planned with it.
 MAX_EXACT_OPERATORS = 6
 
@@ -56,13 +54,14 @@ class Counts:
         return self
 
 
-def compare_random_model(pick: Random, size: int, *, policies: Sequence[str] = ()) -> Counts:
+def compare_random_model(pick: Random, size: int, *, policies: Sequence[str] = (), wide: float = 0.3) -> Counts:
     """Build a random model, run it in both ways, and compare the outputs.
 
     Args:
         pick: Source of randomness.
         size: Steps of the model.
         policies: Schedulers whose plans are compared, too.
+        wide: Probability that a plan has operators on several cores.
 
     Raises:
         MismatchError: HybridSession or a scheduler is wrong.
@@ -80,7 +79,7 @@ def compare_random_model(pick: Random, size: int, *, policies: Sequence[str] = (
     for everywhere in (True, False):
         optimise = pick.random() < 0.7
         graph = load(model, optimise=optimise)
-        planner = partial(random_plan, pick=pick, everywhere=everywhere, wide=pick.random() < _WIDE)
+        planner = partial(random_plan, pick=pick, everywhere=everywhere, wide=pick.random() < wide)
         with HybridSession(graph, quiet_options(), plan=planner, strict=True) as session:
             for feed in feeds:
                 _compare(session, plain, feed, counts)

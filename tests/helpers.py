@@ -143,13 +143,23 @@ def smallest_graph() -> Graph:
     return load(build("lstm", {"layers": 1, "seq": 1, "batch": 1, "io": 2}))
 
 
-def lane_threads() -> list[str]:
-    """Return the names of the lane threads that are alive, Python threads and native threads."""
-    found = [t.name for t in threading.enumerate()]
-    for task in Path("/proc/self/task").glob("*/comm"):
+def tasks() -> list[int]:
+    """Return the numbers of all threads of this process."""
+    return [int(path.name) for path in Path("/proc/self/task").iterdir()]
+
+
+def lanes() -> dict[int, str]:
+    """Return the lane threads that are alive, Python threads and native threads: their names by number."""
+    found = {thread.native_id or 0: thread.name for thread in threading.enumerate()}
+    for task in tasks() if Path("/proc/self/task").is_dir() else ():
         with contextlib.suppress(OSError):  # the thread has just ended
-            found.append(task.read_text().strip())
-    return [name for name in found if name.startswith("chrion-lane-")]
+            found.setdefault(task, Path(f"/proc/self/task/{task}/comm").read_text().strip())
+    return {task: name for task, name in found.items() if name.startswith("chrion-lane-")}
+
+
+def lane_threads() -> list[str]:
+    """Return the names of the lane threads that are alive."""
+    return list(lanes().values())
 
 
 def remaining_lane_threads() -> list[str]:

@@ -71,8 +71,12 @@ class _PlainRep(BackendRep):
 
 
 class _Recording(Backend):
-    """A backend that records the outputs of its models, and the sessions that ran them."""
+    """A backend that records the outputs of its models, and the sessions that ran them.
 
+    It runs plain onnxruntime sessions with one thread, or HybridSessions that are cut wherever that is legal.
+    """
+
+    hybrid = False
     form = FORMS[0]
     outputs: ClassVar[list[tuple[Any, ...]]]
     sessions: ClassVar[list[HybridSession]]
@@ -82,14 +86,12 @@ class _Recording(Backend):
         return device == "CPU"
 
     @classmethod
-    def rep(cls, model: onnx.ModelProto) -> BackendRep:
-        raise NotImplementedError
-
-    @classmethod
     def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **_: Any) -> BackendRep:  # noqa: ARG003
-        rep = cls.rep(surrounded(model) if cls.form == "surrounded" else model)
-        if isinstance(rep, HybridRep):
-            cls.sessions.append(rep.session)
+        model = surrounded(model) if cls.form == "surrounded" else model
+        if not cls.hybrid:
+            return _RecordingRep(_PlainRep(model), cls.outputs)
+        rep = _prepare_cut(model, optimise=cls.form != "surrounded")
+        cls.sessions.append(rep.session)
         return _RecordingRep(rep, cls.outputs)
 
 
@@ -104,24 +106,12 @@ class _RecordingRep(BackendRep):
         return found
 
 
-class PlainBackend(_Recording):
-    """A backend of plain onnxruntime sessions with one thread."""
-
-    @classmethod
-    def rep(cls, model: onnx.ModelProto) -> BackendRep:
-        return _PlainRep(model)
-
-
-class CutBackend(_Recording):
-    """A backend of HybridSessions that are cut wherever that is legal."""
-
-    @classmethod
-    def rep(cls, model: onnx.ModelProto) -> BackendRep:
-        backend = type("Backend", (RandomCutBackend,), {"optimise": cls.form != "surrounded"})
-        quiet = ort.SessionOptions()
-        quiet.log_severity_level = 4
-        rep: BackendRep = backend.prepare(model, sess_options=quiet)
-        return rep
+def _prepare_cut(model: onnx.ModelProto, *, optimise: bool) -> HybridRep:
+    backend: Any = type("Backend", (RandomCutBackend,), {"optimise": optimise})
+    quiet = ort.SessionOptions()
+    quiet.log_severity_level = 4
+    rep: HybridRep = backend.prepare(model, sess_options=quiet)
+    return rep
 
 
 def surrounded(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -151,11 +141,11 @@ def surrounded(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 @cache
-def suite(backend: type[_Recording]) -> dict[str, Callable[[Any], None]]:
+def suite() -> dict[str, Callable[[Any], None]]:
     """Return all tests of the suite for the CPU by name."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the suite warns while it creates its tests
-        cases = Runner(backend, __name__).test_cases.values()
+        cases = Runner(_Recording, __name__).test_cases.values()
     return {
         n: f for case in cases for n, f in sorted(vars(case).items()) if n.startswith("test_") and n.endswith("_cpu")
     }
@@ -163,7 +153,7 @@ def suite(backend: type[_Recording]) -> dict[str, Callable[[Any], None]]:
 
 def list_tests() -> list[str]:
     """Return the names of all tests in alphabetical order."""
-    return sorted(suite(PlainBackend))
+    return sorted(suite())
 
 
 def list_sample() -> list[str]:
@@ -173,30 +163,30 @@ def list_sample() -> list[str]:
 
 def run_test(name: str, form: str) -> Verdict:
     """Run one test in one form, with plain onnxruntime first."""
-    plain, expected, _ = _run(PlainBackend, name, form)
-    hybrid, found, sessions = _run(CutBackend, name, form)
+    plain, expected, _ = _run(name, form, hybrid=False)
+    hybrid, found, sessions = _run(name, form, hybrid=True)
     segments = sum(len(s.plan.segments) for s in sessions if s.plan is not None)
     reason = "; ".join(s.explain().splitlines()[0] for s in sessions if s.plan is None)
     for session in sessions:
         session.close()
     differs = _difference(expected, found) if len(expected) == len(found) else ""
     sessions.clear()
-    gc.collect()
+    gc.collect(1)  # sessions are in reference cycles
     return Verdict(name, form, plain, hybrid, segments, reason, differs)
 
 
-def _run(backend: type[_Recording], name: str, form: str) -> tuple[str, list[tuple[Any, ...]], list[HybridSession]]:
-    backend.form, backend.outputs, backend.sessions = form, [], []
+def _run(name: str, form: str, *, hybrid: bool) -> tuple[str, list[tuple[Any, ...]], list[HybridSession]]:
+    _Recording.hybrid, _Recording.form, _Recording.outputs, _Recording.sessions = hybrid, form, [], []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            suite(backend)[name](None)
+            suite()[name](None)
             outcome = "passed"
         except unittest.SkipTest as why:
             outcome = f"skipped: {why}"
         except Exception as error:  # noqa: BLE001 - a test may raise anything
             outcome = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-    return outcome, backend.outputs, backend.sessions
+    return outcome, _Recording.outputs, _Recording.sessions
 
 
 def _difference(expected: list[Any], found: list[Any]) -> str:

@@ -13,7 +13,8 @@ import onnx
 import onnxruntime as ort
 
 from chrion import HybridSession
-from chrion.runtime.options.table import Treatment
+from chrion.runtime.options.session_options import session_reason
+from chrion.runtime.options.table import SESSION_KEYS, Treatment
 from chrion.scheduler.fixed_placement import random_plan
 from helpers import FLOAT, assert_equal, make_model, node, value
 
@@ -22,6 +23,25 @@ Level = ort.GraphOptimizationLevel
 FEED = {"x": np.linspace(-2, 2, 8, dtype=np.float32).reshape(2, 4)}
 DOUBLED = np.full((4, 4), 2, np.float32)
 Change = Callable[[ort.SessionOptions], object]
+#: A meaningful value of each key; "1" for the others.
+VALUES = {
+    "ep.context_file_path": "context.onnx",
+    "optimization.disable_specified_optimizers": "ConstantFolding",
+    "optimization.minimal_build_optimizations": "apply",
+    "session.allow_released_opsets_only": "0",
+    "session.collect_node_memory_stats_to_file": "stats.csv",
+    "session.gqa_value_layout": "BNHS",
+    "session.layer_assignment_settings": "cpu(=a)",
+    "session.load_model_format": "ORT",
+    "session.max_shape_override": "x:[2,4]",
+    "session.model_external_initializers_file_folder_path": ".",
+    "session.moe_expert_counter_state_file": "experts",
+    "session.name_based_layer_assignment": "cpu(first)",
+    "session.node_partition_config_file": "partition.json",
+    "session.qdq_matmulnbits_block_size": "32",
+    "session.resource_cuda_partitioning_settings": "1000,",
+    "session.save_model_format": "ORT",
+}
 
 
 def chain(*, free: bool = False) -> onnx.ModelProto:
@@ -99,3 +119,21 @@ def check_session(change: Change, treatment: Treatment, named: str) -> None:
             return session.run(None, FEED)
 
     assert_same_outcome(outcome(run), theirs)
+
+
+def check_key(key: str) -> None:
+    """Check that a session with a key is cut or plain as the table says, with equal outputs."""
+
+    def change(made: ort.SessionOptions) -> None:
+        made.intra_op_num_threads = 2
+        made.add_session_config_entry(key, VALUES.get(key, "1"))
+
+    if SESSION_KEYS[key].treatment is Treatment.PLAIN:
+        assert repr(key) in session_reason(options(change), {})
+    check_session(change, SESSION_KEYS[key].treatment, key)
+
+
+def check_harmless_values(key: str) -> None:
+    """Check that a session is cut with the values that the table lists as harmless."""
+    for harmless in filter(None, SESSION_KEYS[key].harmless or ()):
+        check_session(lambda o, text=harmless: o.add_session_config_entry(key, text), Treatment.HONOURED, key)

@@ -143,11 +143,13 @@ def _operators(
 def _quantised_values(
     model: onnx.ModelProto, reads: Sequence[tuple[str, ...]], producer: Mapping[str, int]
 ) -> set[str]:
-    """Return the values between a node and its DequantizeLinear and QuantizeLinear nodes.
+    """Return the values between a node, its DequantizeLinear and QuantizeLinear nodes, and its activation.
 
-    These are the values of a DequantizeLinear that only this node reads, and the values of this node that a
-    QuantizeLinear reads. onnxruntime replaces the three nodes by one node of integer arithmetic. If the model were cut
-    between them, the node would compute in floating point: slower, and with other rounding than in the whole model.
+    These are the values of a DequantizeLinear that only this node reads, the value of this node if only a Relu or Clip
+    reads it, and the values of either that a QuantizeLinear reads. onnxruntime replaces these nodes by one node of
+    integer arithmetic, or leaves all of them in floating point, as a Gemm whose Relu is not implied by the quantisation
+    after it. If the model were cut between them, the node would compute in the other arithmetic: slower, or with other
+    rounding than in the whole model, and on x86 processors without VNNI with sums of products that overflow.
     """
     nodes = model.graph.node
     readers = Counter(name for names in reads for name in names)
@@ -155,8 +157,16 @@ def _quantised_values(
     own = {name for name in producer if readers[name] == 1}
     restored = {name for name in own if nodes[producer[name]].op_type == "DequantizeLinear"}
     units = {i for i, names in enumerate(reads) if restored.intersection(names)}
+    activated = {
+        name
+        for i, names in enumerate(reads)
+        if nodes[i].op_type in {"Relu", "Clip"}
+        for name in own.intersection(names[:1])
+        if producer[name] in units
+    }
+    units |= {i for i, names in enumerate(reads) if activated.intersection(names)}
     requantised = {name for node in nodes if node.op_type == "QuantizeLinear" for name in node.input[:1]}
-    return restored | {name for name in requantised & producer.keys() if producer[name] in units}
+    return restored | activated | {name for name in requantised & producer.keys() if producer[name] in units}
 
 
 def _dag(

@@ -23,7 +23,7 @@ _NAME = "lanes"
 _SPIN_US = 800.0
 #: The same while it waits for the next request, if the one before followed within this time. It is twice the idle time,
 #: between two requests in direct succession, of a lane that finishes early.
-_IDLE_SPIN_US = 800.0
+IDLE_SPIN_US = 800.0
 #: The pressure at which lanes are no longer pinned, since other work uses their cores; see ``lanes.c``.
 _PRESSURE_LIMIT = 12
 #: A limit on waiting that is never reached.
@@ -249,7 +249,7 @@ class NativeLanes:
             part.steps, part.count, part.core = lane, len(lane), -1 if core is None else core
         #: The address of the lanes; None if they are closed.
         self._pointer: int | None = self._library.chrion_start(
-            len(parts), parts, _SPIN_US, _IDLE_SPIN_US, _PRESSURE_LIMIT
+            len(parts), parts, _SPIN_US, IDLE_SPIN_US, _PRESSURE_LIMIT
         )
         if self._pointer is None:
             raise RuntimeError("cannot create the threads of lanes")

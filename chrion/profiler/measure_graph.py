@@ -182,7 +182,7 @@ def _measure(
     for graph, indices in by_graph.items():
         extractor = Extractor(graph)
         feeds = captured_inputs(graph, extractor, indices)
-        for batch in _batches(graph, indices):
+        for batch in batches(graph, indices):
             found = measure_operators(extractor, batch, feeds, lanes, device)
             before, undisturbed = undisturbed, not (monitor and monitor.has_interference())
             for i, cost in found.items():
@@ -193,12 +193,14 @@ def _measure(
                     progress(count, len(operators), graph.dag.op_types[i])
 
 
-def _batches(graph: Graph, operators: Sequence[int]) -> Iterator[list[int]]:
+def batches(
+    graph: Graph, operators: Sequence[int], most: int = _TOGETHER, most_bytes: float = _TOGETHER_BYTES
+) -> Iterator[list[int]]:
     """Yield groups of operators that are measured together: a limited number, and size of their sessions."""
     batch, size = list[int](), 0.0
     for i in operators:
         own = operator_bytes(graph.dag, i)
-        if batch and (len(batch) >= _TOGETHER or size + own > _TOGETHER_BYTES):
+        if batch and (len(batch) >= most or size + own > most_bytes):
             yield batch
             batch, size = [], 0.0
         batch.append(i)

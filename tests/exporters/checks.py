@@ -7,7 +7,7 @@ repeatedly; a plan of every policy; random cuts. Findings are collected, so that
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -37,7 +37,8 @@ class Effort:
         random_cuts: Number of random plans of each kind: cut around every operator, and cut only where operators wait.
         rounds: Number of times that the default session serves all requests.
         scattered_operators: Larger graphs are cut around every operator for the first request only.
-        all_shapes: Whether plans are forced for every request, not only for the first two.
+        all_shapes: Whether every policy plans for every request; otherwise policies plan for one of the first two in
+            turns, and random plans serve both.
     """
 
     policies: Sequence[str] = tuple(POLICIES)
@@ -151,7 +152,14 @@ WAYS: dict[str, Way] = {
 BINDING = (by_binding, by_address, by_foreign_binding)
 
 
-def check(model: Path, feeds: Sequence[Feed], tolerance: Tolerance, effort: Effort, seed: str = "") -> Outcome:
+def check(
+    model: Path,
+    feeds: Sequence[Feed],
+    tolerance: Tolerance,
+    effort: Effort,
+    seed: str = "",
+    kind: type[HybridSession] = HybridSession,
+) -> Outcome:
     """Run a model in every way, and compare outputs.
 
     Args:
@@ -160,6 +168,7 @@ def check(model: Path, feeds: Sequence[Feed], tolerance: Tolerance, effort: Effo
         tolerance: Differences up to it count as equal.
         effort: The extent of the check.
         seed: Seed of random cuts and costs.
+        kind: The class to check.
     """
     outcome = Outcome()
     try:
@@ -169,7 +178,7 @@ def check(model: Path, feeds: Sequence[Feed], tolerance: Tolerance, effort: Effo
         _check_refusal(model, refused, outcome)
         return outcome
     served = [Served(feed, _answer(plain, feed)) for feed in feeds]
-    checks = _Checks(model, plain, served, effort, Random(crc32(seed.encode())), outcome)
+    checks = _Checks(model, plain, served, effort, Random(crc32(seed.encode())), outcome, kind)
     checks.default()
     checks.forced()
     return outcome
@@ -185,6 +194,7 @@ class _Checks:
     effort: Effort
     pick: Random
     outcome: Outcome
+    kind: type[HybridSession]
 
     def default(self) -> None:
         """Serve all requests with a default session, in every way, repeatedly."""
@@ -211,12 +221,12 @@ class _Checks:
     def forced(self) -> None:
         """Serve requests with plans of every policy, and with random plans."""
         chosen = self.served if self.effort.all_shapes else self.served[:2]
-        graphs = [(graph, one) for one in chosen if (graph := self._graph(one)) is not None]
+        graphs = self._graphs(chosen)
         if not graphs:
             return
         self.outcome.operators = len(graphs[0][0].dag)
-        for policy in self.effort.policies:
-            for graph, one in graphs:
+        for at, policy in enumerate(self.effort.policies):
+            for graph, one in graphs if self.effort.all_shapes else [graphs[at % len(graphs)]]:
                 if policy != "exact" or len(graph.dag) <= MAX_EXACT_OPERATORS:
                     self._plan(
                         f"policy {policy}", graph, partial(plan_at_random_costs, policy=policy, pick=self.pick), [one]
@@ -238,16 +248,17 @@ class _Checks:
                 if isinstance(source, Path):
                     self._compare(session, f"{name}, IOBinding", by_binding, requests[:1])
 
-    def _graph(self, one: Served) -> Graph | None:
-        """Return the graph for the shapes of a request; None if the model cannot be loaded as a graph."""
-        try:
+    def _graphs(self, requests: Sequence[Served]) -> list[tuple[Graph, Served]]:
+        """Return the graph for the shapes of each request, without those for which it cannot be loaded."""
+        found = []
+        with suppress(Exception):
             graph = load(self.model)
-            if not graph.declared_free:
-                return graph
             inputs = {i.name for i in graph.inputs}
-            return load(self.model, {name: np.shape(v) for name, v in one.feed.items() if name in inputs})
-        except Exception:
-            return None
+            for one in requests:
+                shapes = {name: np.shape(v) for name, v in one.feed.items() if name in inputs}
+                with suppress(Exception):
+                    found.append((load(self.model, shapes) if graph.declared_free else graph, one))
+        return found
 
     def _compare(self, session: HybridSession, name: str, way: Way, requests: Sequence[Served]) -> None:
         """Serve all requests before comparing, so that outputs that a later request overwrites are detected."""
@@ -304,7 +315,7 @@ class _Checks:
         """
         forced = maker is not None
         try:
-            session = HybridSession(source, quiet_options() if forced else None, plan=maker, strict=forced, tune="now")
+            session = self.kind(source, quiet_options() if forced else None, plan=maker, strict=forced, tune="now")
         except Exception as error:
             self._find(name, f"not created: {type(error).__name__}: {error}")
             yield None

@@ -4,36 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from chrion.native import available, bindings
-from chrion.runtime.execution.engine import CutEngine
+from chrion.native import available
+from helpers import lanes, tasks
 from process_exits import busy_session
+from seams.execution import groups_of
+from seams.execution import limit as set_limit
 
 pytestmark = [
     pytest.mark.timeout(120, method="thread"),
     pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU"),
 ]
-
-
-def tasks() -> list[int]:
-    """Return the numbers of all threads of this process."""
-    return [int(path.name) for path in Path("/proc/self/task").iterdir()]
-
-
-def lane_tasks() -> list[int]:
-    """Return the numbers of the lanes' threads."""
-    names = {task: Path(f"/proc/self/task/{task}/comm").read_text() for task in tasks()}
-    return [task for task, name in names.items() if name.startswith("chrion-lane-")]
 
 
 @contextmanager
@@ -78,7 +65,7 @@ def test_a_caller_stays_on_its_own_cpus() -> None:
         for cpu in sorted(os.sched_getaffinity(0)):
             own = threading.get_native_id()
             with affinity_of([own], {cpu}), watched([own]) as found:
-                for _ in range(10):
+                for _ in range(4):
                     np.testing.assert_array_equal(session.run(None, feed)[0], expected[0])
             assert found == {cpu}
 
@@ -86,7 +73,7 @@ def test_a_caller_stays_on_its_own_cpus() -> None:
 @pytest.mark.skipif(not available(), reason="lanes are not compiled here")
 def test_an_affinity_that_is_set_during_a_request_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """A native request does not restore an affinity that was changed from outside while it was in flight."""
-    monkeypatch.setattr(bindings, "_PRESSURE_LIMIT", 1000)  # the caller is pinned in any case
+    set_limit(monkeypatch, "pressure on native lanes", 1000)  # the caller is pinned in any case
     session, feed = busy_session()
     caller, cpus = threading.get_native_id(), os.sched_getaffinity(0)
 
@@ -104,40 +91,6 @@ def test_an_affinity_that_is_set_during_a_request_stays(monkeypatch: pytest.Monk
         assert len(os.sched_getaffinity(0)) == len(cpus) - 1
 
 
-@contextmanager
-def busy_cpus(cpus: set[int]) -> Iterator[None]:
-    """Run a process on each CPU that uses it all the time."""
-    code = "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True: pass"
-    processes = [subprocess.Popen([sys.executable, "-c", code, str(cpu)]) for cpu in cpus]  # noqa: S603
-    try:
-        yield
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-
-
-@pytest.mark.skipif(not available(), reason="lanes are not compiled here")
-@pytest.mark.parametrize("limit", [bindings._PRESSURE_LIMIT, 1000])
-def test_lanes_are_not_pinned_beside_other_work(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
-    """If other processes preempt lanes, these may run on any core, as far as the limit of the pressure allows."""
-    monkeypatch.setattr(bindings, "_PRESSURE_LIMIT", limit)
-    session, feed = busy_session()
-    cpus = os.sched_getaffinity(0)
-    with session:
-        expected = session.run(None, feed)
-        (lane,) = lane_tasks()
-        requests = 0
-        with busy_cpus(cpus):
-            end = time.monotonic() + (60 if limit < 64 else 2)
-            while time.monotonic() < end and os.sched_getaffinity(lane) != cpus:
-                np.testing.assert_array_equal(session.run(None, feed)[0], expected[0])
-                requests += 1
-        assert requests > 0
-        assert (os.sched_getaffinity(lane) == cpus) == (limit < 64)
-        assert os.sched_getaffinity(0) == cpus
-
-
 @pytest.mark.usefixtures("either_lanes")
 def test_lanes_leave_cpus_that_are_taken_from_the_process() -> None:
     """If all threads of the process are limited to other CPUs, the lanes are opened again on those."""
@@ -148,16 +101,13 @@ def test_lanes_leave_cpus_that_are_taken_from_the_process() -> None:
         with affinity_of(tasks(), {cpu}):
             for _ in range(3):
                 np.testing.assert_array_equal(session.run(None, feed)[0], expected[0])
-            lanes = lane_tasks()
-            with watched([threading.get_native_id(), *lanes]) as found:
-                for _ in range(10):
+            opened = lanes()
+            with watched([threading.get_native_id(), *opened]) as found:
+                for _ in range(4):
                     np.testing.assert_array_equal(session.run(None, feed)[0], expected[0])
             assert found == {cpu}
-            assert lanes == lane_tasks()  # opened again once
-            engine = session._engine
-            assert isinstance(engine, CutEngine)
-            assert engine.capacity == 1
-            executor = engine._native or engine._python
-            assert executor
-            (group,) = executor._groups._groups  # type: ignore[attr-defined]
-            assert {core for core in group.cores.values() if core is not None} == {cpu}
+            assert opened == lanes()  # opened again once
+            groups = groups_of(session)
+            assert groups.capacity == 1
+            assert {core for core in groups.lease("any").cores.values() if core is not None} == {cpu}
+            groups.release("any")

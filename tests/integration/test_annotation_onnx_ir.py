@@ -35,11 +35,12 @@ def annotated(model: Path, target: Path) -> Plan:
     return plan
 
 
-@pytest.fixture(params=MODELS)
-def models(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Path, Plan]:
+@pytest.fixture(scope="module", params=MODELS)
+def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Plan]:
     """Return the files of a model and of the annotated one, and the plan."""
-    onnx.save(MODELS[request.param](), tmp_path / "m.onnx")
-    return tmp_path / "m.onnx", tmp_path / "a.onnx", annotated(tmp_path / "m.onnx", tmp_path / "a.onnx")
+    model, target = (tmp_path_factory.mktemp("models") / name for name in ("m.onnx", "a.onnx"))
+    onnx.save(MODELS[request.param](), model)
+    return model, target, annotated(model, target)
 
 
 def test_onnx_ir_reads_the_lane_and_the_segment_of_every_node(models: tuple[Path, Path, Plan]) -> None:

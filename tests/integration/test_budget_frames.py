@@ -10,34 +10,27 @@ from hypothesis import given, reject
 from hypothesis import strategies as st
 
 from chrion import HybridSession, Plan, partition
-from chrion.runtime.execution import accelerator
-from chrion.runtime.execution.device_frame import DeviceFrame
 from chrion.runtime.execution.engine import CutEngine
 from helpers import assert_equal
 from mirror_device import MirrorDevice
 from property_tests import examples
 from random_cases import random_case
 from random_profiles import coarse_random_profile
+from seams.execution import engine_of, note, use_device
 
-pytestmark = pytest.mark.timeout(300, method="thread")
+pytestmark = [pytest.mark.timeout(300, method="thread"), pytest.mark.usefixtures("short_planning")]
 
 
 def run_on_mirror(model: Any, plan: Plan, feed: Any, expected: Any) -> list[int]:
     """Run a plan with a device of separate memory; return the bytes that each frame allocates on the device."""
-    frames, make = [], DeviceFrame.__init__
-
-    def keep(frame: DeviceFrame, *given: Any) -> None:
-        make(frame, *given)
-        frames.append(frame.device_bytes)
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(accelerator, "Device", MirrorDevice)
-        patch.setattr(DeviceFrame, "__init__", keep)
+        use_device(patch, MirrorDevice)
+        made = note(patch, "make a device frame")
         with HybridSession(model, plan=plan, strict=True) as session:
             assert_equal(session.run(None, feed), expected)
-            engine = session._engine  # a plain session, if the plan has one segment or values are sequences
-            assert bool(frames) == (isinstance(engine, CutEngine) and engine.accelerated)
-    return frames
+            engine = engine_of(session)  # a plain session, if the plan has one segment or values are sequences
+            assert bool(made) == (isinstance(engine, CutEngine) and engine.accelerated)
+    return [call.given[0].device_bytes for call in made]
 
 
 @examples(60)

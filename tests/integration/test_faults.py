@@ -16,17 +16,12 @@ import pytest
 from onnxruntime.capi import onnxruntime_pybind11_state as errors
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail, RuntimeException
 
-from chrion import Graph, HybridSession, load
-from chrion.devices import providers
+from chrion import Graph, HybridSession, Plan, Profile, load
 from chrion.errors import ProviderError
-from chrion.runtime.execution import engine as engines
-from chrion.runtime.execution.accelerator import Accelerator
-from chrion.runtime.execution.device_frame import DeviceFrame
 from chrion.runtime.execution.engine import CutEngine, PlainEngine
-from chrion.runtime.selection.guard import Comparison
-from chrion.runtime.selection.selector import SessionConfig
 from chrion.scheduler import fixed_plan
 from helpers import FLOAT, INT64, assert_same_as_plain, branches, make_model, node, value
+from seams.execution import engine_of, fail, fail_provider, select_by
 
 CPU = "CPUExecutionProvider"
 X = np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)
@@ -54,18 +49,6 @@ def opened(graph: Graph) -> Iterator[Session]:
         session.close()
 
 
-def raising(error: Exception, after: int = 0) -> Callable[..., Any]:
-    """Return a function that raises, except in its first ``after`` calls, which do nothing."""
-    calls = [0]
-
-    def fail(*_: Any, **__: Any) -> None:
-        calls[0] += 1
-        if calls[0] > after:
-            raise type(error)(*error.args)  # a new one, since an error keeps all frames that it has passed
-
-    return fail
-
-
 AT_LOAD = [
     RuntimeException("Failed to allocate memory for requested buffer of size 4096"),
     errors.NotImplemented("Could not find an implementation for Relu(14) node with name 'left'"),
@@ -79,7 +62,7 @@ def test_a_fault_at_load(
     opened: Session, error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The CPU serves requests, and the warning and ``explain`` give the reason. A strict session raises the error."""
-    monkeypatch.setattr(Accelerator, "open", raising(error))
+    fail(monkeypatch, "open on the accelerator", error)
     with pytest.raises(ProviderError, match=str(error)[:20]):
         opened(strict=True)
     with caplog.at_level(logging.WARNING):
@@ -94,7 +77,7 @@ def test_a_provider_that_does_not_start(
     graph: Graph, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The warning contains the provider's reason and what to install, and the given plan is not executed."""
-    monkeypatch.setattr(providers, "failure_reason", lambda _: "libcudart.so.13: cannot open shared object file")
+    fail_provider(monkeypatch, "libcudart.so.13: cannot open shared object file")
     plan = fixed_plan(graph, [0, 1, 0, 1], accelerator="CUDAExecutionProvider")
     with pytest.raises(ProviderError, match=r"libcudart.*chrion\[cuda\]"):
         HybridSession(graph, plan=plan, strict=True)
@@ -108,7 +91,7 @@ def test_a_plan_of_one_segment_needs_its_accelerator(
     graph: Graph, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A plan with the whole model on an accelerator that is missing is refused like any other plan for it."""
-    monkeypatch.setattr(providers, "failure_reason", lambda _: "no driver")
+    fail_provider(monkeypatch, "no driver")
     plan = fixed_plan(graph, [0] * 4, accelerator="CUDAExecutionProvider")
     assert len(plan.segments) == 1
     with pytest.raises(ProviderError, match="CUDAExecutionProvider does not work on this machine: no driver"):
@@ -119,35 +102,26 @@ def test_a_plan_of_one_segment_needs_its_accelerator(
     assert "no driver" in caplog.text
 
 
-AT_RUN = [RuntimeException("CUDA failure 2: out of memory"), Fail("device lost"), RuntimeError("device lost")]
+AT_RUN = [
+    (RuntimeException("CUDA failure 2: out of memory"), 0),
+    (Fail("device lost"), 3),
+    (RuntimeError("device lost"), 0),
+]
 
 
-@pytest.mark.parametrize("after", [0, 3])
-@pytest.mark.parametrize("error", AT_RUN, ids=["memory full", "lost", "lost otherwise"])
+@pytest.mark.parametrize(("error", "after"), AT_RUN, ids=["memory full", "lost later", "lost otherwise"])
 def test_a_fault_during_a_run(
-    opened: Session,
-    error: Exception,
-    after: int,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    opened: Session, error: Exception, after: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The CPU serves the request, and all later ones without another attempt on the accelerator."""
     session, strict = opened(), opened(strict=True)
-    run = Accelerator.run
-    fail = raising(error, after)
-
-    def failing(*args: Any, **more: Any) -> None:
-        fail()
-        run(*args, **more)
-
-    monkeypatch.setattr(Accelerator, "run", failing)
+    fail(monkeypatch, "run on the accelerator", error, after)
     with caplog.at_level(logging.WARNING):
         for _ in range(4):
             assert_same_as_plain(session, branches(), {"x": X})
     assert caplog.text.count("the model runs on the CPU") == 1
     assert str(error) in session.explain()
     assert session.get_providers() == [CPU]
-    fail = raising(error)  # captured before run is patched
     with pytest.raises(type(error), match=f"operator.*{error}"):
         strict.run(None, {"x": X})
 
@@ -155,7 +129,7 @@ def test_a_fault_during_a_run(
 def test_a_fault_while_buffers_are_allocated(opened: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """A failed allocation during a request is a fault of the accelerator."""
     session, strict = opened(), opened(strict=True)
-    monkeypatch.setattr(DeviceFrame, "_keep", raising(RuntimeException("out of memory")))
+    fail(monkeypatch, "keep a buffer", RuntimeException("out of memory"))
     with pytest.raises(RuntimeException, match="out of memory"):
         strict.run(None, {"x": X})
     assert_same_as_plain(session, branches(), {"x": X})
@@ -165,7 +139,7 @@ def test_a_fault_while_buffers_are_allocated(opened: Session, monkeypatch: pytes
 def test_a_fault_with_bound_outputs(opened: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU serves ``run_with_iobinding``, too, and writes to the caller's buffer."""
     session = opened()
-    monkeypatch.setattr(Accelerator, "run", raising(Fail("device lost")))
+    fail(monkeypatch, "run on the accelerator", Fail("device lost"))
     target = ort.OrtValue.ortvalue_from_numpy(np.zeros((2, 4), np.float32))
     binding = session.io_binding()
     binding.bind_cpu_input("x", X)
@@ -187,26 +161,23 @@ def test_an_invalid_request_is_not_a_fault_of_the_accelerator(caplog: pytest.Log
     with HybridSession(graph, plan=fixed_plan(graph, [1, 0], accelerator=CPU)) as session:
         with pytest.raises(RuntimeError, match="indices element out of data bounds"):
             session.run(None, {"x": X, "i": np.array([0, 9])})
-        assert isinstance(session._engine, CutEngine)
+        assert isinstance(engine_of(session), CutEngine)
         assert_same_as_plain(session, gather(), {"x": X, "i": np.array([0, 3])})
-        assert isinstance(session._engine, CutEngine)
+        assert isinstance(engine_of(session), CutEngine)
     assert not caplog.text
 
 
+@pytest.mark.usefixtures("short_planning")
 def test_a_session_that_made_its_plan_plans_again_on_the_cpu(
     graph: Graph, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     """The guard selects again among the candidates on the CPU, with the costs that were measured."""
     monkeypatch.setenv("CHRION_CACHE", str(tmp_path))
-    monkeypatch.setattr(
-        "chrion.runtime.selection.selector.compare", lambda candidates, _: Comparison(candidates[-1].name, ())
-    )
-    monkeypatch.setattr("chrion.runtime.selection.selector.alternatives", planned)
-    monkeypatch.setattr(SessionConfig, "accelerator", property(lambda _: (CPU, {})))
+    select_by(monkeypatch, planned)
     with HybridSession(graph, providers=[CPU]) as session:
         assert session.plan is not None
         assert session.plan.accelerator == CPU
-        monkeypatch.setattr(Accelerator, "run", raising(Fail("device lost")))
+        fail(monkeypatch, "run on the accelerator", Fail("device lost"))
         assert_same_as_plain(session, branches(), {"x": X})
         assert session.plan is not None
         assert session.plan.accelerator is None
@@ -214,19 +185,18 @@ def test_a_session_that_made_its_plan_plans_again_on_the_cpu(
         assert_same_as_plain(session, branches(), {"x": X})
 
 
-def planned(graph: Graph, profile: Any, *_: object, **__: object) -> list[Any]:
+def planned(graph: Graph, profile: Profile) -> Plan:
     """Return a plan on the accelerator if the profile has one."""
     lanes = [2, 1, 2, 1] if profile.accelerator is None else [0, 1, 0, 1]
-    return [fixed_plan(graph, lanes, accelerator=profile.accelerator)]
+    return fixed_plan(graph, lanes, accelerator=profile.accelerator)
 
 
-def test_a_plain_session_on_an_accelerator_falls_back(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plain_session_on_an_accelerator_falls_back(graph: Graph) -> None:
     """After a fault of a model that runs plain on the accelerator, the CPU serves all requests."""
     with HybridSession(graph, plan=fixed_plan(graph, [1, 1, 1, 1])) as session:
-        plain = session._engine
+        plain = engine_of(session)
         assert isinstance(plain, PlainEngine)
-        monkeypatch.setattr(plain, "accelerated", True)
-        monkeypatch.setattr(plain, "session", Broken())
+        plain.accelerated, plain.session = True, Broken()
         for _ in range(2):
             assert_same_as_plain(session, branches(), {"x": X})
         assert "device lost" in session.explain()
@@ -235,11 +205,12 @@ def test_a_plain_session_on_an_accelerator_falls_back(graph: Graph, monkeypatch:
 class Broken:
     """Stands for a session whose device has failed."""
 
-    run = staticmethod(raising(Fail("device lost")))
+    def run(self, *_: object) -> None:
+        raise Fail("device lost")
 
 
 def test_a_strict_session_raises_if_its_plan_cannot_be_opened(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without ``strict``, the model runs plain, as ``test_library_errors.py`` tests."""
-    monkeypatch.setattr(engines, "SegmentFactory", raising(Fail("no")))
+    fail(monkeypatch, "open segments", Fail("no"))
     with pytest.raises(Fail, match="no"):
         HybridSession(graph, plan=fixed_plan(graph, [1, 2, 1, 2]), strict=True)

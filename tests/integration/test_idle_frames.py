@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 import weakref
+from collections import deque
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,11 +15,9 @@ import onnxruntime as ort
 import pytest
 
 from chrion import HybridSession, load
-from chrion.runtime.execution import executor as executors
-from chrion.runtime.execution.engine import CutEngine
-from chrion.runtime.execution.executor import Executor
 from chrion.scheduler import fixed_plan
 from helpers import FLOAT, INT64, assert_equal, branches, cut_session, make_model, node, run_plain, value
+from seams.execution import around, cut_engine, executor_of, idle_frames
 
 pytestmark = [pytest.mark.timeout(120, method="thread"), pytest.mark.usefixtures("uncrowded")]
 #: Width of :func:`branches` whose inputs and outputs are bound (600 kB), and of those that are copied.
@@ -46,15 +45,6 @@ def session_of(model: onnx.ModelProto, lanes: str) -> HybridSession:
     graph = load(model)
     placement = [at % 2 for at in range(len(graph.dag))]
     return HybridSession(graph, plan=fixed_plan(graph, placement, accelerator="CPUExecutionProvider"))
-
-
-def executor_of(session: HybridSession) -> Executor[Any]:
-    """Return the executor that serves a session's requests."""
-    engine = session._engine
-    assert isinstance(engine, CutEngine)
-    executor = engine._native or engine._python
-    assert executor is not None
-    return executor
 
 
 def array(width: int) -> np.ndarray[Any, Any]:
@@ -85,41 +75,33 @@ def test_no_value_of_a_request_is_kept_alive(model: onnx.ModelProto, lanes: str)
             refs.append(weakref.ref(target))
             assert_equal([target.numpy()], run_plain(model, {"x": x})[-1:])
             del x, outputs, given, values, binding, target
-            gc.collect()
             assert [ref() for ref in (*arrays, *refs)] == [None] * (len(arrays) + len(refs))
 
 
-def run_together(session: HybridSession, monkeypatch: pytest.MonkeyPatch, count: int, width: int) -> None:
-    """Serve requests that are all in flight at the same time."""
-    executor, barrier = executor_of(session), threading.Barrier(count)
-    perform = executor._perform
+def run_together(session: HybridSession, count: int, width: int) -> deque[Any]:
+    """Serve requests that are all in flight at the same time, and return the idle frames after them."""
+    barrier = threading.Barrier(count)
 
-    def meet(*given: Any) -> None:
+    def meet(lease: Callable[..., Any], *given: Any) -> Any:
         barrier.wait(60)
-        perform(*given)
+        return lease(*given)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(executor, "_perform", meet)
-        with ThreadPoolExecutor(count) as pool:
-            list(pool.map(lambda _: session.run(None, {"x": array(width)}), range(count)))
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(count) as pool:
+        around(patch, "lease lanes", meet)
+        list(pool.map(lambda _: session.run(None, {"x": array(width)}), range(count)))
+    return idle_frames(executor_of(session))
 
 
 @pytest.mark.usefixtures("either_lanes")
 @pytest.mark.parametrize("lanes", ["cpu", "accelerator"])
-def test_a_burst_leaves_few_frames(monkeypatch: pytest.MonkeyPatch, lanes: str) -> None:
-    """After many requests in flight as many frames are kept as there are groups of lanes, or as many as are small."""
-    with session_of(wide(LARGE), lanes) as session:
-        executor = executor_of(session)
-        monkeypatch.setattr(executors, "_IDLE_BYTES", 0)
-        run_together(session, monkeypatch, 12, LARGE)
-        assert len(executor._frames) == executor.capacity
-        monkeypatch.setattr(executors, "_IDLE_BYTES", 2.5 * executor._frames[0].bytes)
-        run_together(session, monkeypatch, 12, LARGE)
-        assert len(executor._frames) == max(2, executor.capacity)
-        assert 1e5 < executor._frames[0].bytes < 1e8
-    with session_of(wide(SMALL), lanes) as session:
-        run_together(session, monkeypatch, 20, SMALL)
-        assert len(executor_of(session)._frames) == executors._IDLE_FRAMES
+def test_a_burst_leaves_few_frames(lanes: str) -> None:
+    """At most 16 frames of 32 MB together are kept after a burst, and always one for each group of lanes."""
+    for width, count, kept in ((SMALL, 20, 16), (800_000, 4, 2), (2_100_000, 2, 0)):
+        with session_of(wide(width), lanes) as session:
+            frames = run_together(session, count, width)
+            assert len(frames) == max(kept, cut_engine(session).capacity)
+            assert 2 * 2 * width * 4 <= frames[0].bytes < 1e8
+    assert frames[0].bytes > 32e6
 
 
 @pytest.mark.usefixtures("either_lanes")
@@ -129,7 +111,7 @@ def test_all_ways_of_passing_values_alternate() -> None:
     for size in (SMALL, 600):
         model = branches(size=size)
         with cut_session(model) as session:
-            for _ in range(12):
+            for _ in range(8):
                 x = rng.standard_normal((2, size)).astype(np.float32)
                 expected = run_plain(model, {"x": x})
                 given = ort.OrtValue.ortvalue_from_numpy(x)
@@ -147,4 +129,4 @@ def test_all_ways_of_passing_values_alternate() -> None:
                     session.run_with_iobinding(binding)
                     found = [target.numpy() for target in targets]
                 assert_equal(found, expected)
-            assert len(executor_of(session)._frames) == 1
+            assert len(idle_frames(executor_of(session))) == 1

@@ -6,7 +6,7 @@ Python threads, into which faults can be injected; ``test_native.py`` tests faul
 
 from __future__ import annotations
 
-import threading
+import itertools
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -16,40 +16,31 @@ import numpy as np
 import pytest
 
 from chrion import Graph, HybridSession, load
-from chrion.runtime.execution import accelerator, device_frame, host_frame
-from chrion.runtime.execution.device_frame import DeviceFrame
 from chrion.runtime.execution.engine import CutEngine
-from chrion.runtime.execution.program import Copy, Instruction, Run, Signal, Wait
-from chrion.runtime.execution.python_executor import PythonExecutor
+from chrion.runtime.execution.program import Copy, Instruction, Run
 from chrion.scheduler import fixed_plan
 from chrion.zoo import RecurrentSpec, build_recurrent
 from helpers import alternating_lanes, assert_equal, branches, run_plain
 from mirror_device import MirrorDevice
+from seams.execution import cut_engine, fail_allocation, fail_copy, kill_lane, use_device
 
 # A fault that is not detected would cause a deadlock.
 pytestmark = [pytest.mark.timeout(120, method="thread"), pytest.mark.usefixtures("interpreted", "uncrowded")]
 
-CALLERS, CALLS = 3, 3
+CALLERS, CALLS = 3, 2
 STACK = RecurrentSpec(layers=2, batch=1, io=4, seq=3)
 
 
 class Fault:
     """A fault that occurs once."""
 
-    def __init__(self, make: Callable[[], BaseException]) -> None:
-        self._make = make
-        self._lock = threading.Lock()
-        self._left = 1
-
-    def taken(self) -> bool:
-        """Return True to the first caller only."""
-        with self._lock:
-            self._left -= 1
-            return self._left == 0
+    def __init__(self, kind: type[Exception]) -> None:
+        self._errors = iter([kind("injected")])
 
     def strike(self) -> None:
-        if self.taken():
-            raise self._make()
+        """Raise the error the first time; one call that runs no Python code decides which caller is first."""
+        for error in self._errors:
+            raise error
 
 
 class FaultySession:
@@ -77,8 +68,7 @@ class Subject:
 
     @property
     def engine(self) -> CutEngine:
-        assert isinstance(self.session._engine, CutEngine)
-        return self.session._engine
+        return cut_engine(self.session)
 
     @property
     def instructions(self) -> list[tuple[int, int, Instruction]]:
@@ -132,7 +122,7 @@ def opened(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
         "copies": [0, 1, 1, 0],
     }[request.param]
     if request.param == "copies":
-        monkeypatch.setattr(accelerator, "Device", MirrorDevice)
+        use_device(monkeypatch, MirrorDevice)
     made: list[Subject] = []
 
     def make() -> Subject:
@@ -151,95 +141,48 @@ def names_of(one: Subject, step: Run | Copy) -> str:
     return repr(step.value)
 
 
-@pytest.mark.parametrize("make", [lambda: RuntimeError("injected"), lambda: MemoryError("injected")])
-def test_a_step_that_fails(
-    opened: Callable[[], Subject], make: Callable[[], Exception], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_that_fails(opened: Callable[[], Subject]) -> None:
     """A failure of any segment or copy fails one request, with a message that names it."""
     one = opened()
     steps = [step for _, _, step in one.instructions if isinstance(step, Run | Copy)]
-    assert len(steps) >= len(one.engine.segments)
-    copy, executor = DeviceFrame.copy, one.engine._python
-    for step in steps:
-        fault = Fault(make)
-        with monkeypatch.context() as patch:
+    segments = one.engine.segments
+    assert len(steps) >= len(segments)
+    for kind, step in zip(itertools.cycle([RuntimeError, MemoryError]), steps, strict=False):
+        fault = Fault(kind)
+        with pytest.MonkeyPatch.context() as patch:
             if isinstance(step, Run):
-                segments = list(one.engine.segments)
-                faulty: Any = FaultySession(segments[step.segment].session, fault)
-                segments[step.segment] = replace(segments[step.segment], session=faulty)
-                patch.setattr(executor, "_segments", segments)
+                whole = segments[step.segment]
+                segments[step.segment] = replace(whole, session=FaultySession(whole.session, fault))
             else:
-
-                def failing(
-                    self: DeviceFrame, name: str, *, upload: bool, step: Copy = step, fault: Fault = fault
-                ) -> None:
-                    if (name, upload) == (step.value, step.upload):
-                        fault.strike()
-                    copy(self, name, upload=upload)
-
-                patch.setattr(DeviceFrame, "copy", failing)
-            one.assert_struck_once(type(make()), names_of(one, step), "injected")
+                fail_copy(patch, step, fault.strike)
+            one.assert_struck_once(kind, names_of(one, step), "injected")
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_lane_that_dies(opened: Callable[[], Subject], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lane_that_dies(opened: Callable[[], Subject]) -> None:
     """If a lane's thread ends before any instruction, one request fails and a new thread replaces it."""
     one = opened()
-    perform, first = PythonExecutor.run_lane, next(iter(one.engine.program.lanes))
+    first = next(iter(one.engine.program.lanes))
     for lane, at, step in one.instructions:
-        fault = Fault(SystemExit)
-
-        def mortal(
-            self: PythonExecutor, request: Any, on: int, *, lane: int = lane, at: int = at, fault: Fault = fault
-        ) -> None:
-            if on != lane or not fault.taken():
-                perform(self, request, on)
-                return
-            for instruction in self._program.lanes[on][: at + 1]:
-                if isinstance(instruction, Run | Copy):
-                    request.current[on] = instruction
-            for instruction in self._program.lanes[on][:at]:
-                if isinstance(instruction, Wait):
-                    on_timeout = request.group.lanes.replace_dead
-                    request.counters[instruction.lane].wait(instruction.count, on_timeout=on_timeout)
-                elif isinstance(instruction, Signal):
-                    request.counters[on].advance(instruction.count)
-                else:
-                    self._carry_out(request, on, instruction)
-            raise SystemExit  # the thread ends without a report
-
         if lane != first:
-            with monkeypatch.context() as patch:
-                patch.setattr(PythonExecutor, "run_lane", mortal)
+            with pytest.MonkeyPatch.context() as patch:
+                kill_lane(patch, lane, at)
                 named = names_of(one, step) if isinstance(step, Run | Copy) else ""
                 one.assert_struck_once(RuntimeError, "died", named)
 
 
-def test_an_allocation_that_fails(opened: Callable[[], Subject], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_allocation_that_fails(opened: Callable[[], Subject]) -> None:
     """A failed allocation of any buffer of a frame or a request fails one request, and the error names the segment."""
-    reached = True
-    at = 0
-    while reached:
-        one, allocate, seen = opened(), host_frame.allocate, [0]
-
-        def failing(*given: Any, at: int = at, seen: list[int] = seen, allocate: Any = allocate) -> Any:
-            seen[0] += 1
-            if seen[0] == at + 1:
-                raise MemoryError("injected")
-            return allocate(*given)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(host_frame, "allocate", failing)
-            patch.setattr(device_frame, "allocate", failing)
-            patch.setattr(MirrorDevice, "allocate", lambda _, info: failing(info))
+    for at in itertools.count():
+        one = opened()
+        with pytest.MonkeyPatch.context() as patch:
+            fail_allocation(patch, at)
             raised = one.call_concurrently()
-        reached = bool(raised)
-        if reached:
-            (error,) = raised
-            assert isinstance(error, MemoryError)
-            assert any(name in str(error) for name in one.engine.graph.dag.names), f"{error} names no operator"
-            assert one.call_concurrently() == []
-            at += 1
+        if not raised:
+            break
+        (error,) = raised
+        assert isinstance(error, MemoryError)
+        assert any(name in str(error) for name in one.engine.graph.dag.names), f"{error} names no operator"
+        assert one.call_concurrently() == []
         one.session.close()
-        assert at < 200
     assert at >= len(one.engine.graph.outputs)

@@ -16,12 +16,12 @@ import tokenizers
 import chrion
 from chrion import Generator, HybridSession
 from chrion.errors import UnsafeModelError
-from chrion.graph import source_weights
 from chrion.scheduler import fixed_plan
 from chrion.server.chat_template import find_chat_template
 from chrion.zoo import build
 from decoder_support import PlainDecoder, small_decoder
 from helpers import alternating_lanes, run_plain
+from seams.execution import limit
 from sliding_window import trim_caches
 
 
@@ -54,7 +54,7 @@ def link_like_hugging_face(model: onnx.ModelProto, root: Path, **configuration: 
 def test_a_decoder_in_a_cache_of_links(*, hidden: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights and configuration are those that the links of the snapshot name."""
     if hidden:
-        monkeypatch.setattr(source_weights, "LARGE_BYTES", 256)
+        limit(monkeypatch, "bytes of a weight that is read", 256)
     model = small_decoder("llama-decoder")
     path = link_like_hugging_face(model, tmp_path, eos_token_id=5, max_position_embeddings=40)
     expected = PlainDecoder(model).generate([1, 2, 3], 9)
@@ -114,8 +114,15 @@ def put_text_files(folder: Path, *, words: str, end: int) -> None:
     (folder / "chat_template.jinja").write_text(f"{words}{{{{ messages[0].content }}}}")
 
 
-@pytest.mark.parametrize("beside", [{"link"}, {"target"}, {"link", "target"}], ids="-".join)
-@pytest.mark.parametrize("weights", ["model.onnx", "weights.bin"], ids=["one file", "weights beside the target"])
+@pytest.mark.parametrize(
+    ("beside", "weights"),
+    [
+        ({"link"}, "weights.bin"),
+        ({"target"}, "weights.bin"),
+        ({"target"}, "model.onnx"),
+        ({"link", "target"}, "model.onnx"),
+    ],
+)
 def test_files_that_belong_to_a_link(beside: set[str], weights: str, tmp_path: Path) -> None:
     """The configuration, the tokenizer and the template are beside the link, or else beside the file it leads to."""
     model = small_decoder("llama-decoder")

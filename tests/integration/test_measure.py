@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 
-from chrion import Graph, load, partition, profile
+from chrion import Graph, Profile, load, partition, profile
 from chrion.cores import physical_cores
-from chrion.devices import providers
 from chrion.errors import ModelError, OptionError, ProviderError, ShapeError
-from chrion.profiler import measure_graph, operator_bench
+from chrion.profiler import measure_graph
 from chrion.profiler.operator_bench import OperatorBench
 from chrion.profiler.synthetic_inputs import synthetic_inputs
 from chrion.profiler.weight_reload import measure_reload_ms_per_byte
 from chrion.zoo import build
-from helpers import BOOL, FLOAT, INT64, FakeInterferenceMonitor, branches, make_model, node, value
+from helpers import BOOL, FLOAT, INT64, branches, make_model, node, value
+from seams.execution import answer, fail_provider, interfere_at, simulate_cores
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def stack() -> Graph:
     """Return two layers over three steps: few signatures with several operators each."""
     return load(build("lstm", {"layers": 2, "seq": 3, "io": 4, "batch": 1}))
@@ -35,49 +36,52 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def refuse(*_: object) -> None:
-    raise AssertionError("measured again")
+@pytest.fixture
+def measured() -> list[tuple[int, int]]:
+    """Return a list that :func:`measure` extends by the progress of each measurement."""
+    return []
+
+
+@pytest.fixture
+def measure(stack: Graph, measured: list[tuple[int, int]]) -> Callable[..., Profile]:
+    """Return a function that profiles the stack on one core."""
+    return partial(profile, stack, 1, progress=lambda done, total, _: measured.append((done, total)))
 
 
 @pytest.mark.usefixtures("cache")
-def test_each_signature_is_measured_once(stack: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Equal operators share a measurement, and progress counts signatures."""
-    seen: list[int] = []
-    original = measure_graph.measure_operators
-    monkeypatch.setattr(measure_graph, "measure_operators", lambda e, i, *rest: seen.extend(i) or original(e, i, *rest))
-    steps: list[tuple[int, int]] = []
-    found = profile(stack, 1, progress=lambda done, total, _: steps.append((done, total)))
+def test_each_signature_is_measured_once(
+    stack: Graph, measure: Callable[..., Profile], measured: list[tuple[int, int]]
+) -> None:
+    """Equal operators share a measurement, which the cache keeps; a fresh profile measures again."""
+    found = measure()
     distinct = set(stack.dag.signatures)
-    assert len(seen) == len(distinct) < len(stack.dag)
+    assert len(distinct) < len(stack.dag)
     assert set(found.operators) == distinct
-    assert steps == [(at + 1, len(distinct)) for at in range(len(distinct))]
+    assert measured == [(at + 1, len(distinct)) for at in range(len(distinct))]
     assert all(len(c.cpu_ms) == 1 and c.cpu_ms[0] > 0 for c in found.operators.values())
     assert found.missing(stack.dag) == ()
+    assert measure().operators == found.operators
+    assert len(measured) == len(distinct)
+    assert set(measure(fresh=True).operators) == distinct
+    assert measured[len(distinct) :] == measured[: len(distinct)]
 
 
 @pytest.mark.usefixtures("cache")
-def test_measurements_are_cached(stack: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second profile is equal without new measurements; a fresh one measures again."""
-    first = profile(stack, 1)
-    with monkeypatch.context() as patch:
-        patch.setattr(measure_graph, "measure_operators", refuse)
-        assert profile(stack, 1).operators == first.operators
-        with pytest.raises(AssertionError, match="measured again"):
-            profile(stack, 1, fresh=True)
-    with monkeypatch.context() as patch:
-        patch.setattr(measure_graph, "OperatorBench", refuse)
-        with pytest.raises(ModelError, match="none of its operators"):
-            profile(stack, 1, fresh=True)
-    assert set(profile(stack, 1, fresh=True).operators) == set(first.operators)
+def test_a_profile_without_any_operator_is_refused() -> None:
+    """A single operator that rejects synthetic inputs leaves nothing that its costs could be estimated from."""
+    inputs = [value("x", FLOAT, [2, 4]), value("shape", INT64, [1])]
+    graph = load(make_model([node("Reshape", ["x", "shape"], ["y"])], inputs, [value("y", FLOAT, [8])]))
+    with pytest.raises(ModelError, match="none of its operators"):
+        profile(graph, 1)
 
 
 def test_damaged_measurements_are_measured_again(stack: Graph, cache: Path) -> None:
-    """An empty or truncated file, another signature, and a negative time count as missing."""
+    """A truncated file, other content, and another signature count as missing."""
     first = profile(stack, 1)
     files = sorted(cache.rglob("*.json"))
     assert len(files) == len(first.operators)
     good = files[0].read_text()
-    for damage in ("", good[: len(good) // 2], "[]", good.replace('"signature": "', '"signature": "x'), "{}"):
+    for damage in (good[: len(good) // 2], "[]", good.replace('"signature": "', '"signature": "x')):
         for file in files:
             file.write_text(damage)
         again = profile(stack, 1)
@@ -96,65 +100,44 @@ def test_a_cache_that_cannot_be_written_is_ignored(
 
 @pytest.mark.usefixtures("cache")
 def test_contention_is_measured_with_as_many_threads_as_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For j busy cores the operator runs on the first j lanes at the same time."""
-    measured_cores: list[tuple[int, ...]] = []
+    """For j busy cores the operator runs on the first j lanes at the same time.
 
-    def time(_: OperatorBench, cores: Sequence[int] = ()) -> list[float]:
-        measured_cores.append(tuple(cores))
-        return [float(len(cores))] * 3
-
-    monkeypatch.setattr(OperatorBench, "time", time)
+    Times for 5 to 7 and 9 to 11 busy cores lie between their neighbours'.
+    """
     core = physical_cores()[0]
-    monkeypatch.setattr(measure_graph, "physical_cores", lambda: (core, core, core))
-    graph = load(branches())
-    found = profile(graph)
-    assert found.cores == 3
-    assert {c.cpu_ms for c in found.operators.values()} == {(1.0, 2.0, 3.0)}
-    assert set(measured_cores) == {(core,), (core,) * 2, (core,) * 3}
-    assert measured_cores[:3] == [(core,), (core,) * 2, (core,) * 3]
-
-
-@pytest.mark.usefixtures("cache")
-def test_many_cores_are_measured_for_some_numbers_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Times for 5 to 7 and 9 to 11 busy cores lie between their neighbours'."""
-    counts = set()
-
-    def time(_: OperatorBench, cores: Sequence[int] = ()) -> list[float]:
-        counts.add(len(cores))
-        return [float(len(cores) ** 2)] * 3
-
-    monkeypatch.setattr(OperatorBench, "time", time)
-    monkeypatch.setattr(measure_graph, "physical_cores", lambda: physical_cores()[:1] * 12)
-    [cpu_ms] = {cost.cpu_ms for cost in profile(load(branches())).operators.values()}
-    assert counts == {1, 2, 3, 4, 8, 12}
+    busy = simulate_cores(monkeypatch, [core] * 12, lambda count: float(count**2))
+    found = profile(load(branches()))
+    assert found.cores == 12
+    assert list(dict.fromkeys(busy)) == [(core,) * count for count in (1, 2, 3, 4, 8, 12)]
+    [cpu_ms] = {cost.cpu_ms for cost in found.operators.values()}
     assert cpu_ms == pytest.approx([1, 4, 9, 16, 28, 40, 52, 64, 84, 104, 124, 144])
 
 
 @pytest.mark.usefixtures("cache")
-def test_measurements_under_interference_are_not_cached(stack: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measurements_under_interference_are_not_cached(
+    stack: Graph,
+    measure: Callable[..., Profile],
+    measured: list[tuple[int, int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """They are used, and measured again for the next profile."""
+    count = len(set(stack.dag.signatures))
     with monkeypatch.context() as patch:
-        patch.setattr(measure_graph, "UsageMonitor", lambda _: FakeInterferenceMonitor(interference_at=range(99)))
-        assert set(profile(stack, 1).operators) == set(stack.dag.signatures)
-    seen: list[int] = []
-    original = measure_graph.measure_operators
-    monkeypatch.setattr(measure_graph, "measure_operators", lambda e, i, *rest: seen.extend(i) or original(e, i, *rest))
-    profile(stack, 1)
-    assert len(seen) == len(set(stack.dag.signatures))
-    profile(stack, 1)
-    assert len(seen) == len(set(stack.dag.signatures))
+        interfere_at(patch, range(99))
+        assert set(measure().operators) == set(stack.dag.signatures)
+    for _ in range(2):
+        measure()
+        assert len(measured) == 2 * count
 
 
-def test_a_batch_is_limited_in_operators_and_in_bytes(stack: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_is_limited_in_operators_and_in_bytes(stack: Graph) -> None:
     """All operators are in one batch each, in order; an operator above the limit is measured alone."""
     everything = list(range(len(stack.dag)))
-    monkeypatch.setattr(measure_graph, "_TOGETHER", 3)
-    batches = list(measure_graph._batches(stack, everything))
-    assert [len(batch) for batch in batches[:-1]] == [3] * (len(batches) - 1)
-    monkeypatch.setattr(measure_graph, "_TOGETHER_BYTES", 1.0)
-    assert list(measure_graph._batches(stack, everything)) == [[i] for i in everything]
-    assert [i for batch in batches for i in batch] == everything
-    assert list(measure_graph._batches(stack, [])) == []
+    found = list(measure_graph.batches(stack, everything, most=3))
+    assert [len(batch) for batch in found[:-1]] == [3] * (len(found) - 1)
+    assert [i for batch in found for i in batch] == everything
+    assert list(measure_graph.batches(stack, everything, most_bytes=1.0)) == [[i] for i in everything]
+    assert list(measure_graph.batches(stack, [])) == []
 
 
 def test_threads_on_all_cores_time_one_operator() -> None:
@@ -186,7 +169,7 @@ def test_the_weights_of_all_copies_fit_the_cache(monkeypatch: pytest.MonkeyPatch
     )
     copies = {}
     for size in (1 << 30, 1 << 17, 1 << 12, 0):
-        monkeypatch.setattr(operator_bench, "private_cache_bytes", lambda _, size=size: size)
+        answer(monkeypatch, "find the size of a cache", size)
         copies[size] = OperatorBench(measure_graph.Extractor(load(product)), 0, {}).copies
     assert copies[1 << 17] == 4  # of 16 KiB each
     assert copies[1 << 12] == 1
@@ -201,7 +184,7 @@ def test_any_provider_may_be_the_accelerator(stack: Graph) -> None:
     assert found.accelerator == found.machine.accelerator == "CPUExecutionProvider"
     assert all(c.accelerator_ms is not None and c.accelerator_ms > 0 for c in found.operators.values())
     assert found.upload.latency_ms == found.download.latency_ms == found.handoff_ms
-    plan = partition(stack, found)
+    plan = partition(stack, found, policy="heft")
     assert plan.accelerator_only is not None
     assert plan.cpu_only is not None
     assert profile(stack, 1, "none").accelerator is None
@@ -226,8 +209,7 @@ def test_missing_cores_and_providers_are_refused(
 
 def test_a_broken_accelerator_is_an_error_with_its_reason(stack: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
     """For CUDA the hint has the command that installs its libraries."""
-    monkeypatch.setattr(providers, "provider_name", lambda _: "CUDAExecutionProvider")
-    monkeypatch.setattr(providers, "failure_reason", lambda _: "no driver")
+    fail_provider(monkeypatch, "no driver")
     with pytest.raises(ProviderError, match="does not work on this machine: no driver") as caught:
         profile(stack, 1, "cuda")
     assert "chrion[cuda]" in caught.value.hint

@@ -17,7 +17,7 @@ from chrion.graph.merge import merge_operators, mergeable_groups
 from chrion.scheduler import fixed_plan
 from helpers import FLOAT, alternating_lanes, assert_equal, make_model, node, run_plain, value
 
-CASES = 150
+CASES = 60
 
 
 def run_graph(graph: Graph, feed: dict[str, Any]) -> list[Any]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import onnx
 import onnxruntime as ort
@@ -11,17 +9,17 @@ import pytest
 from onnx import helper, numpy_helper
 
 import chrion
-from chrion.graph import observation
-from chrion.graph.decoder import decoder_signature
+from chrion.graph.decoder import decoder_signature, random_cache
 from chrion.graph.observation import Size, observe
 from chrion.graph.ort_sessions import weights_folder_option
 from decoder_support import PlainDecoder, small_decoder
+from seams.execution import note
 
 
 def with_int8_weights(model: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
     """Store the large weights of a decoder as integers; return the shapes of what dequantises them, by name."""
     shapes = {}
-    for tensor in [t for t in model.graph.initializer if np.prod(t.dims) > observation._SMALL]:
+    for tensor in [t for t in model.graph.initializer if np.prod(t.dims) > 4096]:
         value = numpy_helper.to_array(tensor)
         scale = np.float32(np.abs(value).max() / 127)
         name = tensor.name
@@ -37,17 +35,10 @@ def test_dequantised_weights_are_no_outputs(monkeypatch: pytest.MonkeyPatch) -> 
     model = small_decoder("gpt2-decoder", hidden=96, inner=128)
     shapes = with_int8_weights(model)
     assert len(shapes) > 5
-    opened: list[onnx.ModelProto] = []
-    open_analysis = observation.open_analysis
-
-    def noted(proto: onnx.ModelProto, *arguments: Any) -> Any:
-        opened.append(proto)
-        return open_analysis(proto, *arguments)
-
-    monkeypatch.setattr(observation, "open_analysis", noted)
     graph = chrion.load(model)
+    observed = note(monkeypatch, "observe values")
     seen = observe(graph, decoder_signature(graph))
-    (proto,) = opened
+    ((proto, *_),) = (call.given for call in observed)
     assert not {output.name for output in proto.graph.output} & shapes.keys()
     for name, shape in shapes.items():
         assert seen.shapes[name] == tuple(Size(0, 0, n) for n in shape)
@@ -75,7 +66,7 @@ def test_sizes_are_those_of_any_number_of_tokens() -> None:
     options.add_session_config_entry(*next(iter(weights_folder_option(graph.weights_folder).items())))
     session = ort.InferenceSession(longer.SerializeToString(), options, providers=["CPUExecutionProvider"])
     new, past = 9, 40
-    caches = observation.random_cache(signature, past)
+    caches = random_cache(signature, past)
     for name, value in zip(names, session.run(names, signature.feed([1] * new, past) | caches), strict=True):
         assert tuple(size and size(new, past) for size in seen.shapes[name]) == value.shape
         assert seen.types[name] == value.dtype

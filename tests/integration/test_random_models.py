@@ -9,11 +9,13 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from chrion import HybridSession
 from chrion.scheduler import POLICIES
 from differential_testing import Counts, MismatchError, compare_random_model
 from output_comparison import difference
 from property_tests import examples
 
+pytestmark = pytest.mark.usefixtures("short_planning")
 SLOW = {"suppress_health_check": [HealthCheck.too_slow]}
 
 
@@ -28,24 +30,22 @@ def test_any_placement_of_any_model_gives_correct_outputs(pick: Random, size: in
 @given(pick=st.randoms(use_true_random=False), size=st.integers(1, 14))
 def test_any_widths_on_any_model_give_correct_outputs(pick: Random, size: int) -> None:
     """Outputs equal plain onnxruntime's, however operators are placed on one core or on both."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("differential_testing._WIDE", 1.0)
-        compare_random_model(pick, size)
+    compare_random_model(pick, size, wide=1.0)
 
 
-@examples(8, **SLOW)
-@given(pick=st.randoms(use_true_random=False), size=st.integers(1, 8))
-def test_every_scheduler_makes_valid_plans_of_any_model(pick: Random, size: int) -> None:
+@examples(24, **SLOW)
+@given(pick=st.randoms(use_true_random=False), size=st.integers(1, 8), first=st.integers(0, 2))
+def test_every_scheduler_makes_valid_plans_of_any_model(pick: Random, size: int, first: int) -> None:
     """Plans are valid, do not change when written and read, and give plain onnxruntime's outputs."""
-    compare_random_model(pick, size, policies=tuple(POLICIES))
+    compare_random_model(pick, size, policies=tuple(POLICIES)[first::3])
 
 
 def test_most_random_models_are_accepted_and_cut() -> None:
     """Onnxruntime accepts most models of the generator, and most of their runs are cut."""
     total = Counts()
-    for seed in range(25):
-        total += compare_random_model(Random(seed), 1 + seed % 12)
-    assert total.refused <= 1
+    for seed in range(9):
+        total += compare_random_model(Random(seed), 2 + seed)
+    assert total.refused == 0
     assert total.failed < total.runs / 20
     assert total.unsettled < total.runs / 20
     assert total.cut > total.runs / 2
@@ -59,6 +59,6 @@ def test_a_wrong_output_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     assert difference([correct[0] * np.float32(1.001), correct[1]], correct)
     assert difference([correct[0], correct[1] + 1], correct)
     assert difference(correct[:1], correct)
-    monkeypatch.setattr("chrion.runtime.session.HybridSession.run", lambda *_: [])
+    monkeypatch.setattr(HybridSession, "run", lambda *_: [])
     with pytest.raises(MismatchError, match="0 outputs, not"):
         compare_random_model(Random(1), 6)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +27,7 @@ from chrion.zoo import RecurrentSpec, build_recurrent
 from damaged_files import damaged_bytes, damaged_json
 from helpers import FLOAT, alternating_lanes, assert_equal, branches, make_model, node, run_plain, value
 from property_tests import examples
-from worker_processes import FailedJob, run_all
+from seams.execution import limit
 
 SLOW = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large]
 OFTEN = examples(150, suppress_health_check=SLOW)
@@ -154,7 +153,7 @@ def test_deeply_nested_toml(tmp_path: Path) -> None:
 
 def test_endless_files_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading stops at the size limit of the kind of file."""
-    monkeypatch.setattr("chrion.graph.reading._MAX_BYTES", 1 << 20)
+    limit(monkeypatch, "bytes of a model", 1 << 20)
     zero = Path("/dev/zero")
     with pytest.raises(PlanError, match="File too large"):
         Plan.load(zero)
@@ -170,29 +169,6 @@ def test_endless_files_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def recurrent() -> bytes:
     """Return a small model with weights, chunks and several layers."""
     return bytes(build_recurrent(RecurrentSpec(layers=2, batch=1, io=3, seq=4, chunk=2)).SerializeToString())
-
-
-def read_model(content: bytes) -> str:
-    """Load a model with limited memory and time; return an empty text if it is loaded, or refused in one line."""
-    import resource  # noqa: PLC0415 - exists on Unix only
-
-    resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
-    try:
-        graph = load(content)
-        graph.digest  # noqa: B018 - reads the whole model
-    except InputError as error:
-        return "" if "\n" not in error.message else f"more than a line: {error}"
-    except Exception as error:  # noqa: BLE001 - the test detects unexpected exceptions
-        return f"{type(error).__name__}: {error}"
-    return ""
-
-
-@examples(6)
-@given(st.lists(st.one_of(damaged_bytes(recurrent()), damaged_bytes(branches().SerializeToString())), min_size=25))
-def test_damaged_models(contents: list[bytes]) -> None:
-    """A damaged model is refused in one line or loaded; no process crashes or hangs."""
-    wrong = {r.reason if isinstance(r, FailedJob) else r for _, r in run_all(read_model, contents, 2, timeout_s=60.0)}
-    assert wrong <= {""}
 
 
 def test_a_model_whose_name_is_not_valid_text() -> None:
@@ -294,29 +270,37 @@ def test_weights_in_the_folder_are_read(folder: Path, location: str) -> None:
 # The cache.
 
 
+def only_file(folder: Path) -> Path:
+    """Return the file in a folder, at any depth."""
+    (found,) = (path for path in folder.rglob("*") if path.is_file())
+    return found
+
+
 @OFTEN
 @given(content=damaged_bytes(b'{"signature": "s", "cost": {"op_type": "Relu", "cpu_ms": [1.0, 2.0]}}'))
-def test_damaged_measurements_are_ignored(content: bytes) -> None:
+def test_damaged_measurements_are_ignored(content: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A damaged file of measurements counts as missing."""
+    monkeypatch.setenv("CHRION_CACHE", str(tmp_path))
     cache = Cache("damaged", 2)
     cache.put("s", OperatorCost("Relu", (1.0, 2.0)))
-    path = cache._path("s")
-    path.write_bytes(content)
+    only_file(tmp_path).write_bytes(content)
     found = cache.get("s")
     assert found is None or isinstance(found, OperatorCost)
 
 
 @examples(60, suppress_health_check=SLOW)
 @given(content=damaged_json({"winner": "plan 1", "plan": PLAN, "why": "fastest"}))
-def test_damaged_decisions_are_ignored(content: bytes) -> None:
+def test_damaged_decisions_are_ignored(content: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A damaged file of decisions counts as missing."""
+    monkeypatch.setenv("CHRION_CACHE", str(tmp_path))
     memory = DecisionCache("damaged")
     memory.keep(Decision("plain", None, "why"))
-    memory._path.write_bytes(content)
+    only_file(tmp_path).write_bytes(content)
     found = memory.recall()
     assert found is None or isinstance(found, Decision)
 
 
+@pytest.mark.usefixtures("short_planning")
 def test_a_decision_that_no_longer_fits_is_ignored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A cached plan for another model, or for more cores than exist, has no effect."""
     monkeypatch.setenv("CHRION_CACHE", str(tmp_path))
@@ -343,23 +327,6 @@ def test_cached_files_are_private(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert len([p for p in made if p.is_file()]) == 2
     for path in (tmp_path / "cache", *made):
         assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600), path
-
-
-def _write_and_read(start: int) -> int:
-    cache, whole = Cache("shared", 1), 0
-    for count in range(300):
-        cache.put("s", OperatorCost("Relu", (float(start + count),), bytes=10**6))
-        found = cache.get("s")
-        whole += found is not None and found.op_type == "Relu"
-    return whole
-
-
-def test_many_processes_share_a_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """While four processes write one file, each always reads a complete one, and no temporary file remains."""
-    monkeypatch.setenv("CHRION_CACHE", str(tmp_path))
-    with multiprocessing.get_context("spawn").Pool(4) as pool:
-        assert pool.map(_write_and_read, range(4)) == [300] * 4
-    assert len([p for p in tmp_path.rglob("*") if p.is_file()]) == 1
 
 
 def test_an_unwritable_cache_is_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

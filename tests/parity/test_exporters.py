@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import checks
 import memory_check
 import numpy as np
 import onnx
@@ -22,12 +21,11 @@ from memory_check import Comparison, Footprint, above_aim, summarise
 from sample import SAMPLE, read_sample, sample_case, sample_names
 
 import exporters
-from chrion.profiler import operator_bench
-from chrion.runtime.selection import guard
-from chrion.scheduler.search.local_search import LocalSearch
+from chrion import HybridSession
 from helpers import FLOAT, branches, make_model, node, value
 from output_comparison import Tolerance
 
+pytestmark = pytest.mark.usefixtures("short_planning")
 NAMES = sample_names()
 #: Exporters of which the sample must contain models.
 EXPORTERS = (
@@ -53,19 +51,7 @@ TRANSFORMERS = ("bert", "gpt2-past", "llama-past", "t5-", "vit", "whisper-", "sw
 DEFAULT_TOLERANCE = Tolerance()
 
 
-@pytest.fixture(autouse=True)
-def _short_measurements() -> Iterator[None]:
-    """Shorten measurements and planning, since the choice of the session does not matter."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(operator_bench, "_WINDOW_S", 0.0)
-        patch.setattr(guard, "_TRIAL_S", 0.0)
-        patch.setattr(guard, "_MIN_ROUNDS", 1)
-        patch.setattr(guard, "_BUDGET_S", 0.0)
-        patch.setitem(LocalSearch.improve.__kwdefaults__, "budget", 4000)
-        yield
-
-
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def _no_warnings_of_onnxruntime() -> Iterator[None]:
     """Silence the logger, since some exporters write unused weights, about which onnxruntime warns."""
     ort.set_default_logger_severity(4)
@@ -98,56 +84,66 @@ def test_the_sample_is_small_and_covers_all_exporters() -> None:
 X = np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)
 
 
-def test_a_wrong_output_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An output that differs in one number is a finding in every stage that it affects."""
+@pytest.fixture
+def two_branches(tmp_path: Path) -> Path:
+    """Return the file of a model of two branches."""
     onnx.save(branches(), tmp_path / "model.onnx")
-    feeds = [{"x": X}, {"x": X + 1}]
-    assert check(tmp_path / "model.onnx", feeds, DEFAULT_TOLERANCE, QUICK).findings == []
-    run = checks.HybridSession.run
+    return tmp_path / "model.onnx"
 
-    def wrong(*arguments: Any) -> list[Any]:
-        outputs = run(*arguments)
+
+def find(model: Path, *feeds: Feed, kind: type[HybridSession] = HybridSession) -> list[str]:
+    """Return the findings of a quick check."""
+    return check(model, feeds, DEFAULT_TOLERANCE, QUICK, kind=kind).findings
+
+
+class Wrong(HybridSession):
+    """A session whose outputs differ in one number."""
+
+    def run(self, *given: Any) -> list[Any]:
+        outputs: list[Any] = super().run(*given)
         outputs[0][0, 0] += 0.01
         return outputs
 
-    monkeypatch.setattr(checks.HybridSession, "run", wrong)
-    findings = check(tmp_path / "model.onnx", feeds, DEFAULT_TOLERANCE, QUICK).findings
+
+class Shared(HybridSession):
+    """A session that writes all outputs to the same buffers."""
+
+    buffers: list[Any] | None = None
+
+    def run(self, *given: Any) -> list[Any]:
+        outputs = super().run(*given)
+        self.buffers = self.buffers or [output.copy() for output in outputs]
+        for buffer, output in zip(self.buffers, outputs, strict=True):
+            buffer[...] = output
+        return self.buffers
+
+
+class Failing(HybridSession):
+    """A session that serves no request of arrays."""
+
+    def run(self, *_: Any) -> list[Any]:
+        raise RuntimeError("injected")
+
+
+def test_a_wrong_output_is_a_finding(two_branches: Path) -> None:
+    """An output that differs in one number is a finding in every stage that it affects."""
+    assert find(two_branches, {"x": X}, {"x": X + 1}) == []
+    findings = find(two_branches, {"x": X}, {"x": X + 1}, kind=Wrong)
     assert any(finding.startswith("default, run, request 0: output 0") for finding in findings)
     assert any(finding.startswith("policy heft") for finding in findings)
     assert not any("IOBinding" in finding for finding in findings)
 
 
-def test_an_overwritten_output_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_overwritten_output_is_a_finding(two_branches: Path) -> None:
     """Outputs are compared after all requests have been served, so that overwritten ones are found."""
-    onnx.save(branches(), tmp_path / "model.onnx")
-    run, kept = checks.HybridSession.run, {}
-
-    def shared(session: Any, *arguments: Any) -> list[Any]:
-        outputs = run(session, *arguments)
-        buffers = kept.setdefault(id(session), [output.copy() for output in outputs])
-        for buffer, output in zip(buffers, outputs, strict=True):
-            buffer[...] = output
-        return buffers
-
-    monkeypatch.setattr(checks.HybridSession, "run", shared)
-    findings = check(tmp_path / "model.onnx", [{"x": X}, {"x": X + 1}], DEFAULT_TOLERANCE, QUICK).findings
+    findings = find(two_branches, {"x": X}, {"x": X + 1}, kind=Shared)
     assert any(finding.startswith("default, run, request 0") for finding in findings)
 
 
-def test_an_exception_that_plain_onnxruntime_does_not_raise_is_a_finding(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_exception_that_plain_onnxruntime_does_not_raise_is_a_finding(two_branches: Path) -> None:
     """An exception that plain onnxruntime raises for the same call is not a finding."""
-    onnx.save(branches(), tmp_path / "model.onnx")
-    path = tmp_path / "model.onnx"
-    assert check(path, [{"x": X[:, :2]}], DEFAULT_TOLERANCE, QUICK).findings == []
-
-    def fails(*_: Any) -> list[Any]:
-        raise RuntimeError("injected")
-
-    monkeypatch.setattr(checks.HybridSession, "run", fails)
-    findings = check(path, [{"x": X}], DEFAULT_TOLERANCE, QUICK).findings
-    assert "default, run: RuntimeError: injected" in findings
+    assert find(two_branches, {"x": X[:, :2]}) == []
+    assert "default, run: RuntimeError: injected" in find(two_branches, {"x": X}, kind=Failing)
 
 
 def test_a_model_that_plain_onnxruntime_refuses_is_refused(tmp_path: Path) -> None:
@@ -175,16 +171,14 @@ def test_the_script_writes_the_page_and_reports_crashes(
     _write(tmp_path / "corpus" / "family" / "bad", branches(), {"x": X})
     page = tmp_path / "page.md"
     page.write_text("Text.\n\n<!-- begin: exporters -->\n<!-- end: exporters -->\n")
-    arguments = ["exporters.py", "check", str(tmp_path / "corpus"), "--quick", "-o", str(page)]
-    monkeypatch.setattr("sys.argv", [*arguments, "--only", "good", "--latency"])
-    assert exporters.main() == 0
+    arguments = ["check", str(tmp_path / "corpus"), "--quick", "-o", str(page)]
+    assert exporters.main([*arguments, "--only", "good", "--latency"]) == 0
     assert "| family/good | onnx.helper 1 | 4 | yes | " in page.read_text()
     check_case = exporters.check_case
     monkeypatch.setattr(
         exporters, "check_case", lambda job: check_case(job) if job.folder.name == "good" else os.kill(os.getpid(), 9)
     )
-    monkeypatch.setattr("sys.argv", arguments)
-    assert exporters.main() == 1
+    assert exporters.main(arguments) == 1
     assert "| family/bad | onnx.helper 1 |  | crashed |" in page.read_text()
     assert "1 exporters, 1 equal to plain onnxruntime" in page.read_text()
     assert "1 with differences" in capsys.readouterr().out

@@ -72,9 +72,10 @@ def test_copies_and_the_machine_are_those_of_the_parts() -> None:
     assert alone.handoff_ms < profile.handoff_ms
 
 
+@pytest.mark.usefixtures("short_planning")
 def test_every_operator_of_every_variant_has_a_cost_and_counts_as_estimated(tmp_path: Path) -> None:
     """Chunks of recurrent operators are among them; plans and stored profiles keep the mark."""
-    graph = chrion.load(build("lstm", {"layers": 2, "seq": 12, "chunk": 12}))
+    graph = chrion.load(build("lstm", {"layers": 1, "seq": 2, "chunk": 2, "io": 16, "batch": 1}))
     profile = estimate_profile(graph, L4, 2)
     assert profile.missing(graph.dag) == tuple(range(len(graph.dag)))
     plan = partition(graph, profile)
@@ -170,7 +171,13 @@ def test_corrections_need_a_common_operator() -> None:
 
 def test_the_zoo_has_no_operator_without_work() -> None:
     """Every node of a small model of each kind moves bytes, and its products are counted."""
-    for name, parameters in (("deepfm", {}), ("squeezenet", {}), ("t5", {"layers": 1}), ("bert", {"layers": 1})):
+    transformer = {"layers": 1, "hidden": 16, "heads": 2, "inner": 32, "seq": 6, "vocabulary": 20}
+    for name, parameters in (
+        ("deepfm", {"batch": 2, "vocabulary": 20, "hidden": 16}),
+        ("squeezenet", {"resolution": 64, "width": 0.1, "classes": 7}),
+        ("t5", {**transformer, "target": 5}),
+        ("bert", transformer),
+    ):
         graph = chrion.load(build(name, parameters))
         for each in graph.model.graph.node:
             found = node_work(each, graph.values)

@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto
 
-from accelerator_plans import cut_engine, fixed_webgpu_plan
+from accelerator_plans import fixed_webgpu_plan
 from chrion import HybridSession, load
 from chrion.devices import Device
 from chrion.devices.device import Downloader
@@ -17,6 +17,7 @@ from chrion.devices.host import allocate, on_host, to_host
 from chrion.graph.model import TensorInfo
 from chrion.lane_numbers import DOWNLOAD_LANE, UPLOAD_LANE
 from helpers import BOOL, FLOAT, INT64, assert_same_as_plain, branches, make_model, node, run_plain, value
+from seams.execution import cut_engine
 
 X = np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)
 CODES = {n: getattr(TensorProto, n.upper()) for n in ("float", "int32", "uint32", "bool")}

@@ -12,9 +12,9 @@ import pytest
 from accelerator_plans import fixed_webgpu_plan
 from chrion import HybridSession, load
 from chrion.devices import Device
-from chrion.runtime.execution import accelerator as module
 from chrion.runtime.execution.accelerator import Accelerator
 from helpers import FLOAT, INT64, assert_same_as_plain, branches, make_model, node, run_plain, value
+from seams.execution import answer
 
 X = np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)
 
@@ -36,7 +36,7 @@ def calls(device: Device, monkeypatch: pytest.MonkeyPatch) -> list[Call]:  # noq
         found.append(Call(cuda_graph, replayed))
         run(self, *args, cuda_graph=cuda_graph, replayed=replayed, **more)
 
-    monkeypatch.setattr(module, "wants_graphs", lambda *_: True)
+    answer(monkeypatch, "want graphs", True)  # noqa: FBT003 - what the call returns
     monkeypatch.setattr(Accelerator, "run", recorded)
     return found
 

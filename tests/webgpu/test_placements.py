@@ -9,13 +9,14 @@ import numpy as np
 import onnx
 import pytest
 
-from accelerator_plans import cut_engine, draw_mixed_plan, find_supported_operators, fixed_webgpu_plan
+from accelerator_plans import draw_mixed_plan, find_supported_operators, fixed_webgpu_plan
 from chrion import Graph, HybridSession, load
 from chrion.benchmark.accuracy import largest_difference
 from chrion.devices import Device
 from chrion.zoo.recurrent import RecurrentSpec, build_recurrent
 from helpers import FLOAT, assert_same_as_plain, branches, make_model, node, run_plain, value
 from random_cases import random_case
+from seams.execution import cut_engine
 
 X = np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)
 

@@ -25,7 +25,7 @@ from chrion.cores import pin
 from chrion.waiting import spin
 
 #: Number of spins of an idle thread before it parks, and the time that they take at most.
-_IDLE_SPINS, _IDLE_SPINS_S = 8, 2e-4
+_IDLE_SPINS, IDLE_SPINS_S = 8, 2e-4
 
 
 class Part(Protocol):
@@ -148,7 +148,7 @@ def _work(lane: _LaneThread) -> None:
                 break
             spin(done)
         lane.part = parts.get()
-        spins = _IDLE_SPINS if time.monotonic() - idle_since_s < _IDLE_SPINS_S else 0
+        spins = _IDLE_SPINS if time.monotonic() - idle_since_s < IDLE_SPINS_S else 0
         if lane.part is None:
             lane.stopped = True
             return

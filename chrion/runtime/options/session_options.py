@@ -144,9 +144,8 @@ def inherit(base: ort.SessionOptions | None, target: ort.SessionOptions) -> None
     for name, option in SESSION_OPTIONS.items():
         if option.inherited and hasattr(base, name):
             setattr(target, name, getattr(base, name))
-    for key, value in _entries(base.get_session_config_entry, SESSION_KEYS):
-        if SESSION_KEYS[key].inherited:
-            target.add_session_config_entry(key, value)
+    for key, value in readable_entries(base, (key for key, option in SESSION_KEYS.items() if option.inherited)):
+        target.add_session_config_entry(key, value)
 
 
 def optimises(options: ort.SessionOptions | None) -> bool:
@@ -168,9 +167,9 @@ def readable_attributes(options: ort.SessionOptions) -> dict[str, Any]:
     return values | {"intra_op_num_threads": given_threads(options)}
 
 
-def readable_entries(options: ort.SessionOptions) -> list[tuple[str, str]]:
+def readable_entries(options: ort.SessionOptions, keys: Iterable[str] = SESSION_KEYS) -> list[tuple[str, str]]:
     """List the configuration entries that are set, with their values."""
-    return _entries(options.get_session_config_entry, SESSION_KEYS)
+    return _entries(options.get_session_config_entry, keys)
 
 
 def _attributes(options: Any, table: Mapping[str, Option]) -> list[str]:

@@ -342,12 +342,7 @@ _DEVICE = "it applies to one session; on the CPU it has no effect"
 #: Keys of ``RunOptions.add_run_config_entry``.
 RUN_KEYS: Mapping[str, Option] = _table(
     [
-        Option(
-            "memory.enable_memory_arena_shrinkage",
-            _HONOURED,
-            "every segment's run gets it; the request runs plain if it names more than cpu:0",
-            ("", "cpu:0"),
-        ),
+        Option("memory.enable_memory_arena_shrinkage", _PLAIN, "small segments have no arena, and refuse it", _UNSET),
         Option("disable_synchronize_execution_providers", _PLAIN, _DEVICE, _OFF, for_accelerators=True),
         Option("gpu_graph_id", _PLAIN, _DEVICE, _UNSET, for_accelerators=True),
         Option("qnn.htp_perf_mode", _PLAIN, _DEVICE, _UNSET, for_accelerators=True),

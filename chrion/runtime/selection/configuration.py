@@ -131,7 +131,7 @@ class SessionConfig:
         """Whether a session on the CPU has a memory arena of its own."""
         if self.options is None:
             return True
-        shared = ("session.use_env_allocators", "1") in readable_entries(self.options)
+        shared = ("session.use_env_allocators", "1") in readable_entries(self.options, ["session.use_env_allocators"])
         return bool(self.options.enable_cpu_mem_arena) and not shared
 
     def one_thread(self, reason: str, *, arena: bool = True) -> PlainEngine | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -16,8 +17,6 @@ from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 import chrion.native
 from chrion import HybridSession
 from chrion.errors import UnsafeModelError
-from chrion.runtime.execution.engine import PlainEngine
-from chrion.runtime.options import probe as option_probe
 from chrion.runtime.options.probe import replaces_weights
 from chrion.runtime.options.table import (
     Treatment,
@@ -37,6 +36,7 @@ from option_cases import (
     ort_value,
     plain,
 )
+from seams.execution import around, note
 
 
 @pytest.fixture(autouse=True)
@@ -62,15 +62,14 @@ def test_an_added_initializer_replaces_the_weight() -> None:
 def test_added_initializers_are_detected_on_the_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both providers are probed, and a failing accelerator does not hide a weight that is replaced on the CPU."""
     tried: list[Any] = []
-    real = option_probe._open
 
-    def record(model: bytes | str, given: ort.SessionOptions, accelerator: Any = None) -> ort.InferenceSession:
+    def on_cpu(probe: Callable[..., Any], model: Any, given: Any, accelerator: Any = None) -> Any:
         tried.append(accelerator)
         if accelerator is not None and accelerator[0] == "broken":
             raise RuntimeError("broken")
-        return real(model, given)
+        return probe(model, given)
 
-    monkeypatch.setattr(option_probe, "_open", record)
+    around(monkeypatch, "probe options", on_cpu)
     for name in ("working", "broken"):
         assert not replaces_weights(options(), ["w"], (name, {}))
         assert tried[-2:] == [None, (name, {})]
@@ -237,19 +236,12 @@ def test_without_profiling_its_end_is_empty() -> None:
 
 def test_the_optimised_model_is_written_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the session that runs the model writes the optimised model."""
-    made: list[PlainEngine] = []
-    real = PlainEngine.__init__
-
-    def record(self: PlainEngine, *given: Any, **rest: Any) -> None:
-        made.append(self)
-        real(self, *given, **rest)
-
-    monkeypatch.setattr(PlainEngine, "__init__", record)
+    opened = note(monkeypatch, "open a plain engine")
     given = options(lambda o: setattr(o, "optimized_model_filepath", "optimised.onnx"))
     with HybridSession(chain(), given, [CPU]) as session:
         assert "'optimized_model_filepath'" in session.explain()
         session.run(None, FEED)
-    assert len(made) == 1
+    assert len(opened) == 1
     assert [path.name for path in folder.glob("*")] == ["optimised.onnx"]
 
 

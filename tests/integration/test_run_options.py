@@ -6,14 +6,13 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 import pytest
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument
 
-from chrion.runtime.execution.executor import Executor
+from chrion import HybridSession
 from chrion.runtime.options.session_options import run_reason
 from chrion.runtime.options.table import (
     RUN_KEYS,
@@ -33,6 +32,7 @@ from option_cases import (
     outcome,
     plain,
 )
+from seams.execution import Call, note
 
 
 @pytest.fixture
@@ -62,21 +62,18 @@ RUN_CHANGES: Mapping[str, Callable[[ort.RunOptions], object]] = {
 
 
 @pytest.fixture
-def requests(monkeypatch: pytest.MonkeyPatch) -> list[ort.RunOptions | None]:
-    """Return the list of run options that executors receive."""
-    seen: list[ort.RunOptions | None] = []
-    real = Executor.run
+def requests(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
+    """Return the list of requests that run on the plan."""
+    return note(monkeypatch, "run a plan")
 
-    def run(self: Executor[Any], *given: Any, **rest: Any) -> Any:
-        seen.append(rest.get("run_options"))
-        return real(self, *given, **rest)
 
-    monkeypatch.setattr(Executor, "run", run)
-    return seen
+def given_to(requests: list[Call]) -> list[ort.RunOptions | None]:
+    """Return the run options of requests."""
+    return [call.options.get("run_options") for call in requests]
 
 
 @pytest.mark.parametrize("name", RUN_CHANGES)
-def test_a_run_option_is_treated_as_the_table_says(name: str, requests: list[ort.RunOptions | None]) -> None:
+def test_a_run_option_is_treated_as_the_table_says(name: str, requests: list[Call]) -> None:
     """The request runs on the segments or plain as the table says, whichever method makes it."""
     given = run_options(RUN_CHANGES[name])
     expected = plain(chain(), options()).run(None, FEED)
@@ -89,17 +86,18 @@ def test_a_run_option_is_treated_as_the_table_says(name: str, requests: list[ort
         binding.bind_output("y")
         session.run_with_iobinding(binding, given)
         assert_equal(binding.copy_outputs_to_cpu(), expected)
-        assert requests == ([] if RUN_OPTIONS[name].treatment is Treatment.PLAIN else [given] * 3)
+        assert given_to(requests) == ([] if RUN_OPTIONS[name].treatment is Treatment.PLAIN else [given] * 3)
         assert session.plan is not None
 
 
 @pytest.mark.parametrize("key", RUN_KEYS)
-def test_a_run_key_is_treated_as_the_table_says(key: str, requests: list[ort.RunOptions | None]) -> None:
-    """On the CPU, keys for accelerators have no effect; with an accelerator, the request runs plain."""
+def test_a_run_key_is_treated_as_the_table_says(key: str, requests: list[Call]) -> None:
+    """On the CPU, keys for accelerators have no effect; with an accelerator, the request runs plain, and only that."""
     given = run_options(lambda o: o.add_run_config_entry(key, "cpu:0" if key.startswith("memory") else "1"))
     with cut(chain()) as session:
         assert_equal(session.run(None, FEED, given), plain(chain(), options()).run(None, FEED, given))
-    assert requests == [given]
+        assert session.plan is not None
+    assert given_to(requests) == ([given] if RUN_KEYS[key].for_accelerators else [])
     assert (repr(key) in run_reason(given, accelerated=True)) == (RUN_KEYS[key].treatment is Treatment.PLAIN)
 
 
@@ -113,19 +111,31 @@ def test_memory_arenas_of_other_devices_raise_onnxruntimes_exception() -> None:
 
 def test_a_running_request_can_be_terminated() -> None:
     """Another thread terminates a request, and the next request succeeds."""
-    w = np.eye(600, dtype=np.float32)
+    size = 200
     names = ["x", *(f"v{at}" for at in range(99)), "y"]
     nodes = [node("MatMul", [a, "w"], [b], name=b) for a, b in itertools.pairwise(names)]
-    model = make_model(nodes, [value("x", FLOAT, [600, 600])], [value("y", FLOAT, [600, 600])], {"w": w})
-    feed = {"x": np.ones((600, 600), np.float32)}
+    ends = [value(name, FLOAT, [size, size]) for name in "xy"]
+    model = make_model(nodes, ends[:1], ends[1:], {"w": np.eye(size, dtype=np.float32)})
+    feed = {"x": np.ones((size, size), np.float32)}
     given = ort.RunOptions()
-    with cut(model) as session:
-        session.run(None, feed, ort.RunOptions())
-        timer = threading.Timer(0.03, lambda: setattr(given, "terminate", True))
-        timer.start()
-        with pytest.raises(Fail, match="terminate"):
+    begun = threading.Event()
+
+    def terminate() -> None:
+        begun.wait()
+        given.terminate = True
+
+    def repeat(session: HybridSession) -> None:
+        begun.set()  # the other thread continues when a request has released the GIL
+        while True:
             session.run(None, feed, given)
-        timer.join()
+
+    thread = threading.Thread(target=terminate)
+    thread.start()
+    with cut(model) as session:
+        session.run(None, feed, given)
+        with pytest.raises(Fail, match="terminate"):
+            repeat(session)
+        thread.join()
         assert_equal(session.run(None, feed), [feed["x"]])
 
 
@@ -145,7 +155,7 @@ def adapter(folder: Path) -> Iterator[ort.RunOptions]:
     del loaded
 
 
-def test_an_adapter_gives_its_weights(adapter: ort.RunOptions, requests: list[ort.RunOptions | None]) -> None:
+def test_an_adapter_gives_its_weights(adapter: ort.RunOptions, requests: list[Call]) -> None:
     """A request with an adapter runs plain with the adapter's weights, and the next one runs on the segments."""
     model = chain()
     model.graph.input.append(value("w", FLOAT, [4, 4]))

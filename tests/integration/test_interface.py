@@ -6,6 +6,7 @@ import inspect
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,18 @@ from chrion import HybridSession, load
 from chrion.runtime.interface import NOT_OFFERED
 from chrion.runtime.iobinding import HybridIOBinding
 from chrion.scheduler import fixed_plan
-from helpers import FLOAT, alternating_lanes, assert_equal, branches, make_model, node, run_plain, value
+from helpers import (
+    FLOAT,
+    alternating_lanes,
+    assert_equal,
+    branches,
+    free_branches,
+    make_model,
+    node,
+    run_plain,
+    value,
+)
+from seams.execution import fail, strictness
 
 X = np.linspace(-2, 2, 8, dtype=np.float32).reshape(2, 4)
 Session = ort.InferenceSession | HybridSession
@@ -41,27 +53,23 @@ def parameters(method: Callable[..., Any]) -> list[tuple[str, Any]]:
 # Methods and arguments.
 
 
-@pytest.mark.parametrize("name", public(ort.InferenceSession))
-def test_every_method_is_offered_or_has_a_reason(name: str) -> None:
+def test_every_method_is_offered_or_has_a_reason() -> None:
     """A method has the same arguments in the same order, or its AttributeError gives the reason for its absence."""
-    if name not in NOT_OFFERED:
-        assert parameters(getattr(HybridSession, name)) == parameters(getattr(ort.InferenceSession, name))
-        return
-    assert not hasattr(HybridSession, name), "it is offered after all"
-    graph = load(branches())
-    with (
-        HybridSession(graph, plan=fixed_plan(graph, alternating_lanes(graph))) as session,
-        pytest.raises(AttributeError, match=re.escape(NOT_OFFERED[name])),
-    ):
-        getattr(session, name)
+    with open_session("cut") as session:
+        for name in public(ort.InferenceSession):
+            if name not in NOT_OFFERED:
+                assert parameters(getattr(HybridSession, name)) == parameters(getattr(ort.InferenceSession, name)), name
+                continue
+            assert not hasattr(HybridSession, name), f"{name} is offered after all"
+            with pytest.raises(AttributeError, match=re.escape(NOT_OFFERED[name])):
+                getattr(session, name)
 
 
-@pytest.mark.parametrize("name", NOT_OFFERED)
-def test_a_plain_session_offers_every_method(name: str) -> None:
+def test_a_plain_session_offers_every_method() -> None:
     """While the model runs plain, every method is that of its plain session."""
-    with HybridSession(branches(), cores=1) as session:
+    with open_session("plain") as session:
         assert session.plan is None
-        assert getattr(session, name).__name__ == name
+        assert [getattr(session, name).__name__ for name in NOT_OFFERED] == list(NOT_OFFERED)
 
 
 def test_reasons_are_for_methods_that_exist() -> None:
@@ -75,13 +83,13 @@ def test_the_constructor_takes_the_same_arguments() -> None:
     assert parameters(HybridSession.__init__) == parameters(ort.InferenceSession.__init__)
 
 
-@pytest.mark.parametrize("name", public(ort.IOBinding))
-def test_every_method_of_a_binding_is_offered_or_has_a_reason(name: str) -> None:
+def test_every_method_of_a_binding_is_offered_or_has_a_reason() -> None:
     """A method of a binding has the same arguments, or its AttributeError gives the reason for its absence."""
-    if name in BINDING_NOT_OFFERED:
-        assert not hasattr(HybridIOBinding, name), "it is offered after all"
-    else:
-        assert parameters(getattr(HybridIOBinding, name)) == parameters(getattr(ort.IOBinding, name))
+    for name in public(ort.IOBinding):
+        if name in BINDING_NOT_OFFERED:
+            assert not hasattr(HybridIOBinding, name), f"{name} is offered after all"
+        else:
+            assert parameters(getattr(HybridIOBinding, name)) == parameters(getattr(ort.IOBinding, name)), name
 
 
 # Invalid calls.
@@ -96,21 +104,21 @@ def reference() -> ort.InferenceSession:
     return ort.InferenceSession(branches().SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
-@pytest.fixture(params=["cut", "plain", "free"])
-def hybrid(request: pytest.FixtureRequest) -> Iterator[HybridSession]:
+def open_session(kind: str) -> HybridSession:
     """Return a session that is cut over two lanes, runs plain, or has a dimension that the feed fixes."""
     graph = load(branches())
-    if request.param == "cut":
-        session = HybridSession(graph, plan=fixed_plan(graph, alternating_lanes(graph)))
-    elif request.param == "plain":
-        session = HybridSession(graph, plan=fixed_plan(graph, [1] * len(graph.dag)))
-    else:
-        model = branches()
-        for info in (*model.graph.input, *model.graph.output):
-            info.type.tensor_type.shape.dim[0].dim_param = "batch"
-        free = load(model)
-        session = HybridSession(free, plan=fixed_plan(load(model, {"batch": (2,)}), alternating_lanes(graph)))
-    with session:
+    if kind == "cut":
+        return HybridSession(graph, plan=fixed_plan(graph, alternating_lanes(graph)))
+    if kind == "plain":
+        return HybridSession(graph, plan=fixed_plan(graph, [1] * len(graph.dag)))
+    free = load(free_branches())
+    return HybridSession(free, plan=fixed_plan(load(free_branches(), {"batch": (2,)}), alternating_lanes(graph)))
+
+
+@pytest.fixture(scope="module", params=["cut", "plain", "free"])
+def hybrid(request: pytest.FixtureRequest) -> Iterator[HybridSession]:
+    """Return a session of each kind."""
+    with open_session(request.param) as session:
         assert (session.plan is not None) == (request.param == "cut")
         yield session
 
@@ -196,18 +204,20 @@ WRONG: dict[str, tuple[Any, Any, Any, str]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("wrong", WRONG)
 def test_invalid_calls_raise_the_same(
-    reference: ort.InferenceSession, hybrid: HybridSession, way: Callable[..., None], wrong: str
+    reference: ort.InferenceSession, hybrid: HybridSession, way: Callable[..., None]
 ) -> None:
     """Both sessions raise the same type with a message that names the cause, and can be used afterwards."""
-    names, feed, options, named = WRONG[wrong]
-    options = options() if callable(options) else options
-    with pytest.raises(Exception) as expected:  # noqa: PT011 - the type is compared below
-        way(reference, names, feed, options)
-    with pytest.raises(type(expected.value), match=f"(?s){named}"):
-        way(hybrid, names, feed, options)
-    assert_equal(hybrid.run(None, {"x": X}), run_plain(branches(), {"x": X}))
+    outputs = run_plain(branches(), {"x": X})
+    for wrong, (names, feed, options, named) in WRONG.items():
+        given = options() if callable(options) else options
+        with pytest.raises(Exception) as expected:  # noqa: PT011 - the type is compared below
+            way(reference, names, feed, given)
+        with pytest.raises(Exception) as caught:  # noqa: PT011 - the type is compared below
+            way(hybrid, names, feed, given)
+        assert isinstance(caught.value, type(expected.value)), f"{wrong}: {caught.value!r}"
+        assert re.search(f"(?s){named}", str(caught.value)), f"{wrong}: {caught.value}"
+        assert_equal(hybrid.run(None, {"x": X}), outputs)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -217,20 +227,18 @@ def test_valid_calls_are_served(hybrid: HybridSession, way: Callable[..., None])
     way(hybrid, ["l"], {"x": X}, ort.RunOptions())
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_closed_session_refuses_every_call(way: Callable[..., None]) -> None:
+def test_a_closed_session_refuses_every_call() -> None:
     """Every way to call a closed session raises an error that says so."""
-    graph = load(branches())
-    session = HybridSession(graph, plan=fixed_plan(graph, alternating_lanes(graph)))
+    session = open_session("cut")
     session.close()
-    with pytest.raises((RuntimeError, AsyncError), match="closed"):
-        way(session, None, {"x": X}, None)
+    for way in WAYS:
+        with pytest.raises((RuntimeError, AsyncError), match="closed"):
+            way(session, None, {"x": X}, None)
 
 
 def test_a_binding_of_another_session_is_refused(reference: ort.InferenceSession, hybrid: HybridSession) -> None:
     """A binding of another HybridSession and one of onnxruntime's are refused."""
-    graph = load(branches())
-    with HybridSession(graph, plan=fixed_plan(graph, alternating_lanes(graph))) as other:
+    with open_session("cut") as other:
         with pytest.raises(ValueError, match="session that created it"):
             hybrid.run_with_iobinding(other.io_binding())
         with pytest.raises(ValueError, match="session that created it"):
@@ -272,10 +280,9 @@ def test_options_read_as_they_were_given(hybrid: HybridSession, reference: ort.I
         [v.numpy() for v in hybrid.run_with_ort_values(["l"], {"x": memory})], run_plain(branches(), {"x": X}, ["l"])
     )
     hybrid.disable_fallback()
-    assert hybrid._engines.config.strict
-    assert hybrid._engines._selector._config.strict
+    assert strictness(hybrid) == {True}
     hybrid.enable_fallback()
-    assert not hybrid._engines.config.strict
+    assert strictness(hybrid) == {False}
 
 
 def test_a_terminated_run_raises_what_onnxruntime_raises(hybrid: HybridSession) -> None:
@@ -302,20 +309,20 @@ PRIVATE: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", PRIVATE)
 @pytest.mark.parametrize("kind", ["cut", "plain"])
-def test_private_attributes_are_those_of_inference_session(tmp_path: Path, name: str, kind: str) -> None:
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_private_attributes_are_those_of_inference_session(tmp_path: Path, kind: str, *, in_memory: bool) -> None:
     """Private attributes are equal for a model in a file and for one in memory."""
     onnx.save(branches(), tmp_path / "model.onnx")
-    graph = load(branches())
+    source: Any = branches().SerializeToString() if in_memory else str(tmp_path / "model.onnx")
+    graph, options = load(branches()), ort.SessionOptions()
     plan = fixed_plan(graph, alternating_lanes(graph) if kind == "cut" else [1] * len(graph.dag))
-    for source in (str(tmp_path / "model.onnx"), branches().SerializeToString()):
-        options = ort.SessionOptions()
-        plain_session = ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
-        with HybridSession(source, options, ["CPUExecutionProvider"], plan=plan) as session:
-            assert isinstance(session, ort.InferenceSession)
-            assert PRIVATE[name](getattr(session, name)) == PRIVATE[name](getattr(plain_session, name))
-            assert (session.plan is not None) == (kind == "cut")
+    plain = ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+    with HybridSession(source, options, ["CPUExecutionProvider"], plan=plan) as session:
+        assert isinstance(session, ort.InferenceSession)
+        for name, content in PRIVATE.items():
+            assert content(getattr(session, name)) == content(getattr(plain, name)), name
+            assert (session.plan is not None) == (kind == "cut"), f"after {name}"
 
 
 def test_every_private_attribute_can_be_read(hybrid: HybridSession, reference: ort.InferenceSession) -> None:
@@ -331,16 +338,18 @@ def test_descriptions_can_be_kept_in_sets_and_changed(hybrid: HybridSession) -> 
     assert hybrid.get_inputs()[0].shape[-1] == 4
 
 
-def test_a_closed_session_opens_no_session(hybrid: HybridSession) -> None:
+@pytest.mark.parametrize("kind", ["cut", "plain", "free"])
+def test_a_closed_session_opens_no_session(kind: str) -> None:
     """Private attributes, ``set_providers`` and onnxruntime's IOBinding are refused after closing."""
-    binding = ort.IOBinding(hybrid)
+    session = open_session(kind)
+    binding = ort.IOBinding(session)
     binding.bind_cpu_input("x", X)
     binding.bind_output("y")
-    hybrid.close()
+    session.close()
     for refused in (
-        lambda: hybrid._sess,
-        lambda: hybrid.set_providers(["CPUExecutionProvider"]),
-        lambda: hybrid.run_with_iobinding(binding),
+        lambda: attrgetter("_sess")(session),  # which libraries read of an InferenceSession
+        lambda: session.set_providers(["CPUExecutionProvider"]),
+        lambda: session.run_with_iobinding(binding),
     ):
         with pytest.raises(RuntimeError, match="closed"):
             refused()
@@ -349,7 +358,7 @@ def test_a_closed_session_opens_no_session(hybrid: HybridSession) -> None:
 def test_arguments_that_inference_session_ignores(caplog: pytest.LogCaptureFixture) -> None:
     """Unknown keyword arguments are ignored with a warning, also if internal arguments have their names."""
     rest = {"options": None, "reason": "none", "source": b""}
-    with HybridSession(branches(), ort.SessionOptions(), **rest) as session:
+    with HybridSession(branches(), ort.SessionOptions(), cores=1, **rest) as session:
         assert_equal(session.run(None, {"x": X}), run_plain(branches(), {"x": X}))
     assert all(repr(name) in caplog.text for name in rest)
 
@@ -357,13 +366,15 @@ def test_arguments_that_inference_session_ignores(caplog: pytest.LogCaptureFixtu
 def test_a_segments_failure_is_served_without_provider_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
     """``enable_fallback=0`` concerns providers only; only ``strict`` raises the error of a segment."""
     graph = load(branches())
-
-    def fails(*_: Any, **__: Any) -> None:
-        raise RuntimeError("injected")
-
-    with HybridSession(graph, plan=fixed_plan(graph, alternating_lanes(graph)), enable_fallback=0) as session:
-        monkeypatch.setattr("chrion.runtime.execution.executor.Executor.run", fails)
-        assert_equal(session.run(None, {"x": X}), run_plain(branches(), {"x": X}))
+    plan = fixed_plan(graph, alternating_lanes(graph))
+    for options in ({"enable_fallback": 0}, {"strict": True}):
+        with HybridSession(graph, plan=plan, **options) as session, monkeypatch.context() as patch:
+            fail(patch, "run a plan", RuntimeError("injected"))
+            if "strict" in options:
+                with pytest.raises(RuntimeError, match="injected"):
+                    session.run(None, {"x": X})
+            else:
+                assert_equal(session.run(None, {"x": X}), run_plain(branches(), {"x": X}))
 
 
 def test_invalid_models_and_options_are_refused_with_a_type_error() -> None:
