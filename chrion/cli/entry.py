@@ -16,18 +16,22 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 #: Exit code after Ctrl-C.
 INTERRUPTED = 130
 
 
-def main() -> NoReturn:
-    """Run the command line and exit; see the table of exit codes above."""
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and exit; see the table of exit codes above.
+
+    Args:
+        arguments: The words after ``chrion``; None for those of ``sys.argv``.
+    """
     _replace_closed_streams()
     try:
-        code = _run()
+        code = _run(arguments)
         sys.stdout.flush()
     except KeyboardInterrupt:
         _complain("interrupted")
@@ -58,10 +62,10 @@ def _replace_closed_streams() -> None:
             setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w", encoding="utf-8"))  # noqa: SIM115, PTH123 - for the process
 
 
-def _run() -> int:
+def _run(arguments: Sequence[str] | None) -> int:
     with _notice("chrion: loading ..."):
         from chrion.cli.app import run  # noqa: PLC0415 - takes a second, during which Ctrl-C has to be handled
-    return run()
+    return run(arguments)
 
 
 @contextlib.contextmanager
