@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import math
 import os
@@ -60,6 +61,15 @@ def _no_interference() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for module in (guard, measure_graph):
             patch.setattr(module, "UsageMonitor", lambda _: FakeInterferenceMonitor())
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _machine_measured_once() -> Iterator[None]:
+    """Measure handoffs, wake-ups and reloads once for all profiles."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("measure_handoff_ms", "measure_wake_ms", "measure_reload_ms_per_byte"):
+            patch.setattr(measure_graph, name, functools.cache(getattr(measure_graph, name)))
         yield
 
 
