@@ -23,6 +23,7 @@ from chrion.runtime.execution.engine import CutEngine
 from chrion.runtime.selection import guard
 from chrion.scheduler import planner
 from chrion.scheduler.evaluation.validation import check_solution
+from command_line import cli  # noqa: F401 - a fixture
 from helpers import FakeInterferenceMonitor, lane_threads
 from mirror_device import MirrorDevice
 
