@@ -8,16 +8,17 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import onnx
 import onnxruntime as ort
 import pytest
 import typer
 
-from chrion import HybridSession
+from chrion import HybridSession, zoo
 from chrion.benchmark import comparison, latency
-from chrion.cli import bench, steps
+from chrion.cli import bench, demo, steps
 from chrion.devices import providers
 from chrion.runtime.selection import guard
 from helpers import FakeInterferenceMonitor
@@ -69,6 +70,15 @@ def set_arguments(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
 def answer_on_a_terminal(monkeypatch: pytest.MonkeyPatch, line: str) -> None:
     """Let standard input be a terminal on which one line is typed."""
     monkeypatch.setattr(sys, "stdin", _Terminal(f"{line}\n"))
+
+
+def shrink_demo(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let ``chrion demo`` build a stack of two layers and four steps in place of the paper's baseline."""
+
+    def build(name: str, parameters: dict[str, Any] | None = None) -> onnx.ModelProto:
+        return zoo.build(name, {"layers": 2, "seq": 4} | ({"chunk": 4} if parameters else {}))
+
+    monkeypatch.setattr(demo, "zoo", SimpleNamespace(build=build))
 
 
 def offer_providers(monkeypatch: pytest.MonkeyPatch, reasons: Mapping[str, str | None]) -> None:

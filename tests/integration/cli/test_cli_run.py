@@ -12,7 +12,7 @@ import pytest
 from chrion import Plan, Profile
 from command_line import PAPER, Chrion, assert_each_refused
 from helpers import FLOAT, free_branches, make_model, node, value
-from seams.commands import note_sessions, offer_providers
+from seams.commands import note_sessions, offer_providers, shrink_demo
 
 
 def test_from_a_model_to_a_checked_run(cli: Chrion) -> None:
@@ -131,3 +131,17 @@ def test_wrong_outputs_are_exit_code_1(cli: Chrion) -> None:
     assert code == 1
     assert "outputs DIFFER FROM plain onnxruntime's: largest difference 0." in out
     assert "error: outputs differ from plain onnxruntime's by 0." in err
+
+
+def test_the_demo_goes_from_a_model_to_a_comparison(cli: Chrion, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The demo prints its steps, checks its plan's outputs, compares it with plain sessions, and writes a page."""
+    shrink_demo(monkeypatch)
+    code, out, err = cli("demo")
+    assert code == 0
+    headings = [line.split(":")[0] for line in out.splitlines() if line[:1].isdigit()]
+    assert headings == ["1. Build", "2. Profile", "3. Partition", "4. Run", "5. Compare", "6. Look"]
+    assert "largest difference from plain onnxruntime: " in out
+    assert out.count("folded, ") - out.count("unfolded, ") >= 3
+    assert "With the folded model in plain onnxruntime: " in out
+    assert "chrion: timing 7 sessions in 4 rounds ..." in err
+    assert '"schema":"chrion.timeline/1"' in Path("timeline.html").read_text(encoding="utf-8")
