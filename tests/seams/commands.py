@@ -16,10 +16,11 @@ import onnxruntime as ort
 import pytest
 import typer
 
-from chrion import HybridSession, zoo
+from chrion import Generator, HybridSession, zoo
 from chrion.benchmark import comparison, latency
 from chrion.cli import bench, demo, steps
 from chrion.devices import providers
+from chrion.generation.scheduling import IterationScheduler
 from chrion.runtime.selection import guard
 from helpers import FakeInterferenceMonitor
 
@@ -121,5 +122,10 @@ def catch_figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
 
 
 def replace_clock(monkeypatch: pytest.MonkeyPatch, module: ModuleType, clock: object) -> None:
-    """Let a module of the scripts read the time from, and sleep by, a made clock in place of the module ``time``."""
+    """Let a module of the package or of the scripts use a made clock in place of the module ``time``."""
     monkeypatch.setattr(module, "time", clock)
+
+
+def scheduler_of(generator: Generator) -> IterationScheduler:
+    """Return the scheduler of a generator's iterations."""
+    return generator._loop.scheduler
