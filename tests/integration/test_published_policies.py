@@ -8,9 +8,8 @@ import random
 import numpy as np
 import onnx
 import pytest
-from test_light_models import FOLDER, MODELS
 
-from chrion import Graph, HybridSession, load, partition, zoo
+from chrion import Graph, HybridSession, load, partition
 from chrion.errors import OptionError, PlanError
 from chrion.lane_numbers import lane_name
 from chrion.profiler import OperatorCost, Profile
@@ -20,9 +19,8 @@ from chrion.scheduler.evaluation.solution import Problem
 from chrion.scheduler.evaluation.validation import check_solution
 from chrion.scheduler.explain import explain_placement
 from chrion.scheduler.policies.ios_merging import merged_variants
-from chrion.scheduler.policies.nimble import nimble_streams
-from chrion.scheduler.policies.opara import opara_streams
 from helpers import FLOAT, MACHINE, assert_equal, branches, make_model, node, run_plain, value
+from light_models import LIGHT_MODELS, random_feed
 from random_operators import random_model
 from random_profiles import random_profile
 
@@ -37,7 +35,7 @@ def check(graph: Graph, profile: Profile, plan: Plan) -> None:
 
 
 @pytest.mark.parametrize("accelerator", [False, True])
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", [0, 3])
 def test_random_models_give_onnxruntimes_outputs(seed: int, *, accelerator: bool) -> None:
     """Every policy's plan of a random model is correct on cores and on several accelerator lanes."""
     made = random_model(random.Random(seed), 10 + seed)
@@ -53,23 +51,18 @@ def test_random_models_give_onnxruntimes_outputs(seed: int, *, accelerator: bool
                 assert_equal(session.run(None, feed), expected)
 
 
-@pytest.mark.parametrize("policy", PUBLISHED)
-@pytest.mark.parametrize("name", ["light_inception_v1", "light_squeezenet"])
-def test_real_architectures_give_onnxruntimes_outputs(name: str, policy: str) -> None:
-    """Plans on two cores are correct for models with branches, concatenations and long chains."""
-    assert name in MODELS
-    path = str(FOLDER / f"{name}.onnx")
+def test_a_real_architecture_gives_onnxruntimes_outputs() -> None:
+    """Plans of SqueezeNet on two cores are correct."""
+    path = LIGHT_MODELS["light_squeezenet"]
     graph = load(path)
-    profile = random_profile([graph], accelerator=False)
-    plan = partition(graph, profile, policy=policy)
-    check(graph, profile, plan)
-    feed = {
-        i.name: np.random.default_rng(0).random([d for d in i.shape or () if isinstance(d, int)], np.float32)
-        for i in graph.inputs
-    }
-    with HybridSession(graph, plan=plan) as session:
-        assert (session.plan is None) == (len(plan.segments) == 1)  # one segment runs plain
-        assert_equal(session.run(None, feed), run_plain(path, feed))
+    profile, feed = random_profile([graph], accelerator=False), random_feed(graph)
+    expected = run_plain(path, feed)
+    for policy in PUBLISHED:
+        plan = partition(graph, profile, policy=policy)
+        check(graph, profile, plan)
+        with HybridSession(graph, plan=plan) as session:
+            assert (session.plan is None) == (len(plan.segments) == 1), policy  # one segment runs plain
+            assert_equal(session.run(None, feed), expected)
 
 
 def siblings() -> Graph:
@@ -155,10 +148,3 @@ def test_reports_show_every_lane_of_the_accelerator() -> None:
     assert sum(reason.startswith("with its group moved to gpu") for reason in reasons) == 2
     with HybridSession(graph, plan=plan) as session:
         assert all(f"{name} (CPUExecutionProvider)" in session.explain() for name in names)
-
-
-def test_googlenets_streams_as_published() -> None:
-    """GoogLeNet takes 28 streams by Opara, 28 by Nimble, and 4 by Nimble with shared streams."""
-    dag = load(zoo.build("googlenet", {}), optimise=False).dag
-    found = [max(streams) + 1 for streams in (opara_streams(dag), nimble_streams(dag), nimble_streams(dag, share=True))]
-    assert found == [28, 28, 4]

@@ -1,37 +1,29 @@
-"""Tests of the nine real architectures in the onnx package."""
+"""Real architectures: plans of fixed placements and of published policies give the outputs of plain onnxruntime."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import numpy as np
 import onnx
 import pytest
-from onnx.backend.test.data import __path__ as data_path
 
-from chrion import HybridSession, load
+from chrion import HybridSession, load, partition
 from chrion.scheduler import fixed_plan
 from helpers import assert_equal, run_plain
-
-FOLDER = Path(next(iter(data_path))) / "light"
-MODELS = sorted(p.stem for p in FOLDER.glob("*.onnx"))
+from light_models import LIGHT_MODELS, random_feed
+from random_profiles import random_profile
 
 
 def test_the_package_has_nine_models() -> None:
     """The onnx package contains nine models."""
-    assert len(MODELS) == 9
+    assert len(LIGHT_MODELS) == 9
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", LIGHT_MODELS)
 def test_real_architectures_give_onnxruntimes_outputs(name: str) -> None:
     """Each model is cut after every third operator and placed on two lanes."""
-    path = str(FOLDER / f"{name}.onnx")
+    path = LIGHT_MODELS[name]
     graph = load(path)
     assert len(graph.dag) > 5
-    feed = {
-        i.name: np.random.default_rng(0).random([d for d in i.shape or () if isinstance(d, int)], np.float32)
-        for i in graph.inputs
-    }
+    feed = random_feed(graph)
     lanes = [0] * len(graph.dag)
     for at, i in enumerate(graph.dag.topological_order):
         lanes[i] = 1 + (at // 3) % 2
@@ -40,3 +32,15 @@ def test_real_architectures_give_onnxruntimes_outputs(name: str) -> None:
         found = session.run(None, feed)
     assert_equal(found, run_plain(path, feed))
     assert len(onnx.load(path).graph.output) == len(found)
+
+
+@pytest.mark.parametrize("policy", ["ios", "nimble", "opara", "wavefront", "greedy"])
+def test_policies_are_correct_on_branches_and_concatenations(policy: str) -> None:
+    """Plans of Inception on two cores have the outputs of plain onnxruntime."""
+    path = LIGHT_MODELS["light_inception_v1"]
+    graph = load(path)
+    plan = partition(graph, random_profile([graph], accelerator=False), policy=policy)
+    feed = random_feed(graph)
+    with HybridSession(graph, plan=plan) as session:
+        assert (session.plan is None) == (len(plan.segments) == 1)  # one segment runs plain
+        assert_equal(session.run(None, feed), run_plain(path, feed))
