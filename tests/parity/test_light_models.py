@@ -1,15 +1,15 @@
-"""Real architectures: plans of fixed placements and of published policies give the outputs of plain onnxruntime."""
+"""Real architectures and random models, placed by hand and by published policies, against plain onnxruntime."""
 
 from __future__ import annotations
 
 import onnx
 import pytest
 
-from chrion import HybridSession, load, partition
+from chrion import HybridSession, load
 from chrion.scheduler import fixed_plan
 from helpers import assert_equal, run_plain
 from light_models import LIGHT_MODELS, random_feed
-from random_profiles import random_profile
+from published_policies import check_light_model, check_random_model
 
 
 def test_the_package_has_nine_models() -> None:
@@ -34,13 +34,13 @@ def test_real_architectures_give_onnxruntimes_outputs(name: str) -> None:
     assert len(onnx.load(path).graph.output) == len(found)
 
 
-@pytest.mark.parametrize("policy", ["ios", "nimble", "opara", "wavefront", "greedy"])
-def test_policies_are_correct_on_branches_and_concatenations(policy: str) -> None:
-    """Plans of Inception on two cores have the outputs of plain onnxruntime."""
-    path = LIGHT_MODELS["light_inception_v1"]
-    graph = load(path)
-    plan = partition(graph, random_profile([graph], accelerator=False), policy=policy)
-    feed = random_feed(graph)
-    with HybridSession(graph, plan=plan) as session:
-        assert (session.plan is None) == (len(plan.segments) == 1)  # one segment runs plain
-        assert_equal(session.run(None, feed), run_plain(path, feed))
+def test_policies_are_correct_on_inception() -> None:
+    """Plans of published policies have the outputs of plain onnxruntime on branches and long chains."""
+    check_light_model("light_inception_v1")
+
+
+@pytest.mark.parametrize("accelerator", [False, True])
+@pytest.mark.parametrize("seed", range(8))
+def test_policies_are_correct_on_random_models(seed: int, *, accelerator: bool) -> None:
+    """Every policy's plan is correct on cores and on several accelerator lanes."""
+    check_random_model(seed, accelerator=accelerator)
