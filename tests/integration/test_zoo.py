@@ -50,12 +50,11 @@ def test_all_builders_have_small_parameters() -> None:
 def test_networks_give_the_results_of_plain_onnxruntime_on_lanes(name: str) -> None:
     """The output has its declared shape, and moderate values that differ.
 
-    Equal seeds give equal weights, and another seed gives others. Another first item of a batch changes the first
-    result only.
+    Equal seeds give equal weights. Another first item of a batch changes the first result only.
     """
     parameters, shape = SMALL[name]
-    model, again, different = (build(name, {**parameters, "seed": seed}) for seed in (0, 0, 1))
-    assert model.SerializeToString() == again.SerializeToString() != different.SerializeToString()
+    model = build(name, parameters)
+    assert model.SerializeToString() == build(name, parameters).SerializeToString()
     onnx.checker.check_model(model, full_check=True)
     assert [d.dim_value for d in model.graph.output[0].type.tensor_type.shape.dim] == list(shape)
     graph = chrion.load(model)
@@ -74,6 +73,13 @@ def test_networks_give_the_results_of_plain_onnxruntime_on_lanes(name: str) -> N
     before, after = expected[0], run_plain(model, mixed)[0]
     assert not np.allclose(before[0], after[0], rtol=1e-3)
     np.testing.assert_allclose(before[1], after[1], rtol=1e-4, atol=1e-6)
+
+
+def test_other_seeds_give_other_weights() -> None:
+    """Another seed gives another network, of each kind of builder."""
+    for name in ("squeezenet", "randwire", "dlrm", "llama", "seq2seq"):
+        first, second = (build(name, {**SMALL[name][0], "seed": seed}).SerializeToString() for seed in (3, 4))
+        assert first != second, name
 
 
 def test_every_parameter_is_checked() -> None:

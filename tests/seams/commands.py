@@ -18,8 +18,9 @@ import typer
 
 from chrion import Generator, HybridSession, zoo
 from chrion.benchmark import comparison, latency
-from chrion.cli import bench, demo, steps
+from chrion.cli import bench, demo, devices, steps
 from chrion.devices import providers
+from chrion.devices.probe import ProbeResult
 from chrion.generation.scheduling import IterationScheduler
 from chrion.runtime.selection import guard
 from helpers import FakeInterferenceMonitor
@@ -51,12 +52,14 @@ _build_once = functools.cache(typer.main.get_command)
 def quicken_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     """Build the command once.
 
-    Let sessions decide in a tenth of the time. Let trials of other comparisons have the minimum number of runs, and
-    repeat none of them because of other processes.
+    Let sessions decide in a tenth of the time. Let trials of other comparisons have the minimum number of runs without
+    a warm-up or a garbage collection before them, and repeat none of them because of other processes.
     """
     monkeypatch.setattr(typer.main, "get_command", _build_once)
     monkeypatch.setattr(guard, "_TRIAL_S", 0.002)
     monkeypatch.setattr(guard, "_BUDGET_S", 0.1)
+    monkeypatch.setattr(latency, "_WARM_UP_S", 0.0)
+    monkeypatch.setattr(latency, "gc", SimpleNamespace(collect=lambda: 0))
     for function in (latency.time_candidates, comparison.time_plans):
         monkeypatch.setitem(function.__kwdefaults__, "trial_s", 0.0)
     for module in (latency, steps):
@@ -74,10 +77,10 @@ def answer_on_a_terminal(monkeypatch: pytest.MonkeyPatch, line: str) -> None:
 
 
 def shrink_demo(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let ``chrion demo`` build a stack of two layers and four steps in place of the paper's baseline."""
+    """Let ``chrion demo`` build a stack of two layers and two steps in place of the paper's baseline."""
 
     def build(name: str, parameters: dict[str, Any] | None = None) -> onnx.ModelProto:
-        return zoo.build(name, {"layers": 2, "seq": 4} | ({"chunk": 4} if parameters else {}))
+        return zoo.build(name, {"layers": 2, "seq": 2} | ({"chunk": 2} if parameters else {}))
 
     monkeypatch.setattr(demo, "zoo", SimpleNamespace(build=build))
 
@@ -87,6 +90,7 @@ def offer_providers(monkeypatch: pytest.MonkeyPatch, reasons: Mapping[str, str |
     monkeypatch.setattr(ort, "get_available_providers", lambda: list(reasons))
     monkeypatch.setattr(providers, "failure_reason", lambda name: reasons[name])
     monkeypatch.setattr(providers, "load_libraries", lambda _: None)
+    monkeypatch.setattr(devices, "probe_provider", lambda name: ProbeResult(reasons[name]))
 
 
 def set_driver(monkeypatch: pytest.MonkeyPatch, *, exists: bool) -> None:

@@ -14,7 +14,7 @@ from chrion.files import cache_folder
 from chrion.zoo import build, names
 from command_line import Chrion, assert_refused
 from helpers import branches
-from seams.commands import answer_on_a_terminal
+from seams.commands import answer_on_a_terminal, offer_providers
 
 
 @pytest.fixture
@@ -34,17 +34,22 @@ def entries(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_devices_describes_the_machine(cli: Chrion) -> None:
-    """The command lists lanes and providers, as a table and as JSON."""
+def test_devices_describes_the_machine(cli: Chrion, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command lists lanes and providers, as a table and as JSON; a reason comes with what to install."""
+    reason = "libcublasLt.so.13: cannot open"
+    offer_providers(monkeypatch, {"CUDAExecutionProvider": reason, "CPUExecutionProvider": None})
     code, out, _ = cli("devices", "--json")
     assert code == 0
     found = json.loads(out)
     assert found["cores"] == len(found["lanes"])
-    cpu = next(p for p in found["providers"] if p["name"] == "CPUExecutionProvider")
-    assert (cpu["works"], cpu["reason"]) == (True, None)
-    assert all(p["works"] or p["reason"] for p in found["providers"])
-    assert found["provider"] is None or found["provider"] in {p["name"] for p in found["providers"] if p["works"]}
-    assert "CPUExecutionProvider" in cli("devices")[1]
+    cuda, cpu = found["providers"]
+    assert (cpu["name"], cpu["works"], cpu["reason"]) == ("CPUExecutionProvider", True, None)
+    assert (cuda["works"], cuda["reason"]) == (False, reason)
+    assert "pip install 'chrion[cuda]'" in cuda["remedy"]
+    assert found["provider"] is None
+    out = cli("devices")[1]
+    assert "CPUExecutionProvider" in out
+    assert reason in out
 
 
 def test_models_are_listed_with_descriptions_and_sizes(cli: Chrion) -> None:

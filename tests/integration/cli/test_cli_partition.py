@@ -36,7 +36,8 @@ KEYS = {
 
 def test_the_plan_is_one_json_object(cli: Chrion, lstm: Path) -> None:
     """Stdout is one JSON object with the documented keys; the plan is in the current folder."""
-    code, out, err = cli("partition", str(lstm), "--profile", PAPER, "--slo", "1.6ms", "--alpha", "0.3", "--json")
+    options = ("--policy", "chrion-paper", "--slo", "1.6ms", "--alpha", "0.3")
+    code, out, err = cli("partition", str(lstm), "--profile", PAPER, *options, "--json")
     assert (code, err) == (0, "chrion: planning lstm ...\n")
     found = json.loads(out)
     assert out.count("\n") == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from chrion import __version__
+import chrion
 from command_line import Chrion, assert_each_refused, assert_refused
 
 
@@ -90,7 +90,7 @@ def test_replications(cli: Chrion) -> None:
 def test_json_describes_its_scenario_and_export_writes_requests(cli: Chrion) -> None:
     """The JSON of a run has the version and all values of the scenario; ``--export`` writes a line for each request."""
     body = json.loads(cli("simulate", "table7", "--set", "requests=30", "--json", "--export", "r.csv")[1])
-    assert body["version"] == __version__
+    assert body["version"] == chrion.__version__
     assert body["content"]["workload"]["requests"] == 30
     assert len(body["content"]["models"]) == 9
     assert len(Path("r.csv").read_text().splitlines()) == 1 + 4 * 30
