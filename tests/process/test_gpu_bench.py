@@ -13,6 +13,7 @@ import pytest
 
 from chrion import Profile
 
+pytestmark = pytest.mark.slow
 SCRIPT = Path(gpu_page.__file__).with_name("bench_gpu.py")
 PARTS = {"overlap": 1, "table6": 2, "user": 1, "figure10": 1}
 

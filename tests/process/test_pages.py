@@ -9,10 +9,16 @@ import pytest
 from code_blocks import PAGES, blocks, run_page
 from command_line import Chrion
 
-RUN = [page for page in PAGES if any(block.mark == "run" for block in blocks(page))]
+#: Pages that plan large models with the default policy.
+SLOW = {"README.md", "gpu-memory-budget.md"}
+RUN = [
+    pytest.param(page, id=page.name, marks=[pytest.mark.slow] if page.name in SLOW else [])
+    for page in PAGES
+    if any(block.mark == "run" for block in blocks(page))
+]
 
 
-@pytest.mark.parametrize("page", RUN, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", RUN)
 def test_a_page_runs(page: Path, cli: Chrion, capfd: pytest.CaptureFixture[str]) -> None:
     """The marked blocks of a page, run in order in one folder, have the documented output."""
     run_page(page, cli, capfd)
