@@ -8,6 +8,7 @@ Python namespace. In the expected output ``...`` stands for any text.
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import inspect
 import re
@@ -17,10 +18,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import onnx
+import pytest
 import typer
 from typer.testing import CliRunner
 
 from chrion.cli.app import app
+from chrion.zoo import build
+from command_line import Chrion
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted(
+    p
+    for p in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    if not {"_generated", "_build"} & set(p.relative_to(ROOT).parts)
+)
+#: Models that pages assume: names and parameters of builders.
+_MODELS: dict[str, tuple[str, dict[str, int]]] = {
+    "small.onnx": ("lstm", {"layers": 4, "seq": 8}),
+    "lstm.onnx": ("lstm-baseline", {}),
+}
+#: Lines that announce a step of the work on stderr; a terminal shows a progress bar instead.
+_STEP = re.compile(r"^chrion: .* \.\.\.\n", re.MULTILINE)
 
 _FENCE = re.compile(
     r"(?:^<!-- (?P<mark>run|output|file: \S+) -->\n)?^```(?P<language>[^\n`]*)\n(?P<body>.*?)^```$",
@@ -88,13 +107,53 @@ def matches(expected: str, printed: str) -> bool:
     return re.fullmatch(r"\s*" + r"\s*.*?\s*".join(parts) + r"\s*", printed, re.DOTALL) is not None
 
 
+def run_page(page: Path, cli: Chrion, capfd: pytest.CaptureFixture[str]) -> None:
+    """Run the marked blocks of a page in order in the current folder, and assert that their output is as documented."""
+    content = page.read_text(encoding="utf-8")
+    for name, (builder, parameters) in _MODELS.items():
+        if name in content:
+            onnx.save(build(builder, parameters), name)
+    Path("profiles").symlink_to(ROOT / "profiles")
+    names: dict[str, object] = {}
+    for block in blocks(page):
+        if block.mark.startswith("file: "):
+            Path(block.mark.removeprefix("file: ")).write_text(block.body, encoding="utf-8")
+        elif block.mark == "run" and block.language == "python":
+            capfd.readouterr()
+            exec(compile(block.body, str(block), "exec"), names)  # noqa: S102 - the page's own code
+        elif block.mark == "output":
+            printed = capfd.readouterr().out
+            assert matches(block.body, printed), f"{block}: {printed}"
+        elif block.mark == "run":
+            for command in commands(block):
+                _run_command(str(block), command, cli)
+
+
+def _run_command(where: str, command: Command, cli: Chrion) -> None:
+    program, *arguments = command.words
+    assert program == "chrion"
+    if arguments[0] == "model":  # the page writes a model that others assume
+        for argument in arguments:
+            if argument.endswith(".onnx"):
+                Path(argument).unlink(missing_ok=True)
+    code, out, err = cli(*arguments)
+    printed = _STEP.sub("", out + err)
+    assert code == command.exit_code, printed
+    assert matches(command.expected, printed), f"{where}: {command.text}\n{printed}"
+
+
+@functools.cache
+def _chrion() -> Any:
+    return typer.main.get_command(app)
+
+
 def check_chrion(words: list[str]) -> None:
     """Parse a ``chrion`` command line with the real command, without running it.
 
     Raises:
         Exception: Typer's own, if a command, an option or a value does not exist.
     """
-    group: Any = typer.main.get_command(app)
+    group = _chrion()
     if words and words[0] in group.commands:
         context = typer.Context(group, info_name="chrion")
         group.commands[words[0]].make_context(words[0], words[1:], parent=context)

@@ -1,16 +1,18 @@
-"""Helpers of the tests of the command line."""
+"""Commands run by tests, in this process or in one of their own."""
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from chrion.cli import main
 from chrion.files import bundled_folder
+from seams.commands import quicken_commands
 
 #: The stored profile of the paper's machine.
 PAPER = str(bundled_folder("profiles") / "gtx1080ti-paper.json")
@@ -20,22 +22,27 @@ Chrion = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def cli(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Chrion:
+def cli(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Chrion]:
     """Return a function that runs the command in this process and returns its exit code, stdout and stderr.
 
-    The current folder is empty.
+    The current folder is empty, outputs have 140 columns, and trials of sessions are short.
     """
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "140")
+    quicken_commands(monkeypatch)
 
     def run(*arguments: str) -> tuple[int, str, str]:
         capfd.readouterr()
-        monkeypatch.setattr(sys, "argv", ["chrion", *arguments])
         with pytest.raises(SystemExit) as exit_:
-            main()
+            main(arguments)
         out, err = capfd.readouterr()
         return int(exit_.value.code or 0), out, err
 
-    return run
+    yield run
+    logger = logging.getLogger("chrion")
+    for handler in logger.handlers[:]:
+        logger.removeHandler(handler)
+    logger.setLevel(logging.NOTSET)
 
 
 def assert_refused(result: tuple[int, str, str], about: str) -> None:
@@ -46,6 +53,16 @@ def assert_refused(result: tuple[int, str, str], about: str) -> None:
     assert lines[-1].startswith("chrion: error: "), err
     assert all(line.endswith(" ...") for line in lines[:-1]), err
     assert about.lower() in lines[-1].lower()
+
+
+def assert_each_refused(cli: Chrion, cases: Iterable[tuple[Sequence[str], str]]) -> None:
+    """Assert as :func:`assert_refused` for each command with the text that its error mentions."""
+    for words, about in cases:
+        try:
+            assert_refused(cli(*words), about)
+        except AssertionError as error:
+            error.add_note(f"of the command: chrion {' '.join(words)}")
+            raise
 
 
 def run_chrion(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:

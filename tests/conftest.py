@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import shlex
@@ -16,6 +17,7 @@ from chrion import HybridSession
 from chrion.native import available
 from chrion.profiler import measure_graph
 from chrion.runtime.selection import guard
+from command_line import cli  # noqa: F401 - a fixture
 from helpers import FakeInterferenceMonitor, lanes
 from seams.execution import answer, check_frames, check_plans, serve_crowds, shorten_planning
 
@@ -49,6 +51,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.write_line(f"to run it alone: {shlex.join(words)}")
 
 
+def pytest_collection_finish() -> None:
+    """Exempt the objects of pytest and of all imported modules from later garbage collections, to make them quick."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep measurements in a temporary folder; tests share it, so that each signature is measured once."""
@@ -65,6 +73,15 @@ def _no_interference() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for module in (guard, measure_graph):
             patch.setattr(module, "UsageMonitor", lambda _: FakeInterferenceMonitor())
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _machine_measured_once() -> Iterator[None]:
+    """Measure handoffs, wake-ups and reloads once for all profiles."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("measure_handoff_ms", "measure_wake_ms", "measure_reload_ms_per_byte"):
+            patch.setattr(measure_graph, name, functools.cache(getattr(measure_graph, name)))
         yield
 
 

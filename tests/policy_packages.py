@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from chrion.scheduler.policies import registry
+from chrion.scheduler.policies.registry import ENTRY_POINT_GROUP
 
 #: A module with a policy that puts everything on the last core, and objects that are no valid policies.
 _MODULE = '''
@@ -35,17 +35,16 @@ Install = Callable[[str, str], None]
 
 
 def policy_installer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
-    """Return a function that installs distributions into a folder, which is importable until the test ends."""
-    monkeypatch.syspath_prepend(str(folder))
+    """Return a function that installs each distribution into a folder of its own, importable until the test ends."""
 
     def install(distribution: str, points: str) -> None:
         module = distribution.replace("-", "_")
-        (folder / f"{module}.py").write_text(_MODULE)
         monkeypatch.delitem(sys.modules, module, raising=False)
-        info = folder / f"{module}-1.0.dist-info"
-        info.mkdir()
+        info = folder / distribution / f"{module}-1.0.dist-info"
+        info.mkdir(parents=True)
+        (folder / distribution / f"{module}.py").write_text(_MODULE)
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n")
-        (info / "entry_points.txt").write_text(f"[{registry.ENTRY_POINT_GROUP}]\n{points}\n")
-        registry._discover.cache_clear()
+        (info / "entry_points.txt").write_text(f"[{ENTRY_POINT_GROUP}]\n{points}\n")
+        monkeypatch.syspath_prepend(str(folder / distribution))
 
     return install

@@ -6,7 +6,7 @@ import functools
 import inspect
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -53,10 +53,10 @@ app = typer.Typer(
 )
 
 
-def run() -> int:
-    """Run the command that ``sys.argv`` names; return its exit code."""
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run the command of the given words, or of ``sys.argv``; return its exit code."""
     try:
-        code = app(standalone_mode=False, prog_name="chrion")
+        code = app(arguments, standalone_mode=False, prog_name="chrion")
     except ChrionError as error:
         return _fail(str(error), _FAILED if isinstance(error, SpaceError) else _BAD_INPUT)
     except _USAGE_ERROR as error:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 from chrion import __version__
@@ -26,11 +26,15 @@ from chrion.installation import require_onnxruntime
 INTERRUPTED = 130
 
 
-def main() -> NoReturn:
-    """Run the command line and exit; see the table of exit codes above."""
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and exit; see the table of exit codes above.
+
+    Args:
+        arguments: The words after ``chrion``; None for those of ``sys.argv``.
+    """
     _replace_closed_streams()
     try:
-        code = _run()
+        code = _run(arguments)
         sys.stdout.flush()
     except KeyboardInterrupt:
         _complain("interrupted")
@@ -66,14 +70,15 @@ def _replace_closed_streams() -> None:
             setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w", encoding="utf-8"))  # noqa: SIM115, PTH123 - for the process
 
 
-def _run() -> int:
-    if sys.argv[1:] in (["--version"], ["-V"]):  # needs no library; with other arguments, Typer prints it
+def _run(arguments: Sequence[str] | None) -> int:
+    if (sys.argv[1:] if arguments is None else list(arguments)) in (["--version"], ["-V"]):
+        # Needs no library; with other arguments, Typer prints it.
         print(f"chrion {__version__}")  # noqa: T201 - this is what stdout is for
         return 0
     with _notice("chrion: loading ..."):
         require_onnxruntime()
         from chrion.cli.app import run  # noqa: PLC0415 - takes a second, during which Ctrl-C has to be handled
-    return run()
+    return run(arguments)
 
 
 @contextlib.contextmanager

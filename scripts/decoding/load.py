@@ -124,11 +124,11 @@ def scheduled(generator: Generator, policy: str, max_batch: int) -> Iterator[Non
 def run_load(generator: Generator, workload: DecoderWorkload) -> LoadResult:
     """Submit requests at their times of arrival, and wait for all; the generator has no other ones."""
     with recorded(generator) as recorder:
-        throughput, latency = _serve(generator, workload)
+        throughput, latency = serve(generator, workload)
     return LoadResult(throughput, latency, IterationTotals.of(recorder.iterations()))
 
 
-def _serve(generator: Generator, workload: DecoderWorkload) -> tuple[float, float]:
+def serve(generator: Generator, workload: DecoderWorkload) -> tuple[float, float]:
     """Return the requests per second and the median latency per token."""
     count = len(workload.arrivals_ms)
     arrivals_s, outputs = (workload.arrivals_ms / 1e3).tolist(), workload.new.tolist()

@@ -20,13 +20,14 @@ class Recorder:
 
     Attributes:
         batches: For each iteration, new tokens of its requests, tokens in the cache, and how many requests get a token.
+        times_s: When each began and ended.
     """
 
     def __init__(self, generator: Generator) -> None:
         self.engine = generator._loop.engine  # noqa: SLF001 - what is measured
         self._in_flight = generator._loop.scheduler.in_flight  # noqa: SLF001
         self.batches: list[Batch] = []
-        self._times_s: list[tuple[float, float]] = []
+        self.times_s: list[tuple[float, float]] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.engine, name)
@@ -36,7 +37,7 @@ class Recorder:
         chosen = sum(share.last for share in self._in_flight[-1])
         began = time.perf_counter()
         found = self.engine.run(batch)
-        self._times_s.append((began, time.perf_counter()))
+        self.times_s.append((began, time.perf_counter()))
         self.batches.append(([len(work.ids) for work in batch], [work.past for work in batch], chosen))
         return found
 
@@ -47,8 +48,8 @@ class Recorder:
         generator then had to wait for a request, it takes until its end.
         """
         spans = []
-        for at, (began, ended) in enumerate(self._times_s[:-1]):
-            following = self._times_s[at + 1][0]
+        for at, (began, ended) in enumerate(self.times_s[:-1]):
+            following = self.times_s[at + 1][0]
             idle = not any(self.batches[at + 1][1]) and (following - ended) * 1e3 > _LONGEST_CHOICE_MS
             spans.append(((ended if idle else following) - began) * 1e3)
         return list(zip(self.batches[:-1], spans, strict=True))

@@ -64,10 +64,10 @@ def time_noticing(fleet: Fleet, neighbour: Neighbour, plain_ms: float) -> Notice
     busy, idle = changes
     before = trial.starts_s < busy - 0.1
     quiet = Trial(trial.starts_s[before], trial.latencies_ms[before], trial.ms_per_request, trial.cpu_ms)
-    return Noticed(_time_until(trial, busy, idle, plain_ms), _time_until(trial, idle, np.inf, usual_ms([quiet])))
+    return Noticed(time_until(trial, busy, idle, plain_ms), time_until(trial, idle, np.inf, usual_ms([quiet])))
 
 
-def _time_until(trial: Trial, start_s: float, end_s: float, limit_ms: float) -> float:
+def time_until(trial: Trial, start_s: float, end_s: float, limit_ms: float) -> float:
     """Return the time from a start until the mean latencies of windows stay within a limit; or infinity."""
     starts_s, means_ms = _means(trial, start_s, min(end_s, float(trial.starts_s[-1])), _STEP_S)
     fast_enough = 0

@@ -25,13 +25,18 @@ class Neighbour:
         time.sleep(1.0)  # so that its imports are over
         self.suspend()
 
+    @property
+    def pid(self) -> int:
+        """The number of the process."""
+        return self._process.pid or 0
+
     def resume(self) -> None:
         """Let the process compute."""
-        os.kill(self._process.pid or 0, signal.SIGCONT)
+        os.kill(self.pid, signal.SIGCONT)
 
     def suspend(self) -> None:
         """Suspend the process."""
-        os.kill(self._process.pid or 0, signal.SIGSTOP)
+        os.kill(self.pid, signal.SIGSTOP)
 
     def close(self) -> None:
         """End the process."""
@@ -57,13 +62,14 @@ class Quota:
 
     Args:
         cpus: Quota in CPUs.
+        above: The folder of the group above, and whether it is of version 2; by default that of this process.
 
     Raises:
         OSError: The system has no such control groups, or this process must not create any.
     """
 
-    def __init__(self, cpus: float) -> None:
-        parent, newer = _own_group()
+    def __init__(self, cpus: float, above: tuple[Path, bool] | None = None) -> None:
+        parent, newer = above or _own_group()
         self._folder = parent / f"bench-serving-{os.getpid()}-{next(_NUMBERS)}"
         self._folder.mkdir()
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import itertools
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,7 @@ import pytest
 from bench_generate import Mix, draw_shapes, plain_session
 from decoding.costs import CostMeter, MeasuredCosts, append_costs, read_costs
 from decoding.load import SIZES, load_scenario, run_load, scheduled
-from decoding.load_rates import LEAST_FACTOR, RATE_FACTORS
-from decoding.on_device import HOST, WAYS, DeviceDecoder
-from decoding.orca_experiment import median_points, read_points
+from decoding.on_device import WAYS, DeviceDecoder
 from decoding.recorder import recorded
 from decoding.repeated_iterations import Shape, draw_inputs, padded_run, selective_run, single_runs
 
@@ -25,8 +22,8 @@ from chrion import Generator
 from chrion.generation.open_engine import open_engine
 from chrion.simulator.decoder_scenario import IterationCosts
 from chrion.simulator.iterations import draw_requests
-from chrion.zoo.cached_decoder import LlamaDecoderSpec, build_llama_decoder
 from decoder_support import small_decoder
+from seams.commands import scheduler_of, set_arguments
 
 ROOT = Path(__file__).parents[2]
 DATA, DOCS = ROOT / "scripts" / "decoding" / "measured", ROOT / "docs"
@@ -81,12 +78,12 @@ def test_a_run_under_load_counts_all_requests() -> None:
 def test_iterations_last_until_the_next_one_or_an_idle_time() -> None:
     """The choice of tokens counts, however long it takes, waiting for a request does not; the last one has no end."""
     with Generator(small_decoder("gpt2-decoder", context=256), threads=1) as generator:
-        engine = generator._loop.engine
         with recorded(generator) as recorder:
             for _ in range(2):
                 generator.submit([1, 2, 3], 2).result()
-            recorder._times_s = [(1.0, 1.004), (1.005, 1.008), (1.5, 1.6), (1.7, 1.8)]
-        assert generator._loop.engine is engine
+            recorder.times_s = [(1.0, 1.004), (1.005, 1.008), (1.5, 1.6), (1.7, 1.8)]
+        generator.submit([1, 2, 3], 2).result()
+    assert len(recorder.batches) == 4  # those of another engine do not count
     iterations = recorder.iterations()
     assert [batch for batch, _ in iterations] == [([3], [0], 1), ([1], [3], 1), ([3], [0], 1)]
     assert [time_ms for _, time_ms in iterations] == pytest.approx([5.0, 3.0, 200.0])
@@ -98,7 +95,7 @@ def test_costs_of_a_generator(tmp_path: Path) -> None:
         meter, rows = CostMeter(generator, 8), [0]
         for batches in ((1,), (3, 1)):
             meter.measure(batches)
-            rows.append(len(meter._rows))
+            rows.append(len(meter.rows))
         assert rows[2] > 2 * rows[1] > 0  # all measurements count
         costs, prompt_costs = meter.fit()
         assert generator.submit([1, 2], 3).result()
@@ -114,7 +111,7 @@ def test_costs_of_a_generator(tmp_path: Path) -> None:
 def test_a_policy_is_set_for_a_while() -> None:
     """The scheduler is as before, also after an exception."""
     with Generator(small_decoder("llama-decoder", context=256), max_batch=5, threads=1) as generator:
-        scheduler = generator._loop.scheduler
+        scheduler = scheduler_of(generator)
 
         def fail() -> None:
             with scheduled(generator, "request", 2):
@@ -124,35 +121,6 @@ def test_a_policy_is_set_for_a_while() -> None:
         with pytest.raises(ZeroDivisionError):
             fail()
         assert (scheduler.policy, scheduler.max_batch) == ("iteration", 5)
-
-
-def test_loads_and_their_simulation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each repetition measures every load once; the loads of a policy ascend, and each has a simulated one."""
-    monkeypatch.setitem(SIZES, "small", LlamaDecoderSpec(layers=1))
-    points, costs = tmp_path / "points.jsonl", tmp_path / "costs.jsonl"
-    files = ["--points", str(points), "--costs", str(costs), "--threads", "1"]
-    sizes = ["--models", "small", "--scale", "16", "--requests", "8", "--batches", "1", "3", "--repeats", "2"]
-    monkeypatch.setattr("sys.argv", ["bench_generate.py", "load", *sizes, *files, "--seed", "4"])
-    bench_generate.main()
-    runs = read_points(points)
-    assert {(run.seed, run.requests, run.workload) for run in runs} == {(seed, 8, ("small", 16)) for seed in (4, 5)}
-    for run in runs:
-        assert run.iterations is not None
-        iterations, tokens = run.iterations.features[:2]
-        assert iterations <= tokens <= run.max_batch * iterations
-    for policy, batch in (("iteration", 1), ("iteration", 3), ("request", 1), ("request", 3)):
-        own = [run for run in runs if (run.policy, run.max_batch) == (policy, batch)]
-        for seed in (4, 5):
-            rates = [run.offered_per_s for run in own if run.seed == seed]
-            assert rates == sorted(rates)
-            factors = [run.target for run in own if run.seed == seed]
-            least = policy == "request" or batch == 3
-            assert factors == [*[LEAST_FACTOR] * least, *RATE_FACTORS][: len(rates)]
-    assert len(read_costs(costs)) == 1
-    agreement, curves, loads = bench_decoders.simulation_sections(points, costs)
-    assert agreement.startswith("| simulated / measured within 15 % |")
-    assert curves.startswith("| weights |")
-    assert sum(line.startswith("| small |") for line in loads.splitlines()) == len(median_points(runs))
 
 
 def test_a_device_with_all_keys_and_values_computes_what_selective_batching_does() -> None:
@@ -168,44 +136,33 @@ def test_a_device_with_all_keys_and_values_computes_what_selective_batching_does
     assert min(times.tokens_per_s for times in found) > 0
 
 
-def test_keys_and_values_on_the_device_limit_the_batch(capsys: pytest.CaptureFixture[str]) -> None:
-    """Past and present of ten requests of 100 tokens fit beside the weights; eighty are served from host memory."""
-    arguments = argparse.Namespace(provider="CPUExecutionProvider", threads=1, tokens=100, rounds=1)
-    weights = build_llama_decoder(SIZES["15 MB"]).ByteSize()
-    slot = 2 * 4 * 2 * 32 * 4  # keys and values, layers, heads, width, bytes
-    arguments.budget = (weights + 10.5 * (100 + 101) * slot) / 1e9
-    rows = bench_decoders.device_rows(arguments, "15 MB")
-    assert {row[2] for row in rows if row[1] == "device"} == {"1", "2", "4", "8", "10"}
-    assert [row[2] for row in rows if row[1] == HOST][-1] == "80"
-    assert len(capsys.readouterr().out.splitlines()) == len(rows)
-    decoder = DeviceDecoder(small_decoder("llama-decoder"), "CPUExecutionProvider", threads=1)
-    pair = decoder.signature.slot_bytes * (7 + 8)
-    assert [decoder.most_requests(decoder.weight_bytes + size, 7) for size in (-1, pair - 1, pair)] == [0, 0, 1]
-
-
 def test_pages_are_checked_before_a_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A page without the section of a part is named in one line, and nothing is measured."""
     page = tmp_path / "page.md"
     page.write_text("A page.\n", encoding="utf-8")
-    monkeypatch.setattr(bench_decoders, "device_rows", lambda *_: pytest.fail("measured"))
-    monkeypatch.setattr(bench_generate, "open_engine", lambda *_, **__: pytest.fail("measured"))
+    monkeypatch.setitem(SIZES, "15 MB", None)  # a measurement would build this model
     for script, words, section in (
         (bench_decoders, ["device", "--provider", "cpu"], "decoders-device"),
         (bench_generate, ["engine"], "generate-engine"),
     ):
-        monkeypatch.setattr("sys.argv", ["script", *words, "-o", str(page)])
+        set_arguments(monkeypatch, "script", *words, "-o", str(page))
         with pytest.raises(SystemExit) as ended:
             script.main()
         assert str(ended.value) == f"error: {page}: no section to fill; expected the markers of {section}"
 
 
-@pytest.mark.parametrize("part", ["genai", "simulation", "device"])
-def test_the_pages_have_all_sections(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pages_have_all_sections(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every section of a script is on one of its pages, once."""
     points, costs = (str(DATA / name) for name in ("loads.jsonl", "costs.jsonl"))
-    words = {"genai": ["--python", "python"], "simulation": ["--points", points, "--costs", costs]}
-    monkeypatch.setattr("sys.argv", ["script", part, *words.get(part, ["--provider", "cpu"])])
-    sections = bench_decoders.read_arguments().sections
+    parts = {
+        "genai": ["--python", "python"],
+        "simulation": ["--points", points, "--costs", costs],
+        "device": ["--provider", "cpu"],
+    }
+    sections = [bench_generate.ENGINE_SECTION, *bench_generate.REPORT_SECTIONS]
+    for part, words in parts.items():
+        set_arguments(monkeypatch, "script", part, *words)
+        sections += bench_decoders.read_arguments().sections
     pages = [(DOCS / name).read_text(encoding="utf-8") for name in PAGES]
-    for section in (*sections, bench_generate.ENGINE_SECTION, *bench_generate.REPORT_SECTIONS):
-        assert sum(page.count(f"<!-- begin: {section} -->") for page in pages) == 1
+    for section in sections:
+        assert sum(page.count(f"<!-- begin: {section} -->") for page in pages) == 1, section

@@ -12,10 +12,15 @@ import pytest
 import chrion
 from chrion.benchmark.comparison import PolicyComparison, PolicyResult, plan_policies, time_plans
 from chrion.errors import ScheduleError
+from chrion.graph import Dag
+from chrion.profiler import Costs
 from chrion.profiler.synthetic_inputs import synthetic_inputs
 from chrion.report import comparison_json, comparison_table, comparison_verdict, plot_comparison
-from chrion.scheduler import POLICIES, Policy, fixed_plan
+from chrion.scheduler import POLICIES, Policy, Schedule, fixed_plan
+from chrion.scheduler.evaluation.solution import Problem
+from chrion.scheduler.policies.policy import Solver
 from helpers import alternating_lanes, branches
+from random_profiles import random_profile
 
 
 def compared(source: onnx.ModelProto, *policies: str) -> PolicyComparison:
@@ -41,17 +46,17 @@ def test_a_policy_that_finds_no_plan_has_a_reason(monkeypatch: pytest.MonkeyPatc
     assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_lanes_and_waits_are_those_of_the_program() -> None:
+def test_lanes_and_waits_are_those_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two branches on two lanes that join on one have one wait; branches on one lane have none."""
-    found = compared(branches(), "cpu")
-    graph = found.graph
-    names = {name: i for i, name in enumerate(graph.dag.names)}
-    lanes = [2 if graph.dag.names[i].startswith("right") else 1 for i in range(len(names))]
-    for placement, expected in ((lanes, (2, 1)), ([1] * len(lanes), (1, 0))):
-        plan = fixed_plan(graph, placement)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("chrion.benchmark.comparison.partition", lambda *_, plan=plan, **__: plan)
-            result = plan_policies(graph, found.profile, ["cpu"]).results[0]
+    graph = chrion.load(branches())
+    for right, expected in ((2, (2, 1)), (1, (1, 0))):
+        lanes = [right if name.startswith("right") else 1 for name in graph.dag.names]
+
+        def solver(dag: Dag, costs: Costs, lanes: list[int] = lanes) -> Solver:
+            return lambda _: Problem(dag, costs).evaluate(Schedule(dag.topological_order, tuple(lanes), costs.cores))
+
+        monkeypatch.setitem(POLICIES, "fixed", Policy("fixed", "Given lanes.", solver))
+        result = plan_policies(graph, random_profile([graph], accelerator=False), ["fixed"]).results[0]
         assert (result.lanes, result.synchronisations) == expected
 
 

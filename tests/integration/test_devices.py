@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import onnxruntime as ort
 import pytest
 
-from chrion.devices import Device, probe, provider_name, providers, usable_provider
+from chrion.devices import Device, provider_name, usable_provider
 from chrion.devices.host import allocate, on_host, to_host, zeros
 from chrion.devices.probe import ProbeResult, probe_provider, smallest_session
 from chrion.devices.single_provider import find_foreign_nodes, open_on_one_provider
 from chrion.errors import ProviderError
 from chrion.graph.model import TensorInfo
 from helpers import FLOAT, make_model, node, value
+from seams.commands import offer_providers, replace_probes, set_driver
 
 CPU = "CPUExecutionProvider"
 
@@ -23,10 +22,8 @@ CPU = "CPUExecutionProvider"
 def offered(monkeypatch: pytest.MonkeyPatch) -> dict[str, str | None]:
     """Return the providers that onnxruntime pretends to offer, each with its failure or None; tests add to it."""
     offers: dict[str, str | None] = {CPU: None}
-    monkeypatch.setattr(ort, "get_available_providers", lambda: list(offers))
-    monkeypatch.setattr(providers, "failure_reason", lambda name: offers[name])
-    monkeypatch.setattr(providers, "load_libraries", lambda _: None)
-    monkeypatch.setattr(Path, "exists", lambda path: path.name == "nvidiactl")
+    offer_providers(monkeypatch, offers)
+    set_driver(monkeypatch, exists=True)
     return offers
 
 
@@ -66,42 +63,30 @@ def test_the_first_working_provider_is_chosen(offered: dict[str, str | None]) ->
 def test_without_a_driver_there_is_no_probe(offered: dict[str, str | None], monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a driver CUDA is not probed, since a probe takes a second and GPU builds are common without a GPU."""
     offered["CUDAExecutionProvider"] = None
-    monkeypatch.setattr(Path, "exists", lambda _: False)
+    set_driver(monkeypatch, exists=False)
     assert usable_provider("auto") is None
     assert usable_provider("cuda") == "CUDAExecutionProvider"  # an explicit choice is probed
 
 
-def test_probes_of_providers() -> None:
-    """The probe of the CPU provider succeeds, and that of a missing provider has a reason."""
-    assert probe_provider(CPU).reason is None
-    assert "NoSuch" in (probe_provider("NoSuchExecutionProvider").reason or "")
-
-
-@pytest.mark.parametrize(
-    ("errors", "reason"),
-    [
-        ("load failed with error: libcudnn.so.9: cannot open\nmore\n", "libcudnn.so.9: cannot open"),
-        ("a warning\nRuntimeError: no adapter\nwarning: left over\n", "RuntimeError: no adapter"),
-        ("status == Success was false. Failed to get an adapter: none\n", "Failed to get an adapter: none"),
-        ("only this\n", "only this"),
-        ("", "the probe ended with exit code 3"),
-    ],
-)
-def test_the_reason_is_one_line_of_stderr(errors: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reason_is_one_line_of_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
     """The line is chosen from all that a provider writes when it fails."""
-    done = type("Done", (), {"returncode": 3, "stdout": "", "stderr": errors})
-    monkeypatch.setattr(probe.subprocess, "run", lambda *_, **__: done)
-    assert probe_provider.__wrapped__("X") == ProbeResult(reason)
+    cases = {
+        "load failed with error: libcudnn.so.9: cannot open\nmore\n": "libcudnn.so.9: cannot open",
+        "a warning\nRuntimeError: no adapter\nwarning: left over\n": "RuntimeError: no adapter",
+        "status == Success was false. Failed to get an adapter: none\n": "Failed to get an adapter: none",
+        "only this\n": "only this",
+        "": "the probe ended with exit code 3",
+    }
+    for errors, reason in cases.items():
+        replace_probes(monkeypatch, 3, stderr=errors)
+        assert probe_provider.__wrapped__("X") == ProbeResult(reason)
 
 
-@pytest.mark.parametrize(
-    ("output", "memory_mb"), [('{"memory_mb": 345.5}\n', 345.5), ('{"memory_mb": null}\n', None), ("noise", None)]
-)
-def test_the_memory_of_a_provider(output: str, memory_mb: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_of_a_provider(monkeypatch: pytest.MonkeyPatch) -> None:
     """The probe reports a provider's memory if NVML is available."""
-    done = type("Done", (), {"returncode": 0, "stdout": output, "stderr": ""})
-    monkeypatch.setattr(probe.subprocess, "run", lambda *_, **__: done)
-    assert probe_provider.__wrapped__("X") == ProbeResult(None, memory_mb)
+    for output, memory_mb in {'{"memory_mb": 345.5}\n': 345.5, '{"memory_mb": null}\n': None, "noise": None}.items():
+        replace_probes(monkeypatch, 0, stdout=output)
+        assert probe_provider.__wrapped__("X") == ProbeResult(None, memory_mb)
 
 
 def test_the_cpu_provider_uses_host_memory() -> None:

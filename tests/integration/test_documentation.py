@@ -6,102 +6,52 @@ import importlib
 import inspect
 import json
 import re
-import sys
 import tomllib
 from pathlib import Path
 
-import onnx
 import pytest
 import typer
 
 import chrion
 from chrion import errors
-from chrion.cli import main
 from chrion.cli.app import app
 from chrion.simulator import find_scenario
 from chrion.zoo import build
-from code_blocks import Block, blocks, check_chrion, check_python, commands, matches
+from code_blocks import PAGES, ROOT, Block, blocks, check_chrion, check_python, commands, matches, run_page
+from command_line import Chrion
 
-ROOT = Path(__file__).parents[2]
-PAGES = sorted(
-    p
-    for p in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
-    if not {"_generated", "_build"} & set(p.relative_to(ROOT).parts)
-)
 BLOCKS = [block for page in PAGES for block in blocks(page)]
-RUN = sorted({block.page for block in BLOCKS if block.mark == "run"})
-#: Lines that announce a step of the work on stderr; a terminal shows a progress bar instead.
-STEP = re.compile(r"^chrion: .* \.\.\.\n", re.MULTILINE)
+#: Pages that run within about a second; tests/process has the others.
+QUICK = ("docs/getting-started.md", "docs/generation.md", "docs/hardware.md")
 #: Programs that are not part of Chrion.
 TOOLS = {"pytest", "ruff", "mypy", "sphinx-build", ".ci/run"}
 #: Languages that are neither run nor parsed: output, diagrams, and what Sphinx reads.
 SHOWN = {"", "text", "json"}
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with the models that pages assume."""
-    folder = tmp_path_factory.mktemp("models")
-    onnx.save(build("lstm", {"layers": 4, "seq": 8}), folder / "small.onnx")
-    onnx.save(build("lstm-baseline"), folder / "lstm.onnx")
-    return folder
-
-
-@pytest.mark.parametrize("block", BLOCKS, ids=str)
-def test_a_block_is_valid(block: Block) -> None:
+def test_blocks_are_valid() -> None:
     """Commands have the options that they are given, Python code compiles with existing names, and TOML can be read."""
-    if block.language in {"console", "sh"}:
-        found = commands(block)
-        assert found, "no command"
-        for command in found:
-            _check_command(command.words)
-    elif block.language == "python":
-        check_python(block.body)
-    elif block.language == "toml":
-        tomllib.loads(block.body)
-    else:
-        assert block.language in SHOWN or block.language.startswith("{"), f"unknown language {block.language!r}"
+    assert len(BLOCKS) > 100
+    for block in BLOCKS:
+        try:
+            _check_block(block)
+        except Exception as error:
+            error.add_note(f"in the block {block}")
+            raise
 
 
-@pytest.mark.parametrize("page", RUN, ids=lambda p: p.name)
-def test_a_page_runs(
-    page: Path, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize("page", QUICK)
+def test_a_page_runs(page: str, cli: Chrion, capfd: pytest.CaptureFixture[str]) -> None:
     """The marked blocks of a page, run in order in one folder, have the documented output."""
-    for model in models.iterdir():
-        (tmp_path / model.name).symlink_to(model)
-    (tmp_path / "profiles").symlink_to(ROOT / "profiles")
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {}
-    for block in blocks(page):
-        if block.mark.startswith("file: "):
-            Path(block.mark.removeprefix("file: ")).write_text(block.body, encoding="utf-8")
-        elif block.mark == "run" and block.language == "python":
-            capfd.readouterr()
-            exec(compile(block.body, str(block), "exec"), names)  # noqa: S102 - the page's own code
-        elif block.mark == "output":
-            printed = capfd.readouterr().out
-            assert matches(block.body, printed), f"{block}: {printed}"
-        elif block.mark == "run":
-            for command in commands(block):
-                program, *arguments = command.words
-                assert program == "chrion"
-                _unlink_outputs(arguments)
-                monkeypatch.setattr(sys, "argv", [program, *arguments])
-                capfd.readouterr()
-                with pytest.raises(SystemExit) as exit_:
-                    main()
-                printed = STEP.sub("", "".join(capfd.readouterr()))
-                assert int(exit_.value.code or 0) == command.exit_code, printed
-                assert matches(command.expected, printed), f"{block}: {command.text}\n{printed}"
+    run_page(ROOT / page, cli, capfd)
 
 
 @pytest.mark.parametrize(
     "block", [b for b in BLOCKS if b.language == "toml" and "models" in tomllib.loads(b.body)], ids=str
 )
-def test_a_scenario_is_valid(block: Block, models: Path, tmp_path: Path) -> None:
+def test_a_scenario_is_valid(block: Block, tmp_path: Path) -> None:
     """A scenario on a page has only keys that exist, with values that can be simulated."""
-    graph = chrion.load(models / "small.onnx")
+    graph = chrion.load(build("lstm", {"layers": 2, "seq": 2}))
     profile = chrion.Profile.load(ROOT / "profiles" / "gtx1080ti-paper.json")
     chrion.partition(graph, profile, policy="heft").save(tmp_path / "lstm.plan.json")
     (tmp_path / "scenario.toml").write_text(block.body, encoding="utf-8")
@@ -152,28 +102,26 @@ def test_wrong_commands_are_detected(words: list[str]) -> None:
         check_chrion(words)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
-def test_links_lead_to_existing_files(page: Path) -> None:
+def test_links_lead_to_existing_files() -> None:
     """Relative links of a page name files that exist."""
-    for target in re.findall(r"\]\((?!https?:|#)([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8")):
-        assert (page.parent / target).exists(), target
+    for page in PAGES:
+        for target in re.findall(r"\]\((?!https?:|#)([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), (page, target)
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if p.name != "CHANGELOG.md"], ids=lambda p: p.name)
-def test_names_in_the_text_exist(page: Path) -> None:
+def test_names_in_the_text_exist() -> None:
     """Files and modules that a page names in its text exist, and modules have the attributes that the text names."""
-    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
-    quoted = re.findall(r"`([^`\n]+)`", text)
     top = r"(?:chrion|docs|examples|models|profiles|scenarios|scripts|tests)/[\w./-]+|(?:test|bench)_\w+\.py"
-    for name in (q.split()[0] for q in quoted if re.fullmatch(top, q.split()[0]) and not q.endswith("...")):
-        found = (
-            (ROOT / name).exists() if "/" in name else [*(ROOT / "tests").rglob(name), *(ROOT / "scripts").glob(name)]
-        )
-        assert found, name
+    files = {path.name for folder in ("tests", "scripts") for path in (ROOT / folder).rglob("*.py")}
     packages = sorted(p.name for p in (ROOT / "chrion").iterdir() if (p / "__init__.py").exists())
     dotted = re.compile(rf"(?:chrion|{'|'.join(packages)})(?:\.[A-Za-z_]\w*)+")
-    for name in (q for q in quoted if dotted.fullmatch(q) and not q.endswith((".json", ".py", ".policies"))):
-        _resolve(name if name.startswith("chrion.") else f"chrion.{name}")
+    for page in (page for page in PAGES if page.name != "CHANGELOG.md"):
+        text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+        quoted = re.findall(r"`([^`\n]+)`", text)
+        for name in (q.split()[0] for q in quoted if re.fullmatch(top, q.split()[0]) and not q.endswith("...")):
+            assert (ROOT / name).exists() if "/" in name else name in files, (page, name)
+        for name in (q for q in quoted if dotted.fullmatch(q) and not q.endswith((".json", ".py", ".policies"))):
+            _resolve(name if name.startswith("chrion.") else f"chrion.{name}")
 
 
 def test_the_results_of_the_readme_are_in_the_pages_it_links_to() -> None:
@@ -245,7 +193,7 @@ def test_the_keys_of_files_are_documented(tmp_path: Path) -> None:
     graph = chrion.load(build("lstm", {"layers": 2, "seq": 2}))
     profile = chrion.Profile.load(ROOT / "profiles" / "gtx1080ti-paper.json")
     profile.save(tmp_path / "profile.json")
-    chrion.partition(graph, profile).save(tmp_path / "plan.json")
+    chrion.partition(graph, profile, policy="heft").save(tmp_path / "plan.json")
     plan, stored = (json.loads((tmp_path / f"{name}.json").read_bytes()) for name in ("plan", "profile"))
     page = (ROOT / "docs" / "reference" / "files.md").read_text(encoding="utf-8")
     of_plan, of_profile = page.split("## Profile")
@@ -295,6 +243,20 @@ def _exported(name: str) -> set[str]:
     return {n for n, home in homes.items() if home == name and not n.startswith("_")}
 
 
+def _check_block(block: Block) -> None:
+    if block.language in {"console", "sh"}:
+        found = commands(block)
+        assert found, "no command"
+        for command in found:
+            _check_command(command.words)
+    elif block.language == "python":
+        check_python(block.body)
+    elif block.language == "toml":
+        tomllib.loads(block.body)
+    else:
+        assert block.language in SHOWN or block.language.startswith("{"), f"unknown language {block.language!r}"
+
+
 def _check_command(words: list[str]) -> None:
     program, *arguments = [w for w in words if "=" not in w or w.startswith("-")] if "=" in words[0] else words
     if ">" in arguments:
@@ -318,10 +280,3 @@ def _check_extras(arguments: list[str]) -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     for named in re.findall(r"(?:chrion|\.)\[([\w,]+)\]", " ".join(arguments)):
         assert set(named.split(",")) <= set(extras)
-
-
-def _unlink_outputs(arguments: list[str]) -> None:
-    """Remove links to shared models that a command is about to write."""
-    for argument in arguments:
-        if argument.endswith(".onnx") and arguments[0] == "model" and Path(argument).is_symlink():
-            Path(argument).unlink()

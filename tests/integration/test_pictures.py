@@ -22,14 +22,15 @@ from chrion.report import (
     plot_timelines,
     predicted_chart,
     simulation_plots,
-    timeline_picture,
 )
 from chrion.report.figures import PICTURE_FORMATS
 from chrion.runtime import Event
 from chrion.scheduler import Prediction, fixed_plan
 from chrion.simulator import find_scenario, run_sweep, simulate
 from chrion.simulator.overrides import parameter_grid
+from chrion.simulator.results import PatternResult
 from helpers import MACHINE, alternating_lanes, branches
+from seams.commands import catch_figures
 
 pytest.importorskip("matplotlib")
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -46,13 +47,22 @@ def plan() -> Plan:
     return replace(made, slo_ms=4.5, accelerator_only=Prediction(5.0, 9.0, 8.0), cpu_only=Prediction(6.0, 0.0, 0.0))
 
 
+@pytest.fixture(scope="module")
+def results() -> Sequence[PatternResult]:
+    """Return the results of a simulation."""
+    return simulate(find_scenario("table7").changed({"requests": 200}).build())
+
+
 @pytest.fixture
 def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    """Return the figures that are drawn in a test, instead of files."""
-    drawn: list[Figure] = []
-    for module in (alpha_sweep, comparison, simulation_plots, timeline_picture):
-        monkeypatch.setattr(module, "save_figure", lambda figure, _: drawn.append(figure))
-    return drawn
+    """Return the figures that are drawn in a test; their files are empty."""
+    return catch_figures(monkeypatch)
+
+
+@pytest.fixture
+def picture(tmp_path: Path) -> Path:
+    """Return the path of a picture file."""
+    return tmp_path / "picture.png"
 
 
 def check_legend(figure: Figure) -> None:
@@ -67,12 +77,12 @@ def check_legend(figure: Figure) -> None:
     assert not any(box.overlaps(axes.get_window_extent()) for axes in figure.axes)
 
 
-@pytest.mark.parametrize("suffix", PICTURE_FORMATS)
-def test_the_suffix_decides_the_format(suffix: str, plan: Plan, tmp_path: Path) -> None:
+def test_the_suffix_decides_the_format(plan: Plan, tmp_path: Path) -> None:
     """A file has the format of its suffix in upper and lower case."""
-    for name in (f"t{suffix}", f"T{suffix.upper()}"):
+    assert set(MAGIC) == set(PICTURE_FORMATS)
+    for name in (*(f"t{suffix}" for suffix in PICTURE_FORMATS), "T.PDF"):
         plot_timelines(plan, [predicted_chart(plan)], tmp_path / name)
-        assert (tmp_path / name).read_bytes().startswith(MAGIC[suffix])
+        assert (tmp_path / name).read_bytes().startswith(MAGIC[name[1:].lower()]), name
 
 
 @pytest.mark.parametrize(
@@ -93,10 +103,10 @@ def test_bad_picture_files_are_refused_by_name(
     assert str(caught.value) == message
 
 
-def test_timelines_have_a_legend_and_an_slo_line(plan: Plan, figures: list[Figure]) -> None:
+def test_timelines_have_a_legend_and_an_slo_line(plan: Plan, figures: list[Figure], picture: Path) -> None:
     """Each operator type or layer has an entry, and so have copies and the SLO; similar charts share a scale."""
     copies = [Event(1, 0, 0.0, 4.2), Event(1 << 20, -1, 0.0, 0.5, "x")]
-    plot_timelines(plan, [predicted_chart(plan), measured_chart(plan, copies)], Path(), graph=load(branches()))
+    plot_timelines(plan, [predicted_chart(plan), measured_chart(plan, copies)], picture, graph=load(branches()))
     (figure,) = figures
     check_legend(figure)
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
@@ -107,18 +117,18 @@ def test_timelines_have_a_legend_and_an_slo_line(plan: Plan, figures: list[Figur
     assert all(any(line.get_xdata()[0] == 4.5 for line in axes.lines) for axes in figure.axes)
 
 
-def test_adjacent_bars_of_one_colour_are_separated(plan: Plan, figures: list[Figure]) -> None:
+def test_adjacent_bars_of_one_colour_are_separated(plan: Plan, figures: list[Figure], picture: Path) -> None:
     """A white line marks the start of each bar, except of bars too short to be seen beside it."""
     spans = [(0.0, 2.0), (2.0, 2.001), (2.001, 4.0)]
-    plot_timelines(plan, [measured_chart(plan, [Event(1, 0, start, end) for start, end in spans])], Path())
+    plot_timelines(plan, [measured_chart(plan, [Event(1, 0, start, end) for start, end in spans])], picture)
     (axes,) = figures[0].axes
     (lines,) = (found for found in axes.collections if isinstance(found, LineCollection))
     assert [segment[0][0] for segment in lines.get_segments()] == [0.0, 2.001]
 
 
-def test_a_slow_run_gets_its_own_scale(plan: Plan, figures: list[Figure]) -> None:
+def test_a_slow_run_gets_its_own_scale(plan: Plan, figures: list[Figure], picture: Path) -> None:
     """A measured run thirty times as long as the prediction has a time scale of its own."""
-    plot_timelines(plan, [predicted_chart(plan), measured_chart(plan, [Event(1, 0, 0.0, 120.0)])], Path())
+    plot_timelines(plan, [predicted_chart(plan), measured_chart(plan, [Event(1, 0, 0.0, 120.0)])], picture)
     for axes in figures[0].axes:
         step = axes.get_xticks()[1] - axes.get_xticks()[0]
         assert f"{step:.0e}"[0] in "125"
@@ -138,11 +148,11 @@ def styles(lines: Sequence[Any]) -> list[tuple[str, str, str]]:
     return [(str(line.get_color()), str(line.get_marker()), str(line.get_linestyle())) for line in lines]
 
 
-def test_a_sweep_of_two_keys_has_a_whole_legend_and_distinct_lines(figures: list[Figure]) -> None:
+def test_a_sweep_of_two_keys_has_a_whole_legend_and_distinct_lines(figures: list[Figure], picture: Path) -> None:
     """Four patterns and eight settings give 32 distinct lines, and the legend shows all of them."""
     source = find_scenario("table7").changed({"requests": 50})
     keys = [("gpu_memory_gb", (8, 12)), ("eviction", ("lru", "lfu", "cost", "belady")), ("gpu_slots", (1, 2))]
-    simulation_plots.plot_sweep(run_sweep(source, parameter_grid(keys)), Path())  # type: ignore[arg-type]
+    simulation_plots.plot_sweep(run_sweep(source, parameter_grid(keys)), picture)  # type: ignore[arg-type]
     (figure,) = figures
     check_legend(figure)
     for axes in figure.axes:
@@ -152,10 +162,10 @@ def test_a_sweep_of_two_keys_has_a_whole_legend_and_distinct_lines(figures: list
     assert len(labels) == 4 + 8
 
 
-def test_a_sweep_of_one_key_distinguishes_patterns_without_colours(figures: list[Figure]) -> None:
+def test_a_sweep_of_one_key_distinguishes_patterns_without_colours(figures: list[Figure], picture: Path) -> None:
     """Each pattern has a marker and dashes of its own, the same in the legend, so that equal values hide no line."""
     points = run_sweep(find_scenario("table7").changed({"requests": 50}), parameter_grid([("gpu_memory_gb", (8, 12))]))
-    simulation_plots.plot_sweep(points, Path())
+    simulation_plots.plot_sweep(points, picture)
     (figure,) = figures
     check_legend(figure)
     for axes in figure.axes:
@@ -163,20 +173,19 @@ def test_a_sweep_of_one_key_distinguishes_patterns_without_colours(figures: list
         assert len({(marker, dashes) for _, marker, dashes in styles(axes.lines)}) == len(axes.lines) == 4
 
 
-def test_the_memory_budget_is_below_the_upper_edge(figures: list[Figure]) -> None:
-    """A budget that is used up entirely is drawn as a line of its own, not on the edge of the panel."""
-    simulation_plots.plot_results(simulate(find_scenario("table7").changed({"requests": 200}).build()), Path())
-    memory = figures[0].axes[-4]
+def test_the_memory_budget_and_the_load_are_drawn(
+    results: Sequence[PatternResult], figures: list[Figure], picture: Path
+) -> None:
+    """A budget that is used up entirely is drawn as a line of its own, not on the edge of the panel.
+
+    The last panels have the series of the results: arrivals once, since patterns share them, others by pattern.
+    """
+    simulation_plots.plot_results(results, picture)
+    check_legend(figures[0])
+    memory, arrivals, waiting, violations = figures[0].axes[-4:]
     (budget,) = memory.lines
     assert budget.get_ydata()[0] == pytest.approx(8.0)
     assert memory.get_ylim() == (0, pytest.approx(8.4))
-
-
-def test_the_load_is_drawn_over_time(figures: list[Figure]) -> None:
-    """The last panels have the series of the results: arrivals once, since patterns share them, others by pattern."""
-    results = simulate(find_scenario("table7").changed({"requests": 200}).build())
-    simulation_plots.plot_results(results, Path())
-    arrivals, waiting, violations = figures[0].axes[-3:]
     assert tuple(arrivals.lines[0].get_ydata()) == results[0].series.arrivals_per_s
     assert len(arrivals.lines) == 1
     for i, result in enumerate(results):
@@ -193,18 +202,18 @@ def test_lines_of_many_settings_are_distinct() -> None:
     assert len({(style["color"], style["marker"], style["linestyle"]) for style in found}) == 224
 
 
-def test_legends_of_results_comparisons_and_alpha_sweeps_cover_nothing(plan: Plan, figures: list[Figure]) -> None:
+def test_legends_of_histograms_comparisons_and_alpha_sweeps_cover_nothing(
+    results: Sequence[PatternResult], plan: Plan, figures: list[Figure], picture: Path
+) -> None:
     """Legends stand beside or below the axes."""
-    results = simulate(find_scenario("table7").changed({"requests": 200}).build())
-    simulation_plots.plot_results(results, Path())
     panels = {name: [(r.pattern, r.executions[name]) for r in results] for name in ("baseline", "batch-1")}
-    simulation_plots.plot_histograms(panels, Path())
+    simulation_plots.plot_histograms(panels, picture)
     timing = Timing("heft", 4.0, 3.5, 5.0, 9)
     rows = (PolicyResult("heft", plan, 1.0, 2, 1, timing), PolicyResult("greedy", plan, 1.0))
     baseline = Timing("onnxruntime, 2 threads", 6.0, 5.0, 7.0, 9)
     found = PolicyComparison(load(branches()), Profile(MACHINE, 2, None, {}), rows, (baseline,))
-    comparison.plot_comparison(found, Path())
-    alpha_sweep.plot_alpha_sweep([(0.0, plan), (1.0, plan)], Path())
-    assert len(figures) == 4
+    comparison.plot_comparison(found, picture)
+    alpha_sweep.plot_alpha_sweep([(0.0, plan), (1.0, plan)], picture)
+    assert len(figures) == 3
     for figure in figures:
         check_legend(figure)

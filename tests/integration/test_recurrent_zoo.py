@@ -21,11 +21,11 @@ CELLS = ["LSTM", "GRU", "RNN"]
 @pytest.mark.parametrize("cell", CELLS)
 def test_the_chunk_does_not_change_the_result(cell: str, bidirectional: bool) -> None:  # noqa: FBT001
     """Unfolded, chunked (also unevenly) and folded stacks give equal outputs, in plain onnxruntime and on lanes."""
-    x = np.random.default_rng(1).standard_normal((7, 2, 6)).astype(np.float32)
-    spec: dict[str, Any] = {"cell": cell, "layers": 3, "batch": 2, "io": 6, "seq": 7, "bidirectional": bidirectional}
-    folded = run_plain(build_recurrent(RecurrentSpec(**spec, chunk=7)), {"X": x})
-    assert folded[0].shape == (7, 2, 12 if bidirectional else 6)
-    for chunk in (1, 2, 3):
+    x = np.random.default_rng(1).standard_normal((5, 2, 6)).astype(np.float32)
+    spec: dict[str, Any] = {"cell": cell, "layers": 2, "batch": 2, "io": 6, "seq": 5, "bidirectional": bidirectional}
+    folded = run_plain(build_recurrent(RecurrentSpec(**spec, chunk=5)), {"X": x})
+    assert folded[0].shape == (5, 2, 12 if bidirectional else 6)
+    for chunk in (1, 2):
         model = build_recurrent(RecurrentSpec(**spec, chunk=chunk))
         assert_equal(run_plain(model, {"X": x}), folded)
         graph = load(model)
@@ -76,13 +76,13 @@ TABLE_6 = {
 }
 
 
-@pytest.mark.parametrize("name", TABLE_6)
-def test_the_specifications_are_table_6(name: str) -> None:
+def test_the_specifications_are_table_6() -> None:
     """The thirteen specifications have the structures of Table 6, with one operator per step."""
-    assert name in names()
-    spec = specification(name)
-    assert (spec.layers, spec.batch, spec.io, spec.seq) == TABLE_6[name]
-    assert (spec.cell, spec.chunk, spec.bidirectional) == ("LSTM", 1, False)
+    for name, sizes in TABLE_6.items():
+        assert name in names()
+        spec = specification(name)
+        assert (spec.layers, spec.batch, spec.io, spec.seq) == sizes, name
+        assert (spec.cell, spec.chunk, spec.bidirectional) == ("LSTM", 1, False), name
 
 
 def test_equal_seeds_give_equal_weights() -> None:

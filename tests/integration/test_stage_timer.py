@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
-from typing import Any
+from collections.abc import Iterator
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from chrion.scheduler.policies.ios_search import search_stages
 from chrion.scheduler.policies.stages import DeviceLanes
 from helpers import FLOAT, assert_same_as_plain, branches, make_model, node, value
 from random_profiles import random_profile
+from seams.commands import replace_clock
 
 
 def twin_branches(*, size: int = 8) -> Graph:
@@ -31,44 +34,40 @@ def timer_of(graph: Graph, *, accelerator: bool = False) -> tuple[StageTimer, De
     return StageTimer(graph, device), device
 
 
-def test_equal_stages_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same operator of either branch is one stage; two operators in parallel are another."""
+@pytest.fixture
+def seconds(monkeypatch: pytest.MonkeyPatch) -> Iterator[float]:
+    """Return the readings of the clock of measurements, which shows the next whole second each time."""
+    readings = itertools.count(0.0)
+    replace_clock(monkeypatch, stage_timer, SimpleNamespace(perf_counter=lambda: next(readings)))
+    return readings
+
+
+def test_equal_stages_are_measured_once(seconds: Iterator[float]) -> None:
+    """The same operator of either branch is one stage; two operators in parallel are another.
+
+    Two warm-up runs precede six times six, as in the paper; the result is the median of six means.
+    """
     graph = twin_branches()
     timer, _ = timer_of(graph)
-    measured = []
-    monkeypatch.setattr(StageTimer, "_measure", lambda _, parts: measured.append(len(parts)) or 1.0)
     index = {name: i for i, name in enumerate(graph.dag.names)}
-    assert timer([(index["ar"],)]) == timer([(index["br"],)]) == 1.0
-    assert timer([(index["ar"],), (index["br"],)]) == timer([(index["br"],), (index["ar"],)]) == 1.0
-    assert measured == [1, 2]
-
-
-def test_every_lane_runs_as_often_as_in_the_paper(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two warm-up runs precede six times six; the result is the median of six means."""
-    graph = twin_branches()
-    timer, _ = timer_of(graph)
-    clock = iter(float(at) for at in range(1000))
-    monkeypatch.setattr(stage_timer.time, "perf_counter", lambda: next(clock))
-    assert timer([(0,), (1,)]) == pytest.approx(1000.0)  # each run reads the clock of whole seconds twice
-    assert next(clock) == 2 * (2 + 36)
+    for stages in (("ar",), ("br",)), (("ar", "br"), ("br", "ar")):
+        for names in stages:
+            assert timer([(index[name],) for name in names]) == pytest.approx(1000.0)
+    assert next(seconds) == 2 * (2 + 36) * 2  # each run of the two stages reads the clock twice
 
 
 @pytest.mark.parametrize("lane", [0, 1])
-def test_a_stage_that_fails_has_its_predicted_latency(lane: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stage_that_fails_has_its_predicted_latency(lane: int) -> None:
     """If either lane fails, the thread of the other one ends."""
-
-    class Broken:
-        def run_with_iobinding(self, _: Any) -> None:
-            """Fail as onnxruntime does on values that an operator refuses."""
-            raise RuntimeError("invalid values")
-
-    graph = twin_branches()
+    nodes = [node("Gather", ["a", "far"], ["b"], name="fails"), node("Relu", ["a"], ["c"], name="works")]
+    nodes.append(node("Add", ["b", "c"], ["y"]))
+    far = {"far": np.full(8, 9, np.int64)}
+    graph = load(make_model(nodes, [value("a", FLOAT, [8])], [value("y", FLOAT, [8])], far))
     timer, device = timer_of(graph)
-    real = timer._bind
-    calls = iter(range(2))
-    monkeypatch.setattr(timer, "_bind", lambda part: (Broken(), None) if next(calls) == lane else real(part))
+    fails, works = (graph.dag.names.index(name) for name in ("fails", "works"))
+    stage = [(fails,), (works,)] if lane == 0 else [(works,), (fails,)]
     before = threading.active_count()
-    assert timer([(0,), (1,)]) == device.stage_ms([(0,), (1,)])
+    assert timer(stage) == device.stage_ms(stage)
     assert threading.active_count() == before
 
 

@@ -1,38 +1,26 @@
-"""The timeline page: its data, its safety, and its behaviour in a browser if one is installed."""
+"""The timeline page: its data and its safety."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import html
 import json
-import os
 import re
-import subprocess
 from dataclasses import replace
 from html.parser import HTMLParser
-from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-import chrion.report
-from browser import CHROMIUM
 from chrion import Plan, Profile, load
 from chrion.graph import Graph
-from chrion.profiler import OperatorCost
 from chrion.report import measured_chart, predicted_chart, timeline_html
 from chrion.report.timeline_html import script_json
 from chrion.runtime import Event
 from chrion.scheduler import fixed_plan
-from helpers import FLOAT, MACHINE, alternating_lanes, branches, make_model, node, value
-
-FOLDER = Path(chrion.report.__file__).parent / "page"
-SCRIPT = "".join((FOLDER / name).read_text(encoding="utf-8") for name in ("functions.js", "timeline.js"))
-in_browser = pytest.mark.skipif(not CHROMIUM, reason="no chromium is installed")
-HOSTILE = "</script><script>document.title='run'</script><img src=x onerror=\"document.title='run'\">@@DATA@@\u2028'\\"
+from helpers import FLOAT, branches, make_model, node, value
+from timeline_pages import HOSTILE, SCRIPT, hostile, make_plan, make_profile
 
 
 class Page(HTMLParser):
@@ -72,15 +60,12 @@ def graph() -> Graph:
 
 @pytest.fixture
 def plan(graph: Graph) -> Plan:
-    """Return a plan on two alternating lanes; segment s runs from s to s + 1 ms."""
-    return replace(fixed_plan(graph, alternating_lanes(graph)), slo_ms=7.5)
+    return make_plan(graph)
 
 
 @pytest.fixture
 def profile(graph: Graph) -> Profile:
-    """Return a profile under which operator i takes i + 1 ms on a core."""
-    costs = {s: OperatorCost("Op", (i + 1.0, i + 1.0), None) for i, s in enumerate(graph.dag.signatures)}
-    return Profile(MACHINE, 2, None, costs)
+    return make_profile(graph)
 
 
 def test_the_page_is_one_well_formed_file(plan: Plan, graph: Graph, profile: Profile) -> None:
@@ -180,14 +165,6 @@ def test_a_slow_run_does_not_compress_the_prediction(plan: Plan) -> None:
         assert Page(timeline_html(plan, charts)).data["share_scale"] == shared
 
 
-def hostile(plan: Plan) -> str:
-    """Return the page of a plan whose model, operators, machine and remarks have hostile names."""
-    machine = replace(plan.machine, cpu=HOSTILE)
-    bad = replace(plan, model=HOSTILE, policy=HOSTILE, operators=(HOSTILE,) * 4, machine=machine)
-    charts = [predicted_chart(bad), measured_chart(bad, [Event(1 << 20, -1, 0.0, 1.0, HOSTILE)])]
-    return timeline_html(bad, charts, [HOSTILE])
-
-
 def test_names_cannot_become_markup(plan: Plan) -> None:
     """Hostile names add no element to the page, and its data contains them unchanged."""
     harmless, page = Page(timeline_html(plan, [predicted_chart(plan)], ["r"])), Page(hostile(plan))
@@ -228,216 +205,3 @@ def test_a_large_plan_makes_a_page_of_a_few_megabytes(plan: Plan) -> None:
     page = timeline_html(large, [predicted_chart(large)] * 2)
     assert len(page) < 4_000_000
     assert len(Page(page).data["schemes"]["layer"]["names"]) == 22
-
-
-# ---- In a browser
-
-
-def browse(folder: Path, page: str) -> str:
-    """Return a page's elements after its scripts have run."""
-    (folder / "page.html").write_text(page, encoding="utf-8")
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=15000", "--window-size=1200,900"]
-    flags += ["--disable-extensions", "--no-first-run", f"--user-data-dir={folder / 'profile'}", "--dump-dom"]
-    command = [CHROMIUM, *flags, (folder / "page.html").as_uri()]
-    environment = {**os.environ, "HOME": str(folder)}
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120, env=environment)  # noqa: S603 - chromium
-    return done.stdout
-
-
-def evaluate(folder: Path, expression: str) -> Any:
-    """Return the value of an expression that uses the script's pure functions."""
-    body = f"(function(document) {{ {SCRIPT}\nreturn {expression}; }})(undefined)"
-    shown = f"document.querySelector('pre').textContent = JSON.stringify({body})"
-    page = f"<!doctype html><meta charset=utf-8><pre></pre><script>{shown}</script>"
-    return json.loads(html.unescape(browse(folder, page).split("<pre>")[1].split("</pre>")[0]))
-
-
-@in_browser
-def test_ticks(tmp_path: Path) -> None:
-    """Steps are 1, 2 or 5 x 10^n at every zoom.
-
-    Labels are distinct and accurate to a thousandth of a step, and there are 3 to 11 of them.
-    """
-    ranges = [
-        (start, start + 10.0**power * factor)
-        for start in (0.0, 0.0371, 52.0314159, 1234.5678)
-        for power in range(-5, 6)
-        for factor in (1.0, 1.7, 3.3, 9.9)
-    ]
-    found = evaluate(tmp_path, f"{json.dumps(ranges)}.map(([start, end]) => makeTicks(start, end, 10))")
-    scales = {"s": 1000.0, "ms": 1.0, "µs": 1e-3}
-    for (start, end), axis in zip(ranges, found, strict=True):
-        scale = scales[axis["unit"]]
-        times = [tick["ms"] for tick in axis["ticks"]]
-        labels = [tick["label"] for tick in axis["ticks"]]
-        assert 3 <= len(times) <= 11, (start, end)
-        assert all(start - 1e-9 * end <= ms <= end * (1 + 1e-9) for ms in times)
-        steps = {float(f"{b - a:.2g}") for a, b in pairwise(times)}
-        assert len(steps) == 1, (start, end, steps)
-        assert f"{steps.pop() / scale:.0e}"[0] in "125"
-        assert len(set(labels)) == len(labels)
-        step = times[1] - times[0]
-        assert all(abs(float(label) * scale - ms) <= step / 1000 for label, ms in zip(labels, times, strict=True))
-
-
-@in_browser
-def test_durations_and_sizes_have_units(tmp_path: Path) -> None:
-    """Durations have three digits and a suitable unit; zero is "0 ms", and a missing value "not known"."""
-    times = evaluate(tmp_path, "[0, 1234, 59.31, 4.706, 0.83, 0.00042, null].map(formatMs)")
-    assert times == ["0 ms", "1.23 s", "59.3 ms", "4.71 ms", "830 µs", "0.420 µs", "not known"]
-    sizes = evaluate(tmp_path, "[0, 999, 1000, 132608, 4100000, null].map(formatBytes)")
-    assert sizes == ["0 B", "999 B", "1.0 kB", "133 kB", "4.1 MB", "not known"]
-
-
-@in_browser
-def test_zooming_keeps_the_time_under_the_pointer(tmp_path: Path) -> None:
-    """Views stay within the chart and never become empty after any number of zooms and moves."""
-    view = evaluate(tmp_path, "zoomed({start: 10, end: 30}, 0.25, 0.5, 100)")
-    assert (view["start"] + 0.25 * (view["end"] - view["start"]), view["end"] - view["start"]) == (15.0, 10.0)
-    assert evaluate(tmp_path, "zoomed({start: 10, end: 30}, 0.25, 100, 100)") == {"start": 0, "end": 100}
-    assert evaluate(tmp_path, "moved({start: 10, end: 30}, 1000, 100)") == {"start": 80, "end": 100}
-    assert evaluate(tmp_path, "moved({start: 10, end: 30}, -1000, 100)") == {"start": 0, "end": 20}
-    deep = evaluate(
-        tmp_path,
-        "Array(500).fill(0.5).reduce((view, factor) => zoomed(view, 0.7, factor, 100), {start: 0, end: 100})",
-    )
-    assert 0 < deep["end"] - deep["start"] <= 1e-5 * 1.001
-
-
-@in_browser
-def test_segments_are_divided_by_cost(tmp_path: Path) -> None:
-    """A segment of two operators that cost 1 and 3 is divided at a quarter; without costs it is one bar."""
-    data = "{operators: {predicted_ms: [1, 3]}, segments: [[0, 1]]}"
-    chart = "{spans: {lane: [0], start_ms: [10], end_ms: [18], segment: [0]}}"
-    bars = evaluate(tmp_path, f"laneBars({data}, {chart}, 0)")
-    assert (bars["start"], bars["end"], bars["operator"]) == ([10, 12], [12, 18], [0, 1])
-    whole = evaluate(tmp_path, f"laneBars({data.replace('predicted_ms: [1, 3]', '')}, {chart}, 0)")
-    assert (whole["start"], whole["end"]) == ([10], [18])
-
-
-@in_browser
-def test_the_page_runs_with_hostile_names(plan: Plan, tmp_path: Path) -> None:
-    """The legend is built, and no name is executed as code."""
-    dom = browse(tmp_path, hostile(plan))
-    assert "aria-pressed" in dom
-    assert "<title>run</title>" not in dom
-    assert "<img" not in dom
-
-
-@in_browser
-def test_the_page_draws_its_charts(plan: Plan, graph: Graph, profile: Profile, tmp_path: Path) -> None:
-    """Both charts and the legend of operator types appear."""
-    charts = [predicted_chart(plan), measured_chart(plan, [Event(1, 0, 0.0, 4.0)])]
-    dom = browse(tmp_path, timeline_html(plan, charts, graph=graph, profile=profile))
-    assert dom.count('role="application"') == 2
-    assert all(f">{name}</span>" in dom for name in ("Relu", "MatMul", "Neg", "Gemm"))
-    assert 'value="type"' in dom
-
-
-def drive(folder: Path, page: str, script: str) -> Any:
-    """Return the result of a script that acts on a page as a user does; the page's policy is removed for the script."""
-    page = re.sub(r"<meta http-equiv=[^>]*>", "", page)
-    helpers = """
-      const [first] = document.querySelectorAll("#charts canvas"), panel = chrionTimeline.panels[0];
-      const press = (key) => first.dispatchEvent(new KeyboardEvent("keydown", { key, cancelable: true }));
-      const spot = (ms, row) => {
-        const box = first.getBoundingClientRect(), { plot, view } = panel;
-        const x = plot.left + ((ms - view.start) / (view.end - view.start)) * (plot.right - plot.left);
-        return { clientX: box.left + x, clientY: box.top + plot.top + row * 32 + 14, pointerId: 1, cancelable: true };
-      };
-      first.setPointerCapture = () => {};
-      const click = (ms, row) => ["pointerdown", "pointerup"].forEach(
-        (name) => first.dispatchEvent(new PointerEvent(name, spot(ms, row))));
-      const wheel = (ms, deltaY) => first.dispatchEvent(new WheelEvent("wheel", { ...spot(ms, 0), deltaY }));
-      const chosen = () => (document.querySelector("#details h2") || {}).textContent;
-    """
-    drawn = "typeof chrionTimeline !== 'undefined' && chrionTimeline.panels[0]?.plot?.right > 0"
-    act = f"const act = () => {{ if (!({drawn})) {{ setTimeout(act, 50); return; }}\n{helpers}\n"
-    act += f"const seen = (() => {{ {script} }})();\n"
-    act += "const out = document.createElement('pre'); out.id = 'seen'; out.textContent = JSON.stringify(seen);"
-    act += "document.body.append(out); }; setTimeout(act, 500);"
-    for _ in range(3):  # on a busy machine a browser's virtual time can end before its first frame is drawn
-        dom = browse(folder, page.replace("</body>", f"<script>{act}</script></body>"))
-        if '<pre id="seen">' in dom:
-            break
-    return json.loads(html.unescape(dom.split('<pre id="seen">')[1].split("</pre>")[0]))
-
-
-@in_browser
-def test_the_page_is_used_by_mouse(plan: Plan, graph: Graph, profile: Profile, tmp_path: Path) -> None:
-    """A click selects the operator under it, the wheel zooms at the pointer, and a double click resets the view."""
-    page = timeline_html(plan, [predicted_chart(plan)], graph=graph, profile=profile)
-    script = """
-      click(0.5, 0);
-      const name = chosen(), text = document.querySelector("#details").textContent, before = panel.view;
-      wheel(2, -300);
-      const zoomed = panel.view;
-      first.dispatchEvent(new MouseEvent("dblclick"));
-      return { name, text, before, zoomed, after: panel.view };
-    """
-    seen = drive(tmp_path, page, script)
-    assert seen["name"] == plan.operators[plan.segments[0][0]]
-    for fact in ("cpu1", "predicted", "inputs", "outputs", "weights", "one core takes 1.00 ms"):
-        assert fact in seen["text"]
-    before, zoomed = seen["before"], seen["zoomed"]
-    assert zoomed["end"] - zoomed["start"] < 0.7 * (before["end"] - before["start"])
-    share = (2 - before["start"]) / (before["end"] - before["start"])
-    assert (2 - zoomed["start"]) / (zoomed["end"] - zoomed["start"]) == pytest.approx(share, abs=0.002)  # to a pixel
-    assert seen["after"] == before
-
-
-@in_browser
-def test_the_page_is_used_by_keyboard(plan: Plan, graph: Graph, profile: Profile, tmp_path: Path) -> None:
-    """Keys step through bars and lanes, zoom, move, reset and clear the selection."""
-    page = timeline_html(plan, [predicted_chart(plan)], graph=graph, profile=profile)
-    script = """
-      const names = [], spans = [];
-      for (const key of [".", ".", "ArrowDown", ","]) { press(key); names.push(chosen()); }
-      for (const key of ["+", "ArrowRight", "-", "Home"]) { press(key); spans.push(panel.view); }
-      press("Escape");
-      return { names, spans, cleared: chosen() === undefined };
-    """
-    seen = drive(tmp_path, page, script)
-    lanes = {lane: [s for s in plan.segments if plan.schedule.lanes[s[0]] == lane] for lane in (1, 2)}
-    first, second = (plan.operators[lanes[1][at][0]] for at in (0, 1))
-    below = [plan.operators[segment[0]] for segment in lanes[2]]
-    assert seen["names"][:2] == [first, second]
-    assert seen["names"][2] in below
-    assert seen["names"][3] == below[0]
-    zoomed, shifted, out, reset = seen["spans"]
-    assert reset["start"] == 0
-    assert zoomed["end"] - zoomed["start"] == pytest.approx(reset["end"] / 2)
-    assert shifted["start"] > zoomed["start"]
-    assert out["end"] - out["start"] == pytest.approx(reset["end"])
-    assert seen["cleared"]
-
-
-@in_browser
-def test_colours_search_and_scales_are_controls(plan: Plan, graph: Graph, profile: Profile, tmp_path: Path) -> None:
-    """The page switches between types and layers, highlights a category, finds operators and shares the time scale."""
-    charts = [predicted_chart(plan), measured_chart(plan, [Event(1, 0, 0.0, 40.0)])]
-    page = timeline_html(plan, charts, graph=graph, profile=profile)
-    script = """
-      const legend = () => [...document.querySelectorAll("#legend .name")].map((item) => item.textContent);
-      const types = legend();
-      document.querySelector('input[value="layer"]').click();
-      const layers = legend();
-      document.querySelector("#legend button").click();
-      const pressed = document.querySelectorAll('#legend button[aria-pressed="true"]').length;
-      document.querySelector("#find").value = "RIGHT";
-      document.querySelector("#find-form").requestSubmit();
-      const found = [chosen(), document.querySelector("#found").textContent];
-      const ends = () => chrionTimeline.panels.map((other) => other.view.end);
-      const apart = ends();
-      document.querySelector("#share-scale").click();
-      return { types, layers, pressed, found, apart, together: ends() };
-    """
-    seen = drive(tmp_path, page, script)
-    assert sorted(seen["types"]) == ["Gemm", "MatMul", "Neg", "Relu"]
-    assert len(seen["layers"]) == len(set(seen["layers"])) > 0
-    assert seen["layers"] != seen["types"]
-    assert seen["pressed"] == 1
-    matching = [name for name in plan.operators if "right" in name]
-    assert seen["found"] == [matching[0], f"1 of {len(matching)}"]
-    assert seen["apart"][1] > 5 * seen["apart"][0]
-    assert seen["together"][0] == seen["together"][1]

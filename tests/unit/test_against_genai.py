@@ -13,6 +13,7 @@ from decoding import against_genai
 from decoding.against_genai import FORMS, build_endless_decoder, compare, draw_prompts, genai_config
 
 from chrion.zoo.cached_decoder import LlamaDecoderSpec
+from seams.commands import replace_clock
 
 NEW = 3
 
@@ -72,7 +73,7 @@ class MadeGenai:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Return the clock of the module."""
     made = Clock()
-    monkeypatch.setattr(against_genai, "time", made)
+    replace_clock(monkeypatch, against_genai, made)
     return made
 
 

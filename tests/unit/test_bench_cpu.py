@@ -60,13 +60,13 @@ def test_widths_are_described() -> None:
 
 
 def test_a_prediction_has_plans_no_slower_than_lanes_of_one_core() -> None:
-    """A small model on eight cores: the best plan of all is at least as fast as the best on lanes of one core."""
-    graph = load(build("lstm", {"layers": 2, "batch": 1, "io": 32, "seq": 8, "chunk": 8}))
-    found = predict("LSTM", graph, hardware("epyc-32"), 8)
+    """A small model on four cores: the best plan of all is at least as fast as the best on lanes of one core."""
+    graph = load(build("lstm", {"layers": 1, "batch": 1, "io": 32, "seq": 4, "chunk": 4}))
+    found = predict("LSTM", graph, hardware("epyc-32"), 4)
     assert found.best.timeline.latency_ms <= found.narrow_ms
     assert found.plain_ms > 0
-    assert found.threads in {1, 2, 4, 8}
-    assert found.row()[:2] == ["LSTM", "8"]
+    assert found.threads in {1, 2, 4}
+    assert found.row()[:2] == ["LSTM", "4"]
 
 
 def estimate(case: int, cores: int, plain_ms: float) -> Estimate:

@@ -109,9 +109,9 @@ def luminance(colour: str) -> float:
     return sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear(colour), strict=True))
 
 
-@pytest.mark.parametrize("category", range(MAX_CATEGORIES + 1))
-def test_labels_on_bars_are_readable(category: int) -> None:
+def test_labels_on_bars_are_readable() -> None:
     """Text in the mark's ink has a contrast of at least 4.5 on its colour, as WCAG 2 asks of text."""
-    colour, _, ink = mark(category)
-    dark, light = sorted([luminance(colour), luminance(ink)])
-    assert (light + 0.05) / (dark + 0.05) >= 4.5
+    for category in range(MAX_CATEGORIES + 1):
+        colour, _, ink = mark(category)
+        dark, light = sorted([luminance(colour), luminance(ink)])
+        assert (light + 0.05) / (dark + 0.05) >= 4.5, category

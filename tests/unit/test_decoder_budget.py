@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
+from decoder_budget import DECODERS, ITEM, Decoder
 
 from chrion import load, zoo
 from chrion.graph.decoder import decoder_signature
 from chrion.zoo.cached_decoder import GptDecoderSpec, LlamaDecoderSpec
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
-
-from decoder_budget import DECODERS, ITEM, Decoder
 
 #: The numbers of weights that are published with the models.
 PUBLISHED = {
@@ -34,10 +28,11 @@ def test_weights_are_those_of_the_publication(decoder: Decoder) -> None:
 @pytest.mark.parametrize("name", ["gpt2-decoder", "llama-decoder"])
 def test_slots_are_those_of_the_generator(name: str) -> None:
     """The bytes of a slot are what a Generator reserves for a token, for the same sizes in single precision."""
-    spec = LlamaDecoderSpec() if name == "llama-decoder" else GptDecoderSpec()
+    small = {"layers": 1, "vocabulary": 64}
+    spec = LlamaDecoderSpec(**small) if name == "llama-decoder" else GptDecoderSpec(**small)
     groups = spec.kv_heads if isinstance(spec, LlamaDecoderSpec) else spec.heads
     sizes = Decoder(name, spec.layers, spec.hidden, spec.heads, groups, spec.inner, spec.vocabulary, gated=False)
-    signature = decoder_signature(load(zoo.build(name, {})))
+    signature = decoder_signature(load(zoo.build(name, small)))
     assert sizes.slot_bytes == signature.slot_bytes // 4 * ITEM
 
 

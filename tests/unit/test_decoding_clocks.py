@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
-from decoding import load, on_device, repeated_iterations
-from decoding.on_device import DEVICE, HOST, TWO_BATCHES, WAYS, DeviceDecoder, DeviceTimes
+from decoding import load, repeated_iterations
+from decoding.on_device import DEVICE, HOST, TWO_BATCHES, WAYS, DeviceDecoder
 from decoding.repeated_iterations import WARM_S, time_in_turn
 
+from chrion.graph.decoder import DecoderSignature
 from chrion.simulator.iterations import DecoderWorkload
+from seams.commands import replace_clock
 
 
 class Clock:
@@ -76,10 +79,10 @@ def test_latencies_count_from_the_arrival(monkeypatch: pytest.MonkeyPatch) -> No
     They are submitted at 0.1, 0.3 and 0.45 s, and end at 0.75, 0.65 and 1.5 s.
     """
     clock = Clock()
-    monkeypatch.setattr(load, "time", clock)
+    replace_clock(monkeypatch, load, clock)
     generator = FakeGenerator(clock, [0.5, 0.2, 0.9])
     workload = DecoderWorkload(np.array([100.0, 300.0, 400.0]), np.array([3, 5, 7]), np.array([1, 2, 4]))
-    throughput, latency = load._serve(generator, workload)  # type: ignore[arg-type]
+    throughput, latency = load.serve(generator, workload)  # type: ignore[arg-type]
     assert generator.requests == [(3, 1), (5, 2), (7, 4)]
     assert throughput == pytest.approx(3 / (1.5 - 0.1))
     assert latency == pytest.approx(np.median([650 / 1, 350 / 2, 1100 / 4]))
@@ -88,7 +91,7 @@ def test_latencies_count_from_the_arrival(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_timed_run_follows_runs_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """In every round each way runs for 10 ms before it is timed once; the first round does not count."""
     clock = Clock()
-    monkeypatch.setattr(repeated_iterations, "time", clock)
+    replace_clock(monkeypatch, repeated_iterations, clock)
     calls: list[str] = []
     # The fifth run of "fast" in a round is the timed one: the others are faster, so that mixing them up is seen.
     fast_s = [0.003, 0.003, 0.003, 0.003, 0.007]
@@ -106,32 +109,40 @@ def test_a_timed_run_follows_runs_of_its_own(monkeypatch: pytest.MonkeyPatch) ->
     assert times == {"fast": pytest.approx([7.0, 7.0]), "slow": pytest.approx([20.0, 20.0])}
 
 
+class MadeDecoder(DeviceDecoder):
+    """A decoder whose iterations take 20 ms, but on the device 21, 90 and 30 ms in the rounds that count."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.engine = self  # type: ignore[assignment]
+        self.by_token = False
+        self.iterations = 0
+        self._clock, self._lock = clock, threading.Lock()
+        self._on_device_s = iter([0.02, 0.02, 0.02, 0.021, 0.02, 0.09, 0.02, 0.03])  # warm-up and timed run of a round
+
+    @property
+    def signature(self) -> DecoderSignature:
+        """The inputs and outputs of a decoder of one layer."""
+        return DecoderSignature(("input_ids",), ("k", "v"), ("pk", "pv"), ((1, 2),) * 2, np.dtype(np.float32), 9, 0)
+
+    def on_device(self, _: object) -> Callable[[], object]:
+        """Return an iteration on the device."""
+        return lambda: self._clock.sleep(next(self._on_device_s))
+
+    def run(self, batch: Sequence[object]) -> Sequence[object]:
+        """Run an iteration by selective batching."""
+        with self._lock:
+            self.iterations += 1
+            self._clock.sleep(0.02)
+        return batch
+
+
 def test_two_batches_count_for_two_times_four_iterations(monkeypatch: pytest.MonkeyPatch) -> None:
     """With two batches side by side, a timed run has four iterations of each, and its time is divided by eight."""
-    ran: list[bool] = []  # whether an iteration is one of two batches
-
-    def fake_run(_engine: Any, _shapes: Any) -> Callable[[], object]:
-        counted = next(order)
-
-        def run() -> None:
-            ran.append(counted)
-
-        return run
-
-    def made_times(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-        for run in runs.values():
-            run()
-        assert rounds == 3
-        return {way: [1.0 * scale, 9.0 * scale, 2.0 * scale] for way, scale in zip(runs, (1, 2, 40), strict=True)}
-
-    order = iter([False, True, True])
-    decoder = DeviceDecoder.__new__(DeviceDecoder)
-    decoder.engine = None  # type: ignore[assignment]
-    monkeypatch.setattr(on_device, "selective_run", fake_run)
-    monkeypatch.setattr(on_device, "time_in_turn", made_times)
-    monkeypatch.setattr(DeviceDecoder, "on_device", lambda *_: lambda: None)
+    clock = Clock()
+    replace_clock(monkeypatch, repeated_iterations, clock)
+    decoder = MadeDecoder(clock)
     found = decoder.time([4], 9, 3, WAYS)
-    assert sorted(ran) == [False, *[True] * 8]
-    expected = {DEVICE: 2.0, HOST: 4.0, TWO_BATCHES: 10.0}
-    assert found == [DeviceTimes(way, 4, time_ms) for way, time_ms in expected.items()]
-    assert [times.tokens_per_s for times in found] == pytest.approx([2000, 1000, 400])
+    assert decoder.iterations == (1 + 3) * 2 * (1 + 2 * 4)
+    assert [(times.way, times.batch) for times in found] == [(way, 4) for way in (DEVICE, HOST, TWO_BATCHES)]
+    assert [times.iteration_ms for times in found] == pytest.approx([30.0, 20.0, 20.0])
+    assert [times.tokens_per_s for times in found] == pytest.approx([4 / 0.03, 200, 200])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from chrion.errors import OptionError, PlanError
-from chrion.files import bundled_folder, cache_folder, parse_json, read_json, write_atomically
+from chrion.files import bundled_folder, cache_folder, open_atomically, parse_json, read_json, write_atomically
 
 
 def test_a_file_is_written_and_replaced(tmp_path: Path) -> None:
@@ -20,17 +20,18 @@ def test_a_file_is_written_and_replaced(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["f"]
 
 
-def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If renaming fails, the old content remains and the temporary file is removed."""
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
+    """If writing fails, the old content remains and the temporary file is removed."""
     path = tmp_path / "f"
     path.write_text("old")
 
-    def refuse(*_: object) -> None:
-        raise PermissionError(13, "Permission denied")
+    def fill_the_disk() -> None:
+        with open_atomically(path) as file:
+            file.write(b"new")
+            raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "replace", refuse)
-    with pytest.raises(OptionError, match="Permission denied"):
-        write_atomically(path, "new")
+    with pytest.raises(OptionError, match="No space left on device"):
+        fill_the_disk()
     assert path.read_text() == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["f"]
 

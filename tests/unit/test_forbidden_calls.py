@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from pathlib import Path
 
 import pytest
 from test_layers import MODULES, module_name
@@ -56,11 +55,12 @@ ALLOWED = {
 }
 
 
-@pytest.mark.parametrize("path", MODULES, ids=module_name)
-def test_no_module_makes_a_forbidden_call(path: Path) -> None:
+def test_no_module_makes_a_forbidden_call() -> None:
     """No module uses pickle, eval, the network, a shell or a library from a file, or reads arrays with objects."""
-    found = find_forbidden(path.read_text(encoding="utf-8"), ALLOWED.get(module_name(path), set()))
-    assert not found
+    for path in MODULES:
+        name = module_name(path)
+        found = find_forbidden(path.read_text(encoding="utf-8"), ALLOWED.get(name, set()))
+        assert not found, name
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
+from chrion import HybridSession
 from chrion.cli.model_list import model_descriptions
 from chrion.files import cache_folder
 from chrion.zoo import build, names
 from command_line import Chrion, assert_refused
+from helpers import branches
+from seams.commands import answer_on_a_terminal, offer_providers
 
 
 @pytest.fixture
@@ -20,17 +24,32 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def test_devices_describes_the_machine(cli: Chrion) -> None:
-    """The command lists lanes and providers, as a table and as JSON."""
+@pytest.fixture(scope="module")
+def entries(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with what a session stores in an empty cache."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CHRION_CACHE", str(folder))
+        HybridSession(branches(), tune="now").close()
+    return folder
+
+
+def test_devices_describes_the_machine(cli: Chrion, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command lists lanes and providers, as a table and as JSON; a reason comes with what to install."""
+    reason = "libcublasLt.so.13: cannot open"
+    offer_providers(monkeypatch, {"CUDAExecutionProvider": reason, "CPUExecutionProvider": None})
     code, out, _ = cli("devices", "--json")
     assert code == 0
     found = json.loads(out)
     assert found["cores"] == len(found["lanes"])
-    cpu = next(p for p in found["providers"] if p["name"] == "CPUExecutionProvider")
-    assert (cpu["works"], cpu["reason"]) == (True, None)
-    assert all(p["works"] or p["reason"] for p in found["providers"])
-    assert found["provider"] is None or found["provider"] in {p["name"] for p in found["providers"] if p["works"]}
-    assert "CPUExecutionProvider" in cli("devices")[1]
+    cuda, cpu = found["providers"]
+    assert (cpu["name"], cpu["works"], cpu["reason"]) == ("CPUExecutionProvider", True, None)
+    assert (cuda["works"], cuda["reason"]) == (False, reason)
+    assert "pip install 'chrion[cuda]'" in cuda["remedy"]
+    assert found["provider"] is None
+    out = cli("devices")[1]
+    assert "CPUExecutionProvider" in out
+    assert reason in out
 
 
 def test_models_are_listed_with_descriptions_and_sizes(cli: Chrion) -> None:
@@ -62,10 +81,10 @@ def test_scenarios_are_listed_with_descriptions(cli: Chrion) -> None:
     assert "Azure" in found["azure-capacity"]["description"]
 
 
-def test_the_cache_is_listed_by_kind_and_machine(cli: Chrion, model: Path, cache: Path) -> None:
+def test_the_cache_is_listed_by_kind_and_machine(cli: Chrion, cache: Path, entries: Path) -> None:
     """The list counts the measurements of a profile and the decision of a session, with their sizes in bytes."""
     assert json.loads(cli("cache", "size", "--json")[1]) == {"entries": 0, "bytes": 0}
-    assert cli("run", str(model), "--repeat", "1")[0] == 0
+    shutil.copytree(entries, cache, dirs_exist_ok=True)
     found = json.loads(cli("cache", "list", "--json")[1])
     assert found["folder"] == str(cache) == str(cache_folder())
     kinds = {entry["kind"]: entry for entry in found["entries"]}
@@ -78,9 +97,9 @@ def test_the_cache_is_listed_by_kind_and_machine(cli: Chrion, model: Path, cache
     assert f"{len(files)} files" in cli("cache", "size")[1]
 
 
-def test_the_cache_is_cleared_by_kind_after_a_confirmation(cli: Chrion, model: Path, cache: Path) -> None:
+def test_the_cache_is_cleared_by_kind_after_a_confirmation(cli: Chrion, cache: Path, entries: Path) -> None:
     """Without a terminal ``--yes`` is required; files that are not Chrion's are kept."""
-    assert cli("run", str(model), "--repeat", "1")[0] == 0
+    shutil.copytree(entries, cache)
     (cache / "decisions" / "notes.json").write_text("mine")
     (cache / "mine.json").write_text("mine")
     assert_refused(cli("cache", "clear"), "--yes")
@@ -94,18 +113,15 @@ def test_the_cache_is_cleared_by_kind_after_a_confirmation(cli: Chrion, model: P
     assert "nothing to delete" in cli("cache", "clear", "--yes")[2]
 
 
-@pytest.mark.parametrize(("answer", "left"), [(True, 0), (False, 1)])
-def test_a_negative_answer_deletes_nothing(
-    cli: Chrion, cache: Path, monkeypatch: pytest.MonkeyPatch, *, answer: bool, left: int
-) -> None:
+def test_a_negative_answer_deletes_nothing(cli: Chrion, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the answer is "no", nothing is deleted, and the exit code is 1."""
     entry = cache / "decisions" / f"{'0' * 32}.json"
     entry.parent.mkdir(parents=True)
     entry.write_text("{}")
-    monkeypatch.setattr("chrion.cli.cache.sys.stdin.isatty", lambda: True)
-    monkeypatch.setattr("chrion.cli.cache.typer.confirm", lambda *_, **__: answer)
-    assert cli("cache", "clear")[0] == left
-    assert entry.exists() == bool(left)
+    for answer, code in (("n", 1), ("y", 0)):
+        answer_on_a_terminal(monkeypatch, answer)
+        assert cli("cache", "clear")[0] == code
+        assert entry.exists() == bool(code)
 
 
 def test_a_model_without_large_weights_has_one_file(cli: Chrion, tmp_path: Path) -> None:

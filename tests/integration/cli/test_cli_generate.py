@@ -8,8 +8,9 @@ from pathlib import Path
 import onnx
 import pytest
 
-from command_line import Chrion, assert_refused
+from command_line import Chrion, assert_each_refused, assert_refused
 from decoder_support import PlainDecoder, small_decoder
+from text_decoder import save_text_decoder, text_after
 
 MODEL = small_decoder("gpt2-decoder")
 
@@ -41,9 +42,9 @@ def test_equal_seeds_give_equal_tokens(cli: Chrion, decoder: str) -> None:
     assert first == again != other
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_wrong_arguments_are_refused(cli: Chrion, decoder: str) -> None:
+    """The message is one line that names the argument."""
+    cases: list[tuple[list[str], str]] = [
         ([], "expected either --prompt or --tokens"),
         (["--tokens", "1", "--prompt", "a"], "expected either --prompt or --tokens"),
         (["--tokens", "1;2"], "--tokens: expected numbers with commas between them, found '1;2'"),
@@ -62,11 +63,8 @@ def test_equal_seeds_give_equal_tokens(cli: Chrion, decoder: str) -> None:
         (["--tokens", "1", "--seed", "-1"], ": --seed: -1 is below 0"),
         (["--tokens", "1", "--tokenizer", "none.json"], "none.json: no such tokenizer"),
         (["--tokens", "1", "--max-new-tokens", "65"], "the request needs 65"),
-    ],
-)
-def test_wrong_arguments_are_refused(cli: Chrion, decoder: str, arguments: list[str], message: str) -> None:
-    """The message is one line that names the argument."""
-    assert_refused(cli("generate", decoder, *arguments), message)
+    ]
+    assert_each_refused(cli, [(("generate", decoder, *words), message) for words, message in cases])
 
 
 def test_other_models_are_refused(cli: Chrion, model: Path) -> None:
@@ -85,3 +83,15 @@ def test_a_damaged_tokenizer_beside_the_model_matters_for_text_only(cli: Chrion,
     Path(decoder).with_name("tokenizer.json").write_text("{", encoding="utf-8")
     assert cli("generate", decoder, "--tokens", "1,2,3", "--max-new-tokens", "6")[:2] == (0, expected)
     assert_refused(cli("generate", decoder, "--prompt", "a"), "tokenizer.json: not a tokenizer")
+
+
+def test_texts_are_those_of_plain_onnxruntime(cli: Chrion, tmp_path: Path) -> None:
+    """A text is one piece, which a stop string ends; a prompt without tokens or without text is refused."""
+    decoder = str(save_text_decoder(tmp_path))
+    text = text_after([1, 2], 9)
+    options = ("generate", decoder, "-p", "wörd1 wörd2", "--max-new-tokens", "9")
+    assert cli(*options)[:2] == (0, f"{text}\n")
+    stop = text.split()[3]
+    assert cli(*options, "--stop", stop)[:2] == (0, f"{text[: text.index(stop)]}\n")
+    assert_refused(cli("generate", decoder, "-p", " "), "prompt: expected at least one token")
+    assert_refused(cli("generate", decoder, "-p", "a\udcff"), "expected text that UTF-8 can represent")

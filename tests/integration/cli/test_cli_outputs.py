@@ -4,73 +4,63 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
-import pytest
+from chrion import Plan, load
+from chrion.scheduler import fixed_plan
+from command_line import PAPER, Chrion, assert_each_refused, assert_refused
+from helpers import alternating_lanes, branches
 
-from chrion import Plan
-from command_line import Chrion, assert_refused
-
-#: Commands with an option that names an output file.
-OUTPUTS = [
-    ("profile", "m.onnx", "-o"),
-    ("partition", "m.onnx", "-o"),
-    ("sweep", "m.onnx", "-o"),
-    ("sweep", "m.onnx", "--png"),
-    ("compare", "m.onnx", "--plot"),
-    ("simulate", "table7", "--plot"),
+#: Commands with an option that names an output file. Their models and scenarios do not exist, so that an error about
+#: the output precedes all work.
+OUTPUTS = (
+    ("profile", "none.onnx", "-o"),
+    ("partition", "none.onnx", "-o"),
+    ("sweep", "none.onnx", "-o"),
+    ("sweep", "none.onnx", "--png"),
+    ("compare", "none.onnx", "--plot"),
+    ("simulate", "none", "--plot"),
     ("report", "p.json", "--html"),
     ("report", "p.json", "--png"),
     ("report", "p.json", "--trace"),
     ("model", "rnn", "-o"),
     ("demo", "-o"),
-]
-
-
-@pytest.fixture
-def _files(cli: Chrion, model: Path) -> None:
-    assert cli("partition", str(model), "-o", "p.json")[0] == 0
-
-
-@pytest.fixture
-def _no_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any, **__: Any) -> None:
-        raise AssertionError("worked before the output was checked")
-
-    for name in ("steps.load", "demo.zoo.build", "model.zoo.build", "simulate.find_scenario", "report.show"):
-        monkeypatch.setattr(f"chrion.cli.{name}", refuse)
-
-
-@pytest.mark.parametrize("command", OUTPUTS, ids=" ".join)
-@pytest.mark.parametrize(
-    ("path", "about"),
-    [
-        ("missing/x.png", "there is no folder missing (create it first: mkdir -p missing)"),
-        ("m.onnx/x.png", "there is no folder m.onnx"),
-        ("folder.png", "it is a folder"),
-        ("/dev/null", "not a regular file"),
-        ("mine.png", "the file exists, and this command did not write it (add --force to replace it)"),
-        ("/proc/x.png", "cannot be written: folder /proc accepts no new file"),
-    ],
 )
-@pytest.mark.usefixtures("_files", "_no_work")
-def test_an_output_that_cannot_be_written_is_detected_first(
-    cli: Chrion, tmp_path: Path, command: tuple[str, ...], path: str, about: str
-) -> None:
+
+
+def save_plan(folder: Path) -> None:
+    """Write a plan, ``p.json``."""
+    graph = load(branches())
+    fixed_plan(graph, alternating_lanes(graph)).save(folder / "p.json")
+
+
+def test_an_output_that_cannot_be_written_is_detected_first(cli: Chrion, tmp_path: Path) -> None:
     """The command fails before it loads, measures or replaces anything; the message names the option and the file."""
+    cases = {
+        "missing/x.png": "there is no folder missing (create it first: mkdir -p missing)",
+        "folder.png/x/x.png": "there is no folder folder.png/x",
+        "mine.png/x.png": "there is no folder mine.png",
+        "folder.png": "it is a folder",
+        "/dev/null": "not a regular file",
+        "mine.png": "the file exists, and this command did not write it (add --force to replace it)",
+        "/proc/x.png": "cannot be written: folder /proc accepts no new file",
+    }
+    save_plan(tmp_path)
     (tmp_path / "folder.png").mkdir()
     (tmp_path / "mine.png").write_text("mine")
-    result = cli(*command, path)
-    assert_refused(result, about)
-    assert f"{command[-1]}: {path}" in result[2]
+    for command in OUTPUTS:
+        for path, about in cases.items():
+            code, out, err = cli(*command, path)
+            assert (code, out, err.count("\n")) == (2, "", 1), (command, path, err)
+            assert err.startswith(f"chrion: error: {command[-1]}: {path}: "), (command, err)
+            assert about in err, (command, path)
     assert (tmp_path / "mine.png").read_text() == "mine"
 
 
-@pytest.mark.parametrize("command", [c for c in OUTPUTS if c[-1] in {"--png", "--plot"}], ids=" ".join)
-@pytest.mark.usefixtures("_files", "_no_work")
-def test_a_picture_of_another_format_is_detected_first(cli: Chrion, command: tuple[str, ...]) -> None:
+def test_a_picture_of_another_format_is_detected_first(cli: Chrion, tmp_path: Path) -> None:
     """A picture file with an unsupported suffix is refused first, and the message lists the formats."""
-    assert_refused(cli(*command, "x.txt"), ".png, .svg, .pdf")
+    save_plan(tmp_path)
+    pictures = [command for command in OUTPUTS if command[-1] in {"--png", "--plot"}]
+    assert_each_refused(cli, [((*command, "x.txt"), ".png, .svg, .pdf") for command in pictures])
 
 
 def test_plans_and_profiles_are_replaced_by_their_kind(cli: Chrion, model: Path) -> None:
@@ -78,12 +68,13 @@ def test_plans_and_profiles_are_replaced_by_their_kind(cli: Chrion, model: Path)
 
     A file of another kind is not replaced.
     """
-    assert "written: m.plan.json" in cli("partition", str(model))[1]
-    assert "replaced: m.plan.json" in cli("partition", str(model))[1]
+    partition = ("partition", str(model), "--profile", PAPER, "--policy", "heft")
+    assert "written: m.plan.json" in cli(*partition)[1]
+    assert "replaced: m.plan.json" in cli(*partition)[1]
     assert "written: m.profile.json" in cli("profile", str(model))[1]
     assert "replaced: m.profile.json" in cli("profile", str(model))[1]
     assert_refused(cli("profile", str(model), "-o", "m.plan.json"), "--force")
-    assert_refused(cli("partition", str(model), "-o", "m.onnx"), "--force")
+    assert_refused(cli(*partition, "-o", "m.onnx"), "--force")
     Plan.load("m.plan.json")
 
 
@@ -91,8 +82,9 @@ def test_force_replaces_any_file(cli: Chrion, model: Path) -> None:
     """With ``--force`` any file is replaced; an empty file is replaced without it."""
     Path("mine.json").write_text("mine")
     Path("empty.json").touch()
-    assert cli("partition", str(model), "-o", "empty.json")[0] == 0
-    assert cli("partition", str(model), "-o", "mine.json", "--force")[0] == 0
+    partition = ("partition", str(model), "--profile", PAPER, "--policy", "heft", "-o")
+    assert cli(*partition, "empty.json")[0] == 0
+    assert cli(*partition, "mine.json", "--force")[0] == 0
     assert Plan.load("mine.json").operators == Plan.load("empty.json").operators
 
 
@@ -108,11 +100,12 @@ def test_a_model_is_only_replaced_by_force(cli: Chrion) -> None:
     assert json.loads(out)["bytes"] == len(Path("r.onnx").read_bytes()) != len(before)
 
 
-@pytest.mark.usefixtures("_files")
-def test_pages_pictures_traces_and_points_are_replaced_too(cli: Chrion) -> None:
+def test_pages_pictures_traces_and_points_are_replaced_too(cli: Chrion, model: Path, tmp_path: Path) -> None:
     """A page, picture, trace or list of points replaces an earlier one that the command recognises."""
+    save_plan(tmp_path)
+    options = (str(model), "--profile", PAPER, "--policy", "heft", "--alpha", "0,0.1")
     for word in ("written", "replaced"):
         out = cli("report", "p.json", "--html", "t.html", "--png", "t.svg", "--trace", "t.json")[1]
         assert out.count(f"{word}: ") == 3
-        out = cli("sweep", "m.onnx", "--alpha", "0,0.1", "-o", "s.json", "--png", "s.pdf")[1]
+        out = cli("sweep", *options, "-o", "s.json", "--png", "s.pdf")[1]
         assert out.count(f"{word}: ") == 2

@@ -34,9 +34,10 @@ KEYS = {
 }
 
 
-def test_the_paper_plan_beats_the_accelerator(cli: Chrion, lstm: Path) -> None:
+def test_the_plan_is_one_json_object(cli: Chrion, lstm: Path) -> None:
     """Stdout is one JSON object with the documented keys; the plan is in the current folder."""
-    code, out, err = cli("partition", str(lstm), "--profile", PAPER, "--slo", "60ms", "--alpha", "0.3", "--json")
+    options = ("--policy", "chrion-paper", "--slo", "1.6ms", "--alpha", "0.3")
+    code, out, err = cli("partition", str(lstm), "--profile", PAPER, *options, "--json")
     assert (code, err) == (0, "chrion: planning lstm ...\n")
     found = json.loads(out)
     assert out.count("\n") == 1
@@ -45,10 +46,10 @@ def test_the_paper_plan_beats_the_accelerator(cli: Chrion, lstm: Path) -> None:
     assert set(found["cpu_only"]) == {"latency_ms"}
     assert found["model"] == "lstm"
     assert found["meets_slo"] is True
-    assert found["slo_ms"] == 60.0
+    assert found["slo_ms"] == 1.6
     assert found["latency_ms"] < found["accelerator_only"]["latency_ms"]
     assert found["memory_mb"] < found["accelerator_only"]["memory_mb"]
-    assert found["on_accelerator"] + found["on_cpu"] == found["operators"] == 1154
+    assert found["on_accelerator"] + found["on_cpu"] == found["operators"] == 34
     assert found["plan"] == "lstm.plan.json"
     assert Plan.load("lstm.plan.json").predicted.latency_ms == found["latency_ms"]
 
@@ -65,7 +66,7 @@ def test_the_plan_is_written_to_the_current_folder(cli: Chrion, model: Path, mon
 
 def test_an_slo_out_of_reach_is_exit_code_3_and_the_fastest_plan(cli: Chrion, lstm: Path) -> None:
     """The table and the plan contain the amount by which the fastest plan exceeds the SLO."""
-    options = ("--profile", PAPER, "--policy", "heft", "--slo", "10ms")
+    options = ("--profile", PAPER, "--policy", "heft", "--slo", "1ms")
     code, out, _ = cli("partition", str(lstm), *options, "-o", "p.json")
     assert code == 3
     assert "misses" in out
@@ -74,30 +75,28 @@ def test_an_slo_out_of_reach_is_exit_code_3_and_the_fastest_plan(cli: Chrion, ls
     assert any("misses it by" in r for r in plan.remarks)
 
 
-@pytest.mark.parametrize("policy", ["chrion-paper", "heft"])
-def test_a_gpu_budget_is_kept_and_reported(cli: Chrion, lstm: Path, policy: str) -> None:
+def test_a_gpu_budget_is_kept_and_reported(cli: Chrion, lstm: Path) -> None:
     """The table, the JSON object and the plan report the budget, which limits the resident memory."""
-    options = ("partition", str(lstm), "--profile", PAPER, "--gpu-budget", "347MB", "--policy", policy)
+    options = ("partition", str(lstm), "--profile", PAPER, "--gpu-budget", "346.5MB", "--policy", "chrion-paper")
     code, out, _ = cli(*options, "--json")
     assert code == 0
     found = json.loads(out)
-    assert found["resident_mb"] <= found["budget_mb"] == 347.0
+    assert 346 < found["resident_mb"] <= found["budget_mb"] == 346.5
     assert found["meets_budget"] is True
     plan = Plan.load(found["plan"])
-    assert (plan.budget_mb, plan.meets_budget) == (347.0, True)
-    assert "fits the GPU budget of 347.0 MB" in cli(*options)[1]
+    assert (plan.budget_mb, plan.meets_budget) == (346.5, True)
+    assert "fits the GPU budget of 346.5 MB" in cli(*options)[1]
 
 
 def test_a_budget_that_a_policy_cannot_keep_is_exit_code_3(cli: Chrion, lstm: Path) -> None:
     """Policy accelerator places every operator on the accelerator; the plan contains the excess over the budget."""
-    code, out, _ = cli(
-        "partition", str(lstm), "--profile", PAPER, "--gpu-budget", "0.3GB", "--policy", "accelerator", "-o", "p.json"
-    )
+    options = ("--profile", PAPER, "--gpu-budget", "0.3GB", "--policy", "accelerator", "-o", "p.json")
+    code, out, _ = cli("partition", str(lstm), *options)
     assert code == 3
     assert "exceeds the GPU budget of 300.0 MB" in out
     plan = Plan.load("p.json")
     assert not plan.meets_budget
-    assert any("the smallest exceeds it by 48.6 MB" in remark for remark in plan.remarks)
+    assert any("the smallest exceeds it by 46.6 MB" in remark for remark in plan.remarks)
 
 
 def test_the_table_has_the_baselines_beside_the_plan(cli: Chrion, lstm: Path) -> None:
@@ -109,26 +108,29 @@ def test_the_table_has_the_baselines_beside_the_plan(cli: Chrion, lstm: Path) ->
 
 def test_a_failed_partition_leaves_no_plan(cli: Chrion, model: Path) -> None:
     """If planning fails, no plan is written."""
-    cli("partition", str(model), "--policy", "accelerator")
+    assert_refused(cli("partition", str(model), "--policy", "accelerator", "--accelerator", "none"), "accelerator")
     assert not Path("m.plan.json").exists()
 
 
-def test_a_placement_is_explained_by_the_names_of_the_users_file(cli: Chrion, lstm: Path) -> None:
-    """The explanation names the lane of the operator with the given name."""
-    node = "LSTM:l0.t0.h"
-    options = ("partition", str(lstm), "--profile", PAPER, "--policy", "chrion-paper")
-    code, out, _ = cli(*options, "--explain", node, "--json")
+def test_a_placement_is_explained_by_the_names_of_the_users_file(cli: Chrion, lstm: Path, model: Path) -> None:
+    """The explanation has the lane of the operator that contains the node; an unknown name gets similar ones."""
+    options = ("--profile", PAPER, "--policy", "heft", "--explain")
+    code, out, _ = cli("partition", str(lstm), *options, "LSTM:l0.t0.h", "--json")
     assert code == 0
-    assert node in json.loads(out)["explanation"][0]
-    assert_refused(cli(*options, "--explain", "nothing"), "nothing")
+    assert "LSTM:l0.t0.h" in json.loads(out)["explanation"][0]
+    lines = json.loads(cli("partition", str(model), *options, "sum", "--json")[1])["explanation"]
+    assert lines[0].startswith("right_product/MatMulAddFusion (Gemm) is on ")  # into which onnxruntime fuses it
+    assert lines[1].startswith("alone, it takes ")
+    about = "unknown operator 'left_produkt' in model 'm' (did you mean 'left_product'"
+    assert_refused(cli("partition", str(model), *options, "left_produkt"), about)
 
 
-@pytest.mark.parametrize("policy", ["ios", "nimble", "opara", "wavefront", "greedy"])
-def test_published_schedulers_by_name(cli: Chrion, model: Path, policy: str) -> None:
+def test_published_schedulers_by_name(cli: Chrion, model: Path) -> None:
     """Each scheduler makes a plan that runs with equal outputs."""
-    assert cli("partition", str(model), "--policy", policy)[0] == 0
-    assert Plan.load("m.plan.json").policy == policy
-    assert cli("run", str(model), "--plan", "m.plan.json")[0] == 0
+    for policy in ("ios", "nimble", "opara", "wavefront", "greedy"):
+        assert cli("partition", str(model), "--policy", policy, "--accelerator", "none")[0] == 0
+        assert Plan.load("m.plan.json").policy == policy
+        assert cli("run", str(model), "--plan", "m.plan.json", "--repeat", "1")[0] == 0, policy
 
 
 def test_stages_are_measured_for_this_machine_only(cli: Chrion, model: Path) -> None:
@@ -149,15 +151,15 @@ def test_stages_can_be_measured(cli: Chrion, model: Path) -> None:
 
 def test_plan_show_shows_what_a_plan_holds(cli: Chrion, lstm: Path) -> None:
     """``plan show`` prints model, machine, policy, figures and each lane's operators, as tables and as JSON."""
-    cli("partition", str(lstm), "--profile", PAPER, "--policy", "chrion-paper", "--slo", "60ms")
+    cli("partition", str(lstm), "--profile", PAPER, "--policy", "chrion-paper", "--slo", "1.6ms")
     plan = Plan.load("lstm.plan.json")
     code, out, err = cli("plan", "show", "lstm.plan.json")
     assert (code, err) == (0, "")
-    for text in ("lstm: 1154 operators", "GTX 1080 Ti", "policy", "gpu0", "cpu1", "by Equation 4", "meets the SLO"):
+    for text in ("lstm: 34 operators", "GTX 1080 Ti", "policy", "gpu0", "cpu1", "by Equation 4", "meets the SLO"):
         assert text in out
     found = json.loads(cli("plan", "show", "lstm.plan.json", "--json")[1])
     assert set(found) == {*KEYS, "shapes", "machine", "estimated", "lanes"}
-    assert sum(lane["operators"] for lane in found["lanes"]) == 1154
+    assert sum(lane["operators"] for lane in found["lanes"]) == 34
     names = [name for lane in found["lanes"] for name in lane["operator_names"]]
     assert sorted(names) == sorted(plan.operators)
     assert sum(lane["segments"] for lane in found["lanes"]) == len(plan.segments)

@@ -2,37 +2,40 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 
-from command_line import PAPER, Chrion, assert_refused
+from command_line import PAPER, Chrion, assert_each_refused
 from helpers import branches
 
 
-def wrecked(kind: str, path: Path) -> str:
-    """Return the path of a file that is not a model, or does not exist."""
+def test_a_file_that_is_no_model_is_refused(cli: Chrion, tmp_path: Path) -> None:
+    """The message names the file that is not a model, or does not exist."""
     good = branches().SerializeToString()
-    contents = {"missing": None, "text": b"hello", "truncated": good[:-50], "empty": b"", "folder": None}
-    if kind == "folder":
-        path.mkdir()
-    elif contents[kind] is not None:
-        path.write_bytes(contents[kind] or b"")
-    return str(path)
+    for name, content in {"text": b"hello", "truncated": good[:-50], "empty": b""}.items():
+        (tmp_path / f"{name}.onnx").write_bytes(content)
+    (tmp_path / "folder.onnx").mkdir()
+    commands = ("profile", "partition", "run", "bench", "sweep", "compare")
+    files = [f"{name}.onnx" for name in ("missing", "text", "truncated", "empty", "folder")]
+    assert_each_refused(cli, [((command, file), file) for command in commands for file in files])
 
 
-@pytest.mark.parametrize("command", ["profile", "partition", "run", "bench", "sweep", "compare"])
-@pytest.mark.parametrize("kind", ["missing", "text", "truncated", "empty", "folder"])
-def test_a_file_that_is_no_model_is_refused(cli: Chrion, tmp_path: Path, command: str, kind: str) -> None:
-    """The message names the file that is not a model."""
-    assert_refused(cli(command, wrecked(kind, tmp_path / "bad.onnx")), "bad.onnx")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "about"),
-    [
+@pytest.mark.usefixtures("model")
+def test_bad_input_is_refused(cli: Chrion, tmp_path: Path) -> None:
+    """Invalid input is refused without a traceback, and the line names the cause."""
+    (tmp_path / "damaged.json").write_text('{"schema": "chrion.plan/1"}')
+    (tmp_path / "text.npz").write_text("1, 2, 3")
+    np.savez(tmp_path / "lacking.npz", y=np.zeros(3))
+    np.savez(tmp_path / "wrong.npz", x=np.zeros((3, 3), np.int64))
+    np.save(tmp_path / "array.npy", np.zeros(3))
+    (tmp_path / "short.npz").write_bytes((tmp_path / "lacking.npz").read_bytes()[:-30])
+    onnx.save(branches(size=5), tmp_path / "other.onnx")
+    assert cli("partition", "other.onnx", "--profile", PAPER, "--policy", "heft", "-o", "other.json")[0] == 0
+    cases: list[tuple[list[str], str]] = [
         (["partition", "m.onnx", "--no-such-option"], "--no-such-option (see: chrion partition --help)"),
         (["no-such-command"], "no-such-command"),
         (["plan", "no-such-command"], "no-such-command"),
@@ -91,25 +94,15 @@ def test_a_file_that_is_no_model_is_refused(cli: Chrion, tmp_path: Path, command
         (["simulate", "nothing"], "nothing"),
         (["cache", "clear", "plans"], "plans"),
         (["cache", "size", "plans"], "plans"),
-    ],
-    ids=lambda value: " ".join(value).replace(PAPER, "PAPER") if isinstance(value, list) else "",
-)
-@pytest.mark.usefixtures("model")
-def test_bad_input_is_refused(cli: Chrion, tmp_path: Path, arguments: list[str], about: str) -> None:
-    """Invalid input is refused without a traceback, and the line names the cause."""
-    (tmp_path / "damaged.json").write_text('{"schema": "chrion.plan/1"}')
-    (tmp_path / "text.npz").write_text("1, 2, 3")
-    np.savez(tmp_path / "lacking.npz", y=np.zeros(3))
-    np.savez(tmp_path / "wrong.npz", x=np.zeros((3, 3), np.int64))
-    np.save(tmp_path / "array.npy", np.zeros(3))
-    (tmp_path / "short.npz").write_bytes((tmp_path / "lacking.npz").read_bytes()[:-30])
-    if "other.json" in arguments:
-        onnx.save(branches(size=5), tmp_path / "other.onnx")
-        assert cli("partition", "other.onnx", "-o", "other.json")[0] == 0
-    assert_refused(cli(*arguments), about)
+    ]
+    before = sorted(tmp_path.iterdir())
+    assert_each_refused(cli, cases)
+    assert sorted(tmp_path.iterdir()) == before
 
 
-@pytest.mark.parametrize("size", ["600mb", "1GiB", "600MB"])
-def test_sizes_are_read_in_common_notations(cli: Chrion, model: Path, size: str) -> None:
+def test_sizes_are_read_in_common_notations(cli: Chrion, model: Path) -> None:
     """Sizes are read in upper and lower case, with decimal and binary units."""
-    assert cli("partition", str(model), "--gpu-budget", size)[0] == 0
+    for size, megabytes in {"600mb": 600.0, "1GiB": 2**30 / 1e6, "600MB": 600.0}.items():
+        options = ("--profile", PAPER, "--policy", "first-fit", "--gpu-budget", size)
+        code, out, _ = cli("partition", str(model), *options, "--json")
+        assert (code, json.loads(out)["budget_mb"]) == (0, megabytes)

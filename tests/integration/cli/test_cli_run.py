@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 
 from chrion import Plan, Profile
-from chrion.cli import bench as bench_module
-from chrion.devices import providers
-from command_line import PAPER, Chrion, assert_refused
-from helpers import branches
+from command_line import PAPER, Chrion, assert_each_refused
+from helpers import FLOAT, free_branches, make_model, node, value
+from seams.commands import note_sessions, offer_providers, shrink_demo
 
 
 def test_from_a_model_to_a_checked_run(cli: Chrion) -> None:
@@ -44,15 +42,11 @@ def test_run_takes_inputs_from_a_file(cli: Chrion, model: Path) -> None:
 
 def test_free_dimensions_are_those_of_the_inputs(cli: Chrion, tmp_path: Path) -> None:
     """``--shape`` is not needed with ``--input``; without both the message names the input."""
-    model = branches()
-    for value in (*model.graph.input, *model.graph.output):
-        value.type.tensor_type.shape.dim[0].dim_param = "batch"
-    onnx.save(model, tmp_path / "free.onnx")
+    onnx.save(free_branches(), tmp_path / "free.onnx")
     np.savez("x.npz", x=np.ones((3, 4), np.float32))
     code, out, _ = cli("run", "free.onnx", "--input", "x.npz", "--repeat", "1", "--json")
     assert (code, json.loads(out)["equal"]) == (0, True)
-    for command in ("run", "bench", "partition"):
-        assert_refused(cli(command, "free.onnx"), "x[batchx4]")
+    assert_each_refused(cli, [((command, "free.onnx"), "x[batchx4]") for command in ("run", "bench", "partition")])
 
 
 def test_a_session_of_a_small_model_runs_plain(cli: Chrion, model: Path) -> None:
@@ -81,17 +75,20 @@ def test_a_plan_whose_accelerator_is_missing_is_refused(
     cli: Chrion, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The line names the accelerator, also if the plan has the whole model on it, and is read from the model."""
-    monkeypatch.setattr(providers, "failure_reason", lambda _: "no driver")
     options = ("--profile", PAPER, "--policy", "accelerator", "--annotate", "a.onnx")
     assert cli("partition", str(model), *options)[0] == 0
+    offer_providers(monkeypatch, {"CPUExecutionProvider": None, "CUDAExecutionProvider": "no driver"})
     about = "CUDAExecutionProvider does not work on this machine: no driver"
-    for command in ("run", "bench"):
-        assert_refused(cli(command, "a.onnx", "--plan", "a.onnx"), about)
+    assert_each_refused(cli, [((command, "a.onnx", "--plan", "a.onnx"), about) for command in ("run", "bench")])
 
 
-def test_bench_prints_one_object(cli: Chrion, model: Path) -> None:
-    """The object has every session with its median and quartiles, and the ratio to the best plain session."""
-    code, out, _ = cli("bench", str(model), "--rounds", "1", "--json")
+def test_bench_prints_one_object(cli: Chrion, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The object has every session with its median and quartiles, and the ratio to the best plain session.
+
+    Every trial opens a HybridSession with the options of the command, not another plain session.
+    """
+    opened = note_sessions(monkeypatch)
+    code, out, _ = cli("bench", str(model), "--rounds", "3", "--slo", "10s", "--json")
     assert code == 0
     found = json.loads(out)
     times = {t["name"]: t["median_ms"] for t in found["timings"]}
@@ -100,6 +97,7 @@ def test_bench_prints_one_object(cli: Chrion, model: Path) -> None:
     assert found["ratio"] == pytest.approx(times["hybrid"] / min(plain.values()))
     assert plain[found["best_plain"]] == min(plain.values())
     assert found["runs_plan"] is False
+    assert [options["slo"] for options in opened] == ["10s"] * 3
 
 
 def test_bench_says_what_the_session_chose(cli: Chrion, model: Path) -> None:
@@ -111,44 +109,39 @@ def test_bench_says_what_the_session_chose(cli: Chrion, model: Path) -> None:
 
 
 @pytest.mark.parametrize("command", [("run", "--repeat", "2"), ("bench", "--rounds", "1")])
-@pytest.mark.parametrize("options", [(), ("--policy", "wavefront")])
-def test_a_missed_slo_is_exit_code_3(
-    cli: Chrion, model: Path, command: tuple[str, ...], options: tuple[str, ...]
-) -> None:
+def test_a_missed_slo_is_exit_code_3(cli: Chrion, model: Path, command: tuple[str, ...]) -> None:
     """The measured latency must meet the SLO, also of a plain session.
 
     Stderr reports a miss, and stdout does not change.
     """
-    code, out, err = cli(*command, str(model), *options, "--slo", "1us", "--json")
-    assert code == 3
-    assert "the SLO of 1 us is missed: measured" in err
-    assert json.loads(out)["model"] == "m"
-    code, _, err = cli(*command, str(model), *options, "--slo", "10s", "--json")
-    assert (code, "SLO" in err) == (0, False)
+    for options in ((), ("--policy", "wavefront")):
+        code, out, err = cli(*command, str(model), *options, "--slo", "1us", "--json")
+        assert code == 3
+        assert "the SLO of 1 us is missed: measured" in err
+        assert json.loads(out)["model"] == "m"
+        code, _, err = cli(*command, str(model), *options, "--slo", "10s", "--json")
+        assert (code, "SLO" in err) == (0, False)
 
 
-def test_wrong_outputs_are_exit_code_1(cli: Chrion, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stdout and stderr say that outputs differ."""
-
-    def wrong(*_: Any) -> float:
-        return 0.5
-
-    monkeypatch.setattr("chrion.cli.run.largest_difference", wrong)
-    code, out, err = cli("run", str(model), "--repeat", "1")
+def test_wrong_outputs_are_exit_code_1(cli: Chrion) -> None:
+    """Stdout and stderr say that the outputs of a model with random numbers differ."""
+    random = [node("RandomUniform", [], ["r"], shape=[64]), node("Add", ["x", "r"], ["y"])]
+    onnx.save(make_model(random, [value("x", FLOAT, [64])], [value("y", FLOAT, [64])]), "random.onnx")
+    code, out, err = cli("run", "random.onnx", "--repeat", "1")
     assert code == 1
-    assert "DIFFER FROM" in out
-    assert "outputs differ from plain onnxruntime's by 0.5" in err
+    assert "outputs DIFFER FROM plain onnxruntime's: largest difference 0." in out
+    assert "error: outputs differ from plain onnxruntime's by 0." in err
 
 
-def test_bench_times_the_session_that_was_chosen(cli: Chrion, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every trial opens a HybridSession with the options of the command, not another plain session."""
-    opened: list[dict[str, Any]] = []
-    real = bench_module.HybridSession
-
-    def noted(graph: Any, **arguments: Any) -> Any:
-        opened.append(arguments)
-        return real(graph, **arguments)
-
-    monkeypatch.setattr(bench_module, "HybridSession", noted)
-    assert cli("bench", str(model), "--rounds", "3", "--slo", "10s", "--json")[0] == 0
-    assert [arguments["slo"] for arguments in opened] == ["10s"] * 3
+def test_the_demo_goes_from_a_model_to_a_comparison(cli: Chrion, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The demo prints its steps, checks its plan's outputs, compares it with plain sessions, and writes a page."""
+    shrink_demo(monkeypatch)
+    code, out, err = cli("demo")
+    assert code == 0
+    headings = [line.split(":")[0] for line in out.splitlines() if line[:1].isdigit()]
+    assert headings == ["1. Build", "2. Profile", "3. Partition", "4. Run", "5. Compare", "6. Look"]
+    assert "largest difference from plain onnxruntime: " in out
+    assert out.count("folded, ") - out.count("unfolded, ") >= 3
+    assert "With the folded model in plain onnxruntime: " in out
+    assert "chrion: timing 7 sessions in 4 rounds ..." in err
+    assert '"schema":"chrion.timeline/1"' in Path("timeline.html").read_text(encoding="utf-8")

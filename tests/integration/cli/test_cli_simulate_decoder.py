@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,10 +13,8 @@ from chrion.simulator.decoder_results import DecoderPoint, summarise
 from chrion.simulator.decoder_scenario import build_decoder_scenario
 from chrion.simulator.iterations import simulate_decoder
 from chrion.simulator.scenario import ScenarioSource, find_scenario
-from command_line import Chrion, assert_refused
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from command_line import Chrion, assert_each_refused
+from seams.commands import catch_figures
 
 
 @pytest.fixture
@@ -66,11 +63,10 @@ def test_both_costs_of_a_term_are_swept(cli: Chrion, scenario: str) -> None:
     assert [tuple(point["values"].values()) for point in json.loads(out)["points"]] == [(1, 3), (1, 4), (2, 3), (2, 4)]
 
 
-def test_a_curve_follows_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_curve_follows_the_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Points are joined in the order of their rates, also where a higher rate has less throughput."""
     pytest.importorskip("matplotlib")
-    drawn: list[Figure] = []
-    monkeypatch.setattr(decoder_tables, "save_figure", lambda figure, _path: drawn.append(figure))
+    drawn = catch_figures(monkeypatch)
     source = ScenarioSource("made", {"decoder": {}, "policies": ["iteration"], "requests": {"requests": 1}}, Path())
     (result,) = simulate_decoder(build_decoder_scenario(source))
     known = summarise(result)
@@ -79,7 +75,7 @@ def test_a_curve_follows_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
         DecoderPoint({"requests.rate_per_s": rate}, (replace(known, requests_per_s=served),))
         for rate, served in throughputs.items()
     ]
-    decoder_tables.plot_decoder_sweep(points, Path("curve.svg"))
+    decoder_tables.plot_decoder_sweep(points, tmp_path / "curve.svg")
     (line,) = drawn[0].axes[0].lines
     assert list(line.get_xdata()) == [1.0, 2.5, 2.0]
 
@@ -91,9 +87,9 @@ def test_a_value_of_json_without_requests_is_null(cli: Chrion, scenario: str) ->
     assert [row["normalised_p50_ms"] for row in json.loads(out)["policies"]] == [None, None]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "about"),
-    [
+def test_what_has_no_meaning_is_refused(cli: Chrion, scenario: str, tmp_path: Path) -> None:
+    """Options and keys of server scenarios are refused, and nothing is written."""
+    cases: list[tuple[tuple[str, ...], str]] = [
         (("--find", "servers", "--until", "violations<=1%"), "--find: not for a scenario with a decoder"),
         (("--replications", "3"), "--replications: not for a scenario with a decoder"),
         (("--export", "requests.csv"), "--export: not for a scenario with a decoder"),
@@ -111,17 +107,6 @@ def test_a_value_of_json_without_requests_is_null(cli: Chrion, scenario: str) ->
             "--sweep: keys 'decoder.costs.fixed_ms' and 'fixed_ms' are the same",
         ),
         (("--sweep", "max_batch=0,1"), "batching.max_batch = 0: expected a number of at least 1"),
-    ],
-)
-def test_what_has_no_meaning_is_refused(
-    cli: Chrion,
-    scenario: str,
-    arguments: tuple[str, ...],
-    about: str,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
-    """Options and keys of server scenarios are refused, and nothing is written."""
-    monkeypatch.chdir(tmp_path)
-    assert_refused(cli("simulate", scenario, *arguments), about)
+    ]
+    assert_each_refused(cli, [(("simulate", scenario, *options), about) for options, about in cases])
     assert [path.name for path in tmp_path.iterdir()] == ["decoder.toml"]

@@ -8,7 +8,6 @@ from pathlib import Path
 import openai
 import pytest
 
-from command_line import cli  # noqa: F401 - a fixture
 from decoder_support import PlainDecoder
 from local_server import LocalServer, local_server
 from model_repository import counting, product, put, put_all

@@ -1,4 +1,4 @@
-"""Sessions for an execution provider that onnxruntime offers and that does not work on this machine."""
+"""Probes of execution providers, and sessions for one that onnxruntime offers and that does not work here."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import onnxruntime as ort
 import pytest
 
-from chrion.devices.probe import failure_reason
-from chrion.runtime.selection.selector import SessionConfig
+from chrion.devices.probe import failure_reason, probe_provider
 from chrion.zoo import build
 
-CPU, CUDA, TENSORRT = "CPUExecutionProvider", "CUDAExecutionProvider", "TensorrtExecutionProvider"
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
 SESSION = f"""
 import logging, sys
@@ -69,21 +67,7 @@ def test_tuning_in_the_background_does_not_repeat_the_report(model: Path) -> Non
         assert len(reports(SESSION, model, "background")) <= len(reports(PLAIN, model))
 
 
-@pytest.mark.parametrize(
-    ("providers", "options", "left", "left_options"),
-    [
-        ([CUDA, CPU], None, [CPU], None),
-        ([CUDA], None, [CPU], None),
-        ([CPU, CUDA], [{}, {"device_id": 1}], [CPU], [{}]),
-        ([TENSORRT, (CUDA, {"device_id": 1}), CPU], None, [(CUDA, {"device_id": 1}), CPU], None),
-        ([TENSORRT, CUDA], [{"a": 1}, {"b": 2}], [CUDA], [{"b": 2}]),
-    ],
-)
-def test_the_first_accelerator_is_dropped_with_its_options(
-    providers: list[Any], options: list[dict[str, Any]] | None, left: list[Any], left_options: Any
-) -> None:
-    """All other providers remain in their order, or the CPU alone if there is no other."""
-    config = SessionConfig("", None, providers, options, None, None, None, None)
-    reduced = config.without_accelerator()
-    assert reduced.providers == left
-    assert reduced.provider_options == left_options
+def test_probes_of_providers() -> None:
+    """The probe of the CPU provider succeeds, and that of a missing provider has a reason."""
+    assert probe_provider(CPU).reason is None
+    assert "NoSuch" in (probe_provider("NoSuchExecutionProvider").reason or "")

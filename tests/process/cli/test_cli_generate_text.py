@@ -14,33 +14,18 @@ import termios
 from collections.abc import Callable
 from pathlib import Path
 
-import onnx
 import pytest
 
-from command_line import Chrion, assert_refused, run_chrion
-from decoder_support import PlainDecoder, small_decoder
+from command_line import run_chrion
+from text_decoder import save_text_decoder, text_after
 
-tokenizers = pytest.importorskip("tokenizers", reason="tokenizers: pip install 'chrion[text]'")
-
-MODEL = small_decoder("llama-decoder", context=20_000)
-WORDS = [f"wörd{at}" for at in range(61)]
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 @pytest.fixture
 def decoder(tmp_path: Path) -> Path:
-    """Write a decoder and, beside it, a tokenizer of words."""
-    onnx.save(MODEL, tmp_path / "decoder.onnx")
-    vocabulary = {word: at for at, word in enumerate(WORDS)}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token=WORDS[0]))
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    return tmp_path / "decoder.onnx"
-
-
-def text_after(prompt: list[int], count: int) -> str:
-    """Return the text that plain onnxruntime generates."""
-    return "".join(f" {WORDS[token]}" for token in PlainDecoder(MODEL).generate(prompt, count))
+    """Write a decoder of texts; return its file."""
+    return save_text_decoder(tmp_path)
 
 
 class Terminal:
@@ -149,13 +134,3 @@ def test_characters_that_stdout_lacks_are_replaced(decoder: Path) -> None:
     environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
     done = run_chrion("generate", str(decoder), "-p", "a", "--max-new-tokens", "3", timeout=60, env=environment)
     assert (done.returncode, done.stdout) == (0, f"{text_after([0], 3)}\n".replace("ö", "?"))
-
-
-def test_stop_strings_and_prompts_that_are_no_text(cli: Chrion, decoder: Path) -> None:
-    """A stop string ends the text; a prompt without tokens, and bytes that are no text, are refused in one line."""
-    text = text_after([1, 2], 9)
-    stop = text.split()[3]
-    code, out, _ = cli("generate", str(decoder), "-p", "wörd1 wörd2", "--max-new-tokens", "9", "--stop", stop)
-    assert (code, out) == (0, f"{text[: text.index(stop)]}\n")
-    assert_refused(cli("generate", str(decoder), "-p", " "), "prompt: expected at least one token")
-    assert_refused(cli("generate", str(decoder), "-p", "a\udcff"), "expected text that UTF-8 can represent")

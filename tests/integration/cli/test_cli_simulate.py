@@ -1,0 +1,99 @@
+"""``chrion simulate`` for scenarios with servers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import chrion
+from command_line import Chrion, assert_each_refused, assert_refused
+
+
+def test_tables(cli: Chrion) -> None:
+    """A bundled scenario prints its three tables and one line of progress on stderr."""
+    code, out, err = cli("simulate", "table7", "--set", "requests=500")
+    assert (code, err) == (0, "chrion: simulating table7, 2000 requests ...\n")
+    assert "table7: 9 models on 1 server" in out
+    assert "By model" in out
+    assert "By server" in out
+
+
+def test_json_and_plot(cli: Chrion) -> None:
+    """``--json`` prints one object and nothing else; ``--plot`` writes a picture as well."""
+    Path("s.toml").write_text('[workload]\nkind = "csv"\npath = "t.csv"\n')
+    Path("t.csv").write_text("time_s,model\n0,baseline\n1,batch-1\n2,baseline\n")
+    code, out, _ = cli("simulate", "s.toml", "--json", "--plot", "p.png")
+    assert code == 0
+    body = json.loads(out)
+    assert [pattern["arrivals"] for pattern in body["patterns"]] == [3, 3, 3]
+    assert [pattern["loads"] for pattern in body["patterns"]] == [2, 2, 2]
+    assert Path("p.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_sweep(cli: Chrion) -> None:
+    """A sweep lists the points of its grid in order; without ``--json``, a table has a column for the swept key."""
+    options = ("simulate", "table7", "--set", "requests=100", "--sweep", "gpu_memory_gb=9,12", "--workers", "1")
+    code, out, _ = cli(*options, "--sweep", "seed=1,2", "--json", "--plot", "p.png")
+    assert code == 0
+    values = [point["values"] for point in json.loads(out)["points"]]
+    assert values == [{"gpu_memory_gb": memory, "seed": seed} for memory in (9, 12) for seed in (1, 2)]
+    assert Path("p.png").exists()
+    code, out, _ = cli(*options)
+    assert code == 0
+    assert "gpu_memory_gb" in out
+    assert "memory-optimal" in out
+
+
+def test_bad_input_is_one_line(cli: Chrion) -> None:
+    """Bad input ends with exit code 2, one line on stderr and nothing on stdout."""
+    cases: list[tuple[tuple[str, ...], str]] = [
+        (("nonesuch.toml",), "scenario 'nonesuch.toml' not found"),
+        (("table7", "--set", "rate_per_s=-1"), "workload.rate_per_s = -1: expected a number above 0"),
+        (("table7", "--set", "gpu_memory_gb=5"), "needs 1643 MB, the largest server has 1000 MB for models"),
+        (("table7", "--sweep", "gpu_memory_gb"), "expected key=value,value"),
+        (("table7", "--ray", "local"), "--ray: only a sweep runs on a cluster"),
+        (("table7", "--plot", "no/such/folder.png"), "cannot be written"),
+        (("table7", "--find", "servers"), "--find: --until is missing"),
+        (("table7", "--until", "p99<=5ms"), "--until: --find is missing"),
+        (("table7", "--find", "cores", "--until", "p99<=5ms"), "--find 'cores': expected one of servers, memory"),
+        (("table7", "--replications", "1"), "--replications 1: expected at least 2"),
+        (("table7", "--replications", "3", "--sweep", "seed=1,2"), "--sweep and --replications cannot be combined"),
+        (("table7", "--replications", "3", "--export", "r.csv"), "--export cannot be combined with --replications"),
+        (("table7", "--sweep", "seed=1,2", "--sweep", "seed=3"), "--sweep: key 'seed' occurs twice"),
+    ]
+    rest = ("--set", "requests=100", "--json")
+    assert_each_refused(cli, [(("simulate", *words, *rest), about) for words, about in cases])
+
+
+def test_find(cli: Chrion) -> None:
+    """``--find`` prints the limit of each pattern, as a table or as JSON."""
+    words = ("simulate", "table7", "--set", "requests=100", "--find", "servers", "--until", "swapping<=1%")
+    code, out, _ = cli(*words, "--json")
+    assert code == 0
+    body = json.loads(out)
+    assert [limit["pattern"] for limit in body["limits"]] == ["gpu", "latency-optimal", "memory-optimal", "shrink"]
+    assert body["limits"][2]["found"]["amount"] == 1
+    out = cli(*words, "--set", "cost_per_hour=2")[1]
+    assert "memory-optimal" in out
+    assert "2.00" in out
+
+
+def test_replications(cli: Chrion) -> None:
+    """``--replications`` prints an interval of each figure, as a table or as JSON."""
+    words = ("simulate", "table7", "--set", "requests=100", "--replications", "3", "--workers", "1")
+    assert "95 % confidence" in cli(*words)[1]
+    body = json.loads(cli(*words, "--json")[1])
+    assert body["intervals"]["gpu"]["violations"]["half_width"] > 0
+    assert len(body["replications"]) == 3
+
+
+def test_json_describes_its_scenario_and_export_writes_requests(cli: Chrion) -> None:
+    """The JSON of a run has the version and all values of the scenario; ``--export`` writes a line for each request."""
+    body = json.loads(cli("simulate", "table7", "--set", "requests=30", "--json", "--export", "r.csv")[1])
+    assert body["version"] == chrion.__version__
+    assert body["content"]["workload"]["requests"] == 30
+    assert len(body["content"]["models"]) == 9
+    assert len(Path("r.csv").read_text().splitlines()) == 1 + 4 * 30
+    assert cli("simulate", "table7", "--set", "requests=20", "--export", "r.csv")[0] == 0
+    Path("other.csv").write_text("a,b\n")
+    assert_refused(cli("simulate", "table7", "--set", "requests=20", "--export", "other.csv"), "add --force")
