@@ -7,6 +7,7 @@ import functools
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,17 @@ def assert_equal(ours: Sequence[Any], theirs: Sequence[Any]) -> None:
 def assert_same_as_plain(session: HybridSession, model: onnx.ModelProto | str, feed: Feed) -> None:
     """Assert that a session returns the outputs of plain onnxruntime."""
     assert_equal(session.run(None, feed), run_plain(model, feed))
+
+
+@dataclass
+class FakeClock:
+    """A clock that tests advance."""
+
+    now_s: float = 0.0
+
+    def __call__(self) -> float:
+        """Return the time in seconds."""
+        return self.now_s
 
 
 class FakeInterferenceMonitor:

@@ -10,7 +10,7 @@ import hashlib
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -168,9 +168,11 @@ class DecisionCache:
 
     Args:
         key: Everything that the decision depends on. Values are compared by their ``repr``.
+        clock: Returns the time in seconds since the epoch.
     """
 
-    def __init__(self, *key: object) -> None:
+    def __init__(self, *key: object, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
         name = hashlib.sha256(repr(key).encode()).hexdigest()[:32]
         self._path = cache_folder() / "decisions" / f"{name}.json"
 
@@ -190,7 +192,7 @@ class DecisionCache:
         before, _ = self._stored()
         if decision.uncertain and before and before.uncertain:
             decision = replace(decision, attempts=before.attempts + 1)
-        decision = replace(decision, made_s=time.time())
+        decision = replace(decision, made_s=self._clock())
         write_cached(self._path, decision.to_json())
         return decision
 
@@ -207,7 +209,7 @@ class DecisionCache:
             return None, 0.0
         try:
             decision = decision_from_json(content)
-            return decision, time.time() - decision.made_s
+            return decision, self._clock() - decision.made_s
         except (KeyError, TypeError, ValueError, OverflowError, PlanError):
             return None, 0.0
 
