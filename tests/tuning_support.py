@@ -33,11 +33,16 @@ def alternate(graph: Graph) -> Decision:
 
 
 @pytest.fixture
-def background_tuning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """Tune in the background without a delay and with an empty cache; check that no tuning process is left."""
+def background_tuning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Tune in the background without a delay and with an empty cache."""
     shorten_waits(monkeypatch)
     monkeypatch.setenv("CHRION_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("CHRION_TUNE")
+
+
+@pytest.fixture
+def no_process_left() -> Iterator[None]:
+    """Check that no process that the test has started is left."""
     before = set(psutil.Process().children())  # such as the resource tracker of multiprocessing
     yield
     gc.collect()

@@ -5,13 +5,16 @@ from __future__ import annotations
 import functools
 import json
 import math
+import sys
 import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import filelock
 import pytest
 
 from chrion import HybridSession, load
@@ -68,6 +71,7 @@ _OTHERS: dict[str, tuple[object, str]] = {
     "open the engine": (EngineSelector, "open"),
     "load for a request": (engines, "load"),
     "wait for other processes": (ahead, "tuning_lock"),
+    "lock a file": (filelock.FileLock, "acquire"),
     "run on the accelerator": (Accelerator, "run"),
     "begin a request": (HostFrame, "begin"),
     "return an array": (HostFrame, "array"),
@@ -184,6 +188,20 @@ def replace_tuning_process(
 
     monkeypatch.setattr(tuning, "TuningProcess", StandIn)
     return asked
+
+
+def use_interpreter(monkeypatch: pytest.MonkeyPatch, interpreter: Path | str, script: str = "") -> None:
+    """Let another program take the place of Python in new processes.
+
+    Args:
+        monkeypatch: The fixture.
+        interpreter: Path of the program.
+        script: A shell script to write there; empty to write nothing.
+    """
+    if script:
+        Path(interpreter).write_text(f"#!/bin/sh\n{script}\n")
+        Path(interpreter).chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(interpreter))
 
 
 def shorten_waits(monkeypatch: pytest.MonkeyPatch) -> None:
