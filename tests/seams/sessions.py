@@ -18,7 +18,7 @@ import filelock
 import pytest
 
 from chrion import HybridSession, load
-from chrion.cpu_use import CpuUse, OtherWork
+from chrion.cpu_use import OtherWork
 from chrion.graph import assemble, extract, loader, reading
 from chrion.graph.model import Graph
 from chrion.profiler import measure_graph
@@ -267,7 +267,7 @@ def count_switches(monkeypatch: pytest.MonkeyPatch, switches: Callable[[], int])
 
 
 def script_latencies(monkeypatch: pytest.MonkeyPatch, latency_ms: Callable[[bool], float]) -> None:
-    """Replace the times that live comparisons record, on a machine without other work.
+    """Replace the times that live comparisons record, on a machine whose other work eases all the time.
 
     Args:
         monkeypatch: The fixture.
@@ -276,12 +276,16 @@ def script_latencies(monkeypatch: pytest.MonkeyPatch, latency_ms: Callable[[bool
     began_s = time.perf_counter()
     now_s = [0.0]
 
-    def no_other_work() -> OtherWork:
-        return OtherWork(lambda _: CpuUse(0.0, 0.0, 0.0))
+    class EasingWork(OtherWork):
+        def has_eased(self) -> bool:
+            return True
+
+        def is_busy(self) -> bool:
+            return False
 
     class Scripted(LiveComparison):
         def __init__(self, selected_ms: float | None, plain_ms: float | None) -> None:
-            super().__init__(selected_ms, plain_ms, no_other_work)
+            super().__init__(selected_ms, plain_ms, EasingWork)
 
         def record(self, start_s: float, end_s: float, *, diverted: bool) -> None:
             assert began_s <= start_s <= end_s <= time.perf_counter()
