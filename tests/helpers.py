@@ -59,9 +59,9 @@ def branches(*, size: int = 4) -> onnx.ModelProto:
     return make_model(nodes, [value("x", FLOAT, shape)], [value("y", FLOAT, shape), value("l", FLOAT, shape)], {"w": w})
 
 
-def free_branches() -> onnx.ModelProto:
+def free_branches(*, size: int = 4) -> onnx.ModelProto:
     """Build the model of :func:`branches` with a symbolic first dimension ``batch``."""
-    model = branches()
+    model = branches(size=size)
     for info in (*model.graph.input, *model.graph.output):
         info.type.tensor_type.shape.dim[0].dim_param = "batch"
     return model
