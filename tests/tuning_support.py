@@ -12,10 +12,12 @@ import psutil
 import pytest
 
 from chrion.graph.model import Graph
+from chrion.profiler import OperatorCost
+from chrion.profiler.profiles import Profile
 from chrion.runtime.selection.decisions import Decision
 from chrion.runtime.selection.tuning_process import NamedShapes
 from chrion.scheduler import fixed_plan
-from helpers import alternating_lanes
+from helpers import MACHINE, alternating_lanes
 from seams.sessions import replace_tuning_process, shorten_waits
 
 
@@ -30,6 +32,12 @@ def wait_for(condition: Callable[[], object], limit_s: float = 60.0) -> None:
 def alternate(graph: Graph) -> Decision:
     """Decide on a plan that alternates between two lanes."""
     return Decision("plan 1", fixed_plan(graph, alternating_lanes(graph)), "by the test")
+
+
+def invented_profile(graph: Graph, *_: object, **__: object) -> Profile:
+    """Return a profile of two cores in which each operator takes 1 ms, and a handoff 1 us."""
+    costs = {s: OperatorCost(t, (1.0, 1.0)) for s, t in zip(graph.dag.signatures, graph.dag.op_types, strict=True)}
+    return Profile(MACHINE, 2, None, costs, handoff_ms=1e-3)
 
 
 @pytest.fixture

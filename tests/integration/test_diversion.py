@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import onnxruntime as ort
 import pytest
 
-from chrion.runtime import arena_contention
+from chrion.runtime.arena_contention import voluntary_switches
 from chrion.runtime.crowding import in_flight
 from chrion.runtime.diversion import Diversion
 from chrion.runtime.execution.engine import PlainEngine
@@ -54,11 +54,11 @@ def test_a_crowd_ends_on_a_session_of_one_thread() -> None:
 @pytest.mark.usefixtures("requests")
 @pytest.mark.parametrize(("arena", "fits"), [(True, True), (True, False), (False, True)])
 def test_requests_of_a_session_of_one_thread_are_samples(*, arena: bool, fits: bool) -> None:
-    """They are, if the session is known to serve them and has an arena; it keeps serving them."""
+    """One in four is, if the session is known to serve them and has an arena; it keeps serving them."""
     owner = Owner()
     diversion = Diversion(owner.open_session, owner.reconsider, arena=arena)
     engine = owner.open_session(arena=True)
-    found = [diversion.divert(engine, fits=fits) for _ in range(arena_contention._INTERVAL)]
+    found = [diversion.divert(engine, fits=fits) for _ in range(4)]
     assert {other for other, _ in found} == {None}
-    expected = arena and fits and arena_contention.voluntary_switches() is not None
+    expected = arena and fits and voluntary_switches() is not None
     assert sum(sample is not None for _, sample in found) == expected
