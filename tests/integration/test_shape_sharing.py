@@ -126,12 +126,12 @@ def test_a_reused_plan_has_the_results_of_plain_onnxruntime(planned: list[Graph]
 def test_tuning_blocks_no_request_of_any_shape(
     monkeypatch: pytest.MonkeyPatch, gate: threading.Event, slow: str
 ) -> None:
-    """While tuning does not get on, eight callers are served with forty shapes, some of them tuned already."""
+    """While tuning does not get on, four callers are served with twenty shapes, some of them tuned already."""
     blocked = threading.Event()
     asked = replace_tuning_process(monkeypatch, alternate, gate if slow == "the tuning process" else None)
     gate.set()
     model = parallel_model()
-    feeds = [request(rows) for rows in range(1, 43)]
+    feeds = [request(rows) for rows in range(1, 23)]
     expected = [run_plain(model, feed) for feed in feeds]
     with HybridSession(model) as session:
         session.run(None, request(1))
@@ -149,11 +149,11 @@ def test_tuning_blocks_no_request_of_any_shape(
         wait_for(lambda: len(asked) == 2 and (blocked.is_set() or slow == "the tuning process"))
 
         def call(caller: int) -> None:
-            for at in range(40):
+            for at in range(20):
                 assert_equal(session.run(None, feeds[at + caller % 3]), expected[at + caller % 3])
 
-        with ThreadPoolExecutor(8) as pool:
-            list(pool.map(call, range(8)))
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(call, range(4)))
         assert not gate.is_set()
         assert not session.wait_until_tuned(0.0)
         gate.set()
