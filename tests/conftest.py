@@ -15,7 +15,6 @@ import pytest
 import property_tests  # noqa: F401 - registers the profiles of Hypothesis
 from chrion import HybridSession
 from chrion.profiler import measure_graph
-from chrion.runtime import crowding
 from chrion.runtime.execution import native_executor as native
 from chrion.runtime.execution.device_frame import DeviceFrame
 from chrion.runtime.execution.engine import CutEngine
@@ -24,6 +23,7 @@ from chrion.scheduler import planner
 from chrion.scheduler.evaluation.validation import check_solution
 from helpers import FakeInterferenceMonitor, lane_threads
 from mirror_device import MirrorDevice
+from seams.sessions import measure_machine_once, set_patience
 
 #: Folders whose tests have the marker of the same name.
 _TIERS = ("process", "quality", "parity", "libraries", "webgpu")
@@ -50,10 +50,11 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_interference() -> Iterator[None]:
-    """Take no measurement as disturbed, so that tests do not depend on other processes of the machine."""
+    """Take no measurement as disturbed, so that tests do not depend on other processes; measure the machine once."""
     with pytest.MonkeyPatch.context() as patch:
         for module in (guard, measure_graph):
             patch.setattr(module, "UsageMonitor", lambda _: FakeInterferenceMonitor())
+        measure_machine_once(patch)
         yield
 
 
@@ -101,8 +102,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def uncrowded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Serve requests by the plan's lanes, however many are in flight."""
-    monkeypatch.setattr(crowding, "_PATIENCE", math.inf)
-    monkeypatch.setattr(crowding, "_PATIENCE_S", math.inf)
+    set_patience(monkeypatch, math.inf)
 
 
 @pytest.fixture(params=[True, False], ids=["native", "interpreted"])
