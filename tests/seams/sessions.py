@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import filelock
+import onnxruntime as ort
 import pytest
 
 from chrion import HybridSession, load
@@ -31,6 +32,7 @@ from chrion.runtime.execution.host_frame import HostFrame
 from chrion.runtime.execution.native_executor import NativeExecutor
 from chrion.runtime.execution.python_executor import PythonExecutor
 from chrion.runtime.live_comparison import LiveComparison
+from chrion.runtime.one_thread import OneThreadSession
 from chrion.runtime.selection import admission, ahead, decisions, selector, shapes, tuning
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decisions import Decision
@@ -261,9 +263,24 @@ def crowd_at_two(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def count_switches(monkeypatch: pytest.MonkeyPatch, switches: Callable[[], int]) -> None:
-    """Replace the system's count of voluntary context switches."""
+    """Replace the system's count of voluntary context switches, and check one-thread sessions often."""
     detector = functools.partial(arena_contention.ArenaContention, switches=switches)
     monkeypatch.setattr(diversion, "ArenaContention", detector)
+    monkeypatch.setattr(diversion, "OneThreadSession", functools.partial(OneThreadSession, check_s=0.01))
+
+
+def record_calls(monkeypatch: pytest.MonkeyPatch, plain: ort.InferenceSession, calls: list[None]) -> None:
+    """Append an entry to a list for each request that a plain session serves."""
+    for name in ("run", "run_with_ort_values", "run_with_iobinding"):
+        monkeypatch.setattr(plain, name, _counting(getattr(plain, name), calls))
+
+
+def _counting(function: Callable[..., Any], calls: list[None]) -> Callable[..., Any]:
+    def counted(*arguments: Any) -> Any:
+        calls.append(None)
+        return function(*arguments)
+
+    return counted
 
 
 def script_latencies(monkeypatch: pytest.MonkeyPatch, latency_ms: Callable[[bool], float]) -> None:
