@@ -38,6 +38,7 @@ from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decisions import Decision
 from chrion.runtime.selection.selector import EngineSelector
 from chrion.runtime.selection.tuning_process import NamedShapes
+from chrion.waiting import Counter
 
 #: The function of each step of selecting an engine, under the name by which the previous step calls it.
 _SELECTION: dict[str, tuple[object, str]] = {
@@ -78,6 +79,7 @@ _OTHERS: dict[str, tuple[object, str]] = {
     "begin a request": (HostFrame, "begin"),
     "return an array": (HostFrame, "array"),
     "run a segment": (PythonExecutor, "_run_segment"),
+    "wait for a lane": (Counter, "wait"),
 }
 SELECTION_STEPS, OPENING_STEPS = tuple(_SELECTION), tuple(_OPENING)
 _STEPS = _SELECTION | _OPENING | _OTHERS
@@ -272,10 +274,12 @@ def count_switches(monkeypatch: pytest.MonkeyPatch, switches: Callable[[], int])
 def record_calls(monkeypatch: pytest.MonkeyPatch, plain: ort.InferenceSession, calls: list[None]) -> None:
     """Append an entry to a list for each request that a plain session serves."""
     for name in ("run", "run_with_ort_values", "run_with_iobinding"):
-        monkeypatch.setattr(plain, name, _counting(getattr(plain, name), calls))
+        monkeypatch.setattr(plain, name, counting(getattr(plain, name), calls))
 
 
-def _counting(function: Callable[..., Any], calls: list[None]) -> Callable[..., Any]:
+def counting(function: Callable[..., Any], calls: list[None]) -> Callable[..., Any]:
+    """Return a function that appends an entry to a list and calls the given one."""
+
     def counted(*arguments: Any) -> Any:
         calls.append(None)
         return function(*arguments)
