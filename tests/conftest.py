@@ -38,6 +38,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(folder)
 
 
+def pytest_collection_finish() -> None:
+    """Exempt the objects of pytest and of all imported modules from later garbage collections, to make them quick."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep measurements in a temporary folder; tests share it, so that each signature is measured once."""
