@@ -34,10 +34,12 @@ def alternate(graph: Graph) -> Decision:
     return Decision("plan 1", fixed_plan(graph, alternating_lanes(graph)), "by the test")
 
 
-def invented_profile(graph: Graph, *_: object, **__: object) -> Profile:
-    """Return a profile of two cores in which each operator takes 1 ms, and a handoff 1 us."""
-    costs = {s: OperatorCost(t, (1.0, 1.0)) for s, t in zip(graph.dag.signatures, graph.dag.op_types, strict=True)}
-    return Profile(MACHINE, 2, None, costs, handoff_ms=1e-3)
+def invented_profile(graph: Graph, *_: object, accelerator: str | None = None) -> Profile:
+    """Return a profile of two cores in which each operator takes 1 ms on any device, and a handoff 1 us."""
+    on_device_ms = 1.0 if accelerator else None
+    pairs = zip(graph.dag.signatures, graph.dag.op_types, strict=True)
+    costs = {signature: OperatorCost(op_type, (1.0, 1.0), on_device_ms) for signature, op_type in pairs}
+    return Profile(MACHINE, 2, accelerator, costs, handoff_ms=1e-3)
 
 
 @pytest.fixture

@@ -19,8 +19,8 @@ from tuning_support import wait_for
 # A deadlock is a failure.
 pytestmark = pytest.mark.timeout(180, method="thread")
 
-CALLERS = 16
-SECONDS = 0.2
+CALLERS = 8
+SECONDS = 0.1
 
 
 @pytest.fixture(params=PATHS)
@@ -37,7 +37,7 @@ def served(path: str, request: pytest.FixtureRequest) -> Iterator[Served]:
 
 
 def test_many_callers(served: Served) -> None:
-    """Each of 16 callers gets the outputs of its own inputs, and no two requests use one frame at the same time."""
+    """Each of eight callers gets the outputs of its own inputs, and no two requests use one frame at the same time."""
     feeds = [request(caller) for caller in range(CALLERS)]
     expected = [run_plain(indexed_branches(), feed) for feed in feeds]
     more = served.more_for(SECONDS)
@@ -100,7 +100,7 @@ def test_closing(served: Served) -> None:
     """Requests in flight while the session is closed are served; later ones are refused."""
     feed = request(0)
     expected = run_plain(indexed_branches(), feed)
-    counts = [0] * 8
+    counts = [0] * CALLERS
     more = served.more_for(0.0)
     refused: list[int] = []
 
@@ -120,6 +120,6 @@ def test_closing(served: Served) -> None:
 
     closing = threading.Thread(target=close)
     closing.start()
-    call_from_threads(8, call)
+    call_from_threads(CALLERS, call)
     closing.join()
-    assert sorted(refused) == list(range(8))
+    assert sorted(refused) == list(range(CALLERS))

@@ -15,7 +15,7 @@ import onnxruntime as ort
 import pytest
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 
-from chrion import HybridSession, Plan, load, partition, profile
+from chrion import HybridSession, Plan, load, partition
 from chrion.errors import OptionError, PlanError, ProviderError
 from chrion.scheduler import fixed_plan
 from chrion.zoo import RecurrentSpec, build_recurrent
@@ -283,7 +283,7 @@ def test_the_cpus_provider_may_be_the_accelerator() -> None:
         plan = fixed_plan(graph, placed, accelerator="CPUExecutionProvider")
         with HybridSession(graph, plan=plan) as session:
             assert_same_as_plain(session, model, {"x": X})
-    plan = partition(graph, profile(graph, 1, "cpu"), alpha=0.0)
+    plan = partition(graph, invented_profile(graph, accelerator="CPUExecutionProvider"), alpha=0.0)
     with HybridSession(graph, plan=plan) as session:
         assert_same_as_plain(session, model, {"x": X})
 

@@ -25,10 +25,11 @@ def test_concurrent_calls_with_many_shapes(seconds: float) -> None:
     assert found.grown_mb < LEAK_MB
 
 
-@pytest.mark.parametrize("count", [16, pytest.param(1000, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("close", [True, False])
+@pytest.mark.parametrize(
+    ("count", "close"), [(16, False), *(pytest.param(1000, close, marks=pytest.mark.slow) for close in (True, False))]
+)
 @pytest.mark.usefixtures("either_lanes")
-def test_deleted_sessions_release_threads_and_memory(close: bool, count: int) -> None:  # noqa: FBT001 - a case
+def test_deleted_sessions_release_threads_and_memory(count: int, *, close: bool) -> None:
     """Sessions that are created, run and deleted, closed or not, leave neither threads nor memory."""
     found = recreate_sessions(count, close=close)
     assert found.threads == 0
