@@ -110,6 +110,8 @@ def assert_equal(ours: Sequence[Any], theirs: Sequence[Any]) -> None:
             assert_equal(a, b)
             continue
         assert (a.dtype, a.shape) == (b.dtype, b.shape)
+        if np.array_equal(a, b):
+            continue  # quickly, in most cases
         if b.dtype.kind == "f":
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
         else:
