@@ -15,6 +15,7 @@ import pytest
 import property_tests  # noqa: F401 - registers the profiles of Hypothesis
 from chrion import HybridSession
 from chrion.profiler import measure_graph
+from chrion.runtime import crowding
 from chrion.runtime.execution import native_executor as native
 from chrion.runtime.execution.device_frame import DeviceFrame
 from chrion.runtime.execution.engine import CutEngine
@@ -23,7 +24,7 @@ from chrion.scheduler import planner
 from chrion.scheduler.evaluation.validation import check_solution
 from helpers import FakeInterferenceMonitor, lane_threads
 from mirror_device import MirrorDevice
-from seams.sessions import measure_machine_once, set_patience
+from seams.sessions import measure_machine_once
 
 #: Folders whose tests have the marker of the same name.
 _TIERS = ("process", "quality", "parity", "libraries", "webgpu")
@@ -108,7 +109,8 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def uncrowded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Serve requests by the plan's lanes, however many are in flight."""
-    set_patience(monkeypatch, math.inf)
+    monkeypatch.setattr(crowding, "_PATIENCE", math.inf)
+    monkeypatch.setattr(crowding, "_PATIENCE_S", math.inf)
 
 
 @pytest.fixture(params=[True, False], ids=["native", "interpreted"])
