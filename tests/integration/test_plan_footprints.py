@@ -188,11 +188,15 @@ def test_heavy_models_are_not_tuned(
     use_interpreter(monkeypatch, tmp_path / "python", f"echo '[{plain_mb}, 0.0]'")
     decided = decide_by(monkeypatch, lambda _: Decision("plain", None, "by the test"))
     model = free_branches(size=1024)
-    decision = Decider(config_of(model)).decide({"x": (2, 1024)})
+    decider = Decider(config_of(model))
+    decision = decider.decide({"x": (2, 1024)})
     assert decision.winner == "plain"
     assert len(decided) == (0 if heavy else 1)
     assert decision.footprint == (Footprint(plain_mb, 1024**2 * 4 / 1e6) if heavy else None)
     assert ("of the plain session" in decision.why) is heavy
+    use_interpreter(monkeypatch, tmp_path / "python", "exit 1")
+    decider.decide({"x": (3, 1024)})
+    assert len(decided) == (1 if heavy else 2), "a model of unknown memory is profiled"
 
 
 @pytest.mark.parametrize("deleted", [False, True])

@@ -7,6 +7,7 @@ import gc
 import logging
 import sys
 import threading
+import time
 import weakref
 from pathlib import Path
 from types import FrameType
@@ -19,10 +20,13 @@ import pytest
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 
 from chrion import HybridSession, load
+from chrion.errors import ProviderError
 from chrion.files import cache_folder
 from chrion.graph.model import Graph
 from chrion.runtime import engines as engines_module
+from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decisions import Decision
+from chrion.runtime.selection.selector import EngineSelector
 from chrion.runtime.selection.tuning_process import NamedShapes
 from chrion.scheduler import fixed_plan
 from helpers import assert_equal, assert_same_as_plain, branches, free_branches, run_plain
@@ -34,6 +38,7 @@ from seams.sessions import (
     fail_at,
     install_decision,
     refuse_threads,
+    replace_step,
     replace_tuning_process,
 )
 from tuning_support import alternate, wait_for
@@ -310,7 +315,93 @@ def test_options_that_are_changed_later_do_not_matter(tuned_shapes: list[NamedSh
         assert session.plan is not None
 
 
+def test_options_that_are_changed_during_tuning_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The decision may be about other options than the session's, so that it is neither used nor cached."""
+    options = ort.SessionOptions()
+
+    def decide(graph: Graph) -> Decision:
+        options.enable_mem_pattern = False
+        return alternate(graph)
+
+    asked = replace_tuning_process(monkeypatch, decide)
+    with HybridSession(branches(), options) as session:
+        assert session.wait_until_tuned(30)
+        assert session.plan is None
+        assert "options were changed" in session.explain()
+    with HybridSession(branches(), options) as session:
+        assert session.wait_until_tuned(30)
+        assert session.plan is not None
+    assert len(asked) == 2
+
+
+def test_a_cached_decision_that_does_not_fit_is_made_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A session of an unknown name, as of another release, is ignored with a warning."""
+    decided = decide_by(monkeypatch, alternate)
+    graph = load(branches())
+    cache = EngineSelector(
+        SessionConfig(branches().SerializeToString(), None, None, None, None, None, None, None)
+    ).graph_cache(graph.digest, free=False)
+    cache.keep(Decision("plain, on the Moon", None, "of another release"))
+    for _ in range(2):
+        with HybridSession(branches(), tune="now") as session:
+            assert session.plan is not None
+    assert len(decided) == 1
+    assert caplog.text.count("ignoring cached decision: cached decision: unknown session 'plain, on the Moon'") == 1
+
+
+def test_a_decision_that_another_process_has_just_made_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session that tunes now looks for it when it has waited for the other process."""
+    graph = load(branches())
+    found = [None, alternate(graph)]
+    decided = decide_by(monkeypatch, alternate)
+    replace_step(monkeypatch, "recall the decision", lambda _: found.pop(0))
+    with (
+        filelock.FileLock(cache_folder() / "tuning.lock", thread_local=False),
+        HybridSession(branches(), tune="now") as session,
+    ):
+        assert session.plan is not None
+    assert (found, decided) == ([], [])
+
+
+def test_providers_may_be_changed() -> None:
+    """Providers that do not work change nothing; with others, all sessions are opened again."""
+    with HybridSession(branches(), tune="never", strict=True) as session:
+        assert session.wait_until_tuned(30)
+        engine, one_thread = engine_of(session), engines_of(session).diversion.one_thread
+        one_thread.get()
+        wait_for(lambda: one_thread.is_open)
+        with pytest.raises(ProviderError):
+            session.set_providers(["NoSuchExecutionProvider"])
+        assert (engine_of(session), one_thread.is_open) == (engine, True)
+        assert_same_as_plain(session, branches(), {"x": X})
+        session.set_providers([CPU])
+        assert session.wait_until_tuned(30)
+        assert engine_of(session).session is not engine.session  # type: ignore[union-attr]
+        assert not one_thread.is_open
+        assert_same_as_plain(session, branches(), {"x": X})
+
+
 # The end of a session.
+
+
+def test_closing_while_the_process_decides_is_no_failure(
+    monkeypatch: pytest.MonkeyPatch, gate: threading.Event, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The process is ended, which is logged neither as a failure nor as the reason for another attempt."""
+
+    def end(_: Graph) -> Decision:
+        raise OSError("the tuning process ended with status -9")
+
+    asked = replace_tuning_process(monkeypatch, end, gate)
+    with caplog.at_level(logging.INFO), HybridSession(branches()) as session:
+        wait_for(lambda: asked)
+        session.close()
+        engines_of(session).close_at_exit(time.monotonic() + 30)  # waits for the tuning thread
+    assert gate.is_set()
+    assert not caplog.text
+    assert not list(cache_folder().rglob("decisions/*.json"))
 
 
 @pytest.mark.usefixtures("tuned_shapes")

@@ -89,6 +89,22 @@ def test_a_latency_in_a_file_is_positive_and_finite(latency_ms: float) -> None:
         decisions.decision_from_json(content)
 
 
+@pytest.mark.parametrize("made_s", [-1.0, 1e300, math.nan])
+def test_a_time_in_a_file_can_be_printed(made_s: float) -> None:
+    """A time before 1970, or after the year 9999, is refused."""
+    content = Decision("plain", None, "").to_json() | {"made_s": made_s}
+    with pytest.raises(ValueError, match="expected a time in seconds"):
+        decisions.decision_from_json(content)
+
+
+def test_the_evidence_of_a_decision() -> None:
+    """The reason is followed by the time of the decision and the file in which it was found."""
+    assert Decision("plain", None, "fastest").evidence == "fastest"
+    assert Decision("plain", None, "fastest", made_s=86400.0).evidence == "fastest (tuned 1970-01-02 00:00 UTC)"
+    found = Decision("plain", None, "fastest", made_s=86400.0, origin="m.json")
+    assert found.evidence == "fastest (tuned 1970-01-02 00:00 UTC, found in m.json)"
+
+
 @examples(100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_a_damaged_file_holds_no_decision(data: st.DataObject) -> None:
