@@ -180,7 +180,8 @@ def test_a_contradicted_decision_is_made_again(plans: Plans, monkeypatch: pytest
         session.run(None, dict(X))
         assert session.wait_until_tuned(30)
         session.run(None, dict(X))
-        assert session.plan is not None
+        engine = engine_of(session)
+        assert isinstance(engine, CutEngine)
         assert plans.made == 1
         plans.plan_ms = 100.0
         end_s = time.monotonic() + 60
@@ -188,6 +189,7 @@ def test_a_contradicted_decision_is_made_again(plans: Plans, monkeypatch: pytest
             assert_equal(session.run(None, dict(X)), EXPECTED)
         assert plans.made > 1
         serve_until(session, plain=True)
+        assert engine_of(session) is engine, "the same plan is not opened again"
         engines_of(session).close_at_exit(time.monotonic() + 30)  # its work may go on beside the next test otherwise
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ import pytest
 from chrion import HybridSession, load
 from chrion.errors import OptionError
 from chrion.runtime.selection.configuration import SessionConfig
-from chrion.runtime.selection.guard import Candidate, Comparison
+from chrion.runtime.selection.decisions import TimedCandidate
+from chrion.runtime.selection.guard import Candidate, CandidateResult, Comparison
 from chrion.runtime.selection.selector import EngineSelector
 from chrion.scheduler import Prediction, fixed_plan
 from helpers import alternating_lanes, assert_same_as_plain, branches
@@ -65,6 +67,28 @@ def test_only_candidates_that_fit_are_timed(
     assert ("plain" in timed) == plain
     assert ("plan 1" in timed) == plan
     assert any(name.startswith("plain, ") for name in timed)
+
+
+def test_a_decision_has_the_results_of_its_comparison(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It has the plan of the winner, and the latencies of the candidates that were timed."""
+    monkeypatch.setenv("CHRION_CACHE", str(tmp_path))
+    graph, plan = load(branches()), alternate(load(branches())).plan
+    replace_step(monkeypatch, "profile", invented_profile)
+    replace_step(monkeypatch, "plan", lambda *_, **__: [plan])
+    results = (
+        CandidateResult("plain", 0.5, 0.0, rounds=3),
+        CandidateResult("plain, threads: 1", math.inf, 0.0, "failed"),
+        CandidateResult("plan 1", 0.25, 0.0, plain=False, rounds=3),
+    )
+    replace_step(monkeypatch, "compare", lambda *_: Comparison("plan 1", results, interference=True))
+    decision = EngineSelector(replace(config(None), providers=None, slo_ms=0.125)).decide(graph)
+    assert (decision.winner, decision.plan, decision.uncertain) == ("plan 1", plan, True)
+    assert decision.missed == "no candidate meets the SLO of 125 us: the fastest takes 250 us"
+    assert decision.why.startswith("fastest when timed (plain: 500 us, plan 1: 250 us; 3 rounds)")
+    assert decision.timings == (
+        TimedCandidate("plain", plain=True, latency_ms=0.5, rounds=3),
+        TimedCandidate("plan 1", plain=False, latency_ms=0.25, rounds=3),
+    )
 
 
 def test_a_plain_session_that_replaces_a_plan_runs_on_the_cpu() -> None:

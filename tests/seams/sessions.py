@@ -73,6 +73,7 @@ _OTHERS: dict[str, tuple[object, str]] = {
     "decide": (EngineSelector, "_compare"),
     "open the engine": (EngineSelector, "open"),
     "load for a request": (engines, "load"),
+    "move to a CPU": (diversion, "move_to"),
     "wait for other processes": (ahead, "tuning_lock"),
     "lock a file": (filelock.FileLock, "acquire"),
     "run on the accelerator": (Accelerator, "run"),

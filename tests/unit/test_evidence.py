@@ -99,6 +99,13 @@ def test_the_description_of_a_real_comparison_names_its_winner_as_fastest_or_say
     assert bool(shown) is any(not fails for _, fails in generated)
 
 
+def test_the_number_of_rounds_has_its_noun() -> None:
+    """It is in the singular for one round only."""
+    for rounds, noun in ((1, "1 round"), (2, "2 rounds")):
+        result = CandidateResult("plain", 1.0, 0.0, plain=True, rounds=rounds)
+        assert describe(Comparison("plain", (result,)), None, planned=True).endswith(f"(plain: 1.00 ms; {noun})")
+
+
 def test_a_missed_slo_is_reported() -> None:
     """The message has the latency of the fastest candidate; there is none if one meets the SLO or none was timed."""
     assert missed_slo(results_of([3.0, 2.0]), 1.5) == "no candidate meets the SLO of 1.50 ms: the fastest takes 2.00 ms"

@@ -142,6 +142,9 @@ def test_without_a_thread_requests_are_served_as_before(
     session = OneThreadSession(Session)  # type: ignore[arg-type,return-value]
     assert [session.get() for _ in range(100)] == [None] * 100
     assert "can't start new thread" in caplog.text
+    start_s = time.monotonic()
+    session.close(start_s + 60)
+    assert time.monotonic() - start_s < 30, "an exit waits for a session that is not being opened"
 
 
 def test_a_session_is_replaced_by_one_without_an_arena() -> None:
