@@ -558,3 +558,4 @@ def test_crowded_requests_are_served_by_one_thread_each(*, cut: bool) -> None:
             assert_equal(call_session(session, call, x), expected)
             assert not diversion.crowding.active
             assert (session.plan is not None) is cut
+    assert not diversion.one_thread.is_open
