@@ -1,7 +1,7 @@
 """A build hook that compiles the native libraries; without a C compiler, Chrion works without them.
 
-Environment variables: ``CC`` is the compiler, and with ``CHRION_NATIVE=0`` nothing is compiled, for a wheel that fits all
-systems. ``scripts/build_wheels.py`` sets them.
+Environment variables: ``CC`` is the compiler, and with ``CHRION_NATIVE=0`` nothing is compiled, for a wheel that fits
+all systems. ``scripts/build_wheels.py`` sets them.
 """
 
 from __future__ import annotations

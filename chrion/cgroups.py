@@ -17,27 +17,27 @@ from pathlib import Path
 import psutil
 
 #: Folder of this process.
-_PROCESS = Path("/proc/self")
+PROCESS = Path("/proc/self")
 
 
-def cpu_quota() -> float | None:
+def cpu_quota(process: Path = PROCESS) -> float | None:
     """Return the tightest quota of CPU time, in CPUs; None without a quota."""
-    return min((quota for folder in _groups("cpu") if (quota := _quota(folder)) is not None), default=None)
+    return min((quota for folder in _groups(process, "cpu") if (quota := _quota(folder)) is not None), default=None)
 
 
-def free_memory() -> int:
+def free_memory(process: Path = PROCESS) -> int:
     """Return the memory in bytes that the process may still allocate, by the system and by its control groups.
 
     In a group, cached files count as used, although the kernel would drop them first.
     """
-    lefts = [left for folder in _groups("memory") if (left := _memory_left(folder)) is not None]
+    lefts = [left for folder in _groups(process, "memory") if (left := _memory_left(folder)) is not None]
     return min([psutil.virtual_memory().available, *lefts])
 
 
-def _groups(controller: str) -> tuple[str, ...]:
+def _groups(process: Path, controller: str) -> tuple[str, ...]:
     """Return the folders of the process's groups and their ancestors that may limit a resource."""
     try:
-        return _folders(_PROCESS, _read(f"{_PROCESS}/cgroup"), controller)
+        return _folders(process, _read(f"{process}/cgroup"), controller)
     except OSError:
         return ()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 import psutil
@@ -47,17 +47,26 @@ def cpu_use(cpus: Collection[int] | None) -> CpuUse:
 
 
 class OtherWork:
-    """The use of cores by other processes since its creation, on the logical CPUs that the calling thread may use.
+    """The use of cores by other processes since its creation.
 
     It is measured a few times a second, however often the methods are called.
+
+    Args:
+        measure: Returns the CPU time that was used until now on some logical CPUs.
+        cpus: The logical CPUs; by default those that the calling thread may use.
 
     Attributes:
         counted: Whether the system counts CPU time.
     """
 
-    def __init__(self) -> None:
-        self._cpus = affinity()
-        self._before = cpu_use(self._cpus)
+    def __init__(
+        self,
+        measure: Callable[[Collection[int] | None], CpuUse] = cpu_use,
+        cpus: Collection[int] | None = None,
+    ) -> None:
+        self._measure_use = measure
+        self._cpus = affinity() if cpus is None else cpus
+        self._before = measure(self._cpus)
         self.counted = self._before.all_s > 0
         #: Cores in use at the first and at the last measurement; None if there is none, or if nothing is counted.
         self._first: float | None = None
@@ -82,7 +91,7 @@ class OtherWork:
         before = self._before
         if time.perf_counter() - before.now_s < _LEAST_S:
             return
-        self._before = now = cpu_use(self._cpus)
+        self._before = now = self._measure_use(self._cpus)
         if self.counted and now.all_s:
             others_s = (now.all_s - before.all_s) - (now.own_s - before.own_s)
             self._cores = others_s / (now.now_s - before.now_s)

@@ -18,20 +18,23 @@ def time_calls(work: Callable[[], object], count: int) -> list[float]:
     return [time_call(work) for _ in range(count)]
 
 
-def time_calls_until(work: Callable[[], object], end_s: float, min_calls: int = 0) -> list[float]:
+def time_calls_until(
+    work: Callable[[], object], end_s: float, min_calls: int = 0, clock: Callable[[], float] = time.perf_counter
+) -> list[float]:
     """Call a function repeatedly until an end time.
 
     Args:
         work: The function.
-        end_s: The time after which no further call is started, in seconds of ``time.perf_counter``.
+        end_s: The time after which no further call is started, in seconds of the clock.
         min_calls: The number of calls that are made even after that time.
+        clock: Returns the time in seconds.
 
     Returns:
         The duration of each call in ms.
     """
     times_ms: list[float] = []
-    while len(times_ms) < min_calls or time.perf_counter() < end_s:
-        start = time.perf_counter()
+    while len(times_ms) < min_calls or clock() < end_s:
+        start = clock()
         work()
-        times_ms.append((time.perf_counter() - start) * 1e3)
+        times_ms.append((clock() - start) * 1e3)
     return times_ms

@@ -111,16 +111,14 @@ def message(text: str) -> str:
 def rows(wheel: Path, scratch: Path) -> list[list[str]]:
     """Return all rows of the table."""
     found = [["installed", "onnxruntime is unchanged", "Chrion works", "message"]]
-    for extra in ("", "cpu", "gpu"):
-        found.append(alone(wheel, extra, scratch / f"extra-{extra}"))
+    found += [alone(wheel, extra, scratch / f"extra-{extra}") for extra in ("", "cpu", "gpu")]
     for flavour in FLAVOURS:
         row = beside(wheel, flavour, scratch / flavour)
         if row:
             found.append(row)
             print(*row, sep=" | ")
-    for removed in ("onnxruntime", "onnxruntime-gpu"):
-        found.append(clash(wheel, removed, scratch / f"without-{removed}"))
-    return found
+    pair = ("onnxruntime", "onnxruntime-gpu")
+    return found + [clash(wheel, removed, scratch / f"without-{removed}") for removed in pair]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

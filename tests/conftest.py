@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import os
 import shlex
@@ -20,6 +19,7 @@ from chrion.runtime.selection import guard
 from command_line import cli  # noqa: F401 - a fixture
 from helpers import FakeInterferenceMonitor, lanes
 from seams.execution import answer, check_frames, check_plans, serve_crowds, shorten_planning
+from seams.sessions import measure_machine_once
 
 #: Folders whose tests have the marker of the same name.
 _TIERS = ("process", "quality", "parity", "libraries", "webgpu")
@@ -69,19 +69,11 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_interference() -> Iterator[None]:
-    """Take no measurement as disturbed, so that tests do not depend on other processes of the machine."""
+    """Take no measurement as disturbed, so that tests do not depend on other processes; measure the machine once."""
     with pytest.MonkeyPatch.context() as patch:
         for module in (guard, measure_graph):
             patch.setattr(module, "UsageMonitor", lambda _: FakeInterferenceMonitor())
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _machine_measured_once() -> Iterator[None]:
-    """Measure handoffs, wake-ups and reloads once for all profiles."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("measure_handoff_ms", "measure_wake_ms", "measure_reload_ms_per_byte"):
-            patch.setattr(measure_graph, name, functools.cache(getattr(measure_graph, name)))
+        measure_machine_once(patch)
         yield
 
 
@@ -129,10 +121,12 @@ def _nothing_left() -> Iterator[None]:
     affinity, before = os.sched_getaffinity(0), lanes().keys()
     yield
     assert os.sched_getaffinity(0) == affinity, "the main thread's affinity was not restored"
-    end = time.monotonic() + 10
+    end_s = time.monotonic() + 10
+    if lanes().keys() - before:
+        time.sleep(0.01)  # most are just ending
     while left := lanes().keys() - before:
         gc.collect()
         if any(isinstance(thing, HybridSession) for thing in gc.get_objects()):
             return  # a fixture of a wider scope still holds one
-        assert time.monotonic() < end, f"left behind: {left}"
+        assert time.monotonic() < end_s, f"left behind: {left}"
         time.sleep(0.01)

@@ -11,12 +11,16 @@ from collections.abc import Callable
 
 import numpy as np
 import onnxruntime as ort
+import psutil
+import pytest
 
-from chrion import HybridSession, load
+from chrion import Graph, HybridSession, load
 from chrion.runtime import process_hooks
 from chrion.runtime.crowding import in_flight
+from chrion.runtime.selection.decisions import Decision
 from chrion.scheduler import fixed_plan
-from helpers import FLOAT, make_model, node, value
+from helpers import FLOAT, branches, make_model, node, value
+from seams.sessions import engines_of, replace_tuning_process, shorten_waits
 from session_paths import indexed_branches, request
 
 _SIZE = 600
@@ -90,9 +94,9 @@ def late() -> None:
         except RuntimeError as error:
             write_line(error)
 
-    atexit.unregister(process_hooks._run_exit_hooks)
+    atexit.unregister(process_hooks.run_exit_hooks)
     atexit.register(run)
-    atexit.register(process_hooks._run_exit_hooks)
+    atexit.register(process_hooks.run_exit_hooks)
     atexit.register(run)
 
 
@@ -117,6 +121,67 @@ def thread() -> None:
     """Return from the main thread while a non-daemon thread runs a request."""
     session, feed = busy_session()
     threading.Thread(target=lambda: write_line(session.run(None, feed)[0].shape)).start()
+
+
+def tune() -> None:
+    """Return right after the first request of a session, before tuning begins."""
+    HybridSession(branches(), tune="background").run(None, {"x": np.ones((2, 4), np.float32)})
+
+
+def decide() -> None:
+    """Return while the tuning process of a session decides."""
+    shorten_waits(pytest.MonkeyPatch())
+    session = HybridSession(branches(), tune="background")
+    while not psutil.Process().children():
+        time.sleep(0.001)
+    write_line(session.plan)
+
+
+def fork_tuned() -> None:
+    """Fork while other threads call a session that is being tuned; tell whether the child has tuning or a crowd."""
+    session, stop = HybridSession(branches(), tune="background"), threading.Event()
+
+    def call() -> None:
+        while not stop.is_set():
+            session.run(None, {"x": np.ones((2, 4), np.float32)})
+
+    threads = [threading.Thread(target=call) for _ in range(4)]
+    for calling in threads:
+        calling.start()
+    while not psutil.Process().children():
+        time.sleep(0.001)
+    child = os.fork()
+    if child == 0:
+        engines_of(session).close_at_exit(time.monotonic() + 30)
+        os._exit(0 if session.wait_until_tuned(0) and not in_flight else 1)
+    stop.set()
+    for calling in threads:
+        calling.join()
+    write_line("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+
+def fork_tuning() -> None:
+    """Fork while the tuning thread waits; tell whether the child can tune a session of its own, and exit at once."""
+    asked = threading.Event()
+
+    def never(_: Graph) -> Decision:
+        asked.set()
+        time.sleep(60)
+        raise AssertionError
+
+    shorten_waits(pytest.MonkeyPatch())
+    replace_tuning_process(pytest.MonkeyPatch(), never)
+    session = HybridSession(branches(), tune="background")
+    assert asked.wait(30)
+    if os.fork() == 0:
+        own = HybridSession(branches(), tune="never")
+        write_line(session.wait_until_tuned(), own.wait_until_tuned(30), "switched off" in own.explain())
+        start_s = time.monotonic()
+        process_hooks.run_exit_hooks()
+        write_line(time.monotonic() - start_s < process_hooks.EXIT_LIMIT_S)
+    else:
+        os.wait()
+    os._exit(0)  # a normal exit would wait for onnxruntime's threads of the parent's session
 
 
 def fork_plain() -> None:
@@ -146,7 +211,9 @@ def attempt(session: HybridSession, feed: dict[str, np.ndarray]) -> str:
     return "served"
 
 
-PROGRAMS: dict[str, Callable[[], object]] = {f.__name__: f for f in (end, leave, fail, late, fork, fork_plain, thread)}
+PROGRAMS: dict[str, Callable[[], object]] = {
+    f.__name__: f for f in (end, leave, fail, late, thread, tune, decide, fork, fork_plain, fork_tuned, fork_tuning)
+}
 
 if __name__ == "__main__":
     PROGRAMS[sys.argv[1]]()

@@ -5,13 +5,13 @@ The model's second input holds indices, so that a caller can make a request fail
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import onnx
@@ -20,12 +20,10 @@ import pytest
 
 from chrion import HybridSession
 from chrion.native import available
-from chrion.runtime import crowding
 from chrion.runtime.execution.engine import CutEngine
-from chrion.runtime.execution.native_executor import NativeExecutor
-from chrion.runtime.execution.python_executor import PythonExecutor
 from chrion.runtime.live_comparison import LiveComparison
 from helpers import FLOAT, INT64, cut_session, make_model, node, run_plain, value
+from seams.sessions import counting, crowd_at_two, engines_of, set_patience, wrapped_requests
 from tuning_support import wait_for
 
 #: Lanes in C; lane threads; a plain session; the one-thread session for crowded requests; the same session for every
@@ -33,7 +31,7 @@ from tuning_support import wait_for
 #: and a plain session all the time; and one whose tuning ends while requests are in flight.
 PATHS = ("native", "interpreted", "plain", "crowded", "compared", "exchanged", "tuned meanwhile")
 #: Seconds after which tuning ends.
-_TUNED_S = 0.2
+_TUNED_S = 0.05
 WIDTH = 16
 
 
@@ -81,38 +79,38 @@ class Served:
     by_plain: list[None] = field(default_factory=list)
     timer: threading.Timer | None = None
 
-    def more_for(self, seconds: float) -> Callable[[], bool]:
+    def more_for(self, seconds: float, *, alone: bool = False, failing: bool = False) -> Callable[[], bool]:
         """Begin the test; return a function that returns whether to send further requests.
 
-        They are sent for a number of seconds, and until tuning has ended, for at most twenty seconds more.
+        They are sent for a number of seconds, and then until they have been served on the path, for at most half a
+        minute more.
+
+        Args:
+            seconds: The number of seconds.
+            alone: Whether one request is in flight at a time.
+            failing: Whether requests fail, which plain sessions repeat.
         """
         self.by_plan.clear()
         self.by_plain.clear()
         if self.timer:
             self.timer.start()
-        end = time.monotonic() + seconds
+        end_s = time.monotonic() + seconds
 
         def more() -> bool:
-            now = time.monotonic()
-            return now < end or (self.timer is not None and not self.by_plan and now < end + 20)
+            now_s = time.monotonic()
+            return now_s < end_s or (now_s < end_s + 30 and not self.is_on_path(alone=alone, failing=failing))
 
         return more
 
-    def check_path(self, *, alone: bool = False, failing: bool = False) -> None:
-        """Check that the requests of the test were served on the path that it is about.
-
-        Args:
-            alone: Whether one request was in flight at a time.
-            failing: Whether requests have failed, which plain sessions repeat.
-        """
-        expected = {"native": (True, False), "interpreted": (True, False), "plain": (False, True)}
-        found = bool(self.by_plan), bool(self.by_plain)
+    def is_on_path(self, *, alone: bool = False, failing: bool = False) -> bool:
+        """Return whether the requests of the test have been served on the path that it is about."""
+        by_plan, by_plain = bool(self.by_plan), bool(self.by_plain)
         if self.name == "compared" and not alone:
-            assert found[0]  # requests with others in flight are not compared
-        elif self.name == "crowded" or (failing and self.by_plan):
-            assert found[1]
-        else:
-            assert found == expected.get(self.name, (True, True)), self.session.explain()
+            return by_plan  # requests with others in flight are not compared
+        if self.name == "crowded" or (failing and by_plan):
+            return by_plain
+        only = {"native": (True, False), "interpreted": (True, False), "plain": (False, True)}
+        return (by_plan, by_plain) == only.get(self.name, (True, True))
 
 
 @contextmanager
@@ -129,18 +127,13 @@ def open_path(name: str, fixtures: pytest.FixtureRequest) -> Iterator[Served]:
                 pytest.skip("native lanes are not compiled")
         elif name == "interpreted":
             fixtures.getfixturevalue("interpreted")
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        set_patience(patch, 1 if name == "crowded" else math.inf)
         if name == "crowded":
-            stack.enter_context(mock.patch.object(crowding, "_PATIENCE", 1))
-            stack.enter_context(mock.patch.object(CutEngine, "capacity", 1))
-        else:
-            fixtures.getfixturevalue("uncrowded")
+            crowd_at_two(patch)
         served = Served(stack.enter_context(_open(name, fixtures)), name)
-        for owner, method, count in (
-            (NativeExecutor, "_perform", served.by_plan),
-            (PythonExecutor, "_perform", served.by_plan),
-            (ort.InferenceSession, "run", served.by_plain),
-        ):
-            stack.enter_context(mock.patch.object(owner, method, _counting(getattr(owner, method), count)))
+        stack.enter_context(wrapped_requests(lambda perform: counting(perform, served.by_plan)))
+        patch.setattr(ort.InferenceSession, "run", counting(ort.InferenceSession.run, served.by_plain))
         if name == "crowded":
             stack.enter_context(_callers(served.session))
         elif name == "compared":
@@ -166,14 +159,6 @@ def _open(name: str, fixtures: pytest.FixtureRequest) -> HybridSession:
     return session
 
 
-def _counting(perform: Callable[..., Any], count: list[None]) -> Callable[..., Any]:
-    def counted(*given: Any) -> Any:
-        count.append(None)
-        return perform(*given)
-
-    return counted
-
-
 @contextmanager
 def _callers(session: HybridSession) -> Iterator[None]:
     """Call a session from two threads all the time, so that every other request is crowded."""
@@ -189,7 +174,7 @@ def _callers(session: HybridSession) -> Iterator[None]:
                 return
 
     with _running(call, stop, 2):
-        wait_for(lambda: session._engines.diversion.one_thread.is_open)
+        wait_for(lambda: engines_of(session).diversion.one_thread.is_open)
         yield
 
 
@@ -202,7 +187,7 @@ class _Alternation(LiveComparison):
 
 def _alternate(session: HybridSession) -> None:
     """Let the plan and the one-thread session serve in turn the requests that are alone."""
-    engines = session._engines
+    engines = engines_of(session)
     assert isinstance(engines.current, CutEngine)
     engines.current.comparison = _Alternation(1.0, 1.0)
     engines.diversion.one_thread.get()
@@ -212,7 +197,7 @@ def _alternate(session: HybridSession) -> None:
 @contextmanager
 def _exchanging(session: HybridSession) -> Iterator[None]:
     """Exchange the engine of a session about a thousand times a second."""
-    stop, engines = threading.Event(), session._engines
+    stop, engines = threading.Event(), engines_of(session)
     plan, plain = engines.current, engines.plain("exchanged by the test")
 
     def exchange() -> None:
@@ -245,5 +230,25 @@ def _running(work: Callable[[], None], stop: threading.Event, count: int) -> Ite
         for thread in threads:
             thread.join(30)
             assert not thread.is_alive(), "a caller is deadlocked"
+    if failures:
+        raise failures[0]
+
+
+def call_from_threads(count: int, call: Callable[[int], None]) -> None:
+    """Call a function in several threads, each with its number, and raise the first exception of them."""
+    failures: list[BaseException] = []
+
+    def guarded(caller: int) -> None:
+        try:
+            call(caller)
+        except BaseException as error:  # noqa: BLE001 - raised again below
+            failures.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(caller,), daemon=True) for caller in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(90)
+        assert not thread.is_alive(), "a caller is deadlocked"
     if failures:
         raise failures[0]

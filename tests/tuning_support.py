@@ -1,28 +1,32 @@
-"""Support for tests of tuning in the background: a stand-in for the tuning process, and decisions made by tests."""
+"""Fixtures and decisions for tests of tuning in the background."""
 
 from __future__ import annotations
 
-import json
+import gc
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
-from chrion import load
+import psutil
+import pytest
+
 from chrion.graph.model import Graph
-from chrion.runtime.selection.configuration import SessionConfig
+from chrion.profiler import OperatorCost
+from chrion.profiler.profiles import Profile
 from chrion.runtime.selection.decisions import Decision
 from chrion.runtime.selection.tuning_process import NamedShapes
 from chrion.scheduler import fixed_plan
-from helpers import alternating_lanes
+from helpers import MACHINE, alternating_lanes
+from seams.sessions import replace_tuning_process, shorten_waits
 
 
-def wait_for(condition: Callable[[], bool], limit_s: float = 30.0) -> None:
+def wait_for(condition: Callable[[], object], limit_s: float = 60.0) -> None:
     """Return once a condition holds; fail if it does not within the limit."""
     end = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < end
-        time.sleep(0.01)
+        time.sleep(0.002)
 
 
 def alternate(graph: Graph) -> Decision:
@@ -30,26 +34,38 @@ def alternate(graph: Graph) -> Decision:
     return Decision("plan 1", fixed_plan(graph, alternating_lanes(graph)), "by the test")
 
 
-def deciding_with(decide: Callable[[Graph], Decision], asked: list[NamedShapes], wait: threading.Event) -> type:
-    """Return a stand-in for the tuning process.
+def invented_profile(graph: Graph, *_: object, accelerator: str | None = None) -> Profile:
+    """Return a profile of two cores in which each operator takes 1 ms on any device, and a handoff 1 us."""
+    on_device_ms = 1.0 if accelerator else None
+    pairs = zip(graph.dag.signatures, graph.dag.op_types, strict=True)
+    costs = {signature: OperatorCost(op_type, (1.0, 1.0), on_device_ms) for signature, op_type in pairs}
+    return Profile(MACHINE, 2, accelerator, costs, handoff_ms=1e-3)
 
-    Args:
-        decide: Makes the decision on a graph of known shapes.
-        asked: Receives the shapes that the process is asked for.
-        wait: The process answers once this event is set.
-    """
 
-    class StandIn:
-        def __init__(self, config: SessionConfig) -> None:
-            self._source = config.source
+@pytest.fixture
+def background_tuning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Tune in the background without a delay and with an empty cache."""
+    shorten_waits(monkeypatch)
+    monkeypatch.setenv("CHRION_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("CHRION_TUNE")
 
-        def ask(self, shapes: NamedShapes, **_: bool) -> dict[str, Any]:
-            asked.append(shapes)
-            wait.wait(30)
-            decision = decide(load(self._source, {name: tuple(shape) for name, shape in shapes.items()}))
-            return {"decision": json.loads(json.dumps(decision.to_json()))}
 
-        def kill(self) -> None:
-            wait.set()
+@pytest.fixture
+def no_process_left() -> Iterator[None]:
+    """Check that no process that the test has started is left."""
+    before = set(psutil.Process().children())  # such as the resource tracker of multiprocessing
+    yield
+    gc.collect()
+    wait_for(lambda: set(psutil.Process().children()) <= before)
 
-    return StandIn
+
+@pytest.fixture
+def gate() -> threading.Event:
+    """Return the event that lets the stand-in for the tuning process answer."""
+    return threading.Event()
+
+
+@pytest.fixture
+def tuned_shapes(monkeypatch: pytest.MonkeyPatch, gate: threading.Event) -> list[NamedShapes]:
+    """Replace the tuning process by one that always selects a plan; return the list of shapes that it receives."""
+    return replace_tuning_process(monkeypatch, alternate, gate)

@@ -32,6 +32,13 @@ _LIMIT = 16
 _LEAST_INTERVAL_S = 1e-3
 
 
+def voluntary_switches() -> int | None:
+    """Return the voluntary context switches of the calling thread; None if the system does not count them."""
+    if not hasattr(resource, "RUSAGE_THREAD"):
+        return None
+    return int(resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw)
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
     """A request whose voluntary context switches are counted.
@@ -54,11 +61,18 @@ class ArenaContention:
     Args:
         on_contention: Called when samples show contention, perhaps more than once.
         clock: Returns the time in seconds.
+        switches: Returns the voluntary context switches of the calling thread; None if the system does not count them.
     """
 
-    def __init__(self, on_contention: Callable[[], None], clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        on_contention: Callable[[], None],
+        clock: Callable[[], float] = time.perf_counter,
+        switches: Callable[[], int | None] = voluntary_switches,
+    ) -> None:
         self._on_contention = on_contention
         self._clock = clock
+        self._count_switches = switches
         self._requests = 0
         self._lock = threading.RLock()  # a signal handler may serve a request
         self._switches: list[float] = []
@@ -68,12 +82,12 @@ class ArenaContention:
         self._requests += 1  # a lost count does not matter
         if self._requests % _INTERVAL:
             return None
-        switches = voluntary_switches()
+        switches = self._count_switches()
         return None if switches is None else Sample(self._clock(), switches)
 
     def add(self, sample: Sample) -> None:
         """Count the switches of a request that the calling thread has ended."""
-        switches = voluntary_switches()
+        switches = self._count_switches()
         if switches is None:
             return
         for_gil = (self._clock() - sample.start_s) / max(sys.getswitchinterval(), _LEAST_INTERVAL_S)
@@ -84,10 +98,3 @@ class ArenaContention:
             samples, self._switches = self._switches, []
         if statistics.median(samples) >= _LIMIT:
             self._on_contention()
-
-
-def voluntary_switches() -> int | None:
-    """Return the voluntary context switches of the calling thread; None if the system does not count them."""
-    if not hasattr(resource, "RUSAGE_THREAD"):
-        return None
-    return int(resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw)

@@ -542,7 +542,7 @@ class Engines:
     def _drop_plain(self) -> None:
         """Drop the plain session, which holds all weights, if no shapes use it."""
         if not self._needs_plain():
-            self._plain = None
+            self._plain = self._untuned = None
             self._selector.forget()
 
     def _needs_plain(self) -> bool:

@@ -19,8 +19,8 @@ from chrion.runtime.execution.engine import PlainEngine
 
 log = logging.getLogger(__name__)
 
-#: The session is dropped when it has not been used for this time, in seconds; the interval of checks.
-_KEPT_S, _CHECK_S = 30.0, 1.0
+#: The session is dropped when it has not been used for this time, in seconds.
+_KEPT_S = 30.0
 
 
 class OneThreadSession:
@@ -30,6 +30,7 @@ class OneThreadSession:
         open_session: Opens the session, with a memory arena if its argument is true; returns None if there cannot be
             one.
         clock: Returns the time in seconds.
+        check_s: Interval of checks whether to drop or to replace the session, in seconds.
 
     Attributes:
         arena: Whether sessions are opened with a memory arena.
@@ -37,11 +38,15 @@ class OneThreadSession:
     """
 
     def __init__(
-        self, open_session: Callable[[bool], PlainEngine | None], clock: Callable[[], float] = time.monotonic
+        self,
+        open_session: Callable[[bool], PlainEngine | None],
+        clock: Callable[[], float] = time.monotonic,
+        check_s: float = 1.0,
     ) -> None:
         self.arena = self.replaceable = True
         self._open_session = open_session
         self._clock = clock
+        self._check_s = check_s
         self._engine: PlainEngine | None = None
         #: Whether the open session has an arena.
         self._has_arena = True
@@ -90,7 +95,8 @@ class OneThreadSession:
     def _start(self) -> None:
         """Open the session in a new thread; without one, requests are served as before."""
         own, attempted = weakref.ref(self), threading.Event()
-        thread = threading.Thread(target=_open_and_drop, args=(own, attempted), name="chrion-one-thread", daemon=True)
+        arguments = own, attempted, self._check_s
+        thread = threading.Thread(target=_open_and_drop, args=arguments, name="chrion-one-thread", daemon=True)
         self._attempted = attempted
         try:
             thread.start()
@@ -141,13 +147,13 @@ class OneThreadSession:
             attempted.set()
 
 
-def _open_and_drop(reference: weakref.ref[OneThreadSession], attempted: threading.Event) -> None:
+def _open_and_drop(reference: weakref.ref[OneThreadSession], attempted: threading.Event, check_s: float) -> None:
     """Open a session, replace it and drop it when it is time, without keeping its owner alive."""
     owner = reference()
     done = owner is None or not owner._open()  # noqa: SLF001 - the class's own thread
     attempted.set()
     while not done:
         del owner
-        time.sleep(_CHECK_S)
+        time.sleep(check_s)
         owner = reference()
         done = owner is None or owner._check()  # noqa: SLF001

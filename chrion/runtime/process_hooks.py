@@ -38,7 +38,7 @@ def register(owner: T, after_fork: Callable[[T], None], at_exit: Callable[[T, fl
     _hooks[owner] = after_fork, at_exit
 
 
-def _registered() -> Iterator[tuple[Any, tuple[Callable[[Any], None], Callable[[Any, float], None]]]]:
+def registered() -> Iterator[tuple[Any, tuple[Callable[[Any], None], Callable[[Any, float], None]]]]:
     """Iterate over the objects and their hooks, while other threads may register further ones."""
     for reference in _hooks.keyrefs():  # a list that is made at once, unlike that of items()
         owner = reference()
@@ -47,14 +47,15 @@ def _registered() -> Iterator[tuple[Any, tuple[Callable[[Any], None], Callable[[
 
 
 def _run_fork_hooks() -> None:
-    for owner, (after_fork, _) in _registered():
+    for owner, (after_fork, _) in registered():
         after_fork(owner)
 
 
 @atexit.register
-def _run_exit_hooks() -> None:
+def run_exit_hooks() -> None:
+    """Let all registered objects refuse new work, and wait for requests in flight."""
     until = time.monotonic() + EXIT_LIMIT_S
-    for owner, (_, at_exit) in _registered():
+    for owner, (_, at_exit) in registered():
         at_exit(owner, until)
 
 

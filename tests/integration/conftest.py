@@ -3,47 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-import gc
-import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import onnxruntime as ort
-import psutil
 import pytest
 
 from chrion.native import operators_available, register_operators
 from chrion.native.library import path_of
-from chrion.runtime.selection import tuning
-from chrion.runtime.selection.tuning_process import NamedShapes
 from seams.generation import without_native_operators
-from tuning_support import alternate, deciding_with, wait_for
-
-
-@pytest.fixture
-def background_tuning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """Tune in the background without a delay and with an empty cache; check that no tuning process is left."""
-    monkeypatch.setattr(tuning, "_DELAY_S", 0.0)
-    monkeypatch.setenv("CHRION_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("CHRION_TUNE")
-    before = set(psutil.Process().children())  # such as the resource tracker of multiprocessing
-    yield
-    gc.collect()
-    wait_for(lambda: set(psutil.Process().children()) <= before)
-
-
-@pytest.fixture
-def gate() -> threading.Event:
-    """Return the event that lets the stand-in for the tuning process answer."""
-    return threading.Event()
-
-
-@pytest.fixture
-def tuned_shapes(monkeypatch: pytest.MonkeyPatch, gate: threading.Event) -> list[NamedShapes]:
-    """Replace the tuning process by one that always selects a plan; return the list of shapes that it receives."""
-    shapes: list[NamedShapes] = []
-    monkeypatch.setattr(tuning, "TuningProcess", deciding_with(alternate, shapes, gate))
-    return shapes
+from tuning_support import background_tuning, gate, no_process_left, tuned_shapes  # noqa: F401 - fixtures
 
 
 @pytest.fixture

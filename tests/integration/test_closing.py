@@ -6,16 +6,14 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
 
 from chrion import HybridSession, load
-from chrion.runtime.execution.host_frame import HostFrame
-from chrion.runtime.execution.python_executor import PythonExecutor
 from chrion.scheduler import fixed_plan
 from helpers import alternating_lanes, assert_equal, branches, remaining_lane_threads, run_plain
+from seams.sessions import before_step
 
 # A close that waits for the request that it has interrupted is a deadlock.
 pytestmark = [
@@ -36,27 +34,21 @@ def session() -> Iterator[HybridSession]:
     session.close()
 
 
-def interrupt(monkeypatch: pytest.MonkeyPatch, owner: type, method: str) -> None:
-    """Raise the signal before each call of a method in the main thread."""
-    called = getattr(owner, method)
-
-    def interrupted(*given: Any, **named: Any) -> Any:
-        if threading.current_thread() is threading.main_thread():
-            signal.raise_signal(signal.SIGUSR1)
-        return called(*given, **named)
-
-    monkeypatch.setattr(owner, method, interrupted)
+def raise_signal() -> None:
+    """Raise the signal in the main thread."""
+    if threading.current_thread() is threading.main_thread():
+        signal.raise_signal(signal.SIGUSR1)
 
 
 @pytest.mark.usefixtures("either_lanes")
-@pytest.mark.parametrize("method", ["begin", "array"])
+@pytest.mark.parametrize("step", ["begin a request", "return an array"])
 def test_a_handler_closes_the_session_of_its_own_request(
-    session: HybridSession, method: str, monkeypatch: pytest.MonkeyPatch
+    session: HybridSession, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The interrupted request is served, later ones are refused, and the lanes stop."""
     session.run(None, FEED)
     with monkeypatch.context() as patch:
-        interrupt(patch, HostFrame, method)
+        before_step(patch, step, raise_signal)
         found = session.run(None, FEED)
     assert_equal(found, run_plain(branches(), FEED))
     with pytest.raises(RuntimeError, match="this session is closed"):
@@ -68,7 +60,7 @@ def test_a_handler_closes_the_session_of_its_own_request(
 def test_a_handler_interrupts_a_lane_of_the_caller(session: HybridSession, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other lanes wait for the caller's lane, so that the request cannot finish while the handler runs."""
     with monkeypatch.context() as patch:
-        interrupt(patch, PythonExecutor, "_run_segment")
+        before_step(patch, "run a segment", raise_signal)
         found = session.run(None, FEED)
     assert_equal(found, run_plain(branches(), FEED))
     assert not remaining_lane_threads()
@@ -78,14 +70,12 @@ def test_a_handler_interrupts_a_lane_of_the_caller(session: HybridSession, monke
 def test_a_request_of_another_thread_is_waited_for(session: HybridSession, monkeypatch: pytest.MonkeyPatch) -> None:
     """A close outside of a request of its own thread returns after all requests in flight have been served."""
     begun, proceed, results = threading.Event(), threading.Event(), []
-    begin = HostFrame.begin
 
-    def slow_begin(*given: Any, **named: Any) -> None:
+    def wait() -> None:
         begun.set()
         assert proceed.wait(20)
-        begin(*given, **named)
 
-    monkeypatch.setattr(HostFrame, "begin", slow_begin)
+    before_step(monkeypatch, "begin a request", wait)
     caller = threading.Thread(target=lambda: results.append(session.run(None, FEED)))
     caller.start()
     assert begun.wait(20)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import onnxruntime as ort
 import pytest
 
-from chrion.runtime import arena_contention
+from chrion.cores import affinity, current_cpu, pinned
+from chrion.runtime.arena_contention import voluntary_switches
 from chrion.runtime.crowding import in_flight
 from chrion.runtime.diversion import Diversion
 from chrion.runtime.execution.engine import PlainEngine
 from chrion.runtime.live_comparison import LiveComparison
 from helpers import branches
+from seams.sessions import replace_step
 
 
 class Owner:
@@ -54,11 +57,53 @@ def test_a_crowd_ends_on_a_session_of_one_thread() -> None:
 @pytest.mark.usefixtures("requests")
 @pytest.mark.parametrize(("arena", "fits"), [(True, True), (True, False), (False, True)])
 def test_requests_of_a_session_of_one_thread_are_samples(*, arena: bool, fits: bool) -> None:
-    """They are, if the session is known to serve them and has an arena; it keeps serving them."""
+    """One in four is, if the session is known to serve them and has an arena; it keeps serving them."""
     owner = Owner()
     diversion = Diversion(owner.open_session, owner.reconsider, arena=arena)
     engine = owner.open_session(arena=True)
-    found = [diversion.divert(engine, fits=fits) for _ in range(arena_contention._INTERVAL)]
+    found = [diversion.divert(engine, fits=fits) for _ in range(4)]
     assert {other for other, _ in found} == {None}
-    expected = arena and fits and arena_contention.voluntary_switches() is not None
+    expected = arena and fits and voluntary_switches() is not None
     assert sum(sample is not None for _, sample in found) == expected
+
+
+class Trial(LiveComparison):
+    """A comparison that begins a trial of the plan at one request, and ends it at the next one."""
+
+    def __init__(self) -> None:
+        super().__init__(1.0, 1.0)
+        self.diverts = self.plain_serves = True
+
+    def record(self, *_: object, **__: object) -> None:
+        """Begin or end the trial."""
+        self.diverts = not self.diverts
+
+
+@pytest.mark.skipif(current_cpu() is None, reason="the system does not tell the CPU of a thread")
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_thread_returns_to_its_cpu_after_a_trial_of_the_plan(monkeypatch: pytest.MonkeyPatch, *, lost: bool) -> None:
+    """It is moved to the CPU on which it was before, unless the plan has won the trial."""
+    owner, moved, trial = Owner(), [], Trial()
+    replace_step(monkeypatch, "move to a CPU", moved.append)
+    diversion = Diversion(owner.open_session, owner.reconsider, arena=True)
+    with pinned(min(affinity() or ())):
+        cpu = current_cpu()
+        diversion.record(trial, 0.0, diverted=True)
+        assert (trial.diverts, moved) == (False, [])
+        trial.plain_serves = lost
+        diversion.record(trial, 0.0, diverted=False)
+        diversion.record(trial, 0.0, diverted=True)
+    assert moved == ([cpu] if lost else [])
+
+
+@pytest.mark.skipif(current_cpu() is None, reason="the system does not tell the CPU of a thread")
+def test_another_thread_is_not_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU is that of the thread whose request began the trial."""
+    owner, moved, trial = Owner(), [], Trial()
+    replace_step(monkeypatch, "move to a CPU", moved.append)
+    diversion = Diversion(owner.open_session, owner.reconsider, arena=True)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(diversion.record, trial, 0.0, diverted=True).result()
+    diversion.record(trial, 0.0, diverted=False)
+    assert trial.diverts
+    assert not moved

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -16,6 +14,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 import chrion
 from chrion import HybridSession, load
 from chrion.errors import ModelError, PlanError
+from chrion.runtime.selection.decisions import Decision
 from chrion.scheduler import fixed_plan
 from helpers import (
     FLOAT,
@@ -29,6 +28,8 @@ from helpers import (
     run_plain,
     value,
 )
+from seams.sessions import OPENING_STEPS, SELECTION_STEPS, decide_by, fail_at, replace_step
+from tuning_support import alternate, invented_profile
 
 X = np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)
 ERRORS = [
@@ -39,45 +40,8 @@ ERRORS = [
     MemoryError(),
     Fail("unexpected"),
 ]
-#: The function of each step, under the name by which the previous step calls it.
-STEPS = {
-    "read": "chrion.graph.reading._read",
-    "optimise": "chrion.graph.loader.optimise_model",
-    "infer types": "chrion.graph.loader.infer_types",
-    "read captures": "chrion.graph.assemble.node_reads",
-    "build the graph": "chrion.graph.loader.assemble",
-    "read again": "chrion.runtime.selection.admission.read_model",
-    "load": "chrion.runtime.selection.admission.load",
-    "probe the options": "chrion.runtime.selection.admission.hidden_reason",
-    "unroll": "chrion.profiler.measure_graph.chunk_choices",
-    "describe the machine": "chrion.runtime.selection.selector.this_machine",
-    "profile": "chrion.runtime.selection.selector.profile",
-    "recall the decision": "chrion.runtime.selection.selector.DecisionCache.recall",
-    "plan": "chrion.runtime.selection.selector.alternatives",
-    "synthesise inputs": "chrion.runtime.selection.selector.synthetic_inputs",
-    "tune": "chrion.runtime.selection.selector.compare",
-    "keep the decision": "chrion.runtime.selection.selector.DecisionCache.keep",
-}
-#: The steps of opening a plan.
-CUTS = {
-    "extract": "chrion.graph.extract.Extractor.extract",
-    "find transfers": "chrion.runtime.execution.engine.find_transfers",
-    "build the program": "chrion.runtime.execution.engine.build_program",
-    "choose cores": "chrion.runtime.execution.lane_groups.assign_cores",
-    "open segments": "chrion.runtime.execution.engine.SegmentFactory.open",
-    "start the lanes": "chrion.runtime.execution.engine.NativeExecutor",
-}
-
-
-def raising(error: Exception, calls: list[int] | None = None) -> Callable[..., Any]:
-    """Return a function that raises an error and counts its calls."""
-
-    def fail(*_: Any, **__: Any) -> None:
-        if calls is not None:
-            calls.append(1)
-        raise error
-
-    return fail
+#: Each step with two of the errors.
+PAIRS = [(step, ERRORS[(at + shift) % len(ERRORS)]) for at, step in enumerate(SELECTION_STEPS) for shift in (0, 3)]
 
 
 @pytest.fixture(autouse=True)
@@ -85,19 +49,23 @@ def _own_decisions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CHRION_CACHE", str(tmp_path))
 
 
-@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
-@pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("free", [False, True], ids=["fixed", "free"])
+@pytest.mark.parametrize(
+    ("step", "error"), PAIRS, ids=lambda given: given if isinstance(given, str) else type(given).__name__
+)
 def test_a_session_that_plans_runs_plain(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, step: str, error: Exception, *, free: bool
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, step: str, error: Exception
 ) -> None:
     """Outputs equal plain onnxruntime's, and the reason for the plain session names the error."""
-    model = free_branches() if free else branches()
-    monkeypatch.setattr(STEPS[step], raising(error))
-    with caplog.at_level(logging.CRITICAL), HybridSession(model, ort.SessionOptions()) as session:
+    if step != "unroll":  # a step of the profile
+        replace_step(monkeypatch, "profile", invented_profile)
+    options = ort.SessionOptions() if step in {"read again", "probe the options"} else None
+    calls = fail_at(monkeypatch, step, error)
+    model = free_branches() if PAIRS.index((step, error)) % 2 else branches()
+    with caplog.at_level(logging.CRITICAL), HybridSession(model, options) as session:
         assert_equal(session.run(None, {"x": X}), run_plain(model, {"x": X}))
         assert session.plan is None
         assert type(error).__name__ in session.explain()
+    assert calls
 
 
 @pytest.mark.parametrize("free", [False, True], ids=["fixed", "free"])
@@ -106,32 +74,37 @@ def test_a_model_that_cannot_be_loaded_again_for_its_shapes_runs_plain(
 ) -> None:
     """The model runs plain if loading it for the shapes of a request fails, although loading the model succeeded."""
     model = free_branches() if free else branches()
+    decide_by(monkeypatch, lambda _: Decision("plain", None, "by the test"))
     with HybridSession(model) as session:
-        monkeypatch.setattr("chrion.runtime.engines.load", raising(IndexError("unexpected")))
+        fail_at(monkeypatch, "load for a request", IndexError("unexpected"))
         assert_equal(session.run(None, {"x": X}), run_plain(model, {"x": X}))
         assert ("IndexError: unexpected" in session.explain()) == free
 
 
-@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
-@pytest.mark.parametrize("step", CUTS)
-def test_a_session_whose_plan_cannot_be_opened_runs_plain(
-    monkeypatch: pytest.MonkeyPatch, step: str, error: Exception
-) -> None:
+def test_a_session_whose_plan_cannot_be_opened_runs_plain(monkeypatch: pytest.MonkeyPatch) -> None:
     """The model runs plain, also with a given plan; a strict session raises the error."""
     graph = load(branches())
     plan = fixed_plan(graph, alternating_lanes(graph))
-    calls: list[int] = []
-    monkeypatch.setattr(CUTS[step], raising(error, calls))
-    with HybridSession(branches(), plan=plan) as session:
-        assert_equal(session.run(None, {"x": X}), run_plain(branches(), {"x": X}))
-        assert calls
-        # Lane threads replace native lanes that onnxruntime refuses.
-        stays = step == "start the lanes" and isinstance(error, RuntimeError)
-        assert (session.plan is not None) == stays
-        assert stays or type(error).__name__ in session.explain()
-    if not stays:
-        with pytest.raises(type(error)):
-            HybridSession(branches(), plan=plan, strict=True)
+    expected = run_plain(branches(), {"x": X})
+    # Lane threads replace native lanes that onnxruntime refuses.
+    refused = [("start the lanes", error) for error in ERRORS if isinstance(error, RuntimeError)]
+    for step, error in [
+        *zip(OPENING_STEPS, ERRORS, strict=True),
+        ("start the lanes", KeyError("unexpected")),
+        *refused,
+    ]:
+        case = f"{type(error).__name__} at: {step}"
+        stays = (step, error) in refused
+        with monkeypatch.context() as patch:
+            calls = fail_at(patch, step, error)
+            with HybridSession(branches(), plan=plan) as session:
+                assert_equal(session.run(None, {"x": X}), expected)
+                assert calls, case
+                assert (session.plan is not None) is stays, case
+                assert stays or type(error).__name__ in session.explain(), case
+            if not stays:
+                with pytest.raises(type(error)):
+                    HybridSession(branches(), plan=plan, strict=True)
 
 
 def test_errors_of_the_caller_are_raised(tmp_path: Path) -> None:
@@ -140,15 +113,16 @@ def test_errors_of_the_caller_are_raised(tmp_path: Path) -> None:
     with pytest.raises(PlanError):
         HybridSession(branches(), plan=fixed_plan(other, [1]))
     with pytest.raises(ZeroDivisionError):
-        HybridSession(branches(), plan=raising(ZeroDivisionError("mine")))
+        HybridSession(branches(), plan=lambda _: 1 / 0)  # type: ignore[arg-type,return-value]
     (tmp_path / "plan.json").write_text("{}")
     with pytest.raises(PlanError):
         HybridSession(branches(), plan=tmp_path / "plan.json")
 
 
 @pytest.mark.parametrize("shape", [[], [2, 4]], ids=["scalar", "matrix"])
-def test_default_session_options_on_a_model_of_one_operator(shape: list[int]) -> None:
+def test_default_session_options_on_a_model_of_one_operator(monkeypatch: pytest.MonkeyPatch, shape: list[int]) -> None:
     """A model that cannot be cut runs with default session options."""
+    replace_step(monkeypatch, "profile", invented_profile)
     model = make_model([node("Exp", ["x"], ["y"])], [value("x", FLOAT, shape)], [value("y", FLOAT, shape)])
     x = np.full(shape, 0.5, np.float32)
     with HybridSession(model, ort.SessionOptions(), providers=["CPUExecutionProvider"]) as session:
@@ -170,13 +144,9 @@ def test_scalar_inputs_are_measured() -> None:
 
 def test_unsuitable_synthetic_inputs_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """If no candidate runs with the synthetic inputs, the reason says so."""
-    monkeypatch.setattr(
-        "chrion.runtime.selection.selector.synthetic_inputs", lambda _: {"x": np.zeros((9, 9), np.float32)}
-    )
-    monkeypatch.setattr(
-        "chrion.runtime.selection.selector.alternatives",
-        lambda graph, *_, **__: (fixed_plan(graph, alternating_lanes(graph)),),
-    )
+    replace_step(monkeypatch, "synthesise inputs", lambda _: {"x": np.zeros((9, 9), np.float32)})
+    replace_step(monkeypatch, "profile", invented_profile)
+    replace_step(monkeypatch, "plan", lambda graph, *_, **__: (alternate(graph).plan,))
     with HybridSession(branches()) as session:
         assert_equal(session.run(None, {"x": X}), run_plain(branches(), {"x": X}))
         assert "no candidate could be timed on synthetic inputs (InvalidArgument" in session.explain()

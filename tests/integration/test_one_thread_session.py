@@ -9,9 +9,9 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from chrion.runtime.selection import configuration
 from chrion.runtime.selection.configuration import SessionConfig
-from tests.helpers import branches
+from helpers import branches
+from seams.machine import set_free_memory
 
 
 def one_thread(
@@ -91,5 +91,5 @@ def test_an_accelerator() -> None:
 def test_the_free_memory(monkeypatch: pytest.MonkeyPatch, factor: int, *, expected: bool) -> None:
     """The model may take a sixteenth of the free memory."""
     size = len(branches().SerializeToString())
-    monkeypatch.setattr(configuration, "free_memory", lambda: factor * size)
+    set_free_memory(monkeypatch, factor * size)
     assert (one_thread() is not None) is expected

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -15,26 +18,30 @@ import pytest
 from chrion import HybridSession, load
 from chrion.graph.model import Graph
 from chrion.runtime.execution.engine import CutEngine, Footprint
-from chrion.runtime.selection import footprint, selector, shapes, tuning
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decisions import Decision
-from chrion.runtime.selection.footprint import MeasurementError, can_measure, measure_footprint
+from chrion.runtime.selection.footprint import can_measure
+from chrion.runtime.selection.selector import EngineSelector
 from chrion.runtime.selection.tuning_process import NamedShapes
 from chrion.runtime.selection.worker import Decider
 from chrion.scheduler import fixed_plan
-from helpers import alternating_lanes, assert_same_as_plain, branches, free_branches
-from tuning_support import alternate, deciding_with
+from helpers import assert_same_as_plain, branches, free_branches
+from seams.sessions import (
+    decide_by,
+    engine_of,
+    engines_by_shapes,
+    halve_requests_after,
+    replace_step,
+    replace_tuning_process,
+    use_interpreter,
+)
+from tuning_support import alternate
 
 pytestmark = pytest.mark.usefixtures("background_tuning")
 
 Tune = Callable[[Footprint], list[NamedShapes]]
+CPU = "CPUExecutionProvider"
 needs_measurements = pytest.mark.skipif(not can_measure(), reason="only Linux reports the memory of a process")
-
-
-@pytest.fixture(autouse=True)
-def _frequent_polls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the tuning thread look for work all the time."""
-    monkeypatch.setattr(tuning, "_POLL_S", 0.001)
 
 
 @pytest.fixture
@@ -42,15 +49,7 @@ def tune(monkeypatch: pytest.MonkeyPatch) -> Tune:
     """Replace the tuning process by one that selects plans of a given memory."""
 
     def install(memory: Footprint) -> list[NamedShapes]:
-        asked: list[NamedShapes] = []
-        gate = threading.Event()
-        gate.set()
-
-        def decide(graph: Graph) -> Decision:
-            return replace(alternate(graph), footprint=memory)
-
-        monkeypatch.setattr(tuning, "TuningProcess", deciding_with(decide, asked, gate))
-        return asked
+        return replace_tuning_process(monkeypatch, lambda graph: replace(alternate(graph), footprint=memory))
 
     return install
 
@@ -62,7 +61,7 @@ def request(batch: int) -> dict[str, np.ndarray]:
 
 def open_shapes(session: HybridSession) -> list[int]:
     """Return the batch sizes that have a plan."""
-    engines = session._engines._by_shape
+    engines = engines_by_shapes(session)
     return [shapes[0][0] for shapes, engine in engines.items() if isinstance(engine, CutEngine)]
 
 
@@ -111,7 +110,7 @@ def test_shapes_in_rotation_keep_their_plans(tune: Tune) -> None:
     model = free_branches()
     seen = set()
     with HybridSession(model) as session:
-        for _ in range(100):
+        for _ in range(20):
             for batch in range(1, 7):
                 session.run(None, request(batch))
                 session.wait_until_tuned(30)
@@ -119,28 +118,28 @@ def test_shapes_in_rotation_keep_their_plans(tune: Tune) -> None:
     assert seen == {(1, 2)}
 
 
-@pytest.mark.parametrize(("half_life", "expected"), [(64, [2]), (4096, [1])])
+@pytest.mark.parametrize(("half_life", "expected"), [(16, [2]), (4096, [1])])
 def test_old_requests_count_less(
     monkeypatch: pytest.MonkeyPatch, tune: Tune, half_life: int, expected: list[int]
 ) -> None:
-    """300 requests of a plan long ago count less than 321 recent ones of other shapes, which receive the plan."""
-    monkeypatch.setattr(shapes, "_HALF_LIFE", half_life)
+    """60 requests of a plan long ago count less than 90 recent ones of other shapes, which receive the plan."""
+    halve_requests_after(monkeypatch, half_life)
     tune(Footprint(100.0, 25.0))
     with HybridSession(free_branches()) as session:
-        for batch, count in ((1, 300), (2, 321)):
+        for batch, count in ((1, 60), (2, 90)):
             for _ in range(count):
                 session.run(None, request(batch))
                 session.wait_until_tuned(30)
         assert open_shapes(session) == expected
 
 
-def test_a_session_that_tunes_now_keeps_one_plan_or_the_plain_session(monkeypatch: pytest.MonkeyPatch) -> None:
+@needs_measurements
+def test_a_session_that_tunes_now_keeps_one_plan_or_the_plain_session(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """With ``tune="now"`` a single shape runs by a plan; with a second one, the plain session serves both."""
-    monkeypatch.setattr(
-        selector.EngineSelector,
-        "_decide_anew",
-        lambda _, graph: replace(alternate(graph), footprint=Footprint(100.0, 100.0)),
-    )
+    decide_by(monkeypatch, alternate)
+    use_interpreter(monkeypatch, tmp_path / "python", "echo '[100.0, 100.0]'")
     model = free_branches()
     with HybridSession(model, tune="now") as session:
         for batch, plans in ((1, [1]), (2, []), (1, []), (2, [])):
@@ -148,75 +147,84 @@ def test_a_session_that_tunes_now_keeps_one_plan_or_the_plain_session(monkeypatc
             assert open_shapes(session) == plans
 
 
-@needs_measurements
-def test_the_footprint_is_that_of_a_new_process() -> None:
-    """A plan takes memory beside the plain session, and more so if its weights are large."""
-    found = {}
-    for size in (4, 1024):
-        model = branches(size=size)
-        for info in (*model.graph.input, *model.graph.output):
-            info.type.tensor_type.shape.dim[0].dim_param = "batch"
-        content = model.SerializeToString()
-        graph = load(content, {"x": (2, size)})
-        config = SessionConfig(content, None, None, None, None, None, None, None)
-        found[size] = measure_footprint(config, graph, fixed_plan(graph, alternating_lanes(graph)))
-        weights_mb = sum(graph.dag.weight_bytes) / 1e6
-        assert found[size].plan_mb > 0.9 * weights_mb
-        assert found[size].plain_mb > 1.0 + 0.9 * weights_mb
-    assert found[1024].plan_mb > found[4].plan_mb
+def config_of(model: onnx.ModelProto) -> SessionConfig:
+    """Return the configuration of a session without arguments."""
+    return SessionConfig(model.SerializeToString(), None, None, None, None, None, None, None)
 
 
 @needs_measurements
-def test_heavy_models_are_not_tuned() -> None:
-    """A model with free dimensions whose weights alone exceed the limit runs plain without being profiled."""
-    model = branches(size=2048)
-    for info in (*model.graph.input, *model.graph.output):
-        info.type.tensor_type.shape.dim[0].dim_param = "batch"
-    decider = Decider(SessionConfig(model.SerializeToString(), None, None, None, None, None, None, None))
-    decider._selector = None  # type: ignore[assignment] # must not be used
-    decision = decider.decide({"x": (2, 2048)})
-    assert decision.winner == "plain"
-    assert decision.footprint is not None
-    assert "of the plain session" in decision.why
-
-
-def test_a_plan_of_unknown_memory_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_of_unknown_memory_is_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """If the measurement fails, a plan of a model with free dimensions is not selected."""
-
-    def fail(*_: object) -> None:
-        raise MeasurementError("no process")
-
-    monkeypatch.setattr(selector, "measure_footprint", fail)
-    monkeypatch.setattr(selector, "can_measure", lambda: True)
-    config = SessionConfig(free_branches().SerializeToString(), None, None, None, None, None, None, None)
+    decide_by(monkeypatch, alternate)
     graph = load(free_branches(), {"x": (2, 4)})
-    weighed = selector.EngineSelector(config)._weighed(graph, alternate(graph))
-    assert (weighed.winner, weighed.plan, weighed.why) == ("plain", None, "no process")
+    for number, script in enumerate(("exit 1", "echo no numbers", "true", "echo [1]")):
+        use_interpreter(monkeypatch, tmp_path / "python", script)
+        monkeypatch.setenv("CHRION_CACHE", str(tmp_path / str(number)))
+        decision = EngineSelector(config_of(free_branches())).decide(graph)
+        assert (decision.winner, decision.plan) == ("plain", None)
+        assert decision.why.startswith("memory of the plan is not known: ")
 
 
-def test_the_measuring_process_reports_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that cannot be started is an error of the measurement."""
-    monkeypatch.setattr(footprint.sys, "executable", "/nowhere/python")
-    config = SessionConfig(branches().SerializeToString(), None, None, None, None, None, None, None)
-    with pytest.raises(MeasurementError, match=r"memory of the plan is not known"):
-        measure_footprint(config, load(branches()), None)
+@needs_measurements
+def test_the_memory_of_plans_beside_a_plain_session_is_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """That of plans for an accelerator, or for fixed shapes, which need no plain session, is not."""
+    use_interpreter(monkeypatch, tmp_path / "python", "echo '[100.0, 12.0]'")
+    decide_by(monkeypatch, alternate)
+    free = EngineSelector(config_of(free_branches()))
+    assert free.decide(load(free_branches(), {"x": (2, 4)})).footprint == Footprint(100.0, 12.0)
+    assert EngineSelector(config_of(branches())).decide(load(branches())).footprint is None
+    decide_by(monkeypatch, lambda graph: Decision("plan 1", fixed_plan(graph, [0, 1, 0, 1], accelerator=CPU), ""))
+    assert free.decide(load(free_branches(), {"x": (3, 4)})).footprint is None
+
+
+@needs_measurements
+@pytest.mark.parametrize(("plain_mb", "heavy"), [(14.0, True), (15.0, False)])
+def test_heavy_models_are_not_tuned(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, plain_mb: float, *, heavy: bool
+) -> None:
+    """A model with free dimensions whose weights of 4 MB alone exceed the limit runs plain without being profiled."""
+    use_interpreter(monkeypatch, tmp_path / "python", f"echo '[{plain_mb}, 0.0]'")
+    decided = decide_by(monkeypatch, lambda _: Decision("plain", None, "by the test"))
+    model = free_branches(size=1024)
+    decider = Decider(config_of(model))
+    decision = decider.decide({"x": (2, 1024)})
+    assert decision.winner == "plain"
+    assert len(decided) == (0 if heavy else 1)
+    assert decision.footprint == (Footprint(plain_mb, 1024**2 * 4 / 1e6) if heavy else None)
+    assert ("of the plain session" in decision.why) is heavy
+    use_interpreter(monkeypatch, tmp_path / "python", "exit 1")
+    decider.decide({"x": (3, 1024)})
+    assert len(decided) == (1 if heavy else 2), "a model of unknown memory is profiled"
 
 
 @pytest.mark.parametrize("deleted", [False, True])
 @pytest.mark.usefixtures("tuned_shapes")
-def test_an_engine_keeps_no_graph(gate: threading.Event, tmp_path: Path, *, deleted: bool) -> None:
+def test_an_engine_keeps_no_graph(
+    monkeypatch: pytest.MonkeyPatch, gate: threading.Event, tmp_path: Path, *, deleted: bool
+) -> None:
     """The graph is freed once a plan runs on native lanes; other requests load the model again, or run plain."""
+    graphs: list[weakref.ref[Graph]] = []
+
+    def remember(*arguments: Any, **options: Any) -> Graph:
+        graph = load(*arguments, **options)
+        graphs.append(weakref.ref(graph))
+        return graph
+
+    replace_step(monkeypatch, "load for a request", remember)
     gate.set()
     path = tmp_path / "model.onnx"
     onnx.save(branches(), path)
     with HybridSession(path) as session:
         assert session.wait_until_tuned(30)
-        engine = session._engines.current
+        engine = engine_of(session)
         assert isinstance(engine, CutEngine)
         if not engine.native:
             pytest.skip("lane threads use the graph")
         expected = session.run(None, request(2))
-        assert engine._held() is None
+        gc.collect()
+        assert [graph() for graph in graphs] == [None]
         if deleted:
             path.unlink()
             with pytest.raises(RuntimeError, match=r"cannot be loaded again"):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,8 @@ import onnxruntime as ort
 import pytest
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 
-from chrion import HybridSession, Plan, load, partition, profile
+from chrion import HybridSession, Plan, load, partition
 from chrion.errors import OptionError, PlanError, ProviderError
-from chrion.runtime import arena_contention
-from chrion.runtime.execution.engine import PlainEngine
-from chrion.runtime.execution.segments import SegmentFactory
 from chrion.scheduler import fixed_plan
 from chrion.zoo import RecurrentSpec, build_recurrent
 from helpers import (
@@ -36,15 +33,28 @@ from helpers import (
     run_plain,
     value,
 )
+from seams.sessions import count_switches, crowd_at_two, decide_by, engines_of, record_calls, replace_step
+from tuning_support import alternate, invented_profile
 
-pytestmark = pytest.mark.usefixtures("either_lanes")
+#: Run a test on native lanes and on lane threads.
+on_lanes = pytest.mark.usefixtures("either_lanes")
+#: Plan with costs that take no time to measure.
+invented = pytest.mark.usefixtures("invented_costs")
 
 X = np.linspace(-2, 2, 8, dtype=np.float32).reshape(2, 4)
+
+
+@pytest.fixture
+def invented_costs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Invent the costs of operators, and make decisions anew."""
+    monkeypatch.setenv("CHRION_CACHE", str(tmp_path / "cache"))
+    replace_step(monkeypatch, "profile", invented_profile)
 
 
 # The interface of InferenceSession.
 
 
+@on_lanes
 def test_outputs_are_returned_in_the_order_of_the_names() -> None:
     """Without names all outputs are returned, and a repeated name is returned twice."""
     model = branches()
@@ -56,6 +66,7 @@ def test_outputs_are_returned_in_the_order_of_the_names() -> None:
         assert_equal(session.run(["l", "y", "l"], {"x": X}), [left, y, left])
 
 
+@invented
 def test_inputs_outputs_and_metadata_are_described_as_by_onnxruntime() -> None:
     """Names, types, shapes and metadata equal those of InferenceSession."""
     model = make_model(
@@ -81,9 +92,11 @@ def test_inputs_outputs_and_metadata_are_described_as_by_onnxruntime() -> None:
             assert getattr(found, field) == getattr(expected, field)
 
 
-@pytest.mark.parametrize(
-    "feed",
-    [
+@on_lanes
+def test_invalid_feeds_raise_what_onnxruntime_raises() -> None:
+    """The exception has InferenceSession's type, and the session works afterwards."""
+    model = branches()
+    feeds: list[dict[str, Any]] = [
         {},
         {"x": X, "z": X},
         {"x": X.astype(np.float64)},
@@ -91,19 +104,17 @@ def test_inputs_outputs_and_metadata_are_described_as_by_onnxruntime() -> None:
         {"x": X[0]},
         {"x": X[:, :3]},
         {"x": np.array([["a"] * 4] * 2)},
-    ],
-)
-def test_invalid_feeds_raise_what_onnxruntime_raises(feed: dict[str, Any]) -> None:
-    """The exception has InferenceSession's type, and the session works afterwards."""
-    model = branches()
-    with pytest.raises((ValueError, InvalidArgument)) as expected:
-        run_plain(model, feed)
+    ]
     with cut_session(model) as session:
-        with pytest.raises(type(expected.value)):
-            session.run(None, feed)
-        assert_same_as_plain(session, model, {"x": X})
+        for feed in feeds:
+            with pytest.raises((ValueError, InvalidArgument)) as expected:
+                run_plain(model, feed)
+            with pytest.raises(type(expected.value)):
+                session.run(None, feed)
+            assert_same_as_plain(session, model, {"x": X})
 
 
+@on_lanes
 def test_an_unknown_output_raises_what_onnxruntime_raises() -> None:
     """The exception has InferenceSession's type."""
     model = branches()
@@ -113,6 +124,7 @@ def test_an_unknown_output_raises_what_onnxruntime_raises() -> None:
         session.run(["none"], {"x": X})
 
 
+@on_lanes
 def test_lists_ort_values_and_strided_arrays_are_accepted() -> None:
     """Lists and OrtValues are converted as by onnxruntime, and strided arrays are made contiguous."""
     model = branches()
@@ -125,6 +137,7 @@ def test_lists_ort_values_and_strided_arrays_are_accepted() -> None:
         assert_equal(as_value, run_plain(model, {"x": X}))
 
 
+@on_lanes
 def test_a_request_may_override_weights() -> None:
     """A weight that is also an input takes the value that is passed or bound; the next run uses the original one."""
     model = branches()
@@ -149,6 +162,7 @@ def test_a_request_may_override_weights() -> None:
         assert len(session.trace({"x": X})) > 1
 
 
+@invented
 def test_sequences_beside_free_dimensions_run_plain() -> None:
     """A model with a sequence as an input runs plain, whatever the shapes of its other inputs."""
     model = make_model(
@@ -176,6 +190,7 @@ def test_a_constant_string_as_an_output_runs_plain() -> None:
         assert_same_as_plain(session, model, {"x": X})
 
 
+@on_lanes
 def test_run_options_reach_the_segments() -> None:
     """A run with ``terminate`` set raises, and the next one succeeds."""
     options = ort.RunOptions()
@@ -186,21 +201,18 @@ def test_run_options_reach_the_segments() -> None:
         assert_same_as_plain(session, branches(), {"x": X})
 
 
-@pytest.mark.parametrize("kind", ["path", "Path", "bytes", "proto", "graph"])
-def test_models_are_accepted_in_many_forms(tmp_path: Path, kind: str) -> None:
+def test_models_are_accepted_in_many_forms(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A model may be a path, bytes, a proto or a loaded graph."""
-    model = branches()
-    path = tmp_path / "m.onnx"
+    monkeypatch.setenv("CHRION_CACHE", str(tmp_path / "cache"))
+    decided = decide_by(monkeypatch, alternate)
+    model, path = branches(), tmp_path / "m.onnx"
     onnx.save(model, path)
-    source: Any = {
-        "path": str(path),
-        "Path": path,
-        "bytes": model.SerializeToString(),
-        "proto": model,
-        "graph": load(path),
-    }[kind]
-    with HybridSession(source, cores=1) as session:
-        assert_same_as_plain(session, model, {"x": X})
+    sources: list[Any] = [str(path), path, model.SerializeToString(), model, load(path)]
+    for source in sources:
+        with HybridSession(source) as session:
+            assert session.plan is not None
+            assert_same_as_plain(session, model, {"x": X})
+    assert len(decided) == 1  # they are the same graph
 
 
 # Plans, shapes, providers.
@@ -255,22 +267,23 @@ def test_a_plan_for_a_missing_accelerator_is_refused_by_strict_sessions() -> Non
         assert_same_as_plain(session, branches(), {"x": X})
 
 
-@pytest.mark.parametrize("goal", [{"slo": "fast"}, {"slo": 0}, {"alpha": -1.0}, {"cores": 0}, {"cores": 10_000}])
-def test_invalid_goals_are_refused(goal: dict[str, Any]) -> None:
+def test_invalid_goals_are_refused() -> None:
     """An invalid SLO, alpha or number of cores raises an OptionError."""
-    with pytest.raises(OptionError):
-        HybridSession(branches(), **goal)
+    goals: list[dict[str, Any]] = [{"slo": "fast"}, {"slo": 0}, {"alpha": -1.0}, {"cores": 0}, {"cores": 10_000}]
+    for goal in goals:
+        with pytest.raises(OptionError):
+            HybridSession(branches(), **goal)
 
 
 def test_the_cpus_provider_may_be_the_accelerator() -> None:
     """The accelerator's lane uses host memory; plans by hand and a plan of its profile give equal results."""
     model = branches()
     graph = load(model)
-    for placed in ([0, 1, 0, 1], [1, 0, 1, 0], [0, 0, 1, 1]):
+    for placed in ([0, 1, 0, 1], [0, 0, 1, 1]):
         plan = fixed_plan(graph, placed, accelerator="CPUExecutionProvider")
         with HybridSession(graph, plan=plan) as session:
             assert_same_as_plain(session, model, {"x": X})
-    plan = partition(graph, profile(graph, 1, "cpu"), alpha=0.0)
+    plan = partition(graph, invented_profile(graph, accelerator="CPUExecutionProvider"), alpha=0.0)
     with HybridSession(graph, plan=plan) as session:
         assert_same_as_plain(session, model, {"x": X})
 
@@ -288,10 +301,14 @@ def test_free_dimensions_are_fixed_by_each_request() -> None:
         for batch in (1, 3, 0, 1, *range(2, 12), 3):
             feed = {"x": np.random.default_rng(batch).standard_normal((batch, 4)).astype(np.float32)}
             assert_same_as_plain(session, free(), feed)
-        with pytest.raises(InvalidArgument):
-            session.run(None, {"x": np.zeros((2, 5), np.float32)})
+        for wrong in ({"x": np.zeros((2, 5), np.float32)}, {"x": X, "z": X}, {}, {"x": None}):
+            with pytest.raises(Exception, match=r".") as expected:
+                run_plain(free(), wrong)
+            with pytest.raises(type(expected.value)):
+                session.run(None, wrong)
 
 
+@on_lanes
 def test_free_dimensions_are_fixed_by_shapes() -> None:
     """A graph loaded with shapes is planned and cut; other shapes run plain."""
     for shapes in ({"x": (2, 4)}, {"batch": (2,)}):
@@ -304,6 +321,7 @@ def test_free_dimensions_are_fixed_by_shapes() -> None:
             assert_same_as_plain(session, free(), {"x": X})
 
 
+@invented
 def test_an_input_without_any_shape() -> None:
     """The rank of the input may differ from request to request."""
     model = make_model(
@@ -315,6 +333,7 @@ def test_an_input_without_any_shape() -> None:
             assert_same_as_plain(session, model, {"x": x})
 
 
+@on_lanes
 def test_a_result_whose_rank_depends_on_the_data() -> None:
     """An If whose branches differ in rank is in one segment with its readers."""
 
@@ -340,6 +359,7 @@ def test_a_result_whose_rank_depends_on_the_data() -> None:
 # Models that run plain.
 
 
+@invented
 def test_inputs_that_cannot_be_bound_run_plain() -> None:
     """Sequences and strings have a reason in the explanation, and outputs equal to onnxruntime's."""
     sequence = make_model(
@@ -360,6 +380,7 @@ def test_inputs_that_cannot_be_bound_run_plain() -> None:
         assert_same_as_plain(session, text, {"t": np.array(["a", "b"], object), "x": X})
 
 
+@invented
 def test_a_sequence_output_runs_plain() -> None:
     """The explanation names the type of the output as the reason."""
     model = make_model(
@@ -372,6 +393,7 @@ def test_a_sequence_output_runs_plain() -> None:
         assert_same_as_plain(session, model, {"x": X})
 
 
+@invented
 def test_a_model_of_one_operator_or_none_runs_plain() -> None:
     """The model runs plain, since no two operators could run in parallel."""
     one = make_model([node("Relu", ["x"], ["y"])], [value("x", FLOAT, [2, 4])], [value("y", FLOAT, [2, 4])])
@@ -393,6 +415,7 @@ def test_a_model_that_onnxruntime_cannot_open_raises_its_error() -> None:
         HybridSession(model)
 
 
+@invented
 def test_an_accelerator_that_does_not_work_is_not_used() -> None:
     """The session falls back to the CPU, as InferenceSession does."""
     with HybridSession(branches(), providers=["CUDAExecutionProvider", "CPUExecutionProvider"]) as session:
@@ -403,6 +426,7 @@ def test_an_accelerator_that_does_not_work_is_not_used() -> None:
 # Methods beyond those of InferenceSession.
 
 
+@on_lanes
 def test_equal_segments_share_a_session() -> None:
     """An unrolled stack opens one session for each layer and kind of segment, not for each step."""
     spec = RecurrentSpec(layers=2, batch=1, io=8, seq=6)
@@ -410,24 +434,15 @@ def test_equal_segments_share_a_session() -> None:
     placed = [1 + ("l1" in name) for name in graph.dag.names]
     order = graph.dag.topological_order
     plan = fixed_plan(graph, placed, order)
-    opened: list[tuple[int, ...]] = []
-    original = SegmentFactory.open
-
-    def counted(self: SegmentFactory, operators: Any, lane: int, width: int) -> Any:
-        opened.append(tuple(operators))
-        return original(self, operators, lane, width)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SegmentFactory, "open", counted)
-        session = HybridSession(graph, plan=plan)
-    with session:
+    assert len(plan.segments) >= 12
+    with HybridSession(graph, plan=plan) as session:
         count = int(session.explain().split(" sessions")[0].split(", ")[-1])
-        assert len(opened) == len(plan.segments) >= 12
         assert count == 4  # Split with the first step, steps of each layer, and the Concat at the end
         x = np.random.default_rng(0).standard_normal((6, 1, 8)).astype(np.float32)
         assert_same_as_plain(session, build_recurrent(spec), {"X": x})
 
 
+@on_lanes
 def test_an_explanation_lists_operators_by_lane() -> None:
     """The explanation also has the number of operators and the policy."""
     with cut_session(branches()) as session:
@@ -438,6 +453,7 @@ def test_an_explanation_lists_operators_by_lane() -> None:
     assert "policy fixed placement" in text
 
 
+@on_lanes
 def test_a_trace_has_every_segment_once_and_in_order() -> None:
     """Segments of one lane do not overlap, and none starts before its predecessors have ended."""
     graph = load(branches())
@@ -472,95 +488,74 @@ def call_session(session: HybridSession, call: str, x: np.ndarray[Any, Any]) -> 
     return list(binding.copy_outputs_to_cpu())
 
 
-@pytest.mark.parametrize("call", ["run", "ort values", "binding"])
+CALLS = ("run", "ort values", "binding")
+
+
+def call_from_threads(count: int, call: Callable[[], object]) -> None:
+    """Call a function in several threads, and raise an exception of one of them."""
+    with ThreadPoolExecutor(count) as pool:
+        for called in [pool.submit(call) for _ in range(count)]:
+            called.result()
+
+
 @pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("call", CALLS)
 def test_requests_that_contend_for_the_arena_get_a_session_without_one(
     call: str, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Outputs are correct before and after; the caller's own session of one thread is also replaced in a crowd."""
     switches = itertools.count(step=100)
-    monkeypatch.setattr(arena_contention, "voluntary_switches", lambda: next(switches))
+    count_switches(monkeypatch, lambda: next(switches))
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
-    if threads > 1:  # as on a machine of two cores
-        monkeypatch.setattr(PlainEngine, "has_one_thread", False)
-        monkeypatch.setattr(PlainEngine, "capacity", 1)
+    if threads > 1:
+        crowd_at_two(monkeypatch)
     source, x = branches(size=64), np.ones((2, 64), np.float32)
     expected = run_plain(source, {"x": x})
-    wrong: list[object] = []
-
     with HybridSession(source, options, tune="never") as session:
-        served: list[int] = []
+        one_thread, served = engines_of(session).diversion.one_thread, list[None]()
 
         def replaced() -> bool:
-            engine = session._engines.diversion.one_thread._engine
+            engine = one_thread.get() if one_thread.is_open else None
             return engine is not None and not engine.session.get_session_options().enable_cpu_mem_arena
 
-        def crowd(until: Callable[[], bool]) -> None:
-            def client() -> None:
-                try:
-                    end = time.monotonic() + 20
-                    while not until() and time.monotonic() < end:
-                        assert_equal(call_session(session, call, x), expected)
-                except BaseException as error:  # noqa: BLE001 - reported below
-                    wrong.append(error)
+        def call_until(condition: Callable[[], bool]) -> None:
+            end_s = time.monotonic() + 60
+            while not condition():
+                assert_equal(call_session(session, call, x), expected)
+                assert time.monotonic() < end_s
 
-            clients = [threading.Thread(target=client) for _ in range(8)]
-            for thread in clients:
-                thread.start()
-            for thread in clients:
-                thread.join()
-
-        crowd(replaced)
-        assert replaced()
-        other = session._engines.diversion.one_thread._engine
+        call_from_threads(4, lambda: call_until(replaced))
+        assert not one_thread.arena
+        other = one_thread.get()
         assert other is not None
-        for name in ("run", "run_with_ort_values", "run_with_iobinding"):
-            method = getattr(other.session, name)
-
-            def counted(*arguments: Any, method: Any = method) -> Any:
-                served.append(1)
-                return method(*arguments)
-
-            monkeypatch.setattr(other.session, name, counted)
-        crowd(lambda: len(served) >= 20)
-        assert not wrong
-        assert len(served) >= 20
+        record_calls(monkeypatch, other.session, served)
+        call_from_threads(4, lambda: call_until(lambda: len(served) >= 20))
 
 
-@pytest.mark.parametrize("call", ["run", "ort values", "binding"])
 @pytest.mark.parametrize("cut", [True, False])
-def test_crowded_requests_are_served_by_one_thread_each(call: str, *, cut: bool) -> None:
+def test_crowded_requests_are_served_by_one_thread_each(*, cut: bool) -> None:
     """Outputs are correct before, during and after the crowd; a single caller returns to the plan."""
-    graph = load(branches(size=64))
+    graph, x = load(branches(size=64)), np.ones((2, 64), np.float32)
     plan = fixed_plan(graph, alternating_lanes(graph)) if cut else None
-    expected = run_plain(branches(size=64), {"x": np.ones((2, 64), np.float32)})
-    wrong: list[object] = []
+    expected = run_plain(branches(size=64), {"x": x})
     # Tuning on a busy machine may choose one thread, and then nothing is diverted.
     with HybridSession(graph if cut else branches(size=64), plan=plan, tune="never") as session:
+        diversion = engines_of(session).diversion
+        for call in CALLS:
 
-        def once() -> list[Any]:
-            return call_session(session, call, np.ones((2, 64), np.float32))
+            def crowd(call: str = call) -> None:
+                end_s = time.monotonic() + 60
+                while not diversion.one_thread.is_open:
+                    assert_equal(call_session(session, call, x), expected)
+                    assert time.monotonic() < end_s
+                for _ in range(20):
+                    assert_equal(call_session(session, call, x), expected)
 
-        def client() -> None:
-            try:
-                end = time.monotonic() + 20
-                while not session._engines.diversion.one_thread.is_open and time.monotonic() < end:
-                    assert_equal(once(), expected)
-                for _ in range(50):
-                    assert_equal(once(), expected)
-            except BaseException as error:  # noqa: BLE001 - reported below
-                wrong.append(error)
-
-        threads = [threading.Thread(target=client) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert not wrong
-        assert session._engines.diversion.one_thread.is_open
-        time.sleep(0.2)
-        once()
-        assert not session._engines.diversion.crowding.active
-        assert (session.plan is not None) is cut
-        assert_equal(once(), expected)
+            call_from_threads(8, crowd)
+            assert diversion.one_thread.is_open
+            time.sleep(0.11)
+            assert_equal(call_session(session, call, x), expected)
+            assert not diversion.crowding.active
+            assert (session.plan is not None) is cut
+    assert not diversion.one_thread.is_open

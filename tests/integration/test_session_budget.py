@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from chrion import HybridSession, Plan, load
+from chrion import HybridSession, load
 from chrion.errors import OptionError
-from chrion.runtime.selection import selector as choosing
-from chrion.runtime.selection.guard import Candidate, Comparison
-from chrion.runtime.selection.selector import EngineSelector, SessionConfig
+from chrion.runtime.selection.configuration import SessionConfig
+from chrion.runtime.selection.decisions import TimedCandidate
+from chrion.runtime.selection.guard import Candidate, CandidateResult, Comparison
+from chrion.runtime.selection.selector import EngineSelector
 from chrion.scheduler import Prediction, fixed_plan
 from helpers import alternating_lanes, assert_same_as_plain, branches
+from seams.sessions import decide_by, replace_step
+from tuning_support import alternate, invented_profile
 
-ACCELERATOR = "CUDAExecutionProvider"
+#: An accelerator that onnxruntime does not offer, so that it is not tried.
+ACCELERATOR = "NoSuchExecutionProvider"
 
 
 def config(budget_mb: float | None) -> SessionConfig:
@@ -27,7 +33,7 @@ def config(budget_mb: float | None) -> SessionConfig:
     )
 
 
-def timed_candidates(monkeypatch: pytest.MonkeyPatch, budget_mb: float | None) -> list[str]:
+def timed_candidates(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, budget_mb: float | None) -> list[str]:
     """Return the names of the candidates that the guard times: the plain session takes 800 MB, the plan 300."""
     graph = load(branches())
     plan = replace(
@@ -37,17 +43,15 @@ def timed_candidates(monkeypatch: pytest.MonkeyPatch, budget_mb: float | None) -
     )
     timed: list[str] = []
 
-    def make_plans(*_: Any) -> list[Plan]:
-        return [plan]
-
     def compare(candidates: list[Candidate], *_: Any) -> Comparison:
         timed.extend(c.name for c in candidates)
         return Comparison(candidates[0].name, ())
 
-    monkeypatch.setattr(EngineSelector, "_plans", make_plans)
-    monkeypatch.setattr(choosing, "compare", compare)
-    selector = EngineSelector(config(budget_mb))
-    selector._compare(graph)
+    monkeypatch.setenv("CHRION_CACHE", str(tmp_path))
+    replace_step(monkeypatch, "profile", invented_profile)
+    replace_step(monkeypatch, "plan", lambda *_, **__: [plan])
+    replace_step(monkeypatch, "compare", compare)
+    EngineSelector(config(budget_mb)).decide(graph)
     return timed
 
 
@@ -56,13 +60,35 @@ def timed_candidates(monkeypatch: pytest.MonkeyPatch, budget_mb: float | None) -
     [(None, True, True), (900.0, True, True), (500.0, False, True), (100.0, False, False)],
 )
 def test_only_candidates_that_fit_are_timed(
-    monkeypatch: pytest.MonkeyPatch, budget_mb: float | None, *, plain: bool, plan: bool
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, budget_mb: float | None, *, plain: bool, plan: bool
 ) -> None:
     """Candidates that exceed the budget are not timed; plain sessions on the CPU always fit."""
-    timed = timed_candidates(monkeypatch, budget_mb)
+    timed = timed_candidates(monkeypatch, tmp_path, budget_mb)
     assert ("plain" in timed) == plain
     assert ("plan 1" in timed) == plan
     assert any(name.startswith("plain, ") for name in timed)
+
+
+def test_a_decision_has_the_results_of_its_comparison(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It has the plan of the winner, and the latencies of the candidates that were timed."""
+    monkeypatch.setenv("CHRION_CACHE", str(tmp_path))
+    graph, plan = load(branches()), alternate(load(branches())).plan
+    replace_step(monkeypatch, "profile", invented_profile)
+    replace_step(monkeypatch, "plan", lambda *_, **__: [plan])
+    results = (
+        CandidateResult("plain", 0.5, 0.0, rounds=3),
+        CandidateResult("plain, threads: 1", math.inf, 0.0, "failed"),
+        CandidateResult("plan 1", 0.25, 0.0, plain=False, rounds=3),
+    )
+    replace_step(monkeypatch, "compare", lambda *_: Comparison("plan 1", results, interference=True))
+    decision = EngineSelector(replace(config(None), providers=None, slo_ms=0.125)).decide(graph)
+    assert (decision.winner, decision.plan, decision.uncertain) == ("plan 1", plan, True)
+    assert decision.missed == "no candidate meets the SLO of 125 us: the fastest takes 250 us"
+    assert decision.why.startswith("fastest when timed (plain: 500 us, plan 1: 250 us; 3 rounds)")
+    assert decision.timings == (
+        TimedCandidate("plain", plain=True, latency_ms=0.5, rounds=3),
+        TimedCandidate("plan 1", plain=False, latency_ms=0.25, rounds=3),
+    )
 
 
 def test_a_plain_session_that_replaces_a_plan_runs_on_the_cpu() -> None:
@@ -76,8 +102,10 @@ def test_decisions_of_different_budgets_are_cached_separately() -> None:
     assert len(set(goals)) == 3
 
 
-def test_a_session_with_a_budget_computes_the_same() -> None:
+def test_a_session_with_a_budget_computes_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Without an accelerator every candidate fits, and outputs are those of plain onnxruntime."""
+    monkeypatch.setenv("CHRION_CACHE", str(tmp_path))
+    decide_by(monkeypatch, alternate)
     model = branches()
     with HybridSession(model, gpu_budget="600MB") as session:
         assert_same_as_plain(session, model, {"x": np.ones((2, 4), np.float32)})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ import onnxruntime as ort
 import pytest
 
 from chrion import HybridSession, load
-from chrion.runtime.selection.guard import Comparison
+from chrion.runtime.crowding import in_flight
+from chrion.runtime.execution.engine import PlainEngine
+from chrion.runtime.selection.decisions import Decision
 from chrion.scheduler import fixed_plan
 from helpers import (
     FLOAT,
@@ -25,6 +28,7 @@ from helpers import (
     assert_same_as_plain,
     branches,
     cut_session,
+    free_branches,
     lane_threads,
     make_model,
     node,
@@ -32,6 +36,7 @@ from helpers import (
     run_plain,
     value,
 )
+from seams.sessions import before_step, decide_by, engines_by_shapes, engines_of, fail_segments
 
 pytestmark = pytest.mark.usefixtures("either_lanes")
 
@@ -80,7 +85,7 @@ def by_binding(session: HybridSession, feed: dict[str, Any]) -> list[Any]:
     return outputs
 
 
-@pytest.mark.parametrize("size", [6, 50_000])
+@pytest.mark.parametrize("size", [6, 5_000])
 def test_run_methods_may_alternate(size: int) -> None:
     """No call affects another one, whether values are small and copied or large and bound."""
     nodes = [node("Relu", ["x"], ["a"]), node("Neg", ["x"], ["b"]), node("Sub", ["a", "b"], ["y"])]
@@ -199,12 +204,13 @@ def test_bindings_can_be_cleared_and_are_checked() -> None:
 
 def test_bindings_work_on_a_model_that_runs_plain() -> None:
     """Bindings give the plain session's outputs."""
-    model = make_model([node("Relu", ["x"], ["y"])], [value("x", FLOAT, [2, 4])], [value("y", FLOAT, [2, 4])])
-    with HybridSession(model) as session:
+    model = branches()
+    with HybridSession(model, tune="never") as session:
         assert session.plan is None
         binding = session.io_binding()
         binding.bind_cpu_input("x", X)
-        binding.bind_output("y")
+        for name in ("y", "l"):
+            binding.bind_output(name)
         session.run_with_iobinding(binding)
         assert_equal(binding.copy_outputs_to_cpu(), run_plain(model, {"x": X}))
 
@@ -239,17 +245,15 @@ def test_a_failure_names_its_operator_and_leaves_the_session_usable(lane: int) -
 def test_one_plain_session_serves_all_shapes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """If no plan is selected, no shape opens a session of its own, which would hold the weights once more."""
     monkeypatch.setenv("CHRION_CACHE", str(tmp_path))
-    monkeypatch.setattr(
-        "chrion.runtime.selection.selector.compare", lambda candidates, _: Comparison(candidates[0].name, ())
-    )
-    model = branches()
-    for info in (*model.graph.input, *model.graph.output):
-        info.type.tensor_type.shape.dim[0].dim_param = "batch"
+    decided = decide_by(monkeypatch, lambda _: Decision("plain", None, "by the test"))
+    model = free_branches()
     with HybridSession(model) as session:
         for batch in (2, 1, 3, 2, 5):
             assert_same_as_plain(session, model, {"x": np.ones((batch, 4), np.float32)})
-        assert len(session._engines._by_shape) == 4
-        assert len({id(engine.session) for engine in session._engines._by_shape.values() if not session.plan}) == 1
+        engines = engines_by_shapes(session)
+        assert list(engines) == [((batch, 4),) for batch in (1, 3, 2, 5)]
+        assert len({id(engine.session) for engine in engines.values() if isinstance(engine, PlainEngine)}) == 1
+    assert len(decided) == 4
 
 
 def test_an_invalid_request_raises_what_inference_session_raises() -> None:
@@ -278,28 +282,23 @@ def test_an_invalid_request_raises_what_inference_session_raises() -> None:
             assert_same_as_plain(session, failing(), good)
 
 
+@pytest.mark.parametrize("strict", [False, True])
 def test_a_plan_that_fails_is_replaced_by_the_plain_session(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, *, strict: bool
 ) -> None:
     """The request is served, a warning has the reason, and later requests run plain; a strict session raises."""
-
-    def fails(*_: Any, **__: Any) -> None:
-        raise RuntimeError("a broken segment")
-
-    for strict in (False, True):
-        graph = load(branches())
-        with HybridSession(graph, plan=fixed_plan(graph, alternating_lanes(graph)), strict=strict) as session:
-            for way in ("run", "run_fast_path"):
-                monkeypatch.setattr(f"chrion.runtime.execution.engine.CutEngine.{way}", fails)
-            if strict:
-                with pytest.raises(RuntimeError, match="a broken segment"):
-                    session.run(None, {"x": X})
-                continue
-            assert_same_as_plain(session, branches(), {"x": X})
-            assert "a segment failed: a broken segment" in caplog.text
-            assert session.plan is None
-            assert "a segment failed: a broken segment" in session.explain()
-            assert_same_as_plain(session, branches(), {"x": X})
+    graph = load(branches())
+    with HybridSession(graph, plan=fixed_plan(graph, alternating_lanes(graph)), strict=strict) as session:
+        fail_segments(monkeypatch, RuntimeError("a broken segment"))
+        if strict:
+            with pytest.raises(RuntimeError, match="a broken segment"):
+                session.run(None, {"x": X})
+            return
+        assert_same_as_plain(session, branches(), {"x": X})
+        assert "a segment failed: a broken segment" in caplog.text
+        assert session.plan is None
+        assert "a segment failed: a broken segment" in session.explain()
+        assert_same_as_plain(session, branches(), {"x": X})
 
 
 def test_failures_of_some_callers_do_not_affect_other_callers() -> None:
@@ -353,11 +352,54 @@ def test_a_closed_session_refuses_requests_and_stops_its_lanes() -> None:
 
 def test_a_closed_plain_session_refuses_requests() -> None:
     """A plain session, which has no lanes to stop, raises after it has been closed."""
-    model = make_model([node("Relu", ["x"], ["y"])], [value("x", FLOAT, [2, 4])], [value("y", FLOAT, [2, 4])])
-    with HybridSession(model) as session:
+    with HybridSession(branches(), tune="never") as session:
         session.run(None, {"x": X})
     with pytest.raises(RuntimeError, match="closed"):
         session.run(None, {"x": X})
+
+
+def test_a_session_that_is_closed_at_exit_waits_for_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request in flight may finish until then, and later ones are refused; so are they of sessions closed before."""
+    begun, proceed, results = threading.Event(), threading.Event(), []
+
+    def wait() -> None:
+        begun.set()
+        assert proceed.wait(30)
+
+    session, expected = cut_session(branches()), run_plain(branches(), {"x": X})
+    before_step(monkeypatch, "begin a request", wait)
+    caller = threading.Thread(target=lambda: results.append(session.run(None, {"x": X})))
+    caller.start()
+    assert begun.wait(30)
+    engines_of(session).close_at_exit(time.monotonic() + 0.05)
+    assert not results
+    with pytest.raises(RuntimeError, match="this session is closed"):
+        session.run(None, {"x": X})
+    proceed.set()
+    engines_of(session).close_at_exit(time.monotonic() + 30)
+    caller.join(30)
+    assert_equal(results[0], expected)
+    assert not remaining_lane_threads()
+
+
+def test_a_session_refuses_requests_in_a_child_without_its_lanes() -> None:
+    """A child process is told why; a plain session is refused only if requests were in flight at the fork."""
+    with cut_session(branches()) as session:
+        engines_of(session).refuse_in_child()
+        with pytest.raises(RuntimeError, match="was forked, and its lanes do not exist in the child: create a session"):
+            session.run(None, {"x": X})
+    with HybridSession(branches(), tune="never") as session:
+        assert session.wait_until_tuned(30)
+        engines_of(session).refuse_in_child()
+        assert session.wait_until_tuned(0)
+        assert_same_as_plain(session, branches(), {"x": X})
+        in_flight.append(None)
+        try:
+            engines_of(session).refuse_in_child()
+        finally:
+            in_flight.pop()
+        with pytest.raises(RuntimeError, match="was forked, and requests were in flight then"):
+            session.run(None, {"x": X})
 
 
 def test_closing_during_requests_of_other_threads() -> None:

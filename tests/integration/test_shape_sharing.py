@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,15 +15,15 @@ from chrion import HybridSession, load
 from chrion.graph.model import Graph
 from chrion.profiler import OperatorCost
 from chrion.profiler.profiles import Profile
-from chrion.runtime.selection import selector, tuning
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decisions import Decision
+from chrion.runtime.selection.guard import Comparison
 from chrion.runtime.selection.selector import EngineSelector
-from chrion.runtime.selection.tuning_process import NamedShapes
 from chrion.scheduler import partition
 from chrion.scheduler.plan import Plan
-from helpers import FLOAT, MACHINE, assert_same_as_plain, make_model, node, value
-from tuning_support import alternate, deciding_with, wait_for
+from helpers import FLOAT, MACHINE, assert_equal, assert_same_as_plain, make_model, node, run_plain, value
+from seams.sessions import before_step, replace_step, replace_tuning_process, use_interpreter
+from tuning_support import alternate, wait_for
 
 pytestmark = pytest.mark.usefixtures("background_tuning")
 
@@ -48,70 +49,70 @@ def measure(graph: Graph, *_: object) -> Profile:
 
 
 @pytest.fixture
-def planned(monkeypatch: pytest.MonkeyPatch) -> list[Graph]:
-    """Replace measurements by invented ones; return the list of graphs that receive plans of their own."""
+def planned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Graph]:
+    """Replace measurements by invented ones and select plans; return the graphs that receive plans of their own."""
     graphs: list[Graph] = []
 
     def plan(graph: Graph, profile: Profile, *_: object, **__: object) -> list[Plan]:
         graphs.append(graph)
         return [partition(graph, profile)]
 
-    monkeypatch.setattr(selector, "profile", measure)
-    monkeypatch.setattr(selector, "alternatives", plan)
+    replace_step(monkeypatch, "profile", measure)
+    replace_step(monkeypatch, "plan", plan)
+    replace_step(monkeypatch, "compare", lambda *_: Comparison("plan 1", ()))
+    use_interpreter(monkeypatch, tmp_path / "python", "echo '[100.0, 1.0]'")  # measures the memory of plans
     return graphs
 
 
-def selected(rows: int, chosen: EngineSelector, *, joined: bool = False) -> Plan:
-    """Return the plan that a selector considers first, and keep it as the decision for its shapes."""
-    graph = load(parallel_model(joined=joined), {"x": (rows, WIDTH)})
-    chosen._profile = None  # costs of each shape are invented anew
-    plan = chosen._plans(graph)[0]
-    chosen._plan_cache(0).keep(Decision("plan 1", plan, "by the test"))
+def selected(rows: int, *, joined: bool = False, **changes: Any) -> Plan:
+    """Return the plan that a new session of the model selects, given changes of its configuration."""
+    plan = decide(rows, joined=joined, **changes).plan
+    assert plan is not None
     return plan
 
 
-def new_selector(**changes: Any) -> EngineSelector:
-    """Return the selector of a session of the model."""
+def decide(rows: int, *, joined: bool, **changes: Any) -> Decision:
+    """Return the decision of a new session of the model."""
+    model = parallel_model(joined=joined)
     arguments = {"slo_ms": None, "alpha": None} | changes
-    source = parallel_model().SerializeToString()
-    return EngineSelector(SessionConfig(source, None, None, None, None, cores=None, **arguments))
+    config = SessionConfig(model.SerializeToString(), None, None, None, None, cores=None, **arguments)
+    return EngineSelector(config).decide(load(model, {"x": (rows, WIDTH)}))
 
 
 def test_near_shapes_reuse_a_plan_without_planning(planned: list[Graph]) -> None:
     """The plan for 64 rows is balanced for any number of rows, so further shapes, and further sessions, reuse it."""
-    first = selected(64, new_selector())
-    again = [selected(rows, new_selector()) for rows in (65, 100, 1000)]
+    first = selected(64)
+    again = [selected(rows) for rows in (65, 100, 1000)]
     assert len(planned) == 1
     assert [plan.schedule for plan in again] == [first.schedule] * 3
     assert again[0].remarks[-1] == f"reuses the plan for x 64x{WIDTH}"
     assert [dict(plan.shapes) for plan in again] == [{"x": (rows, WIDTH)} for rows in (65, 100, 1000)]
 
 
-@pytest.mark.parametrize(("rows", "reused"), [(60, True), (70, True), (1, False)])
-def test_joined_branches_reuse_the_plan_of_near_shapes_only(planned: list[Graph], rows: int, *, reused: bool) -> None:
+def test_joined_branches_reuse_the_plan_of_near_shapes_only(planned: list[Graph]) -> None:
     """For one row a handoff takes longer than all branches, so the plan for 64 rows on two lanes does not suit it."""
-    chosen = new_selector()
-    first = selected(64, chosen, joined=True)
-    plan = selected(rows, chosen, joined=True)
-    assert len(planned) == 2  # the lower bound leaves room for a better plan
-    assert (plan.schedule == first.schedule) == reused
-    assert any(remark.startswith("reuses") for remark in plan.remarks) == reused
+    first = selected(64, joined=True)
+    for count, rows in ((2, 60), (3, 70)):
+        plan = selected(rows, joined=True)
+        assert len(planned) == count  # the lower bound leaves room for a better plan
+        assert plan.schedule == first.schedule
+        assert any(remark.startswith("reuses") for remark in plan.remarks)
+    assert decide(1, joined=True).plan is None, "the plan for these shapes is one segment"
 
 
 @pytest.mark.parametrize("changes", [{"slo_ms": 10.0}, {"alpha": 1.0}])
 def test_plans_with_limits_are_not_reused(planned: list[Graph], changes: dict[str, float]) -> None:
     """An SLO or a price of memory may require another plan for each shape."""
     for rows in (64, 65):
-        selected(rows, new_selector(**changes))
+        selected(rows, **changes)
     assert len(planned) == 2
 
 
 def test_a_reused_plan_has_the_results_of_plain_onnxruntime(planned: list[Graph]) -> None:
     """A session runs a reused plan on its new shapes."""
-    chosen = new_selector()
-    selected(64, chosen)
+    selected(64)
     for rows in (65, 7, 500):
-        plan = selected(rows, chosen)
+        plan = selected(rows)
         with HybridSession(load(parallel_model(), {"x": (rows, WIDTH)}), plan=plan) as session:
             assert_same_as_plain(session, parallel_model(), request(rows))
             assert session.plan is plan
@@ -122,42 +123,40 @@ def test_a_reused_plan_has_the_results_of_plain_onnxruntime(planned: list[Graph]
 def test_tuning_blocks_no_request_of_any_shape(
     monkeypatch: pytest.MonkeyPatch, gate: threading.Event, slow: str
 ) -> None:
-    """While tuning does not get on, eight callers are served with forty shapes, some of them tuned already."""
-    asked: list[NamedShapes] = []
+    """While tuning does not get on, four callers are served with twenty shapes, some of them tuned already."""
     blocked = threading.Event()
-    ready = gate if slow == "the tuning process" else threading.Event()
-    ready.set()
+    asked = replace_tuning_process(monkeypatch, alternate, gate if slow == "the tuning process" else None)
+    gate.set()
     model = parallel_model()
-    monkeypatch.setattr(tuning, "TuningProcess", deciding_with(alternate, asked, ready))
+    feeds = [request(rows) for rows in range(1, 23)]
+    expected = [run_plain(model, feed) for feed in feeds]
     with HybridSession(model) as session:
         session.run(None, request(1))
         assert session.wait_until_tuned(30)
         assert session.plan is not None
         gate.clear()
         if slow == "opening a plan":
-            opened = EngineSelector.open
 
-            def open_slowly(*arguments: Any) -> Any:
+            def block() -> None:
                 blocked.set()
                 gate.wait(30)
-                return opened(*arguments)
 
-            monkeypatch.setattr(EngineSelector, "open", open_slowly)
+            before_step(monkeypatch, "open the engine", block)
         session.run(None, request(2))
         wait_for(lambda: len(asked) == 2 and (blocked.is_set() or slow == "the tuning process"))
 
         def call(caller: int) -> None:
-            for rows in range(1, 41):
-                assert_same_as_plain(session, model, request(rows + caller % 3))
+            for at in range(20):
+                assert_equal(session.run(None, feeds[at + caller % 3]), expected[at + caller % 3])
 
-        with ThreadPoolExecutor(8) as pool:
-            list(pool.map(call, range(8)))
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(call, range(4)))
         assert not gate.is_set()
         assert not session.wait_until_tuned(0.0)
         gate.set()
         assert session.wait_until_tuned(60)
-        for rows in range(1, 41):
-            assert_same_as_plain(session, model, request(rows))
+        for feed, outputs in zip(feeds, expected, strict=True):
+            assert_equal(session.run(None, feed), outputs)
 
 
 def request(rows: int) -> dict[str, np.ndarray[Any, Any]]:

@@ -11,11 +11,11 @@ import pytest
 from chrion import HybridSession
 from chrion.devices import CPU_PROVIDER
 from chrion.runtime.execution.engine import PlainEngine
-from chrion.runtime.options import thread_limit
 from chrion.runtime.options.session_options import fingerprint
 from chrion.runtime.options.thread_limit import limited_threads
 from chrion.runtime.options.transport import options_to_data
 from helpers import branches
+from seams.machine import pretend_cores
 
 Allow = Callable[[int], None]
 
@@ -24,11 +24,7 @@ Allow = Callable[[int], None]
 def allow(monkeypatch: pytest.MonkeyPatch) -> Allow:
     """Return a function that sets how many of 8 cores the process may use."""
     monkeypatch.setattr(psutil, "cpu_count", lambda logical=True: 16 if logical else 8)
-
-    def allow(count: int) -> None:
-        monkeypatch.setattr(thread_limit, "physical_cores", lambda: tuple(range(count)))
-
-    return allow
+    return lambda count: pretend_cores(monkeypatch, range(count))
 
 
 def threads(options: ort.SessionOptions | None = None) -> int:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import gc
+import json
 import logging
-import os
-import subprocess
-import sys
 import threading
 import time
+import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,14 @@ import pytest
 
 from chrion import HybridSession, load
 from chrion.errors import OptionError, ProviderError, UnsafeModelError
+from chrion.files import cache_folder
 from chrion.graph.model import Graph
-from chrion.runtime.selection import tuning, tuning_process, worker
+from chrion.runtime.execution.engine import CutEngine
 from chrion.runtime.selection.decisions import Decision
 from chrion.runtime.selection.tuning_process import NamedShapes
-from chrion.scheduler import fixed_plan
-from helpers import alternating_lanes, assert_same_as_plain, branches, free_branches
-from tuning_support import alternate, deciding_with, wait_for
+from helpers import assert_same_as_plain, branches, free_branches
+from seams.sessions import decide_by, engine_of, replace_tuning_process, use_interpreter
+from tuning_support import alternate, wait_for
 
 pytestmark = pytest.mark.usefixtures("background_tuning")
 
@@ -78,8 +79,7 @@ def test_a_changed_file_is_tuned_again(tuned_shapes: list[NamedShapes], gate: th
 def test_several_sessions_of_a_model_tune_once(tuned_shapes: list[NamedShapes], gate: threading.Event) -> None:
     """The second session waits for the decision of the first."""
     with HybridSession(branches()) as first, HybridSession(branches()) as second:
-        wait_for(lambda: bool(tuned_shapes))
-        time.sleep(0.3)
+        wait_for(lambda: tuned_shapes)
         gate.set()
         assert first.wait_until_tuned(30)
         assert second.wait_until_tuned(30)
@@ -116,25 +116,27 @@ def test_shapes_in_rotation_are_not_tuned_without_end(tuned_shapes: list[NamedSh
     assert len(tuned_shapes) == 8
 
 
-@pytest.mark.parametrize("feed", [{}, {"z": X}, {"x": X.astype(np.float64)}, {"x": np.ones((2, 5), np.float32)}])
-@pytest.mark.parametrize("tuned", [False, True])
 @pytest.mark.parametrize("free", [False, True])
 @pytest.mark.usefixtures("tuned_shapes")
-def test_wrong_requests_raise_what_inference_session_raises(
-    gate: threading.Event, feed: dict[str, Any], *, tuned: bool, free: bool
-) -> None:
+def test_wrong_requests_raise_what_inference_session_raises(gate: threading.Event, *, free: bool) -> None:
     """The type of the exception is equal before and after the plan is in use."""
     model = free_branches() if free else branches()
-    with pytest.raises(Exception, match=r".") as plain:
-        ort.InferenceSession(model.SerializeToString()).run(None, feed)
+    feeds: list[dict[str, Any]] = [{}, {"z": X}, {"x": X.astype(np.float64)}, {"x": np.ones((2, 5), np.float32)}]
+    expected = []
+    for feed in feeds:
+        with pytest.raises(Exception, match=r".") as plain:
+            ort.InferenceSession(model.SerializeToString()).run(None, feed)
+        expected.append(type(plain.value))
     with HybridSession(model) as session:
         session.run(None, {"x": X})
-        if tuned:
-            gate.set()
-            assert session.wait_until_tuned(30)
-            assert session.plan is not None
-        with pytest.raises(type(plain.value)):
-            session.run(None, feed)
+        for tuned in (False, True):
+            if tuned:
+                gate.set()
+                assert session.wait_until_tuned(30)
+            assert (session.plan is not None) is tuned
+            for feed, error in zip(feeds, expected, strict=True):
+                with pytest.raises(error):
+                    session.run(None, feed)
 
 
 @pytest.mark.usefixtures("tuned_shapes")
@@ -217,7 +219,7 @@ def test_the_environment_sets_the_default(monkeypatch: pytest.MonkeyPatch, tuned
 def test_closing_stops_tuning(tuned_shapes: list[NamedShapes], gate: threading.Event) -> None:
     """Tuning ends at once when the session is closed, and no engine is installed afterwards."""
     session = HybridSession(branches())
-    wait_for(lambda: bool(tuned_shapes))
+    wait_for(lambda: tuned_shapes)
     start = time.monotonic()
     session.close()
     assert session.wait_until_tuned(5)
@@ -230,36 +232,10 @@ def test_closing_stops_tuning(tuned_shapes: list[NamedShapes], gate: threading.E
 def test_a_collected_session_stops_tuning(tuned_shapes: list[NamedShapes], gate: threading.Event) -> None:
     """Tuning stops when the session is garbage-collected without being closed."""
     session = HybridSession(branches())
-    wait_for(lambda: bool(tuned_shapes))
+    wait_for(lambda: tuned_shapes)
     del session
     gc.collect()
     assert gate.wait(10)
-
-
-def test_an_uncertain_decision_is_made_again(monkeypatch: pytest.MonkeyPatch, gate: threading.Event) -> None:
-    """The session makes an uncertain decision again after the time for which it is valid."""
-    gate.set()
-    decisions = [Decision("plain", None, "at first", uncertain=True)]
-
-    def decide(graph: Graph) -> Decision:
-        return decisions.pop() if decisions else alternate(graph)
-
-    monkeypatch.setattr(tuning, "TuningProcess", deciding_with(decide, [], gate))
-    monkeypatch.setattr("chrion.runtime.selection.decisions._FIRST_RETRY_S", 0.5)
-    with HybridSession(branches()) as session:
-        assert session.wait_until_tuned(30)
-        assert "at first" in session.explain()
-        wait_for(lambda: session.plan is not None)
-
-
-def test_a_model_that_cannot_be_cut_stays_plain_with_the_reason() -> None:
-    """The explanation has the reason of the tuning process."""
-    model = branches()
-    options = ort.SessionOptions()
-    options.enable_profiling = False
-    with HybridSession(model, options) as session:
-        assert session.wait_until_tuned(60)
-        assert "tuning has not finished" not in session.explain()
 
 
 def test_options_that_require_a_plain_session_start_no_tuning(tuned_shapes: list[NamedShapes]) -> None:
@@ -284,50 +260,76 @@ def test_added_initialisers_stay_in_effect(tuned_shapes: list[NamedShapes], gate
     assert tuned_shapes
 
 
-def test_a_process_that_ends_leaves_the_session_plain(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The model is not tuned in the session's own process, which it might end as well."""
-    python = tmp_path / "python"
-    python.write_text("#!/bin/sh\nexit 1\n")
-    python.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(python))
+def test_an_uncertain_decision_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The session makes an uncertain decision again after the time for which it is valid."""
+    uncertain = [Decision("plain", None, "at first", uncertain=True)]
+    replace_tuning_process(monkeypatch, lambda graph: uncertain.pop() if uncertain else alternate(graph))
+    with HybridSession(branches()) as session:
+        assert session.wait_until_tuned(30)
+        assert "at first" in session.explain()
+        wait_for(lambda: session.plan is not None)
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("exit 1", "the tuning process ended with status 1"),
+        ("echo no JSON; cat", "JSONDecodeError"),
+        ("echo {}; cat", "KeyError"),
+        ("""echo '{"failure": "no such thing"}'; cat""", "no such thing"),
+    ],
+)
+@pytest.mark.usefixtures("no_process_left")
+def test_a_process_that_fails_leaves_the_session_plain(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str, reason: str
+) -> None:
+    """The model is not tuned in the session's own process, which it might end as well; later it is tried again."""
+    use_interpreter(monkeypatch, tmp_path / "python", script)
+    decided = decide_by(monkeypatch, alternate)
     with HybridSession(branches()) as session:
         assert session.wait_until_tuned(60)
-        assert "the tuning process ended with status 1" in session.explain()
+        assert reason in session.explain()
         assert_same_as_plain(session, branches(), {"x": X})
+    assert not decided
+    (file,) = cache_folder().rglob("decisions/*.json")
+    assert json.loads(file.read_text())["uncertain"]
 
 
-@pytest.mark.parametrize("executable", ["", "/nonexistent/python", "/usr/sbin/uwsgi"])
-def test_without_a_process_tuning_takes_place_in_this_one(monkeypatch: pytest.MonkeyPatch, executable: str) -> None:
-    """If no interpreter can be started, or the executable is an application, the decision is made in this process."""
-    monkeypatch.setattr(sys, "executable", executable)
-    monkeypatch.setattr(worker.Decider, "decide", lambda self, *_, **__: alternate(self._graph))
-    with HybridSession(branches()) as session:
-        assert session.wait_until_tuned(60)
-        assert session.plan is not None
+@pytest.mark.usefixtures("no_process_left")
+def test_without_a_process_tuning_takes_place_in_this_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """If no interpreter can be started, or it fails and options were given, the decision is made in this process."""
+    decided = decide_by(monkeypatch, alternate)
+    failing = tmp_path / "python"
+    use_interpreter(monkeypatch, failing, """echo '{"failure": "of a test"}'; cat""")
+    cases = [("", None), ("/nonexistent/python", None), ("/usr/sbin/uwsgi", None), (failing, ort.SessionOptions())]
+    for number, (interpreter, options) in enumerate(cases, start=1):
+        use_interpreter(monkeypatch, interpreter)
+        monkeypatch.setenv("CHRION_CACHE", str(tmp_path / str(number)))
+        with HybridSession(branches(), options) as session:
+            assert session.wait_until_tuned(60)
+            assert session.plan is not None
+        assert len(decided) == number
 
 
 def test_an_error_of_tuning_leaves_the_session_plain(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The error is logged, and the plain session serves."""
-    monkeypatch.setattr(tuning.Tuner, "_decision", lambda *_, **__: 1 / 0)
+    replace_tuning_process(monkeypatch, lambda _: 1 / 0)  # type: ignore[arg-type,return-value]
     with caplog.at_level(logging.WARNING), HybridSession(branches()) as session:
         assert session.wait_until_tuned(30)
         assert_same_as_plain(session, branches(), {"x": X})
     assert "tuning failed: ZeroDivisionError" in caplog.text
 
 
-def test_a_plan_that_does_not_open_leaves_the_session_plain(
-    gate: threading.Event, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plan_that_does_not_open_leaves_the_session_plain(monkeypatch: pytest.MonkeyPatch) -> None:
     """A decision on another graph is refused, and the plain session serves."""
-    gate.set()
-    other = load(branches(size=8))
-    decision = Decision("plan 1", fixed_plan(other, alternating_lanes(other)), "of another model")
-    monkeypatch.setattr(tuning, "TuningProcess", deciding_with(lambda _: decision, [], gate))
+    decision = alternate(load(branches(size=8)))
+    replace_tuning_process(monkeypatch, lambda _: decision)
     with HybridSession(branches()) as session:
         assert session.wait_until_tuned(30)
         assert session.plan is None
+        assert "different shapes or attributes" in session.explain()
         assert_same_as_plain(session, branches(), {"x": X})
 
 
@@ -361,123 +363,54 @@ def test_models_that_inference_session_refuses_raise_its_error() -> None:
         HybridSession(b"nothing")
 
 
-def test_exits_do_not_wait_for_tuning() -> None:
-    """A script that ends right after its first request exits without waiting for tuning."""
-    code = (
-        "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "import numpy as np\n"
-        "from chrion import HybridSession\n"
-        "from helpers import branches\n"
-        "session = HybridSession(branches())\n"
-        "session.run(None, {'x': np.ones((2, 4), np.float32)})\n"
-        "import time; time.sleep(float(sys.argv[2]))\n"
-    )
-    for pause in ("0", "1"):
-        start = time.monotonic()
-        done = subprocess.run(  # noqa: S603 - ourselves
-            [sys.executable, "-c", code, str(Path(__file__).parent.parent), pause],
-            env=os.environ | {"CHRION_TUNE": "background"},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-        )
-        assert (done.returncode, done.stderr) == (0, "")
-        assert time.monotonic() - start < 60
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
-def test_a_forked_child_has_no_tuning_and_no_crowd() -> None:
-    """A child that is forked while threads of its parent run has neither.
-
-    Plain onnxruntime itself may hang if it runs in such a child.
-    """
-    code = (
-        "import os, sys, threading, time; sys.path.insert(0, sys.argv[1])\n"
-        "import numpy as np\n"
-        "from chrion import HybridSession\n"
-        "from helpers import branches\n"
-        "session = HybridSession(branches())\n"
-        "x = {'x': np.ones((2, 4), np.float32)}\n"
-        "stop = threading.Event()\n"
-        "def call():\n"
-        "    while not stop.is_set():\n"
-        "        session.run(None, x)\n"
-        "threads = [threading.Thread(target=call) for _ in range(4)]\n"
-        "for thread in threads:\n"
-        "    thread.start()\n"
-        "time.sleep(0.6)\n"
-        "child = os.fork()\n"
-        "if child == 0:\n"
-        "    from chrion.runtime.crowding import in_flight as crowd\n"
-        "    session._engines.close_at_exit(time.monotonic() + 30)\n"
-        "    os._exit(0 if session.wait_until_tuned(0) and not crowd else 1)\n"
-        "stop.set()\n"
-        "for thread in threads:\n"
-        "    thread.join()\n"
-        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
-    )
-    done = subprocess.run(  # noqa: S603 - ourselves
-        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", code, str(Path(__file__).parent.parent)],
-        env=os.environ | {"CHRION_TUNE": "background"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert (done.stdout, done.stderr, done.returncode) == ("0\n", "", 0)
-
-
-def test_a_process_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A tuning process has a time limit, after which it is killed and the session stays plain."""
-    python = tmp_path / "python"
-    python.write_text("#!/bin/sh\nexec sleep 600\n")
-    python.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(python))
-    monkeypatch.setattr(tuning_process, "_LIMIT_S", 0.2)
-    with HybridSession(branches()) as session:
-        assert session.wait_until_tuned(60)
-        assert "the tuning process ended" in session.explain()
-
-
-@pytest.mark.parametrize("mode", ["now", "background"])
-@pytest.mark.parametrize("options", [None, ort.SessionOptions()])
-def test_a_missed_slo_is_logged(
-    caplog: pytest.LogCaptureFixture, mode: str, options: ort.SessionOptions | None
-) -> None:
+@pytest.mark.parametrize("tune", ["now", "background"])
+def test_a_missed_slo_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tune: str) -> None:
     """An SLO that no candidate meets gives a warning, also from a cached decision."""
+
+    def decide(graph: Graph) -> Decision:
+        return replace(alternate(graph), missed="no candidate meets the SLO of a test")
+
+    decided = [decide_by(monkeypatch, decide), replace_tuning_process(monkeypatch, decide)]
     for _ in range(2):
         caplog.clear()
-        with caplog.at_level(logging.WARNING), HybridSession(branches(), options, slo="1ns", tune=mode) as session:
-            assert session.wait_until_tuned(120)
-        assert "no candidate meets the SLO of" in caplog.text
+        with caplog.at_level(logging.WARNING), HybridSession(branches(), slo="1ns", tune=tune) as session:
+            assert session.wait_until_tuned(60)
+            assert session.plan is not None
+        assert "no candidate meets the SLO of a test" in caplog.text
+    assert sum(map(len, decided)) == 1
 
 
-def test_one_plain_session_is_open_after_tuning(
-    monkeypatch: pytest.MonkeyPatch, tuned_shapes: list[NamedShapes], gate: threading.Event
-) -> None:
-    """A plain session with another number of threads replaces the first one, which is dropped."""
-    gate.set()
-    decision = Decision("plain, threads: 1", None, "of the test")
-    monkeypatch.setattr(tuning, "TuningProcess", deciding_with(lambda _: decision, tuned_shapes, gate))
+@pytest.mark.parametrize("winner", ["plain, threads: 1", "plan 1"])
+def test_the_first_session_is_closed_after_tuning(monkeypatch: pytest.MonkeyPatch, winner: str) -> None:
+    """A plan, or a plain session with another number of threads, replaces it, and the weights are held once."""
+    decided = Decision(winner, None, "of the test")
+    replace_tuning_process(monkeypatch, alternate if winner == "plan 1" else lambda _: decided)
     with HybridSession(branches()) as session:
+        first = weakref.ref(engine_of(session).session)  # type: ignore[union-attr]
         described = [str(info) for info in session.get_inputs()]
         assert session.wait_until_tuned(30)
-        assert session._engines._plain is None
-        assert session._engine.session.get_session_options().intra_op_num_threads == 1
+        gc.collect()
+        assert first() is None
+        engine = engine_of(session)
+        assert isinstance(engine, CutEngine) or engine.session.get_session_options().intra_op_num_threads == 1
         assert [str(info) for info in session.get_inputs()] == described
         assert_same_as_plain(session, branches(), {"x": X})
 
 
-@pytest.mark.parametrize("mode", ["background", "now"])
-def test_metadata_that_is_not_utf8_does_not_prevent_a_session(tmp_path: Path, mode: str) -> None:
-    """A model whose producer is not UTF-8 is served, as InferenceSession serves it."""
+@pytest.mark.parametrize("tune", ["now", "background"])
+def test_metadata_that_is_not_utf8_does_not_prevent_a_session(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tune: str
+) -> None:
+    """A model whose producer is not UTF-8 is served, as InferenceSession serves it, also by a plan."""
+    decide_by(monkeypatch, alternate)
+    replace_tuning_process(monkeypatch, alternate)
     model = branches()
     model.producer_name = "NAME"
     path = tmp_path / "model.onnx"
     path.write_bytes(model.SerializeToString().replace(b"NAME", b"\xff\xfe\xfd\xfc"))
     expected = ort.InferenceSession(str(path)).run(None, {"x": X})
-    with HybridSession(path, tune=mode) as session:
-        np.testing.assert_allclose(session.run(None, {"x": X})[0], expected[0])
-        assert session.wait_until_tuned(120)
+    with HybridSession(path, tune=tune) as session:
         np.testing.assert_allclose(session.run(None, {"x": X})[0], expected[0], rtol=1e-6)
+        assert session.wait_until_tuned(60)
+        np.testing.assert_allclose(session.run(None, {"x": X})[0], expected[0], rtol=1e-6)
+        assert session.plan is not None

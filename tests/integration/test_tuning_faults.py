@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import gc
 import logging
-import os
-import subprocess
 import sys
 import threading
 import time
@@ -22,18 +20,28 @@ import pytest
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 
 from chrion import HybridSession, load
+from chrion.errors import ProviderError
 from chrion.files import cache_folder
 from chrion.graph.model import Graph
 from chrion.runtime import engines as engines_module
-from chrion.runtime.engines import Engines
-from chrion.runtime.execution.accelerator import Accelerator
-from chrion.runtime.selection import decisions, tuning
+from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decisions import Decision
 from chrion.runtime.selection.selector import EngineSelector
 from chrion.runtime.selection.tuning_process import NamedShapes
 from chrion.scheduler import fixed_plan
 from helpers import assert_equal, assert_same_as_plain, branches, free_branches, run_plain
-from tuning_support import alternate, deciding_with, wait_for
+from seams.sessions import (
+    before_step,
+    decide_by,
+    engine_of,
+    engines_of,
+    fail_at,
+    install_decision,
+    refuse_threads,
+    replace_step,
+    replace_tuning_process,
+)
+from tuning_support import alternate, wait_for
 
 pytestmark = pytest.mark.usefixtures("background_tuning")
 
@@ -72,28 +80,20 @@ def test_requests_that_fail_are_not_tuned(tuned_shapes: list[NamedShapes], gate:
     assert tuned_shapes == [{"x": (2, 4)}]
 
 
-def test_shapes_with_a_plan_are_not_tuned_again(
-    tuned_shapes: list[NamedShapes], gate: threading.Event, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shapes_with_a_plan_are_not_tuned_again(tuned_shapes: list[NamedShapes], gate: threading.Event) -> None:
     """Requests that select outputs are looked up each time, but the engine is not opened again."""
     gate.set()
-    opened: list[NamedShapes] = []
-    open_engine = Engines._open
-
-    def counted(self: Engines, named: NamedShapes, decision: Decision) -> Any:
-        opened.append(named)
-        return open_engine(self, named, decision)
-
-    monkeypatch.setattr(Engines, "_open", counted)
     with HybridSession(free_branches()) as session:
         session.run(["y"], {"x": X})
         assert session.wait_until_tuned(30)
+        opened = None
         for _ in range(3):
             for _ in range(64):
                 session.run(["y"], {"x": X})
-            time.sleep(2 * tuning._POLL_S)
-        assert session.wait_until_tuned(30)
-    assert len(opened) == len(tuned_shapes) == 1
+            opened = opened or engine_of(session)
+            assert session.wait_until_tuned(30)
+            assert engine_of(session) is opened
+    assert len(tuned_shapes) == 1
 
 
 # The swap.
@@ -107,9 +107,7 @@ def test_requests_are_right_at_every_step_of_the_swap() -> None:
     decided = alternate(load(model, {"x": (2, 4)}))
     steps = []
     with HybridSession(model, tune="never") as session:
-        engines = session._engines
-        assert engines._tuner
-        engines.noted = None  # otherwise the tuning thread may install a decision on these shapes meanwhile
+        engines_of(session).noted = None  # otherwise the tuning thread may install a decision on these shapes meanwhile
         session.run(None, feeds[1])
 
         def trace(frame: FrameType, event: str, _: object) -> Any:
@@ -127,7 +125,7 @@ def test_requests_are_right_at_every_step_of_the_swap() -> None:
             before = sys.gettrace()
             sys.settrace(trace)
             try:
-                engines._install(engines._tuner, {"x": (2, 4)}, decision)
+                install_decision(session, {"x": (2, 4)}, decision)
             finally:
                 sys.settrace(before)
         assert session.run(None, feeds[1])
@@ -135,66 +133,54 @@ def test_requests_are_right_at_every_step_of_the_swap() -> None:
     assert len(steps) > 20
 
 
-@pytest.mark.usefixtures("tuned_shapes")
 def test_a_decision_for_other_providers_is_not_installed(
-    gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, tuned_shapes: list[NamedShapes], gate: threading.Event
 ) -> None:
     """A decision is dropped if the providers change while its engine is being opened."""
-    opening, opened = threading.Event(), threading.Event()
-    open_engine = EngineSelector.open
-
-    def slow(self: EngineSelector, graph: Graph, decision: Decision) -> Any:
-        opening.set()
-        assert opened.wait(30)
-        return open_engine(self, graph, decision)
-
-    monkeypatch.setattr(EngineSelector, "open", slow)
+    opening, proceed, plans = threading.Event(), threading.Event(), []
     gate.set()
+
+    def wait() -> None:
+        opening.set()
+        assert proceed.wait(30)
+        plans.append(session.plan)
+
+    before_step(monkeypatch, "open the engine", wait)
     with HybridSession(branches()) as session:
         assert opening.wait(30)
-        plans = []
-
-        def decide(*_: object, **__: object) -> Decision:
-            plans.append(session.plan)
-            return Decision("plain", None, "for the new providers")
-
-        monkeypatch.setattr(tuning.Tuner, "_decision", decide)
         session.set_providers([CPU])
-        opened.set()
+        proceed.set()
         assert session.wait_until_tuned(30)
-        assert plans == [None]
-        assert "for the new providers" in session.explain()
+        assert plans == [None, None], "the first engine was in use when the second one was opened"
+        assert session.plan is not None
         assert_same_as_plain(session, branches(), {"x": X})
+    assert len(tuned_shapes) == 1
 
 
 @pytest.mark.parametrize("free", [False, True])
 def test_a_failed_accelerator_is_not_selected_again(
-    gate: threading.Event, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, *, free: bool
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, *, free: bool
 ) -> None:
     """After the plan has failed on the accelerator, the CPU serves, and the cached decision is not used again."""
 
     def on_accelerator(graph: Graph) -> Decision:
         return Decision("plan 1", fixed_plan(graph, [0, 1, 0, 1], accelerator=CPU), "by the test")
 
-    def lost(*_: object, **__: object) -> None:
-        raise Fail("device lost")
-
-    gate.set()
-    monkeypatch.setattr(tuning, "TuningProcess", deciding_with(on_accelerator, [], gate))
+    asked = replace_tuning_process(monkeypatch, on_accelerator)
     model = free_branches() if free else branches()
     with caplog.at_level(logging.WARNING), HybridSession(model) as session:
         session.run(None, {"x": X})
         assert session.wait_until_tuned(30)
         session.run(None, {"x": X})
         assert session.plan is not None
-        monkeypatch.setattr(Accelerator, "run", lost)
+        fail_at(monkeypatch, "run on the accelerator", Fail("device lost"))
         for _ in range(3):
             assert_same_as_plain(session, model, {"x": X})
             assert session.wait_until_tuned(30)
-            time.sleep(2 * tuning._POLL_S)
         assert session.plan is None
         assert "device lost" in session.explain()
     assert caplog.text.count("device lost") == 1
+    assert len(asked) == 1
 
 
 # Failures of tuning.
@@ -202,13 +188,8 @@ def test_a_failed_accelerator_is_not_selected_again(
 
 def test_without_a_thread_the_session_serves(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """The session serves if no thread can be started, as while the interpreter exits or at a limit of the system."""
-
-    def refuse(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(tuning, "_thread", tuning._TuningThread())
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
-        patch.setattr(threading.Thread, "start", refuse)
+        refuse_threads(patch)
         session = HybridSession(branches())
     with session:
         assert session.wait_until_tuned(5)
@@ -217,27 +198,28 @@ def test_without_a_thread_the_session_serves(monkeypatch: pytest.MonkeyPatch, ca
 
 
 def test_an_error_in_the_tuning_thread_does_not_end_it(
-    tuned_shapes: list[NamedShapes],
-    gate: threading.Event,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    tuned_shapes: list[NamedShapes], gate: threading.Event, caplog: pytest.LogCaptureFixture
 ) -> None:
     """After an error the thread, which tunes for all sessions of the process, still tunes."""
+    errors = [RuntimeError("dictionary changed size during iteration")]
+
+    class Changing(dict[str, Any]):
+        def items(self) -> Any:
+            if errors:
+                raise errors.pop()
+            return super().items()
+
     gate.set()
-    count = tuning.Tuner.count_noted
-    errors = [RuntimeError("Set changed size during iteration")]
-
-    def fail_once(self: tuning.Tuner) -> None:
-        if errors:
-            raise errors.pop()
-        count(self)
-
-    monkeypatch.setattr(tuning.Tuner, "count_noted", fail_once)
-    with HybridSession(branches()) as session:
+    with HybridSession(free_branches()) as session:
+        noted = engines_of(session).noted
+        assert noted is not None
+        noted.append(Changing(x=None))
+        session.run(None, {"x": X})
         assert session.wait_until_tuned(30)
+        session.run(None, {"x": X})
         assert session.plan is not None
-    assert tuned_shapes
-    assert "Set changed size during iteration" in caplog.text
+    assert len(tuned_shapes) == 1
+    assert "dictionary changed size during iteration" in caplog.text
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOLCK, "no locks available"), NotImplementedError("flock")])
@@ -245,16 +227,39 @@ def test_file_systems_without_locks(
     error: Exception, tuned_shapes: list[NamedShapes], gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The decision is made on network file systems without locks."""
-
-    def refuse(*_: object, **__: object) -> None:
-        raise error
-
     gate.set()
-    monkeypatch.setattr(filelock.FileLock, "acquire", refuse)
+    calls = fail_at(monkeypatch, "lock a file", error)
     with HybridSession(branches()) as session:
         assert session.wait_until_tuned(30)
         assert session.plan is not None
     assert tuned_shapes
+    assert calls
+
+
+@pytest.mark.parametrize("tune", ["background", "now"])
+def test_a_cache_that_cannot_be_written_does_not_prevent_tuning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tune: str
+) -> None:
+    """In a folder that cannot be created, as on a full or read-only disk, the session runs the plan without a lock."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("CHRION_CACHE", str(tmp_path / "file" / "cache"))
+    decided = [decide_by(monkeypatch, alternate), replace_tuning_process(monkeypatch, alternate)]
+    for number in (1, 2):
+        with HybridSession(branches(), tune=tune) as session:
+            assert session.wait_until_tuned(30)
+            assert session.plan is not None
+            assert_same_as_plain(session, branches(), {"x": X})
+        assert sum(map(len, decided)) == number
+
+
+def test_a_process_that_never_ends_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After its patience the session tunes beside the other process."""
+    decide_by(monkeypatch, alternate)
+    with (
+        filelock.FileLock(cache_folder() / "tuning.lock", thread_local=False),
+        HybridSession(branches(), tune="now") as session,
+    ):
+        assert session.plan is not None
 
 
 def test_another_process_that_tunes_does_not_delay_cached_decisions(
@@ -276,27 +281,21 @@ def test_another_process_that_tunes_does_not_delay_cached_decisions(
         assert session.plan is not None
 
 
-@pytest.mark.usefixtures("tuned_shapes")
-def test_a_process_that_was_ended_is_started_again_later(
-    gate: threading.Event, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_was_ended_is_started_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that the system has ended, for example for lack of memory, is started again."""
-    gate.set()
-    ask, ended = tuning.TuningProcess.ask, []  # type: ignore[attr-defined]
+    ended = [OSError("the tuning process ended with status -9")]
 
-    def end_once(self: Any, shapes: NamedShapes, **rest: Any) -> dict[str, Any]:
-        if not ended:
-            ended.append(shapes)
-            raise OSError("the tuning process ended with status -9")
-        answer: dict[str, Any] = ask(self, shapes, **rest)
-        return answer
+    def decide(graph: Graph) -> Decision:
+        if ended:
+            raise ended.pop()
+        return alternate(graph)
 
-    monkeypatch.setattr(tuning.TuningProcess, "ask", end_once)
-    monkeypatch.setattr(decisions, "_FIRST_RETRY_S", 0.5)
+    asked = replace_tuning_process(monkeypatch, decide)
     with HybridSession(branches()) as session:
         assert session.wait_until_tuned(30)
         assert "status -9" in session.explain()
         wait_for(lambda: session.plan is not None)
+    assert len(asked) == 2
 
 
 def test_options_that_are_changed_later_do_not_matter(tuned_shapes: list[NamedShapes], gate: threading.Event) -> None:
@@ -316,7 +315,93 @@ def test_options_that_are_changed_later_do_not_matter(tuned_shapes: list[NamedSh
         assert session.plan is not None
 
 
+def test_options_that_are_changed_during_tuning_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The decision may be about other options than the session's, so that it is neither used nor cached."""
+    options = ort.SessionOptions()
+
+    def decide(graph: Graph) -> Decision:
+        options.enable_mem_pattern = False
+        return alternate(graph)
+
+    asked = replace_tuning_process(monkeypatch, decide)
+    with HybridSession(branches(), options) as session:
+        assert session.wait_until_tuned(30)
+        assert session.plan is None
+        assert "options were changed" in session.explain()
+    with HybridSession(branches(), options) as session:
+        assert session.wait_until_tuned(30)
+        assert session.plan is not None
+    assert len(asked) == 2
+
+
+def test_a_cached_decision_that_does_not_fit_is_made_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A session of an unknown name, as of another release, is ignored with a warning."""
+    decided = decide_by(monkeypatch, alternate)
+    graph = load(branches())
+    cache = EngineSelector(
+        SessionConfig(branches().SerializeToString(), None, None, None, None, None, None, None)
+    ).graph_cache(graph.digest, free=False)
+    cache.keep(Decision("plain, on the Moon", None, "of another release"))
+    for _ in range(2):
+        with HybridSession(branches(), tune="now") as session:
+            assert session.plan is not None
+    assert len(decided) == 1
+    assert caplog.text.count("ignoring cached decision: cached decision: unknown session 'plain, on the Moon'") == 1
+
+
+def test_a_decision_that_another_process_has_just_made_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session that tunes now looks for it when it has waited for the other process."""
+    graph = load(branches())
+    found = [None, alternate(graph)]
+    decided = decide_by(monkeypatch, alternate)
+    replace_step(monkeypatch, "recall the decision", lambda _: found.pop(0))
+    with (
+        filelock.FileLock(cache_folder() / "tuning.lock", thread_local=False),
+        HybridSession(branches(), tune="now") as session,
+    ):
+        assert session.plan is not None
+    assert (found, decided) == ([], [])
+
+
+def test_providers_may_be_changed() -> None:
+    """Providers that do not work change nothing; with others, all sessions are opened again."""
+    with HybridSession(branches(), tune="never", strict=True) as session:
+        assert session.wait_until_tuned(30)
+        engine, one_thread = engine_of(session), engines_of(session).diversion.one_thread
+        one_thread.get()
+        wait_for(lambda: one_thread.is_open)
+        with pytest.raises(ProviderError):
+            session.set_providers(["NoSuchExecutionProvider"])
+        assert (engine_of(session), one_thread.is_open) == (engine, True)
+        assert_same_as_plain(session, branches(), {"x": X})
+        session.set_providers([CPU])
+        assert session.wait_until_tuned(30)
+        assert engine_of(session).session is not engine.session  # type: ignore[union-attr]
+        assert not one_thread.is_open
+        assert_same_as_plain(session, branches(), {"x": X})
+
+
 # The end of a session.
+
+
+def test_closing_while_the_process_decides_is_no_failure(
+    monkeypatch: pytest.MonkeyPatch, gate: threading.Event, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The process is ended, which is logged neither as a failure nor as the reason for another attempt."""
+
+    def end(_: Graph) -> Decision:
+        raise OSError("the tuning process ended with status -9")
+
+    asked = replace_tuning_process(monkeypatch, end, gate)
+    with caplog.at_level(logging.INFO), HybridSession(branches()) as session:
+        wait_for(lambda: asked)
+        session.close()
+        engines_of(session).close_at_exit(time.monotonic() + 30)  # waits for the tuning thread
+    assert gate.is_set()
+    assert not caplog.text
+    assert not list(cache_folder().rglob("decisions/*.json"))
 
 
 @pytest.mark.usefixtures("tuned_shapes")
@@ -327,7 +412,7 @@ def test_a_dropped_session_is_freed_at_once(gate: threading.Event, *, tuned: boo
     if tuned:
         gate.set()
         assert session.wait_until_tuned(30)
-    engines = weakref.ref(session._engines)
+    engines = weakref.ref(engines_of(session))
     gc.collect()
     gc.disable()
     try:
@@ -335,48 +420,3 @@ def test_a_dropped_session_is_freed_at_once(gate: threading.Event, *, tuned: boo
         wait_for(lambda: engines() is None, 5)
     finally:
         gc.enable()
-
-
-def test_a_forked_child_exits_at_once_while_the_parent_tunes() -> None:
-    """The child does not wait for the parent's tuning thread, and can tune sessions of its own."""
-    code = """
-import os, sys, threading, time
-sys.path.insert(0, sys.argv[1])
-from chrion import HybridSession
-from chrion.runtime import process_hooks
-from chrion.runtime.selection import tuning
-from helpers import branches
-
-asked = threading.Event()
-
-def never(*_, **__):
-    asked.set()
-    time.sleep(60)
-
-tuning._DELAY_S = 0.0
-tuning.Tuner._ask = never
-session = HybridSession(branches())
-assert asked.wait(30)
-child = os.fork() == 0
-try:
-    if child:
-        print(session.wait_until_tuned())
-        own = HybridSession(branches(), tune="never")
-        print(own.wait_until_tuned(30), "switched off" in own.explain())
-        start = time.monotonic()
-        process_hooks._run_exit_hooks()
-        print(time.monotonic() - start < process_hooks.EXIT_LIMIT_S, flush=True)
-    else:
-        os.wait()
-finally:
-    os._exit(0)  # a normal exit would wait for onnxruntime's threads of the parent's session
-"""
-    done = subprocess.run(  # noqa: S603 - ourselves
-        [sys.executable, "-c", code, str(Path(__file__).parent.parent)],
-        env=os.environ | {"CHRION_TUNE": "background"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert (done.stdout, done.stderr) == ("True\nTrue True\nTrue\n", "")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
 import pytest
 
-from chrion.runtime.selection import guard
 from chrion.runtime.selection.guard import Candidate, Comparison, compare
 
 OWN, ONE_THREAD, PLAN = "plain", "plain, threads: 1", "plan 1"
@@ -66,20 +64,14 @@ class NoisyMachine:
         return self._busy
 
 
-@pytest.fixture
-def decide(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Comparison]:
-    """Return a function that compares candidates on a noisy machine."""
-
-    def run(seed: int, times_ms: tuple[float, float, float], **noise: float) -> Comparison:
-        machine = NoisyMachine(Random(seed), **noise)
-        monkeypatch.setattr(guard.time, "perf_counter", lambda: machine.now_s)
-        candidates = [
-            machine.candidate(name, ms, cores=cores)
-            for name, ms, cores in zip((OWN, ONE_THREAD, PLAN), times_ms, (2, 1, 2), strict=True)
-        ]
-        return compare(candidates, None, machine)
-
-    return run
+def decide(seed: int, times_ms: tuple[float, float, float], **noise: float) -> Comparison:
+    """Compare candidates on a noisy machine."""
+    machine = NoisyMachine(Random(seed), **noise)
+    candidates = [
+        machine.candidate(name, ms, cores=cores)
+        for name, ms, cores in zip((OWN, ONE_THREAD, PLAN), times_ms, (2, 1, 2), strict=True)
+    ]
+    return compare(candidates, None, machine, lambda: machine.now_s)
 
 
 #: Latencies of the own session, of the one with one thread and of the plan; the best choice.
@@ -87,9 +79,7 @@ CASES = [((5.0, 8.0, 6.0), OWN), ((5.0, 8.0, 3.0), PLAN), ((2.0, 1.0, 1.5), ONE_
 
 
 @pytest.mark.parametrize(("times_ms", "best"), CASES)
-def test_on_a_quiet_machine_the_best_candidate_is_selected(
-    decide: Callable[..., Comparison], times_ms: tuple[float, float, float], best: str
-) -> None:
+def test_on_a_quiet_machine_the_best_candidate_is_selected(times_ms: tuple[float, float, float], best: str) -> None:
     """There is no wrong and no uncertain choice."""
     found = [decide(seed, times_ms, busy_share=0.0, period_s=1.0) for seed in range(SEEDS)]
     assert {comparison.winner for comparison in found} == {best}
@@ -100,7 +90,6 @@ def test_on_a_quiet_machine_the_best_candidate_is_selected(
 @pytest.mark.parametrize("period_s", [0.02, 0.2, 2.0])
 @pytest.mark.parametrize("busy_share", [0.2, 0.5, 0.8])
 def test_beside_another_process_certain_choices_are_right(
-    decide: Callable[..., Comparison],
     times_ms: tuple[float, float, float],
     best: str,
     period_s: float,
@@ -115,7 +104,7 @@ def test_beside_another_process_certain_choices_are_right(
 
 @pytest.mark.parametrize(("times_ms", "best"), CASES)
 def test_with_a_monitor_that_misses_a_fifth_few_certain_choices_are_wrong(
-    decide: Callable[..., Comparison], times_ms: tuple[float, float, float], best: str
+    times_ms: tuple[float, float, float], best: str
 ) -> None:
     """At most one in twenty choices is certain and wrong, since quantiles and rounds do not rest on the monitor."""
     noise = {"busy_share": 0.5, "period_s": 0.2, "detection": 0.8}
@@ -124,7 +113,7 @@ def test_with_a_monitor_that_misses_a_fifth_few_certain_choices_are_wrong(
     assert wrong <= SEEDS / 20
 
 
-def test_under_permanent_load_a_plan_that_leads_by_far_is_still_found(decide: Callable[..., Comparison]) -> None:
+def test_under_permanent_load_a_plan_that_leads_by_far_is_still_found() -> None:
     """A plan of 0.6 times the latency is mostly selected, though uncertain, with a core used half of the time."""
     found = [decide(seed, (1.0, 0.95, 0.6), busy_share=0.5, period_s=0.02) for seed in range(SEEDS)]
     assert all(comparison.interference for comparison in found)

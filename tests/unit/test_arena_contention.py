@@ -4,27 +4,35 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
 from chrion.runtime import arena_contention
 from chrion.runtime.arena_contention import ArenaContention, voluntary_switches
+from helpers import FakeClock
 
-#: Enough requests for a decision.
-ENOUGH = arena_contention._INTERVAL * arena_contention._SAMPLES
+#: Enough requests for a decision: 16 samples, one in four requests.
+ENOUGH = 64
 
 
-def serve(requests: Sequence[int], monkeypatch: pytest.MonkeyPatch, request_s: float = 0.0) -> int:
+@pytest.fixture
+def switch_interval() -> Iterator[Callable[[float], None]]:
+    """Return the function that sets Python's switch interval in seconds."""
+    before = sys.getswitchinterval()
+    yield sys.setswitchinterval
+    sys.setswitchinterval(before)
+
+
+def serve(requests: Sequence[int], request_s: float = 0.0) -> int:
     """Record requests of given voluntary context switches and duration; return how often contention was found."""
-    switches, now_s = [1000], [0.0]
-    monkeypatch.setattr(arena_contention, "voluntary_switches", lambda: switches[0])
+    switches, clock = [1000], FakeClock()
     found: list[int] = []
-    counter = ArenaContention(lambda: found.append(1), lambda: now_s[0])
+    counter = ArenaContention(lambda: found.append(1), clock, lambda: switches[0])
     for request in requests:
         sample = counter.sample()
         switches[0] += request
-        now_s[0] += request_s
+        clock.now_s += request_s
         if sample:
             counter.add(sample)
     return len(found)
@@ -41,24 +49,25 @@ def serve(requests: Sequence[int], monkeypatch: pytest.MonkeyPatch, request_s: f
     ],
     ids=["contention", "too few", "locks of Python", "a busy second", "later"],
 )
-def test_contention_is_found_by_the_median(
-    requests: Sequence[int], expected: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_contention_is_found_by_the_median(requests: Sequence[int], expected: int) -> None:
     """Most requests of a number of samples must have many voluntary context switches."""
-    assert serve(requests, monkeypatch) == expected
+    assert serve(requests) == expected
 
 
 @pytest.mark.parametrize(("request_s", "expected"), [(0.1, 1), (0.4, 0)])
-def test_waits_for_the_gil_are_not_contention(request_s: float, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waits_for_the_gil_are_not_contention(
+    request_s: float, expected: int, switch_interval: Callable[[float], None]
+) -> None:
     """A thread that waits for the GIL wakes up every 5 ms: 80 times in a request of 0.4 s."""
-    monkeypatch.setattr(sys, "getswitchinterval", lambda: 0.005)
-    assert serve([80] * ENOUGH, monkeypatch, request_s) == expected
+    switch_interval(0.005)
+    assert serve([80] * ENOUGH, request_s) == expected
 
 
-def test_any_switch_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_switch_interval(switch_interval: Callable[[float], None]) -> None:
     """Python reports 0 for an interval below a microsecond."""
-    monkeypatch.setattr(sys, "getswitchinterval", lambda: 0.0)
-    assert serve([2000] * ENOUGH, monkeypatch, 0.1) == 1
+    switch_interval(1e-7)
+    assert sys.getswitchinterval() == 0.0
+    assert serve([2000] * ENOUGH, 0.1) == 1
 
 
 def test_a_system_without_counts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from chrion import cores
+from seams.machine import pretend_cores
 
 
 def test_cores_are_among_the_allowed_ones() -> None:
@@ -35,22 +36,16 @@ def test_affinity_is_respected() -> None:
 
 
 @pytest.mark.parametrize(("quota", "limit"), [(None, 4), (3.0, 3), (1.5, 1), (0.5, 1), (64.0, 4)])
-def test_the_quota_limits_cores(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: float | None, limit: int
-) -> None:
+def test_the_quota_limits_cores(monkeypatch: pytest.MonkeyPatch, quota: float | None, limit: int) -> None:
     """A quota counts in whole CPUs, and half a CPU counts as one."""
-    monkeypatch.setattr(cores, "cpu_quota", lambda: quota)
-    monkeypatch.setattr(cores, "_TOPOLOGY", tmp_path)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
+    pretend_cores(monkeypatch, range(4), quota=quota)
     assert len(cores.physical_cores()) == limit
 
 
-def test_the_affinity_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_affinity_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cores that are taken from the process later are not in the result."""
-    monkeypatch.setattr(cores, "_TOPOLOGY", tmp_path)
-    monkeypatch.setattr(cores, "cpu_quota", lambda: None)
     for allowed in ({0, 1, 2}, {2}, {1, 2}):
-        monkeypatch.setattr(os, "sched_getaffinity", lambda _, allowed=allowed: allowed)
+        pretend_cores(monkeypatch, allowed)
         assert cores.physical_cores() == tuple(sorted(allowed))
 
 
@@ -59,9 +54,7 @@ def test_siblings_share_a_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     for cpu in range(4):
         (tmp_path / f"cpu{cpu}" / "topology").mkdir(parents=True)
         (tmp_path / f"cpu{cpu}" / "topology" / "thread_siblings_list").write_text(f"{cpu % 2},{cpu % 2 + 2}\n")
-    monkeypatch.setattr(cores, "cpu_quota", lambda: None)
-    monkeypatch.setattr(cores, "_TOPOLOGY", tmp_path)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
+    pretend_cores(monkeypatch, range(4), topology=tmp_path)
     assert cores.physical_cores() == (0, 1)
 
 
@@ -106,7 +99,7 @@ def test_the_private_cache_is_the_largest_of_one_core(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caches: list[tuple[str, str]], size: int
 ) -> None:
     """The hardware threads of a core share its caches; an unreadable cache counts as missing."""
-    monkeypatch.setattr(cores, "_TOPOLOGY", tmp_path)
+    pretend_cores(monkeypatch, [0], topology=tmp_path)
     topology = tmp_path / "cpu0" / "topology"
     topology.mkdir(parents=True)
     (topology / "thread_siblings_list").write_text("0,4\n")

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from chrion.files import cache_folder
 from chrion.runtime.selection import decisions
 from chrion.runtime.selection.decisions import Decision, DecisionCache, TimedCandidate, model_files, model_identity
 from chrion.scheduler import fixed_plan
-from helpers import smallest_graph
+from helpers import FakeClock, smallest_graph
 from property_tests import examples
 
 FILES = st.tuples(st.text(), st.integers(0, 2**63), st.integers(-(2**63), 2**63))
@@ -43,15 +44,24 @@ JSON = st.recursive(
 )
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[float]:
-    """Return the time in seconds that the cache reads; the cache is empty."""
-    now = [1e9]
+@pytest.fixture(autouse=True)
+def _empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CHRION_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(decisions.time, "time", lambda: now[0])
-    return now
 
 
+@pytest.fixture
+def clock() -> FakeClock:
+    """Return the clock that the cache reads."""
+    return FakeClock(1e9)
+
+
+def cache_file() -> Path:
+    """Return the only file of the cache."""
+    (found,) = cache_folder().rglob("*.json")
+    return found
+
+
+@examples(100)
 @given(DECISIONS)
 def test_decisions_survive_json(decision: Decision) -> None:
     """Any decision is read as it was written."""
@@ -79,22 +89,38 @@ def test_a_latency_in_a_file_is_positive_and_finite(latency_ms: float) -> None:
         decisions.decision_from_json(content)
 
 
-@pytest.mark.usefixtures("clock")
-@examples(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.parametrize("made_s", [-1.0, 1e300, math.nan])
+def test_a_time_in_a_file_can_be_printed(made_s: float) -> None:
+    """A time before 1970, or after the year 9999, is refused."""
+    content = Decision("plain", None, "").to_json() | {"made_s": made_s}
+    with pytest.raises(ValueError, match="expected a time in seconds"):
+        decisions.decision_from_json(content)
+
+
+def test_the_evidence_of_a_decision() -> None:
+    """The reason is followed by the time of the decision and the file in which it was found."""
+    assert Decision("plain", None, "fastest").evidence == "fastest"
+    assert Decision("plain", None, "fastest", made_s=86400.0).evidence == "fastest (tuned 1970-01-02 00:00 UTC)"
+    found = Decision("plain", None, "fastest", made_s=86400.0, origin="m.json")
+    assert found.evidence == "fastest (tuned 1970-01-02 00:00 UTC, found in m.json)"
+
+
+@examples(100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_a_damaged_file_holds_no_decision(data: st.DataObject) -> None:
     """A file with any value replaced is ignored or read as a decision, and the next decision replaces it."""
     cache = DecisionCache("damaged")
     cache.keep(data.draw(DECISIONS))
-    content: dict[str, Any] = json.loads(cache._path.read_text())
+    content: dict[str, Any] = json.loads(cache_file().read_text())
     content[data.draw(st.sampled_from(sorted(content)))] = data.draw(JSON)
-    cache._path.write_text(json.dumps(content))
+    cache_file().write_text(json.dumps(content))
     found = cache.recall()
     assert found is None or found.valid_s > 0
     kept = cache.keep(Decision("plain", None, "again"))
     assert cache.recall() == kept
 
 
+@examples(100)
 @given(st.integers())
 def test_an_uncertain_decision_is_valid_for_a_minute_to_a_year(attempts: int) -> None:
     """The time is within these limits for any number of attempts, since a damaged file may hold any number."""
@@ -102,59 +128,57 @@ def test_an_uncertain_decision_is_valid_for_a_minute_to_a_year(attempts: int) ->
     assert Decision("plain", None, "", attempts=attempts).valid_s == math.inf
 
 
-@pytest.mark.usefixtures("clock")
 def test_decisions_are_found_by_their_key() -> None:
     """No decision is found under another key, or in a file that is not JSON."""
     DecisionCache("machine", 1).keep(Decision("plain", None, "because"))
     assert DecisionCache("machine", 1).recall() == Decision("plain", None, "because")
     assert DecisionCache("machine", 2).recall() is None
-    DecisionCache("machine", 1)._path.write_text('{"winner": 3')
+    cache_file().write_text('{"winner": 3')
     assert DecisionCache("machine", 1).recall() is None
 
 
-def test_a_certain_decision_stays_valid(clock: list[float]) -> None:
+def test_a_certain_decision_stays_valid(clock: FakeClock) -> None:
     """A certain decision is still used three years later."""
-    cache = DecisionCache("model")
+    cache = DecisionCache("model", clock=clock)
     cache.keep(Decision("plain", None, "fastest"))
-    clock[0] += 1e8
+    clock.now_s += 1e8
     assert cache.recall() == Decision("plain", None, "fastest")
 
 
-def test_an_uncertain_decision_is_valid_for_a_limited_time(clock: list[float]) -> None:
+def test_an_uncertain_decision_is_valid_for_a_limited_time(clock: FakeClock) -> None:
     """An uncertain decision is valid for a minute at first.
 
     Each further one is valid for four times as long, which makes 11 decisions a year.
     """
-    cache = DecisionCache("model")
+    cache = DecisionCache("model", clock=clock)
     for attempt in range(4):
         cache.keep(Decision("plain", None, "by chance", uncertain=True))
-        clock[0] += 60 * 4**attempt - 1
+        clock.now_s += 60 * 4**attempt - 1
         assert cache.recall() is not None
-        clock[0] += 2
+        clock.now_s += 2
         assert cache.recall() is None
     cache.keep(Decision("plain", None, "certain"))
     cache.keep(Decision("plain", None, "by chance", uncertain=True))
-    clock[0] += 61
+    clock.now_s += 61
     assert cache.recall() is None
 
 
-def test_a_decision_from_the_future_is_not_used(clock: list[float]) -> None:
+def test_a_decision_from_the_future_is_not_used(clock: FakeClock) -> None:
     """A decision with a later date is ignored, since after setting back a clock it would be valid for too long."""
-    cache = DecisionCache("model")
+    cache = DecisionCache("model", clock=clock)
     cache.keep(Decision("plain", None, "by chance", uncertain=True))
-    clock[0] -= 1e6
+    clock.now_s -= 1e6
     assert cache.recall() is None
 
 
-@pytest.mark.usefixtures("clock")
-def test_a_decision_depends_on_the_models_files(tmp_path: Path) -> None:
+def test_a_decision_depends_on_the_models_files(tmp_path: Path, clock: FakeClock) -> None:
     """Changes of the model or of the files of its external weights require a new decision."""
     model, weights = tmp_path / "model.onnx", tmp_path / "weights.bin"
     model.write_bytes(b"model")
     weights.write_bytes(b"weights")
     files = model_files(str(model), ["weights.bin", "weights.bin", "missing.bin"])
     assert [Path(path).name for path, _, _ in files] == ["model.onnx", "weights.bin"]
-    cache = DecisionCache("model")
+    cache = DecisionCache("model", clock=clock)
     cache.keep(Decision("plain", None, "", files))
     assert cache.recall() is not None
     weights.write_bytes(b"other weights")

@@ -36,7 +36,7 @@ def test_every_class_documents_its_exit_code() -> None:
 
 
 def test_errors_are_also_builtin_errors() -> None:
-    """An error of invalid input is a ValueError, that of a broken provider a RuntimeError, and a full disk an OSError."""
+    """Invalid input is a ValueError, a broken provider a RuntimeError, and a full disk an OSError."""
     for name in CLASSES.keys() - {"ChrionError"}:
         builtin = {"SpaceError": OSError}.get(name, RuntimeError if name in RUNTIME else ValueError)
         assert issubclass(CLASSES[name], builtin), name

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chrion.runtime.selection import guard
 from chrion.runtime.selection.evidence import NOT_PARALLEL, describe, missed_slo
 from chrion.runtime.selection.guard import Candidate, CandidateResult, Comparison, compare
 from chrion.units import format_ms
-from helpers import FakeInterferenceMonitor
+from helpers import FakeClock, FakeInterferenceMonitor
+from property_tests import examples
 
 NAMES = ["plain", "plain, threads: 1", "plan 1", "plan 2"]
 LATENCIES = st.sampled_from([1.0, 1.01, 1.5, 2.0, 3.0, math.inf])
@@ -27,6 +27,7 @@ def results_of(latencies: list[float]) -> tuple[CandidateResult, ...]:
     )
 
 
+@examples(100)
 @given(
     latencies=st.lists(LATENCIES, min_size=1, max_size=4),
     at=st.integers(0, 3),
@@ -63,6 +64,7 @@ def test_the_description_agrees_with_the_results(
     assert ("no candidate could be timed" in text) is (planned and least_ms == math.inf)
 
 
+@examples(100)
 @given(
     generated=st.lists(st.tuples(st.sampled_from([1.0, 1.02, 1.2, 2.0]), st.booleans()), min_size=2, max_size=4),
     busy=st.booleans(),
@@ -72,13 +74,13 @@ def test_the_description_of_a_real_comparison_names_its_winner_as_fastest_or_say
     generated: list[tuple[float, bool]], *, busy: bool, slo_ms: float | None
 ) -> None:
     """Of candidates on a fake clock, a winner that others undercut is never called the fastest."""
-    now = [0.0]
+    clock = FakeClock()
 
     def open_(ms: float, *, fails: bool) -> Callable[[], tuple[Callable[[], object], Callable[[], None]]]:
         def run() -> None:
             if fails:
                 raise RuntimeError("no")
-            now[0] += ms / 1e3
+            clock.now_s += ms / 1e3
 
         return lambda: (run, lambda: None)
 
@@ -86,11 +88,7 @@ def test_the_description_of_a_real_comparison_names_its_winner_as_fastest_or_say
         Candidate(name, open_(ms, fails=fails), plain=name.startswith("plain"))
         for name, (ms, fails) in zip(NAMES, generated, strict=False)
     ]
-    before, guard.time.perf_counter = guard.time.perf_counter, lambda: now[0]
-    try:
-        comparison = compare(candidates, slo_ms, FakeInterferenceMonitor(range(99) if busy else ()))
-    finally:
-        guard.time.perf_counter = before
+    comparison = compare(candidates, slo_ms, FakeInterferenceMonitor(range(99) if busy else ()), clock)
     text = describe(comparison, slo_ms, planned=True)
     found = re.findall(r"(plain|plain, threads: 1|plan \d): ([\d.]+) (ms|us)", text)
     shown = {name: float(figure) / (1000 if unit == "us" else 1) for name, figure, unit in found}
@@ -99,6 +97,13 @@ def test_the_description_of_a_real_comparison_names_its_winner_as_fastest_or_say
     elif shown:
         assert shown[comparison.winner] >= min(shown.values())
     assert bool(shown) is any(not fails for _, fails in generated)
+
+
+def test_the_number_of_rounds_has_its_noun() -> None:
+    """It is in the singular for one round only."""
+    for rounds, noun in ((1, "1 round"), (2, "2 rounds")):
+        result = CandidateResult("plain", 1.0, 0.0, plain=True, rounds=rounds)
+        assert describe(Comparison("plain", (result,)), None, planned=True).endswith(f"(plain: 1.00 ms; {noun})")
 
 
 def test_a_missed_slo_is_reported() -> None:

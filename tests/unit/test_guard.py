@@ -8,40 +8,37 @@ from dataclasses import replace
 
 import pytest
 
-from chrion.runtime.selection import guard
 from chrion.runtime.selection.guard import Candidate, compare
-from helpers import FakeInterferenceMonitor
+from helpers import FakeClock, FakeInterferenceMonitor
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Return the time that the guard reads, in seconds."""
-    now = [0.0]
-    monkeypatch.setattr(guard.time, "perf_counter", lambda: now[0])
-    return now
+def clock() -> FakeClock:
+    """Return the clock that the guard reads."""
+    return FakeClock()
 
 
-def steady(name: str, ms: float, clock: list[float], *, resident_mb: float = 0.0, plain: bool = True) -> Candidate:
+def steady(name: str, ms: float, clock: FakeClock, *, resident_mb: float = 0.0, plain: bool = True) -> Candidate:
     """Return a candidate whose runs all take equally long."""
 
     def run() -> None:
-        clock[0] += ms / 1e3
+        clock.now_s += ms / 1e3
 
     return Candidate(name, lambda: (run, lambda: None), resident_mb, plain)
 
 
-def alternating(name: str, times_ms: Sequence[float], clock: list[float], *, plain: bool = True) -> Candidate:
+def alternating(name: str, times_ms: Sequence[float], clock: FakeClock, *, plain: bool = True) -> Candidate:
     """Return a candidate whose runs take these times, again and again."""
     times = itertools.cycle(times_ms)
 
     def run() -> None:
-        clock[0] += next(times) / 1e3
+        clock.now_s += next(times) / 1e3
 
     return Candidate(name, lambda: (run, lambda: None), plain=plain)
 
 
 def by_round(
-    name: str, first_ms: Sequence[float], later_ms: float, clock: list[float], *, plain: bool = False
+    name: str, first_ms: Sequence[float], later_ms: float, clock: FakeClock, *, plain: bool = False
 ) -> tuple[Candidate, list[int]]:
     """Return a candidate whose runs take a given time in each of the first rounds, and another one in later rounds.
 
@@ -57,98 +54,100 @@ def by_round(
     return Candidate(name, open_, plain=plain), rounds
 
 
-def test_the_fastest_candidate_is_selected(clock: list[float]) -> None:
+def test_the_fastest_candidate_is_selected(clock: FakeClock) -> None:
     """A plan that takes three fifths of the plain session's time replaces it."""
     candidates = [steady("plain", 5.0, clock), steady("plan", 3.0, clock, plain=False)]
-    winner, results, _ = compare(candidates, None, FakeInterferenceMonitor())
+    winner, results, _ = compare(candidates, None, FakeInterferenceMonitor(), clock)
     assert winner == "plan"
     assert [round(t.latency_ms, 6) for t in results] == [5.0, 3.0]
 
 
-def test_a_plan_must_beat_a_plain_session_by_more_than_noise(clock: list[float]) -> None:
+def test_a_plan_must_beat_a_plain_session_by_more_than_noise(clock: FakeClock) -> None:
     """A plan that is two percent faster is not selected."""
     candidates = [steady("plain", 5.0, clock), steady("plan", 4.9, clock, plain=False)]
-    assert compare(candidates, None, FakeInterferenceMonitor())[0] == "plain"
+    assert compare(candidates, None, FakeInterferenceMonitor(), clock)[0] == "plain"
 
 
-def test_candidates_far_behind_are_eliminated_and_close_ones_are_timed_further(clock: list[float]) -> None:
+def test_candidates_far_behind_are_eliminated_and_close_ones_are_timed_further(clock: FakeClock) -> None:
     """A plan with three slow rounds at first is selected; slower plans are dropped after one or three rounds."""
     late, _ = by_round("late", [9.0, 9.0, 9.0], 7.0, clock)
     far, far_rounds = by_round("far", [], 20.0, clock)
     behind, behind_rounds = by_round("behind", [], 10.5, clock)
-    winner, results, _ = compare([steady("plain", 8.5, clock), late, far, behind], None, FakeInterferenceMonitor())
+    winner, results, _ = compare(
+        [steady("plain", 8.5, clock), late, far, behind], None, FakeInterferenceMonitor(), clock
+    )
     assert winner == "late"
     assert [round(t.latency_ms, 6) for t in results] == [8.5, 7.0, 20.0, 10.5]
     assert (len(far_rounds), len(behind_rounds)) == (1, 3)
 
 
-def test_one_fast_round_is_not_enough(clock: list[float]) -> None:
+def test_one_fast_round_is_not_enough(clock: FakeClock) -> None:
     """A plan that is slower than the plain session in all rounds but one is not selected."""
     plan, _ = by_round("plan", [9.0, 9.0, 5.0], 9.0, clock)
-    winner, results, _ = compare([steady("plain", 8.5, clock), plan], None, FakeInterferenceMonitor())
+    winner, results, _ = compare([steady("plain", 8.5, clock), plan], None, FakeInterferenceMonitor(), clock)
     assert winner == "plain"
     assert [round(t.latency_ms, 6) for t in results] == [8.5, 9.0]
 
 
-def test_the_best_plain_session_is_never_eliminated(clock: list[float]) -> None:
+def test_the_best_plain_session_is_never_eliminated(clock: FakeClock) -> None:
     """The plain session takes part in all rounds, although a fast first round of the plan makes it seem far behind."""
     plan, _ = by_round("plan", [2.0], 9.0, clock)
-    assert compare([steady("plain", 8.5, clock), plan], None, FakeInterferenceMonitor())[0] == "plain"
+    assert compare([steady("plain", 8.5, clock), plan], None, FakeInterferenceMonitor(), clock)[0] == "plain"
 
 
-def test_the_callers_own_session_is_not_eliminated_after_one_slow_round(clock: list[float]) -> None:
+def test_the_callers_own_session_is_not_eliminated_after_one_slow_round(clock: FakeClock) -> None:
     """The session remains, since other processes may have used the cores in its first round."""
     own, _ = by_round("own", [20.0], 5.0, clock, plain=True)
-    assert compare([own, steady("one thread", 9.0, clock)], None, FakeInterferenceMonitor())[0] == "own"
+    assert compare([own, steady("one thread", 9.0, clock)], None, FakeInterferenceMonitor(), clock)[0] == "own"
 
 
-def test_one_fast_run_in_each_round_does_not_make_a_plain_session_the_best(clock: list[float]) -> None:
+def test_one_fast_run_in_each_round_does_not_make_a_plain_session_the_best(clock: FakeClock) -> None:
     """The best plain session is the one that is faster in four of five runs."""
     candidates = [steady("steady", 6.0, clock), alternating("varying", [9.0, 9.0, 5.0, 9.0, 9.0], clock)]
-    assert compare(candidates, None, FakeInterferenceMonitor())[0] == "steady"
+    assert compare(candidates, None, FakeInterferenceMonitor(), clock)[0] == "steady"
 
 
-def test_the_median_of_a_plan_must_not_exceed_that_of_any_plain_session(clock: list[float]) -> None:
+def test_the_median_of_a_plan_must_not_exceed_that_of_any_plain_session(clock: FakeClock) -> None:
     """A plan that only beats the plain session with the fastest run is not selected."""
     candidates = [
         steady("steady", 5.5, clock),
         alternating("varying", [9.0, 9.0, 5.0, 9.0, 9.0], clock),
         alternating("plan", [8.0, 8.0, 4.7, 8.0, 8.0], clock, plain=False),
     ]
-    assert compare(candidates, None, FakeInterferenceMonitor())[0] == "steady"
+    assert compare(candidates, None, FakeInterferenceMonitor(), clock)[0] == "steady"
 
 
-def test_a_candidate_that_fails_once_is_not_selected(clock: list[float]) -> None:
+def test_a_candidate_that_fails_once_is_not_selected(clock: FakeClock) -> None:
     """A failure in one run outweighs the candidate's latency in all others."""
     runs = itertools.count()
 
     def fail_once() -> None:
-        clock[0] += 1e-3
+        clock.now_s += 1e-3
         if next(runs) == 40:
             raise RuntimeError("now")
 
     unreliable = Candidate("unreliable", lambda: (fail_once, lambda: None), plain=False)
-    winner, results, _ = compare([steady("plain", 5.0, clock), unreliable], None, FakeInterferenceMonitor())
+    winner, results, _ = compare([steady("plain", 5.0, clock), unreliable], None, FakeInterferenceMonitor(), clock)
     assert (winner, results[1].latency_ms) == ("plain", float("inf"))
 
 
 @pytest.mark.parametrize(("plan_ms", "rounds"), [(5.5, 5), (3.5, 5), (4.6, 12), (9.0, 1)])
-def test_a_plan_that_leads_by_little_is_timed_in_more_rounds(clock: list[float], plan_ms: float, rounds: int) -> None:
+def test_a_plan_that_leads_by_little_is_timed_in_more_rounds(clock: FakeClock, plan_ms: float, rounds: int) -> None:
     """With a plain session of 5 ms, a plan that is slower or much faster is decided in fewer rounds."""
     plan, taken = by_round("plan", [], plan_ms, clock)
-    compare([steady("plain", 5.0, clock), plan], None, FakeInterferenceMonitor())
+    compare([steady("plain", 5.0, clock), plan], None, FakeInterferenceMonitor(), clock)
     assert len(taken) == rounds
 
 
-def test_the_least_number_of_rounds_is_run_beyond_the_time_budget(clock: list[float]) -> None:
+def test_the_least_number_of_rounds_is_run_beyond_the_time_budget(clock: FakeClock) -> None:
     """A slow model whose first round exceeds the budget and misleads is timed in further rounds."""
     plan, _ = by_round("plan", [800.0], 1000.0, clock)
     plain, _ = by_round("plain", [1000.0], 780.0, clock, plain=True)
-    assert compare([plain, plan], None, FakeInterferenceMonitor())[0] == "plain"
+    assert compare([plain, plan], None, FakeInterferenceMonitor(), clock)[0] == "plain"
 
 
 @pytest.mark.parametrize("kept_open", [True, False])
-def test_candidates_are_closed_as_often_as_they_are_opened(clock: list[float], *, kept_open: bool) -> None:
+def test_candidates_are_closed_as_often_as_they_are_opened(clock: FakeClock, *, kept_open: bool) -> None:
     """A candidate that is kept open between its trials is opened once."""
     opened, closed = [], []
 
@@ -157,7 +156,7 @@ def test_candidates_are_closed_as_often_as_they_are_opened(clock: list[float], *
         return steady("", 1.0, clock).open()[0], lambda: closed.append(1)
 
     plan = Candidate("plan", open_, plain=False, kept_open=kept_open)
-    assert compare([steady("plain", 1.1, clock), plan], None, FakeInterferenceMonitor())[0] == "plan"
+    assert compare([steady("plain", 1.1, clock), plan], None, FakeInterferenceMonitor(), clock)[0] == "plan"
     assert len(opened) == len(closed)
     assert (len(opened) == 1) is kept_open
 
@@ -167,29 +166,29 @@ def broken() -> tuple[Callable[[], object], Callable[[], None]]:
     raise RuntimeError("no")
 
 
-def test_a_candidate_kept_open_that_cannot_be_opened_is_not_selected(clock: list[float]) -> None:
+def test_a_candidate_kept_open_that_cannot_be_opened_is_not_selected(clock: FakeClock) -> None:
     """The candidate is not selected, and its error is not raised."""
     plan = Candidate("plan", broken, plain=False, kept_open=True)
-    assert compare([steady("plain", 1.1, clock), plan], None, FakeInterferenceMonitor())[0] == "plain"
+    assert compare([steady("plain", 1.1, clock), plan], None, FakeInterferenceMonitor(), clock)[0] == "plain"
 
 
-def test_the_least_memory_is_selected_among_candidates_that_meet_the_slo(clock: list[float]) -> None:
+def test_the_least_memory_is_selected_among_candidates_that_meet_the_slo(clock: FakeClock) -> None:
     """If no candidate meets the SLO, the fastest one is selected."""
     candidates = [
         steady("plain", 3.0, clock, resident_mb=900.0),
         steady("slow", 8.0, clock, resident_mb=0.0),
         steady("plan", 4.0, clock, resident_mb=300.0, plain=False),
     ]
-    assert compare(candidates, 5.0, FakeInterferenceMonitor())[0] == "plan"
-    assert compare(candidates, 10.0, FakeInterferenceMonitor())[0] == "slow"
-    assert compare(candidates, 1.0, FakeInterferenceMonitor())[0] == "plain"
+    assert compare(candidates, 5.0, FakeInterferenceMonitor(), clock)[0] == "plan"
+    assert compare(candidates, 10.0, FakeInterferenceMonitor(), clock)[0] == "slow"
+    assert compare(candidates, 1.0, FakeInterferenceMonitor(), clock)[0] == "plain"
 
 
-def test_a_candidate_that_fails_is_not_selected(clock: list[float]) -> None:
+def test_a_candidate_that_fails_is_not_selected(clock: FakeClock) -> None:
     """A candidate that fails when it is opened or when it runs is not selected, and its error is not raised."""
     fails_in_run = Candidate("b", lambda: (broken, lambda: None))
     winner, results, _ = compare(
-        [Candidate("a", broken), fails_in_run, steady("plain", 9.0, clock)], None, FakeInterferenceMonitor()
+        [Candidate("a", broken), fails_in_run, steady("plain", 9.0, clock)], None, FakeInterferenceMonitor(), clock
     )
     assert winner == "plain"
     assert [t.latency_ms for t in results[:2]] == [float("inf")] * 2
@@ -209,53 +208,53 @@ class BusyCores:
 
 
 @pytest.mark.parametrize("busy", [True, False])
-def test_rounds_under_interference_are_reported(clock: list[float], *, busy: bool) -> None:
+def test_rounds_under_interference_are_reported(clock: FakeClock, *, busy: bool) -> None:
     """The result is uncertain if other processes use the cores in all rounds."""
     candidates = [steady("plain", 5.0, clock), steady("plan", 3.0, clock, plain=False)]
-    assert compare(candidates, None, BusyCores() if busy else FakeInterferenceMonitor()).interference is busy
+    assert compare(candidates, None, BusyCores() if busy else FakeInterferenceMonitor(), clock).interference is busy
 
 
-def test_interference_at_the_end_of_a_round_counts_for_the_next_one_as_well(clock: list[float]) -> None:
+def test_interference_at_the_end_of_a_round_counts_for_the_next_one_as_well(clock: FakeClock) -> None:
     """Three of twelve rounds without interference suffice, and two do not."""
     candidates = [steady("plain", 5.0, clock), steady("plan", 4.6, clock, plain=False)]
     for first, uncertain in ((3, False), (2, True)):
         monitor = FakeInterferenceMonitor(interference_at=range(first, 99))
-        assert compare(candidates, None, monitor).interference is uncertain
+        assert compare(candidates, None, monitor, clock).interference is uncertain
 
 
-def test_under_interference_a_plan_must_lead_by_far(clock: list[float]) -> None:
+def test_under_interference_a_plan_must_lead_by_far(clock: FakeClock) -> None:
     """A plan that is a tenth faster is selected on cores without other processes only."""
     candidates = [steady("plain", 5.0, clock), steady("plan", 4.5, clock, plain=False)]
-    assert compare(candidates, None, FakeInterferenceMonitor()).winner == "plan"
-    assert compare(candidates, None, BusyCores()).winner == "plain"
+    assert compare(candidates, None, FakeInterferenceMonitor(), clock).winner == "plan"
+    assert compare(candidates, None, BusyCores(), clock).winner == "plain"
     candidates[1] = steady("plan", 3.9, clock, plain=False)
-    assert compare(candidates, None, BusyCores()).winner == "plan"
+    assert compare(candidates, None, BusyCores(), clock).winner == "plan"
 
 
-def test_under_interference_no_other_plain_session_replaces_the_callers_own(clock: list[float]) -> None:
+def test_under_interference_no_other_plain_session_replaces_the_callers_own(clock: FakeClock) -> None:
     """A session of one thread that takes half the time is selected on cores without other processes only."""
     candidates = [steady("own", 5.0, clock), steady("one thread", 2.5, clock)]
-    assert compare(candidates, None, FakeInterferenceMonitor()).winner == "one thread"
-    assert compare(candidates, None, BusyCores()).winner == "own"
+    assert compare(candidates, None, FakeInterferenceMonitor(), clock).winner == "one thread"
+    assert compare(candidates, None, BusyCores(), clock).winner == "own"
 
 
-def test_another_plain_session_must_be_faster_by_more_than_noise(clock: list[float]) -> None:
+def test_another_plain_session_must_be_faster_by_more_than_noise(clock: FakeClock) -> None:
     """A session of one thread that takes 2 % less time does not replace the caller's own."""
     candidates = [steady("own", 5.0, clock), steady("one thread", 4.9, clock)]
-    assert compare(candidates, None, FakeInterferenceMonitor()).winner == "own"
+    assert compare(candidates, None, FakeInterferenceMonitor(), clock).winner == "own"
 
 
-def test_rounds_with_interference_do_not_count_if_there_are_others(clock: list[float]) -> None:
+def test_rounds_with_interference_do_not_count_if_there_are_others(clock: FakeClock) -> None:
     """A plan that other processes slow down in the first four rounds is selected by the eight later ones."""
     plan, _ = by_round("plan", [7.0] * 4, 4.6, clock)
     monitor = FakeInterferenceMonitor(interference_at=range(4))
-    winner, results, interference = compare([steady("plain", 5.0, clock), plan], None, monitor)
+    winner, results, interference = compare([steady("plain", 5.0, clock), plan], None, monitor, clock)
     assert (winner, interference) == ("plan", False)
     assert round(results[1].latency_ms, 6) == 4.6
 
 
 @pytest.mark.parametrize(("plan_ms", "selected"), [(3.9, "plan"), (4.2, "plain")])
-def test_a_plan_that_costs_memory_requires_a_larger_gain(clock: list[float], plan_ms: float, selected: str) -> None:
+def test_a_plan_that_costs_memory_requires_a_larger_gain(clock: FakeClock, plan_ms: float, selected: str) -> None:
     """With a share of 0.8, a plan for a plain session of 5 ms may take 4 ms at most."""
     plan = replace(steady("plan", plan_ms, clock, plain=False), share=0.8)
-    assert compare([steady("plain", 5.0, clock), plan], None, FakeInterferenceMonitor()).winner == selected
+    assert compare([steady("plain", 5.0, clock), plan], None, FakeInterferenceMonitor(), clock).winner == selected

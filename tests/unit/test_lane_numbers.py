@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chrion.lane_numbers import all_lanes, display_order, is_accelerator_lane, lane_name
+from property_tests import examples
 
 
 def test_names_of_lanes() -> None:
@@ -14,6 +15,7 @@ def test_names_of_lanes() -> None:
     assert [is_accelerator_lane(lane) for lane in (0, -1, 1)] == [True, True, False]
 
 
+@examples(100)
 @given(cores=st.integers(0, 5), streams=st.integers(1, 5))
 def test_lane_numbers_index_a_list(cores: int, streams: int) -> None:
     """Every lane has its own entry; lane 0 and the cores have the entries at their numbers."""

@@ -13,6 +13,7 @@ import pytest
 from chrion.benchmark.latency import RunRequest, memory_held_mb
 from chrion.devices import nvml
 from chrion.devices.nvml import Gpu
+from seams.machine import install_nvml
 
 
 class Driver:
@@ -58,8 +59,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Install:
 
     def put(held: list[dict[int, int | None]], *, shown: bool = True) -> Driver:
         driver = Driver(held)
-        monkeypatch.setattr(nvml, "_library", lambda: driver)
-        monkeypatch.setattr(nvml, "_shows_processes", lambda: shown)
+        install_nvml(monkeypatch, driver, shown=shown)
         return driver
 
     return put
@@ -67,7 +67,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Install:
 
 def test_without_a_driver_the_memory_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     """The functions return None or an empty result, and do not raise."""
-    monkeypatch.setattr(nvml, "_library", lambda: None)
+    install_nvml(monkeypatch, None)
     assert nvml.gpus() == ()
     assert nvml.used_mb() is None
     assert nvml.MemoryMonitor().growth_mb() is None
@@ -115,7 +115,7 @@ def test_the_peak_within_a_run_is_found(install: Install) -> None:
 
 def test_without_a_driver_no_thread_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a driver no thread is started, and the peak is unknown."""
-    monkeypatch.setattr(nvml, "_library", lambda: None)
+    install_nvml(monkeypatch, None)
     monitor = nvml.MemoryMonitor()
     before = threading.active_count()
     with monitor.sampled():

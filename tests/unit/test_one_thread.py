@@ -11,8 +11,13 @@ from typing import Any
 
 import pytest
 
-from chrion.runtime import one_thread
 from chrion.runtime.one_thread import OneThreadSession
+from helpers import FakeClock
+from seams.sessions import refuse_threads
+from tuning_support import wait_for
+
+#: Interval in seconds in which sessions are checked.
+CHECK_S = 0.005
 
 
 class Session:
@@ -22,21 +27,9 @@ class Session:
         self.arena = arena
 
 
-def wait_for(condition: Callable[[], object]) -> None:
-    """Wait until a condition holds.
-
-    Raises:
-        AssertionError: It does not hold after half a minute.
-    """
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.001)
-
-
 def opened(clock: Callable[[], float] = time.monotonic) -> OneThreadSession:
     """Return a session that is open."""
-    session = OneThreadSession(Session, clock)  # type: ignore[arg-type,return-value]
+    session = OneThreadSession(Session, clock, CHECK_S)  # type: ignore[arg-type,return-value]
     assert session.get() is None
     wait_for(lambda: session.is_open)
     return session
@@ -60,28 +53,25 @@ def test_the_session_is_opened_once_while_requests_are_served() -> None:
     assert calls == [1]
 
 
-def test_an_unused_session_is_dropped_and_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unused_session_is_dropped_and_opened_again() -> None:
     """Its memory is returned after half a minute without a request."""
-    monkeypatch.setattr(one_thread, "_CHECK_S", 0.01)
-    now_s = [0.0]
-    session = opened(lambda: now_s[0])
+    clock = FakeClock()
+    session = opened(clock)
     engine = session.get()
     assert engine is not None
-    now_s[0] += 29.0
-    time.sleep(0.1)
+    clock.now_s += 29.0
+    time.sleep(10 * CHECK_S)
     assert session.get() is engine
     weak = weakref.ref(engine)
     del engine
-    now_s[0] += 31.0
+    clock.now_s += 31.0
     wait_for(lambda: weak() is None)
-    wait_for(lambda: not session._opening.locked())
     assert session.get() is None
-    wait_for(lambda: session.is_open)
+    wait_for(lambda: session.get() is not None)
 
 
-def test_the_thread_does_not_keep_the_session_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_thread_does_not_keep_the_session_alive() -> None:
     """When the owner is collected, the session is closed and the thread ends."""
-    monkeypatch.setattr(one_thread, "_CHECK_S", 0.01)
     session = opened()
     engine = weakref.ref(session.get())  # type: ignore[arg-type]
     del session
@@ -104,9 +94,9 @@ def test_a_session_that_cannot_be_opened_does_not_affect_requests(
 
     session = OneThreadSession(fails)
     assert session.get() is None
-    assert session._attempted is not None
-    assert session._attempted.wait(30)
+    wait_for(lambda: not [t for t in threading.enumerate() if t.name == "chrion-one-thread"])
     assert reason in caplog.text
+    assert bool(caplog.text) is bool(reason)
     assert [session.get() for _ in range(100)] == [None] * 100
     assert len(calls) == 1
 
@@ -120,10 +110,11 @@ def test_a_closed_session_is_not_used_again() -> None:
 
 def test_a_session_that_is_opened_too_late_is_dropped() -> None:
     """A session is dropped if its owner is closed while it is being opened; at exit, opening is awaited."""
-    release = threading.Event()
+    release, returned = threading.Event(), threading.Event()
 
     def open_session(arena: bool) -> Any:  # noqa: FBT001
         release.wait(30)
+        returned.set()
         return Session(arena)
 
     session = OneThreadSession(open_session)
@@ -131,8 +122,7 @@ def test_a_session_that_is_opened_too_late_is_dropped() -> None:
     session.close()
     release.set()
     session.close(time.monotonic() + 30)
-    assert session._attempted is not None
-    assert session._attempted.is_set()
+    assert returned.is_set()
     assert not session.is_open
 
 
@@ -148,21 +138,19 @@ def test_without_a_thread_requests_are_served_as_before(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Requests are served if no thread can be started, as while the interpreter exits or at a limit of the system."""
-
-    def refuse(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
+    refuse_threads(monkeypatch)
     session = OneThreadSession(Session)  # type: ignore[arg-type,return-value]
     assert [session.get() for _ in range(100)] == [None] * 100
     assert "can't start new thread" in caplog.text
+    start_s = time.monotonic()
+    session.close(start_s + 60)
+    assert time.monotonic() - start_s < 30, "an exit waits for a session that is not being opened"
 
 
-def test_a_session_is_replaced_by_one_without_an_arena(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_is_replaced_by_one_without_an_arena() -> None:
     """Requests always have a session, the old one is closed, and every later one has no arena."""
-    monkeypatch.setattr(one_thread, "_CHECK_S", 0.01)
-    now_s = [0.0]
-    session = opened(lambda: now_s[0])
+    clock = FakeClock()
+    session = opened(clock)
     old: Any = session.get()
     assert old.arena
     session.avoid_arena()
@@ -172,20 +160,17 @@ def test_a_session_is_replaced_by_one_without_an_arena(monkeypatch: pytest.Monke
     weak = weakref.ref(old)
     del old
     wait_for(lambda: weak() is None)
-    time.sleep(0.1)
+    time.sleep(10 * CHECK_S)
     assert session.get() is new, "it is replaced once"
     del new
-    now_s[0] += 31.0
+    clock.now_s += 31.0
     wait_for(lambda: not session.is_open)
-    wait_for(lambda: not session._opening.locked())
-    session.get()
-    wait_for(lambda: session.is_open)
+    wait_for(lambda: session.get() is not None)
     assert not session.get().arena  # type: ignore[union-attr]
 
 
-def test_an_exit_waits_for_a_session_that_is_being_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exit_waits_for_a_session_that_is_being_replaced() -> None:
     """The interpreter must not end while another thread is inside onnxruntime."""
-    monkeypatch.setattr(one_thread, "_CHECK_S", 0.01)
     begun, release = threading.Event(), threading.Event()
 
     def open_session(arena: bool) -> Any:  # noqa: FBT001
@@ -194,7 +179,7 @@ def test_an_exit_waits_for_a_session_that_is_being_replaced(monkeypatch: pytest.
             release.wait(30)
         return Session(arena)
 
-    session = OneThreadSession(open_session)
+    session = OneThreadSession(open_session, check_s=CHECK_S)
     session.get()
     wait_for(lambda: session.is_open)
     session.avoid_arena()
@@ -206,9 +191,8 @@ def test_an_exit_waits_for_a_session_that_is_being_replaced(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("raises", [True, False])
-def test_a_session_that_cannot_be_replaced_stays(monkeypatch: pytest.MonkeyPatch, *, raises: bool) -> None:
+def test_a_session_that_cannot_be_replaced_stays(*, raises: bool) -> None:
     """If there can be no other session, for lack of memory for example, the first one serves on."""
-    monkeypatch.setattr(one_thread, "_CHECK_S", 0.01)
     tried: list[bool] = []
 
     def open_session(arena: bool) -> Any:  # noqa: FBT001
@@ -217,15 +201,14 @@ def test_a_session_that_cannot_be_replaced_stays(monkeypatch: pytest.MonkeyPatch
             raise RuntimeError("no memory")
         return Session(arena) if arena else None
 
-    session = OneThreadSession(open_session)
+    session = OneThreadSession(open_session, check_s=CHECK_S)
     session.get()
     wait_for(lambda: session.is_open)
     old = session.get()
     session.avoid_arena()
-    wait_for(lambda: len(tried) == 2)
-    time.sleep(0.1)
+    wait_for(lambda: session.arena)
     session.avoid_arena()
-    time.sleep(0.1)
+    time.sleep(10 * CHECK_S)
     assert session.get() is old
     assert session.arena
     assert tried == [True, False], "it is tried once"

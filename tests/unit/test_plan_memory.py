@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from chrion.runtime.execution.engine import CutEngine, Footprint
 from chrion.runtime.selection.plan_memory import LIMIT, PlanMemory, find_excess, find_room, has_room, never_fits
+from property_tests import examples
 
 
 def open_plan(plan_mb: float, requests: int = 0, plain_mb: float = 100.0) -> CutEngine:
@@ -78,6 +79,7 @@ def test_a_plan_may_replace_the_one_of_the_same_shapes() -> None:
     assert PlanMemory().find_room(open_plans([25], [100]), 1, Footprint(100, 25), 0, halvings=0) is None
 
 
+@examples(100)
 @given(
     st.lists(st.tuples(st.floats(0.1, 40), st.integers(0, 100)), max_size=6), st.floats(0.1, 40), st.integers(0, 300)
 )
@@ -93,6 +95,7 @@ def test_the_limit_holds_for_any_plans(opened: list[tuple[float, int]], new_mb: 
         assert 100 + sum(e.footprint.plan_mb for e in engines.values() if e.footprint) <= LIMIT * 100
 
 
+@examples(100)
 @given(st.lists(st.floats(0.1, 40), max_size=6))
 def test_plans_that_exceed_the_limit_beside_a_plain_session_are_found(sizes_mb: list[float]) -> None:
     """Plans that were opened without a plain session fit beside one after the excess is closed."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from chrion.runtime.selection.shapes import ShapeCounter
+from property_tests import examples
 
 
 def test_the_first_shapes_are_tuned_at_once() -> None:
@@ -34,6 +34,7 @@ def test_the_work_for_a_shape_grows_with_the_logarithm_of_its_requests() -> None
     assert times == 5
 
 
+@examples(100)
 @given(st.lists(st.integers(0, 30), max_size=2000))
 def test_shapes_are_tuned_after_the_documented_numbers_of_requests(requests: list[int]) -> None:
     """The first eight shapes are tuned at requests 1, 1 + 64, 1 + 64 + 256, ...; later ones at 16, 16 + 64, ..."""
@@ -48,6 +49,15 @@ def test_shapes_are_tuned_after_the_documented_numbers_of_requests(requests: lis
 def test_shapes_that_are_not_requested_again_take_bounded_memory() -> None:
     """A model with a new shape in every request is tuned for the first ones only."""
     counter = ShapeCounter()
-    pick = random.Random(0)
-    assert sum(counter.count(pick.random()) for _ in range(20_000)) == 8
-    assert len(counter._counts) <= 4096
+    assert sum(counter.count(shape) for shape in range(4096)) == 8
+    assert not any(counter.count("late") for _ in range(100))  # no further shape is counted
+    assert counter.recent("late") == 0
+
+
+def test_recent_requests_are_halved() -> None:
+    """Each time that 4096 requests have been counted, the numbers of recent requests are halved."""
+    counter = ShapeCounter()
+    for at in range(2 * 4096):
+        assert counter.halvings == at // 4096
+        counter.count("late" if at >= 4096 else "early")
+    assert (counter.halvings, counter.recent("early"), counter.recent("late")) == (2, 1024, 2048)

@@ -22,6 +22,7 @@ from chrion.units import (
     parse_shape,
     parse_size_mb,
 )
+from property_tests import examples
 
 
 @pytest.mark.parametrize(
@@ -94,6 +95,7 @@ def test_invalid_sizes_are_refused(text: str) -> None:
     assert "600MB" in caught.value.hint
 
 
+@examples(100)
 @given(
     st.integers(0, 10**6),
     st.sampled_from(
@@ -108,6 +110,7 @@ def test_sizes_are_exact_in_any_case(count: int, unit: tuple[str, int], case: Ca
     assert parse_size_mb(f"{count}{gap}{case(name)}") == float(Fraction(count * size, 10**6))
 
 
+@examples(100)
 @given(
     st.integers(1, 10**6),
     st.sampled_from([("ns", 1), ("us", 10**3), ("µs", 10**3), ("ms", 10**6), ("s", 10**9)]),
@@ -140,6 +143,7 @@ def test_ranges(text: str, values: tuple[float, ...]) -> None:
     assert parse_range(text) == values
 
 
+@examples(100)
 @given(st.integers(-1000, 1000), st.integers(1, 500), st.integers(1, 200), st.integers(0, 6))
 def test_ranges_equal_the_list_of_their_values(first: int, step: int, count: int, digits: int) -> None:
     """Every value of a range is the float of its decimal number."""

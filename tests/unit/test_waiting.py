@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import pytest
 
@@ -21,57 +20,51 @@ def test_a_reached_count_needs_no_wait() -> None:
 
 
 @pytest.mark.parametrize("max_spins", [0, 10**9])
-def test_a_waiter_wakes_whether_it_spins_or_parks(monkeypatch: pytest.MonkeyPatch, max_spins: int) -> None:
+def test_a_waiter_wakes_whether_it_spins_or_parks(max_spins: int) -> None:
     """A waiter without spins parks at once, and one with many spins never parks; both see the change."""
-    monkeypatch.setattr(waiting, "MAX_SPINS", max_spins)
-    counter, through = Counter(), threading.Event()
+    counter, parked, through = Counter(), threading.Event(), threading.Event()
 
     def wait() -> None:
-        counter.wait(2)
+        counter.wait(2, max_spins, parked.set)
         through.set()
 
     thread = threading.Thread(target=wait)
     thread.start()
     counter.advance(1)
-    while max_spins == 0 and not counter._parked:
-        time.sleep(0.001)
-    assert bool(counter._parked) == (max_spins == 0)
+    assert parked.wait(60 if max_spins == 0 else 0.15) == (max_spins == 0)
     assert not through.is_set()
     counter.advance(2)
     thread.join(20)
     assert through.is_set()
-    assert not counter._parked
 
 
 def test_a_waiter_parks_after_its_spins(monkeypatch: pytest.MonkeyPatch) -> None:
     """A waiter spins MAX_SPINS times before it parks."""
     spins: list[int] = []
     monkeypatch.setattr(waiting, "spin", spins.append)
-    counter = Counter()
-    thread = threading.Thread(target=counter.wait, args=(1,))
+    counter, parked = Counter(), threading.Event()
+    thread = threading.Thread(target=counter.wait, args=(1, None, parked.set))
     thread.start()
-    while not counter._parked:
-        time.sleep(0.001)
+    assert parked.wait(60)
     counter.advance(1)
     thread.join(20)
     assert spins == list(range(waiting.MAX_SPINS))
 
 
-def test_no_advance_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_advance_is_missed() -> None:
     """Two threads that advance counters alternately and park every time miss no advance."""
-    monkeypatch.setattr(waiting, "MAX_SPINS", 0)
     ping, pong = Counter(), Counter()
 
     def echo() -> None:
         for count in range(1, 301):
-            ping.wait(count)
+            ping.wait(count, 0)
             pong.advance(count)
 
     thread = threading.Thread(target=echo)
     thread.start()
     for count in range(1, 301):
         ping.advance(count)
-        pong.wait(count)
+        pong.wait(count, 0)
     thread.join(20)
     assert (ping.count, pong.count) == (300, 300)
 

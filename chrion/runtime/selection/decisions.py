@@ -10,7 +10,7 @@ import hashlib
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,6 @@ _FIRST_RETRY_S, _RETRY_GROWTH, _LAST_RETRY_S = 60.0, 4.0, 365 * 86400.0
 
 #: Times in files are at most this, the year 9999, in seconds since the epoch.
 _LATEST_S = 253370764800.0
-
-#: One file that a decision depends on: its absolute path, size in bytes and modification time in ns.
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,9 +164,11 @@ class DecisionCache:
 
     Args:
         key: Everything that the decision depends on. Values are compared by their ``repr``.
+        clock: Returns the time in seconds since the epoch.
     """
 
-    def __init__(self, *key: object) -> None:
+    def __init__(self, *key: object, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
         name = hashlib.sha256(repr(key).encode()).hexdigest()[:32]
         self._path = cache_folder() / "decisions" / f"{name}.json"
 
@@ -188,7 +188,7 @@ class DecisionCache:
         before, _ = self._stored()
         if decision.uncertain and before and before.uncertain:
             decision = replace(decision, attempts=before.attempts + 1)
-        decision = replace(decision, made_s=time.time())
+        decision = replace(decision, made_s=self._clock())
         write_cached(self._path, decision.to_json())
         return decision
 
@@ -205,7 +205,7 @@ class DecisionCache:
             return None, 0.0
         try:
             decision = decision_from_json(content)
-            return decision, time.time() - decision.made_s
+            return decision, self._clock() - decision.made_s
         except (KeyError, TypeError, ValueError, OverflowError, PlanError):
             return None, 0.0
 

@@ -180,7 +180,10 @@ class _Judge:
 
 
 def compare(
-    candidates: Sequence[Candidate], slo_ms: float | None, monitor: InterferenceMonitor | None = None
+    candidates: Sequence[Candidate],
+    slo_ms: float | None,
+    monitor: InterferenceMonitor | None = None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Comparison:
     """Time all candidates and select one.
 
@@ -189,12 +192,13 @@ def compare(
         slo_ms: Select the candidate with the least accelerator memory among those that meet this latency. If None, or
             if no candidate meets it, select the fastest.
         monitor: Detects interference; by default it monitors all physical cores.
+        clock: Returns the time in seconds.
 
     Returns:
         The result. A single candidate is selected without being timed, unless there is an SLO.
     """
     records, judge = [_Record(c) for c in candidates], _Judge()
-    rounds = _run_rounds(records, judge, monitor, least=0 if slo_ms is None else 1)
+    rounds = _run_rounds(records, judge, monitor, clock, least=0 if slo_ms is None else 1)
     latency_ms = {record: judge.latency_ms(record) for record in records}
     fitting = [r for r in records if slo_ms is not None and latency_ms[r] <= slo_ms]
     least_mb = min((r.candidate.resident_mb for r in fitting), default=0.0)
@@ -207,32 +211,39 @@ def compare(
     return Comparison(winner.candidate.name, results, len(judge.calm) < min(rounds, _MIN_ROUNDS))
 
 
-def _run_rounds(records: Sequence[_Record], judge: _Judge, monitor: InterferenceMonitor | None, least: int) -> int:
+def _run_rounds(
+    records: Sequence[_Record],
+    judge: _Judge,
+    monitor: InterferenceMonitor | None,
+    clock: Callable[[], float],
+    least: int,
+) -> int:
     """Time the candidates in rounds, without those that are eliminated, until the result is clear.
 
     Args:
         records: The candidates, with their measurements.
         judge: Compares them, and is told of rounds without interference.
         monitor: Detects interference; created if None and there is a round.
+        clock: Returns the time in seconds.
         least: Minimum number of rounds if there is a single candidate.
 
     Returns:
         The number of rounds.
     """
-    remaining, start, calm = list(records), time.perf_counter(), True
+    remaining, start, calm = list(records), clock(), True
     with contextlib.ExitStack() as kept:
         openers = {r: _open_once(r.candidate, kept) if r.candidate.kept_open else r.candidate.open for r in records}
         for done in range(_MAX_ROUNDS):
             if done:
                 remaining = judge.eliminate(remaining)
-            spent = done >= _MIN_ROUNDS and time.perf_counter() - start > _BUDGET_S
+            spent = done >= _MIN_ROUNDS and clock() - start > _BUDGET_S
             if (len(remaining) < 2 and done >= least) or spent or (done >= _CLEAR_ROUNDS and judge.is_clear(remaining)):
                 return done
             if monitor is None:
                 monitor = UsageMonitor(physical_cores())
             for record in remaining:
                 try:
-                    record.trials[done] = _run_trial(openers[record])
+                    record.trials[done] = _run_trial(openers[record], clock)
                 except Exception as error:  # noqa: BLE001 - a candidate that raises anything is not selected
                     record.fail(error)
             before, calm = calm, not monitor.has_interference()
@@ -271,7 +282,7 @@ def _open_once(candidate: Candidate, kept: contextlib.ExitStack) -> Opener:
     return lambda: (run(), lambda: None)
 
 
-def _run_trial(opener: Opener) -> _Trial:
+def _run_trial(opener: Opener, clock: Callable[[], float]) -> _Trial:
     """Time a candidate, after a warm-up run.
 
     Raises:
@@ -280,7 +291,7 @@ def _run_trial(opener: Opener) -> _Trial:
     run, close = opener()
     try:
         run()
-        times = time_calls_until(run, time.perf_counter() + _TRIAL_S, _MIN_RUNS)
+        times = time_calls_until(run, clock() + _TRIAL_S, _MIN_RUNS, clock)
         return _Trial(_lower_quartile(times), min(times))
     finally:
         close()

@@ -27,25 +27,24 @@ from chrion.runtime.selection.worker import main
 main()
 """
 
-#: Time after which a process that has not answered is ended, in seconds.
-_LIMIT_S = 900.0
-
 
 class TuningProcess:
     """A process that makes decisions for one configuration; see :mod:`chrion.runtime.selection.worker`.
 
     Args:
         config: The session's configuration.
+        limit_s: Time after which a process that has not answered is ended, in seconds.
 
     Raises:
         OSError: The process cannot be started.
         TypeError: The configuration cannot be passed to another process.
     """
 
-    def __init__(self, config: SessionConfig) -> None:
+    def __init__(self, config: SessionConfig, limit_s: float = 900.0) -> None:
         # In an application that embeds Python, the executable is the application.
         if "py" not in Path(sys.executable or "").name.lower() or getattr(sys, "frozen", False):
             raise OSError(f"no Python interpreter to start: {sys.executable!r}")
+        self._limit_s = limit_s
         #: Data that is not sent yet, in parts, so that a model's bytes are not copied.
         self._unsent = config_to_data(config)
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
@@ -72,7 +71,7 @@ class TuningProcess:
         assert self._process.stdin  # noqa: S101 - it is a pipe
         assert self._process.stdout  # noqa: S101
         line = b""
-        limit = threading.Timer(_LIMIT_S, self._process.kill)  # it may hang, in a driver for example
+        limit = threading.Timer(self._limit_s, self._process.kill)  # it may hang, in a driver for example
         limit.daemon = True
         limit.start()
         try:

@@ -16,30 +16,25 @@ import pytest
 from chrion import HybridSession
 from chrion.files import cache_folder
 from chrion.graph.model import Graph
-from chrion.runtime.selection import ahead, shipped, tuning
+from chrion.runtime.selection import shipped
 from chrion.runtime.selection.decisions import Decision
-from chrion.runtime.selection.selector import EngineSelector
+from chrion.runtime.selection.tuning_lock import tuning_lock
 from command_line import Chrion, assert_refused
 from helpers import FLOAT, assert_same_as_plain, make_model, node, value
-from tuning_support import alternate, wait_for
+from seams.sessions import decide_by, replace_step, replace_tuning_process, shorten_waits, use_interpreter
+from tuning_support import alternate
 
 
 @pytest.fixture
 def decide(monkeypatch: pytest.MonkeyPatch) -> list[Graph]:
     """Let every comparison select a plan of two lanes; return the graphs of the comparisons."""
-    compared: list[Graph] = []
-
-    def compare(_: EngineSelector, graph: Graph) -> Decision:
-        compared.append(graph)
-        return alternate(graph)
-
-    monkeypatch.setattr(EngineSelector, "_compare", compare)
-    return compared
+    return decide_by(monkeypatch, alternate)
 
 
 @pytest.fixture
 def _empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CHRION_CACHE", str(tmp_path / "cache"))
+    shorten_waits(monkeypatch)
 
 
 @pytest.fixture
@@ -47,13 +42,13 @@ def clear(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     """Return a function after which no decision is cached and none can be made."""
     request.getfixturevalue("decide")
 
-    def refuse(*_: object, **__: object) -> None:
+    def refuse(_: Graph) -> Decision:
         raise AssertionError("decided again")
 
     def run() -> None:
         monkeypatch.setenv("CHRION_CACHE", str(tmp_path / "empty cache"))
-        monkeypatch.setattr(EngineSelector, "_compare", refuse)
-        monkeypatch.setattr(tuning, "TuningProcess", refuse)
+        decide_by(monkeypatch, refuse)
+        replace_tuning_process(monkeypatch, refuse)
 
     return run
 
@@ -146,9 +141,7 @@ def test_a_file_for_other_conditions_is_ignored(
 
 
 @pytest.mark.usefixtures("_empty_cache")
-def test_a_damaged_file_is_ignored(
-    cli: Chrion, model: Path, clear: Callable[[], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_damaged_file_is_ignored(cli: Chrion, model: Path, clear: Callable[[], None]) -> None:
     """Sessions run plain with truncated, wrong, malicious and oversized files, and raise nothing."""
     cli("tune", "m.onnx", "--beside")
     path = shipped.shipped_path(model)
@@ -171,7 +164,7 @@ def test_a_damaged_file_is_ignored(
         assert not runs_plan(model), text[:200]
     path.write_text(good)
     assert runs_plan(model)
-    monkeypatch.setattr(shipped, "_MAX_BYTES", len(good) - 1)
+    path.write_text(good + (1 << 26) * " ")
     assert not runs_plan(model)
     path.unlink()
     path.mkdir()
@@ -195,8 +188,16 @@ def test_decisions_of_other_machines_are_kept(cli: Chrion, model: Path) -> None:
 
 
 @pytest.mark.usefixtures("_empty_cache")
-def test_several_shapes_are_tuned(cli: Chrion, free: Path, clear: Callable[[], None], decide: list[Graph]) -> None:
+def test_several_shapes_are_tuned(
+    cli: Chrion,
+    free: Path,
+    clear: Callable[[], None],
+    decide: list[Graph],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
     """Each set of shapes has a decision of its own, given by input or by dimension; other shapes run plain."""
+    use_interpreter(monkeypatch, tmp_path / "python", "echo '[100.0, 1.0]'")  # measures the memory of plans
     code, out, err = cli("tune", "free.onnx", "--shape", "n=2", "--shape", "n=3", "--beside", "--json")
     assert code == 0, err
     rows = json.loads(out)["decisions"]
@@ -209,7 +210,7 @@ def test_several_shapes_are_tuned(cli: Chrion, free: Path, clear: Callable[[], N
         for size in (2, 3, 6):
             feed = {"x": np.ones((size, 4), np.float32)}
             session.run(None, feed)
-            wait_for(lambda: session.wait_until_tuned(1))
+            assert session.wait_until_tuned(60)
             session.run(None, feed)
             assert (session.plan is not None) is (size < 6)
 
@@ -240,13 +241,13 @@ def test_an_uncertain_decision_is_tried_again_and_not_shipped(
     """With interference in all attempts there is no file and the exit code is 1; with two bad attempts there is one."""
     left = [99]
 
-    def compare(_: EngineSelector, graph: Graph) -> Decision:
+    def decide(graph: Graph) -> Decision:
         left[0] -= 1
         return replace(alternate(graph), uncertain=left[0] >= 0)
 
-    monkeypatch.setattr(EngineSelector, "_compare", compare)
+    decide_by(monkeypatch, decide)
     code, _, err = cli("tune", "m.onnx", "--beside")
-    assert (code, left[0]) == (1, 99 - ahead._ATTEMPTS)
+    assert (code, left[0]) == (1, 96)
     assert "other processes used the cores" in err
     assert not shipped.shipped_path(model).exists()
     assert cli("tune", "m.onnx")[0] == 0
@@ -259,7 +260,7 @@ def test_an_uncertain_decision_is_tried_again_and_not_shipped(
 def test_a_missed_slo_is_exit_code_3(cli: Chrion, monkeypatch: pytest.MonkeyPatch) -> None:
     """The message is on stdout."""
     missed = "no candidate meets the SLO"
-    monkeypatch.setattr(EngineSelector, "_compare", lambda _, graph: replace(alternate(graph), missed=missed))
+    decide_by(monkeypatch, lambda graph: replace(alternate(graph), missed=missed))
     code, out, _ = cli("tune", "m.onnx", "--slo", "1us")
     assert (code, missed in out) == (3, True)
 
@@ -281,23 +282,22 @@ def test_the_command_waits_for_another_process(cli: Chrion, monkeypatch: pytest.
     lock = filelock.FileLock(cache_folder() / "tuning.lock", thread_local=False)
     lock.acquire()
     waited = []
-    original = ahead.tuning_lock
 
     def wait(timeout_s: float = 0.0) -> Any:
         if timeout_s < 0:
             waited.append(timeout_s)
             lock.release()
-        return original(timeout_s)
+        return tuning_lock(timeout_s)
 
-    monkeypatch.setattr(ahead, "tuning_lock", wait)
+    replace_step(monkeypatch, "wait for other processes", wait)
     code, _, err = cli("tune", "m.onnx")
     assert (code, waited) == (0, [-1])
     assert "waiting for another process that tunes" in err
 
 
-@pytest.mark.usefixtures("_empty_cache")
-def test_without_a_file_a_session_costs_one_system_call(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The model is neither read nor hashed."""
-    monkeypatch.setattr(shipped, "content_hash", lambda _: pytest.fail("hashed"))
+def test_without_a_file_the_model_is_not_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It is neither read nor hashed, and nothing is logged."""
+    caplog.set_level("INFO", "chrion")
     conditions = shipped.Conditions.of("machine", "software", "configuration")
-    assert shipped.recall(str(model), conditions, shapes={}) is None
+    assert shipped.recall(str(tmp_path / "missing.onnx"), conditions, shapes={}) is None
+    assert not caplog.text

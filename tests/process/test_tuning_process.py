@@ -1,0 +1,124 @@
+"""The tuning process, and the sessions that use it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnxruntime as ort
+import psutil
+import pytest
+
+from chrion import HybridSession
+from chrion.runtime.selection.configuration import SessionConfig
+from chrion.runtime.selection.decisions import decision_from_json
+from chrion.runtime.selection.tuning_process import NamedShapes, TuningProcess
+from helpers import branches, free_branches
+from tuning_support import background_tuning, no_process_left, wait_for  # noqa: F401 - fixtures
+
+pytestmark = pytest.mark.usefixtures("background_tuning", "no_process_left")
+
+
+def configuration(source: str | bytes) -> SessionConfig:
+    """Return a configuration of the CPU."""
+    return SessionConfig(source, ort.SessionOptions(), None, None, None, None, None, None)
+
+
+def child() -> psutil.Process:
+    """Return the only Python process that this process has started."""
+    (found,) = [process for process in psutil.Process().children() if "-P" in process.cmdline()]
+    return found
+
+
+def ask_process(source: str | bytes, *shapes: NamedShapes) -> list[dict[str, Any]]:
+    """Return the decisions of a real tuning process."""
+    process = TuningProcess(configuration(source))
+    try:
+        answers = [process.ask(shape) for shape in shapes]
+        assert child().nice() > psutil.Process().nice()
+        return answers
+    finally:
+        process.kill()
+
+
+def test_a_session_is_tuned_by_the_process() -> None:
+    """The explanation has the reason that the process has found."""
+    with HybridSession(branches()) as session:
+        assert session.wait_until_tuned(120)
+        assert "when timed (plain: " in session.explain()
+
+
+def test_the_process_decides(tmp_path: Path) -> None:
+    """The process decides on a model's file, and on its bytes for given shapes. The decision names the file's state."""
+    path = tmp_path / "model.onnx"
+    onnx.save(free_branches(), path)
+    answers = ask_process(str(path), {"x": (2, 4)}, {"x": (3, 4)}, {"x": (3, 5)})
+    for answer in answers[:2]:
+        decision = decision_from_json(answer["decision"])
+        assert decision.winner.startswith("pla")
+        assert decision.files == ((str(path), path.stat().st_size, path.stat().st_mtime_ns),)
+    assert "failure" in answers[2]
+    found = decision_from_json(ask_process(branches().SerializeToString(), {})[0]["decision"])
+    assert not found.files
+
+
+def test_the_process_ends_with_its_parent() -> None:
+    """The process ends, also if its parent is killed."""
+    code = (
+        "import sys, time, onnx\n"
+        "from chrion.runtime.selection import tuning_process\n"
+        "from chrion.runtime.selection.configuration import SessionConfig\n"
+        "process = tuning_process.TuningProcess(SessionConfig(b'', None, None, None, None, None, None, None))\n"
+        "import psutil\n"
+        "print(psutil.Process().children()[0].pid, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)  # noqa: S603 - ourselves
+    assert parent.stdout
+    worker = psutil.Process(int(parent.stdout.readline()))
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    wait_for(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE)
+
+
+def test_an_interrupt_from_the_keyboard_does_not_end_the_process() -> None:
+    """The process continues after a Ctrl-C, which a terminal also sends to it."""
+    process = TuningProcess(configuration(branches().SerializeToString()))
+    try:
+        assert "decision" in process.ask({})
+        child().send_signal(signal.SIGINT)
+        assert "decision" in process.ask({})
+    finally:
+        process.kill()
+
+
+def test_the_process_imports_nothing_from_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file in the working directory with the name of a module is not imported."""
+    (tmp_path / "json.py").write_text("raise SystemExit(7)")
+    monkeypatch.chdir(tmp_path)
+    assert "" not in sys.path
+    assert "decision" in ask_process(branches().SerializeToString(), {})[0]
+
+
+def test_a_model_given_as_bytes_is_not_copied() -> None:
+    """The bytes of a model, which may take most of the memory, are not copied."""
+    size = 1 << 26
+    config = configuration(bytes(size))
+    tracemalloc.start()
+    try:
+        process = TuningProcess(config)
+        try:
+            assert "not an ONNX model" in process.ask({})["decision"]["why"]
+        finally:
+            process.kill()
+        assert tracemalloc.get_traced_memory()[1] < size // 4
+    finally:
+        tracemalloc.stop()
