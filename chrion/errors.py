@@ -29,22 +29,7 @@ A message says where the error is, what is wrong, and what was expected; the hin
 
 from __future__ import annotations
 
-import difflib
 import errno
-from collections.abc import Iterable
-
-
-def did_you_mean(given: str, known: Iterable[str], otherwise: str = "") -> str:
-    """Return the hint for an unknown name.
-
-    Args:
-        given: The unknown name.
-        known: The known names.
-        otherwise: The hint if none of them is similar; by default it lists them.
-    """
-    names = list(known)
-    near = difflib.get_close_matches(given.lower(), names, 1)
-    return f"did you mean {near[0]!r}?" if near else otherwise or f"known: {', '.join(names)}"
 
 
 class ChrionError(Exception):

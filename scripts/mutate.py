@@ -395,9 +395,8 @@ def run(arguments: argparse.Namespace) -> None:
             for number, result in enumerate(pool.map(attempt, work), 1):
                 out.write(json.dumps(result) + "\n")
                 out.flush()
-                print(
-                    f"{number}/{len(work)} {result['state']:9} {result['seconds']:>6} s  {result['key']}  {result['by']}"
-                )
+                spent = f"{result['state']:9} {result['seconds']:>6} s"
+                print(f"{number}/{len(work)} {spent}  {result['key']}  {result['by']}")
 
 
 def _rows(paths: list[Path]) -> Iterator[str]:
@@ -420,7 +419,8 @@ def _rows(paths: list[Path]) -> Iterator[str]:
     for key in sorted(entries.keys() - killed.keys()):
         mutant = Mutant(**{name: entries[key][name] for name in Mutant.__slots__})  # type: ignore[arg-type]
         before = source[mutant.path][mutant.start : mutant.end].decode(errors="replace").strip()
-        yield f"  {mutant.path}:{mutant.line} {mutant.kind}: {before!r} -> {mutant.text.strip()!r} ({entries[key]['state']})"
+        change = f"{before!r} -> {mutant.text.strip()!r} ({entries[key]['state']})"
+        yield f"  {mutant.path}:{mutant.line} {mutant.kind}: {change}"
 
 
 def main() -> None:

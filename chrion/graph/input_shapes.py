@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 
 import onnx
 
-from chrion.errors import ShapeError, did_you_mean
+from chrion.errors import ShapeError
+from chrion.suggestions import did_you_mean
 from chrion.units import format_shape
 
 

@@ -128,8 +128,10 @@ class OpenedModel:
                 os.close(descriptor)
 
     def is_unchanged(self) -> bool:
-        """Return whether the files are what they were."""
-        return all(_identity_of(path) == found for path, found in self.files.items())
+        """Return whether the files, if they could be read, are what they were."""
+        return bool(self.files or not self.path) and all(
+            _identity_of(path) == found for path, found in self.files.items()
+        )
 
     def _usable_path(self) -> str:
         """Return the path as it was given, which messages then contain, unless the process has changed its folder."""

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from chrion.errors import ScenarioError, did_you_mean
+from chrion.errors import ScenarioError
 from chrion.files import bundled_folder, read_toml
 from chrion.manager.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING, SPILL, Route, route_resident_first
 from chrion.simulator.cluster_state import ServerPolicies
@@ -48,6 +48,7 @@ from chrion.simulator.settings import (
     refuse_unknown,
 )
 from chrion.simulator.workload import Workload, build_workload
+from chrion.suggestions import did_you_mean
 
 _DEFAULT_CATALOGUE = "table6"
 #: Keys whose values are paths of files.

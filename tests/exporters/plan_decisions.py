@@ -15,9 +15,9 @@ from typing import Any
 
 from cases import read_feeds
 
+from chrion.graph.opened_model import OpenedModel
 from chrion.runtime.selection import selector
 from chrion.runtime.selection.configuration import SessionConfig
-from chrion.runtime.selection.decisions import model_identity
 from chrion.runtime.selection.guard import Candidate, Comparison
 from chrion.runtime.selection.worker import Decider
 
@@ -26,7 +26,7 @@ def decide_on_plans(folder: Path) -> None:
     """Write a decision for the shapes of each request of the case in a folder."""
     selector.compare = _prefer_plans
     source = str(folder / "model.onnx")
-    config = SessionConfig(source, None, None, None, None, None, None, None)
+    config = SessionConfig(OpenedModel(source))
     decider, own = Decider(config), selector.EngineSelector(config)
     inputs = [info for info in own.plain("").session.get_inputs() if info.type.startswith("tensor(")]
     free = any(not all(isinstance(d, int) for d in info.shape) for info in inputs)
@@ -34,7 +34,7 @@ def decide_on_plans(folder: Path) -> None:
         shapes = {info.name: tuple(feed[info.name].shape) for info in inputs} if feed else {}
         with contextlib.suppress(Exception):  # a session that cannot decide runs plain as well
             decision = decider.decide(shapes)
-            own.cache("source", model_identity(source), sorted(shapes.items())).keep(decision)
+            own.cache("source", config.model.identity, sorted(shapes.items())).keep(decision)
 
 
 def _prefer_plans(candidates: Sequence[Candidate], *_: Any) -> Comparison:

@@ -13,6 +13,7 @@ import chrion
 from chrion.benchmark.comparison import PolicyComparison, PolicyResult, plan_policies, time_plans
 from chrion.errors import ScheduleError
 from chrion.graph import Dag
+from chrion.graph.opened_model import OpenedModel
 from chrion.profiler import Costs
 from chrion.profiler.synthetic_inputs import synthetic_inputs
 from chrion.report import comparison_json, comparison_table, comparison_verdict, plot_comparison
@@ -74,7 +75,7 @@ def test_plans_that_fail_or_give_other_outputs_are_not_timed() -> None:
     assert len(comparison_table(measured).rows) == 2 + 3
     negated = branches()
     next(n for n in negated.graph.node if n.op_type == "Neg").op_type = "Abs"
-    graph = replace(found.graph, source=negated.SerializeToString())
+    graph = replace(found.graph, source=OpenedModel(negated.SerializeToString()))
     measured = time_plans(replace(found, graph=graph, results=(sound,)), feed, rounds=1, trial_s=0.01)
     assert "differ from plain onnxruntime's" in measured.results[0].reason
     assert measured.results[0].timing is None

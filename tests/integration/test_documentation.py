@@ -139,10 +139,9 @@ def test_the_results_of_the_readme_are_in_the_pages_it_links_to() -> None:
 def test_the_readme_names_the_test_command_of_ci() -> None:
     """The command that the README gives for the tests is the one that .ci/run calls."""
     readme, ci = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", ".ci/run"))
-    assert "pip install -e '.[test]' && pytest " in readme
-    assert "pytest -m slow" in readme
-    assert re.search(r"^pytest$", ci, re.MULTILINE)
-    assert re.search(r"^pytest -m slow$", ci, re.MULTILINE)
+    command = "pip install -e '.[test]' && pytest"
+    for text in (readme, ci):
+        assert re.search(rf"^ *{re.escape(command)} *(#.*)?$", text, re.MULTILINE)
 
 
 def test_the_reference_documents_what_is_exported() -> None:
@@ -207,7 +206,7 @@ def test_the_exceptions_are_documented() -> None:
     page = (ROOT / "docs" / "reference" / "errors.md").read_text(encoding="utf-8")
     drawn = set(re.findall(r"\w+Error", page.split("ChrionError\n")[1].split("```")[0]))
     defined = {name for name, value in vars(errors).items() if isinstance(value, type) and name != "ChrionError"}
-    assert drawn - {"ValueError", "RuntimeError"} == defined
+    assert drawn - {"ValueError", "RuntimeError", "OSError"} == defined
 
 
 def test_stability_lists_the_public_modules() -> None:

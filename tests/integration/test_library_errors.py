@@ -76,7 +76,7 @@ def test_a_model_that_cannot_be_loaded_again_for_its_shapes_runs_plain(
     model = free_branches() if free else branches()
     decide_by(monkeypatch, lambda _: Decision("plain", None, "by the test"))
     with HybridSession(model) as session:
-        fail_at(monkeypatch, "load for a request", IndexError("unexpected"))
+        fail_at(monkeypatch, "load", IndexError("unexpected"))
         assert_equal(session.run(None, {"x": X}), run_plain(model, {"x": X}))
         assert ("IndexError: unexpected" in session.explain()) == free
 

@@ -68,7 +68,7 @@ def test_a_plan_of_a_model_in_a_cache_of_links(tmp_path: Path) -> None:
     model = build("lstm", {"layers": 2, "seq": 4})
     path = link_like_hugging_face(model, tmp_path)
     graph = chrion.load(path)
-    assert (graph.name, graph.source) == ("model", path)
+    assert (graph.name, graph.source.path) == ("model", str(path))
     feed = {"X": np.ones((4, 8, 64), np.float32)}
     with HybridSession(path, plan=fixed_plan(graph, alternating_lanes(graph))) as session:
         found = session.run(None, feed)

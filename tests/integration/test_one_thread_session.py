@@ -9,6 +9,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
+from chrion.graph.opened_model import OpenedModel
 from chrion.runtime.selection.configuration import SessionConfig
 from helpers import branches
 from seams.machine import set_free_memory
@@ -18,9 +19,8 @@ def one_thread(
     options: ort.SessionOptions | None = None, *, arena: bool = True, **rest: Any
 ) -> ort.InferenceSession | None:
     """Return the one-thread session of a configuration."""
-    config = SessionConfig(
-        branches().SerializeToString(), options, rest.pop("providers", None), None, None, None, None, 2
-    )
+    model = OpenedModel(branches().SerializeToString())
+    config = SessionConfig(model, options, rest.pop("providers", None), cores=2)
     engine = config.one_thread("for a test", arena=arena)
     return engine and engine.session
 
@@ -65,9 +65,9 @@ def test_an_arena_of_its_own(entry: str, *, own: bool, expected: bool) -> None:
     options = ort.SessionOptions()
     options.enable_cpu_mem_arena = own
     options.add_session_config_entry("session.use_env_allocators", entry)
-    model = branches().SerializeToString()
-    assert SessionConfig(model, options, None, None, None, None, None, 2).has_arena is expected
-    assert SessionConfig(model, None, None, None, None, None, None, 2).has_arena
+    model = OpenedModel(branches().SerializeToString())
+    assert SessionConfig(model, options, cores=2).has_arena is expected
+    assert SessionConfig(model, cores=2).has_arena
 
 
 def test_options_that_cannot_be_copied(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def test_siblings_are_merged_if_that_is_faster() -> None:
     feed = {"x": np.random.default_rng(1).standard_normal((2, 8)).astype(np.float32)}
     with HybridSession(graph, plan=Plan.from_json(plan.to_json())) as session:
         assert session.plan is not None
-        assert_equal(session.run(None, feed), run_plain(onnx.load_from_string(bytes(graph.source)), feed))
+        assert_equal(session.run(None, feed), run_plain(onnx.load_from_string(bytes(graph.source.source)), feed))
 
 
 def test_siblings_are_not_merged_if_that_is_slower() -> None:

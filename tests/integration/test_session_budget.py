@@ -12,6 +12,7 @@ import pytest
 
 from chrion import HybridSession, load
 from chrion.errors import OptionError
+from chrion.graph.opened_model import OpenedModel
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decisions import TimedCandidate
 from chrion.runtime.selection.guard import Candidate, CandidateResult, Comparison
@@ -27,10 +28,8 @@ ACCELERATOR = "NoSuchExecutionProvider"
 
 def config(budget_mb: float | None) -> SessionConfig:
     """Return the configuration of a session on an accelerator."""
-    source = branches().SerializeToString()
-    return SessionConfig(
-        source, None, [ACCELERATOR, "CPUExecutionProvider"], None, None, None, None, None, budget_mb=budget_mb
-    )
+    model = OpenedModel(branches().SerializeToString())
+    return SessionConfig(model, providers=[ACCELERATOR, "CPUExecutionProvider"], budget_mb=budget_mb)
 
 
 def timed_candidates(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, budget_mb: float | None) -> list[str]:

@@ -16,6 +16,7 @@ import pytest
 
 from chrion import HybridSession
 from chrion.cores import physical_cores
+from chrion.graph.opened_model import OpenedModel
 from chrion.runtime.execution.engine import PlainEngine
 from chrion.runtime.options.session_options import fingerprint
 from chrion.runtime.options.table import ARGUMENTS, RUN_OPTIONS, SESSION_KEYS, SESSION_OPTIONS
@@ -189,7 +190,7 @@ def test_decisions_are_kept_for_the_options() -> None:
 
     def goal(given: ort.SessionOptions | None, device: str) -> tuple[object, ...]:
         accelerator = [("CUDAExecutionProvider", {"device_id": device})]
-        return SessionConfig("", given, accelerator, None, None, None, None, None).decision_key
+        return SessionConfig(OpenedModel(b""), given, accelerator).decision_key
 
     threads = options(lambda o: setattr(o, "intra_op_num_threads", 1))
     goals = [goal(None, "0"), goal(None, "1"), goal(options(), "0"), goal(threads, "0")]
@@ -212,7 +213,7 @@ def test_the_baseline_has_the_callers_options(monkeypatch: pytest.MonkeyPatch) -
 def test_plans_use_no_more_lanes_than_threads_are_allowed(threads: int, cores: int | None, lanes: int | None) -> None:
     """``intra_op_num_threads`` limits the lanes unless ``cores`` is given; without either, the machine's cores do."""
     given = options(lambda o: setattr(o, "intra_op_num_threads", threads))
-    config = SessionConfig("", given, [CPU], None, None, None, None, cores)
+    config = SessionConfig(OpenedModel(b""), given, [CPU], cores=cores)
     assert config.lanes == (lanes and min(lanes, max(cores or 0, len(physical_cores()))))
 
 

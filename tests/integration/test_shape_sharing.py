@@ -13,6 +13,7 @@ import pytest
 
 from chrion import HybridSession, load
 from chrion.graph.model import Graph
+from chrion.graph.opened_model import OpenedModel
 from chrion.profiler import OperatorCost
 from chrion.profiler.profiles import Profile
 from chrion.runtime.selection.configuration import SessionConfig
@@ -75,7 +76,7 @@ def decide(rows: int, *, joined: bool, **changes: Any) -> Decision:
     """Return the decision of a new session of the model."""
     model = parallel_model(joined=joined)
     arguments = {"slo_ms": None, "alpha": None} | changes
-    config = SessionConfig(model.SerializeToString(), None, None, None, None, cores=None, **arguments)
+    config = SessionConfig(OpenedModel(model.SerializeToString()), **arguments)
     return EngineSelector(config).decide(load(model, {"x": (rows, WIDTH)}))
 
 

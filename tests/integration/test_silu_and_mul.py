@@ -61,8 +61,8 @@ def test_the_limits_of_numbers(instructions: int) -> None:
     [
         ([0, 1, 4], (1, 1, 7), "no whole number of rows"),
         ([0, 2, 4], (1, 1, 8), "the shape of the output has another size"),
-        ([0, 1, 0], (1, 1, 8), "expected a shape whose last dimension is fixed"),
-        ([0], (1, 8), "expected a shape whose last dimension is fixed"),
+        ([0, 1, 0], (1, 1, 8), "shape: expected fixed dimensions after the first"),
+        ([0], (1, 8), "shape: expected fixed dimensions after the first"),
     ],
 )
 def test_shapes_that_do_not_fit_are_errors(shape: list[int], x: tuple[int, ...], message: str) -> None:

@@ -23,6 +23,7 @@ from chrion import HybridSession, load
 from chrion.errors import ProviderError
 from chrion.files import cache_folder
 from chrion.graph.model import Graph
+from chrion.graph.opened_model import OpenedModel
 from chrion.runtime import engines as engines_module
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decisions import Decision
@@ -340,9 +341,9 @@ def test_a_cached_decision_that_does_not_fit_is_made_again(
     """A session of an unknown name, as of another release, is ignored with a warning."""
     decided = decide_by(monkeypatch, alternate)
     graph = load(branches())
-    cache = EngineSelector(
-        SessionConfig(branches().SerializeToString(), None, None, None, None, None, None, None)
-    ).graph_cache(graph.digest, free=False)
+    cache = EngineSelector(SessionConfig(OpenedModel(branches().SerializeToString()))).graph_cache(
+        graph.digest, free=False
+    )
     cache.keep(Decision("plain, on the Moon", None, "of another release"))
     for _ in range(2):
         with HybridSession(branches(), tune="now") as session:

@@ -12,6 +12,7 @@ import onnx
 import pytest
 
 from chrion import Graph, load
+from chrion.graph.opened_model import OpenedModel
 from chrion.runtime.execution.engine import CannotCutError, Footprint
 from chrion.runtime.selection.configuration import SessionConfig, config_to_data
 from chrion.runtime.selection.decisions import Decision, decision_from_json
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("background_tuning")
 
 def config_of(source: str | bytes) -> SessionConfig:
     """Return the configuration of a session without arguments."""
-    return SessionConfig(source, None, None, None, None, None, None, None)
+    return SessionConfig(OpenedModel(source))
 
 
 def ask(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from chrion import load
+from chrion.graph.opened_model import OpenedModel
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.footprint import can_measure, measure_footprint
 from chrion.scheduler import fixed_plan
@@ -18,7 +19,7 @@ def test_the_footprint_is_that_of_a_new_process() -> None:
     for size in (4, 1024):
         content = free_branches(size=size).SerializeToString()
         graph = load(content, {"x": (2, size)})
-        config = SessionConfig(content, None, None, None, None, None, None, None)
+        config = SessionConfig(OpenedModel(content))
         found[size] = measure_footprint(config, graph, fixed_plan(graph, alternating_lanes(graph)))
         weights_mb = sum(graph.dag.weight_bytes) / 1e6
         assert found[size].plan_mb > 0.9 * weights_mb

@@ -12,7 +12,7 @@ from chrion.simulator.overrides import parameter_grid
 from chrion.simulator.scenario import ScenarioSource, find_scenario
 from chrion.simulator.sweep import run_sweep
 from ray_clusters import start_cluster
-from server_process import wait_until
+from server_client import wait_until
 
 POINTS = parameter_grid([("gpu_memory_gb", (8, 10, 12)), ("eviction", ("lru", "lfu"))])
 

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from chrion import HybridSession
+from chrion.graph.opened_model import OpenedModel
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decisions import decision_from_json
 from chrion.runtime.selection.tuning_process import NamedShapes, TuningProcess
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("background_tuning", "no_process_left")
 
 def configuration(source: str | bytes) -> SessionConfig:
     """Return a configuration of the CPU."""
-    return SessionConfig(source, ort.SessionOptions(), None, None, None, None, None, None)
+    return SessionConfig(OpenedModel(source), ort.SessionOptions())
 
 
 def child() -> psutil.Process:
@@ -71,9 +72,10 @@ def test_the_process_ends_with_its_parent() -> None:
     """The process ends, also if its parent is killed."""
     code = (
         "import sys, time, onnx\n"
+        "from chrion.graph.opened_model import OpenedModel\n"
         "from chrion.runtime.selection import tuning_process\n"
         "from chrion.runtime.selection.configuration import SessionConfig\n"
-        "process = tuning_process.TuningProcess(SessionConfig(b'', None, None, None, None, None, None, None))\n"
+        "process = tuning_process.TuningProcess(SessionConfig(OpenedModel(b'')))\n"
         "import psutil\n"
         "print(psutil.Process().children()[0].pid, flush=True)\n"
         "time.sleep(60)\n"

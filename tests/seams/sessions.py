@@ -18,7 +18,7 @@ import filelock
 import onnxruntime as ort
 import pytest
 
-from chrion import HybridSession, load
+from chrion import HybridSession
 from chrion.cpu_use import OtherWork
 from chrion.graph import assemble, extract, loader, reading
 from chrion.graph.model import Graph
@@ -48,7 +48,7 @@ _SELECTION: dict[str, tuple[object, str]] = {
     "read captures": (assemble, "node_reads"),
     "build the graph": (loader, "assemble"),
     "read again": (admission, "read_model"),
-    "load": (admission, "load"),
+    "load": (SessionConfig, "load"),
     "probe the options": (admission, "hidden_reason"),
     "unroll": (measure_graph, "chunk_choices"),
     "describe the machine": (selector, "this_machine"),
@@ -72,7 +72,6 @@ _OPENING: dict[str, tuple[object, str]] = {
 _OTHERS: dict[str, tuple[object, str]] = {
     "decide": (EngineSelector, "_compare"),
     "open the engine": (EngineSelector, "open"),
-    "load for a request": (engines, "load"),
     "move to a CPU": (diversion, "move_to"),
     "wait for other processes": (ahead, "tuning_lock"),
     "lock a file": (filelock.FileLock, "acquire"),
@@ -178,13 +177,13 @@ def replace_tuning_process(
 
     class StandIn:
         def __init__(self, config: SessionConfig) -> None:
-            self._source = config.source
+            self._config = config
 
         def ask(self, shapes: NamedShapes, **_: bool) -> dict[str, Any]:
             asked.append(shapes)
             if gate:
                 gate.wait(30)
-            decision = decide(load(self._source, {name: tuple(shape) for name, shape in shapes.items()}))
+            decision = decide(self._config.load({name: tuple(shape) for name, shape in shapes.items()}))
             return {"decision": json.loads(json.dumps(decision.to_json()))}
 
         def kill(self) -> None:

@@ -8,11 +8,12 @@ from typing import Any
 import onnxruntime as ort
 import pytest
 
+from chrion.graph.opened_model import OpenedModel
 from chrion.runtime.selection.configuration import SessionConfig
 from seams.machine import pretend_cores
 
 CPU, CUDA, WEBGPU = (f"{name}ExecutionProvider" for name in ("CPU", "CUDA", "WebGpu"))
-CONFIG = SessionConfig(b"", None, None, None, None, None, None, None)
+CONFIG = SessionConfig(OpenedModel(b""))
 
 
 @pytest.mark.parametrize(
@@ -24,6 +25,7 @@ CONFIG = SessionConfig(b"", None, None, None, None, None, None, None)
         ([CPU, (CUDA, {"device_id": 1}), WEBGPU], None, (CUDA, {"device_id": 1}), ([CPU, WEBGPU], None)),
         ([WEBGPU, CPU], [{"a": 1}, {}], (WEBGPU, {"a": 1}), ([CPU], [{}])),
         ([CUDA], [{"a": 1}], (CUDA, {"a": 1}), ([CPU], None)),
+        ([CUDA, WEBGPU], [{"a": 1}, {"b": 2}], (CUDA, {"a": 1}), ([WEBGPU], [{"b": 2}])),
     ],
 )
 def test_the_first_provider_other_than_the_cpu_is_the_accelerator(
@@ -50,4 +52,4 @@ def test_the_number_of_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_name_of_a_model() -> None:
     """It is that of the file, without its suffix."""
     assert CONFIG.name == "given as bytes"
-    assert replace(CONFIG, source="folder/model.onnx").name == "model"
+    assert replace(CONFIG, model=OpenedModel("folder/model.onnx")).name == "model"

@@ -12,8 +12,9 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from chrion.files import cache_folder
+from chrion.graph.opened_model import OpenedModel
 from chrion.runtime.selection import decisions
-from chrion.runtime.selection.decisions import Decision, DecisionCache, TimedCandidate, model_files, model_identity
+from chrion.runtime.selection.decisions import Decision, DecisionCache, TimedCandidate
 from chrion.scheduler import fixed_plan
 from helpers import FakeClock, smallest_graph
 from property_tests import examples
@@ -176,21 +177,21 @@ def test_a_decision_depends_on_the_models_files(tmp_path: Path, clock: FakeClock
     model, weights = tmp_path / "model.onnx", tmp_path / "weights.bin"
     model.write_bytes(b"model")
     weights.write_bytes(b"weights")
-    files = model_files(str(model), ["weights.bin", "weights.bin", "missing.bin"])
-    assert [Path(path).name for path, _, _ in files] == ["model.onnx", "weights.bin"]
-    cache = DecisionCache("model", clock=clock)
-    cache.keep(Decision("plain", None, "", files))
-    assert cache.recall() is not None
-    weights.write_bytes(b"other weights")
-    assert cache.recall() is None
+    for changed in (model, weights):
+        files = tuple((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in (model, weights))
+        cache = DecisionCache("model", clock=clock)
+        cache.keep(Decision("plain", None, "", files))
+        assert cache.recall() is not None
+        changed.write_bytes(b"other")
+        assert cache.recall() is None
 
 
 def test_the_identity_of_a_model_is_its_content_or_its_files_state(tmp_path: Path) -> None:
     """Bytes are identified by their content; a file by its path, size and modification time."""
-    assert model_identity(b"a") == model_identity(b"a") != model_identity(b"b")
+    assert OpenedModel(b"a").identity == OpenedModel(b"a").identity != OpenedModel(b"b").identity
     path = tmp_path / "model.onnx"
     path.write_bytes(b"a")
-    before = model_identity(str(path))
-    assert before == model_identity(str(path))
+    before = OpenedModel(path).identity
+    assert before == OpenedModel(str(path)).identity
     path.write_bytes(b"bc")
-    assert model_identity(str(path)) != before
+    assert OpenedModel(path).identity != before

@@ -110,4 +110,4 @@ def test_errors_name_the_key(decoder: dict[str, Any], message: str) -> None:
     """Parts that are unknown or too small, and wrong values, are refused in one line."""
     with pytest.raises(ScenarioError) as found:
         scenario(**decoder)
-    assert str(found.value).startswith(message)
+    assert str(found.value).startswith(f"test.toml: {message}")

@@ -32,6 +32,7 @@ SERVER = (
     "ray_serve",
     "ray_target",
     "rest",
+    "served_models",
     "target",
 )
 #: Exceptions by module, each with its reason.

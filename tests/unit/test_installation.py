@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,14 +12,15 @@ from chrion.installation import FLAVOURS, find_fault, find_flavours, repair, req
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Return the only folder in which modules are looked for, with a module onnxruntime."""
     (tmp_path / "onnxruntime").mkdir()
     (tmp_path / "onnxruntime" / "__init__.py").write_text("")
     monkeypatch.delitem(sys.modules, "onnxruntime")
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     find_fault.cache_clear()
-    return tmp_path
+    yield tmp_path
+    find_fault.cache_clear()
 
 
 def install(site: Path, *names: str) -> None:

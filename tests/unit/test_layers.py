@@ -19,7 +19,7 @@ Layers = tuple[tuple[str, ...], ...]
 
 #: Packages and modules from the lowest layer up. A module imports from its own package and from lower layers.
 PACKAGES: Layers = (
-    ("errors",),
+    ("errors", "installation", "suggestions"),
     ("allocator", "cgroups", "files", "lane_numbers", "lazy_names", "native", "timing", "units", "waiting"),
     ("cores", "hardware", "ray_cluster"),
     ("core_leases", "cpu_use"),
@@ -150,7 +150,7 @@ def test_packages_list_all_they_import_in_order() -> None:
         bound = set()
         for part in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(part, ast.ImportFrom) and (part.module or "").startswith("chrion"):
-                bound |= {alias.asname or alias.name for alias in part.names} - {"import_on_first_use"}
+                bound |= {alias.asname or alias.name for alias in part.names} - {"import_on_first_use", "warn_of_fault"}
         assert {name for name in package.__all__ if not name.startswith("__")} == bound, name
         assert list(package.__all__) == sorted(package.__all__), name
         assert all(hasattr(package, name) for name in package.__all__), name

@@ -350,7 +350,7 @@ def test_errors_name_the_key(sections: dict[str, Any], message: str) -> None:
     """A scenario that is not valid is refused before the simulation."""
     with pytest.raises(ChrionError) as found:
         scenario(**sections)
-    assert str(found.value).startswith(message)
+    assert str(found.value).startswith(f"test.toml: {message}")
 
 
 def test_values_are_changed_by_key() -> None:

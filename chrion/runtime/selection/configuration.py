@@ -38,13 +38,13 @@ class SessionConfig:
     """The model and the arguments that a HybridSession was created with; see the class for their meaning."""
 
     model: OpenedModel
-    options: ort.SessionOptions | None
-    providers: Sequence[Any] | None
-    provider_options: Sequence[Mapping[Any, Any]] | None
-    plan: Plan | Callable[[Graph], Plan] | None
-    slo_ms: float | None
-    alpha: float | None
-    cores: int | None
+    options: ort.SessionOptions | None = None
+    providers: Sequence[Any] | None = None
+    provider_options: Sequence[Mapping[Any, Any]] | None = None
+    plan: Plan | Callable[[Graph], Plan] | None = None
+    slo_ms: float | None = None
+    alpha: float | None = None
+    cores: int | None = None
     #: Raise if the accelerator fails, instead of falling back to the CPU.
     strict: bool = False
     #: Limit of resident accelerator memory in MB, or None.

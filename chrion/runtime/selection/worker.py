@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, BinaryIO
 
+from chrion.errors import ModelError
 from chrion.graph.model import Graph
 from chrion.runtime.execution.engine import CannotCutError, Footprint
 from chrion.runtime.selection.admission import admit
@@ -52,8 +53,13 @@ class Decider:
 
         Returns:
             The decision. If the model cannot be cut, it selects a plain session and has the reason.
+
+        Raises:
+            ModelError: The model cannot be read, or it is not the one that the configuration names.
         """
         if self._graph is None:
+            if not self._config.model.is_unchanged():
+                raise ModelError(self._reason)
             return Decision(PLAIN, None, self._reason, self._files)
         graph = self._with_shapes(self._graph, shapes)
         if shapes and (least := self._least_memory(graph)) and never_fits(least):

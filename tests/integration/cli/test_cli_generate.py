@@ -54,7 +54,7 @@ def test_wrong_arguments_are_refused(cli: Chrion, decoder: str) -> None:
             ": --prompt: text needs a tokenizer (give --tokens 1,2,3 or --tokenizer FILE)",
         ),
         (["--tokens", "1", "--stop", "a"], ": --stop: text needs a tokenizer (give --tokenizer FILE)"),
-        (["--tokens", "1", "--cores", "0"], "--cores: expected at least 1, found 0"),
+        (["--tokens", "1", "--cores", "0"], "'--cores': Input should be greater than or equal to 1"),
         (["--tokens", "1", "--cores", "2000"], ": --cores: 2000 is above 1024"),
         (["--tokens", "1", "--top-p", "2"], ": --top-p: 2.0 is not above 0 and at most 1"),
         (["--tokens", "1", "--top-k", "-1"], ": --top-k: -1 is below 0"),

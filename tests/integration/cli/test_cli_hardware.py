@@ -113,7 +113,7 @@ def test_wrong_machines_are_refused(cli: Chrion, model: str) -> None:
         (("--hardware", "l4"), "a processor is missing"),
         (("--hardware", "l4+./no.toml"), "no.toml: cannot be read"),
         (("--hardware", "l4+epyc-16", "--cores", "17"), "17 requested, but epyc-16 has 1 to 16"),
-        (("--hardware", "l4+epyc-16", "--cores", "0"), "0 requested"),
+        (("--hardware", "l4+epyc-16", "--cores", "0"), "'--cores': Input should be greater than or equal to 1"),
         (("--hardware", "l4+epyc-16", "--accelerator", "none"), "--accelerator"),
         (("--hardware", "l4+epyc-16", "--profile", PAPER), "--profile"),
         (("--hardware", "l4+epyc-16", "--corrections", "no.json"), "no.json"),

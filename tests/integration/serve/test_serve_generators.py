@@ -38,9 +38,9 @@ def put_external_decoder(root: Path, model: onnx.ModelProto = MODEL) -> int:
     return file.stat().st_size + (file.parent / "data" / "w.bin").stat().st_size
 
 
-def test_generators_count_like_other_models(tmp_path: Path, attention: str) -> None:
+def test_generators_count_like_other_models(tmp_path: Path, *, native: bool) -> None:
     """Files times 1.1 and 4 MB, twice if the model and its parts remain, and the keys and values."""
-    copies = 1 if attention == "one operator" else 2
+    copies = 1 if native else 2
     size = put_external_decoder(tmp_path)
     opened = open_generators(tmp_path, 100_000_000)
     close_generators([*opened.values()])
