@@ -17,7 +17,7 @@ from chrion.native import available
 from chrion.profiler import measure_graph
 from chrion.runtime.selection import guard
 from command_line import cli  # noqa: F401 - a fixture
-from helpers import FakeInterferenceMonitor, lanes
+from helpers import FakeInterferenceMonitor, lanes, tasks
 from seams.execution import answer, check_frames, check_plans, serve_crowds, shorten_planning
 from seams.sessions import measure_machine_once
 
@@ -28,10 +28,20 @@ _TESTS = Path(__file__).parent
 
 def pytest_configure(config: pytest.Config) -> None:
     """Run all tests of files that the command line names, whatever their markers, unless it has an option ``-m``."""
-    given = any(str(word).startswith("-m") for word in config.invocation_params.args)
     files = all(Path(str(argument).split("::")[0]).is_file() for argument in config.args)
-    if config.args_source is pytest.Config.ArgsSource.ARGS and files and not given:
+    if config.args_source is pytest.Config.ArgsSource.ARGS and files and not _has_markers(config):
         config.option.markexpr = ""
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Run the default tests in a process for each core, at most four; what the command line chooses, in this one."""
+    chosen = config.args_source is pytest.Config.ArgsSource.ARGS or _has_markers(config)
+    return 0 if chosen else min(4, len(os.sched_getaffinity(0)))
+
+
+def _has_markers(config: pytest.Config) -> bool:
+    """Return whether the command line has an option ``-m``."""
+    return any(str(word).startswith("-m") for word in config.invocation_params.args)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -118,13 +128,13 @@ def either_lanes(request: pytest.FixtureRequest) -> None:
 @pytest.fixture(autouse=True)
 def _nothing_left() -> Iterator[None]:
     """Check that no lane thread outlives its session, and that the caller's affinity is restored."""
-    affinity, before = os.sched_getaffinity(0), lanes().keys()
+    affinity, before = os.sched_getaffinity(0), {*tasks()}
     yield
     assert os.sched_getaffinity(0) == affinity, "the main thread's affinity was not restored"
     end_s = time.monotonic() + 10
-    if lanes().keys() - before:
+    if lanes(before):
         time.sleep(0.01)  # most are just ending
-    while left := lanes().keys() - before:
+    while left := lanes(before):
         gc.collect()
         if any(isinstance(thing, HybridSession) for thing in gc.get_objects()):
             return  # a fixture of a wider scope still holds one

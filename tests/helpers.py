@@ -6,7 +6,7 @@ import contextlib
 import functools
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -159,16 +159,17 @@ def smallest_graph() -> Graph:
 
 def tasks() -> list[int]:
     """Return the numbers of all threads of this process."""
-    return [int(path.name) for path in Path("/proc/self/task").iterdir()]
+    folder = Path("/proc/self/task")
+    return [int(path.name) for path in folder.iterdir()] if folder.is_dir() else []
 
 
-def lanes() -> dict[int, str]:
-    """Return the lane threads that are alive, Python threads and native threads: their names by number."""
+def lanes(except_of: Iterable[int] = ()) -> dict[int, str]:
+    """Return the lane threads that are alive, native or of Python, but for some: their names by number."""
     found = {thread.native_id or 0: thread.name for thread in threading.enumerate()}
-    for task in tasks() if Path("/proc/self/task").is_dir() else ():
+    for task in {*tasks()} - {*except_of}:
         with contextlib.suppress(OSError):  # the thread has just ended
             found.setdefault(task, Path(f"/proc/self/task/{task}/comm").read_text().strip())
-    return {task: name for task, name in found.items() if name.startswith("chrion-lane-")}
+    return {n: name for n, name in found.items() if name.startswith("chrion-lane-") and n not in except_of}
 
 
 def lane_threads() -> list[str]:

@@ -189,10 +189,22 @@ class _Errors(logging.Handler):
 
 
 @contextlib.contextmanager
+def no_error_logged() -> Iterator[None]:
+    """Check that nothing is logged as an error."""
+    errors = _Errors()
+    logging.getLogger().addHandler(errors)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(errors)
+    assert not errors.found, "\n".join(errors.found)
+
+
+@contextlib.contextmanager
 def local_server(
     repository: Path, *, memory_mb: float = 2000.0, http: bool = False, **more: Any
 ) -> Iterator[LocalServer]:
-    """Run a server in this process, and check that it has logged no error.
+    """Run a server in this process.
 
     Args:
         repository: Its repository.
@@ -202,15 +214,9 @@ def local_server(
     """
     budgets = {HOST: round(memory_mb * 1e6)}
     options = ServerOptions(repository, grpc=("127.0.0.1", 0), budgets=budgets, **more)
-    errors = _Errors()
-    logging.getLogger().addHandler(errors)
-    try:
-        running = _running(options, http=http)
-        yield run_in_loop(running.__aenter__())
-        run_in_loop(running.__aexit__(None, None, None))
-        assert not errors.found, "\n".join(errors.found)
-    finally:
-        logging.getLogger().removeHandler(errors)
+    running = _running(options, http=http)
+    yield run_in_loop(running.__aenter__())
+    run_in_loop(running.__aexit__(None, None, None))
 
 
 @contextlib.asynccontextmanager

@@ -9,9 +9,16 @@ import openai
 import pytest
 
 from decoder_support import PlainDecoder
-from local_server import LocalServer, local_server
+from local_server import LocalServer, local_server, no_error_logged
 from model_repository import counting, product, put, put_all
 from served_decoders import MODEL, THINKING, TOOLS, put_byte_decoder, put_decoder
+
+
+@pytest.fixture(autouse=True)
+def _no_error_logged() -> Iterator[None]:
+    """Check that a test logs no error: a failed task, or a traceback of the server."""
+    with no_error_logged():
+        yield
 
 
 @pytest.fixture(scope="package")

@@ -188,7 +188,7 @@ def test_requests_in_flight_have_a_grace_at_the_end(tmp_path: Path) -> None:
         text = {"model": "llama", "prompt": [1], "max_tokens": tokens}
         with ThreadPoolExecutor(2) as pool:
             with local_server(tmp_path, drain_s=grace_s) as server:
-                asked = [pool.submit(server.infer, "slow", [3e4]), pool.submit(server.get, "/v1/completions", text)]
+                asked = [pool.submit(server.infer, "slow", [3e5]), pool.submit(server.get, "/v1/completions", text)]
                 wait_until(functools.partial(both_run, server))
             assert [one.result()[0] for one in asked] == [expected] * 2
         assert [server.infer("slow", [1.0])[0], server.get("/v2/health/ready")[0]] == [503, 503]
