@@ -16,7 +16,7 @@ import pytest
 
 from chrion import Graph, HybridSession, load
 from chrion.runtime import process_hooks
-from chrion.runtime.crowding import in_flight
+from chrion.runtime.process_hooks import in_flight
 from chrion.runtime.selection.decisions import Decision
 from chrion.scheduler import fixed_plan
 from helpers import FLOAT, branches, make_model, node, value
@@ -69,6 +69,38 @@ def start_calls() -> HybridSession:
 def end() -> None:
     """Return from the main thread."""
     start_calls()
+
+
+def call_plain(*, bound: bool = False) -> None:
+    """Return from the main thread while daemon threads call a plain session, perhaps with onnxruntime's bindings."""
+    w = np.eye(_SIZE, dtype=np.float32)
+    nodes = [node("MatMul", [f"a{step}", "w"], [f"a{step + 1}"]) for step in range(6)]
+    shape = [_SIZE, _SIZE]
+    model = make_model(nodes, [value("a0", FLOAT, shape)], [value("a6", FLOAT, shape)], {"w": w})
+    session, x = HybridSession(model, tune="never"), np.ones(shape, np.float32)
+
+    def call() -> None:
+        binding = ort.IOBinding(session)
+        binding.bind_cpu_input("a0", x)
+        binding.bind_output("a6")
+        try:
+            while True:
+                if bound:
+                    session.run_with_iobinding(binding)
+                else:
+                    session.run(None, {"a0": x})
+        except RuntimeError as error:
+            write_line(error)
+
+    for _ in range(8):
+        threading.Thread(target=call, daemon=True).start()
+    while not in_flight:
+        time.sleep(0.001)
+
+
+def call_bound() -> None:
+    """The same with bindings."""
+    call_plain(bound=True)
 
 
 def leave() -> None:
@@ -212,7 +244,11 @@ def attempt(session: HybridSession, feed: dict[str, np.ndarray]) -> str:
 
 
 PROGRAMS: dict[str, Callable[[], object]] = {
-    f.__name__: f for f in (end, leave, fail, late, thread, tune, decide, fork, fork_plain, fork_tuned, fork_tuning)
+    f.__name__: f
+    for f in (
+        *(end, call_plain, call_bound, leave, fail, late, thread, tune, decide),
+        *(fork, fork_plain, fork_tuned, fork_tuning),
+    )
 }
 
 if __name__ == "__main__":

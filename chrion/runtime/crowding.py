@@ -8,22 +8,17 @@ since they share its cores.
 
 from __future__ import annotations
 
-import os
 import time
-from collections import deque
 from collections.abc import Callable
 
-from chrion.runtime import process_hooks  # noqa: F401 - its hook, which reads in_flight, must run before the one below
 from chrion.runtime.execution.engine import Engine, PlainEngine
 from chrion.runtime.one_thread import OneThreadSession
+from chrion.runtime.process_hooks import in_flight
 
 #: Time for which requests still count as crowded after the last crowd, in seconds.
 _HOLD_S = 0.1
 #: The one-thread session is opened after this many crowded requests, or when a crowd has lasted this long, in seconds.
 _PATIENCE, _PATIENCE_S = 32, 0.2
-
-#: One entry for each request in flight in this process. Appending and removing are atomic.
-in_flight: deque[None] = deque()
 
 
 class Crowding:
@@ -66,7 +61,3 @@ class Crowding:
         if now_s - self._since_s >= _PATIENCE_S:
             self._requests = max(self._requests, _PATIENCE)
         return self._one_thread.get() if self._requests >= _PATIENCE else None
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=in_flight.clear)  # the parent's threads have requests in flight

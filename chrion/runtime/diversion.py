@@ -9,10 +9,11 @@ from collections.abc import Callable
 
 from chrion.cores import current_cpu, move_to
 from chrion.runtime.arena_contention import ArenaContention, Sample
-from chrion.runtime.crowding import Crowding, in_flight
+from chrion.runtime.crowding import Crowding
 from chrion.runtime.execution.engine import Engine, PlainEngine
 from chrion.runtime.live_comparison import LiveComparison
 from chrion.runtime.one_thread import OneThreadSession
+from chrion.runtime.process_hooks import in_flight
 
 #: What records a request when it has ended.
 Observer = LiveComparison | Sample

@@ -26,12 +26,12 @@ from chrion.graph.model import Graph, TensorInfo
 from chrion.graph.optimise import original_name
 from chrion.graph.ort_sessions import first_line
 from chrion.graph.reading import read_model
-from chrion.runtime.crowding import in_flight
 from chrion.runtime.diversion import Diversion
 from chrion.runtime.execution.engine import CannotCutError, CutEngine, Engine, Footprint, PlainEngine, require_tensors
 from chrion.runtime.execution.executor import CLOSED, AcceleratorFailure
 from chrion.runtime.live_comparison import LiveComparison
 from chrion.runtime.options.session_options import hidden_reason, run_reason, session_reason
+from chrion.runtime.process_hooks import in_flight
 from chrion.runtime.requests import check_feed, known_shape, shape_of
 from chrion.runtime.selection.admission import admit, raise_if_unsafe
 from chrion.runtime.selection.configuration import SessionConfig
@@ -172,6 +172,18 @@ class Engines:
         try:
             in_flight.append(None)  # inside, since an interrupt may be raised as soon as it returns
             return self._serve(feed, run, run_options)
+        finally:
+            in_flight.pop()
+
+    def serve_whole(self, run: Callable[[ort.InferenceSession], None]) -> None:
+        """Serve a request by the session of :meth:`whole_session`.
+
+        Args:
+            run: Runs the request on that session.
+        """
+        try:
+            in_flight.append(None)
+            run(self.whole_session())
         finally:
             in_flight.pop()
 

@@ -4,7 +4,7 @@ A forked child has the memory of every session but none of its threads: a reques
 hook marks each session in the child, which then refuses requests. Requests themselves do not check for forks.
 
 When the interpreter exits, a daemon thread is killed as soon as it asks for the GIL; inside onnxruntime that aborts the
-process. So requests in flight may finish first, for a limited time, and no new one starts.
+process. So requests in flight, also on plain sessions, may finish first, for a limited time, and no new one starts.
 """
 
 from __future__ import annotations
@@ -13,11 +13,18 @@ import atexit
 import os
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 #: Longest time that an exiting process waits for requests in flight, in seconds, for all sessions together.
 EXIT_LIMIT_S = 5.0
+
+#: Time between looks at the requests in flight at the exit, in seconds.
+_POLL_S = 0.001
+
+#: One entry for each request in flight in this process. Appending and removing are atomic.
+in_flight: deque[None] = deque()
 
 T = TypeVar("T")
 
@@ -49,6 +56,7 @@ def registered() -> Iterator[tuple[Any, tuple[Callable[[Any], None], Callable[[A
 def _run_fork_hooks() -> None:
     for owner, (after_fork, _) in registered():
         after_fork(owner)
+    in_flight.clear()  # after the hooks, which read it: the requests are those of the parent's threads
 
 
 @atexit.register
@@ -57,6 +65,8 @@ def run_exit_hooks() -> None:
     until = time.monotonic() + EXIT_LIMIT_S
     for owner, (_, at_exit) in registered():
         at_exit(owner, until)
+    while in_flight and time.monotonic() < until:
+        time.sleep(_POLL_S)
 
 
 if hasattr(os, "register_at_fork"):

@@ -16,7 +16,6 @@ from chrion.cores import check_cores
 from chrion.devices import CPU_PROVIDER
 from chrion.graph.model import Graph
 from chrion.runtime import process_hooks
-from chrion.runtime.crowding import in_flight
 from chrion.runtime.diversion import Observer
 from chrion.runtime.engines import Engines
 from chrion.runtime.execution.engine import CutEngine, Engine, PlainEngine
@@ -24,6 +23,7 @@ from chrion.runtime.execution.executor import Event
 from chrion.runtime.interface import InferenceInterface
 from chrion.runtime.iobinding import HybridIOBinding
 from chrion.runtime.options.session_options import known_arguments, wants_errors
+from chrion.runtime.process_hooks import in_flight
 from chrion.runtime.requests import MissingInputError, check_arguments, check_run_options
 from chrion.runtime.selection.admission import open_model
 from chrion.runtime.selection.configuration import SessionConfig
@@ -214,7 +214,7 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
         """
         engines = self._engines
         if isinstance(iobinding, ort.IOBinding) and self._bound_whole(iobinding):
-            engines.whole_session().run_with_iobinding(iobinding, run_options)
+            engines.serve_whole(lambda whole: whole.run_with_iobinding(iobinding, run_options))
             return
         if getattr(iobinding, "owner", self) is not self or isinstance(iobinding, ort.IOBinding):
             raise ValueError("IOBinding must be used with the session that created it.")

@@ -10,10 +10,10 @@ import pytest
 
 from chrion.cores import affinity, current_cpu, pinned
 from chrion.runtime.arena_contention import voluntary_switches
-from chrion.runtime.crowding import in_flight
 from chrion.runtime.diversion import Diversion
 from chrion.runtime.execution.engine import PlainEngine
 from chrion.runtime.live_comparison import LiveComparison
+from chrion.runtime.process_hooks import in_flight
 from helpers import branches
 from seams.sessions import replace_step
 

@@ -12,9 +12,9 @@ import pytest
 
 from chrion import HybridSession, load
 from chrion.graph.model import Graph
-from chrion.runtime.crowding import in_flight
 from chrion.runtime.execution.engine import CutEngine, PlainEngine
 from chrion.runtime.live_comparison import LiveComparison
+from chrion.runtime.process_hooks import in_flight
 from chrion.runtime.selection.decisions import Decision, TimedCandidate
 from chrion.runtime.selection.selector import EngineSelector
 from chrion.scheduler import fixed_plan

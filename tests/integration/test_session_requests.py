@@ -16,8 +16,8 @@ import onnxruntime as ort
 import pytest
 
 from chrion import HybridSession, load
-from chrion.runtime.crowding import in_flight
 from chrion.runtime.execution.engine import PlainEngine
+from chrion.runtime.process_hooks import in_flight
 from chrion.runtime.selection.decisions import Decision
 from chrion.scheduler import fixed_plan
 from helpers import (

@@ -28,7 +28,13 @@ def run_process(scenario: str) -> tuple[int, list[str], str]:
 
 @pytest.mark.parametrize(
     ("scenario", "code", "message"),
-    [("end", 0, ""), ("leave", 3, ""), ("fail", 1, "ValueError: unhandled")],
+    [
+        ("end", 0, ""),
+        ("call_plain", 0, ""),
+        ("call_bound", 0, ""),
+        ("leave", 3, ""),
+        ("fail", 1, "ValueError: unhandled"),
+    ],
 )
 def test_requests_in_flight_finish_before_the_exit(scenario: str, code: int, message: str) -> None:
     """Requests in flight are served and later ones refused. Without the hooks, the process aborts."""
