@@ -120,6 +120,8 @@ class Engines:
     def explain(self) -> str:
         """Describe the engine of the last request, and whether the one-thread session serves in its place."""
         engine, lines = self.current, []
+        if isinstance(engine, PlainEngine) and engine.reason == NOT_TUNED and self._tuner and self._tuner.failure:
+            engine = engine.because(self._tuner.failure)
         if engine.comparison and engine.comparison.plain_serves:
             slower = "the plan" if isinstance(engine, CutEngine) else "the session above"
             lines = [f"at present a plain session of one thread serves: on live requests {slower} takes longer"]
@@ -285,7 +287,7 @@ class Engines:
             self.diversion = self._new_diversion()
 
     def wait_until_tuned(self, timeout_s: float | None = None) -> bool:
-        """Wait until all requested tuning has ended; return False if the time is over first."""
+        """Wait until all requested tuning has ended; return False if the time is over first, or it could not start."""
         return self._tuner is None or self._tuner.wait(timeout_s)
 
     def stop_tuning(self) -> None:
@@ -428,7 +430,9 @@ class Engines:
         self._untuned = engine
         if not reason and all(info.type.startswith("tensor(") for info in self._inputs):
             self._tuner = Tuner(config, self._selector, self._install, self._wanted, cached_only=self._tune == "never")
-            if any(info.free for info in self._inputs):
+            if self._tuner.failure:
+                pass  # nothing would read what is noted
+            elif any(info.free for info in self._inputs):
                 self.noted = self._tuner.noted
             else:
                 self._tuner.submit({})

@@ -319,6 +319,7 @@ def test_an_error_of_tuning_leaves_the_session_plain(
     with caplog.at_level(logging.WARNING), HybridSession(branches()) as session:
         assert session.wait_until_tuned(30)
         assert_same_as_plain(session, branches(), {"x": X})
+        assert "tuning failed: ZeroDivisionError" in session.explain()
     assert "tuning failed: ZeroDivisionError" in caplog.text
 
 

@@ -66,6 +66,7 @@ class Tuner:
     Attributes:
         closed: Whether decisions are no longer used. A flag without a lock: garbage collection may close the
             tuner of a session in any thread at any moment, and another thread may fork.
+        failure: Why the latest decision could not be made, or none can be; empty otherwise.
         noted: Shapes of requests, appended by the threads of callers.
     """
 
@@ -96,8 +97,8 @@ class Tuner:
         self._state = threading.Condition()
         #: Held by the tuning thread while it works for this session.
         self._working = threading.Lock()
-        if not _thread.serve(self):
-            self.closed = True
+        self.failure = _thread.serve(self)
+        self._runs = not self.failure
 
     def submit(self, shapes: NamedShapes) -> None:
         """Request a decision; return at once."""
@@ -116,9 +117,15 @@ class Tuner:
             _thread.submit(self, shapes, retry_s(self._contradicted[key]), again=True, anew=True)
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until all requested decisions are made; return False if the time is over first."""
+        """Wait until all requested decisions are made.
+
+        Returns:
+            False if the time is over first, or at once if tuning could not start.
+        """
         with self._state:
-            return self._state.wait_for(lambda: not (self._pending or self.noted) or self.closed, timeout_s)
+            return self._runs and self._state.wait_for(
+                lambda: not (self._pending or self.noted) or self.closed, timeout_s
+            )
 
     def close(self, until: float | None = None) -> None:
         """Stop. May be called from any thread, and more than once.
@@ -173,7 +180,10 @@ class Tuner:
                     later_s = _BUSY_S
                 except Exception as error:  # noqa: BLE001 - the session keeps serving
                     if not self.closed:
-                        log.warning("tuning failed: %s", why_plain(error))
+                        self.failure = f"tuning failed: {why_plain(error)}"
+                        log.warning("%s", self.failure)
+                else:
+                    self.failure = ""
             with self._state:
                 if later_s is None:
                     self._pending -= not again
@@ -290,11 +300,12 @@ class _TuningThread:
         self._lock = threading.Lock()
         self._started = False
 
-    def serve(self, tuner: Tuner) -> bool:
+    def serve(self, tuner: Tuner) -> str:
         """Count the shapes that a tuner notes from now on; start the thread, unless it is running.
 
         Returns:
-            Whether the thread runs. It cannot be started while the interpreter exits or at a limit of the system.
+            Empty if the thread runs, else why it could not be started: the interpreter exits, or a limit of the system
+            is reached.
         """
         with self._lock:
             self._tuners.add(tuner)
@@ -302,10 +313,11 @@ class _TuningThread:
                 try:
                     threading.Thread(target=self._run, name="chrion-tuning", daemon=True).start()
                 except RuntimeError as error:
-                    log.warning("models are not tuned: %s", error)
-                    return False
+                    failure = f"tuning could not start: {error}"
+                    log.warning("%s", failure)
+                    return failure
                 self._started = True
-        return True
+        return ""
 
     def submit(
         self, tuner: Tuner, shapes: NamedShapes, delay_s: float, *, again: bool = False, anew: bool = False
