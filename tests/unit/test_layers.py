@@ -10,47 +10,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import layers_page
 import pytest
 
 import chrion
+from layers import INSIDE, PACKAGES, Layers
 
 ROOT = Path(chrion.__file__).parent
-Layers = tuple[tuple[str, ...], ...]
-
-#: Packages and modules from the lowest layer up. A module imports from its own package and from lower layers.
-PACKAGES: Layers = (
-    ("errors", "installation", "suggestions"),
-    ("allocator", "cgroups", "files", "lane_numbers", "lazy_names", "native", "timing", "units", "waiting"),
-    ("cores", "hardware", "ray_cluster"),
-    ("core_leases", "cpu_use"),
-    ("graph",),
-    ("zoo",),
-    ("devices",),
-    ("profiler",),
-    ("scheduler",),
-    ("runtime",),
-    ("manager",),
-    ("generation",),
-    ("backend", "benchmark", "simulator"),
-    ("report", "server"),
-    ("replay",),
-    ("cli",),
-    ("__main__",),
-)
-#: The same inside two packages; modules that are not listed belong to the highest layer.
-INSIDE: dict[str, Layers] = {
-    "scheduler": (
-        ("schedule",),
-        ("plan",),
-        ("evaluation",),
-        ("policies",),  # published policies and their helpers
-        ("search",),
-        ("policies.chrion",),
-        ("policies.registry",),
-        ("explain", "fixed_placement", "planner"),
-    ),
-    "runtime": (("live_comparison", "options", "process_hooks", "requests"), ("execution",), ("selection",)),
-}
 MODULES = sorted(p for p in ROOT.rglob("*.py") if "_data" not in p.parts)
 
 
@@ -121,6 +87,11 @@ def test_imports_point_down() -> None:
 def test_imports_inside_a_package_point_down(package: str) -> None:
     """The scheduler's policies do not import the searches above them, and execution does not import selection."""
     assert not upward_imports(f"chrion.{package}", INSIDE[package])
+
+
+def test_the_design_lists_the_layers() -> None:
+    """The list on the page is the one that ``python scripts/layers_page.py`` writes."""
+    assert layers_page.PAGE.read_text(encoding="utf-8") == layers_page.format_page()
 
 
 def test_violations_are_found() -> None:

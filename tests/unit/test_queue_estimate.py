@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from simulator_support import engine_of
 
 from chrion.manager.queue_estimate import QueuedRequest, Release, expected_start
 from chrion.simulator.settings import ServerSpec
 from chrion.simulator.variants import Variant
+from simulator_support import engine_of
 
 
 def test_a_request_beside_another_does_not_wait_for_it() -> None:

@@ -4,12 +4,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from simulator_support import engine_of
 
 from chrion.manager.policies import ResidentModel, rank_lru
 from chrion.manager.shrinking import Memory, Room, make_room
 from chrion.simulator.settings import ServerSpec
 from chrion.simulator.variants import Variant
+from simulator_support import engine_of
 
 #: Bytes by level and model: three models of three variants.
 SIZES = [[40, 40, 60], [30, 20, 50], [10, 10, 15]]

@@ -1,0 +1,40 @@
+"""The layers of the package, which the tests check and ``scripts/layers_page.py`` writes into ``docs/design.md``."""
+
+from __future__ import annotations
+
+Layers = tuple[tuple[str, ...], ...]
+
+#: Packages and modules from the lowest layer up. A module imports from its own package and from lower layers.
+PACKAGES: Layers = (
+    ("errors", "installation", "suggestions"),
+    ("allocator", "cgroups", "files", "lane_numbers", "lazy_names", "native", "timing", "units", "waiting"),
+    ("cores", "hardware", "ray_cluster"),
+    ("core_leases", "cpu_use"),
+    ("graph",),
+    ("zoo",),
+    ("devices",),
+    ("profiler",),
+    ("scheduler",),
+    ("runtime",),
+    ("manager",),
+    ("generation",),
+    ("backend", "benchmark", "simulator"),
+    ("report", "server"),
+    ("replay",),
+    ("cli",),
+    ("__main__",),
+)
+#: The same inside two packages; modules that are not listed belong to the highest layer.
+INSIDE: dict[str, Layers] = {
+    "scheduler": (
+        ("schedule",),
+        ("plan",),
+        ("evaluation",),
+        ("policies",),  # published policies and their helpers
+        ("search",),
+        ("policies.chrion",),
+        ("policies.registry",),
+        ("explain", "fixed_placement", "planner"),
+    ),
+    "runtime": (("live_comparison", "options", "process_hooks", "requests"), ("execution",), ("selection",)),
+}
