@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import shlex
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +30,8 @@ _TESTS = Path(__file__).parent
 def pytest_configure(config: pytest.Config) -> None:
     """Run all tests of files that the command line names, whatever their markers, unless it has an option ``-m``."""
     files = all(Path(str(argument).split("::")[0]).is_file() for argument in config.args)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a shell; commands would inherit it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.args_source is pytest.Config.ArgsSource.ARGS and files and not _has_markers(config):
         config.option.markexpr = ""
 

@@ -1,0 +1,111 @@
+"""Answers of the command line to mistakes: the names that it knows, and the useful part of errors."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import onnx
+import pytest
+
+import chrion
+from chrion import HybridSession
+from chrion.errors import ChrionError, OptionError
+from command_line import PAPER, Chrion, assert_each_refused
+from helpers import FLOAT, branches, make_model, node, value
+
+
+@pytest.fixture
+def models(tmp_path: Path, cli: Chrion) -> None:
+    """Put a model of fixed shapes, one of free dimensions, and one that onnxruntime refuses in the current folder."""
+    del cli  # which changes to that folder
+    onnx.save(branches(), tmp_path / "m.onnx")
+    free = ["time", "batch", 4]
+    onnx.save(
+        make_model([node("Neg", ["x"], ["y"])], [value("x", FLOAT, free)], [value("y", FLOAT, free)]), "free.onnx"
+    )
+    wrong = make_model([node("NoSuchOperator", ["x"], ["y"])], [value("x", FLOAT, [2])], [value("y", FLOAT, [2])])
+    onnx.save(wrong, tmp_path / "wrong.onnx")
+    (tmp_path / "small.toml").write_text('[requests]\nrequests = "many"\n')
+
+
+@pytest.mark.usefixtures("models")
+def test_mistakes_are_answered_by_what_is_known(cli: Chrion) -> None:
+    """Names of the model, similar names, and the file of a wrong value."""
+    assert_each_refused(
+        cli,
+        [
+            (["partition", "free.onnx", "--shape", "q=4"], "no input or free dimension 'q' (its inputs are x"),
+            (["partition", "free.onnx", "--shape", "tim=4"], "'tim' (did you mean 'time'?)"),
+            (["partition", "free.onnx", "--shape", "time=96x1"], "'time' is a dimension: expected one size"),
+            (["partition", "m.onnx", "--policy", "hef"], "unknown policy 'hef' (did you mean 'heft'?)"),
+            (["partition", "m.onnx", "--polcy", "heft"], "--policy"),
+            (["partition", "m.onnx", "--profile", "gtx1080ti-papr"], "(did you mean 'gtx1080ti-paper'?)"),
+            (["modl", "lstm"], "Did you mean 'model'?"),
+            (["simulate", "azure-capacity", "--set", "requets=3"], "did you mean"),
+            (["simulate", "azure-capacty"], "did you mean 'azure-capacity'"),
+            (["simulate", "small.toml"], "small.toml: requests.requests = 'many'"),
+            *[([command, "m.onnx", "--cores", "99"], "99 requested") for command in ("partition", "run", "profile")],
+        ],
+    )
+
+
+@pytest.mark.usefixtures("models")
+def test_an_error_of_onnxruntime_is_shortened(cli: Chrion) -> None:
+    """The line has no code, no file of onnxruntime's source and no stack."""
+    code, _, err = cli("run", "wrong.onnx")
+    assert code == 2
+    line = err.splitlines()[-1]
+    assert "NoSuchOperator" in line
+    assert "onnxruntime/core" not in err
+    assert "[ONNXRuntimeError]" not in line
+
+
+def test_a_stored_profile_is_found_by_its_name(cli: Chrion) -> None:
+    """As models and scenarios are, also where there is no folder of profiles."""
+    onnx.save(branches(), "m.onnx")
+    options = ("--policy", "heft", "--json")
+    named, given = (cli("partition", "m.onnx", "--profile", name, *options) for name in ("gtx1080ti-paper", PAPER))
+    assert named[0] == 0
+    assert named[:2] == given[:2]
+
+
+def test_help_keeps_what_stands_in_brackets(cli: Chrion) -> None:
+    """A table of a scenario is not taken for markup."""
+    code, out, _ = cli("simulate", "--help")
+    assert code == 0
+    assert "the table [decoder]" in out
+
+
+@pytest.mark.parametrize("cores", [0, -1, 99])
+def test_a_session_refuses_cores_that_the_command_line_refuses(cores: int) -> None:
+    """Before it opens the model."""
+    with pytest.raises(OptionError, match=f"cores: {cores} requested"):
+        HybridSession("no-such-model.onnx", cores=cores)
+
+
+def test_partition_takes_graphs_only() -> None:
+    """The hint names the function that returns one."""
+    with pytest.raises(ChrionError, match=r"expected a Graph, found 'x\.onnx' \(chrion\.load\(MODEL\) returns one\)"):
+        chrion.partition("x.onnx", None)  # type: ignore[arg-type]
+
+
+def test_a_session_is_printed_with_its_model_and_its_engine(tmp_path: Path) -> None:
+    """In one line."""
+    onnx.save(branches(), tmp_path / "towers.onnx")
+    with HybridSession(tmp_path / "towers.onnx", tune="never") as session:
+        shown = repr(session)
+    assert shown.startswith("<HybridSession of towers: plain onnxruntime on CPUExecutionProvider")
+    assert "\n" not in shown
+
+
+def test_the_version_needs_no_library() -> None:
+    """So that it takes no second of imports."""
+    code = (
+        "import sys\nsys.argv = ['chrion', '--version']\nfrom chrion.cli.entry import main\n"
+        "try:\n    main()\nexcept SystemExit as exit_:\n    assert not exit_.code\n"
+        "print({'onnxruntime', 'numpy', 'onnx', 'typer'} & sys.modules.keys())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)  # noqa: S603
+    assert done.stdout.splitlines() == [f"chrion {chrion.__version__}", "set()"]
