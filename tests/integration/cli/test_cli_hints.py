@@ -27,7 +27,7 @@ def models(tmp_path: Path, cli: Chrion) -> None:
     )
     wrong = make_model([node("NoSuchOperator", ["x"], ["y"])], [value("x", FLOAT, [2])], [value("y", FLOAT, [2])])
     onnx.save(wrong, tmp_path / "wrong.onnx")
-    (tmp_path / "small.toml").write_text('[requests]\nrequests = "many"\n')
+    (tmp_path / "small.toml").write_text('seed = "many"\n')
 
 
 @pytest.mark.usefixtures("models")
@@ -45,7 +45,7 @@ def test_mistakes_are_answered_by_what_is_known(cli: Chrion) -> None:
             (["modl", "lstm"], "Did you mean 'model'?"),
             (["simulate", "azure-capacity", "--set", "requets=3"], "did you mean"),
             (["simulate", "azure-capacty"], "did you mean 'azure-capacity'"),
-            (["simulate", "small.toml"], "small.toml: requests.requests = 'many'"),
+            (["simulate", "small.toml"], "small.toml: seed = 'many': expected a whole number"),
             *[([command, "m.onnx", "--cores", "99"], "99 requested") for command in ("partition", "run", "profile")],
         ],
     )
