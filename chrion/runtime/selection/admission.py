@@ -8,7 +8,7 @@ from pathlib import Path
 import onnx
 
 from chrion.allocator import trim
-from chrion.errors import InputError, UnsafeModelError
+from chrion.errors import InputError, SpaceError, UnsafeModelError
 from chrion.graph.model import Graph
 from chrion.graph.opened_model import OpenedModel
 from chrion.graph.optimise import original_name
@@ -33,6 +33,7 @@ def admit(config: SessionConfig, graph: Graph | None = None) -> tuple[Graph | No
 
     Raises:
         InputError: The caller gave a plan, and the model cannot be loaded for it.
+        SpaceError: The same, since a disk is full.
         UnsafeModelError: The model names files outside of its folder.
     """
     reason = session_reason(config.options, config.rest)
@@ -47,7 +48,7 @@ def admit(config: SessionConfig, graph: Graph | None = None) -> tuple[Graph | No
             reason = hidden_reason(config.options, given, names, config.accelerator)
     except Exception as error:
         planned = isinstance(config.plan, Plan) and not reason
-        if isinstance(error, UnsafeModelError) or (planned and isinstance(error, InputError)):
+        if isinstance(error, UnsafeModelError) or (planned and isinstance(error, InputError | SpaceError)):
             raise
         return None, reason or why_plain(error)
     finally:
