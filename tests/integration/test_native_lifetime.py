@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import logging
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from chrion import HybridSession, load
 from chrion.native import NativeBinding, NativeFrame, NativeLanes, NativeProgram, NativeSession, available
 from chrion.native.bindings import RUN
+from chrion.native.library import path_of
 from chrion.scheduler import fixed_plan
 from helpers import FLOAT, alternating_lanes, assert_same_as_plain, branches, make_model, node, value
 from seams.execution import fail, forget_warnings, note_releases
@@ -21,6 +23,12 @@ from seams.execution import fail, forget_warnings, note_releases
 pytestmark = pytest.mark.timeout(120, method="thread")
 compiled = pytest.mark.skipif(not available(), reason="lanes are not compiled here")
 FEED = {"x": np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)}
+
+
+class MallocInfo(ctypes.Structure):
+    """What glibc's ``mallinfo2`` returns; ``uordblks`` is the number of bytes in use."""
+
+    _fields_ = [(name, ctypes.c_size_t) for name in (*[f"other {at}" for at in range(7)], "uordblks", "free", "top")]
 
 
 def identity() -> NativeSession:
@@ -150,3 +158,32 @@ def test_lane_threads_of_an_accelerator_are_explained(caplog: pytest.LogCaptureF
     with HybridSession(graph, plan=plan) as session:
         assert "lane threads (the plan uses an accelerator)" in session.explain()
     assert "lanes" not in caplog.text
+
+
+@compiled
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="no mallinfo2 here")
+def test_a_failed_open_keeps_no_options() -> None:
+    """Options that are registered replace those of a session that was not opened on this thread."""
+    mallinfo2 = ctypes.CDLL(None).mallinfo2
+    mallinfo2.restype = MallocInfo
+    entries = {f"key {number}": "x" * 1000 for number in range(50)}
+
+    def fail() -> None:
+        options = ort.SessionOptions()
+        for key, text in entries.items():
+            options.add_session_config_entry(key, text)
+        options.register_custom_ops_library(str(path_of("lanes")))  # which InferenceSession would do, and then fail
+
+    fail()
+    before = mallinfo2().uordblks
+    for _ in range(100):
+        fail()
+    assert mallinfo2().uordblks - before < 10 * 50 * 1000
+
+
+@compiled
+def test_no_wait_depends_on_the_clock_of_the_system() -> None:
+    """The library calls no function that waits until a time of the system's clock, which may be set back meanwhile."""
+    content = Path(path_of("lanes")).read_bytes()
+    for name in (b"pthread_timedjoin_np", b"pthread_cond_timedwait", b"sem_timedwait", b"pthread_mutex_timedlock"):
+        assert name not in content
