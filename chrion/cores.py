@@ -28,10 +28,14 @@ def check_cores(cores: int | None) -> None:
     """Check a number of cores that a user wants; None stands for all.
 
     Raises:
-        OptionError: This process does not have so many.
+        OptionError: It is no whole number, or this process does not have so many.
     """
+    if cores is None:
+        return
     available = len(physical_cores())
-    if cores is not None and not 1 <= cores <= available:
+    if isinstance(cores, bool) or not isinstance(cores, int):
+        raise OptionError(f"cores: expected a whole number from 1 to {available}, found {cores!r}")
+    if not 1 <= cores <= available:
         raise OptionError(f"cores: {cores} requested, but this process may use 1 to {available}")
 
 

@@ -129,8 +129,8 @@ def read_cached(path: Path) -> dict[str, Any] | None:
 def write_cached(path: Path, content: Mapping[str, Any]) -> None:
     """Store an object in the cache, readable by its owner only; do nothing if it cannot be written or trusted."""
     try:
-        _make_private(path.parent)
         if is_trusted(path.parent):
+            _make_private(path.parent)
             write_atomically(path, json.dumps(content), private=True)
     except (OSError, OptionError):
         return
@@ -182,7 +182,7 @@ def cache_folder() -> Path:
 
 
 def is_trusted(folder: Path) -> bool:
-    """Return whether only the user can write to a folder of the cache and to those above it in the cache.
+    """Return whether only the user or the system can write to a folder of the cache and those above it in the cache.
 
     Another user who owned one, or could write to it, could choose the plans that this user's sessions run. The first
     such folder is named in a warning, as ssh does with keys, and the cache is not used.
@@ -195,11 +195,12 @@ def is_trusted(folder: Path) -> bool:
             found = part.stat()
         except OSError:  # missing, or not to be read: so is what it contains
             continue
-        if found.st_uid == os.geteuid() and not found.st_mode & 0o022:
+        own = found.st_uid in {os.geteuid(), 0}
+        if own and not found.st_mode & 0o022:
             continue
         if part not in _refused:
             _refused.add(part)
-            what = "it can be written by other users" if found.st_uid == os.geteuid() else "it belongs to another user"
+            what = "it can be written by other users" if own else "it belongs to another user"
             log.warning("the cache is not used: %s: %s (expected: chmod 700, or another CHRION_CACHE)", part, what)
         return False
     return True

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-#: Distributions that provide onnxruntime.
+#: Distributions that provide onnxruntime. Of several, the last is kept.
 FLAVOURS = (
     "onnxruntime",
     "onnxruntime-gpu",
@@ -51,10 +51,11 @@ def find_fault() -> Fault | None:
 
     Costs a listing of the folder of its distribution.
     """
-    spec = None if "onnxruntime" in sys.modules else importlib.util.find_spec("onnxruntime")
+    loaded = sys.modules.get("onnxruntime")
+    spec = getattr(loaded, "__spec__", None) if loaded else importlib.util.find_spec("onnxruntime")
     if spec is None:
-        if "onnxruntime" in sys.modules:
-            return None
+        if loaded:
+            return None  # a stand-in
         left = next(filter(None, (find_flavours(Path(entry)) for entry in sys.path)), {})
         return Fault(_lost(left) if left else _MISSING, fatal=True)
     location = Path(next(iter(spec.submodule_search_locations or ()), ""))
@@ -75,9 +76,9 @@ def find_flavours(folder: Path) -> dict[str, str]:
 
 
 def repair(found: Mapping[str, str]) -> str:
-    """Return the command that leaves one of the distributions that were found, the most special one."""
-    kept = max(found or FLAVOURS[:1], key=len)
-    return f"pip uninstall -y {' '.join(found or FLAVOURS[:1])}; pip install --force-reinstall --no-deps {kept}"
+    """Return the command that leaves one of the distributions that were found, the last one of the list."""
+    kept = max(found or FLAVOURS[:1], key=FLAVOURS.index)
+    return f"pip uninstall -y {' '.join(found or FLAVOURS[:1])} && pip install --force-reinstall --no-deps {kept}"
 
 
 def warn_of_fault() -> None:

@@ -14,6 +14,6 @@ def did_you_mean(given: str, known: Iterable[str], otherwise: str = "") -> str:
         known: The known names.
         otherwise: The hint if none of them is similar; by default it lists them.
     """
-    names = list(known)
+    names = {name.lower(): name for name in known}
     near = difflib.get_close_matches(given.lower(), names, 1)
-    return f"did you mean {near[0]!r}?" if near else otherwise or f"known: {', '.join(names)}"
+    return f"did you mean {names[near[0]]!r}?" if near else otherwise or f"known: {', '.join(names.values())}"

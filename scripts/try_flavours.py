@@ -59,7 +59,7 @@ class Environment:
 
     def shell(self, command: str) -> bool:
         """Run commands of pip that a message gives."""
-        return all(self.pip(*words.split()[1:]) for words in command.split("; "))
+        return all(self.pip(*words.split()[1:]) for words in command.split(" && "))
 
 
 def beside(wheel: Path, flavour: str, folder: Path) -> list[str] | None:

@@ -4,7 +4,7 @@ Exit codes:
 
 ==== =========================================================================
 0    The command succeeded.
-1    A failure: wrong outputs, a closed or full standard output, a full disk, or a bug (with a traceback).
+1    A failure: wrong outputs, a closed or full standard output, a full disk, no onnxruntime, or a bug (a traceback).
 2    Bad input: a usage error, or a file or value that cannot be used.
 3    The plan, or the measured latency, misses the SLO or the GPU budget.
 130  Interrupted with Ctrl-C.
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         if error.name != "onnxruntime":
             raise
         _complain(f"error: {error}")
-        code = 2
+        code = 1
     except BrokenPipeError:  # the reader of stdout, `head` for example, has closed it
         _discard_stdout()
         code = 1

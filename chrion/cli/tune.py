@@ -24,7 +24,7 @@ from chrion.cli.options import (
 from chrion.cli.steps import OUT_OF_REACH
 from chrion.devices import usable_provider
 from chrion.devices.providers import CPU_PROVIDER
-from chrion.errors import OptionError
+from chrion.errors import ModelError, OptionError
 from chrion.graph import load
 from chrion.graph.opened_model import OpenedModel
 from chrion.profiler.measure_graph import require_shapes
@@ -85,8 +85,9 @@ def tune(
         "cores": cores,
         "gpu_budget": limits.budget_mb,
     }
-    results = [_tune(item, _config(item.model, arguments), anew=fresh) for item in work]
-    written = [_write(item.model, result) if beside else None for item, result in zip(work, results, strict=True)]
+    configs = [_config(item.model, arguments) for item in work]
+    results = [_tune(item, config, anew=fresh) for item, config in zip(work, configs, strict=True)]
+    written = [_write(config, result) if beside else None for config, result in zip(configs, results, strict=True)]
     given = "".join(f", {name}={value!r}" for name, value in arguments.items() if value is not None)
     _show(work, results, written, f"HybridSession(MODEL{given})", as_json=as_json)
     raise typer.Exit(_exit_code(results, beside=beside))
@@ -169,8 +170,15 @@ def _tune(item: _Work, config: SessionConfig, *, anew: bool) -> AheadResult:
     return result
 
 
-def _write(model: Path, result: AheadResult) -> Path | None:
-    """Write the decisions that are certain beside the model; return the file's path, or None if there are none."""
+def _write(config: SessionConfig, result: AheadResult) -> Path | None:
+    """Write the decisions that are certain beside the model; return the file's path, or None if there are none.
+
+    Raises:
+        ModelError: The model's file has changed meanwhile.
+    """
+    model = Path(str(config.model.source))
+    if not config.model.is_unchanged():
+        raise ModelError(f"{model}: changed while it was tuned", hint="tune it again")
     certain = [shipped for shipped in result.decisions if not shipped.decision.uncertain]
     for shipped in result.decisions:
         if shipped.decision.uncertain:

@@ -23,7 +23,7 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from chrion.errors import ModelError
-from chrion.graph.external import external_files, has_weights_beside
+from chrion.graph.external import check_external, external_files, has_weights_beside
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,8 @@ Result = TypeVar("Result")
 #: Files of at most this many bytes are compared by their content, too: the time of modification may be too coarse.
 _DIGEST_BYTES = 1 << 20
 _CHUNK_BYTES = 1 << 24
-_READ = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+#: Without waiting for the other end of a pipe that has taken the place of a file.
+_READ = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
 #: The key of every weight that is in another file.
 _EXTERNAL = b"location"
 
@@ -80,8 +81,10 @@ class OpenedModel:
 
     @functools.cached_property
     def identity(self) -> str:
-        """A text that identifies the model: the state of its file, or the SHA-256 of its bytes."""
-        return hashlib.sha256(self.source).hexdigest() if isinstance(self.source, bytes) else repr(self.states[:1])
+        """A text that identifies the model: the state and the digest of its file, or the SHA-256 of its bytes."""
+        if isinstance(self.source, bytes):
+            return hashlib.sha256(self.source).hexdigest()
+        return repr((self.states[:1], self.files[self.path][4])) if self.files else repr(self.path)
 
     def use(self, function: Callable[[str | bytes], Result]) -> Result:
         """Call a function that opens the model, with its path or its bytes.
@@ -107,13 +110,10 @@ class OpenedModel:
 
     def _open(self) -> None:
         """Note the identities of all files; keep the file open if all of the model is in it."""
-        try:
-            descriptor = os.open(self.path, _READ)
-        except OSError:
+        descriptor = _open_regular(self.path)
+        if descriptor is None:
             return
         try:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                return
             files = {self.path: _identity(descriptor)}
             external, self._beside = _external_files(descriptor, self.path)
             for path in external:
@@ -122,7 +122,7 @@ class OpenedModel:
             self.files = files
             if not external and os.name != "nt":  # Windows would not let others replace an open file
                 self._descriptor = descriptor
-                weakref.finalize(self, os.close, descriptor)
+                weakref.finalize(self, os.close, descriptor).atexit = False  # requests in flight may still read it
         finally:
             if self._descriptor is None:
                 os.close(descriptor)
@@ -130,30 +130,48 @@ class OpenedModel:
     def is_unchanged(self) -> bool:
         """Return whether the files, if they could be read, are what they were."""
         return bool(self.files or not self.path) and all(
-            _identity_of(path) == found for path, found in self.files.items()
+            _same(_identity_of(path), found) for path, found in self.files.items()
         )
 
     def _usable_path(self) -> str:
         """Return the path as it was given, which messages then contain, unless the process has changed its folder."""
         given = str(self.source)
-        return given if os.path.abspath(given) == self._beside else self._beside  # noqa: PTH100
+        try:
+            return given if os.path.abspath(given) == self._beside else self._beside  # noqa: PTH100
+        except OSError:  # the folder of the process is gone
+            return self._beside
 
     def _kept(self) -> bytes:
         """Return the content of the file that was opened."""
-        kept = self._descriptor is not None and _identity(self._descriptor) == self.files[self.path]
-        first = not self.note
-        self.note = f"{self.path} has changed since the model was opened: "
-        self.note += "the model that was opened is used" if kept else "the model cannot be opened again"
-        if first:
-            log.warning("%s", self.note)
+        kept = self._descriptor is not None and _same(_identity(self._descriptor), self.files[self.path])
+        effect = "the model that was opened is used" if kept else "the model cannot be opened again"
+        note = f"{self.path} has changed since the model was opened: {effect}"
+        if note != self.note:
+            self.note = note
+            log.warning("%s", note)
         if not kept:
-            raise ModelError(self.note, hint="create the session again")
+            raise ModelError(note, hint="create the session again")
         assert self._descriptor is not None  # noqa: S101 - kept
         return _read(self._descriptor)
 
 
 def _as_identity(device: int, inode: int, size: int, modified_ns: int, digest: str) -> Identity:
     return int(device), int(inode), int(size), int(modified_ns), str(digest)
+
+
+def _same(found: Identity | None, before: Identity) -> bool:
+    """Return whether a file is what it was: by its content if it is small, so that a new time does not matter."""
+    if found is None:
+        return False
+    return found[4] == before[4] if found[4] and before[4] else found[:4] == before[:4]
+
+
+def _open_regular(path: str) -> int | None:
+    """Open a file; return None for what is none, such as a pipe, which opening would disturb, or cannot be read."""
+    try:
+        return os.open(path, _READ) if stat.S_ISREG(os.stat(path).st_mode) else None  # noqa: PTH116 - a string
+    except (OSError, ValueError):  # a damaged cache file may hold a null byte
+        return None
 
 
 def _identity(descriptor: int) -> Identity:
@@ -166,9 +184,8 @@ def _identity(descriptor: int) -> Identity:
 
 def _identity_of(path: str) -> Identity | None:
     """Return the identity of the file of a path; None if it cannot be read."""
-    try:
-        descriptor = os.open(path, _READ)
-    except (OSError, ValueError):  # a damaged cache file may hold a null byte
+    descriptor = _open_regular(path)
+    if descriptor is None:
         return None
     try:
         return _identity(descriptor)
@@ -210,6 +227,7 @@ def _external_files(descriptor: int, path: str) -> tuple[list[Path], str]:
     try:
         proto.ParseFromString(_read(descriptor))
         beside = Path(path) if has_weights_beside(proto, Path(path)) else Path(path).resolve()
+        check_external(proto, beside)
         return external_files(proto, beside), str(beside)
-    except (DecodeError, OSError, ValueError, RuntimeError):
+    except (DecodeError, OSError, ValueError, RuntimeError):  # UnsafeModelError is a ValueError
         return [], path

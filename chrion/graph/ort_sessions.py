@@ -13,7 +13,9 @@ from chrion.graph.reading import serialise
 
 _NODE = re.compile(r"Non-zero status code returned while running (\w+) node\. Name:'(.*?)' Status Message: ")
 #: A file of onnxruntime's source and a line, and the function there: its name, or its signature with what it returns.
-_PLACE = re.compile(r"\S+\.(?:cc|cpp|h|hpp):\d+ (?:[\w:<>*&,~ ]+\(.*?\)(?: const)?(?: \[with [^]]*\])? |\w+ )?(?=\S)")
+_PLACE = re.compile(
+    r"(?<!\S)\S+\.(?:cc|cpp|h|hpp):\d+ (?:[\w:<>*&,~ ]+\(.*?\)(?: const)?(?: \[with [^]]*\])? |\w+ )?(?=\S)"
+)
 
 
 def analysis_options(level: ort.GraphOptimizationLevel) -> ort.SessionOptions:

@@ -14,7 +14,7 @@ from pathlib import Path
 import onnx
 
 from chrion.graph.rewrite import bodies_of
-from chrion.graph.weights_folder import SourceFile, WeightsFolder
+from chrion.graph.weights_folder import SourceFile, WeightsFolder, file_state
 
 #: Weights of at least so many bytes are not copied.
 LARGE_BYTES = 1 << 24
@@ -127,4 +127,4 @@ def _file(tensor: onnx.TensorProto, folder: Path) -> SourceFile | None:
     # The ONNX library refuses files with several names, which may be in other folders.
     if found.st_size < end or found.st_nlink != 1 or int(_entry(tensor, "length", "0") or 0) not in {0, _bytes(tensor)}:
         return None
-    return SourceFile(path, found.st_size, found.st_mtime_ns)
+    return SourceFile(path, file_state(found))

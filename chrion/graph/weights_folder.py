@@ -40,8 +40,8 @@ class SourceFile:
     """A file of the original model's weights, as it was when the model was loaded."""
 
     path: Path
-    size: int
-    modified_ns: int
+    #: Device, inode, size in bytes and time of modification in ns.
+    state: tuple[int, int, int, int]
 
     def check(self) -> None:
         """Check that the file is still the same.
@@ -53,8 +53,13 @@ class SourceFile:
             found = self.path.stat()
         except OSError as error:
             raise ModelError(f"{self.path}: weights of a loaded model cannot be read: {error.strerror}") from error
-        if (found.st_size, found.st_mtime_ns) != (self.size, self.modified_ns):
+        if file_state(found) != self.state:
             raise ModelError(f"{self.path}: changed since the model was loaded", hint="load the model again")
+
+
+def file_state(found: os.stat_result) -> tuple[int, int, int, int]:
+    """Return device, inode, size and time of modification of a file, as :class:`SourceFile` compares them."""
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 @contextlib.contextmanager
@@ -70,7 +75,11 @@ def space_for(needed: int, where: str) -> Iterator[None]:
     Raises:
         SpaceError: The context failed, and the folder of temporary files lacks the space.
     """
-    folder = gettempdir()
+    hint = "free some space, or name another folder in the environment variable TMPDIR"
+    try:
+        folder = gettempdir()
+    except FileNotFoundError as error:
+        raise SpaceError(f"{where}: {error.strerror}", hint=hint) from error
     free = shutil.disk_usage(folder).free
     try:
         yield
@@ -79,7 +88,6 @@ def space_for(needed: int, where: str) -> Iterator[None]:
         if not full and min(free, shutil.disk_usage(folder).free) >= needed:
             raise
         sizes = f"{needed / 1e6:.1f} MB of weights are written there, {free / 1e6:.1f} MB were free"
-        hint = "free some space, or name another folder in the environment variable TMPDIR"
         raise SpaceError(f"{where}: no space in {folder}: {sizes}", hint=hint) from error
 
 

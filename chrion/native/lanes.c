@@ -164,8 +164,8 @@ EXPORT OrtIoBinding *chrion_binding(OrtSession *session, Failure *failure) {
 EXPORT void chrion_unbind(OrtIoBinding *binding) { CALL(void, ReleaseIoBinding, OrtIoBinding *)(binding); }
 
 /* Bind host memory, which the caller keeps alive, to an input or output. Return false on failure. */
-EXPORT bool chrion_bind(OrtIoBinding *binding, bool output, const char *name, void *data, size_t bytes, const int64_t *shape,
-                 size_t rank, int type, Failure *failure) {
+EXPORT bool chrion_bind(OrtIoBinding *binding, bool output, const char *name, void *data, size_t bytes,
+                        const int64_t *shape, size_t rank, int type, Failure *failure) {
   OrtValue *value = NULL;
   failure->code = 0;
   if (!succeeded(CALL(OrtStatus *, CreateTensorWithDataAsOrtValue, const OrtMemoryInfo *, void *, size_t,

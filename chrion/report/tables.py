@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -143,7 +144,8 @@ def machine_table(
     table.add_row("onnxruntime", machine.onnxruntime)
     table.add_row("fingerprint", machine.fingerprint)
     for name, in_use in native.items():
-        table.add_row(f"native {name}", "in use" if in_use else f"missing: {_WITHOUT[name]} ({_COMPILER})")
+        how = f" ({_COMPILER})" if sys.platform == "linux" else ""
+        table.add_row(f"native {name}", "in use" if in_use else f"missing: {_WITHOUT[name]}{how}")
     for gpu in gpus:
         total_gb, used = gpu["memory_mb"] / 1000, format_mb(gpu["used_mb"])
         table.add_row("GPU", f"{gpu['name']}, {total_gb:.1f} GB, of which {used} used")

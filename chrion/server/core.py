@@ -313,7 +313,7 @@ class ServingCore:
 
         def open_session() -> Session:
             session = Session(source, self._provider, cores)
-            changed = file_states(*(type(source.model)(path) for path, _, _ in served.version.files))
+            changed = file_states(*(type(source.model)(path) for path, *_ in served.version.files))
             if changed != served.version.files:
                 session.close()
                 raise RuntimeError("its files have changed since it was added; add it again")

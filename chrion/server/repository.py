@@ -17,6 +17,7 @@ import onnx
 from chrion.errors import ChrionError, ModelError, OptionError
 from chrion.graph.external import external_files
 from chrion.graph.reading import read_model
+from chrion.graph.weights_folder import file_state
 from chrion.manager import ManagedModel, ManagedVariant
 from chrion.manager.records import ACCELERATOR, HOST
 from chrion.scheduler.plan import Plan
@@ -33,8 +34,8 @@ _HOST_FACTOR, _HOST_CONSTANT = 1.1, 4_000_000
 #: Expected latency of a variant before its first request, and loading speed before its first load.
 _GUESSED_MS, _GUESSED_GB_PER_S = 10.0, 0.5
 
-#: A file's path, size and modification time.
-FileState = tuple[str, int, int]
+#: A file's path, device, inode, size and modification time.
+FileState = tuple[str, int, int, int, int]
 #: A model's name and version.
 Key = tuple[str, str]
 
@@ -54,7 +55,7 @@ class VariantSource:
     @property
     def model_bytes(self) -> int:
         """The bytes of these files."""
-        return sum(size for _, size, _ in file_states(*self.files))
+        return sum(size for *_, size, _ in file_states(*self.files))
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,7 @@ def file_states(*folders_and_files: Path) -> tuple[FileState, ...]:
             except OSError:
                 continue
             if not path.is_dir():
-                states.append((str(path), found.st_size, found.st_mtime_ns))
+                states.append((str(path), *file_state(found)))
     return tuple(states)
 
 
@@ -153,7 +154,7 @@ def _scan_model(
     entries: list[ServedVersion | BadVersion] = []
     for path in versions:
         known = before.get((folder.name, path.name))
-        elsewhere = [Path(file) for file, _, _ in known.files if folder not in Path(file).parents] if known else []
+        elsewhere = [Path(file) for file, *_ in known.files if folder not in Path(file).parents] if known else []
         now = file_states(toml, path, *elsewhere)
         unchanged = known is not None and known.files == now
         entries.append(known if known is not None and unchanged else _scan_version(path, settings, now, accelerator))

@@ -194,7 +194,9 @@ class ScenarioSource:
             yield
         except ScenarioError as error:
             path = str(self.folder / f"{self.name}.toml")
-            raise ScenarioError(f"{path}: {error.message.removeprefix(f'{path}: ')}", hint=error.hint) from error
+            sets = ", ".join(f"{key}={value}" for key, value in self.sets.items())
+            where = f"{path} with {sets}" if sets else path
+            raise ScenarioError(f"{where}: {error.message.removeprefix(f'{path}: ')}", hint=error.hint) from error
 
 
 def find_scenario(name: str) -> ScenarioSource:

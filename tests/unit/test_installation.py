@@ -51,7 +51,7 @@ def test_two_flavours_are_named_in_a_warning(site: Path) -> None:
     install(site, "onnxruntime-1.31.1", "onnxruntime_gpu-1.30.0")
     with pytest.warns(UserWarning, match=r"onnxruntime 1\.31\.1 and onnxruntime-gpu 1\.30\.0 .* keep one") as found:
         warn_of_fault()
-    command = "pip uninstall -y onnxruntime onnxruntime-gpu; pip install --force-reinstall --no-deps onnxruntime-gpu"
+    command = "pip uninstall -y onnxruntime onnxruntime-gpu && pip install --force-reinstall --no-deps onnxruntime-gpu"
     assert command in str(found[0].message)
     assert command == repair({"onnxruntime": "1", "onnxruntime-gpu": "1"})
     require_onnxruntime()
@@ -66,7 +66,7 @@ def test_a_module_that_has_lost_its_files_is_an_import_error(site: Path, left: l
         (site / "onnxruntime").rmdir()
     install(site, *left)
     installed = left or folder
-    expected = r"removed its files; repair it with: pip uninstall -y onnxruntime; pip install --force"
+    expected = r"removed its files; repair it with: pip uninstall -y onnxruntime && pip install --force"
     with pytest.raises(ImportError, match=expected if installed else r"not installed \(pip install 'chrion\[cpu\]'"):
         require_onnxruntime()
     if installed:

@@ -62,6 +62,49 @@ def test_a_file_that_is_changed_in_place_is_not_opened_again(path: Path) -> None
         opened.use(factor)
 
 
+def test_a_new_time_of_a_small_file_does_not_matter(path: Path) -> None:
+    """Its content is compared, so that it may be written again as it was."""
+    opened = OpenedModel(path)
+    content = path.read_bytes()
+    os.utime(path, ns=(1, 1))
+    assert opened.use(factor) == 1
+    path.unlink()
+    path.write_bytes(content)
+    assert opened.use(lambda source: source) == str(path)
+    assert not opened.note
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names here")
+@pytest.mark.timeout(30)
+def test_a_pipe_is_not_waited_for(path: Path, tmp_path: Path) -> None:
+    """Neither one that takes the place of the model nor one that a model names as its weights is opened to look at."""
+    opened = OpenedModel(path)
+    path.unlink()
+    os.mkfifo(path)
+    assert opened.use(factor) == 1
+    os.mkfifo(tmp_path / "elsewhere")
+    (tmp_path / "folder").mkdir()
+    hostile = tmp_path / "folder" / "m.onnx"
+    onnx.save(product(1), hostile, save_as_external_data=True, location="weights", size_threshold=0)
+    for name in (b"weight2", b"../else"):  # of the same length as the name
+        (tmp_path / "folder" / "weight2").unlink(missing_ok=True)
+        os.mkfifo(tmp_path / "folder" / "weight2")
+        hostile.write_bytes(hostile.read_bytes().replace(b"weights", name))
+        with pytest.raises(ModelError):
+            load(hostile)
+        hostile.write_bytes(hostile.read_bytes().replace(name, b"weights"))
+
+
+def test_a_model_outlives_the_folder_of_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relative path is resolved once."""
+    onnx.save(product(1), tmp_path / "m.onnx")
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    opened = OpenedModel("../m.onnx")
+    (tmp_path / "work").rmdir()
+    assert opened.use(factor) == 1
+
+
 def test_a_change_of_folder_does_not_matter(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A relative path stays that of the folder in which it was given, although another one has such a file."""
     (tmp_path / "other").mkdir()
