@@ -21,8 +21,15 @@ from page_markers import fill_sections, markdown_table
 from chrion.files import write_atomically
 from chrion.installation import FLAVOURS
 
-#: Prints the providers of onnxruntime.
-_PROVIDERS = "import onnxruntime as ort; print(*ort.get_available_providers())"
+#: Prints a digest of onnxruntime's files.
+_FILES = """
+import hashlib, importlib.util, pathlib
+folder, text = pathlib.Path(importlib.util.find_spec("onnxruntime").origin).parent, hashlib.sha256()
+for path in sorted(folder.rglob("*")):
+    if path.is_file() and "__pycache__" not in path.parts:
+        text.update(str(path).encode() + path.read_bytes())
+print(text.hexdigest())
+"""
 #: Opens a session of a model that is cut, and compares its output with that of onnxruntime.
 _USE = """
 import numpy as np, onnx, chrion, onnxruntime as ort
@@ -67,9 +74,9 @@ def beside(wheel: Path, flavour: str, folder: Path) -> list[str] | None:
     environment = Environment(folder)
     if not environment.pip("install", "--only-binary=:all:", flavour):
         return None
-    before = environment.run(_PROVIDERS)
+    before = environment.run(_FILES)
     installed = environment.pip("install", str(wheel))
-    unchanged = environment.run(_PROVIDERS) == before
+    unchanged = environment.run(_FILES) == before
     works, reason = environment.run(_USE)
     return [
         f"`pip install {flavour}`, then `chrion`",
