@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -46,6 +47,10 @@ def test_mistakes_are_answered_by_what_is_known(cli: Chrion) -> None:
             (["simulate", "azure-capacity", "--set", "requets=3"], "did you mean"),
             (["simulate", "azure-capacty"], "did you mean 'azure-capacity'"),
             (["simulate", "small.toml"], "small.toml: seed = 'many': expected a whole number"),
+            (
+                ["simulate", "table7", "--set", "seed=-1"],
+                "table7.toml with seed=-1: seed = -1: expected a whole number",
+            ),
             *[([command, "m.onnx", "--cores", "99"], "99 requested") for command in ("partition", "run", "profile")],
         ],
     )
@@ -78,10 +83,16 @@ def test_help_keeps_what_stands_in_brackets(cli: Chrion) -> None:
     assert "the table [decoder]" in out
 
 
-@pytest.mark.parametrize("cores", [0, -1, 99])
-def test_a_session_refuses_cores_that_the_command_line_refuses(cores: int) -> None:
+@pytest.mark.parametrize(
+    ("cores", "message"),
+    [
+        *[(number, f"cores: {number} requested") for number in (0, -1, 99)],
+        *[(value, "cores: expected a whole number from 1 to ") for value in (1.5, "2", True)],
+    ],
+)
+def test_a_session_refuses_cores_that_the_command_line_refuses(cores: Any, message: str) -> None:
     """Before it opens the model."""
-    with pytest.raises(OptionError, match=f"cores: {cores} requested"):
+    with pytest.raises(OptionError, match=message):
         HybridSession("no-such-model.onnx", cores=cores)
 
 
