@@ -201,6 +201,16 @@ def test_the_keys_of_files_are_documented(tmp_path: Path) -> None:
     assert [key for key in {**stored, **operator} if f"`{key}`" not in of_profile] == []
 
 
+def test_no_section_that_a_script_writes_is_empty() -> None:
+    """Each pair of markers on a page has content."""
+    for page in [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]:
+        sections = re.findall(
+            r"<!-- begin: (.+?) -->(.*?)<!-- end: \1 -->", page.read_text(encoding="utf-8"), re.DOTALL
+        )
+        for name, content in sections:
+            assert content.strip(), f"{page.name}: {name}"
+
+
 def test_the_exceptions_are_documented() -> None:
     """The page on errors draws the same tree of exceptions as the module that defines them."""
     page = (ROOT / "docs" / "reference" / "errors.md").read_text(encoding="utf-8")
