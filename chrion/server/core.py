@@ -18,11 +18,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import onnxruntime as ort
 
 from chrion.cores import pin
+from chrion.graph.opened_model import OpenedModel
 from chrion.graph.ort_sessions import first_line
 from chrion.manager import Action, Load, ModelManager, Reason, Refuse, Request, Run, Unload
 from chrion.manager.residency import Place
@@ -56,6 +58,8 @@ class Served:
     #: Reason of the last failed load; empty after a successful one.
     failure: str = ""
     removed: bool = False
+    #: The models that were opened, by their files: a later load opens what the first one did.
+    opened: dict[Path, OpenedModel] = field(default_factory=dict)
     #: Requests that wait for a load, by their numbers.
     cold: dict[int, _Pending] = field(default_factory=dict)
 
@@ -312,11 +316,14 @@ class ServingCore:
         cores = self._least_pinned(source.cores) if source.plan else ()
 
         def open_session() -> Session:
-            session = Session(source, self._provider, cores)
-            changed = file_states(*(type(source.model)(path) for path, *_ in served.version.files))
-            if changed != served.version.files:
-                session.close()
-                raise RuntimeError("its files have changed since it was added; add it again")
+            opened = served.opened.get(source.model) or OpenedModel(source.model)
+            session = Session(source, opened, self._provider, cores)
+            if source.model not in served.opened:
+                changed = file_states(*(Path(path) for path, *_ in served.version.files))
+                if changed != served.version.files:
+                    session.close()
+                    raise RuntimeError("its files have changed since it was added; add it again")
+                served.opened[source.model] = opened
             return session
 
         log.info("load", extra=_fields(served, variant=source.name))

@@ -15,6 +15,7 @@ import onnxruntime as ort
 from chrion.allocator import trim
 from chrion.cores import affinity
 from chrion.devices import CPU_PROVIDER
+from chrion.graph.opened_model import OpenedModel
 from chrion.runtime import HybridSession
 from chrion.server.repository import VariantSource
 from chrion.server.tensors import Array, TensorSpec
@@ -33,6 +34,7 @@ class Session:
 
     Args:
         source: The variant's files.
+        opened: The variant's model as it was when it was opened first.
         provider: The accelerator's execution provider, with its options; used by variants on the accelerator.
         cores: The cores that the lanes of a plan are pinned to.
 
@@ -44,7 +46,11 @@ class Session:
     """
 
     def __init__(
-        self, source: VariantSource, provider: tuple[str, Mapping[str, Any]] | None, cores: tuple[int, ...] = ()
+        self,
+        source: VariantSource,
+        opened: OpenedModel,
+        provider: tuple[str, Mapping[str, Any]] | None,
+        cores: tuple[int, ...] = (),
     ) -> None:
         self.cores = cores if source.plan else ()
         options = ort.SessionOptions()
@@ -55,12 +61,12 @@ class Session:
         self._hybrid: HybridSession | None = None
         if source.plan:
             with _restricted_to(cores):  # lanes are pinned to cores that the calling thread may use
-                self._hybrid = HybridSession(
-                    str(source.model), providers=providers, plan=source.plan, strict=True, tune="never"
+                self._hybrid = opened.use(
+                    lambda model: HybridSession(model, providers=providers, plan=source.plan, strict=True, tune="never")
                 )
             self._session: Any = self._hybrid
         else:
-            self._session = ort.InferenceSession(str(source.model), options, providers=providers)
+            self._session = opened.use(lambda model: ort.InferenceSession(model, options, providers=providers))
             self._session.disable_fallback()
         self._outputs = len(self._session.get_outputs())
 

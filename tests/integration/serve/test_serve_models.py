@@ -30,6 +30,37 @@ from server_client import wait_until
 ROWS = np.ones((1, 4), np.float32)
 
 
+@pytest.mark.parametrize("change", ["renamed over", "deleted", "overwritten"])
+@pytest.mark.parametrize("planned", [False, True], ids=["plain", "plan"])
+def test_a_version_answers_from_the_file_that_it_opened(tmp_path: Path, change: str, *, planned: bool) -> None:
+    """After an eviction the same model is opened again, or none if its content is lost; never another one."""
+    file = put(tmp_path, "m", branches(size=300))
+    other = branches(size=300)
+    other.graph.node[2].op_type = "Abs"
+    new = other.SerializeToString()
+    if planned:
+        graph = load(file)
+        fixed_plan(graph, alternating_lanes(graph)).save(file.parent / "lanes.plan.json")
+    put(tmp_path, "other", product(200, 1))
+    x = np.ones((2, 300), np.float32)
+    with local_server(tmp_path, memory_mb=6.0) as server:
+        _, before, _ = server.infer("m", x)
+        assert server.infer("other", np.ones((1, 200), np.float32))[0] == 200
+        assert server.metric("chrion_model_evictions_total") == 1
+        if change == "overwritten":
+            file.write_bytes(new)
+        else:
+            file.unlink()
+            if change == "renamed over":
+                file.write_bytes(new)
+        status, found, _ = server.infer("m", x)
+    if change == "overwritten":
+        assert status >= 400
+        assert "cannot be opened again" in found["error"]
+    else:
+        assert (status, found["outputs"]) == (200, before["outputs"])
+
+
 def test_many_models_share_little_memory(tmp_path: Path) -> None:
     """Ten models are served in memory for four; memory stays in the budget, and those in use stay."""
     for number in range(10):
