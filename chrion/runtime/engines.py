@@ -23,17 +23,15 @@ from chrion.allocator import trim
 from chrion.devices import usable_provider
 from chrion.graph.description import ModelDescription, describe_session
 from chrion.graph.model import Graph, TensorInfo
-from chrion.graph.optimise import original_name
 from chrion.graph.ort_sessions import first_line
-from chrion.graph.reading import read_model
 from chrion.runtime.diversion import Diversion
 from chrion.runtime.execution.engine import CannotCutError, CutEngine, Engine, Footprint, PlainEngine, require_tensors
 from chrion.runtime.execution.executor import CLOSED, AcceleratorFailure
 from chrion.runtime.live_comparison import LiveComparison
-from chrion.runtime.options.session_options import hidden_reason, run_reason, session_reason
+from chrion.runtime.options.session_options import run_reason, session_reason
 from chrion.runtime.process_hooks import in_flight
 from chrion.runtime.requests import check_feed, known_shape, shape_of
-from chrion.runtime.selection.admission import admit, raise_if_unsafe
+from chrion.runtime.selection.admission import admit, raise_if_unsafe, reason_of_options
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decisions import Decision
 from chrion.runtime.selection.plan_memory import PlanMemory, explain_refusal, find_excess, has_room
@@ -178,11 +176,7 @@ class Engines:
             in_flight.pop()
 
     def serve_whole(self, run: Callable[[ort.InferenceSession], None]) -> None:
-        """Serve a request by the session of :meth:`whole_session`.
-
-        Args:
-            run: Runs the request on that session.
-        """
+        """Serve a request by a function that runs it on the session of :meth:`whole_session`."""
         try:
             in_flight.append(None)
             run(self.whole_session())
@@ -430,9 +424,7 @@ class Engines:
         self._untuned = engine
         if not reason and all(info.type.startswith("tensor(") for info in self._inputs):
             self._tuner = Tuner(config, self._selector, self._install, self._wanted, cached_only=self._tune == "never")
-            if self._tuner.failure:
-                pass  # nothing would read what is noted
-            elif any(info.free for info in self._inputs):
+            if any(info.free for info in self._inputs):
                 self.noted = self._tuner.noted
             else:
                 self._tuner.submit({})
@@ -518,11 +510,8 @@ class Engines:
             return plain if named else self._selector.compare_live(plain, decision)  # it serves other shapes as well
         config = self._config
         graph = config.load(named)
-        if config.options is not None:
-            weights = {original_name(weight) for weight in graph.weight_names}
-            given = config.model.use(read_model)[0]
-            if reason := hidden_reason(config.options, given, weights, config.accelerator):
-                return self.plain(reason)
+        if reason := reason_of_options(config, graph):
+            return self.plain(reason)
         return self._selector.open(graph, decision)
 
     def _key(self, named: NamedShapes) -> Shapes:

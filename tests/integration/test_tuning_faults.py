@@ -192,8 +192,8 @@ def test_without_a_thread_the_session_serves(monkeypatch: pytest.MonkeyPatch, ca
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
         refuse_threads(patch)
         session = HybridSession(branches())
-    with session:
         assert not session.wait_until_tuned()
+    with session:
         assert_same_as_plain(session, branches(), {"x": X})
         assert "tuning could not start: can't start new thread" in session.explain()
     assert "can't start new thread" in caplog.text

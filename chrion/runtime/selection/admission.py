@@ -38,14 +38,12 @@ def admit(config: SessionConfig, graph: Graph | None = None) -> tuple[Graph | No
     """
     reason = session_reason(config.options, config.rest)
     try:
-        given = config.model.use(read_model)[0] if config.options is not None or reason else None
         if reason:
+            config.model.use(read_model)
             return None, reason
         if graph is None:
             graph = config.load(config.plan.shapes, optimise=True) if isinstance(config.plan, Plan) else config.load({})
-        if given is not None:
-            names = {original_name(weight) for weight in graph.weight_names}
-            reason = hidden_reason(config.options, given, names, config.accelerator)
+        reason = reason_of_options(config, graph)
     except Exception as error:
         planned = isinstance(config.plan, Plan) and not reason
         if isinstance(error, UnsafeModelError) or (planned and isinstance(error, InputError | SpaceError)):
@@ -54,6 +52,14 @@ def admit(config: SessionConfig, graph: Graph | None = None) -> tuple[Graph | No
     finally:
         trim()
     return (None, reason) if reason else (graph, "")
+
+
+def reason_of_options(config: SessionConfig, graph: Graph) -> str:
+    """Return why options that cannot be read make the model run plain; empty if they do not, or there are none."""
+    if config.options is None:
+        return ""
+    names = {original_name(weight) for weight in graph.weight_names}
+    return hidden_reason(config.options, config.model.use(read_model)[0], names, config.accelerator)
 
 
 def open_model(model: str | Path | bytes | onnx.ModelProto | Graph) -> OpenedModel:

@@ -98,7 +98,6 @@ class Tuner:
         #: Held by the tuning thread while it works for this session.
         self._working = threading.Lock()
         self.failure = _thread.serve(self)
-        self._runs = not self.failure
 
     def submit(self, shapes: NamedShapes) -> None:
         """Request a decision; return at once."""
@@ -120,11 +119,12 @@ class Tuner:
         """Wait until all requested decisions are made.
 
         Returns:
-            False if the time is over first, or at once if tuning could not start.
+            False if the time is over first, or at once if the thread that tunes could not be started.
         """
         with self._state:
-            return self._runs and self._state.wait_for(
-                lambda: not (self._pending or self.noted) or self.closed, timeout_s
+            return self.closed or (
+                _thread.started
+                and self._state.wait_for(lambda: not (self._pending or self.noted) or self.closed, timeout_s)
             )
 
     def close(self, until: float | None = None) -> None:
@@ -298,7 +298,8 @@ class _TuningThread:
         self._submitted: deque[_Work] = deque()
         self._numbers = itertools.count()
         self._lock = threading.Lock()
-        self._started = False
+        #: Whether the thread runs. If it could not be started, the next session tries again.
+        self.started = False
 
     def serve(self, tuner: Tuner) -> str:
         """Count the shapes that a tuner notes from now on; start the thread, unless it is running.
@@ -309,14 +310,14 @@ class _TuningThread:
         """
         with self._lock:
             self._tuners.add(tuner)
-            if not self._started:
+            if not self.started:
                 try:
                     threading.Thread(target=self._run, name="chrion-tuning", daemon=True).start()
                 except RuntimeError as error:
                     failure = f"tuning could not start: {error}"
                     log.warning("%s", failure)
                     return failure
-                self._started = True
+                self.started = True
         return ""
 
     def submit(
