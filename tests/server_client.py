@@ -49,6 +49,13 @@ class ServerClient(ABC):
         assert found, f"no {name} with {labels}"
         return total
 
+    def live_status(self) -> int:
+        """Return the status of the answer whether the server is live; 0 if there is none."""
+        try:
+            return self.get("/v2/health/live")[0]
+        except OSError:
+            return 0
+
     def computes(self) -> bool:
         """Return whether requests for inference are in flight and none of them waits."""
         return self.metric("chrion_request_bytes") > 0 and self.metric("nv_inference_pending_request_count") == 0

@@ -102,14 +102,7 @@ def test_idle_connections_at_the_limit_do_not_refuse_the_others(tmp_path: Path) 
             connection.sendall(_REQUEST)
             assert answer(connection).startswith(b"HTTP/1.1 200 OK")
             connection.close()
-        wait_until(lambda: _status(server) == 200)
-
-
-def _status(server: Server) -> int:
-    try:
-        return server.get("/v2/health/live")[0]
-    except OSError:
-        return 0
+        wait_until(lambda: server.live_status() == 200)
 
 
 @linux

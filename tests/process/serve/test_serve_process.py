@@ -133,13 +133,6 @@ def test_memory_full_at_a_load_tries_the_smaller_variant(tmp_path: Path) -> None
         assert server.infer("other", ROWS)[0] == 200
 
 
-def _status(server: Server) -> int:
-    try:
-        return server.get("/v2/health/live")[0]
-    except OSError:
-        return 0
-
-
 @linux
 def test_a_full_disk_under_the_log_does_not_stop_the_server(tmp_path: Path) -> None:
     """If the log cannot be written, requests are served all the same, and SIGTERM ends the server in order."""
@@ -151,7 +144,7 @@ def test_a_full_disk_under_the_log_does_not_stop_the_server(tmp_path: Path) -> N
         process = subprocess.Popen([*command, "--http", f"127.0.0.1:{port}"], stderr=full, stdout=full)  # noqa: S603
     server = Server(process, port, 0)
     try:
-        wait_until(lambda: _status(server) == 200, 60)
+        wait_until(lambda: server.live_status() == 200, 60)
         assert server.infer("m", ROWS)[0] == 200
         assert server.infer("nothing", ROWS)[0] == 404
         process.send_signal(signal.SIGTERM)
@@ -177,7 +170,7 @@ def test_a_crashed_server_is_started_again(tmp_path: Path) -> None:
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)  # noqa: S603
     server = Server(process, *ports)
     try:
-        wait_until(lambda: _status(server) == 200, 60)
+        wait_until(lambda: server.live_status() == 200, 60)
         with grpc.insecure_channel(f"127.0.0.1:{ports[1]}") as channel:
             ready = channel.unary_unary(
                 f"/{SERVICE}/ServerReady",
@@ -191,8 +184,8 @@ def test_a_crashed_server_is_started_again(tmp_path: Path) -> None:
             with pytest.raises(grpc.RpcError) as raised:
                 ready(message("ServerReadyRequest")(), timeout=20)
             assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
-            assert _status(server) == 0
-            wait_until(lambda: _status(server) == 200, 60)
+            assert server.live_status() == 0
+            wait_until(lambda: server.live_status() == 200, 60)
             assert ready(message("ServerReadyRequest")(), timeout=20, wait_for_ready=True).ready
         assert server.infer("m", ROWS)[0] == 200
         process.send_signal(signal.SIGTERM)
