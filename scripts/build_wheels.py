@@ -35,10 +35,11 @@ def build(kind: str, output: Path) -> None:
         elif kind == "pure":
             _build_wheel(source, output, {"CHRION_NATIVE": "0"})
         else:
-            compiler = f"{sys.executable} -m ziglang cc -target {kind}-linux-gnu.{GLIBC}"
+            # Without symbols (-s), since the strip of this machine may not know those of the other.
+            compiler = f"{sys.executable} -m ziglang cc -s -target {kind}-linux-gnu.{GLIBC}"
             _build_wheel(source, Path(scratch), {"CC": compiler, "_PYTHON_HOST_PLATFORM": f"linux-{kind}"})
             (wheel,) = Path(scratch).glob("*.whl")
-            repair = [sys.executable, "-m", "auditwheel", "repair", "--plat", "auto", "--only-plat", "--strip"]
+            repair = [sys.executable, "-m", "auditwheel", "repair", "--plat", "auto", "--only-plat"]
             _run([*repair, "--wheel-dir", str(output), str(wheel)])
 
 
