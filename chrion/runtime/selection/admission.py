@@ -39,7 +39,7 @@ def admit(config: SessionConfig, graph: Graph | None = None) -> tuple[Graph | No
     reason = session_reason(config.options, config.rest)
     try:
         if reason:
-            config.model.use(read_model)
+            config.model.use(read_model)  # raises if the model is unsafe, which plain onnxruntime would not notice
             return None, reason
         if graph is None:
             graph = config.load(config.plan.shapes, optimise=True) if isinstance(config.plan, Plan) else config.load({})
