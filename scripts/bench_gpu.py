@@ -311,11 +311,16 @@ def measure_overlap(bench: Bench, png: Path | None) -> dict[str, Any]:
 
 
 def equalise(found: Profile) -> Profile:
-    """Return a profile with equally fast devices and free transfers, so that even small models use both devices."""
+    """Return a profile with equally fast devices, and free transfers, wake-ups and reloads.
+
+    So even small models use both devices, also if other processes used the cores while they were measured.
+    """
     operators = {
-        s: o if o.accelerator_ms is None else replace(o, accelerator_ms=o.cpu_ms[0]) for s, o in found.operators.items()
+        s: replace(o, cpu_ms=o.cpu_ms[:1] * len(o.cpu_ms), accelerator_ms=o.accelerator_ms and o.cpu_ms[0])
+        for s, o in found.operators.items()
     }
-    machine = replace(found, dispatch_ms=0.0, handoff_ms=0.0, upload=FREE, download=FREE)
+    machine = replace(found, dispatch_ms=0.0, handoff_ms=0.0, wake_ms=0.0, reload_ms_per_byte=0.0)
+    machine = replace(machine, upload=FREE, download=FREE)
     return replace(machine, operators=operators, _estimators={})
 
 
