@@ -214,6 +214,15 @@ def test_free_dimensions_are_merged_if_sizes_always_agree() -> None:
     check(fixed, {"x": numbers(1, 1, 3, 9, 9)}, [("c0", "c1", "c2", "c3")])
 
 
+@pytest.mark.parametrize("side", ["SAME_UPPER", "SAME_LOWER"])
+def test_same_padding_with_a_stride_of_one_is_merged_for_any_size(side: str) -> None:
+    """The total padding is then the kernel's reach less one, whatever the size of the input."""
+    same = {"auto_pad": side}
+    model = convolutions(same, same, kernels=[(3, 3), (5, 2)], size=("n", 3, "h", "w"))
+    for size in ((1, 3, 9, 8), (2, 3, 6, 7)):
+        check(model, {"x": numbers(1, *size)}, [("c0", "c1")])
+
+
 def test_shared_weights_and_weights_of_a_request() -> None:
     """A weight with other readers is kept; an operator whose weight is an input is not merged."""
     nodes = [

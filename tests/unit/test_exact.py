@@ -67,6 +67,14 @@ def test_no_choice_of_widths_is_faster(data: st.DataObject) -> None:
     assert found.lower_bound_ms <= least * (1 + 1e-3) + 1e-6
 
 
+def test_handoffs_that_take_longer_than_the_operators_are_avoided() -> None:
+    """One core takes 3 ms for three operators of 1 ms; two cores would take 2 ms and a handoff of 10 ms."""
+    dag = Dag.from_edges(3, [(0, 1), (0, 2)])
+    costs = uniform_costs(dag, cpu_ms=[1.0, 1.0], handoff_ms=10.0)
+    found = solve(dag, costs, 2)
+    assert evaluate(dag, costs, found.schedule).latency_ms == pytest.approx(3.0)
+
+
 def test_large_graphs_and_alphas_are_refused() -> None:
     """The solver would not terminate for large graphs, and its model has no memory for an alpha to weigh."""
     dag = Dag.from_edges(50, [])

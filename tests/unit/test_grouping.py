@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from chrion.graph import Dag
+from chrion.profiler import Costs, OperatorMemory
 from chrion.scheduler.search.grouping import group_operators, tile_order, unit_order
 from recurrent_stack import stack, two_cores
 
@@ -16,6 +17,13 @@ def test_a_layer_is_a_group_and_its_steps_are_counted() -> None:
     assert groups.members == tuple(tuple(range(la * 5, la * 5 + 5)) for la in range(3))
     assert groups.step == tuple(i % 5 for i in range(15))
     assert groups.steps == 5
+
+
+def test_a_small_operator_joins_its_predecessor() -> None:
+    """An operator that takes no longer than a handoff is in the group of its predecessor, a large one is not."""
+    dag = Dag.from_edges(4, [(0, 1), (1, 2), (2, 3)])
+    costs = Costs(None, ((5.0, 0.01, 5.0, 0.01),), (OperatorMemory(),) * 4, dispatch_ms=0.05, handoff_ms=0.05)
+    assert group_operators(dag, costs).members == ((0, 1), (2, 3))
 
 
 @pytest.mark.parametrize("steps", [1, 2, 4, 8])

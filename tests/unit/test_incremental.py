@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chrion.graph import Dag
-from chrion.profiler import Costs
+from chrion.profiler import CopyCost, Costs, uniform_costs
 from chrion.scheduler import Schedule
 from chrion.scheduler.evaluation.incremental import GraphTables, Trace
 from chrion.scheduler.evaluation.solution import Problem
@@ -74,3 +74,13 @@ def test_latencies_equal_those_of_the_full_evaluation(data: st.DataObject) -> No
         limit = data.draw(st.sampled_from([math.inf, expected, expected + 0.5, 0.5 * expected, trace.latency_ms]))
         found = trace.latency_below(limit, trial, changed, relabelled)
         assert found == (expected if expected < limit else None)
+
+
+def test_copies_in_one_direction_follow_each_other() -> None:
+    """Two values made at 1 ms are copied to the accelerator, or from it, one after the other: 1 + 10 + 10 + 1 ms."""
+    dag = Dag.from_edges(3, [(0, 2), (1, 2)])
+    copies = CopyCost(10.0)
+    costs = uniform_costs(dag, accelerator_ms=1.0, cpu_ms=[1.0, 1.0], upload=copies, download=copies)
+    for lanes in ((1, 2, 0), (0, -1, 1)):
+        trace = Trace(GraphTables(dag, replace(costs, streams=2)), Schedule((0, 1, 2), lanes, 2), None)
+        assert trace.latency_ms == 22.0

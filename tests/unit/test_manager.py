@@ -307,6 +307,18 @@ def test_the_time_to_retry_is_that_of_the_queue() -> None:
     assert refused.retry_ms == 4000.0
 
 
+def test_the_time_to_retry_includes_the_load_that_is_under_way() -> None:
+    """A model that is not in memory waits for the rest of another one's load of 500 ms, and then for its own of 40."""
+    manager = ModelManager({HOST: 10}, [0])
+    first = manager.add(0.0, ManagedModel((ManagedVariant("v", {HOST: 5}, 1.0, 500.0),)))
+    second = manager.add(0.0, ManagedModel((ManagedVariant("v", {HOST: 5}, 1.0, 40.0),), max_queue=1))
+    manager.submit(0.0, Request(0, first, 0.0))
+    manager.submit(100.0, Request(1, second, 100.0))
+    (refused,) = manager.submit(100.0, Request(2, second, 100.0))
+    assert isinstance(refused, Refuse)
+    assert refused.retry_ms == 400.0 + 40.0
+
+
 def test_requests_without_a_key_run_alone() -> None:
     """A model that batches may have requests that cannot share a batch."""
     manager = ModelManager({HOST: 10}, [0])

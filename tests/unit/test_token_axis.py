@@ -213,6 +213,8 @@ MIXING = [
         MICROSOFT,
     ),
     Case("NonZero", "x", X),
+    Case("Softmax", "x", X, attributes={"axis": 1}),
+    Case("Concat", "x w", X, {"w": floats(1, TOKENS, 2)}, {"axis": 2}, about="positions"),
 ]
 
 

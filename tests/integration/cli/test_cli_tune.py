@@ -122,7 +122,7 @@ def test_the_file_survives_a_copy_of_the_model(
 def test_a_file_for_other_conditions_is_ignored(
     cli: Chrion, model: Path, clear: Callable[[], None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A file of another machine, other versions or another configuration is ignored, with a line in the log."""
+    """Decisions of another machine, other versions or another configuration are ignored, with a line in the log."""
     cli("tune", "m.onnx", "--beside")
     path = shipped.shipped_path(model)
     good = json.loads(path.read_text())
@@ -135,6 +135,8 @@ def test_a_file_for_other_conditions_is_ignored(
         caplog.clear()
         assert not runs_plan(model)
         assert f"{path} is ignored" in caplog.text
+    path.write_text(json.dumps(good | {"decisions": [*content["decisions"], *good["decisions"]]}))
+    assert runs_plan(model)  # the first decision is for another configuration, the second one for this session
     path.write_text(json.dumps(good))
     assert runs_plan(model)
     assert not runs_plan(model, cores=1)
@@ -156,6 +158,7 @@ def test_a_damaged_file_is_ignored(cli: Chrion, model: Path, clear: Callable[[],
                 changed["decisions"][at][key] = wrong
                 damaged.append(json.dumps(changed))
     damaged += [json.dumps(content | {"decisions": wrong}) for wrong in (None, {}, [None], [1], [[]])]
+    damaged.append(json.dumps(content | {"schema": "chrion.decisions/2"}))
     plan = json.loads(good)
     plan["decisions"][0]["decision"]["plan"]["digest"] = "another"
     damaged.append(json.dumps(plan))
