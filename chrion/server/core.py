@@ -386,8 +386,8 @@ class ServingCore:
 
         def work() -> batching.BatchResult:
             _pin_to(action.cores)
-            if session is None or not batch:
-                raise RuntimeError("nothing to run")
+            if session is None or not batch:  # all clients have left
+                return batching.BatchResult([], (0.0, 0.0, 0.0))
             return job.run(session, options)
 
         self._in_background(self._workers, work, functools.partial(self._finished, served, action, batch))
@@ -398,12 +398,12 @@ class ServingCore:
             self.lane_busy_ms[core] += now - run.started_ms
         self.slot_busy_ms += run.slots * (now - run.started_ms)
         error = done.exception()
-        if error is None:
-            self._deliver(served, run, batch, done.result(), now)
+        if isinstance(error, Exception):  # before the batch could run
+            result = batching.BatchResult([error] * len(batch), (0.0, 0.0, 0.0))
         else:
-            for pending in batch:
-                self._fail(pending, _run_failure(served, error))
-        took = None if error else now - run.started_ms
+            result = done.result()
+        self._deliver(served, run, batch, result, now)
+        took = None if result.failed or not batch else now - run.started_ms
         self._apply(self.manager.finish(now, run.id, took))
         self._forget_if_unused(served)
 
@@ -411,9 +411,15 @@ class ServingCore:
         self, served: Served, run: Run, batch: list[_Pending], result: batching.BatchResult, now: float
     ) -> None:
         statistics = served.statistics
-        rows = sum(pending.request.rows for pending in batch)
-        statistics.add_run(rows, *result.parts_ms)
-        for pending, outputs in zip(batch, result.outputs, strict=True):
+        answered = []
+        for pending, found in zip(batch, result.outputs, strict=True):
+            if isinstance(found, Exception):
+                self._fail(pending, _run_failure(served, found))
+            else:
+                answered.append((pending, found))
+        if answered:
+            statistics.add_run(sum(pending.request.rows for pending, _ in answered), *result.parts_ms)
+        for pending, outputs in answered:
             total = now - pending.request.arrival_ms
             queued = run.started_ms - pending.request.arrival_ms
             statistics.add_success(pending.request.rows, total, queued, result.parts_ms)

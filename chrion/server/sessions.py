@@ -123,7 +123,8 @@ def _restricted_to(cores: tuple[int, ...]) -> Iterator[None]:
 
 def _value(datatype: str, array: Array) -> ort.OrtValue:
     if datatype == "BF16":
-        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(np.ascontiguousarray(array), _BFLOAT16)
+        contiguous = np.require(array, requirements="C")  # ascontiguousarray would give a scalar a dimension
+        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(contiguous, _BFLOAT16)
     return ort.OrtValue.ortvalue_from_numpy(array)
 
 
