@@ -229,6 +229,7 @@ class ServingCore:
         feeds: Mapping[str, tuple[str, Array]],
         outputs: Sequence[str] = (),
         timeout_ms: float = math.inf,
+        priority: int = 0,
     ) -> Result:
         """Serve a request.
 
@@ -237,6 +238,7 @@ class ServingCore:
             feeds: Datatype and array of each input.
             outputs: Names of the outputs to return; empty for all.
             timeout_ms: Time within which the request must start.
+            priority: Its place in the queue of its model: 1 is the first, and 0, for none, the last.
 
         Raises:
             RequestFailure: The request does not fit the model, is refused, or fails.
@@ -245,28 +247,29 @@ class ServingCore:
         arrival = _now_ms()
         try:
             chosen = _check(served.version, feeds, outputs)
-            found, timing = await self._queue(served, feeds, chosen, timeout_ms, arrival)
+            found, timing = await self._queue(served, feeds, chosen, timeout_ms, arrival, priority)
         except RequestFailure as failure:
             replacement = self.models.get(served.version.key)
             if isinstance(failure, ModelRemoved) and replacement is not None and replacement is not served:
-                return await self.infer(replacement, feeds, outputs, timeout_ms - (_now_ms() - arrival))
+                return await self.infer(replacement, feeds, outputs, timeout_ms - (_now_ms() - arrival), priority)
             served.statistics.fail.add(_now_ms() - arrival)
             raise
         return Result(served, list(zip(chosen, found, strict=True)), timing)
 
-    async def _queue(
+    async def _queue(  # noqa: PLR0913, PLR0917 - of one request
         self,
         served: Served,
         feeds: Mapping[str, tuple[str, Array]],
         outputs: tuple[TensorSpec, ...],
         timeout_ms: float,
         arrival: float,
+        priority: int,
     ) -> tuple[list[Array], Timing]:
         if self.draining:
             raise RequestFailure(Status.UNAVAILABLE, _DRAINING, retry_s=1.0)
         rows, batch_key = batching.rows_and_key(served.version.managed.max_batch, feeds)
         deadline = arrival + min(timeout_ms, served.version.settings.timeout_ms)
-        request = Request(next(self._ids), served.number, arrival, deadline, batch_key, rows)
+        request = Request(next(self._ids), served.number, arrival, deadline, batch_key, rows, priority)
         future: asyncio.Future[tuple[list[Array], Timing]] = asyncio.get_running_loop().create_future()
         pending = self._pending[request.id] = _Pending(served, request, feeds, outputs, future)
         if self.place(served)[0] is not Place.RESIDENT:

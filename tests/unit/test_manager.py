@@ -240,7 +240,8 @@ def test_invariants_on_random_events(seed: int, eviction: str, admission: str, b
     for number in range(80):
         at += rng.expovariate(0.5)
         deadline = at + rng.choice([inf, 10.0, 40.0])
-        driver.push(at, "submit", Request(number, rng.randrange(6), at, deadline, rng.choice([None, "a"])))
+        key, priority = rng.choice([None, "a"]), rng.choice([0, 0, 1, 2])
+        driver.push(at, "submit", Request(number, rng.randrange(6), at, deadline, key, priority=priority))
         if rng.random() < 0.1:
             driver.push(at + rng.uniform(0, 5), "cancel", number)
     driver.push(at / 2, "remove", 0)
@@ -305,6 +306,42 @@ def test_the_time_to_retry_is_that_of_the_queue() -> None:
     (refused,) = manager.submit(3.0, Request(4, number, 3.0))
     assert isinstance(refused, Refuse)
     assert refused.retry_ms == 4000.0
+
+
+def test_a_request_with_a_priority_goes_before_the_others_of_its_model() -> None:
+    """1 is the first, requests without one are the last, and those of equal priority keep their order."""
+    manager = ModelManager({HOST: 10}, [0])
+    number = manager.add(0.0, ladder(5))
+    order = [0, 0, 3, 1, 2**63 - 1, 1, 0]
+    found = drive(manager, [Request(i, number, i / 100, priority=p) for i, p in enumerate(order)])
+    assert [run.requests[0].id for run in found.batches] == [3, 5, 2, 4, 0, 1, 6]
+
+
+def test_a_priority_takes_no_time_from_other_models() -> None:
+    """However many requests with a priority a model gets, the models take turns as without priorities."""
+    for priority in (0, 1):
+        manager = ModelManager({HOST: 10}, [0])
+        one, other = manager.add(0.0, ladder(5)), manager.add(0.0, ladder(5))
+        warm = [(0.0, one, 0), (0.0, other, 0)]
+        arrivals = [
+            *warm,
+            (100.0, one, 0),
+            (100.1, one, 0),
+            (100.2, other, 0),
+            (100.3, one, priority),
+            (100.4, one, priority),
+        ]
+        found = drive(manager, [Request(i, m, at, priority=p) for i, (at, m, p) in enumerate(arrivals)])
+        assert [run.model for run in found.batches[2:]] == [one, one, other, one, one], priority
+
+
+def test_a_priority_does_not_lengthen_the_wait_for_a_batch() -> None:
+    """A batch starts when its delay has passed for the oldest request, also if a later one goes before it."""
+    manager = ModelManager({HOST: 10}, [0])
+    number = manager.add(0.0, ladder(5, max_batch=8, max_delay_ms=3.0))
+    later = [Request(1 + i, number, 100.0 + i, batch_key="k", priority=i) for i in range(2)]
+    found = drive(manager, [Request(0, number, 0.0), *later])
+    assert [(run.started_ms, [r.id for r in run.requests]) for run in found.batches[1:]] == [(103.0, [2, 1])]
 
 
 def test_requests_without_a_key_run_alone() -> None:
