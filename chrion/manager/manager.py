@@ -168,6 +168,8 @@ class ModelManager:
             self.memory.acquire(number, len(requests))
             for request in requests:
                 self._add_ready(now, request)
+        else:
+            actions += self.memory.end_trial(number)
         actions += self.memory.next_load(now)
         return actions + self._start_ready(now)
 

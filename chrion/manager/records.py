@@ -90,7 +90,7 @@ class Unload:
 
     model: int
     variant: int
-    #: ``evict``, ``shrink``, ``grow`` or ``remove``.
+    #: ``evict``, ``shrink``, ``grow``, ``trial`` or ``remove``.
     cause: str
 
 

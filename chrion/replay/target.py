@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
 from chrion.errors import OptionError
 from chrion.files import parse_json
 from chrion.replay.http_client import Answer, HttpClient
 from chrion.server.rest_codec import HEADER_LENGTH
-from chrion.server.tensors import DTYPES, Array, to_raw
+from chrion.server.tensors import to_raw
+from chrion.server.trials import synthetic_input
 
 #: Time within which the server answers requests for metadata and metrics.
 _ANSWER_S = 30.0
@@ -122,16 +122,6 @@ async def ask(client: HttpClient, path: str) -> Answer:
     if answer.status == 401:
         raise OptionError("--url: the server requires a token", hint="add --token-file")
     return answer
-
-
-def synthetic_input(datatype: str, shape: Sequence[int]) -> Array:
-    """Return an input; free dimensions have size 1, floats are random, and integers are 0, which is a valid index."""
-    sizes = [1 if size < 0 else size for size in shape]
-    if datatype == "BYTES":
-        return np.full(sizes, "a", object)
-    if datatype.startswith("FP"):
-        return np.random.default_rng(0).random(sizes).astype(DTYPES[datatype])
-    return np.zeros(sizes, DTYPES[datatype])
 
 
 def _call(path: str, metadata: Mapping[str, Any]) -> Call:

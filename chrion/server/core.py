@@ -24,18 +24,18 @@ from typing import Any
 import onnxruntime as ort
 
 from chrion.cores import pin
-from chrion.graph.opened_model import OpenedModel
 from chrion.graph.ort_sessions import first_line
 from chrion.manager import Action, Load, ModelManager, Reason, Refuse, Request, Run, Unload
 from chrion.manager.residency import Place
 from chrion.server import batching
-from chrion.server.failures import ModelRemoved, RequestFailure, Status, invalid, refusal
+from chrion.server.failures import ModelRemoved, RequestFailure, Status, refusal
 from chrion.server.grace import Grace
 from chrion.server.repository import Key, ServedVersion, file_states
 from chrion.server.request_memory import ByteAccount
-from chrion.server.sessions import Session, is_out_of_memory
+from chrion.server.sessions import OpenedFiles, Session, is_out_of_memory
 from chrion.server.statistics import ModelStatistics
-from chrion.server.tensors import Array, TensorSpec, check_input
+from chrion.server.tensors import Array, TensorSpec, check_request
+from chrion.server.trials import try_session
 
 log = logging.getLogger("chrion.server")
 
@@ -57,9 +57,15 @@ class Served:
     session: Session | None = None
     #: Reason of the last failed load; empty after a successful one.
     failure: str = ""
+    #: Why a newer version of its files is not served instead; empty if there is none.
+    note: str = ""
     removed: bool = False
-    #: The models that were opened, by their files: a later load opens what the first one did.
-    opened: dict[Path, OpenedModel] = field(default_factory=dict)
+    #: What was opened first: a later load opens the same.
+    opened: OpenedFiles | None = None
+    #: Whether it has opened and run once.
+    tried: bool = False
+    #: Set when that has succeeded or failed, or is not done any more.
+    attempted: asyncio.Event = field(default_factory=asyncio.Event)
     #: Requests that wait for a load, by their numbers.
     cold: dict[int, _Pending] = field(default_factory=dict)
 
@@ -138,6 +144,8 @@ class ServingCore:
     ) -> None:
         self.manager = manager
         self.models: dict[Key, Served] = {}
+        #: Versions that are tried before they replace those of ``models``.
+        self.candidates: dict[Key, Served] = {}
         self.account = ByteAccount(request_bytes)
         self.lane_busy_ms = dict.fromkeys(cores, 0.0)
         self.slot_busy_ms = 0.0
@@ -153,6 +161,7 @@ class ServingCore:
         self._workers = ThreadPoolExecutor(max(1, len(cores) + slots), "chrion-worker")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
         self._ticker: asyncio.Task[None] | None = None
         self._idle = asyncio.Event()
         self._idle.set()
@@ -165,6 +174,9 @@ class ServingCore:
     async def close(self, grace: Grace) -> None:
         """Refuse new requests, serve those in flight as long as the grace lasts, and release everything."""
         self.draining = True
+        self.manager.memory.trials.clear()
+        for served in self._by_number.values():
+            served.attempted.set()
         if not await grace.wait_for(self._idle):
             for pending in list(self._pending.values()):
                 self._fail(pending, RequestFailure(Status.UNAVAILABLE, _DRAINING))
@@ -172,27 +184,82 @@ class ServingCore:
             self._ticker.cancel()
         if self._timer:
             self._timer.cancel()
+        self._closed = True
         self._workers.shutdown(wait=False, cancel_futures=True)
         loop = asyncio.get_running_loop()
-        for served in self._by_number.values():
+        for served in list(self._by_number.values()):
             if served.session:
                 await loop.run_in_executor(self._loader, served.session.close)
         self._loader.shutdown(wait=False, cancel_futures=True)
 
-    def add(self, version: ServedVersion) -> None:
+    def add(self, version: ServedVersion) -> Served:
         """Serve a version, in place of an earlier one of the same name and number."""
         self.remove(version.key)
-        number = self.manager.add(_now_ms(), version.managed)
-        served = self.models[version.key] = self._by_number[number] = Served(version, number)
-        if version.managed.pinned and self.manager.memory.fits(number):
+        served = self.models[version.key] = self._register(version)
+        if version.managed.pinned and self.manager.memory.fits(served.number):
             self._apply(self.manager.memory.request(_now_ms(), served.number))
+        return served
+
+    def try_out(self, served: Served, *, keep: bool = False) -> None:
+        """Open a version and run it once, after the loads that requests wait for; then ``served.attempted`` is set.
+
+        Args:
+            served: The version.
+            keep: Whether it stays in memory, as after a request.
+        """
+        memory = self.manager.memory
+        if served.attempted.is_set():
+            return
+        if not memory.fits(served.number):
+            served.failure = Reason.TOO_LARGE.value
+            served.attempted.set()
+        elif keep and self.place(served)[0] is Place.ABSENT:
+            self._apply(memory.request(_now_ms(), served.number))
+        else:
+            self._apply(memory.try_out(_now_ms(), served.number))
+
+    def propose(self, version: ServedVersion) -> Served:
+        """Try a version, which is to replace one that is served until then; ends with ``replace`` or ``reject``."""
+        current = self.models[version.key]
+        self.reject(version.key)
+        if current.version.managed.pinned:
+            self.manager.memory.pin(current.number, pinned=False)
+        served = self.candidates[version.key] = self._register(version)
+        self.try_out(served, keep=self.place(current)[0] is Place.RESIDENT)
+        return served
+
+    def replace(self, served: Served) -> None:
+        """Serve a version that has been tried."""
+        key = served.version.key
+        del self.candidates[key]
+        self.remove(key)
+        self.models[key] = served
+
+    def reject(self, key: Key) -> None:
+        """Give up a version that was to replace another one, if there is one."""
+        candidate, current = self.candidates.pop(key, None), self.models.get(key)
+        if candidate is None:
+            return
+        self._discard(candidate)
+        if current is not None and current.version.managed.pinned:
+            self.manager.memory.pin(current.number, pinned=True)
 
     def remove(self, key: Key) -> None:
         """Stop serving a version; running requests are served."""
         served = self.models.pop(key, None)
-        if served is None:
-            return
+        self.reject(key)
+        if served is not None:
+            self._discard(served)
+
+    def _register(self, version: ServedVersion) -> Served:
+        number = self.manager.add(_now_ms(), version.managed)
+        served = self._by_number[number] = Served(version, number)
+        return served
+
+    def _discard(self, served: Served) -> None:
         served.removed = True
+        served.failure = served.failure or Reason.REMOVED.value
+        served.attempted.set()
         self._apply(self.manager.remove(_now_ms(), served.number))
         self._forget_if_unused(served)
 
@@ -213,8 +280,9 @@ class ServingCore:
         return found
 
     def is_ready(self, served: Served) -> bool:
-        """Return whether requests for a version can be served: it is in memory, or can be loaded."""
-        return not (self.draining or served.failure or not self.manager.memory.fits(served.number))
+        """Return whether requests for a version can be served: it has run, and is in memory or can be loaded again."""
+        works = served.tried and not served.failure
+        return works and not self.draining and self.manager.memory.fits(served.number)
 
     def place(self, served: Served) -> tuple[Place, str]:
         """Return the state of a version, and the variant that is in memory or being loaded."""
@@ -246,7 +314,7 @@ class ServingCore:
         """
         arrival = _now_ms()
         try:
-            chosen = _check(served.version, feeds, outputs)
+            chosen = check_request(served.version.inputs, served.version.outputs, feeds, outputs)
             found, timing = await self._queue(served, feeds, chosen, timeout_ms, arrival, priority)
         except RequestFailure as failure:
             replacement = self.models.get(served.version.key)
@@ -319,14 +387,16 @@ class ServingCore:
         cores = self._least_pinned(source.cores) if source.plan else ()
 
         def open_session() -> Session:
-            opened = served.opened.get(source.model) or OpenedModel(source.model)
+            opened = served.opened or OpenedFiles(served.version.sources)
             session = Session(source, opened, self._provider, cores)
-            if source.model not in served.opened:
-                changed = file_states(*(Path(path) for path, *_ in served.version.files))
-                if changed != served.version.files:
-                    session.close()
-                    raise RuntimeError("its files have changed since it was added; add it again")
-                served.opened[source.model] = opened
+            try:
+                if served.opened is None:
+                    _check_unchanged(served.version)
+                    try_session(session, served.version)
+            except BaseException:
+                session.close()
+                raise
+            served.opened = opened
             return session
 
         log.info("load", extra=_fields(served, variant=source.name))
@@ -344,20 +414,23 @@ class ServingCore:
         if error is None:
             served.session = done.result()
             served.failure = ""
-            served.statistics.loads += 1
-            served.statistics.load_ms += now - began
-            served.statistics.loaded_bytes += self._bytes(served)
+            served.tried = True
+            size = self._bytes(served)
             for pending in served.cold.values():
                 pending.loaded_ms = now
             served.cold.clear()
             log.info("loaded", extra=_fields(served, variant=variant, duration_ms=round(now - began, 3)))
             actions = self.manager.loaded(now, served.number, now - began, served.session.cores)
+            if not any(isinstance(a, Unload) and (a.model, a.cause) == (served.number, "trial") for a in actions):
+                served.statistics.add_load(now - began, size)
         else:
             served.failure = first_line(error) or type(error).__name__
             served.statistics.load_failures += 1
             log.warning("load failed", extra=_fields(served, variant=variant, reason=served.failure))
-            memory = is_out_of_memory(error)
-            actions = self.manager.load_failed(now, served.number, out_of_memory=memory)
+            actions = self.manager.load_failed(now, served.number, out_of_memory=is_out_of_memory(error))
+        memory = self.manager.memory
+        if error is None or (self.place(served)[0] is Place.ABSENT and served.number not in memory.cold):
+            served.attempted.set()  # else a smaller variant is loaded
         self._apply(actions)
         self._forget_if_unused(served)
 
@@ -448,7 +521,7 @@ class ServingCore:
         loop = asyncio.get_running_loop()
 
         def hand_over(future: Future[Any]) -> None:
-            if not (future.cancelled() or loop.is_closed()):
+            if not (future.cancelled() or loop.is_closed() or self._closed):
                 loop.call_soon_threadsafe(done, future)
 
         executor.submit(work).add_done_callback(hand_over)
@@ -471,23 +544,9 @@ class ServingCore:
             self._advance()
 
 
-def _check(
-    version: ServedVersion, feeds: Mapping[str, tuple[str, Array]], outputs: Sequence[str]
-) -> tuple[TensorSpec, ...]:
-    """Check a request against the model, and return the outputs that it asks for."""
-    known = {spec.name: spec for spec in version.inputs}
-    for name, (datatype, array) in feeds.items():
-        if name not in known:
-            raise invalid(f"unknown input {name[:200]!r}: expected {', '.join(known)}")
-        check_input(known[name], datatype, array.shape)
-    missing = [name for name in known if name not in feeds]
-    if missing:
-        raise invalid(f"missing input {missing[0]!r}")
-    offered = {spec.name: spec for spec in version.outputs}
-    for name in outputs:
-        if name not in offered:
-            raise invalid(f"unknown output {name[:200]!r}: expected one of {', '.join(offered)}")
-    return tuple(offered[name] for name in dict.fromkeys(outputs)) if outputs else version.outputs
+def _check_unchanged(version: ServedVersion) -> None:
+    if file_states(*(Path(path) for path, *_ in version.files)) != version.files:
+        raise RuntimeError("its files have changed since it was added; add it again")
 
 
 def _run_failure(served: Served, error: BaseException) -> RequestFailure:

@@ -114,7 +114,7 @@ class LocalTarget:
         texts = self._generation.pending if self._generation is not None else 0
         return {
             "live": True,
-            "ready": not core.draining,
+            "ready": not core.draining and self._catalogue.attempted,
             "models": len(core.models),
             "pending": core.manager.pending + texts,
         }
