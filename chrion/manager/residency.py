@@ -211,7 +211,7 @@ class Residency:
         return [self._unload(number, "trial")] if entry is not None and entry.trial else []
 
     def pin(self, number: int, *, pinned: bool) -> None:
-        """Change whether a model with one variant may be evicted."""
+        """Change whether a model may be evicted; one that is pinned has been added as such, with one variant."""
         entry = self.entries[number]
         entry.model = replace(entry.model, pinned=pinned)
         entry.resident.pinned = pinned

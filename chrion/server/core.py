@@ -222,9 +222,9 @@ class ServingCore:
         """Try a version, which is to replace one that is served until then; ends with ``replace`` or ``reject``."""
         current = self.models[version.key]
         self.reject(version.key)
-        if current.version.managed.pinned:
-            self.manager.memory.pin(current.number, pinned=False)
         served = self.candidates[version.key] = self._register(version)
+        for one in (current, served):  # in memory for one of them, both have to give way
+            self.manager.memory.pin(one.number, pinned=False)
         self.try_out(served, keep=self.place(current)[0] is Place.RESIDENT)
         return served
 
@@ -233,6 +233,7 @@ class ServingCore:
         key = served.version.key
         del self.candidates[key]
         self.remove(key)
+        self.manager.memory.pin(served.number, pinned=served.version.managed.pinned)
         self.models[key] = served
 
     def reject(self, key: Key) -> None:
@@ -241,8 +242,8 @@ class ServingCore:
         if candidate is None:
             return
         self._discard(candidate)
-        if current is not None and current.version.managed.pinned:
-            self.manager.memory.pin(current.number, pinned=True)
+        if current is not None:
+            self.manager.memory.pin(current.number, pinned=current.version.managed.pinned)
 
     def remove(self, key: Key) -> None:
         """Stop serving a version; running requests are served."""
