@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,8 @@ from chrion.server.trials import synthetic_input
 
 #: Time within which the server answers requests for metadata and metrics.
 _ANSWER_S = 30.0
+#: Time within which the server is ready, and the interval between questions whether it is.
+_READY_S, _PAUSE_S = 600.0, 0.05
 #: Names of missing models in a message.
 _NAMED = 5
 
@@ -74,6 +77,19 @@ async def calls_of(client: HttpClient, names: Sequence[str]) -> list[Call]:
             hint="chrion replay SCENARIO --write-models FOLDER makes models for a scenario",
         )
     return calls
+
+
+async def wait_until_ready(client: HttpClient) -> None:
+    """Wait until the server has tried its models, whose loads would delay the first requests.
+
+    Raises:
+        OptionError: The server cannot be reached, or is not ready in time.
+    """
+    end = time.monotonic() + _READY_S
+    while (await ask(client, "/v2/health/ready")).status == 503:
+        if time.monotonic() > end:
+            raise OptionError(f"--url: the server is not ready after {_READY_S:g} s", hint="see its log")
+        await asyncio.sleep(_PAUSE_S)
 
 
 async def read_figures(client: HttpClient) -> ServerFigures:

@@ -90,6 +90,8 @@ class Driver:
                 assert request.id not in self.ended
                 self.ended[request.id] = "served"
             actions = manager.finish(at, payload.id)
+        elif kind == "trial":
+            actions = manager.memory.try_out(at, payload) if payload in manager.memory.entries else []
         elif kind == "remove":
             actions = manager.remove(at, payload)
         elif kind == "cancel":
@@ -244,6 +246,8 @@ def test_invariants_on_random_events(seed: int, eviction: str, admission: str, b
         driver.push(at, "submit", Request(number, rng.randrange(6), at, deadline, key, priority=priority))
         if rng.random() < 0.1:
             driver.push(at + rng.uniform(0, 5), "cancel", number)
+        if rng.random() < 0.1:
+            driver.push(at, "trial", rng.randrange(6))
     driver.push(at / 2, "remove", 0)
     for tick in range(int(at) + 40_000, int(at) + 80_000, 4000):
         driver.push(tick, "advance", None)
@@ -306,6 +310,45 @@ def test_the_time_to_retry_is_that_of_the_queue() -> None:
     (refused,) = manager.submit(3.0, Request(4, number, 3.0))
     assert isinstance(refused, Refuse)
     assert refused.retry_ms == 4000.0
+
+
+def test_trials_load_each_model_once_and_leave_memory_as_it_was() -> None:
+    """One after another, whatever memory they share; a model that is requested during its trial stays."""
+    manager = ModelManager({HOST: 10}, [0], policies=ManagerPolicies(prefetch=False))
+    for size in (8, 3, 11, 5):
+        manager.add(0.0, ladder(size))
+    driver = Driver(manager)
+    for number in (0, 1, 3):
+        driver.push(0.0, "trial", number)
+    driver.push(5.0, "submit", Request(0, 3, 5.0))
+    driver.run()
+    events = [(event, model) for _, event, model in driver.journal if event != "loaded"]
+    assert events == [("load", 0), ("trial", 0), ("load", 1), ("trial", 1), ("load", 3)]
+    assert set(driver.in_memory) == {3}
+
+
+def test_requests_go_before_trials() -> None:
+    """A load that a request waits for is the next one, and a trial evicts only if it has to."""
+    manager = ModelManager({HOST: 10}, [0], policies=ManagerPolicies(prefetch=False))
+    for size in (3, 3, 8, 3):
+        manager.add(0.0, ladder(size))
+    driver = Driver(manager)
+    driver.push(0.0, "submit", Request(0, 0, 0.0))
+    for number in (1, 2):
+        driver.push(0.1, "trial", number)
+    driver.push(0.2, "submit", Request(1, 3, 0.2))
+    driver.run()
+    events = [(event, model) for _, event, model in driver.journal if event != "loaded"]
+    assert events == [
+        ("load", 0),
+        ("load", 3),
+        ("load", 1),
+        ("trial", 1),
+        ("evict", 0),
+        ("evict", 3),
+        ("load", 2),
+        ("trial", 2),
+    ]
 
 
 def test_a_request_with_a_priority_goes_before_the_others_of_its_model() -> None:
