@@ -174,7 +174,7 @@ class Catalogue:
             current.note = ""
             self._core.try_out(current, keep=keep)
             return current
-        works = current is not None and await self._works(current)
+        works = current is not None and await self._works(current) and self._core.models.get(entry.key) is current
         if isinstance(entry, BadVersion):
             self._refuse(entry, current if works else None)
             return None

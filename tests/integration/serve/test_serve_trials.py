@@ -104,6 +104,13 @@ def test_a_model_that_may_need_other_inputs_is_ready(tmp_path: Path) -> None:
         assert server.infer("indices", [53], "INT64")[1]["outputs"][0]["data"] == [3.0]
 
 
+def test_a_trial_takes_little_memory(tmp_path: Path) -> None:
+    """A model with large inputs is ready once it has opened: this one would not run."""
+    put(tmp_path, "m", raising(10**9))
+    with local_server(tmp_path) as server:
+        assert is_ready(server, "m")
+
+
 def test_a_load_that_fails_leaves_what_worked(tmp_path: Path) -> None:
     """A model that is loaded again, and cannot be, is answered with the reason and served on as it was."""
     file = put(tmp_path, "m", product(seed=1))
