@@ -28,22 +28,24 @@ _SHAPE = re.compile(r"(?P<name>.+?)=(?P<dims>\d+(x\d+)*|scalar)")
 MAX_RANGE_VALUES = 1000
 
 
-def parse_duration_ms(text: str | float, what: str = "duration") -> float:
+def parse_duration_ms(text: str | float, what: str = "duration", *, zero: bool = False) -> float:
     """Parse a duration such as ``60ms``, ``0.06 s``, ``500us`` or ``500µs``; a plain number is in milliseconds.
 
     Args:
         text: The duration. Upper and lower case are the same, and a space may precede the unit.
         what: The name of the option, for the error message.
+        zero: Whether zero is a duration, too.
 
     Returns:
-        Milliseconds, finite and above zero.
+        Milliseconds, finite and above zero, or zero if that is allowed.
 
     Raises:
-        OptionError: The text is not a duration, or not above zero.
+        OptionError: The text is not a duration, or not in this range.
     """
     value = _quantity(text, _NS_PER_UNIT) / 1e6
-    if not (math.isfinite(value) and value > 0):
-        raise OptionError(f"{what}: {text!r} is not a duration above zero", hint="write it as 60ms, 0.06s or 500us")
+    if not (math.isfinite(value) and (value > 0 or (zero and value == 0))):
+        least = "of at least" if zero else "above"
+        raise OptionError(f"{what}: {text!r} is not a duration {least} zero", hint="write it as 60ms, 0.06s or 500us")
     return value
 
 

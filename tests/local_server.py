@@ -202,7 +202,7 @@ def no_error_logged() -> Iterator[None]:
 
 @contextlib.contextmanager
 def local_server(
-    repository: Path, *, memory_mb: float = 2000.0, http: bool = False, **more: Any
+    repository: Path, *, memory_mb: float = 2000.0, http: bool = False, wait: bool = True, **more: Any
 ) -> Iterator[LocalServer]:
     """Run a server in this process.
 
@@ -210,22 +210,25 @@ def local_server(
         repository: Its repository.
         memory_mb: Host memory for models.
         http: Whether it also has a port of HTTP.
+        wait: Whether all models have been tried before the first request.
         more: Other options of the server.
     """
     budgets = {HOST: round(memory_mb * 1e6)}
     options = ServerOptions(repository, grpc=("127.0.0.1", 0), budgets=budgets, **more)
-    running = _running(options, http=http)
+    running = _running(options, http=http, wait=wait)
     yield run_in_loop(running.__aenter__())
     run_in_loop(running.__aexit__(None, None, None))
 
 
 @contextlib.asynccontextmanager
-async def _running(options: ServerOptions, *, http: bool) -> AsyncIterator[LocalServer]:
+async def _running(options: ServerOptions, *, http: bool, wait: bool) -> AsyncIterator[LocalServer]:
     tracer = RequestTracer(options.otlp) if options.otlp else None
     models = local_models(options)
     app = RestService(options, models.target, tracer, models.generation).app
     grpc_server, port = bind_grpc(options, models.target, tracer, models.generation)
     await models.begin()
+    while wait and not (await models.target.health())["ready"]:  # noqa: ASYNC110 - the server has no event for it
+        await asyncio.sleep(0.01)
     await grpc_server.start()
     async with contextlib.AsyncExitStack() as stack:
         listener = stack.enter_context(listen("127.0.0.1", 0)) if http else None

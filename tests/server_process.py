@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from server_client import Answer, Body, ServerClient
+from server_client import Answer, Body, ServerClient, wait_until
 
 _SERVING = re.compile(
     r"^chrion: serving (\d+) models? at https?://127\.0\.0\.1:(\d+)(?: and grpc://127\.0\.0\.1:(\d+))?"
@@ -88,7 +88,10 @@ def serving(
             raise AssertionError("".join(lines))
         reader = threading.Thread(target=lambda: lines.extend(process.stderr or ()), daemon=True)
         reader.start()
-        yield Server(process, int(match[2]), int(match[3] or 0), lines)
+        server = Server(process, int(match[2]), int(match[3] or 0), lines)
+        if "https" not in line:
+            wait_until(lambda: server.get("/v2/health/ready")[0] == 200)
+        yield server
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
         assert process.wait(120) == 0, "".join(lines[-20:])

@@ -133,6 +133,13 @@ class OpenedModel:
             _same(_identity_of(path), found) for path, found in self.files.items()
         )
 
+    def is_readable(self) -> bool:
+        """Return whether the model can be opened again, from its path or from the file that is still open."""
+        return self.is_unchanged() or self._is_kept()
+
+    def _is_kept(self) -> bool:
+        return self._descriptor is not None and _same(_identity(self._descriptor), self.files[self.path])
+
     def _usable_path(self) -> str:
         """Return the path as it was given, which messages then contain, unless the process has changed its folder."""
         given = str(self.source)
@@ -143,7 +150,7 @@ class OpenedModel:
 
     def _kept(self) -> bytes:
         """Return the content of the file that was opened."""
-        kept = self._descriptor is not None and _same(_identity(self._descriptor), self.files[self.path])
+        kept = self._is_kept()
         effect = "the model that was opened is used" if kept else "the model cannot be opened again"
         note = f"{self.path} has changed since the model was opened: {effect}"
         if note != self.note:

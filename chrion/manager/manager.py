@@ -6,7 +6,8 @@ The states of a request::
         |                            ^
         +--model missing--> waiting --load done
 
-Ready requests start in the order in which they became ready, those of models with a higher priority first. A request
+Ready requests start in the order in which they became ready, those of models with a higher priority first. Those of one
+model that have a priority go before its others, and leave them their places in the order of all models. A request
 whose cores or slot are not free blocks those behind it, so that none starves. A request that may share a batch waits a
 limited time for further requests of its model; meanwhile, requests behind it may start.
 """
@@ -167,6 +168,8 @@ class ModelManager:
             self.memory.acquire(number, len(requests))
             for request in requests:
                 self._add_ready(now, request)
+        else:
+            actions += self.memory.end_trial(number)
         actions += self.memory.next_load(now)
         return actions + self._start_ready(now)
 
@@ -223,7 +226,11 @@ class ModelManager:
         return min((at for at in times if at > now), default=math.inf)
 
     def _add_ready(self, now: float, request: Request) -> None:
-        self._ready.setdefault(request.model, deque()).append((next(self._sequence), now, request))
+        queue = self._ready.setdefault(request.model, deque())
+        queue.append((next(self._sequence), now, request))
+        if len(queue) > 1 and _urgency(request) < _urgency(queue[-2][2]):
+            requests = sorted((item[2] for item in queue), key=_urgency)
+            self._ready[request.model] = deque((*item[:2], r) for item, r in zip(queue, requests, strict=True))
 
     def _start_ready(self, now: float) -> list[Action]:
         actions: list[Action] = []
@@ -376,3 +383,8 @@ class ModelManager:
     def _forget_if_empty(self, number: int) -> None:
         if not self._ready[number]:
             del self._ready[number]
+
+
+def _urgency(request: Request) -> tuple[bool, int]:
+    """Return what the ready requests of a model are sorted by."""
+    return not request.priority, request.priority

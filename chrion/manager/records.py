@@ -61,6 +61,8 @@ class Request:
     batch_key: Hashable = None
     #: Rows of its inputs.
     rows: int = 1
+    #: Its place among the ready requests of its model: 1 is the first, and 0, for none, the last.
+    priority: int = 0
 
 
 class Reason(Enum):
@@ -88,7 +90,7 @@ class Unload:
 
     model: int
     variant: int
-    #: ``evict``, ``shrink``, ``grow`` or ``remove``.
+    #: ``evict``, ``shrink``, ``grow``, ``trial`` or ``remove``.
     cause: str
 
 

@@ -9,6 +9,8 @@ The rules are those of :class:`chrion.simulator.server.Server`, extended to seve
   more memory of the other device, models are evicted from there.
 - A model with ready or running requests is neither shrunk nor evicted; a pinned one is never.
 - A model that shrinks is loaded again after the models that requests wait for; its memory stays reserved.
+- While no request waits for a load, models that have to be tried are loaded once, one after another, and unloaded again
+  if no request has come meanwhile.
 - While nothing else is to load, popular models are loaded in advance, or replaced by a larger variant, if memory is
   free.
 
@@ -73,6 +75,8 @@ class Entry:
     cores: tuple[int, ...] = ()
     #: Whether the load replaces a variant, which is no use of the model.
     replacing: bool = False
+    #: Whether the load is a trial, after which the model is unloaded unless requests wait for it.
+    trial: bool = False
     #: Measured times of requests by variant; expected ones before the first request.
     latency_ms: list[float] = field(default_factory=list)
     #: Moving average of the times of loads, of each variant that has been loaded.
@@ -102,6 +106,8 @@ class Residency:
         self.cold: dict[int, WaitingModel] = {}
         #: Models in memory in the order of their loads, which decides ties.
         self.residents: dict[int, Entry] = {}
+        #: Models whose trial has not started, in its order.
+        self.trials: dict[int, None] = {}
         self.loading: int | None = None
         self.loading_until_ms = 0.0
         self._rank = rank
@@ -126,6 +132,7 @@ class Residency:
         entry = self.entries[number]
         entry.removed = True
         self.cold.pop(number, None)
+        self.trials.pop(number, None)
         if entry.place is Place.LOADING or entry.resident.in_use:
             return []
         del self.entries[number]
@@ -187,6 +194,27 @@ class Residency:
         waiting = self.cold.setdefault(number, WaitingModel(number, now))
         waiting.demand_ms += entry.latency_ms[entry.variant]
         return self.next_load(now)
+
+    def try_out(self, now: float, number: int) -> list[Action]:
+        """Request a load of a model that only shows whether it can be loaded; a pinned one stays."""
+        entry = self.entries[number]
+        if entry.place is not Place.ABSENT or number in self.cold:
+            return []
+        if entry.model.pinned:
+            return self.request(now, number)
+        self.trials[number] = None
+        return self.next_load(now)
+
+    def end_trial(self, number: int) -> list[Action]:
+        """Unload a model whose load was a trial."""
+        entry = self.entries.get(number)
+        return [self._unload(number, "trial")] if entry is not None and entry.trial else []
+
+    def pin(self, number: int, *, pinned: bool) -> None:
+        """Change whether a model may be evicted; one that is pinned has been added as such, with one variant."""
+        entry = self.entries[number]
+        entry.model = replace(entry.model, pinned=pinned)
+        entry.resident.pinned = pinned
 
     def acquire(self, number: int, uses: int = 1) -> None:
         """Protect a model from eviction for some requests."""
@@ -252,7 +280,7 @@ class Residency:
         for number, entry in self.entries.items():
             if entry.place is Place.RESERVED:
                 return [*actions, self._start(now, number)]
-        return actions
+        return actions + (self._start_trial(now) if self.trials and not self.cold else [])
 
     def rebalance(self, now: float) -> list[Action]:
         """Load a popular model in advance, or replace one by a larger variant, if memory is free and nothing waits."""
@@ -282,8 +310,24 @@ class Residency:
             if entry.place is not Place.ABSENT
         )
 
-    def _start(self, now: float, number: int, variant: int | None = None) -> Load:
+    def _start_trial(self, now: float) -> list[Action]:
+        """Start the first trial, if possible in free memory; without enough memory, it goes behind the others."""
+        number = next(iter(self.trials))
+        variant = self._largest_fitting(self.entries[number], self.free)
+        actions: list[Action] = []
+        if variant is None:
+            found = self._make_room(now, number)
+            if found is None:
+                del self.trials[number]
+                self.trials[number] = None
+                return []
+            variant, actions = found
+        return [*actions, self._start(now, number, variant, trial=True)]
+
+    def _start(self, now: float, number: int, variant: int | None = None, *, trial: bool = False) -> Load:
         entry = self.entries[number]
+        entry.trial = trial
+        self.trials.pop(number, None)
         if variant is not None:
             entry.variant = variant
             self._reserve(entry, 1)

@@ -24,7 +24,7 @@ from chrion.replay.open_loop import (
     error_text,
     repeated,
 )
-from chrion.replay.target import Call, ServerFigures, calls_of, read_figures, served_name
+from chrion.replay.target import Call, ServerFigures, calls_of, read_figures, served_name, wait_until_ready
 from chrion.simulator.metrics import RequestMetrics
 from chrion.simulator.results import PatternResult, ServerResult, from_metrics
 from chrion.simulator.scenario import Scenario
@@ -115,6 +115,7 @@ def replay(scenario: Scenario, options: ReplayOptions, progress: Callable[[int],
 async def _replay(scenario: Scenario, options: ReplayOptions, progress: Callable[[int], None]) -> Replay:
     async with _client(options) as client:
         calls = await calls_of(client, [model.name for model in scenario.models])
+        await wait_until_ready(client)
         for index in _preloaded(scenario) if scenario.preload else ():
             await _load(client, scenario.models[index].name, calls[index], options.timeout_s)
         before = await read_figures(client)

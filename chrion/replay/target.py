@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
 from chrion.errors import OptionError
 from chrion.files import parse_json
 from chrion.replay.http_client import Answer, HttpClient
 from chrion.server.rest_codec import HEADER_LENGTH
-from chrion.server.tensors import DTYPES, Array, to_raw
+from chrion.server.tensors import to_raw
+from chrion.server.trials import synthetic_input
 
 #: Time within which the server answers requests for metadata and metrics.
 _ANSWER_S = 30.0
+#: Time within which the server is ready, and the interval between questions whether it is.
+_READY_S, _PAUSE_S = 600.0, 0.05
 #: Names of missing models in a message.
 _NAMED = 5
 
@@ -76,6 +79,19 @@ async def calls_of(client: HttpClient, names: Sequence[str]) -> list[Call]:
     return calls
 
 
+async def wait_until_ready(client: HttpClient) -> None:
+    """Wait until the server has tried its models, whose loads would delay the first requests.
+
+    Raises:
+        OptionError: The server cannot be reached, or is not ready in time.
+    """
+    end = time.monotonic() + _READY_S
+    while (await ask(client, "/v2/health/ready")).status == 503:
+        if time.monotonic() > end:
+            raise OptionError(f"--url: the server is not ready after {_READY_S:g} s", hint="see its log")
+        await asyncio.sleep(_PAUSE_S)
+
+
 async def read_figures(client: HttpClient) -> ServerFigures:
     """Return the present figures of the server's metrics.
 
@@ -122,16 +138,6 @@ async def ask(client: HttpClient, path: str) -> Answer:
     if answer.status == 401:
         raise OptionError("--url: the server requires a token", hint="add --token-file")
     return answer
-
-
-def synthetic_input(datatype: str, shape: Sequence[int]) -> Array:
-    """Return an input; free dimensions have size 1, floats are random, and integers are 0, which is a valid index."""
-    sizes = [1 if size < 0 else size for size in shape]
-    if datatype == "BYTES":
-        return np.full(sizes, "a", object)
-    if datatype.startswith("FP"):
-        return np.random.default_rng(0).random(sizes).astype(DTYPES[datatype])
-    return np.zeros(sizes, DTYPES[datatype])
 
 
 def _call(path: str, metadata: Mapping[str, Any]) -> Call:

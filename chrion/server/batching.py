@@ -1,4 +1,9 @@
-"""Batches: the inputs of several requests joined along the first dimension, and the outputs split again."""
+"""Batches: the inputs of several requests joined along the first dimension, and the outputs split again.
+
+A batch that raises is run again in halves, and each half that raises in halves of its own, so that only the requests
+fail that raise alone. One such request among n costs at most 2 log2 n further runs, and n of them cost n - 1 runs more
+than without batches.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +22,15 @@ Feeds = Mapping[str, tuple[str, Array]]
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """The outputs of each request, and the times of joining, running and splitting."""
+    """The outputs of each request, or what it raised, and the times of joining, running and splitting."""
 
-    outputs: list[list[Array]]
+    outputs: list[list[Array] | Exception]
     parts_ms: tuple[float, float, float]
+
+    @property
+    def failed(self) -> bool:
+        """Whether a request raised."""
+        return any(isinstance(found, Exception) for found in self.outputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +48,23 @@ class Batch:
     offered: tuple[TensorSpec, ...]
 
     def run(self, session: Session, options: Any) -> BatchResult:
-        """Run the batch on a session.
+        """Run the batch on a session: together, or what raises together in parts."""
+        count = len(self.feeds)
+        try:
+            return self._run(session, options)
+        except Exception as error:  # noqa: BLE001 - each request gets its own
+            if count <= 1:
+                return BatchResult([error], (0.0, 0.0, 0.0))
+        halves = [
+            Batch(self.feeds[part], self.wanted[part], self.offered).run(session, options)
+            for part in (slice(count // 2), slice(count // 2, count))
+        ]
+        first, second = (half.parts_ms for half in halves)
+        parts_ms = first[0] + second[0], first[1] + second[1], first[2] + second[2]
+        return BatchResult([found for half in halves for found in half.outputs], parts_ms)
+
+    def _run(self, session: Session, options: Any) -> BatchResult:
+        """Run the batch together.
 
         Raises:
             RuntimeError: An output does not have one row for each row of the inputs.
@@ -60,7 +86,9 @@ class Batch:
         arrays = session.run(specs, joined, options)
         ran = time.perf_counter()
         outputs_by_name = {spec.name: _split(spec.name, array, rows) for spec, array in zip(specs, arrays, strict=True)}
-        split = [[outputs_by_name[spec.name][at] for spec in wanted] for at, wanted in enumerate(self.wanted)]
+        split: list[list[Array] | Exception] = [
+            [outputs_by_name[spec.name][at] for spec in wanted] for at, wanted in enumerate(self.wanted)
+        ]
         ended = time.perf_counter()
         return BatchResult(split, ((ready - began) * 1000, (ran - ready) * 1000, (ended - ran) * 1000))
 

@@ -24,18 +24,18 @@ from typing import Any
 import onnxruntime as ort
 
 from chrion.cores import pin
-from chrion.graph.opened_model import OpenedModel
 from chrion.graph.ort_sessions import first_line
 from chrion.manager import Action, Load, ModelManager, Reason, Refuse, Request, Run, Unload
 from chrion.manager.residency import Place
 from chrion.server import batching
-from chrion.server.failures import ModelRemoved, RequestFailure, Status, invalid, refusal
+from chrion.server.failures import ModelRemoved, RequestFailure, Status, refusal
 from chrion.server.grace import Grace
 from chrion.server.repository import Key, ServedVersion, file_states
 from chrion.server.request_memory import ByteAccount
-from chrion.server.sessions import Session, is_out_of_memory
+from chrion.server.sessions import OpenedFiles, Session, is_out_of_memory
 from chrion.server.statistics import ModelStatistics
-from chrion.server.tensors import Array, TensorSpec, check_input
+from chrion.server.tensors import Array, TensorSpec, check_request
+from chrion.server.trials import try_session
 
 log = logging.getLogger("chrion.server")
 
@@ -57,9 +57,15 @@ class Served:
     session: Session | None = None
     #: Reason of the last failed load; empty after a successful one.
     failure: str = ""
+    #: Why a newer version of its files is not served instead; empty if there is none.
+    note: str = ""
     removed: bool = False
-    #: The models that were opened, by their files: a later load opens what the first one did.
-    opened: dict[Path, OpenedModel] = field(default_factory=dict)
+    #: What was opened first: a later load opens the same.
+    opened: OpenedFiles | None = None
+    #: Whether it has opened and run once.
+    tried: bool = False
+    #: Set when that has succeeded or failed, or is not done any more.
+    attempted: asyncio.Event = field(default_factory=asyncio.Event)
     #: Requests that wait for a load, by their numbers.
     cold: dict[int, _Pending] = field(default_factory=dict)
 
@@ -138,6 +144,8 @@ class ServingCore:
     ) -> None:
         self.manager = manager
         self.models: dict[Key, Served] = {}
+        #: Versions that are tried before they replace those of ``models``.
+        self.candidates: dict[Key, Served] = {}
         self.account = ByteAccount(request_bytes)
         self.lane_busy_ms = dict.fromkeys(cores, 0.0)
         self.slot_busy_ms = 0.0
@@ -153,6 +161,7 @@ class ServingCore:
         self._workers = ThreadPoolExecutor(max(1, len(cores) + slots), "chrion-worker")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
         self._ticker: asyncio.Task[None] | None = None
         self._idle = asyncio.Event()
         self._idle.set()
@@ -165,6 +174,9 @@ class ServingCore:
     async def close(self, grace: Grace) -> None:
         """Refuse new requests, serve those in flight as long as the grace lasts, and release everything."""
         self.draining = True
+        self.manager.memory.trials.clear()
+        for served in self._by_number.values():
+            served.attempted.set()
         if not await grace.wait_for(self._idle):
             for pending in list(self._pending.values()):
                 self._fail(pending, RequestFailure(Status.UNAVAILABLE, _DRAINING))
@@ -172,27 +184,83 @@ class ServingCore:
             self._ticker.cancel()
         if self._timer:
             self._timer.cancel()
+        self._closed = True
         self._workers.shutdown(wait=False, cancel_futures=True)
         loop = asyncio.get_running_loop()
-        for served in self._by_number.values():
+        for served in list(self._by_number.values()):
             if served.session:
                 await loop.run_in_executor(self._loader, served.session.close)
         self._loader.shutdown(wait=False, cancel_futures=True)
 
-    def add(self, version: ServedVersion) -> None:
+    def add(self, version: ServedVersion) -> Served:
         """Serve a version, in place of an earlier one of the same name and number."""
         self.remove(version.key)
-        number = self.manager.add(_now_ms(), version.managed)
-        served = self.models[version.key] = self._by_number[number] = Served(version, number)
-        if version.managed.pinned and self.manager.memory.fits(number):
+        served = self.models[version.key] = self._register(version)
+        if version.managed.pinned and self.manager.memory.fits(served.number):
             self._apply(self.manager.memory.request(_now_ms(), served.number))
+        return served
+
+    def try_out(self, served: Served, *, keep: bool = False) -> None:
+        """Open a version and run it once, after the loads that requests wait for; then ``served.attempted`` is set.
+
+        Args:
+            served: The version.
+            keep: Whether it stays in memory, as after a request.
+        """
+        memory = self.manager.memory
+        if served.attempted.is_set():
+            return
+        if not memory.fits(served.number):
+            served.failure = Reason.TOO_LARGE.value
+            served.attempted.set()
+        elif keep and self.place(served)[0] is Place.ABSENT:
+            self._apply(memory.request(_now_ms(), served.number))
+        else:
+            self._apply(memory.try_out(_now_ms(), served.number))
+
+    def propose(self, version: ServedVersion) -> Served:
+        """Try a version, which is to replace one that is served until then; ends with ``replace`` or ``reject``."""
+        current = self.models[version.key]
+        self.reject(version.key)
+        served = self.candidates[version.key] = self._register(version)
+        for one in (current, served):  # in memory for one of them, both have to give way
+            self.manager.memory.pin(one.number, pinned=False)
+        self.try_out(served, keep=self.place(current)[0] is Place.RESIDENT)
+        return served
+
+    def replace(self, served: Served) -> None:
+        """Serve a version that has been tried."""
+        key = served.version.key
+        del self.candidates[key]
+        self.remove(key)
+        self.manager.memory.pin(served.number, pinned=served.version.managed.pinned)
+        self.models[key] = served
+
+    def reject(self, key: Key) -> None:
+        """Give up a version that was to replace another one, if there is one."""
+        candidate, current = self.candidates.pop(key, None), self.models.get(key)
+        if candidate is None:
+            return
+        self._discard(candidate)
+        if current is not None:
+            self.manager.memory.pin(current.number, pinned=current.version.managed.pinned)
 
     def remove(self, key: Key) -> None:
         """Stop serving a version; running requests are served."""
         served = self.models.pop(key, None)
-        if served is None:
-            return
+        self.reject(key)
+        if served is not None:
+            self._discard(served)
+
+    def _register(self, version: ServedVersion) -> Served:
+        number = self.manager.add(_now_ms(), version.managed)
+        served = self._by_number[number] = Served(version, number)
+        return served
+
+    def _discard(self, served: Served) -> None:
         served.removed = True
+        served.failure = served.failure or Reason.REMOVED.value
+        served.attempted.set()
         self._apply(self.manager.remove(_now_ms(), served.number))
         self._forget_if_unused(served)
 
@@ -213,8 +281,9 @@ class ServingCore:
         return found
 
     def is_ready(self, served: Served) -> bool:
-        """Return whether requests for a version can be served: it is in memory, or can be loaded."""
-        return not (self.draining or served.failure or not self.manager.memory.fits(served.number))
+        """Return whether requests for a version can be served: it has run, and is in memory or can be loaded again."""
+        works = served.tried and not served.failure
+        return works and not self.draining and self.manager.memory.fits(served.number)
 
     def place(self, served: Served) -> tuple[Place, str]:
         """Return the state of a version, and the variant that is in memory or being loaded."""
@@ -229,6 +298,7 @@ class ServingCore:
         feeds: Mapping[str, tuple[str, Array]],
         outputs: Sequence[str] = (),
         timeout_ms: float = math.inf,
+        priority: int = 0,
     ) -> Result:
         """Serve a request.
 
@@ -237,6 +307,7 @@ class ServingCore:
             feeds: Datatype and array of each input.
             outputs: Names of the outputs to return; empty for all.
             timeout_ms: Time within which the request must start.
+            priority: Its place in the queue of its model: 1 is the first, and 0, for none, the last.
 
         Raises:
             RequestFailure: The request does not fit the model, is refused, or fails.
@@ -244,29 +315,30 @@ class ServingCore:
         """
         arrival = _now_ms()
         try:
-            chosen = _check(served.version, feeds, outputs)
-            found, timing = await self._queue(served, feeds, chosen, timeout_ms, arrival)
+            chosen = check_request(served.version.inputs, served.version.outputs, feeds, outputs)
+            found, timing = await self._queue(served, feeds, chosen, timeout_ms, arrival, priority)
         except RequestFailure as failure:
             replacement = self.models.get(served.version.key)
             if isinstance(failure, ModelRemoved) and replacement is not None and replacement is not served:
-                return await self.infer(replacement, feeds, outputs, timeout_ms - (_now_ms() - arrival))
+                return await self.infer(replacement, feeds, outputs, timeout_ms - (_now_ms() - arrival), priority)
             served.statistics.fail.add(_now_ms() - arrival)
             raise
         return Result(served, list(zip(chosen, found, strict=True)), timing)
 
-    async def _queue(
+    async def _queue(  # noqa: PLR0913, PLR0917 - of one request
         self,
         served: Served,
         feeds: Mapping[str, tuple[str, Array]],
         outputs: tuple[TensorSpec, ...],
         timeout_ms: float,
         arrival: float,
+        priority: int,
     ) -> tuple[list[Array], Timing]:
         if self.draining:
             raise RequestFailure(Status.UNAVAILABLE, _DRAINING, retry_s=1.0)
         rows, batch_key = batching.rows_and_key(served.version.managed.max_batch, feeds)
         deadline = arrival + min(timeout_ms, served.version.settings.timeout_ms)
-        request = Request(next(self._ids), served.number, arrival, deadline, batch_key, rows)
+        request = Request(next(self._ids), served.number, arrival, deadline, batch_key, rows, priority)
         future: asyncio.Future[tuple[list[Array], Timing]] = asyncio.get_running_loop().create_future()
         pending = self._pending[request.id] = _Pending(served, request, feeds, outputs, future)
         if self.place(served)[0] is not Place.RESIDENT:
@@ -316,14 +388,16 @@ class ServingCore:
         cores = self._least_pinned(source.cores) if source.plan else ()
 
         def open_session() -> Session:
-            opened = served.opened.get(source.model) or OpenedModel(source.model)
+            opened = served.opened or OpenedFiles(served.version.sources)
             session = Session(source, opened, self._provider, cores)
-            if source.model not in served.opened:
-                changed = file_states(*(Path(path) for path, *_ in served.version.files))
-                if changed != served.version.files:
-                    session.close()
-                    raise RuntimeError("its files have changed since it was added; add it again")
-                served.opened[source.model] = opened
+            try:
+                if served.opened is None:
+                    _check_unchanged(served.version)
+                    try_session(session, served.version)
+            except BaseException:
+                session.close()
+                raise
+            served.opened = opened
             return session
 
         log.info("load", extra=_fields(served, variant=source.name))
@@ -341,20 +415,23 @@ class ServingCore:
         if error is None:
             served.session = done.result()
             served.failure = ""
-            served.statistics.loads += 1
-            served.statistics.load_ms += now - began
-            served.statistics.loaded_bytes += self._bytes(served)
+            served.tried = True
+            size = self._bytes(served)
             for pending in served.cold.values():
                 pending.loaded_ms = now
             served.cold.clear()
             log.info("loaded", extra=_fields(served, variant=variant, duration_ms=round(now - began, 3)))
             actions = self.manager.loaded(now, served.number, now - began, served.session.cores)
+            if not any(isinstance(a, Unload) and (a.model, a.cause) == (served.number, "trial") for a in actions):
+                served.statistics.add_load(now - began, size)
         else:
             served.failure = first_line(error) or type(error).__name__
             served.statistics.load_failures += 1
             log.warning("load failed", extra=_fields(served, variant=variant, reason=served.failure))
-            memory = is_out_of_memory(error)
-            actions = self.manager.load_failed(now, served.number, out_of_memory=memory)
+            actions = self.manager.load_failed(now, served.number, out_of_memory=is_out_of_memory(error))
+        memory = self.manager.memory
+        if error is None or (self.place(served)[0] is Place.ABSENT and served.number not in memory.cold):
+            served.attempted.set()  # else a smaller variant is loaded
         self._apply(actions)
         self._forget_if_unused(served)
 
@@ -386,8 +463,8 @@ class ServingCore:
 
         def work() -> batching.BatchResult:
             _pin_to(action.cores)
-            if session is None or not batch:
-                raise RuntimeError("nothing to run")
+            if session is None or not batch:  # all clients have left
+                return batching.BatchResult([], (0.0, 0.0, 0.0))
             return job.run(session, options)
 
         self._in_background(self._workers, work, functools.partial(self._finished, served, action, batch))
@@ -398,12 +475,12 @@ class ServingCore:
             self.lane_busy_ms[core] += now - run.started_ms
         self.slot_busy_ms += run.slots * (now - run.started_ms)
         error = done.exception()
-        if error is None:
-            self._deliver(served, run, batch, done.result(), now)
+        if isinstance(error, Exception):  # before the batch could run
+            result = batching.BatchResult([error] * len(batch), (0.0, 0.0, 0.0))
         else:
-            for pending in batch:
-                self._fail(pending, _run_failure(served, error))
-        took = None if error else now - run.started_ms
+            result = done.result()
+        self._deliver(served, run, batch, result, now)
+        took = None if result.failed or not batch else now - run.started_ms
         self._apply(self.manager.finish(now, run.id, took))
         self._forget_if_unused(served)
 
@@ -411,9 +488,15 @@ class ServingCore:
         self, served: Served, run: Run, batch: list[_Pending], result: batching.BatchResult, now: float
     ) -> None:
         statistics = served.statistics
-        rows = sum(pending.request.rows for pending in batch)
-        statistics.add_run(rows, *result.parts_ms)
-        for pending, outputs in zip(batch, result.outputs, strict=True):
+        answered = []
+        for pending, found in zip(batch, result.outputs, strict=True):
+            if isinstance(found, Exception):
+                self._fail(pending, _run_failure(served, found))
+            else:
+                answered.append((pending, found))
+        if answered:
+            statistics.add_run(sum(pending.request.rows for pending, _ in answered), *result.parts_ms)
+        for pending, outputs in answered:
             total = now - pending.request.arrival_ms
             queued = run.started_ms - pending.request.arrival_ms
             statistics.add_success(pending.request.rows, total, queued, result.parts_ms)
@@ -439,7 +522,7 @@ class ServingCore:
         loop = asyncio.get_running_loop()
 
         def hand_over(future: Future[Any]) -> None:
-            if not (future.cancelled() or loop.is_closed()):
+            if not (future.cancelled() or loop.is_closed() or self._closed):
                 loop.call_soon_threadsafe(done, future)
 
         executor.submit(work).add_done_callback(hand_over)
@@ -462,23 +545,9 @@ class ServingCore:
             self._advance()
 
 
-def _check(
-    version: ServedVersion, feeds: Mapping[str, tuple[str, Array]], outputs: Sequence[str]
-) -> tuple[TensorSpec, ...]:
-    """Check a request against the model, and return the outputs that it asks for."""
-    known = {spec.name: spec for spec in version.inputs}
-    for name, (datatype, array) in feeds.items():
-        if name not in known:
-            raise invalid(f"unknown input {name[:200]!r}: expected {', '.join(known)}")
-        check_input(known[name], datatype, array.shape)
-    missing = [name for name in known if name not in feeds]
-    if missing:
-        raise invalid(f"missing input {missing[0]!r}")
-    offered = {spec.name: spec for spec in version.outputs}
-    for name in outputs:
-        if name not in offered:
-            raise invalid(f"unknown output {name[:200]!r}: expected one of {', '.join(offered)}")
-    return tuple(offered[name] for name in dict.fromkeys(outputs)) if outputs else version.outputs
+def _check_unchanged(version: ServedVersion) -> None:
+    if file_states(*(Path(path) for path, *_ in version.files)) != version.files:
+        raise RuntimeError("its files have changed since it was added; add it again")
 
 
 def _run_failure(served: Served, error: BaseException) -> RequestFailure:

@@ -14,7 +14,7 @@ from chrion.server.tensors import TensorSpec
 #: Extensions of the protocol, as Triton names them.
 EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository", "statistics"]
 NAME, PLATFORM = "chrion", "onnxruntime_onnx"
-READY, UNAVAILABLE = "READY", "UNAVAILABLE"
+READY, LOADING, UNAVAILABLE = "READY", "LOADING", "UNAVAILABLE"
 
 
 def server_metadata(*, model_control: bool) -> dict[str, Any]:
@@ -103,8 +103,11 @@ def repository_index(
     index = []
     for key in sorted(found.keys() | core.models.keys()):
         served, entry = core.models.get(key), found.get(key)
-        reason = served.failure if served else entry.reason if isinstance(entry, BadVersion) else "unloaded"
-        state = READY if served and core.is_ready(served) else UNAVAILABLE
+        if served is None:
+            state, reason = UNAVAILABLE, entry.reason if isinstance(entry, BadVersion) else "unloaded"
+        else:
+            state = LOADING if not served.attempted.is_set() else READY if core.is_ready(served) else UNAVAILABLE
+            reason = served.failure or served.note
         index.append({"name": key[0], "version": key[1], "state": state, "reason": reason})
     return index
 

@@ -21,10 +21,10 @@ import numpy as np
 from chrion.errors import OptionError
 from chrion.files import parse_json
 from chrion.generation import Sampling
-from chrion.server.failures import invalid
+from chrion.server.failures import RequestFailure, Status, invalid
 from chrion.server.generation_service import TextOptions
 from chrion.server.neutral_values import NEUTRAL, is_neutral
-from chrion.server.rest_codec import InferenceRequest, read_timeout_ms
+from chrion.server.rest_codec import InferenceRequest, read_priority, read_timeout_ms
 from chrion.server.tensors import Array, TensorSpec
 
 INPUTS = (
@@ -107,6 +107,7 @@ def read_tensors(request: InferenceRequest) -> TextRequest:
     Raises:
         RequestFailure: An input is unknown, or has a wrong type or value.
     """
+    _refuse_priority(request.priority)
     values = _own(request.parameters)
     for name, (datatype, array) in request.feeds.items():
         values[name] = _untyped(array) if _is_unused(name) else _plain(_spec(name), datatype, array)
@@ -119,6 +120,7 @@ def read_document(values: Mapping[str, Any]) -> TextRequest:
     Raises:
         RequestFailure: An input or a parameter is unknown, or has a wrong type or value.
     """
+    _refuse_priority(read_priority(values))
     return replace(read_values(_own(values)), timeout_ms=read_timeout_ms(values))
 
 
@@ -160,6 +162,11 @@ def piece_tensors(piece: Piece, outputs: Sequence[TensorSpec]) -> list[tuple[Ten
         "finish_reason": np.array([piece.reason], object),
     }
     return [(spec, arrays[spec.name]) for spec in outputs]
+
+
+def _refuse_priority(priority: int) -> None:
+    if priority:
+        raise RequestFailure(Status.UNSUPPORTED, "parameter 'priority': requests for text start in their order")
 
 
 def _own(parameters: Mapping[str, Any]) -> dict[str, Any]:

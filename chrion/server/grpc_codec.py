@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 from chrion.server import tensors
 from chrion.server.failures import invalid
 from chrion.server.grpc_messages import message
-from chrion.server.rest_codec import InferenceRequest, read_timeout_ms, refuse_tensor_parameters
+from chrion.server.rest_codec import InferenceRequest, read_priority, read_timeout_ms, refuse_tensor_parameters
 from chrion.server.tensors import Array, TensorSpec
 
 _CONTENTS = {
@@ -48,7 +48,12 @@ def read_request(given: Any) -> InferenceRequest:
         RequestFailure: The message is not a valid request.
     """
     parameters = _parameters(given.parameters)
-    request = InferenceRequest(id=given.id, timeout_ms=read_timeout_ms(parameters), parameters=parameters)
+    request = InferenceRequest(
+        id=given.id,
+        timeout_ms=read_timeout_ms(parameters),
+        priority=read_priority(parameters),
+        parameters=parameters,
+    )
     raw = given.raw_input_contents
     if raw and len(raw) != len(given.inputs):
         raise invalid(f"raw_input_contents: expected {len(given.inputs)} entries, found {len(raw)}")

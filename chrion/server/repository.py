@@ -24,7 +24,6 @@ from chrion.scheduler.plan import Plan
 from chrion.server.settings import ModelSettings, VariantSettings, read_settings
 from chrion.server.tensors import DATATYPES, TensorSpec
 from chrion.simulator.variants import from_plan
-from chrion.units import parse_duration_ms
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _VERSION = re.compile(r"[1-9][0-9]{0,17}")
@@ -212,7 +211,7 @@ def _read_version(
             settings.pinned,
             settings.priority,
             batching.max_size if batching else 1,
-            parse_duration_ms(batching.max_delay, "batching.max_delay") if batching else 0.0,
+            batching.max_delay_ms if batching else 0.0,
             settings.max_queue,
         ),
         (*states, *file_states(*sorted(elsewhere))),

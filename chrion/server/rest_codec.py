@@ -32,7 +32,7 @@ _REFUSED_TENSOR_PARAMETERS = {
 
 
 #: The largest integer of a parameter in gRPC.
-_MOST_TIMEOUT = (1 << 63) - 1
+_MOST = (1 << 63) - 1
 
 
 @dataclass(slots=True)
@@ -46,6 +46,8 @@ class InferenceRequest:
     #: Whether outputs that are not named are returned as binary data.
     binary: bool = False
     timeout_ms: float = math.inf
+    #: 1 is the highest; 0 for none.
+    priority: int = 0
     parameters: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -137,9 +139,21 @@ def read_timeout_ms(parameters: Mapping[str, Any]) -> float:
         if parameters.get(name):
             raise RequestFailure(Status.UNSUPPORTED, f"parameter {name!r}: {reason}")
     timeout = parameters.get("timeout", 0)
-    if type(timeout) is not int or not 0 <= timeout <= _MOST_TIMEOUT:
+    if type(timeout) is not int or not 0 <= timeout <= _MOST:
         raise invalid("parameter 'timeout': expected a whole number of microseconds")
     return timeout / 1000 if timeout else math.inf
+
+
+def read_priority(parameters: Mapping[str, Any]) -> int:
+    """Return the parameter ``priority``: 1 is the highest, 0 is none.
+
+    Raises:
+        RequestFailure: It is not such a number.
+    """
+    priority = parameters.get("priority", 0)
+    if type(priority) is not int or not 0 <= priority <= _MOST:
+        raise invalid("parameter 'priority': expected a whole number, 1 for the highest priority or 0 for none")
+    return priority
 
 
 def refuse_tensor_parameters(name: str, parameters: Mapping[str, Any]) -> None:
@@ -156,6 +170,7 @@ def refuse_tensor_parameters(name: str, parameters: Mapping[str, Any]) -> None:
 def _read_parameters(request: InferenceRequest, parameters: Mapping[str, Any]) -> None:
     request.parameters = parameters
     request.timeout_ms = read_timeout_ms(parameters)
+    request.priority = read_priority(parameters)
     request.binary = _boolean(parameters.get("binary_data_output", False), "binary_data_output")
 
 

@@ -46,7 +46,9 @@ def local_models(options: ServerOptions) -> ServedModels:
     slots = 1 if options.provider else 0
     manager = ModelManager(budgets, cores, slots=slots, policies=options.policies, max_waiting=options.max_waiting)
     core = ServingCore(manager, cores, slots=slots, provider=options.provider, request_bytes=options.request_bytes)
-    catalogue = Catalogue(options.repository, core, options.control, accelerator=options.provider is not None)
+    accelerator = options.provider is not None
+    generated = {(served.name, served.version) for served in generators.values()}
+    catalogue = Catalogue(options.repository, core, options.control, accelerator=accelerator, generated=generated)
     generation = GenerationService(generators, options.max_waiting) if generators else None
     pollers: list[asyncio.Task[None]] = []
 

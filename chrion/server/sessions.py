@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import errno
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from chrion.cores import affinity
 from chrion.devices import CPU_PROVIDER
 from chrion.graph.opened_model import OpenedModel
 from chrion.runtime import HybridSession
+from chrion.scheduler.plan import Plan
 from chrion.server.repository import VariantSource
 from chrion.server.tensors import Array, TensorSpec
 
@@ -29,12 +30,39 @@ _FULL_TEXTS = (
 )
 
 
+class OpenedFiles:
+    """The models and plans of a version as they were when it was opened first; later loads open the same.
+
+    Args:
+        sources: The version's variants.
+
+    Raises:
+        ChrionError: A plan is damaged.
+    """
+
+    def __init__(self, sources: Iterable[VariantSource]) -> None:
+        self._models = {model: OpenedModel(model) for model in {source.model for source in sources}}
+        self._plans = {source.plan: Plan.load(source.plan) for source in sources if source.plan}
+
+    def model(self, source: VariantSource) -> OpenedModel:
+        """Return the model of a variant."""
+        return self._models[source.model]
+
+    def plan(self, source: VariantSource) -> Plan | None:
+        """Return the plan of a variant; None without one."""
+        return self._plans[source.plan] if source.plan else None
+
+    def are_readable(self) -> bool:
+        """Return whether all models can be opened again."""
+        return all(model.is_readable() for model in self._models.values())
+
+
 class Session:
     """A session of one variant. Runs are safe from several threads.
 
     Args:
         source: The variant's files.
-        opened: The variant's model as it was when it was opened first.
+        files: The version's files as they were when it was opened first.
         provider: The accelerator's execution provider, with its options; used by variants on the accelerator.
         cores: The cores that the lanes of a plan are pinned to.
 
@@ -48,7 +76,7 @@ class Session:
     def __init__(
         self,
         source: VariantSource,
-        opened: OpenedModel,
+        files: OpenedFiles,
         provider: tuple[str, Mapping[str, Any]] | None,
         cores: tuple[int, ...] = (),
     ) -> None:
@@ -59,10 +87,11 @@ class Session:
         providers: list[Any] = [provider] if source.accelerated and provider else []
         providers.append(CPU_PROVIDER)
         self._hybrid: HybridSession | None = None
-        if source.plan:
+        opened, plan = files.model(source), files.plan(source)
+        if plan:
             with _restricted_to(cores):  # lanes are pinned to cores that the calling thread may use
                 self._hybrid = opened.use(
-                    lambda model: HybridSession(model, providers=providers, plan=source.plan, strict=True, tune="never")
+                    lambda model: HybridSession(model, providers=providers, plan=plan, strict=True, tune="never")
                 )
             self._session: Any = self._hybrid
         else:
@@ -123,7 +152,8 @@ def _restricted_to(cores: tuple[int, ...]) -> Iterator[None]:
 
 def _value(datatype: str, array: Array) -> ort.OrtValue:
     if datatype == "BF16":
-        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(np.ascontiguousarray(array), _BFLOAT16)
+        contiguous = np.require(array, requirements="C")  # ascontiguousarray would give a scalar a dimension
+        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(contiguous, _BFLOAT16)
     return ort.OrtValue.ortvalue_from_numpy(array)
 
 

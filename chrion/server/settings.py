@@ -20,8 +20,13 @@ class BatchingSettings:
 
     #: Rows of a batch at most.
     max_size: int = at_least(8, 2, 65536)
-    #: Time for which a request waits for others.
+    #: Time for which a request waits for others; zero not to wait.
     max_delay: str = "1ms"
+
+    @property
+    def max_delay_ms(self) -> float:
+        """Time for which a request waits for others."""
+        return parse_duration_ms(self.max_delay, "batching.max_delay", zero=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +103,7 @@ def read_settings(path: Path) -> ModelSettings:
         settings = _settings(content)
         _ = settings.slo_ms, settings.timeout_ms
         if settings.batching:
-            parse_duration_ms(settings.batching.max_delay, "batching.max_delay")
+            _ = settings.batching.max_delay_ms
         if settings.generation:
             parse_size_mb(settings.generation.kv_memory, "generation.kv_memory")
     except (InputError, OSError, ValueError) as error:

@@ -54,6 +54,12 @@ class ModelStatistics:
     shrinks: int = 0
     grows: int = 0
 
+    def add_load(self, load_ms: float, size: int) -> None:
+        """Add a load, and the bytes that it loaded."""
+        self.loads += 1
+        self.load_ms += load_ms
+        self.loaded_bytes += size
+
     def add_run(self, rows: int, input_ms: float, infer_ms: float, output_ms: float) -> None:
         """Add a batch that ran."""
         self.executions += 1

@@ -114,7 +114,7 @@ class LocalTarget:
         texts = self._generation.pending if self._generation is not None else 0
         return {
             "live": True,
-            "ready": not core.draining,
+            "ready": not core.draining and self._catalogue.attempted,
             "models": len(core.models),
             "pending": core.manager.pending + texts,
         }
@@ -207,7 +207,7 @@ class LocalTarget:
             found = self._core.find(*found.model)
         elif found.version.settings.generation is not None and not has_cache(request.feeds):
             self._require_text()
-        result = await self._core.infer(found, request.feeds, tuple(request.outputs), timeout_ms)
+        result = await self._core.infer(found, request.feeds, tuple(request.outputs), timeout_ms, request.priority)
         return _Reply(
             (found.version.name, found.version.version), result.outputs, {SERVER_TIMING: result.timing.header()}
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -172,6 +172,38 @@ def check_input(spec: TensorSpec, datatype: str, shape: Sequence[int]) -> None:
         len(shape) != len(expected) or any(e not in (-1, d) for d, e in zip(shape, expected, strict=True))
     ):
         raise invalid(f"input {spec.name!r}: expected shape {list(expected)}, found {list(shape)}")
+
+
+def check_request(
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    feeds: Mapping[str, tuple[str, Array]],
+    asked: Sequence[str],
+) -> tuple[TensorSpec, ...]:
+    """Check a request against the model, and return the outputs that it asks for.
+
+    Args:
+        inputs: Those of the model.
+        outputs: Those of the model.
+        feeds: Datatype and array of each input of the request.
+        asked: Names of the outputs that it asks for; empty for all.
+
+    Raises:
+        RequestFailure: An input or output is unknown, or an input is missing or does not fit.
+    """
+    known = {spec.name: spec for spec in inputs}
+    for name, (datatype, array) in feeds.items():
+        if name not in known:
+            raise invalid(f"unknown input {name[:200]!r}: expected {', '.join(known)}")
+        check_input(known[name], datatype, array.shape)
+    missing = [name for name in known if name not in feeds]
+    if missing:
+        raise invalid(f"missing input {missing[0]!r}")
+    offered = {spec.name: spec for spec in outputs}
+    for name in asked:
+        if name not in offered:
+            raise invalid(f"unknown output {name[:200]!r}: expected one of {', '.join(offered)}")
+    return tuple(offered[name] for name in dict.fromkeys(asked)) if asked else tuple(outputs)
 
 
 def _flatten(name: str, data: list[Any], most: int) -> list[Any]:

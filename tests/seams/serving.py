@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from chrion.replay import stand_ins, target
-from chrion.server import grpc_service
+from chrion.server import grpc_service, trials
 from chrion.server.options import ClusterOptions, ServerOptions
 
 
@@ -17,6 +17,11 @@ def limit_reading(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """End streams of gRPC whose clients read no answer for a time, however large it is."""
     monkeypatch.setattr(grpc_service, "_READ_S", seconds)
     monkeypatch.setattr(grpc_service, "_READ_BYTES_PER_S", float("inf"))
+
+
+def limit_trials(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """End the trials of models after a time."""
+    monkeypatch.setattr(trials, "_MOST_S", seconds)
 
 
 def limit_answers(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:

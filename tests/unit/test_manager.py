@@ -90,6 +90,8 @@ class Driver:
                 assert request.id not in self.ended
                 self.ended[request.id] = "served"
             actions = manager.finish(at, payload.id)
+        elif kind == "trial":
+            actions = manager.memory.try_out(at, payload) if payload in manager.memory.entries else []
         elif kind == "remove":
             actions = manager.remove(at, payload)
         elif kind == "cancel":
@@ -240,9 +242,12 @@ def test_invariants_on_random_events(seed: int, eviction: str, admission: str, b
     for number in range(80):
         at += rng.expovariate(0.5)
         deadline = at + rng.choice([inf, 10.0, 40.0])
-        driver.push(at, "submit", Request(number, rng.randrange(6), at, deadline, rng.choice([None, "a"])))
+        key, priority = rng.choice([None, "a"]), rng.choice([0, 0, 1, 2])
+        driver.push(at, "submit", Request(number, rng.randrange(6), at, deadline, key, priority=priority))
         if rng.random() < 0.1:
             driver.push(at + rng.uniform(0, 5), "cancel", number)
+        if rng.random() < 0.1:
+            driver.push(at, "trial", rng.randrange(6))
     driver.push(at / 2, "remove", 0)
     for tick in range(int(at) + 40_000, int(at) + 80_000, 4000):
         driver.push(tick, "advance", None)
@@ -317,6 +322,81 @@ def test_the_time_to_retry_includes_the_load_that_is_under_way() -> None:
     (refused,) = manager.submit(100.0, Request(2, second, 100.0))
     assert isinstance(refused, Refuse)
     assert refused.retry_ms == 400.0 + 40.0
+
+
+def test_trials_load_each_model_once_and_leave_memory_as_it_was() -> None:
+    """One after another, whatever memory they share; a model that is requested during its trial stays."""
+    manager = ModelManager({HOST: 10}, [0], policies=ManagerPolicies(prefetch=False))
+    for size in (8, 3, 11, 5):
+        manager.add(0.0, ladder(size))
+    driver = Driver(manager)
+    for number in (0, 1, 3):
+        driver.push(0.0, "trial", number)
+    driver.push(5.0, "submit", Request(0, 3, 5.0))
+    driver.run()
+    events = [(event, model) for _, event, model in driver.journal if event != "loaded"]
+    assert events == [("load", 0), ("trial", 0), ("load", 1), ("trial", 1), ("load", 3)]
+    assert set(driver.in_memory) == {3}
+
+
+def test_requests_go_before_trials() -> None:
+    """A load that a request waits for is the next one, and a trial evicts only if it has to."""
+    manager = ModelManager({HOST: 10}, [0], policies=ManagerPolicies(prefetch=False))
+    for size in (3, 3, 8, 3):
+        manager.add(0.0, ladder(size))
+    driver = Driver(manager)
+    driver.push(0.0, "submit", Request(0, 0, 0.0))
+    for number in (1, 2):
+        driver.push(0.1, "trial", number)
+    driver.push(0.2, "submit", Request(1, 3, 0.2))
+    driver.run()
+    events = [(event, model) for _, event, model in driver.journal if event != "loaded"]
+    assert events == [
+        ("load", 0),
+        ("load", 3),
+        ("load", 1),
+        ("trial", 1),
+        ("evict", 0),
+        ("evict", 3),
+        ("load", 2),
+        ("trial", 2),
+    ]
+
+
+def test_a_request_with_a_priority_goes_before_the_others_of_its_model() -> None:
+    """1 is the first, requests without one are the last, and those of equal priority keep their order."""
+    manager = ModelManager({HOST: 10}, [0])
+    number = manager.add(0.0, ladder(5))
+    order = [0, 0, 3, 1, 2**63 - 1, 1, 0]
+    found = drive(manager, [Request(i, number, i / 100, priority=p) for i, p in enumerate(order)])
+    assert [run.requests[0].id for run in found.batches] == [3, 5, 2, 4, 0, 1, 6]
+
+
+def test_a_priority_takes_no_time_from_other_models() -> None:
+    """However many requests with a priority a model gets, the models take turns as without priorities."""
+    for priority in (0, 1):
+        manager = ModelManager({HOST: 10}, [0])
+        one, other = manager.add(0.0, ladder(5)), manager.add(0.0, ladder(5))
+        warm = [(0.0, one, 0), (0.0, other, 0)]
+        arrivals = [
+            *warm,
+            (100.0, one, 0),
+            (100.1, one, 0),
+            (100.2, other, 0),
+            (100.3, one, priority),
+            (100.4, one, priority),
+        ]
+        found = drive(manager, [Request(i, m, at, priority=p) for i, (at, m, p) in enumerate(arrivals)])
+        assert [run.model for run in found.batches[2:]] == [one, one, other, one, one], priority
+
+
+def test_a_priority_does_not_lengthen_the_wait_for_a_batch() -> None:
+    """A batch starts when its delay has passed for the oldest request, also if a later one goes before it."""
+    manager = ModelManager({HOST: 10}, [0])
+    number = manager.add(0.0, ladder(5, max_batch=8, max_delay_ms=3.0))
+    later = [Request(1 + i, number, 100.0 + i, batch_key="k", priority=i) for i in range(2)]
+    found = drive(manager, [Request(0, number, 0.0), *later])
+    assert [(run.started_ms, [r.id for r in run.requests]) for run in found.batches[1:]] == [(103.0, [2, 1])]
 
 
 def test_requests_without_a_key_run_alone() -> None:

@@ -177,7 +177,7 @@ def test_a_crashed_server_is_started_again(tmp_path: Path) -> None:
                 message("ServerReadyRequest").SerializeToString,
                 message("ServerReadyResponse").FromString,
             )
-            assert ready(message("ServerReadyRequest")(), timeout=20).ready
+            wait_until(lambda: ready(message("ServerReadyRequest")(), timeout=20).ready)
             (child,) = psutil.Process(process.pid).children()
             child.send_signal(signal.SIGKILL)
             child.wait(20)
@@ -186,7 +186,7 @@ def test_a_crashed_server_is_started_again(tmp_path: Path) -> None:
             assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
             assert server.live_status() == 0
             wait_until(lambda: server.live_status() == 200, 60)
-            assert ready(message("ServerReadyRequest")(), timeout=20, wait_for_ready=True).ready
+            wait_until(lambda: ready(message("ServerReadyRequest")(), timeout=20, wait_for_ready=True).ready)
         assert server.infer("m", ROWS)[0] == 200
         process.send_signal(signal.SIGTERM)
         _, text = process.communicate(timeout=60)

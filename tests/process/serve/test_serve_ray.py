@@ -121,7 +121,7 @@ def test_both_protocols(replicas: Server) -> None:
 def test_the_cluster_is_described_as_one_server(replicas: Server) -> None:
     """Metadata, index and statistics are those of all replicas; model control is refused."""
     assert replicas.get("/v2/models/p0")[1]["inputs"][0]["shape"] == [-1, SIDE]
-    assert replicas.get("/v2/models/p0/ready")[0] == 200
+    wait_until(lambda: replicas.get("/v2/models/p0/ready")[0] == 200)
     index = replicas.get("/v2/repository/index", {})[1]
     assert {m["name"] for m in index if m["state"] != "READY"} == {"bad"}
     statistics = replicas.get("/v2/models/stats")[1]["model_stats"]
