@@ -14,6 +14,7 @@ from pathlib import Path
 from chrion.errors import ChrionError
 from chrion.server.core import ServingCore
 from chrion.server.failures import RequestFailure, Status
+from chrion.server.public_texts import without_folders
 from chrion.server.repository import BadVersion, Found, ServedVersion, scan
 
 log = logging.getLogger("chrion.server")
@@ -88,7 +89,8 @@ class Catalogue:
             entries = {key: entry for key, entry in now.items() if entry.name == name}
             served = {key: entry for key, entry in entries.items() if isinstance(entry, ServedVersion)}
             if not served:
-                reasons = "; ".join(e.reason for e in entries.values() if isinstance(e, BadVersion))
+                found = "; ".join(e.reason for e in entries.values() if isinstance(e, BadVersion))
+                reasons = without_folders(found)
                 status = Status.INVALID if entries else Status.NOT_FOUND
                 raise RequestFailure(status, f"failed to load {name[:200]!r}: {reasons or 'not in the repository'}")
             self.found = {key: e for key, e in self.found.items() if e.name != name} | entries

@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError
 
 from chrion.errors import OptionError
 from chrion.server import documents, grpc_codec
+from chrion.server.connections import READ_BYTES_PER_S, READ_S
 from chrion.server.core import SERVER_TIMING, Timing
 from chrion.server.failures import RequestFailure, Status, invalid
 from chrion.server.generation_service import GenerationService
@@ -32,8 +33,6 @@ log = logging.getLogger("chrion.server")
 
 #: The parameter of responses that says whether it is the last of its request; Triton's name.
 _FINAL = "triton_final_response"
-#: Time after which a stream ends whose client reads no answers, in seconds, and the least speed of a client that does.
-_READ_S, _READ_BYTES_PER_S = 60.0, 100_000
 _CHANNEL_OPTIONS = (
     ("grpc.so_reuseport", 0),
     ("grpc.keepalive_time_ms", 60_000),  # finds peers that are gone
@@ -162,7 +161,7 @@ class GrpcService:
         try:
             async with contextlib.aclosing(StreamedRequests(answer, self._texts).responses(requests)) as responses:
                 async for response in responses:
-                    async with asyncio.timeout(_READ_S + response.ByteSize() / _READ_BYTES_PER_S):
+                    async with asyncio.timeout(READ_S + response.ByteSize() / READ_BYTES_PER_S):
                         await context.write(response)
                     if memory := held.pop(id(response), None):
                         memory.release()

@@ -15,8 +15,8 @@ from chrion.server.options import ClusterOptions, ServerOptions
 
 def limit_reading(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """End streams of gRPC whose clients read no answer for a time, however large it is."""
-    monkeypatch.setattr(grpc_service, "_READ_S", seconds)
-    monkeypatch.setattr(grpc_service, "_READ_BYTES_PER_S", float("inf"))
+    monkeypatch.setattr(grpc_service, "READ_S", seconds)
+    monkeypatch.setattr(grpc_service, "READ_BYTES_PER_S", float("inf"))
 
 
 def limit_answers(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:

@@ -21,8 +21,8 @@ from server_process import Server, serving
 
 ROWS = np.ones((1, 4), np.float32)
 INFER = "/v2/models/product/infer"
-_REQUEST = b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n"
-_HALF = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n{"
+_REQUEST = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
+_HALF = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n{"
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only on Linux")
 
 
@@ -135,7 +135,7 @@ def test_a_client_that_leaves_ends_its_request(tmp_path: Path) -> None:
     body = json.dumps(infer_body([1e15])).encode()
     with serving(tmp_path) as server:
         with socket.create_connection(("127.0.0.1", server.http)) as client:
-            head = f"POST /v2/models/slow/infer HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n"
+            head = f"POST /v2/models/slow/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
             client.sendall(head.encode() + body)
             wait_until(server.computes)
         assert server.infer("quick", ROWS)[0] == 200
@@ -145,7 +145,7 @@ def test_a_client_that_leaves_ends_its_request(tmp_path: Path) -> None:
 def test_chunks_over_the_limit_are_refused(server: Server) -> None:
     """A body of chunks is refused as soon as it is too large."""
     with socket.create_connection(("127.0.0.1", server.http)) as client:
-        client.sendall(f"POST {INFER} HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
+        client.sendall(f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
         try:
             for _ in range(100):
                 client.sendall(b"10000\r\n" + b" " * 65536 + b"\r\n")
@@ -157,7 +157,7 @@ def test_chunks_over_the_limit_are_refused(server: Server) -> None:
 def test_a_length_over_the_limit_is_refused(server: Server) -> None:
     """A body of a gigabyte is refused before it is sent."""
     with socket.create_connection(("127.0.0.1", server.http)) as client:
-        client.sendall(f"POST {INFER} HTTP/1.1\r\nHost: a\r\nContent-Length: 1073741824\r\n\r\nx".encode())
+        client.sendall(f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1073741824\r\n\r\nx".encode())
         assert b" 413 " in client.recv(1000)
 
 
@@ -167,9 +167,9 @@ def test_silent_and_slow_connections_disturb_nobody(server: Server) -> None:
     try:
         for number, client in enumerate(clients):
             if number % 3 == 1:
-                client.sendall(b"POST /v2/models/product/infer HTTP/1.1\r\nHost: a\r\nContent-Le")
+                client.sendall(b"POST /v2/models/product/infer HTTP/1.1\r\nHost: localhost\r\nContent-Le")
             elif number % 3 == 2:
-                client.sendall(f"POST {INFER} HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{{".encode())
+                client.sendall(f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{{".encode())
         assert server.infer("product", ROWS)[0] == 200
     finally:
         for client in clients:
@@ -184,7 +184,7 @@ def test_a_client_that_does_not_read_its_answer_disturbs_nobody(server: Server) 
     try:
         for client in clients:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            head = f"POST {INFER} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n"
+            head = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
             client.sendall(head.encode() + body.encode())
         assert server.infer("product", ROWS)[0] == 200
     finally:
@@ -214,7 +214,7 @@ def test_silent_connections_are_closed(server: Server) -> None:
         socket.create_connection(("127.0.0.1", server.http), 60) as stopped,
     ):
         idle.sendall(b"GET /v2 HTT")
-        stopped.sendall(b"POST /v2/models/product/infer HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{")
+        stopped.sendall(b"POST /v2/models/product/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
         assert b" 408 " in stopped.recv(1000)
         with contextlib.suppress(ConnectionResetError):
             assert idle.recv(1000) == b""
