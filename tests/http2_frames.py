@@ -9,6 +9,11 @@ _DATA, _HEADERS, _SETTINGS = 0, 1, 4
 _END_HEADERS = 4
 
 
+def start_connection(connection: socket.socket) -> None:
+    """Begin an HTTP/2 connection."""
+    connection.sendall(PREFACE + _frame(_SETTINGS, 0, 0, b""))
+
+
 def start_call(connection: socket.socket, path: str) -> None:
     """Begin an HTTP/2 connection, and a gRPC call as its first stream."""
     fields = {
@@ -20,7 +25,8 @@ def start_call(connection: socket.socket, path: str) -> None:
         "te": "trailers",
     }
     block = b"".join(b"\x00" + _text(name) + _text(value) for name, value in fields.items())
-    connection.sendall(PREFACE + _frame(_SETTINGS, 0, 0, b"") + _frame(_HEADERS, _END_HEADERS, 1, block))
+    start_connection(connection)
+    connection.sendall(_frame(_HEADERS, _END_HEADERS, 1, block))
 
 
 def send_part(connection: socket.socket, declared: int, content: bytes) -> None:

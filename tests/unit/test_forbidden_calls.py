@@ -25,6 +25,7 @@ SERVER = (
     "disconnects",
     "generation_service",
     "grace",
+    "grpc_deadlines",
     "grpc_service",
     "grpc_stream",
     "openai_service",
