@@ -184,7 +184,7 @@ GRPC_PEERS: dict[str, Callable[[socket.socket], None]] = {
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="counts open files as Linux does")
 def test_dripping_peers_of_a_process_end_within_the_documented_times(tmp_path: Path) -> None:
-    """With the limits of the documentation, peers of both protocols at the limit of connections leave nothing behind."""
+    """With the limits of the documentation, peers of both protocols leave nothing behind."""
     put(tmp_path, "m", product())
     with serving(tmp_path, "--max-connections", "64", "--max-request", "1MB") as server:
         assert server.infer("m", ROWS)[0] == 200
