@@ -91,6 +91,66 @@ def test_ten_thousand_connections(tmp_path: Path) -> None:
         old.close()
 
 
+@linux
+def test_one_client_cannot_take_all_connections(tmp_path: Path) -> None:
+    """Connections of an address beyond its limit get 503; other addresses are served, and so is it when some end."""
+    put(tmp_path, "m", product())
+    with serving(tmp_path, "--max-connections", "60", "--max-client-connections", "20") as server:
+        fds = files(server)
+        crowd = connect(server.http, 60)
+        try:
+            for refused in crowd[20:]:
+                found = refused.recv(1000)
+                assert found.startswith(b"HTTP/1.1 503 ")
+                assert json.loads(found.split(b"\r\n\r\n")[1]) == {"error": "too many connections from this address"}
+            with socket.create_connection(("127.0.0.1", server.http), 20, ("127.0.0.2", 0)) as other:
+                other.sendall(_REQUEST)
+                assert answer(other).startswith(b"HTTP/1.1 200 OK")
+            crowd[0].sendall(_REQUEST)
+            assert answer(crowd[0]).startswith(b"HTTP/1.1 200 OK")
+        finally:
+            for connection in crowd:
+                connection.close()
+        wait_until(lambda: server.live_status() == 200)
+        wait_until(lambda: files(server) < fds + 3)
+
+
+@linux
+def test_one_client_cannot_take_all_pages(server: Server) -> None:
+    """Of 300 streams of events from one address half of the places are accepted; another address has a page."""
+    fds = files(server)
+    request = b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    crowd = connect(server.http, 300, request)
+    try:
+        statuses = [connection.recv(15) for connection in crowd]
+        assert statuses.count(b"HTTP/1.1 200 OK") == 8
+        assert statuses.count(b"HTTP/1.1 429 To") == 292
+        with socket.create_connection(("127.0.0.1", server.http), 20, ("127.0.0.2", 0)) as other:
+            other.sendall(request)
+            assert other.recv(15) == b"HTTP/1.1 200 OK"
+    finally:
+        for connection in crowd:
+            connection.close()
+    wait_until(lambda: files(server) < fds + 5)
+    (page,) = connect(server.http, 1, request)
+    assert page.recv(15) == b"HTTP/1.1 200 OK"
+    page.close()
+
+
+def test_large_headers_are_refused(server: Server) -> None:
+    """Headers of 16 kB are read; of larger ones no more is read than what has arrived with it."""
+    head = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\nA: "
+    (small,) = connect(server.http, 1, head + b"a" * 16_000 + b"\r\n\r\n")
+    assert answer(small).startswith(b"HTTP/1.1 200 OK")
+    (parts,) = connect(server.http, 1, head + b"a" * 16_400)
+    assert parts.recv(100).startswith(b"HTTP/1.1 400 ")
+    (whole,) = connect(server.http, 1, head + b"a" * 300_000 + b"\r\n\r\n")
+    with contextlib.suppress(ConnectionResetError):
+        assert not whole.recv(100).startswith(b"HTTP/1.1 200 ")
+    for connection in (small, parts, whole):
+        connection.close()
+
+
 def test_idle_connections_at_the_limit_do_not_refuse_the_others(tmp_path: Path) -> None:
     """With as many connections as are allowed, each of them is served."""
     put(tmp_path, "m", product())
