@@ -215,7 +215,7 @@ async def _leave(url: str, path: str, body: bytes) -> None:
     parts = urlsplit(url)
     _, writer = await asyncio.open_connection(parts.hostname, parts.port)
     if body:
-        head = f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
         writer.write(head.encode() + body)
         await writer.drain()
     writer.close()

@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Mapping
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _DATA, _HEADERS, _SETTINGS = 0, 1, 4
-_END_HEADERS = 4
+_END_STREAM, _END_HEADERS = 1, 4
+_HEADERS_OF_CALLS = {"content-type": "application/grpc", "te": "trailers"}
 
 
-def start_call(connection: socket.socket, path: str) -> None:
+def start_connection(connection: socket.socket) -> None:
+    """Begin an HTTP/2 connection."""
+    connection.sendall(PREFACE + _frame(_SETTINGS, 0, 0, b""))
+
+
+def start_call(connection: socket.socket, path: str, headers: Mapping[str, str] = _HEADERS_OF_CALLS) -> None:
     """Begin an HTTP/2 connection, and a gRPC call as its first stream."""
     fields = {
         ":method": "POST",
         ":scheme": "http",
         ":path": path,
         ":authority": "a",
-        "content-type": "application/grpc",
-        "te": "trailers",
+        **headers,
     }
     block = b"".join(b"\x00" + _text(name) + _text(value) for name, value in fields.items())
-    connection.sendall(PREFACE + _frame(_SETTINGS, 0, 0, b"") + _frame(_HEADERS, _END_HEADERS, 1, block))
+    start_connection(connection)
+    connection.sendall(_frame(_HEADERS, _END_HEADERS, 1, block))
 
 
-def send_part(connection: socket.socket, declared: int, content: bytes) -> None:
-    """Send the beginning of a message of a declared length."""
-    connection.sendall(_frame(_DATA, 0, 1, b"\x00" + declared.to_bytes(4, "big") + content))
+def send_part(connection: socket.socket, declared: int, content: bytes, *, last: bool = False) -> None:
+    """Send the beginning of a message of a declared length, or all of it as the last one of a call."""
+    connection.sendall(_frame(_DATA, _END_STREAM if last else 0, 1, b"\x00" + declared.to_bytes(4, "big") + content))
 
 
 def grpc_status(connection: socket.socket) -> int:

@@ -154,7 +154,7 @@ class LocalServer(ServerClient):
         self.grpc = grpc
         self.url = f"http://127.0.0.1:{http}"
         self._app = app
-        self._client = httpx2.Client(transport=_Transport(app), base_url="http://server", timeout=None)
+        self._client = httpx2.Client(transport=_Transport(app), base_url="http://localhost", timeout=None)
 
     def send(self, method: str, path: str, body: Body, headers: Mapping[str, str]) -> Answer:
         """Send a request; return status, content, and headers."""
@@ -174,7 +174,7 @@ class LocalServer(ServerClient):
     def openai(self, key: str = "none") -> openai.OpenAI:
         """Return OpenAI's client of this server."""
         http = httpx2.Client(transport=_Transport(self._app))
-        return openai.OpenAI(base_url="http://server/v1", api_key=key, max_retries=0, http_client=http)
+        return openai.OpenAI(base_url="http://localhost/v1", api_key=key, max_retries=0, http_client=http)
 
 
 class _Errors(logging.Handler):

@@ -38,7 +38,8 @@ class Server(ServerClient):
         return f"http://127.0.0.1:{self.http}"
 
     def send(self, method: str, path: str, body: Body, headers: Mapping[str, str]) -> Answer:
-        request = urllib.request.Request(self.url + path, body, headers, method=method)  # noqa: S310 - http only
+        named = {"Content-Type": "application/json", **headers}  # urllib's own type is that of forms
+        request = urllib.request.Request(self.url + path, body, named, method=method)  # noqa: S310 - http only
         try:
             answer = urllib.request.urlopen(request, timeout=120)  # noqa: S310
         except urllib.error.HTTPError as error:

@@ -19,6 +19,7 @@ from chrion.errors import ChrionError
 from chrion.manager.residency import Place
 from chrion.server.core import Served, ServingCore
 from chrion.server.failures import RequestFailure, Status
+from chrion.server.public_texts import without_folders
 from chrion.server.repository import BadVersion, Found, Key, ServedVersion, scan
 
 log = logging.getLogger("chrion.server")
@@ -132,7 +133,9 @@ class Catalogue:
             if served.failure or not served.tried:
                 failures.append(f"version {served.version.version}: {served.failure or 'the server is shutting down'}")
         if failures:
-            raise RequestFailure(Status.INVALID, f"failed to load {name[:200]!r}: {'; '.join(failures)}")
+            raise RequestFailure(
+                Status.INVALID, f"failed to load {name[:200]!r}: {without_folders('; '.join(failures))}"
+            )
         for key in [key for key in self._core.models if key[0] == name and key not in self.found]:
             self._core.remove(key)
 

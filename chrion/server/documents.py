@@ -7,6 +7,7 @@ from typing import Any
 import chrion
 from chrion.manager.residency import Place
 from chrion.server.core import Served, ServingCore
+from chrion.server.public_texts import without_folders
 from chrion.server.repository import BadVersion, ServedVersion
 from chrion.server.statistics import Duration
 from chrion.server.tensors import TensorSpec
@@ -108,7 +109,7 @@ def repository_index(
         else:
             state = LOADING if not served.attempted.is_set() else READY if core.is_ready(served) else UNAVAILABLE
             reason = served.failure or served.note
-        index.append({"name": key[0], "version": key[1], "state": state, "reason": reason})
+        index.append({"name": key[0], "version": key[1], "state": state, "reason": without_folders(reason)})
     return index
 
 
@@ -138,7 +139,7 @@ def snapshot(core: ServingCore) -> dict[str, Any]:
                 "loads": found.loads,
                 "evictions": found.evictions,
                 "shrinks": found.shrinks,
-                "failure": served.failure,
+                "failure": without_folders(served.failure),
             }
         )
     devices = {device: {"used": memory.used(device), "budget": budget} for device, budget in memory.budgets.items()}

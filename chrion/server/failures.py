@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 from chrion.manager import Reason
+from chrion.server.public_texts import without_folders
 
 
 class Status(Enum):
@@ -12,10 +13,12 @@ class Status(Enum):
 
     INVALID = (400, "INVALID_ARGUMENT")
     UNAUTHENTICATED = (401, "UNAUTHENTICATED")
+    FORBIDDEN = (403, "PERMISSION_DENIED")
     NOT_FOUND = (404, "NOT_FOUND")
     NOT_ALLOWED = (405, "UNIMPLEMENTED")
     TIMED_OUT = (408, "DEADLINE_EXCEEDED")
     TOO_LARGE = (413, "RESOURCE_EXHAUSTED")
+    MEDIA_TYPE = (415, "INVALID_ARGUMENT")
     CANCELLED = (499, "CANCELLED")
     OVERLOADED = (429, "RESOURCE_EXHAUSTED")
     INTERNAL = (500, "INTERNAL")
@@ -77,6 +80,6 @@ _REASONS = {
 
 def refusal(model: str, reason: Reason, retry_ms: float, detail: str = "") -> RequestFailure:
     """Return the failure of a request that the manager refused."""
-    text = f"model {model!r}: {reason.value}" + (f": {detail}" if detail else "")
+    text = f"model {model!r}: {reason.value}" + (f": {without_folders(detail)}" if detail else "")
     kind = ModelRemoved if reason is Reason.REMOVED else RequestFailure
     return kind(_REASONS[reason], text, retry_s=retry_ms / 1000 if retry_ms > 0 else None)

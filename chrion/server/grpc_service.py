@@ -17,9 +17,11 @@ from google.protobuf.message import DecodeError
 
 from chrion.errors import OptionError
 from chrion.server import documents, grpc_codec
+from chrion.server.connections import READ_BYTES_PER_S, READ_S
 from chrion.server.core import SERVER_TIMING, Timing
 from chrion.server.failures import RequestFailure, Status, invalid
 from chrion.server.generation_service import GenerationService
+from chrion.server.grpc_deadlines import TimedHandlers, message_received
 from chrion.server.grpc_messages import SERVICE, message, methods
 from chrion.server.grpc_stream import StreamedRequests
 from chrion.server.options import ServerOptions
@@ -32,13 +34,14 @@ log = logging.getLogger("chrion.server")
 
 #: The parameter of responses that says whether it is the last of its request; Triton's name.
 _FINAL = "triton_final_response"
-#: Time after which a stream ends whose client reads no answers, in seconds, and the least speed of a client that does.
-_READ_S, _READ_BYTES_PER_S = 60.0, 100_000
+#: Time within which the message of a call must have arrived, in seconds, and the speed by which the largest has longer.
+_MESSAGE_S, _MESSAGE_BYTES_PER_S = 20.0, 1_000_000
 _CHANNEL_OPTIONS = (
     ("grpc.so_reuseport", 0),
     ("grpc.keepalive_time_ms", 60_000),  # finds peers that are gone
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.server_handshake_timeout_ms", 20_000),
+    ("grpc.max_connection_idle_ms", 60_000),  # without a call; clients connect again by themselves
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
 )
 
@@ -96,6 +99,7 @@ class GrpcService:
         return grpc.method_handlers_generic_handler(SERVICE, found)
 
     async def _answer(self, name: str, request: Any, response: Any, content: bytes, context: Any) -> Any:
+        message_received()
         try:
             if name not in self._open:
                 self._authorise(context)
@@ -106,6 +110,7 @@ class GrpcService:
             await _abort(context, failure)
 
     async def _infer(self, content: bytes, context: Any) -> Any:
+        message_received()
         began_ns = time.time_ns()
         try:
             self._authorise(context)
@@ -162,7 +167,7 @@ class GrpcService:
         try:
             async with contextlib.aclosing(StreamedRequests(answer, self._texts).responses(requests)) as responses:
                 async for response in responses:
-                    async with asyncio.timeout(_READ_S + response.ByteSize() / _READ_BYTES_PER_S):
+                    async with asyncio.timeout(READ_S + response.ByteSize() / READ_BYTES_PER_S):
                         await context.write(response)
                     if memory := held.pop(id(response), None):
                         memory.release()
@@ -283,7 +288,9 @@ def bind_grpc(
         ("grpc.max_allowed_incoming_connections", options.max_connections),
     )
     server = grpc.aio.server(options=(*_CHANNEL_OPTIONS, *limits), maximum_concurrent_rpcs=options.max_connections)
-    server.add_generic_rpc_handlers((GrpcService(target, options.token, tracer, generation).handlers(),))
+    handlers = GrpcService(target, options.token, tracer, generation).handlers()
+    limit_s = _MESSAGE_S + options.body_bytes / _MESSAGE_BYTES_PER_S
+    server.add_generic_rpc_handlers((TimedHandlers(handlers, limit_s),))
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
         if options.tls:

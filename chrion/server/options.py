@@ -43,6 +43,8 @@ class ServerOptions:
     request_bytes: int = 1_000_000_000
     max_waiting: int = 1024
     max_connections: int = 1024
+    #: Connections of HTTP from one address.
+    max_client_connections: int = 512
     drain_s: float = 30.0
     token: str = ""
     #: Files of the TLS certificate chain and its key; None for no TLS.

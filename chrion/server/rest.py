@@ -11,6 +11,7 @@ import logging
 import math
 import time
 import uuid
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from importlib import resources
 from typing import Any
@@ -19,35 +20,36 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from chrion.files import parse_json
 from chrion.server import documents, rest_codec
 from chrion.server.core import SERVER_TIMING, Timing
-from chrion.server.disconnects import until_disconnect
+from chrion.server.disconnects import EventResponse, until_disconnect
 from chrion.server.failures import RequestFailure, Status
 from chrion.server.generate_routes import GenerateRoutes
 from chrion.server.generation_service import GenerationService
 from chrion.server.openai_failures import failure_document
 from chrion.server.openai_service import OpenAiService
 from chrion.server.options import ServerOptions
+from chrion.server.origins import SenderRules
 from chrion.server.request_memory import RequestMemory, json_bytes
 from chrion.server.target import Target, not_ready
 from chrion.server.tracing import RequestTracer
 
 log = logging.getLogger("chrion.server")
 
-#: Time without data after which a body is given up, in seconds.
-_BODY_SILENCE_S = 20.0
+#: Time without data after which a body is given up, in seconds, and the least speed after as much time.
+_BODY_SILENCE_S, _BODY_BYTES_PER_S = 20.0, 10_000
 #: Time for which a body that is too large is read, in all and without data, in seconds.
 _DISCARD_S, _DISCARD_SILENCE_S = 10.0, 1.0
 #: Bytes of a body that only has options.
 _MOST_OPTIONS = 1 << 20
 #: Bytes that a connection buffers before it waits for its client.
 _CONNECTION_BUFFER = 1 << 16
-#: Interval of the events of the web page, and number of pages at the same time.
-_EVENT_S, _MOST_PAGES = 1.0, 16
+#: Interval of the events of the web page, and number of pages at the same time: in all, and for clients that have one.
+_EVENT_S, _MOST_PAGES, _MOST_FURTHER_PAGES = 1.0, 16, 8
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -74,7 +76,9 @@ class RestService:
         self._body_bytes = options.body_bytes
         self._token = options.token
         self._tracer = tracer
-        self._pages = 0
+        self._senders = SenderRules.of(options)
+        #: Open pages by the addresses of their clients.
+        self._pages: Counter[str] = Counter()
         model, version = "/v2/models/{name}", "/v2/models/{name}/versions/{version}"
         routes = [
             _route("/", self._page, "GET", open_=True),
@@ -112,7 +116,7 @@ class RestService:
         )
 
     def _answering(self, handler: Handler, *, open_: bool) -> Handler:
-        """Return a handler that checks the token and answers failures as the protocol has them."""
+        """Return a handler that checks the sender and the token, and answers failures as the protocol has them."""
 
         @functools.wraps(handler)
         async def answer(request: Request) -> Response:
@@ -120,6 +124,7 @@ class RestService:
             request.state.id = given[:100] if given.isascii() and given.isprintable() and given else uuid.uuid4().hex
             began = time.monotonic()
             try:
+                self._senders.check(request.method, dict(request.scope["headers"]))
                 if not open_:
                     self._authorise(request)
                 response = await handler(request)
@@ -130,7 +135,8 @@ class RestService:
             except Exception:
                 log.exception("request failed", extra={"fields": {"request_id": request.state.id}})
                 response = _failure(request, RequestFailure(Status.INTERNAL, "internal error; see the server's log"))
-            response.headers["X-Request-Id"] = request.state.id
+            for name, value in (("X-Request-Id", request.state.id), *_SECURITY_HEADERS):
+                response.headers.append(name, value)
             level = logging.DEBUG if response.status_code < 400 else logging.INFO
             fields = {"request_id": request.state.id, "path": request.url.path[:300], "status": response.status_code}
             fields["duration_ms"] = round((time.monotonic() - began) * 1000, 3)
@@ -174,21 +180,20 @@ class RestService:
         return HTMLResponse(_page_text(), headers={"Content-Security-Policy": _PAGE_POLICY})
 
     async def _events(self, request: Request) -> Response:
-        del request
-        if self._pages >= _MOST_PAGES:
+        client = request.client.host if request.client else ""
+        if self._pages.total() >= (_MOST_FURTHER_PAGES if self._pages[client] else _MOST_PAGES):
             raise RequestFailure(Status.OVERLOADED, "too many open pages", retry_s=60.0)
-        return StreamingResponse(
-            self._snapshots(), media_type="text/event-stream", headers={"Cache-Control": "no-store"}
-        )
+        self._pages[client] += 1
+        return EventResponse(self._snapshots(), functools.partial(self._close_page, client))
+
+    def _close_page(self, client: str) -> None:
+        self._pages[client] -= 1
+        self._pages = +self._pages  # without the clients that have none
 
     async def _snapshots(self) -> AsyncIterator[str]:
-        self._pages += 1
-        try:
-            while not self._target.draining:
-                yield f"data: {json.dumps(await self._target.snapshot())}\n\n"
-                await asyncio.sleep(_EVENT_S)
-        finally:
-            self._pages -= 1
+        while not self._target.draining:
+            yield f"data: {json.dumps(await self._target.snapshot())}\n\n"
+            await asyncio.sleep(_EVENT_S)
 
     async def _metrics(self, request: Request) -> Response:
         del request
@@ -302,7 +307,7 @@ class RestService:
         """Return the body, decompressed.
 
         Raises:
-            RequestFailure: It is too large, or the client sends nothing for too long.
+            RequestFailure: It is too large, or the client sends it too slowly, or nothing for too long.
         """
         most = most or self._body_bytes
         declared = request.headers.get("content-length", "0")
@@ -312,9 +317,11 @@ class RestService:
         if declared.isdigit() and int(declared[:20]) > most:
             await _discard(stream)
             raise RequestFailure(Status.TOO_LARGE, f"the body has more than {most} bytes")
+        began = time.monotonic()
         while True:
+            due_s = began + _BODY_SILENCE_S + size / _BODY_BYTES_PER_S - time.monotonic()
             try:
-                async with asyncio.timeout(_BODY_SILENCE_S):
+                async with asyncio.timeout(min(_BODY_SILENCE_S, due_s)):
                     part = await anext(stream, None)
             except TimeoutError:
                 raise RequestFailure(Status.TIMED_OUT, "the body is incomplete") from None
@@ -409,4 +416,6 @@ def _page_text() -> str:
     return (resources.files("chrion.server") / "page.html").read_text(encoding="utf-8")
 
 
+#: Headers of all answers: they are not shown inside other pages, and are what their media type says.
+_SECURITY_HEADERS = (("Content-Security-Policy", "frame-ancestors 'none'"), ("X-Content-Type-Options", "nosniff"))
 _PAGE_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'"

@@ -12,12 +12,13 @@ from collections.abc import Callable
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from chrion.errors import OptionError
+from chrion.server.connections import HEADER_BYTES, HEADER_S, limited_protocol
 from chrion.server.grace import StopSignals
 from chrion.server.grpc_service import bind_grpc
 from chrion.server.options import ServerOptions
+from chrion.server.origins import is_loopback
 from chrion.server.rest import RestService
 from chrion.server.served_models import ServedModels, local_models
 from chrion.server.tracing import RequestTracer
@@ -29,41 +30,9 @@ except ImportError:  # Windows
 
 log = logging.getLogger("chrion.server")
 
-#: Time within which a new connection must have sent a request, in seconds.
-_FIRST_REQUEST_S = 20.0
 #: Time after which a connection whose peer acknowledges or reads nothing is closed, in seconds.
 _PEER_SILENCE_S = 60
 _BACKLOG = 512
-_TOO_MANY_TEXT = b'{"error": "too many connections"}'
-_TOO_MANY = (
-    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\nconnection: close\r\n"
-    b"content-length: %d\r\n\r\n%s" % (len(_TOO_MANY_TEXT), _TOO_MANY_TEXT)
-)
-
-
-class _Protocol(H11Protocol):  # type: ignore[misc]
-    """uvicorn's protocol; it closes connections beyond a limit, and those that send no request.
-
-    uvicorn's own limit refuses the requests of all connections, also of those below the limit.
-
-    Attributes:
-        most: The limit.
-    """
-
-    most = 1024
-
-    def connection_made(self, transport: Any) -> None:
-        """Start the timer of the first request."""
-        super().connection_made(transport)
-        if len(self.connections) > self.most:
-            transport.write(_TOO_MANY)
-            transport.close()
-            return
-        self.loop.call_later(_FIRST_REQUEST_S, self._close_if_silent)
-
-    def _close_if_silent(self) -> None:
-        if self.cycle is None and self.transport is not None:
-            self.transport.abort()
 
 
 def run(options: ServerOptions, announce: Callable[[str], None]) -> None:
@@ -96,6 +65,7 @@ async def answer_until_stopped(options: ServerOptions, models: ServedModels, ann
         OptionError: An address cannot be bound, or a TLS file is invalid.
     """
     _allow_open_files()
+    _warn_if_open(options)
     tracer = RequestTracer(options.otlp) if options.otlp else None
     async with contextlib.AsyncExitStack() as stack:
         listener = stack.enter_context(listen(*options.http))
@@ -139,6 +109,14 @@ def _allow_open_files() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
+def _warn_if_open(options: ServerOptions) -> None:
+    """Log a warning if other machines reach the server and need no token."""
+    addresses = [address for address in (options.http, options.grpc) if address and not is_loopback(address[0])]
+    if addresses and not options.token:
+        text = "every client that reaches the server is served; --token-file requires a token"
+        log.warning(text, extra={"fields": {"addresses": [_text(address) for address in addresses]}})
+
+
 def web_server(options: ServerOptions, app: Any) -> Any:
     """Return uvicorn's server of an application, which has to be started with a listening socket.
 
@@ -148,14 +126,16 @@ def web_server(options: ServerOptions, app: Any) -> Any:
     certificate, key = options.tls or (None, None)
     config = uvicorn.Config(
         app,
-        http=type("LimitedProtocol", (_Protocol,), {"most": options.max_connections}),
+        http=limited_protocol(options.max_connections, options.max_client_connections),
         ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,
         server_header=False,
         backlog=_BACKLOG,
-        timeout_keep_alive=20,
+        timeout_keep_alive=HEADER_S,
+        h11_max_incomplete_event_size=HEADER_BYTES,
+        proxy_headers=False,  # clients of this machine could choose the address by which they are counted
         timeout_graceful_shutdown=2,
         ssl_certfile=str(certificate) if certificate else None,
         ssl_keyfile=str(key) if key else None,

@@ -15,6 +15,7 @@ from chrion.server.failures import RequestFailure, Status
 from chrion.server.generation_service import GenerationService
 from chrion.server.metrics import render_metrics
 from chrion.server.protocol_decoder import ProtocolDecoder, find_decoder, has_cache
+from chrion.server.public_texts import without_folders
 from chrion.server.request_memory import ByteAccount
 from chrion.server.tensors import DTYPES, Array, TensorSpec
 
@@ -144,7 +145,7 @@ class LocalTarget:
             return "the server is shutting down" if self._core.draining else ""
         if self._core.is_ready(served):
             return ""
-        return served.failure or f"model {served.version.name!r} is not ready"
+        return without_folders(served.failure) or f"model {served.version.name!r} is not ready"
 
     async def statistics(self, name: str, version: str) -> list[dict[str, Any]]:
         """Return the statistics of a model's versions, or with an empty name of all models."""

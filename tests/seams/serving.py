@@ -9,14 +9,22 @@ from typing import Any
 import pytest
 
 from chrion.replay import stand_ins, target
-from chrion.server import grpc_service, trials
+from chrion.server import connections, grpc_service, rest, run, trials
 from chrion.server.options import ClusterOptions, ServerOptions
 
 
 def limit_reading(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """End streams of gRPC whose clients read no answer for a time, however large it is."""
-    monkeypatch.setattr(grpc_service, "_READ_S", seconds)
-    monkeypatch.setattr(grpc_service, "_READ_BYTES_PER_S", float("inf"))
+    monkeypatch.setattr(grpc_service, "READ_S", seconds)
+    monkeypatch.setattr(grpc_service, "READ_BYTES_PER_S", float("inf"))
+
+
+def limit_peers(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Give the peers of HTTP connections a time for headers and bodies, and for reading answers, however large."""
+    monkeypatch.setattr(run, "HEADER_S", seconds)
+    monkeypatch.setattr(rest, "_BODY_SILENCE_S", seconds)
+    monkeypatch.setattr(connections, "READ_S", seconds)
+    monkeypatch.setattr(connections, "READ_BYTES_PER_S", float("inf"))
 
 
 def limit_trials(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:

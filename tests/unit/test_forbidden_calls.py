@@ -20,10 +20,12 @@ FORBIDDEN_PROGRAMS = {"system", "popen", "startfile", "execv", "spawnv", "posix_
 #: Modules of the server that wait for requests.
 SERVER = (
     "catalogue",
+    "connections",
     "core",
     "disconnects",
     "generation_service",
     "grace",
+    "grpc_deadlines",
     "grpc_service",
     "grpc_stream",
     "openai_service",
@@ -44,6 +46,7 @@ ALLOWED = {
     "chrion.native.bindings": {"register_custom_ops_library"},
     "chrion.native.library": {"CDLL"},
     **{f"chrion.server.{name}": {"asyncio"} for name in SERVER},  # `chrion serve`
+    "chrion.server.origins": {"socket"},  # finds the addresses of the name that the server is bound to
     "chrion.server.run": {"asyncio", "socket"},  # `chrion serve`
     "chrion.server.supervisor": {"subprocess"},  # `chrion serve --restart`: runs itself with the same interpreter
     "chrion.generation.streams": {"asyncio"},  # tokens for `async for`, without connections

@@ -81,6 +81,22 @@ def test_wrong_options_are_one_line(cli: Chrion, tmp_path: Path) -> None:
             assert_refused(cli("serve", *arguments), about)
 
 
+def test_a_server_that_others_reach_warns_without_a_token(cli: Chrion, tmp_path: Path) -> None:
+    """The log names the addresses that other machines reach, unless a token is required or there are none."""
+    put(tmp_path / "models", "m", product())
+    (tmp_path / "token").write_text("secret")
+    public = ["--http", "192.0.2.1:8000", "--grpc", "192.0.2.2:8001"]  # of documentation: they cannot be bound
+    for arguments, expected in (
+        (public, '"addresses": ["192.0.2.1:8000", "192.0.2.2:8001"]'),
+        ([*public, "--token-file", "token"], ""),
+        ([*public[:2], "--grpc", "none"], '"addresses": ["192.0.2.1:8000"]'),
+    ):
+        code, _, err = cli("serve", "models", *arguments)
+        assert code == 2
+        assert expected in err
+        assert ("every client that reaches the server is served" in err) == bool(expected)
+
+
 def test_missing_extras_are_named(cli: Chrion, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without its libraries the command says in one line what to install."""
     for module, arguments, about in (

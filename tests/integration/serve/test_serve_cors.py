@@ -51,7 +51,7 @@ def test_pages_of_the_given_origins_may_send_requests_and_read_answers(tmp_path:
 def test_without_the_option_no_page_may_read_answers(tmp_path: Path) -> None:
     """It is off by default; an asterisk is any origin."""
     with local_server(tmp_path) as server:
-        assert preflight(server, ORIGIN)[0] == 405
+        assert preflight(server, ORIGIN)[0] == 403
         assert "access-control-allow-origin" not in ask(server, "/v2", Origin=ORIGIN)[1]
     with local_server(tmp_path, cors=("*",)) as server:
         assert preflight(server, ORIGIN)[1]["access-control-allow-origin"] == "*"

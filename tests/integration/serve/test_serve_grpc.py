@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +16,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from chrion.server.grpc_messages import message, methods
+from http2_frames import grpc_status, send_part, start_call
 from local_server import LocalServer, local_server
 from property_tests import examples
 from server_client import wait_until
@@ -42,6 +45,18 @@ def status(channel: Any, request: Any) -> str:
     except grpc.RpcError as error:
         return str(error.code().name)
     return "OK"
+
+
+def test_pages_cannot_call_methods(server: LocalServer) -> None:
+    """A request as browsers could send it, without the header te, reaches no method, whatever its type."""
+    for kind in ("application/grpc", "text/plain"):
+        with socket.create_connection(("127.0.0.1", server.grpc), 30) as connection:
+            content = message("RepositoryModelUnloadRequest")(model_name="product").SerializeToString()
+            start_call(connection, PREFIX + "RepositoryModelUnload", {"content-type": kind})
+            with contextlib.suppress(OSError):
+                send_part(connection, len(content), content, last=True)
+                grpc_status(connection)
+    assert server.get("/v2/models/product/ready")[0] == 200
 
 
 def valid(**more: Any) -> Any:

@@ -21,8 +21,8 @@ from server_process import Server, serving
 
 ROWS = np.ones((1, 4), np.float32)
 INFER = "/v2/models/product/infer"
-_REQUEST = b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n"
-_HALF = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n{"
+_REQUEST = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
+_HALF = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n{"
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only on Linux")
 
 
@@ -91,6 +91,66 @@ def test_ten_thousand_connections(tmp_path: Path) -> None:
         old.close()
 
 
+@linux
+def test_one_client_cannot_take_all_connections(tmp_path: Path) -> None:
+    """Connections of an address beyond its limit get 503; other addresses are served, and so is it when some end."""
+    put(tmp_path, "m", product())
+    with serving(tmp_path, "--max-connections", "60", "--max-client-connections", "20") as server:
+        fds = files(server)
+        crowd = connect(server.http, 60)
+        try:
+            for refused in crowd[20:]:
+                found = refused.recv(1000)
+                assert found.startswith(b"HTTP/1.1 503 ")
+                assert json.loads(found.split(b"\r\n\r\n")[1]) == {"error": "too many connections from this address"}
+            with socket.create_connection(("127.0.0.1", server.http), 20, ("127.0.0.2", 0)) as other:
+                other.sendall(_REQUEST)
+                assert answer(other).startswith(b"HTTP/1.1 200 OK")
+            crowd[0].sendall(_REQUEST)
+            assert answer(crowd[0]).startswith(b"HTTP/1.1 200 OK")
+        finally:
+            for connection in crowd:
+                connection.close()
+        wait_until(lambda: server.live_status() == 200)
+        wait_until(lambda: files(server) < fds + 3)
+
+
+@linux
+def test_one_client_cannot_take_all_pages(server: Server) -> None:
+    """Of 300 streams of events from one address half of the places are accepted; another address has a page."""
+    fds = files(server)
+    request = b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    crowd = connect(server.http, 300, request)
+    try:
+        statuses = [connection.recv(15) for connection in crowd]
+        assert statuses.count(b"HTTP/1.1 200 OK") == 8
+        assert statuses.count(b"HTTP/1.1 429 To") == 292
+        with socket.create_connection(("127.0.0.1", server.http), 20, ("127.0.0.2", 0)) as other:
+            other.sendall(request)
+            assert other.recv(15) == b"HTTP/1.1 200 OK"
+    finally:
+        for connection in crowd:
+            connection.close()
+    wait_until(lambda: files(server) < fds + 5)
+    (page,) = connect(server.http, 1, request)
+    assert page.recv(15) == b"HTTP/1.1 200 OK"
+    page.close()
+
+
+def test_large_headers_are_refused(server: Server) -> None:
+    """Headers of 16 kB are read; of larger ones no more is read than what has arrived with it."""
+    head = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\nA: "
+    (small,) = connect(server.http, 1, head + b"a" * 16_000 + b"\r\n\r\n")
+    assert answer(small).startswith(b"HTTP/1.1 200 OK")
+    (parts,) = connect(server.http, 1, head + b"a" * 16_400)
+    assert parts.recv(100).startswith(b"HTTP/1.1 400 ")
+    (whole,) = connect(server.http, 1, head + b"a" * 300_000 + b"\r\n\r\n")
+    with contextlib.suppress(ConnectionResetError):
+        assert not whole.recv(100).startswith(b"HTTP/1.1 200 ")
+    for connection in (small, parts, whole):
+        connection.close()
+
+
 def test_idle_connections_at_the_limit_do_not_refuse_the_others(tmp_path: Path) -> None:
     """With as many connections as are allowed, each of them is served."""
     put(tmp_path, "m", product())
@@ -135,7 +195,7 @@ def test_a_client_that_leaves_ends_its_request(tmp_path: Path) -> None:
     body = json.dumps(infer_body([1e15])).encode()
     with serving(tmp_path) as server:
         with socket.create_connection(("127.0.0.1", server.http)) as client:
-            head = f"POST /v2/models/slow/infer HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n"
+            head = f"POST /v2/models/slow/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
             client.sendall(head.encode() + body)
             wait_until(server.computes)
         assert server.infer("quick", ROWS)[0] == 200
@@ -145,7 +205,7 @@ def test_a_client_that_leaves_ends_its_request(tmp_path: Path) -> None:
 def test_chunks_over_the_limit_are_refused(server: Server) -> None:
     """A body of chunks is refused as soon as it is too large."""
     with socket.create_connection(("127.0.0.1", server.http)) as client:
-        client.sendall(f"POST {INFER} HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
+        client.sendall(f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
         try:
             for _ in range(100):
                 client.sendall(b"10000\r\n" + b" " * 65536 + b"\r\n")
@@ -157,7 +217,7 @@ def test_chunks_over_the_limit_are_refused(server: Server) -> None:
 def test_a_length_over_the_limit_is_refused(server: Server) -> None:
     """A body of a gigabyte is refused before it is sent."""
     with socket.create_connection(("127.0.0.1", server.http)) as client:
-        client.sendall(f"POST {INFER} HTTP/1.1\r\nHost: a\r\nContent-Length: 1073741824\r\n\r\nx".encode())
+        client.sendall(f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1073741824\r\n\r\nx".encode())
         assert b" 413 " in client.recv(1000)
 
 
@@ -167,9 +227,9 @@ def test_silent_and_slow_connections_disturb_nobody(server: Server) -> None:
     try:
         for number, client in enumerate(clients):
             if number % 3 == 1:
-                client.sendall(b"POST /v2/models/product/infer HTTP/1.1\r\nHost: a\r\nContent-Le")
+                client.sendall(b"POST /v2/models/product/infer HTTP/1.1\r\nHost: localhost\r\nContent-Le")
             elif number % 3 == 2:
-                client.sendall(f"POST {INFER} HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{{".encode())
+                client.sendall(f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{{".encode())
         assert server.infer("product", ROWS)[0] == 200
     finally:
         for client in clients:
@@ -184,7 +244,7 @@ def test_a_client_that_does_not_read_its_answer_disturbs_nobody(server: Server) 
     try:
         for client in clients:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            head = f"POST {INFER} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n"
+            head = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
             client.sendall(head.encode() + body.encode())
         assert server.infer("product", ROWS)[0] == 200
     finally:
@@ -214,7 +274,7 @@ def test_silent_connections_are_closed(server: Server) -> None:
         socket.create_connection(("127.0.0.1", server.http), 60) as stopped,
     ):
         idle.sendall(b"GET /v2 HTT")
-        stopped.sendall(b"POST /v2/models/product/infer HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{")
+        stopped.sendall(b"POST /v2/models/product/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
         assert b" 408 " in stopped.recv(1000)
         with contextlib.suppress(ConnectionResetError):
             assert idle.recv(1000) == b""

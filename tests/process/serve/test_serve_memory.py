@@ -74,7 +74,7 @@ def test_the_memory_of_a_rest_answer_is_taken_until_it_is_read(server: Server) -
     entry = {"name": "x", "datatype": "FP32", "shape": [1, ELEMENTS], "parameters": {"binary_data_size": SIZE}}
     header = json.dumps({"inputs": [entry], "parameters": {"binary_data_output": True}}).encode()
     head = (
-        f"POST /v2/models/identity-FP32/infer HTTP/1.1\r\nHost: a\r\nConnection: close\r\n"
+        f"POST /v2/models/identity-FP32/infer HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
         f"Inference-Header-Content-Length: {len(header)}\r\nContent-Length: {len(header) + SIZE}\r\n\r\n"
     )
     before = server.metric("nv_inference_request_success", model="identity-FP32")
