@@ -57,6 +57,9 @@ def serve(
     request_memory: Annotated[str, typer.Option(metavar="1GB", help="Memory of all requests in flight.")] = "1GB",
     max_waiting: Annotated[int, typer.Option(min=1, metavar="N", help="Requests that wait at the same time.")] = 1024,
     max_connections: Annotated[int, typer.Option(min=1, metavar="N", help="Connections of each protocol.")] = 1024,
+    max_run: Annotated[
+        str, typer.Option(metavar="300s", help="Time that one run of a model may take; model.toml may set another.")
+    ] = "300s",
     ray: Annotated[
         str | None,
         typer.Option(metavar="ADDRESS", help="Serve from replicas on a Ray cluster: an address, auto, or local."),
@@ -104,6 +107,7 @@ def serve(
         request_bytes=round(parse_size_mb(request_memory, "--request-memory") * 1e6),
         max_waiting=max_waiting,
         max_connections=max_connections,
+        max_run_s=parse_duration_ms(max_run, "--max-run") / 1000,
         drain_s=parse_duration_ms(drain, "--drain") / 1000,
         token=read_token(token_file) if token_file else "",
         tls=tls,

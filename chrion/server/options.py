@@ -43,6 +43,8 @@ class ServerOptions:
     request_bytes: int = 1_000_000_000
     max_waiting: int = 1024
     max_connections: int = 1024
+    #: Time that a run may take, unless ``model.toml`` says otherwise.
+    max_run_s: float = 300.0
     drain_s: float = 30.0
     token: str = ""
     #: Files of the TLS certificate chain and its key; None for no TLS.

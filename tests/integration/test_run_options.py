@@ -112,7 +112,7 @@ def test_memory_arenas_of_other_devices_raise_onnxruntimes_exception() -> None:
 
 
 @pytest.mark.parametrize("own", [False, True])
-def test_a_running_request_can_be_terminated(own: bool) -> None:
+def test_a_running_request_can_be_terminated(*, own: bool) -> None:
     """Another thread terminates a request, also on native lanes, and the next request succeeds."""
     size = 200
     names = ["x", *(f"v{at}" for at in range(99)), "y"]

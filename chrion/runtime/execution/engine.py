@@ -206,7 +206,8 @@ class CutEngine:
         """
         self.requests += 1
         computed = [name for name in outputs if name not in feeds and name not in self._constants]
-        executor = self._native if self._native is not None and fits_native_lanes(run_options) else self._python_executor()
+        native = self._native if fits_native_lanes(run_options) else None
+        executor = native or self._python_executor()
         values = executor.run(
             feeds,
             computed,

@@ -2,7 +2,8 @@
 
 A request is one call into C, which releases the GIL. Its inputs and outputs are copied or bound before the call, and
 small outputs are copied after it. Programs with lanes of an accelerator or with values whose size is unknown before the
-run, and requests with other run options than :class:`TerminableRunOptions`, are left to :class:`chrion.runtime.execution.python_executor.PythonExecutor`.
+run, and requests with run options that do more than terminate them, are left to
+:class:`chrion.runtime.execution.python_executor.PythonExecutor`.
 """
 
 from __future__ import annotations
@@ -95,9 +96,7 @@ class NativeExecutor(Executor[_NativeHostFrame]):
             first_ms, last_ms = times_us[segment] / 1e3 - start_ms
             events.append(Event(lane, segment, float(first_ms), float(last_ms)))
 
-    def _run_lanes(
-        self, frame: NativeFrame, options: NativeRunOptions | None, times_us: Array | None = None
-    ) -> None:
+    def _run_lanes(self, frame: NativeFrame, options: NativeRunOptions | None, times_us: Array | None = None) -> None:
         token = object()
         try:
             self._groups.lease(token).lanes.run(frame, times_us, options)
