@@ -446,6 +446,7 @@ class ServingCore:
             loaded = pending.loaded_ms
             load_ms = None if loaded is None else loaded - pending.request.arrival_ms
             timing = Timing(queued - (load_ms or 0.0), load_ms, now - run.started_ms)
+            statistics.add_times(total, timing.queue_ms, timing.load_ms, timing.compute_ms)
             if not pending.future.done():
                 pending.future.set_result((outputs, timing))
 

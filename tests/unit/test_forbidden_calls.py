@@ -32,6 +32,7 @@ SERVER = (
     "ray_serve",
     "ray_target",
     "rest",
+    "run_watch",
     "served_models",
     "target",
 )
@@ -45,7 +46,7 @@ ALLOWED = {
     "chrion.native.library": {"CDLL"},
     **{f"chrion.server.{name}": {"asyncio"} for name in SERVER},  # `chrion serve`
     "chrion.server.run": {"asyncio", "socket"},  # `chrion serve`
-    "chrion.server.supervisor": {"subprocess"},  # `chrion serve --restart`: runs itself with the same interpreter
+    "chrion.server.supervisor": {"asyncio", "subprocess"},  # `--restart` runs `chrion serve` with the same interpreter
     "chrion.generation.streams": {"asyncio"},  # tokens for `async for`, without connections
     "chrion.cli.replay": {"ssl"},  # `chrion replay`, a client of the server that it is given
     "chrion.replay.http_client": {"asyncio", "ssl"},
