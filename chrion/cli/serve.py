@@ -20,7 +20,7 @@ from chrion.units import parse_duration_ms, parse_size_mb
 if TYPE_CHECKING:
     from chrion.server.options import ClusterOptions, DeviceOptions, ServerOptions  # needs the extra
 
-_LIBRARIES = ("starlette", "uvicorn", "grpc", "h11", "prometheus_client")
+_LIBRARIES = ("starlette", "uvicorn", "grpc", "grpc_health", "h11", "prometheus_client")
 
 
 def serve(

@@ -14,12 +14,14 @@ from typing import Any
 import grpc
 from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
+from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
 from chrion.errors import OptionError
 from chrion.server import documents, grpc_codec
 from chrion.server.core import SERVER_TIMING, Timing
 from chrion.server.failures import RequestFailure, Status, invalid
 from chrion.server.generation_service import GenerationService
+from chrion.server.grpc_health import HealthService
 from chrion.server.grpc_messages import SERVICE, message, methods
 from chrion.server.grpc_stream import StreamedRequests
 from chrion.server.options import ServerOptions
@@ -284,6 +286,7 @@ def bind_grpc(
     )
     server = grpc.aio.server(options=(*_CHANNEL_OPTIONS, *limits), maximum_concurrent_rpcs=options.max_connections)
     server.add_generic_rpc_handlers((GrpcService(target, options.token, tracer, generation).handlers(),))
+    add_HealthServicer_to_server(HealthService(target), server)
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
         if options.tls:

@@ -24,6 +24,7 @@ SERVER = (
     "disconnects",
     "generation_service",
     "grace",
+    "grpc_health",
     "grpc_service",
     "grpc_stream",
     "openai_service",
