@@ -15,7 +15,7 @@ from typing import Any
 from chrion.runtime.options.terminable import TerminableRunOptions
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # one for each run: to freeze it would cost more than the rest of the watch
 class WatchedRun:
     """A run that has not ended, and the answers of the requests that share it."""
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 #: Upper limits of the buckets of histograms, in seconds; the last bucket has none.
 BUCKETS_S = (0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_BUCKETS_MS = [1000 * limit_s for limit_s in BUCKETS_S]
 
 
 @dataclass(slots=True)
@@ -28,13 +29,12 @@ class Histogram:
     """Times by bucket: for each of :data:`BUCKETS_S`, and the last bucket, the number of times in it alone."""
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS_S) + 1))
-    sum_s: float = 0.0
+    sum_ms: float = 0.0
 
     def add(self, ms: float) -> None:
         """Add a time of ``ms`` milliseconds."""
-        seconds = ms / 1000
-        self.counts[bisect_left(BUCKETS_S, seconds)] += 1
-        self.sum_s += seconds
+        self.counts[bisect_left(_BUCKETS_MS, ms)] += 1
+        self.sum_ms += ms
 
 
 @dataclass(slots=True)
