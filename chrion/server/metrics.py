@@ -83,7 +83,8 @@ class _Collector:
             histogram = HistogramMetricFamily(name, text, labels=_MODEL)
             for key, served in models:
                 found = times(served.statistics)
-                histogram.add_metric(key, list(zip(_LIMITS, accumulate(found.counts), strict=True)), found.sum_ms / 1000)
+                buckets = list(zip(_LIMITS, accumulate(found.counts), strict=True))
+                histogram.add_metric(key, buckets, found.sum_ms / 1000)
             yield histogram
         for name, (text, read) in counters.items():
             family = CounterMetricFamily(name, text, labels=_MODEL)
