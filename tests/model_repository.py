@@ -49,7 +49,7 @@ def counting() -> onnx.ModelProto:
     """Build ``y = x`` by counting to x one by one, which ends when the test wants if x is large."""
     one = numpy_helper.from_array(np.ones(1, np.float32), "one")
     flags = [helper.make_tensor_value_info(name, TensorProto.BOOL, []) for name in ("condition", "go_on")]
-    counts = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("count", "next", "x", "y")]
+    counts = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n"]) for name in ("count", "next", "x", "y")]
     body = helper.make_graph(
         [helper.make_node("Identity", ["condition"], ["go_on"]), helper.make_node("Add", ["count", "one"], ["next"])],
         "body",
@@ -57,7 +57,8 @@ def counting() -> onnx.ModelProto:
         [flags[1], counts[1]],
     )
     nodes = [
-        helper.make_node("Cast", ["x"], ["rounds"], to=TensorProto.INT64),
+        helper.make_node("ReduceMax", ["x"], ["most"], keepdims=0),
+        helper.make_node("Cast", ["most"], ["rounds"], to=TensorProto.INT64),
         helper.make_node("Sub", ["x", "x"], ["zero"]),
         helper.make_node("Loop", ["rounds", "", "zero"], ["y"], body=body),
     ]

@@ -20,7 +20,7 @@ from chrion.units import parse_duration_ms, parse_size_mb
 if TYPE_CHECKING:
     from chrion.server.options import ClusterOptions, DeviceOptions, ServerOptions  # needs the extra
 
-_LIBRARIES = ("starlette", "uvicorn", "grpc", "h11", "prometheus_client")
+_LIBRARIES = ("starlette", "uvicorn", "grpc", "grpc_health", "h11", "prometheus_client")
 
 
 def serve(
@@ -60,6 +60,9 @@ def serve(
     max_client_connections: Annotated[
         int, typer.Option(min=1, metavar="N", help="Connections of HTTP from one address, a proxy's for example.")
     ] = 512,
+    max_run: Annotated[
+        str, typer.Option(metavar="300s", help="Time that one run of a model may take; model.toml may set another.")
+    ] = "300s",
     ray: Annotated[
         str | None,
         typer.Option(metavar="ADDRESS", help="Serve from replicas on a Ray cluster: an address, auto, or local."),
@@ -108,6 +111,7 @@ def serve(
         max_waiting=max_waiting,
         max_connections=max_connections,
         max_client_connections=max_client_connections,
+        max_run_s=parse_duration_ms(max_run, "--max-run") / 1000,
         drain_s=parse_duration_ms(drain, "--drain") / 1000,
         token=read_token(token_file) if token_file else "",
         tls=tls,

@@ -11,6 +11,7 @@ from chrion.native.bindings import (
     NativeFrame,
     NativeLanes,
     NativeProgram,
+    NativeRunOptions,
     NativeSession,
     available,
 )
@@ -22,6 +23,7 @@ __all__ = [
     "NativeFrame",
     "NativeLanes",
     "NativeProgram",
+    "NativeRunOptions",
     "NativeSession",
     "available",
     "operators_available",

@@ -90,7 +90,10 @@ def _library() -> ctypes.CDLL | None:
         "stop": (ctypes.c_bool, pointer, ctypes.c_double),
         "frame": (pointer, ctypes.c_int, ctypes.c_int, ctypes.POINTER(pointer), ctypes.POINTER(pointer)),
         "free_frame": (None, pointer),
-        "run": (ctypes.c_int, pointer, pointer, pointer, failure),
+        "run": (ctypes.c_int, pointer, pointer, pointer, pointer, failure),
+        "options": (pointer,),
+        "free_options": (None, pointer),
+        "terminate": (None, pointer),
     }
     for name, (result, *arguments) in prototypes.items():
         function = getattr(library, f"chrion_{name}")
@@ -268,13 +271,14 @@ class NativeLanes:
         if self._finaliser.detach():
             _stop(*self._stop_arguments, None if until is None else max(0.0, until - time.monotonic()))
 
-    def run(self, frame: NativeFrame, times: Any = None) -> None:
+    def run(self, frame: NativeFrame, times: Any = None, options: NativeRunOptions | None = None) -> None:
         """Serve a request on a frame, which must not serve another one at the same time.
 
         Args:
             frame: A frame of the same program.
             times: A float64 array of [segments, 2] that receives the start and the end of each segment, in us of the
                 monotonic clock; None to record no times.
+            options: Options with which the request can be terminated; None if it cannot.
 
         Raises:
             RuntimeError: The lanes are closed.
@@ -287,7 +291,11 @@ class NativeLanes:
         if frame.program is not self._program:
             raise ValueError("the frame belongs to another program")
         result = self._library.chrion_run(
-            lanes, frame.pointer, None if times is None else times.ctypes.data, frame.failure
+            lanes,
+            frame.pointer,
+            None if options is None else options.pointer,
+            None if times is None else times.ctypes.data,
+            frame.failure,
         )
         if result == _FAILED:
             raise frame.failure.error()
@@ -323,6 +331,25 @@ class NativeFrame:
         if not self.pointer:
             raise MemoryError("cannot allocate a frame")
         _finalise(self, _Resource(self.pointer, library.chrion_free_frame, *used[0], *used[1]))
+
+
+class NativeRunOptions:
+    """Options with which another thread terminates a request on native lanes.
+
+    Raises:
+        MemoryError: They cannot be allocated.
+    """
+
+    def __init__(self) -> None:
+        self._library = library = _loaded()
+        self.pointer = library.chrion_options()
+        if not self.pointer:
+            raise MemoryError("cannot allocate run options")
+        self._resource = _Resource(self.pointer, library.chrion_free_options)
+
+    def terminate(self) -> None:
+        """End the request at the next operators of its lanes, or as soon as it begins."""
+        self._library.chrion_terminate(self.pointer)
 
 
 def _stop(library: ctypes.CDLL, pointer: int, steps: object, process: int, seconds: float | None = None) -> None:

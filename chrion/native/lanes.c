@@ -52,6 +52,7 @@ typedef struct OrtSessionOptions OrtSessionOptions;
 typedef struct OrtMemoryInfo OrtMemoryInfo;
 typedef struct OrtValue OrtValue;
 typedef struct OrtIoBinding OrtIoBinding;
+typedef struct OrtRunOptions OrtRunOptions;
 typedef struct {
   void *const *(*GetApi)(uint32_t version);
   const char *(*GetVersionString)(void);
@@ -63,11 +64,14 @@ enum {
   CreateEnv = 3,
   CreateSessionFromArray = 8,
   CloneSessionOptions = 12,
+  CreateRunOptions = 39,
+  RunOptionsSetTerminate = 46,
   CreateTensorWithDataAsOrtValue = 49,
   CreateCpuMemoryInfo = 69,
   ReleaseStatus = 93,
   ReleaseSession = 95,
   ReleaseValue = 96,
+  ReleaseRunOptions = 97,
   ReleaseSessionOptions = 100,
   RunWithBinding = 133,
   CreateIoBinding = 134,
@@ -179,6 +183,22 @@ EXPORT bool chrion_bind(OrtIoBinding *binding, bool output, const char *name, vo
   return bound;
 }
 
+/* Create options with which the runs of a request can be terminated, also while they run. Return NULL on failure. */
+EXPORT OrtRunOptions *chrion_options(void) {
+  OrtRunOptions *options = NULL;
+  if (!api || !succeeded(CALL(OrtStatus *, CreateRunOptions, OrtRunOptions **)(&options), NULL)) return NULL;
+  return options;
+}
+
+EXPORT void chrion_free_options(OrtRunOptions *options) {
+  CALL(void, ReleaseRunOptions, OrtRunOptions *)(options);
+}
+
+/* End the runs with these options at their next operators, and all later ones. */
+EXPORT void chrion_terminate(OrtRunOptions *options) {
+  succeeded(CALL(OrtStatus *, RunOptionsSetTerminate, OrtRunOptions *)(options), NULL);
+}
+
 /* ---- Counters: one thread advances, any number wait. Waiters first spin and then park in the kernel. ---- */
 
 /* The upper 31 bits are the count; the lowest bit is set if a waiter may be parked. Each counter has its own cache
@@ -263,6 +283,8 @@ typedef struct Request {
 typedef struct Frame {
   OrtSession **sessions;
   OrtIoBinding **bindings;
+  /* The options of all runs of the request, or NULL. */
+  const OrtRunOptions *options;
   /* Receives the start and the end of each segment, in microseconds of the monotonic clock; or NULL. */
   double *times;
   Counter *counters;
@@ -364,8 +386,8 @@ static void count_interruption(Lanes *lanes, bool pinned, bool interrupted) {
 
 static void run(Frame *frame, int32_t segment) {
   if (frame->times) frame->times[2 * segment] = now_us();
-  OrtStatus *status = CALL(OrtStatus *, RunWithBinding, OrtSession *, const void *, const OrtIoBinding *)(
-      frame->sessions[segment], NULL, frame->bindings[segment]);
+  OrtStatus *status = CALL(OrtStatus *, RunWithBinding, OrtSession *, const OrtRunOptions *, const OrtIoBinding *)(
+      frame->sessions[segment], frame->options, frame->bindings[segment]);
   if (frame->times) frame->times[2 * segment + 1] = now_us();
   if (status) { /* several lanes may fail at the same time; the first failure is reported */
     bool first = !atomic_exchange(&frame->claimed, true);
@@ -584,7 +606,7 @@ static bool moved(const Lanes *lanes, const cpu_set_t *caller) {
 enum { FAILED, SERVED, MOVED };
 
 /* Serve a request on a frame. Return FAILED if a segment failed, and MOVED if the lanes need other cores from now on. */
-EXPORT int chrion_run(Lanes *lanes, Frame *frame, double *times, Failure *failure) {
+EXPORT int chrion_run(Lanes *lanes, Frame *frame, const OrtRunOptions *options, double *times, Failure *failure) {
   cpu_set_t before;
   Lane *own = &lanes->lane[0];
   bool known = own->part.core >= 0 && sched_getaffinity(0, sizeof before, &before) == 0;
@@ -593,6 +615,7 @@ EXPORT int chrion_run(Lanes *lanes, Frame *frame, double *times, Failure *failur
   bool pinned = allowed && !crowded;
   failure->code = 0;
   frame->failure = failure;
+  frame->options = options;
   frame->times = times;
   frame->crowded = crowded || !known || (!allowed && shares_core(lanes, &before));
   frame->interrupted = false;

@@ -23,6 +23,7 @@ from chrion.runtime.execution.executor import Event
 from chrion.runtime.interface import InferenceInterface
 from chrion.runtime.iobinding import HybridIOBinding
 from chrion.runtime.options.session_options import known_arguments, wants_errors
+from chrion.runtime.options.terminable import fits_native_lanes
 from chrion.runtime.process_hooks import in_flight
 from chrion.runtime.requests import MissingInputError, check_arguments, check_run_options
 from chrion.runtime.selection.admission import open_model
@@ -162,12 +163,14 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
             elif (  # the fast path of nearly every request: the code below would give the same result
                 isinstance(chosen, CutEngine)
                 and chosen.native
-                and not (output_names or run_options or engines.refusal)
+                and not (output_names or engines.refusal)
+                and fits_native_lanes(run_options)
                 and chosen.fast_path.matches(input_feed)
             ):
                 try:
-                    outputs = chosen.run_fast_path(input_feed)
+                    outputs = chosen.run_fast_path(input_feed, run_options)
                 except RuntimeError as error:
+                    _raise_if_terminated(error, run_options)
                     return engines.serve_plain(chosen, lambda plain: _run(plain, None, input_feed, None), error)
             else:
                 check_arguments(output_names, input_feed, run_options)
@@ -369,7 +372,12 @@ def _run_cut(
     try:
         values = engine.run(feeds, names, run_options=run_options, arrays=arrays)
     except RuntimeError as error:
-        if run_options is not None and run_options.terminate:
-            raise Fail(str(error)) from error  # as InferenceSession's run does; segments raise RuntimeError
+        _raise_if_terminated(error, run_options)
         raise
     return [values[name] for name in names]
+
+
+def _raise_if_terminated(error: RuntimeError, run_options: ort.RunOptions | None) -> None:
+    """Raise ``Fail`` in place of an error of a terminated request, as InferenceSession does."""
+    if run_options is not None and run_options.terminate:
+        raise Fail(str(error)) from error

@@ -21,21 +21,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import onnxruntime as ort
-
 from chrion.cores import pin
 from chrion.graph.ort_sessions import first_line
 from chrion.manager import Action, Load, ModelManager, Reason, Refuse, Request, Run, Unload
 from chrion.manager.residency import Place
+from chrion.runtime.options.terminable import TerminableRunOptions
 from chrion.server import batching
 from chrion.server.failures import ModelRemoved, RequestFailure, Status, refusal
 from chrion.server.grace import Grace
 from chrion.server.repository import Key, ServedVersion, file_states
 from chrion.server.request_memory import ByteAccount
+from chrion.server.run_watch import RunWatch, WatchedRun
 from chrion.server.sessions import OpenedFiles, Session, is_out_of_memory
 from chrion.server.statistics import ModelStatistics
 from chrion.server.tensors import Array, TensorSpec, check_request
 from chrion.server.trials import try_session
+from chrion.units import format_ms
 
 log = logging.getLogger("chrion.server")
 
@@ -109,7 +110,8 @@ class _Pending:
     feeds: Mapping[str, tuple[str, Array]]
     outputs: tuple[TensorSpec, ...]
     future: asyncio.Future[tuple[list[Array], Timing]]
-    options: ort.RunOptions | None = None
+    #: The run that it is part of, once it has started.
+    run: WatchedRun | None = None
     #: End of the load that the request waited for.
     loaded_ms: float | None = None
 
@@ -123,6 +125,7 @@ class ServingCore:
         slots: The accelerator's slots.
         provider: The accelerator, if there is one.
         request_bytes: Limit of the memory of requests in flight.
+        max_run_ms: Time that a run may take, unless its model has a limit of its own.
 
     Attributes:
         models: The versions that are served, by name and version.
@@ -133,7 +136,7 @@ class ServingCore:
         memory_changes: Number of loads that began, ended or failed, and of unloads.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a server is made of
         self,
         manager: ModelManager,
         cores: Sequence[int],
@@ -141,6 +144,7 @@ class ServingCore:
         slots: int = 0,
         provider: tuple[str, Mapping[str, Any]] | None = None,
         request_bytes: int = 1 << 30,
+        max_run_ms: float = math.inf,
     ) -> None:
         self.manager = manager
         self.models: dict[Key, Served] = {}
@@ -154,8 +158,11 @@ class ServingCore:
         self.draining = False
         self.started_s = time.time()
         self._provider = provider
+        self._max_run_ms = max_run_ms
         self._by_number: dict[int, Served] = {}
         self._pending: dict[int, _Pending] = {}
+        self._watch = RunWatch()
+        self._closed = False
         self._ids = itertools.count()
         self._loader = ThreadPoolExecutor(1, "chrion-loader")
         self._workers = ThreadPoolExecutor(max(1, len(cores) + slots), "chrion-worker")
@@ -172,7 +179,10 @@ class ServingCore:
         self._ticker = asyncio.create_task(self._tick())
 
     async def close(self, grace: Grace) -> None:
-        """Refuse new requests, serve those in flight as long as the grace lasts, and release everything."""
+        """Refuse new requests, serve those in flight as long as the grace lasts, and release everything.
+
+        Runs that have not ended by then are terminated.
+        """
         self.draining = True
         self.manager.memory.trials.clear()
         for served in self._by_number.values():
@@ -180,11 +190,11 @@ class ServingCore:
         if not await grace.wait_for(self._idle):
             for pending in list(self._pending.values()):
                 self._fail(pending, RequestFailure(Status.UNAVAILABLE, _DRAINING))
-        if self._ticker:
-            self._ticker.cancel()
-        if self._timer:
-            self._timer.cancel()
         self._closed = True
+        self._watch.close()
+        for timer in (self._ticker, self._timer):
+            if timer:
+                timer.cancel()
         self._workers.shutdown(wait=False, cancel_futures=True)
         loop = asyncio.get_running_loop()
         for served in list(self._by_number.values()):
@@ -350,8 +360,8 @@ class ServingCore:
         except asyncio.CancelledError:
             served.statistics.cancelled.add(_now_ms() - arrival)
             self._apply(self.manager.cancel(_now_ms(), request.id))
-            if pending.options is not None:
-                pending.options.terminate = True  # if it runs alone; a batch runs on for the others
+            if pending.run:
+                pending.run.end_if_unwanted()
             raise
         finally:
             self._pending.pop(request.id, None)
@@ -360,7 +370,9 @@ class ServingCore:
                 self._idle.set()
 
     def _apply(self, actions: Sequence[Action]) -> None:
-        """Carry out actions of the manager."""
+        """Carry out actions of the manager; none after the end, when runs that were terminated still report."""
+        if self._closed:
+            return
         for action in actions:
             if isinstance(action, Refuse):
                 self._refuse(action)
@@ -455,9 +467,13 @@ class ServingCore:
     def _run(self, action: Run) -> None:
         served = self._by_number[action.model]
         batch = [self._pending[r.id] for r in action.requests if r.id in self._pending]
-        options = ort.RunOptions()
-        if len(batch) == 1:
-            batch[0].options = options
+        options = TerminableRunOptions()
+        limit_ms = served.version.settings.max_run_ms or self._max_run_ms
+        expired = functools.partial(self._expired, served, batch, limit_ms)
+        run = WatchedRun(options, [pending.future for pending in batch], limit_ms, expired)
+        for pending in batch:
+            pending.run = run
+        self._watch.add(action.id, run)
         session = served.session
         job = batching.Batch([p.feeds for p in batch], [p.outputs for p in batch], served.version.outputs)
 
@@ -469,7 +485,15 @@ class ServingCore:
 
         self._in_background(self._workers, work, functools.partial(self._finished, served, action, batch))
 
+    def _expired(self, served: Served, batch: list[_Pending], limit_ms: float) -> None:
+        """Answer the requests of a terminated run at once, since it may be in an operator that takes long."""
+        log.warning("run terminated", extra=_fields(served, requests=len(batch), limit_ms=limit_ms))
+        text = f"model {served.version.name!r}: a run took longer than its max_run of {format_ms(limit_ms)}"
+        for pending in batch:
+            self._fail(pending, RequestFailure(Status.EXPIRED, text))
+
     def _finished(self, served: Served, run: Run, batch: list[_Pending], done: Future[batching.BatchResult]) -> None:
+        self._watch.remove(run.id)
         now = _now_ms()
         for core in run.cores:
             self.lane_busy_ms[core] += now - run.started_ms
@@ -504,6 +528,7 @@ class ServingCore:
             loaded = pending.loaded_ms
             load_ms = None if loaded is None else loaded - pending.request.arrival_ms
             timing = Timing(queued - (load_ms or 0.0), load_ms, now - run.started_ms)
+            statistics.add_times(total, timing.queue_ms, timing.load_ms, timing.compute_ms)
             if not pending.future.done():
                 pending.future.set_result((outputs, timing))
 

@@ -11,8 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from chrion.generation import Token
 from chrion.generation.streams import Events
 from chrion.server.generators import ServedGenerator
-
-_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+from chrion.server.statistics import BUCKETS_S
 
 
 class GenerationMetrics:
@@ -26,7 +25,7 @@ class GenerationMetrics:
         self._registry = prometheus_client.CollectorRegistry()
         self._registry.register(_Collector(served))
         self._first, self._between = (
-            prometheus_client.Histogram(name, text, ["model"], buckets=_BUCKETS, registry=self._registry)
+            prometheus_client.Histogram(name, text, ["model"], buckets=BUCKETS_S, registry=self._registry)
             for name, text in (
                 ("chrion_time_to_first_token_seconds", "Time from the arrival of a request to its first token"),
                 ("chrion_time_between_tokens_seconds", "Time from one token to the next"),

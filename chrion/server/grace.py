@@ -63,11 +63,16 @@ class StopSignals:
     def receive(self) -> None:
         """Handle a signal, in the event loop."""
         if not self.stopped.is_set():
-            self._first_s = self._clock()
-            self.stopped.set()
+            self.stop()
         elif self._grace is not None and self._clock() - self._first_s > _SAME_S:
             log.info("requests in flight are given up")
             self._grace.end()
+
+    def stop(self) -> None:
+        """Stop the server, if it is not being stopped already."""
+        if not self.stopped.is_set():
+            self._first_s = self._clock()
+            self.stopped.set()
 
     def grant(self, seconds: float) -> Grace:
         """Return the time that requests in flight have; a further signal ends it."""

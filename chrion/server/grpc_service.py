@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
+from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
 from chrion.errors import OptionError
 from chrion.server import documents, grpc_codec
@@ -22,6 +23,7 @@ from chrion.server.core import SERVER_TIMING, Timing
 from chrion.server.failures import RequestFailure, Status, invalid
 from chrion.server.generation_service import GenerationService
 from chrion.server.grpc_deadlines import TimedHandlers, message_received
+from chrion.server.grpc_health import HealthService
 from chrion.server.grpc_messages import SERVICE, message, methods
 from chrion.server.grpc_stream import StreamedRequests
 from chrion.server.options import ServerOptions
@@ -291,6 +293,7 @@ def bind_grpc(
     handlers = GrpcService(target, options.token, tracer, generation).handlers()
     limit_s = _MESSAGE_S + options.body_bytes / _MESSAGE_BYTES_PER_S
     server.add_generic_rpc_handlers((TimedHandlers(handlers, limit_s),))
+    add_HealthServicer_to_server(HealthService(target), server)
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
         if options.tls:

@@ -5,16 +5,20 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator
+from itertools import accumulate
 from typing import Any
 
 import prometheus_client
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.utils import floatToGoString
 
 from chrion.manager.residency import Place
 from chrion.server.core import Served, ServingCore
-from chrion.server.statistics import ModelStatistics
+from chrion.server.statistics import BUCKETS_S, Histogram, ModelStatistics
 
 _MODEL = ("model", "version")
+#: Values of the label ``le`` of the buckets of histograms.
+_LIMITS = [*map(floatToGoString, BUCKETS_S), "+Inf"]
 #: prometheus_client names counters NAME_total; Triton's names have no such ending.
 _ENDING = re.compile(r"^(# (?:HELP|TYPE) nv_\w+)_total |^(nv_\w+)_total(?=[{ ])", re.MULTILINE)
 
@@ -68,7 +72,20 @@ class _Collector:
             "chrion_model_shrinks": ("Replacements by a smaller variant", lambda s: s.shrinks),
             "chrion_model_grows": ("Replacements by a larger variant", lambda s: s.grows),
         }
+        histograms: dict[str, tuple[str, Callable[[ModelStatistics], Histogram]]] = {
+            "chrion_request_seconds": ("Time from arrival to end", lambda s: s.total_times),
+            "chrion_request_queue_seconds": ("Time of waiting for cores", lambda s: s.queue_times),
+            "chrion_request_load_seconds": ("Time of waiting for the load of the model", lambda s: s.load_times),
+            "chrion_request_compute_seconds": ("Time of running", lambda s: s.compute_times),
+        }
         models = sorted(self._core.models.items())
+        for name, (text, times) in histograms.items():
+            histogram = HistogramMetricFamily(name, text, labels=_MODEL)
+            for key, served in models:
+                found = times(served.statistics)
+                buckets = list(zip(_LIMITS, accumulate(found.counts), strict=True))
+                histogram.add_metric(key, buckets, found.sum_ms / 1000)
+            yield histogram
         for name, (text, read) in counters.items():
             family = CounterMetricFamily(name, text, labels=_MODEL)
             for key, served in models:

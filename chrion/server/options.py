@@ -45,6 +45,8 @@ class ServerOptions:
     max_connections: int = 1024
     #: Connections of HTTP from one address.
     max_client_connections: int = 512
+    #: Time that a run may take, unless ``model.toml`` says otherwise.
+    max_run_s: float = 300.0
     drain_s: float = 30.0
     token: str = ""
     #: Files of the TLS certificate chain and its key; None for no TLS.

@@ -21,6 +21,7 @@ from chrion.server.options import ServerOptions
 from chrion.server.origins import is_loopback
 from chrion.server.rest import RestService
 from chrion.server.served_models import ServedModels, local_models
+from chrion.server.supervisor import call_when_gone
 from chrion.server.tracing import RequestTracer
 
 try:
@@ -81,6 +82,7 @@ async def answer_until_stopped(options: ServerOptions, models: ServedModels, ann
             loop = asyncio.get_running_loop()
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, signals.receive)
+            call_when_gone(signals.stop)
             if options.grpc:
                 await grpc_server.start()
             running = asyncio.create_task(web.serve(sockets=[listener]))

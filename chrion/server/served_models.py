@@ -45,7 +45,14 @@ def local_models(options: ServerOptions) -> ServedModels:
     budgets = {**options.budgets, HOST: options.budgets.get(HOST, 0) - taken}
     slots = 1 if options.provider else 0
     manager = ModelManager(budgets, cores, slots=slots, policies=options.policies, max_waiting=options.max_waiting)
-    core = ServingCore(manager, cores, slots=slots, provider=options.provider, request_bytes=options.request_bytes)
+    core = ServingCore(
+        manager,
+        cores,
+        slots=slots,
+        provider=options.provider,
+        request_bytes=options.request_bytes,
+        max_run_ms=options.max_run_s * 1000,
+    )
     accelerator = options.provider is not None
     generated = {(served.name, served.version) for served in generators.values()}
     catalogue = Catalogue(options.repository, core, options.control, accelerator=accelerator, generated=generated)

@@ -67,6 +67,8 @@ class ModelSettings:
     slo: str = ""
     #: Time within which a request must start, unless it has a timeout of its own.
     timeout: str = ""
+    #: Time that a run may take; the server's if empty.
+    max_run: str = ""
     #: Price of accelerator memory, in ms per MB: variants before the one with the least L + alpha * M are not used.
     alpha: float = at_least(0.0)
     priority: int = at_least(0, -1000, 1000)
@@ -89,6 +91,11 @@ class ModelSettings:
         """Time within which a request must start; infinite for none."""
         return parse_duration_ms(self.timeout, "timeout") if self.timeout else math.inf
 
+    @property
+    def max_run_ms(self) -> float | None:
+        """Time that a run may take; None for the server's."""
+        return parse_duration_ms(self.max_run, "max_run") if self.max_run else None
+
 
 def read_settings(path: Path) -> ModelSettings:
     """Return the settings of a ``model.toml``; defaults if it does not exist.
@@ -101,7 +108,7 @@ def read_settings(path: Path) -> ModelSettings:
     try:
         content = read_toml(path)
         settings = _settings(content)
-        _ = settings.slo_ms, settings.timeout_ms
+        _ = settings.slo_ms, settings.timeout_ms, settings.max_run_ms
         if settings.batching:
             _ = settings.batching.max_delay_ms
         if settings.generation:

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from dataclasses import dataclass, field
+
+#: Upper limits of the buckets of histograms, in seconds; the last bucket has none.
+BUCKETS_S = (0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_BUCKETS_MS = [1000 * limit_s for limit_s in BUCKETS_S]
 
 
 @dataclass(slots=True)
@@ -17,6 +22,19 @@ class Duration:
         """Add an event that took ``ms`` milliseconds."""
         self.count += 1
         self.ns += round(ms * 1e6)
+
+
+@dataclass(slots=True)
+class Histogram:
+    """Times by bucket: for each of :data:`BUCKETS_S`, and the last bucket, the number of times in it alone."""
+
+    counts: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS_S) + 1))
+    sum_ms: float = 0.0
+
+    def add(self, ms: float) -> None:
+        """Add a time of ``ms`` milliseconds."""
+        self.counts[bisect_left(_BUCKETS_MS, ms)] += 1
+        self.sum_ms += ms
 
 
 @dataclass(slots=True)
@@ -40,6 +58,11 @@ class ModelStatistics:
     compute_infer: Duration = field(default_factory=Duration)
     compute_output: Duration = field(default_factory=Duration)
     batches: dict[int, BatchStatistics] = field(default_factory=dict)
+    #: Times of successful requests: the whole of it, waiting for cores, waiting for a load (if it did), and running.
+    total_times: Histogram = field(default_factory=Histogram)
+    queue_times: Histogram = field(default_factory=Histogram)
+    load_times: Histogram = field(default_factory=Histogram)
+    compute_times: Histogram = field(default_factory=Histogram)
     #: Rows of successful requests, and batches that ran.
     inferences: int = 0
     executions: int = 0
@@ -83,3 +106,11 @@ class ModelStatistics:
             duration.add(ms)
         self.inferences += rows
         self.last_inference_ms = round(time.time() * 1000)
+
+    def add_times(self, total_ms: float, queue_ms: float, load_ms: float | None, compute_ms: float) -> None:
+        """Add the times of a successful request to the histograms; ``load_ms`` is None if it waited for no load."""
+        self.total_times.add(total_ms)
+        self.queue_times.add(queue_ms)
+        if load_ms is not None:
+            self.load_times.add(load_ms)
+        self.compute_times.add(compute_ms)

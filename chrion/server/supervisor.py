@@ -1,8 +1,15 @@
-"""A supervisor: a process that starts the server again if it crashes."""
+"""A supervisor: a process that starts the server again if it crashes.
+
+The server's standard input is a pipe whose other end only the supervisor has. If the supervisor ends without stopping
+the server, because it was killed for example, the server finds the end of the pipe and stops as for SIGTERM. Otherwise
+it would go on without one, and keep the ports from the next.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import os
 import signal
 import subprocess
 import sys
@@ -19,6 +26,8 @@ _FIRST_S, _LONGEST_S = 0.5, 30.0
 _STABLE_S = 60.0
 #: Steps of a pause: a signal ends it after one of them, since ``time.sleep`` continues after the handler of a signal.
 _STEP_S = 0.1
+#: The environment variable by which a server knows that its standard input is the pipe.
+_SUPERVISED = "CHRION_SUPERVISED"
 
 
 class Supervisor:
@@ -42,10 +51,13 @@ class Supervisor:
         delay_s = _FIRST_S
         while True:
             began = time.monotonic()
-            self._child = subprocess.Popen(self._command)  # noqa: S603 - our own command
+            environment = os.environ | {_SUPERVISED: "1"}
+            self._child = subprocess.Popen(self._command, stdin=subprocess.PIPE, env=environment)  # noqa: S603 - our own
             if self._stopping:  # the signal arrived before there was a child
                 self._child.send_signal(signal.SIGTERM)
             code = self._child.wait()
+            if self._child.stdin:
+                self._child.stdin.close()
             if code in _FINAL or self._stopping:
                 return code if code >= 0 else 1
             if time.monotonic() - began > _STABLE_S:
@@ -68,6 +80,21 @@ class Supervisor:
         self._stopping = True
         if self._child is not None and self._child.poll() is None:
             self._child.send_signal(signal.SIGTERM)
+
+
+def call_when_gone(stop: Callable[[], None]) -> None:
+    """Call a function in the event loop when the supervisor of this process has ended; never if it has none."""
+    if not os.environ.pop(_SUPERVISED, ""):  # not for processes that this one starts
+        return
+    loop, pipe = asyncio.get_running_loop(), sys.stdin.fileno()
+
+    def read() -> None:
+        if not os.read(pipe, 1):
+            loop.remove_reader(pipe)
+            log.warning("the supervisor has ended")
+            stop()
+
+    loop.add_reader(pipe, read)
 
 
 def server_command(arguments: Sequence[str], option: str) -> list[str]:

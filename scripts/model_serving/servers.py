@@ -42,11 +42,22 @@ def running(command: Sequence[str], port: int, path: str) -> Iterator[str]:
     Raises:
         RuntimeError: The server has ended, or has not started in time.
     """
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path.cwd()), os.environ.get("PYTHONPATH", "")])}
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, env=environment)  # noqa: S603
+    with started(command, port, path, Path.cwd()):
+        yield f"http://127.0.0.1:{port}"
+
+
+@contextlib.contextmanager
+def started(command: Sequence[str], port: int, path: str, checkout: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a server of a checkout until the block ends; yield its process once ``path`` is answered.
+
+    Raises:
+        RuntimeError: The server has ended, or has not started in time.
+    """
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(checkout), os.environ.get("PYTHONPATH", "")])}
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, env=environment, cwd=checkout)  # noqa: S603
     try:
         _wait(process, f"http://127.0.0.1:{port}{path}")
-        yield f"http://127.0.0.1:{port}"
+        yield process
         process.send_signal(signal.SIGTERM)
         process.wait(30)
     finally:

@@ -13,12 +13,14 @@ import pytest
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument
 
 from chrion import HybridSession
+from chrion.native import available
 from chrion.runtime.options.session_options import run_reason
 from chrion.runtime.options.table import (
     RUN_KEYS,
     RUN_OPTIONS,
     Treatment,
 )
+from chrion.runtime.options.terminable import TerminableRunOptions
 from helpers import FLOAT, assert_equal, make_model, node, value
 from option_cases import (
     DOUBLED,
@@ -109,20 +111,24 @@ def test_memory_arenas_of_other_devices_raise_onnxruntimes_exception() -> None:
     assert_same_outcome(ours, outcome(lambda: plain(chain(), options()).run(None, FEED, given)))
 
 
-def test_a_running_request_can_be_terminated() -> None:
-    """Another thread terminates a request, and the next request succeeds."""
+@pytest.mark.parametrize("own", [False, True])
+def test_a_running_request_can_be_terminated(*, own: bool) -> None:
+    """Another thread terminates a request, also on native lanes, and the next request succeeds."""
     size = 200
     names = ["x", *(f"v{at}" for at in range(99)), "y"]
     nodes = [node("MatMul", [a, "w"], [b], name=b) for a, b in itertools.pairwise(names)]
     ends = [value(name, FLOAT, [size, size]) for name in "xy"]
     model = make_model(nodes, ends[:1], ends[1:], {"w": np.eye(size, dtype=np.float32)})
     feed = {"x": np.ones((size, size), np.float32)}
-    given = ort.RunOptions()
+    given = TerminableRunOptions() if own else ort.RunOptions()
     begun = threading.Event()
 
     def terminate() -> None:
         begun.wait()
-        given.terminate = True
+        if isinstance(given, TerminableRunOptions):
+            given.end()
+        else:
+            given.terminate = True
 
     def repeat(session: HybridSession) -> None:
         begun.set()  # the other thread continues when a request has released the GIL
@@ -137,6 +143,22 @@ def test_a_running_request_can_be_terminated() -> None:
             repeat(session)
         thread.join()
         assert_equal(session.run(None, feed), [feed["x"]])
+
+
+@pytest.mark.skipif(not available(), reason="lanes are not compiled here")
+@pytest.mark.parametrize("names", [None, ["y"]])
+def test_requests_that_can_be_terminated_stay_on_native_lanes(names: list[str] | None) -> None:
+    """They start no lane threads and open no further sessions, and one that was ended before does not begin."""
+    with cut(chain()) as session:
+        before = threading.active_count()
+        assert_equal(session.run(names, FEED, TerminableRunOptions()), session.run(names, FEED))
+        ended = TerminableRunOptions()
+        ended.end()
+        with pytest.raises(Fail, match="terminate"):
+            session.run(names, FEED, ended)
+        assert session.plan is not None
+        assert_equal(session.run(names, FEED, TerminableRunOptions()), session.run(names, FEED))
+        assert threading.active_count() == before
 
 
 @pytest.fixture

@@ -26,6 +26,7 @@ SERVER = (
     "generation_service",
     "grace",
     "grpc_deadlines",
+    "grpc_health",
     "grpc_service",
     "grpc_stream",
     "openai_service",
@@ -34,6 +35,7 @@ SERVER = (
     "ray_serve",
     "ray_target",
     "rest",
+    "run_watch",
     "served_models",
     "target",
 )
@@ -48,7 +50,7 @@ ALLOWED = {
     **{f"chrion.server.{name}": {"asyncio"} for name in SERVER},  # `chrion serve`
     "chrion.server.origins": {"socket"},  # finds the addresses of the name that the server is bound to
     "chrion.server.run": {"asyncio", "socket"},  # `chrion serve`
-    "chrion.server.supervisor": {"subprocess"},  # `chrion serve --restart`: runs itself with the same interpreter
+    "chrion.server.supervisor": {"asyncio", "subprocess"},  # `--restart` runs `chrion serve` with the same interpreter
     "chrion.generation.streams": {"asyncio"},  # tokens for `async for`, without connections
     "chrion.cli.replay": {"ssl"},  # `chrion replay`, a client of the server that it is given
     "chrion.replay.http_client": {"asyncio", "ssl"},

@@ -11,6 +11,7 @@ import onnxruntime as ort
 from chrion.devices import Device
 from chrion.devices.cuda import Stream, provider_options, run_entries, session_entries, wants_graphs
 from chrion.devices.single_provider import open_on_one_provider
+from chrion.runtime.options.terminable import TerminableRunOptions
 
 
 class Accelerator:
@@ -80,7 +81,8 @@ class Accelerator:
             session: The segment's session.
             binding: Binding of the segment's inputs and outputs.
             run_options: The caller's options, or None. If they are None or the segment has a CUDA graph, options that
-                skip a synchronisation or name the graph are used instead.
+                skip a synchronisation or name the graph are used instead; if they only terminate the request, options
+                that do both.
             lane: The lane that runs it.
             complete: Whether to return only when the results are complete and other lanes may read them.
             cuda_graph: Number of the segment's CUDA graph, or None.
@@ -89,6 +91,8 @@ class Accelerator:
         wait = complete or self._stream(lane).handle is None
         if run_options is None or cuda_graph is not None:
             run_options = self._own_options(wait, cuda_graph, replayed)
+        elif isinstance(run_options, TerminableRunOptions) and (entries := run_entries(wait=wait)):
+            run_options = run_options.derive(entries)
         with self.device.exclusive():
             session.run_with_iobinding(binding, run_options)
         if complete:

@@ -38,6 +38,7 @@ from chrion.runtime.execution.python_executor import PythonExecutor
 from chrion.runtime.execution.segments import Segment, SegmentFactory
 from chrion.runtime.execution.transfers import find_buffer_support, find_transfers
 from chrion.runtime.live_comparison import LiveComparison
+from chrion.runtime.options.terminable import TerminableRunOptions, fits_native_lanes
 from chrion.runtime.options.thread_limit import limited_threads
 from chrion.runtime.requests import FastPathMatcher, output_names, prepare_request
 from chrion.scheduler.evaluation.frame_buffers import plan_frame
@@ -166,7 +167,7 @@ class CutEngine:
 
     @property
     def native(self) -> bool:
-        """True if requests without run options run on native lanes."""
+        """True if requests run on native lanes, unless they have run options that these do not take."""
         return self._native is not None
 
     def matches(self, feed: Mapping[str, Any]) -> bool:
@@ -179,13 +180,13 @@ class CutEngine:
             return output_names(self._tensors.outputs, names), feed
         return prepare_request(self._tensors.inputs, self._tensors.outputs, names, feed)
 
-    def run_fast_path(self, feeds: Mapping[str, Array]) -> list[Any]:
+    def run_fast_path(self, feeds: Mapping[str, Array], run_options: TerminableRunOptions | None = None) -> list[Any]:
         """Run one request that :attr:`fast_path` matches; return all outputs as arrays."""
         if self._native is not None and self._all_computed:
             self.requests += 1
-            values = self._native.run(feeds, self._outputs, arrays=True)
+            values = self._native.run(feeds, self._outputs, run_options=run_options, arrays=True)
         else:
-            values = self.run(feeds, self._outputs, arrays=True)
+            values = self.run(feeds, self._outputs, run_options=run_options, arrays=True)
         return [values[name] for name in self._outputs]
 
     def run(  # noqa: PLR0913 - the parts of a request
@@ -205,7 +206,8 @@ class CutEngine:
         """
         self.requests += 1
         computed = [name for name in outputs if name not in feeds and name not in self._constants]
-        executor = self._native if self._native is not None and run_options is None else self._python_executor()
+        native = self._native if fits_native_lanes(run_options) else None
+        executor = native or self._python_executor()
         values = executor.run(
             feeds,
             computed,

@@ -2,7 +2,8 @@
 
 A request is one call into C, which releases the GIL. Its inputs and outputs are copied or bound before the call, and
 small outputs are copied after it. Programs with lanes of an accelerator or with values whose size is unknown before the
-run, and requests with run options, are left to :class:`chrion.runtime.execution.python_executor.PythonExecutor`.
+run, and requests with run options that do more than terminate them, are left to
+:class:`chrion.runtime.execution.python_executor.PythonExecutor`.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ import onnxruntime as ort
 
 from chrion.core_leases import CoreLease
 from chrion.graph.model import ELEMENT_BYTES, Graph, Tensors
-from chrion.native import NativeError, NativeFrame, NativeLanes, NativeProgram, available
+from chrion.native import NativeError, NativeFrame, NativeLanes, NativeProgram, NativeRunOptions, available
 from chrion.native.bindings import PARK, RUN, SIGNAL, WAIT
 from chrion.runtime.execution.executor import Event, Executor
 from chrion.runtime.execution.host_frame import Array, HostFrame
 from chrion.runtime.execution.lane_groups import Cores, LaneGroups
 from chrion.runtime.execution.program import Program, Run, Signal, Wait
 from chrion.runtime.execution.segments import Segment
+from chrion.runtime.options.terminable import fits_native_lanes
 
 NOT_COMPILED = "native lanes are not compiled: this requires Linux, and a C compiler when Chrion is installed"
 
@@ -81,22 +83,23 @@ class NativeExecutor(Executor[_NativeHostFrame]):
         return _NativeHostFrame(self._graph, self._segments, self._program)
 
     def _perform(self, frame: _NativeHostFrame, run_options: ort.RunOptions | None, events: list[Event] | None) -> None:
-        if run_options is not None:
-            raise ValueError("native lanes take no run options")
+        if not fits_native_lanes(run_options):
+            raise ValueError("native lanes take no run options but those that terminate a request")
+        options = None if run_options is None else run_options.native()
         if events is None:
-            self._run_lanes(frame.native)
+            self._run_lanes(frame.native, options)
             return
         times_us = np.zeros((len(self._segments), 2))
         start_ms = time.perf_counter() * 1e3
-        self._run_lanes(frame.native, times_us)
+        self._run_lanes(frame.native, options, times_us)
         for segment, lane in sorted(self._lane_of.items(), key=lambda ran: (ran[1], ran[0])):
             first_ms, last_ms = times_us[segment] / 1e3 - start_ms
             events.append(Event(lane, segment, float(first_ms), float(last_ms)))
 
-    def _run_lanes(self, frame: NativeFrame, times_us: Array | None = None) -> None:
+    def _run_lanes(self, frame: NativeFrame, options: NativeRunOptions | None, times_us: Array | None = None) -> None:
         token = object()
         try:
-            self._groups.lease(token).lanes.run(frame, times_us)
+            self._groups.lease(token).lanes.run(frame, times_us, options)
         except NativeError as error:
             raise RuntimeError(f"{self._segments[error.segment]}: Error in execution: {error}") from error
         finally:

@@ -201,6 +201,33 @@ def test_a_crashed_server_is_started_again(tmp_path: Path) -> None:
         process.communicate()
 
 
+@linux
+def test_a_server_ends_with_its_supervisor(tmp_path: Path) -> None:
+    """If the supervisor is killed, the server answers what is in flight and ends, and its ports are free again."""
+    put(tmp_path, "slow", counting())
+    port = free_port()
+    command = [sys.executable, "-m", "chrion", "serve", str(tmp_path), "--http", f"127.0.0.1:{port}", "--grpc", "none"]
+    process = subprocess.Popen([*command, "--restart"], stderr=subprocess.DEVNULL)  # noqa: S603
+    server, child = Server(process, port, 0), None
+    try:
+        wait_until(lambda: server.live_status() == 200, 60)
+        (child,) = psutil.Process(process.pid).children()
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(server.infer, "slow", [200_000.0])
+            wait_until(server.computes)
+            process.kill()
+            process.wait()
+            assert running.result(60)[1]["outputs"][0]["data"] == [200_000.0]
+        wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, 30)
+        socket.create_server(("127.0.0.1", port)).close()
+    finally:
+        process.kill()
+        process.wait()
+        with contextlib.suppress(psutil.Error):
+            if child:
+                child.kill()
+
+
 def test_the_supervisor_waits_longer_after_each_crash_and_not_after_an_error(tmp_path: Path) -> None:
     """Pauses double; exit codes 0 and 2 are final."""
     counter = tmp_path / "count"

@@ -1,0 +1,206 @@
+"""Measure what the bounds of ``chrion serve`` cost: this checkout against another one, in requests per second.
+
+    git worktree add ../before COMMIT
+    python scripts/bench_bounds.py --against ../before
+    python scripts/bench_bounds.py --against ../before --rounds 60 --only grpc
+
+Both servers serve a product with one input of 64 numbers, run at the same time, and get the same requests from the same
+client in alternating rounds; the one that begins alternates as well. A ratio is that of one round's requests per second
+to those of the round of the other server beside it: below one if this checkout is slower. The table has its median and
+a 90 % interval of the median (bootstrap over rounds), and the ratio of the CPU time that the servers took, which other
+processes disturb less. The same checkout against itself shows what the machine can tell apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import onnx
+import psutil
+from model_serving.servers import free_port, started
+from onnx import TensorProto, helper, numpy_helper
+
+from chrion.replay.http_client import HttpClient
+from chrion.server.grpc_messages import SERVICE, message
+from chrion.server.rest_codec import HEADER_LENGTH
+
+#: Numbers of the input and of the output.
+_WIDTH = 64
+#: Numbers of clients that send requests at the same time, each one after another.
+_CLIENTS = (1, 8)
+_RESAMPLES = 2000
+
+_Send = Callable[[], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A running server of one checkout."""
+
+    process: psutil.Process
+    http: int
+    grpc: int
+
+    def cpu_s(self) -> float:
+        """Return the CPU time that it has taken, in seconds."""
+        times = self.process.cpu_times()
+        return float(times.user + times.system)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The result of one kind of request: figures of this checkout and of the other, by round."""
+
+    kind: str
+    clients: int
+    own_per_s: list[float]
+    other_per_s: list[float]
+    cpu_ratio: float
+
+    def cells(self) -> list[str]:
+        """Return the cells of the table."""
+        ratios = np.divide(self.own_per_s, self.other_per_s)
+        resampled = np.median(np.random.default_rng(0).choice(ratios, (_RESAMPLES, len(ratios))), axis=1)
+        low, high = np.quantile(resampled, [0.05, 0.95])
+        rates = [f"{np.median(rates):.0f}" for rates in (self.other_per_s, self.own_per_s)]
+        ratio = f"{np.median(ratios):.3f} [{low:.3f} to {high:.3f}]"
+        return [self.kind, str(self.clients), *rates, ratio, f"{self.cpu_ratio:.3f}"]
+
+
+def main() -> None:
+    """Print the table."""
+    options = _options()
+    titles = ["request", "clients", "other/s", "this/s", "ratio [90 %]", "CPU time"]
+    print("| " + " | ".join(titles) + " |\n|" + " --- |" * len(titles))
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        _put_model(Path(folder))
+        own, other = (stack.enter_context(_serving(root, Path(folder))) for root in (Path.cwd(), options.against))
+        for kind in options.only or _KINDS:
+            for clients in _CLIENTS:
+                row = asyncio.run(_measure(kind, clients, own, other, options))
+                print("| " + " | ".join(row.cells()) + " |", flush=True)
+
+
+async def _measure(kind: str, clients: int, own: Server, other: Server, options: argparse.Namespace) -> Row:
+    """Measure one kind of request by alternating rounds."""
+    rates: dict[Server, list[float]] = {own: [], other: []}
+    async with _KINDS[kind](own) as to_own, _KINDS[kind](other) as to_other:
+        senders = {own: to_own, other: to_other}
+        for send in senders.values():  # loads the model, and opens the connections
+            await _round(send, clients, options.requests)
+        cpu_s = {server: server.cpu_s() for server in senders}
+        for number in range(options.rounds):
+            for server in (own, other) if number % 2 else (other, own):
+                rates[server].append(await _round(senders[server], clients, options.requests))
+        took_s = {server: server.cpu_s() - before for server, before in cpu_s.items()}
+    return Row(kind, clients, rates[own], rates[other], took_s[own] / max(took_s[other], 1e-9))
+
+
+async def _round(send: _Send, clients: int, requests: int) -> float:
+    """Return the requests per second of clients that send requests one after another."""
+
+    async def client() -> None:
+        for _ in range(requests // clients):
+            await send()
+
+    began = time.perf_counter()
+    await asyncio.gather(*(client() for _ in range(clients)))
+    return requests // clients * clients / (time.perf_counter() - began)
+
+
+@contextlib.asynccontextmanager
+async def _rest(server: Server, body: bytes, headers: dict[str, str]) -> AsyncIterator[_Send]:
+    client = HttpClient(f"http://127.0.0.1:{server.http}", headers)
+
+    async def send() -> None:
+        answer = await client.request("POST", "/v2/models/small/infer", body)
+        if answer.status != 200:
+            raise RuntimeError(f"status {answer.status}: {answer.body[:200]!r}")
+
+    yield send
+    await client.close()
+
+
+def _json(server: Server) -> Any:
+    entry = {"name": "x", "datatype": "FP32", "shape": [1, _WIDTH], "data": _values().tolist()}
+    return _rest(server, json.dumps({"inputs": [entry]}).encode(), {})
+
+
+def _binary(server: Server) -> Any:
+    content = _values().tobytes()
+    parameters = {"binary_data_size": len(content)}
+    entry = {"name": "x", "datatype": "FP32", "shape": [1, _WIDTH], "parameters": parameters}
+    head = json.dumps({"inputs": [entry], "parameters": {"binary_data_output": True}}).encode()
+    return _rest(server, head + content, {HEADER_LENGTH: str(len(head))})
+
+
+@contextlib.asynccontextmanager
+async def _grpc(server: Server) -> AsyncIterator[_Send]:
+    entry = {"name": "x", "datatype": "FP32", "shape": [1, _WIDTH]}
+    request = message("ModelInferRequest")(
+        model_name="small", inputs=[entry], raw_input_contents=[_values().tobytes()]
+    ).SerializeToString()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.grpc}") as channel:
+        call = channel.unary_unary(f"/{SERVICE}/ModelInfer")
+
+        async def send() -> None:
+            await call(request)
+
+        yield send
+
+
+_KINDS: dict[str, Callable[[Server], Any]] = {"json": _json, "binary": _binary, "grpc": _grpc}
+
+
+def _values() -> np.ndarray[Any, np.dtype[np.float32]]:
+    return np.random.default_rng(0).standard_normal(_WIDTH, np.float32)
+
+
+def _put_model(repository: Path) -> None:
+    weight = np.eye(_WIDTH, dtype=np.float32)
+    infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", _WIDTH]) for name in ("x", "y")]
+    nodes, weights = [helper.make_node("MatMul", ["x", "w"], ["y"])], [numpy_helper.from_array(weight, "w")]
+    graph = helper.make_graph(nodes, "small", infos[:1], infos[1:], weights)
+    file = repository / "small" / "1" / "model.onnx"
+    file.parent.mkdir(parents=True)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), file)
+
+
+@contextlib.contextmanager
+def _serving(checkout: Path, repository: Path) -> Iterator[Server]:
+    """Run the server of a checkout."""
+    ports = free_port(), free_port()
+    addresses = [f"127.0.0.1:{port}" for port in ports]
+    command = [sys.executable, "-m", "chrion", "serve", str(repository), "--memory-budget", "100MB"]
+    command += ["--http", addresses[0], "--grpc", addresses[1]]
+    with started(command, ports[0], "/v2/health", checkout) as process:
+        yield Server(psutil.Process(process.pid), *ports)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--against", type=Path, required=True, help="folder of the other checkout")
+    parser.add_argument("--rounds", type=int, default=40, help="rounds of each server and kind of request")
+    parser.add_argument("--requests", type=int, default=400, help="requests of a round")
+    parser.add_argument("--only", action="append", choices=_KINDS, help="kinds of requests; repeatable")
+    found = parser.parse_args()
+    found.against = found.against.resolve()
+    if not (found.against / "chrion" / "server").is_dir():
+        parser.error(f"--against {found.against}: expected a checkout")
+    return found
+
+
+if __name__ == "__main__":
+    main()
