@@ -562,7 +562,18 @@ class ServingCore:
             self._timer = self._loop.call_later((at - now) / 1000 + 1e-4, self._advance)
 
     def _advance(self) -> None:
+        self._give_up_trial()
         self._apply(self.manager.advance(_now_ms()))
+
+    def _give_up_trial(self) -> None:
+        """End the next trial if its model does not fit any more, beside one that has been pinned since."""
+        memory = self.manager.memory
+        number = next(iter(memory.trials), None)
+        if number is not None and not memory.fits(number):
+            del memory.trials[number]
+            served = self._by_number[number]
+            served.failure = Reason.TOO_LARGE.value
+            served.attempted.set()
 
     async def _tick(self) -> None:
         while True:
