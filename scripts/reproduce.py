@@ -19,7 +19,7 @@ from reproduction.figure8 import figure8
 from reproduction.orca import orca_measured, orca_simulated
 from reproduction.results import ROOT, Tables, record_tables
 from reproduction.search_space import ios_table
-from reproduction.streams import nimble_table, opara_table, stream_counts
+from reproduction.streams import nimble_table, opara_table
 from reproduction.table6 import figure10, table6
 from reproduction.table7 import assumptions, figure11, table7
 
@@ -35,8 +35,7 @@ COMMANDS: dict[str, tuple[str, Callable[[Arguments], Tables]]] = {
     "figure8": ("Figure 8 of Chrion: three orders of a graph", lambda _: figure8()),
     "figure10": ("Figure 10 of Chrion: latency and memory by alpha (1 minute)", lambda a: figure10(a.picture)),
     "figure11": ("Figure 11 of Chrion: histograms of execution times", lambda a: figure11(a.picture)),
-    "opara": ("Table I of Opara: time of stream allocation", lambda _: opara_table()),
-    "streams": ("numbers of streams of Opara and Nimble", lambda _: stream_counts()),
+    "opara": ("Table I of Opara: time of stream allocation, and numbers of streams", lambda _: opara_table()),
     "nimble": ("Table 3.1 of Nimble: degree of concurrency and work", lambda _: nimble_table()),
     "ios": ("Table 1 of IOS: size of the search", lambda _: ios_table()),
     "orca": (

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from decoding.code_version import here
 from decoding.gpu_estimate import DIGITS, TITLE, estimated_points
@@ -27,12 +27,13 @@ from reproduction.results import Tables
 #: The traces, and whether their requests are equal.
 TRACES = {"random lengths": False, "equal lengths": True}
 BATCHES = (1, 8, 32)
-HEAD = ("trace", "latency per token", "max batch", "iteration-level, requests/s", "request-level", "ratio")
 #: Of a measurement: what lengths are divided by, requests of a run, the ratio of two rates, and the latency relative to
 #: the least one at which a curve ends.
 SCALE, REQUESTS, STEP, LAST_FACTOR = 4, 60, 1.5, 6.0
 #: The first rate relative to that of requests one after another.
 FIRST_LOAD = 0.2
+#: A rate, in requests per second, at which all requests arrive at once.
+NO_WAIT = 1e6
 
 
 def orca_simulated() -> Tables:
@@ -50,7 +51,7 @@ def orca_measured(size: str, threads: int, seeds: int) -> Tables:
     """
     points: dict[str, list[LoadPoint]] = {trace: [] for trace in TRACES}
     with Generator(chrion.load(build_llama_decoder(SIZES[size])), threads=threads) as generator:
-        measure(generator, size, "iteration", 1, 1.0, -1, equal=True)  # a warm-up
+        measure(generator, size, "iteration", 1, NO_WAIT, 0, equal=True)  # a warm-up
         for seed, (trace, equal), batch in itertools.product(range(seeds), TRACES.items(), BATCHES):
             points[trace] += measure_curves(generator, size, batch, seed, equal=equal)
     return {"orca measured": _rows(points, f"decoder of {size}, {here()}")}
@@ -66,7 +67,7 @@ def measure_curves(generator: Generator, size: str, batch: int, seed: int, *, eq
         seed: Determines the requests.
         equal: All requests have the mean lengths.
     """
-    alone = measure(generator, size, "iteration", 1, 1e6, seed, equal=equal).requests_per_s
+    alone = measure(generator, size, "iteration", 1, NO_WAIT, seed, equal=equal).requests_per_s
     found: list[LoadPoint] = []
     unfinished = list(POLICIES)
     rate, least = FIRST_LOAD * alone, math.inf
@@ -86,7 +87,7 @@ def measure(  # noqa: PLR0913, PLR0917 - what determines a run
     generator: Generator, size: str, policy: str, batch: int, rate: float, seed: int, *, equal: bool
 ) -> LoadPoint:
     """Return what the clients of one run see."""
-    scenario = load_scenario(SCALE, rate, REQUESTS, batch, seed=abs(seed))
+    scenario = load_scenario(SCALE, rate, REQUESTS, batch, seed=seed)
     workload = draw_requests(equal_lengths(scenario) if equal else scenario)
     with scheduled(generator, policy, batch):
         found = run_load(generator, workload)
@@ -95,9 +96,12 @@ def measure(  # noqa: PLR0913, PLR0917 - what determines a run
     return LoadPoint(size, SCALE, policy, batch, rate, rate, REQUESTS, seed, *figures)
 
 
-def _rows(points: dict[str, Sequence[LoadPoint]] | dict[str, list[LoadPoint]], title: str) -> list[list[str]]:
-    """Return the table of several traces; its head names what ran."""
-    rows = [[f"{HEAD[0]} ({title})", *HEAD[1:]]]
-    for trace, runs in points.items():
-        rows += [[trace, *row[1:-2]] for row in table_rows(runs, significant=DIGITS)[1:]]
+def _rows(traces: Mapping[str, Sequence[LoadPoint]], title: str) -> list[list[str]]:
+    """Return the table of several traces: both throughputs and their ratio, by max batch."""
+    rows = [[f"trace, {title}", "ms per token", *(f"max batch {batch}" for batch in BATCHES), "best"]]
+    for trace, runs in traces.items():
+        by_latency: dict[str, list[str]] = {}
+        for _, latency, _, ours, theirs, ratio, *_ in table_rows(runs, significant=DIGITS)[1:]:
+            by_latency.setdefault(latency.removesuffix(" ms"), []).append(f"{ours}/{theirs}={ratio}")
+        rows += [[trace, latency, *cells] for latency, cells in by_latency.items()]
     return rows

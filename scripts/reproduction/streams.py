@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
 from typing import Any
 
 from chrion import load
@@ -58,35 +57,37 @@ def count_streams(dag: Dag) -> tuple[int, int, int]:
     return opara, nimble, shared
 
 
-def stream_counts() -> Tables:
-    """Return the numbers of streams without a limit, beside the published ones."""
-    rows = [["model", "operators", "Opara", "paper's", "Nimble, chains", "Nimble, shared", "paper's"]]
-    for name, parameters in MODELS.items():
-        dag = load_dag(name, parameters)
-        opara, nimble, shared = map(str, count_streams(dag))
-        printed = [str(count) for count in PUBLISHED_STREAMS[name]] if name in PUBLISHED_STREAMS else ["", ""]
-        rows.append([name, str(len(dag)), opara, printed[0], nimble, shared, printed[1]])
-    return {"streams": rows}
-
-
 def opara_table() -> Tables:
-    """Return Opara's Table I: medians of alternating runs, and ratios of medians."""
-    rows = [["model", "Opara, ms", "paper's", "Nimble, ms", "paper's", "Nimble / Opara", "paper's"]]
+    """Return Opara's Table I and the numbers of streams without a limit, ours/paper's.
+
+    Times are medians of alternating runs, and ratios are those of medians.
+    """
+    head = ["model", "operators", "Opara, ms", "Nimble, ms", "Nimble / Opara", "streams, Opara", "Nimble, chains"]
+    rows = [[*head, "Nimble, streams"]]
     for name, parameters in MODELS.items():
         dag = load_dag(name, parameters)
-        times: dict[Callable[..., list[int]], list[float]] = {opara_streams: [], nimble_streams: []}
-        for _ in range(REPEATS):
-            for allocate, own in times.items():
-                # A new graph each time: it keeps its transitive reduction, which is part of Nimble's work.
-                graph = Dag.from_predecessors([dict.fromkeys(before, 0) for before in dag.predecessors])
-                began = time.perf_counter()
-                allocate(graph)
-                own.append((time.perf_counter() - began) * 1e3)
-        ours, theirs = (statistics.median(own) for own in times.values()), TABLE_1[name]
-        opara, nimble = ours
-        pairs = ((opara, theirs[0]), (nimble, theirs[1]), (nimble / opara, theirs[1] / theirs[0]))
-        rows.append([name, *(f"{value:.3g}" for pair in pairs for value in pair)])
+        opara_ms, nimble_ms = allocation_ms(dag)
+        theirs = TABLE_1[name]
+        pairs = ((opara_ms, theirs[0]), (nimble_ms, theirs[1]), (nimble_ms / opara_ms, theirs[1] / theirs[0]))
+        opara, chains, shared = count_streams(dag)
+        printed = [f"/{count}" for count in PUBLISHED_STREAMS.get(name, ())] or ["", ""]
+        times = (f"{ours:.2g}/{theirs:.3g}" for ours, theirs in pairs)
+        rows.append([name, str(len(dag)), *times, f"{opara}{printed[0]}", str(chains), f"{shared}{printed[1]}"])
     return {"opara": rows}
+
+
+def allocation_ms(dag: Dag) -> tuple[float, float]:
+    """Return the median times of Opara's and of Nimble's allocation, which run in turn."""
+    opara: list[float] = []
+    nimble: list[float] = []
+    for _ in range(REPEATS):
+        for own, allocate in ((opara, opara_streams), (nimble, nimble_streams)):
+            # A new graph each time: it keeps its transitive reduction, which is part of Nimble's work.
+            graph = Dag.from_predecessors([dict.fromkeys(before, 0) for before in dag.predecessors])
+            began = time.perf_counter()
+            allocate(graph)
+            own.append((time.perf_counter() - began) * 1e3)
+    return statistics.median(opara), statistics.median(nimble)
 
 
 def degree_of_concurrency(dag: Dag) -> int:
@@ -96,10 +97,10 @@ def degree_of_concurrency(dag: Dag) -> int:
 
 
 def nimble_table() -> Tables:
-    """Return Nimble's Table 3.1, of the networks that the zoo has."""
-    rows = [["network", "degree of concurrency", "paper's", "billions of multiply-adds", "paper's"]]
+    """Return Nimble's Table 3.1, of the networks that the zoo has, ours/paper's."""
+    rows = [["network", "degree of concurrency", "billions of multiply-adds"]]
     for name, (degree, billions) in TABLE_3_1.items():
         dag = load_dag(name)
         work = sum(flops for flops, kind in zip(dag.flops, dag.op_types, strict=True) if kind in {"Conv", "Gemm"})
-        rows.append([name, str(degree_of_concurrency(dag)), str(degree), f"{work / 2e9:.1f}", str(billions)])
+        rows.append([name, f"{degree_of_concurrency(dag)}/{degree}", f"{work / 2e9:.1f}/{billions}"])
     return {"nimble": rows}

@@ -177,6 +177,15 @@ def sweep_alpha(name: str, profile: Profile) -> list[tuple[float, Plan]]:
     return [(alpha, partition(graph, profile, alpha=alpha, policy=POLICY)) for alpha in ALPHAS]
 
 
+def critical_alpha(name: str, profile: Profile) -> float:
+    """Return the largest alpha, in steps of 0.01, whose plan is no slower than the GPU."""
+    graph = load(build(name))
+    plans = [partition(graph, profile, alpha=step / 100, policy=POLICY) for step in range(101)]
+    gpu = plans[0].accelerator_only
+    assert gpu is not None  # noqa: S101 - the profile has an accelerator
+    return max(plan.alpha for plan in plans if plan.predicted.latency_ms <= gpu.latency_ms)
+
+
 def figure10_rows(curves: Sequence[Sequence[tuple[float, Plan]]]) -> Iterator[list[str]]:
     """Yield the table of latency and memory by alpha, with a column for each model."""
     yield ["alpha, ms/MB", *(name.removeprefix("lstm-") for name in FIGURE_10)]
@@ -229,8 +238,10 @@ def table6(names: Sequence[str] = tuple(TABLE_6)) -> Tables:
 
 
 def figure10(picture: Path) -> Tables:
-    """Draw Figure 10, and return its points."""
+    """Draw Figure 10, and return its points and the critical alpha of the baseline."""
     profile = paper_profile()
     curves = [sweep_alpha(name, profile) for name in FIGURE_10]
     draw_figure10(FIGURE_10, curves, picture)
-    return {"figure10": list(figure10_rows(curves))}
+    critical = [["model", "critical alpha, ms/MB", "paper's"]]
+    critical.append(["lstm-baseline", f"{critical_alpha('lstm-baseline', profile):.2f}", "0.3"])
+    return {"figure10": list(figure10_rows(curves)), "figure10 critical alpha": critical}
