@@ -73,7 +73,9 @@ def test_stream_counts_of_opara_and_nimble(stored: Tables) -> None:
 def test_the_option_streams_gives_each_stream_a_lane() -> None:
     """GoogLeNet's 28 streams have 28 lanes if there may be as many, and four by default."""
     graph = load(build("googlenet"), optimise=False)
-    lanes = [len(set(partition(graph, paper_profile(), policy="opara", streams=n).schedule.lanes)) for n in (None, 28, 40)]
+    lanes = [
+        len(set(partition(graph, paper_profile(), policy="opara", streams=n).schedule.lanes)) for n in (None, 28, 40)
+    ]
     assert lanes == [4, 28, 28]
 
 
