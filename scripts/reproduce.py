@@ -33,13 +33,13 @@ COMMANDS: dict[str, tuple[str, Callable[[Arguments], Tables]]] = {
     "table7": ("Table 7 of Chrion: swapping and violations of a cluster (2 minutes)", lambda a: table7(a.seeds)),
     "assumptions": ("Table 7 with one assumption changed at a time (5 minutes)", lambda _: assumptions()),
     "figure8": ("Figure 8 of Chrion: three orders of a graph", lambda _: figure8()),
-    "figure10": ("Figure 10 of Chrion: latency and memory by alpha (1 minute)", lambda a: figure10(a.picture)),
+    "figure10": ("Figure 10 of Chrion: latency and memory by alpha (2 minutes)", lambda a: figure10(a.picture)),
     "figure11": ("Figure 11 of Chrion: histograms of execution times", lambda a: figure11(a.picture)),
     "opara": ("Table I of Opara: time of stream allocation, and numbers of streams", lambda _: opara_table()),
     "nimble": ("Table 3.1 of Nimble: degree of concurrency and work", lambda _: nimble_table()),
     "ios": ("Table 1 of IOS: size of the search", lambda _: ios_table()),
     "orca": (
-        "Orca's end-to-end experiment, simulated; --measure runs it here",
+        "Orca's end-to-end experiment, simulated (minutes); --measure runs it here",
         lambda a: orca_measured(a.size, a.threads, a.repeats) if a.measure else orca_simulated(),
     ),
 }
