@@ -7,11 +7,15 @@ cells as text).
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from chrion.files import write_atomically
+
+#: Between two cells of a row; a bar inside a cell has no spaces around it.
+_SEPARATOR = re.compile(r"(?<=\s)\|(?=\s)")
 
 
 def write_results(folder: Path | None, contents: Mapping[str, str]) -> None:
@@ -64,7 +68,7 @@ def split_blocks(lines: Iterable[str]) -> Iterable[list[str]]:
 
 def split_cells(line: str) -> list[str]:
     """Return the cells of a line of a table."""
-    return [cell.strip() for cell in line.strip().removeprefix("|").removesuffix("|").split(" | ")]
+    return [cell.strip() for cell in _SEPARATOR.split(line.strip().removeprefix("|").removesuffix("|"))]
 
 
 def format_parts(parts: Iterable[Mapping[str, Any]]) -> str:
