@@ -25,7 +25,11 @@ version = release = chrion.__version__
 html_title = f"Chrion {release}"
 html_theme = "furo"
 html_static_path = ["_static"]
-html_css_files = ["wide_tables.css"]
+html_css_files = ["chrion.css"]
+html_logo = "_static/logo.svg"
+html_favicon = "_static/logo.svg"
+copybutton_prompt_text = "$ "  # output is not copied
+copybutton_line_continuation_character = "\\"
 exclude_patterns = ["_build", "_generated"]
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "sphinx_copybutton"]
 
