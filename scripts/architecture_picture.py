@@ -1,6 +1,6 @@
 """Draw the architecture: ``docs/img/architecture.svg`` and ``docs/img/architecture-dark.svg``.
 
-    python scripts/architecture_picture.py
+python scripts/architecture_picture.py
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BOXES = (
     Box(0, 34, 130, 74, "graph", ("operators, weights,", "chunks of layers")),
     Box(158, 34, 130, 74, "profile", ("costs on each device,", "copies, handoffs")),
     Box(316, 34, 150, 74, "scheduler", ("order, lane, width;", "latency against memory")),
-    Box(494, 34, 118, 74, "plan", ("segments of lanes,", "model.plan.json")),
+    Box(494, 34, 118, 74, "plan", ("segments of lanes", "in a JSON file")),
     Box(640, 34, 120, 74, "simulator", ("servers, SLO,", "swapping")),
     Box(0, 158, 760, 130, "HybridSession", (), strong=True),
     Box(16, 190, 144, 84, "guard", ("times plans and", "plain sessions,", "keeps the fastest")),
@@ -43,7 +43,7 @@ BOXES = (
     Box(648, 190, 98, 84, "one thread", ("for many callers", "and busy cores")),
     Box(0, 310, 240, 40, "your program: run(inputs)"),
     Box(260, 310, 240, 40, "chrion serve: REST, gRPC, OpenAI"),
-    Box(520, 310, 240, 40, "chrion generate: decoders"),
+    Box(520, 310, 240, 40, "libraries: optimum, transformers"),
 )
 #: Lines between boxes: from, to.
 ARROWS = (
@@ -60,11 +60,15 @@ BARS = ((0, 0, 90), (0, 150, 215), (1, 40, 130), (1, 160, 240), (2, 95, 180))
 def draw(theme: Theme) -> str:
     """Return the picture."""
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="-2 0 {WIDTH + 4} {HEIGHT}" role="img" '
-        'font-family="system-ui, sans-serif" font-size="12">',
+        (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="-2 0 {WIDTH + 4} {HEIGHT}" role="img" '
+            'font-family="system-ui, sans-serif" font-size="12">'
+        ),
         f"<title>{TITLE}</title>",
-        f'<defs><marker id="head" markerWidth="8" markerHeight="8" refX="6" refY="3" orient="auto">'
-        f'<path d="M0 0L6 3L0 6z" fill="{theme.faint}"/></marker></defs>',
+        (
+            f'<defs><marker id="head" markerWidth="8" markerHeight="8" refX="6" refY="3" orient="auto">'
+            f'<path d="M0 0L6 3L0 6z" fill="{theme.faint}"/></marker></defs>'
+        ),
         _text(0, 20, "once for a model and a machine; by default in the background", theme.faint),
         _text(0, 146, "for each request", theme.faint),
     ]
@@ -85,11 +89,13 @@ def _box(box: Box, theme: Theme) -> list[str]:
     single = not box.lines and not box.strong and box.height < 60
     top = box.y + (box.height / 2 + 4 if single else 19)
     return [
-        f'<rect x="{box.x}" y="{box.y}" width="{box.width}" height="{box.height}" rx="6" fill="none" '
-        f'stroke="{colour}" stroke-width="{2 if box.strong else 1.2}"/>',
+        (
+            f'<rect x="{box.x}" y="{box.y}" width="{box.width}" height="{box.height}" rx="6" fill="none" '
+            f'stroke="{colour}" stroke-width="{2 if box.strong else 1.2}"/>'
+        ),
         _text(middle, top, box.title, theme.text, extra='text-anchor="middle" font-weight="600"'),
         *(
-            _text(middle, top + 18 + 16 * at, line, theme.faint, extra='text-anchor="middle"')
+            _text(middle, top + 18 + 16 * at, line, theme.faint, extra='text-anchor="middle" font-size="11"')
             for at, line in enumerate(box.lines)
         ),
     ]

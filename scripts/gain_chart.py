@@ -24,7 +24,7 @@ from chrion.files import write_atomically
 ROOT = Path(__file__).parent.parent
 DATA, PICTURES = ROOT / "docs" / "data", ROOT / "docs" / "img"
 #: Width of the picture and of its labels, height of a bar with its gap, and of the title.
-WIDTH, LABELS, ROW, TOP, BOTTOM = 760, 220, 22, 58, 40
+WIDTH, LABELS, ROW, TOP, BOTTOM = 760, 240, 22, 58, 40
 #: The largest value of the axis.
 MOST = 1.2
 #: Largest ratio that counts as a gain.
@@ -67,8 +67,10 @@ def draw(content: Mapping[str, Any], theme: Theme) -> str:
     height = TOP + ROW * len(rows) + BOTTOM
     bottom = TOP + ROW * len(rows)
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
-        'font-family="system-ui, sans-serif" font-size="13">',
+        (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
+            'font-family="system-ui, sans-serif" font-size="13">'
+        ),
         f"<title>{escape(content['title'])}</title>",
         _text(0, 18, content["title"], theme.text, extra='font-size="15" font-weight="600"'),
         _text(0, 38, content["subtitle"], theme.faint),
@@ -89,12 +91,17 @@ def _bar(row: Mapping[str, Any], y: float, theme: Theme) -> list[str]:
     ratio, (least, most) = row["ratio"], row["interval"]
     gain = ratio <= GAIN
     x, middle = _x(ratio), y + ROW / 2
+    after = max(x, _x(most)) + 6
+    if after < _x(1) < after + 30:
+        after = _x(1) + 6  # beside the line at 1
     return [
         _text(LABELS - 10, middle + 4, row["model"], theme.text, extra='text-anchor="end"'),
-        f'<rect x="{LABELS}" y="{y + 4}" width="{x - LABELS:.1f}" height="{ROW - 8}" rx="2" '
-        f'fill="{theme.gain if gain else theme.plain}"/>',
+        (
+            f'<rect x="{LABELS}" y="{y + 4}" width="{x - LABELS:.1f}" height="{ROW - 8}" rx="2" '
+            f'fill="{theme.gain if gain else theme.plain}"/>'
+        ),
         f'<path d="M{_x(least):.1f} {middle}H{_x(most):.1f}" stroke="{theme.text}" stroke-width="1.5" fill="none"/>',
-        _text(max(x, _x(most)) + 6, middle + 4, f"{ratio:.2f}", theme.text if gain else theme.faint),
+        _text(after, middle + 4, f"{ratio:.2f}", theme.text if gain else theme.faint),
     ]
 
 

@@ -20,6 +20,12 @@ def test_results_are_read_back(tmp_path: Path) -> None:
     assert read_rows(tmp_path, "some") == rows[1:]
 
 
+def test_compact_cells_are_split(tmp_path: Path) -> None:
+    """Empty cells without two spaces are cells as well."""
+    write_results(tmp_path, {"some": "| a | b | c |\n|---|---|---|\n| 1 | | 3 |"})
+    assert read_rows(tmp_path, "some") == [["1", "", "3"]]
+
+
 def test_code_is_one_paragraph(tmp_path: Path) -> None:
     """A blank line in a block of code does not end the paragraph."""
     write_results(tmp_path, {"some": "```\na\n\n| b |\n```"})
