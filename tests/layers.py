@@ -1,4 +1,4 @@
-"""The layers of the package, which the tests check and ``scripts/layers_page.py`` writes into ``docs/design.md``."""
+"""The layers of the package, which the tests check and ``docs/design.md`` lists."""
 
 from __future__ import annotations
 
