@@ -15,7 +15,7 @@ from chrion.graph import Dag
 from chrion.graph.segments import cut
 from chrion.profiler import CopyCost, Costs, OperatorMemory, uniform_costs
 from chrion.scheduler import Schedule, evaluate, validate
-from chrion.scheduler.evaluation.evaluate import lower_bound_ms
+from chrion.scheduler.evaluation.lower_bound import lower_bound_ms, machine_bound_ms
 from strategies import costs_for, dags, schedules
 
 

@@ -19,6 +19,8 @@ from chrion.scheduler.schedule import Schedule
 #: The definitions of accelerator memory; see :mod:`chrion.scheduler.evaluation.memory`.
 Memory = Literal["resident", "paper"]
 MEMORIES: tuple[Memory, ...] = get_args(Memory)
+#: What tables and messages call them.
+MEMORY_NAMES: dict[Memory, str] = {"resident": "resident memory", "paper": "memory (Eq. 4)"}
 #: The time to evaluate an operator of a schedule with several accelerator lanes, relative to one with a single lane.
 _CONTENTION = 8
 
