@@ -1,4 +1,4 @@
-"""``chrion plan``: what a plan file holds."""
+"""``chrion plan``: the content of a plan file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from chrion.report.figure_table import Column, FigureTable, key, text
 from chrion.scheduler import Plan
 from chrion.units import format_mb, format_ms, format_shape
 
-app = typer.Typer(help="Show what a plan file holds.", no_args_is_help=False, rich_markup_mode="rich")
+app = typer.Typer(help="Inspect a plan.", no_args_is_help=False, rich_markup_mode="rich")
 
 
 @app.callback(invoke_without_command=True)

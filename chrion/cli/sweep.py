@@ -39,7 +39,7 @@ def sweep(
         str, typer.Option("--alpha", metavar="A:B:STEP", help="Alphas in ms per MB, or a list A,B,C.")
     ] = "0:1:0.1",
     gpu_budget: GpuBudgetOption = None,
-    memory: MemoryOption = "resident",
+    memory: MemoryOption = None,
     profile: ProfileOption = None,
     hardware: HardwareOption = None,
     corrections: CorrectionsOption = None,

@@ -38,6 +38,10 @@ class Prediction:
     #: The part of it that every further request in flight adds: the buffers of a frame.
     frame_mb: float = 0.0
 
+    def accelerator_mb(self, memory: Memory) -> float:
+        """Return the accelerator memory by one of its definitions, in MB."""
+        return self.resident_mb if memory == "resident" else self.memory_mb
+
 
 @dataclass(frozen=True)
 class Plan:

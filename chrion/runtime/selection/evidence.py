@@ -45,12 +45,12 @@ def _relation(comparison: Comparison, timed: Sequence[CandidateResult], slo_ms: 
     if own_ms == math.inf:
         return f"{winner} was not timed"
     if own_ms <= min(result.latency_ms for result in timed):
-        return "fastest when timed" if len(timed) > 1 else "the only candidate when timed"
+        return "fastest candidate" if len(timed) > 1 else "the only candidate"
     if slo_ms is not None and own_ms <= slo_ms:
-        return f"least accelerator memory within the SLO of {format_ms(slo_ms)} when timed"
+        return f"least accelerator memory within the SLO of {format_ms(slo_ms)}"
     if comparison.interference:
-        return f"{winner} is kept, since interference may be why others were faster when timed"
-    return f"no candidate was faster than {winner} by enough when timed"
+        return f"kept {winner}: the machine was too busy for a reliable comparison"
+    return f"no candidate was sufficiently faster than {winner}"
 
 
 def _figures(timed: Sequence[CandidateResult]) -> str:

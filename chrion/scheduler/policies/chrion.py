@@ -313,19 +313,23 @@ def published_solutions(
     """
     if max(len(dag) for dag, _ in variants.values()) <= _SMALL:
         return None
-    bound_ms = min(machine_bound_ms(dag, costs) for dag, costs in variants.values())
-    starts: list[tuple[int | None, InitialSolutions]] = []
-    known: dict[int | None, list[Solution]] = {}
+    starts: list[tuple[float, int, int | None, InitialSolutions]] = []
     for chunk, (dag, costs) in variants.items():
         facts = GraphFacts(dag, costs)
         for machine in sub_machines(costs, len(dag)):
-            starts.append((chunk, InitialSolutions(facts, machine, by_units_only=chunk is not None)))
-            known.setdefault(chunk, []).extend(starts[-1][1].by_finish([0.0]))
-    fastest_ms = min(solution.timeline.latency_ms for solutions in known.values() for solution in solutions)
-    if fastest_ms > _NEAR_BOUND * bound_ms:
-        return None
-    for chunk, initial in starts:
-        known[chunk] += initial.published()
+            initial = InitialSolutions(facts, machine, by_units_only=chunk is not None)
+            starts.append((machine_bound_ms(dag, machine), len(starts), chunk, initial))
+    starts.sort()
+    bound_ms = starts[0][0]
+    fastest_ms = math.inf
+    known: dict[int | None, list[Solution]] = {}
+    for make in (lambda initial: initial.by_finish([0.0]), InitialSolutions.published):
+        for machine_ms, _, chunk, initial in starts:
+            if machine_ms < fastest_ms:  # else it cannot be faster
+                known.setdefault(chunk, []).extend(make(initial))
+                fastest_ms = min([fastest_ms, *(s.timeline.latency_ms for s in known[chunk])])
+        if fastest_ms > _NEAR_BOUND * bound_ms:
+            return None
     log.info("search: none, since HEFT with %s is near the bound of %s", format_ms(fastest_ms), format_ms(bound_ms))
     return known
 
