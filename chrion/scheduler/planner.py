@@ -261,26 +261,25 @@ class Planner:
 
     def _remarks_on_alpha(self, limits: Limits, alpha: float | None, chosen: VariantSolution) -> list[str]:
         """Return a remark if alpha changes nothing, with the reason."""
-        if not alpha:
-            return []
-        unchanged = "alpha changes nothing: "
+        reason = self._why_alpha_is_ineffective(limits, chosen) if alpha else ""
+        return [f"alpha changes nothing: {reason}"] if reason else []
+
+    def _why_alpha_is_ineffective(self, limits: Limits, chosen: VariantSolution) -> str:
+        """Return why a price of memory chose the same plan as no price; empty if it chose another one."""
         if self._gpu is None:
-            return [f"{unchanged}there is no accelerator"]
+            return "there is no accelerator"
         if not self._policy.weighs_memory:
-            return [f"{unchanged}policy {self._policy.name} does not weigh memory"]
-        memory = MEMORY_NAMES[self._memory]
+            return f"policy {self._policy.name} does not weigh memory"
         if self._pool is None:
             same = self._solver(self._costs_of(self._graph.dag))(0.0).solution.schedule == chosen.solution.schedule
-            return [f"{unchanged}this policy makes the same plan for alpha 0"] if same else []
-        if not (chosen.meets(limits.slo_ms) and chosen.fits(limits.budget_mb)):
-            return []
+            return "this policy makes the same plan for alpha 0" if same else ""
         fastest = self._pool.select(limits, 0.0)[0]
         if fastest.memory_mb(self._memory) > chosen.memory_mb(self._memory):
-            return []
-        least = self._pool.effective_alpha(limits, fastest)
+            return ""
+        memory, least = MEMORY_NAMES[self._memory], self._pool.effective_alpha(limits, fastest)
         if least is None:
-            return [f"{unchanged}no plan within the limits has less {memory} than the fastest"]
-        return [f"{unchanged}plans with less {memory} than the fastest are preferred from {least:.3g} ms/MB on"]
+            return f"no plan within the limits has less {memory} than the fastest"
+        return f"plans with less {memory} than the fastest are preferred from {least:.3g} ms/MB on"
 
     def _costs_of(self, dag: Dag) -> Costs:
         """Return the costs of the operators of the graph or of one of its variants."""

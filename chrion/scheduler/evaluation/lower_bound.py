@@ -25,8 +25,8 @@ def machine_bound_ms(dag: Dag, costs: Costs) -> float:
 def _bound_ms(dag: Dag, costs: Costs, busy: Sequence[int], streams: int) -> float:
     """Return the longest path, or the least time in which the devices can share all work if that is more.
 
-    There are no handoffs and no copies. While ``j`` cores are busy, an operator that occupies ``w`` of them for ``t`` ms
-    takes ``t * w / j`` ms of the CPU; concurrent operators share the accelerator by what each occupies of it.
+    There are no handoffs and no copies. While ``j`` cores are busy, an operator that occupies ``w`` of them for ``t``
+    ms takes ``t * w / j`` ms of the CPU; concurrent operators share the accelerator by what each occupies of it.
 
     Args:
         dag: The graph.
