@@ -25,13 +25,13 @@ from chrion.profiler import Profile
 from chrion.profiler.machine import this_machine
 from chrion.profiler.synthetic_inputs import synthetic_inputs
 from chrion.report import bench_table, bench_verdict, measured_chart, plan_table, predicted_chart, timeline_html
-from chrion.report.figure_table import FigureTable, key
+from chrion.report.figure_table import Column, FigureTable, key
 from chrion.report.lane_chart import LaneChart
 from chrion.report.tables import best_baseline, compare_latency
 from chrion.runtime import HybridSession
 from chrion.scheduler import Plan, partition
-from chrion.scheduler.evaluation.solution import MEMORY_NAMES
 from chrion.scheduler.planner import Planner
+from chrion.scheduler.priced_memory import MEMORY_NAMES
 from chrion.scheduler.search.alpha import Limits
 from chrion.units import format_count, format_mb, format_ms
 
@@ -141,7 +141,7 @@ def _plan_for_the_papers_machine() -> None:
     with step(f"planning {_PAPER_MODEL}"):
         planner = Planner(graph, profile, cores=_PAPER_CORES)
         fastest = planner.plan(Limits())
-    columns = [key("SLO"), "latency", MEMORY_NAMES["paper"], "alpha, ms/MB", "operators on CPU"]
+    columns: list[Column | str] = [key("SLO"), "latency", MEMORY_NAMES["paper"], "alpha, ms/MB", "operators on CPU"]
     table = FigureTable("The least memory within an SLO", columns)
     for slo_ms in _SLOS_MS:
         plan = planner.plan(Limits(slo_ms))

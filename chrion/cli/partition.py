@@ -38,7 +38,8 @@ from chrion.scheduler import DEFAULT_POLICY, Plan
 from chrion.scheduler import partition as make_plan
 from chrion.scheduler.annotation import write_annotated
 from chrion.scheduler.explain import explain_placement
-from chrion.scheduler.planner import check_memory, check_options
+from chrion.scheduler.planner import check_options
+from chrion.scheduler.priced_memory import check_memory
 
 
 def partition(

@@ -10,8 +10,8 @@ from chrion.benchmark.latency import Timing
 from chrion.lane_numbers import lane_name
 from chrion.profiler.machine import Machine
 from chrion.report.figure_table import Column, FigureTable, key, text
-from chrion.scheduler.evaluation.solution import MEMORIES, MEMORY_NAMES, Memory
 from chrion.scheduler.plan import Plan, Prediction
+from chrion.scheduler.priced_memory import MEMORIES, MEMORY_NAMES, Memory
 from chrion.units import format_count, format_mb, format_ms
 
 #: Range of latency ratios that count as equal: measurements of one session differ by as much.
@@ -113,7 +113,7 @@ def compare_latency(ratio: float) -> str:
         return f"{1 / ratio:.2f} times faster than"
     if ratio <= _LEVEL[1]:
         return "as fast as"
-    return f"{(ratio - 1) * 100:.0f} % slower than"
+    return f"{(ratio - 1) * 100:.0f} % slower than" if ratio < 2 else f"{ratio:.1f} times slower than"
 
 
 #: What a missing native library costs, and what to do.

@@ -28,9 +28,8 @@ from chrion.runtime.requests import MissingInputError, check_arguments, check_ru
 from chrion.runtime.selection.admission import open_model
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.tuning_mode import tuning_mode
-from chrion.scheduler.evaluation.solution import Memory
 from chrion.scheduler.plan import Plan
-from chrion.scheduler.planner import check_memory
+from chrion.scheduler.priced_memory import Memory, check_memory
 from chrion.units import parse_duration_ms, parse_size_mb
 
 

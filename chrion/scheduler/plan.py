@@ -17,7 +17,7 @@ from chrion.graph.reading import read_model
 from chrion.graph.recurrent import unroll
 from chrion.lane_numbers import is_accelerator_lane
 from chrion.profiler.machine import Machine, machine_from_json, machine_to_json
-from chrion.scheduler.evaluation.solution import MEMORIES, Memory
+from chrion.scheduler.priced_memory import MEMORIES, Memory
 from chrion.scheduler.schedule import Schedule
 
 #: The schema of plans without widths, and that of plans with widths, which earlier versions cannot run.

@@ -15,12 +15,13 @@ from chrion.profiler.costs import Costs
 from chrion.profiler.profiles import Profile
 from chrion.scheduler.evaluation.evaluate import Timeline
 from chrion.scheduler.evaluation.lower_bound import lower_bound_ms
-from chrion.scheduler.evaluation.solution import MEMORIES, MEMORY_NAMES, Memory, Problem, VariantSolution
+from chrion.scheduler.evaluation.solution import Problem, VariantSolution
 from chrion.scheduler.plan import Plan, Prediction
 from chrion.scheduler.policies.policy import PlanningTask, Policy, ScheduleFunction
 from chrion.scheduler.policies.registry import DEFAULT_POLICY, POLICIES, find_policy
 from chrion.scheduler.policies.single_device import accelerator_only, cpu_only
 from chrion.scheduler.policies.stages import StageMeter
+from chrion.scheduler.priced_memory import MEMORY_NAMES, Memory, check_memory, priced_memory
 from chrion.scheduler.search.alpha import Limits, best_within, choose, raise_to_fit
 from chrion.scheduler.search.solution_pool import SolutionPool
 from chrion.units import format_mb, format_ms, parse_duration_ms, parse_size_mb
@@ -58,8 +59,8 @@ def partition(  # noqa: PLR0913 - the options of the command of the same name
             limits resident memory with one request in flight (what a device runs out of), not the sum of Equation 4,
             and takes precedence over the SLO.
         memory: The memory that ``alpha`` prices, and of which an SLO alone leaves the least, in the default policy:
-            ``resident`` or ``paper``, the sum of Equation 4; see :func:`priced_memory` for the default. Other policies
-            price memory as published.
+            ``resident``, or ``paper`` for the sum of Equation 4. The default is ``resident`` if the profile has
+            measured accelerator memory, else ``paper``. Other policies price memory as published.
 
     Returns:
         The plan. If no plan meets the SLO, it is the fastest found, and its ``meets_slo`` is false. If none fits the
@@ -163,31 +164,6 @@ def _check_types(graph: object, profile: object) -> None:
     if not isinstance(profile, Profile):
         hint = "chrion.profile(graph) measures one, Profile.load(FILE) reads one"
         raise OptionError(f"profile: expected a Profile, found {profile!r}", hint=hint)
-
-
-def priced_memory(profile: Profile, memory: Memory | None = None) -> Memory:
-    """Return the memory that alpha prices.
-
-    Args:
-        profile: The costs. If its accelerator memory was measured, ``resident`` is the default: it predicts what the
-            accelerator holds. Otherwise ``paper`` is: the published experiments are defined by Equation 4.
-        memory: The choice of the user; None for the default.
-    """
-    return memory or ("resident" if profile.memory_measured else "paper")
-
-
-def check_memory(name: str | None) -> Memory | None:
-    """Return the definition of accelerator memory of a name; None for the default, see :func:`priced_memory`.
-
-    Raises:
-        OptionError: There is no such definition.
-    """
-    if name is None:
-        return None
-    for memory in MEMORIES:
-        if name == memory:
-            return memory
-    raise OptionError(f"unknown memory {name!r}", hint=f"choose one of {', '.join(MEMORIES)}")
 
 
 class Planner:

@@ -12,9 +12,10 @@ from chrion import load
 from chrion.graph import Dag
 from chrion.profiler import Costs, uniform_costs
 from chrion.scheduler import POLICIES, evaluate
-from chrion.scheduler.evaluation.solution import MEMORIES, Memory, Solution, VariantSolution
+from chrion.scheduler.evaluation.solution import Solution, VariantSolution
 from chrion.scheduler.evaluation.validation import check_solution
 from chrion.scheduler.policies.chrion import ChrionPolicy, PortfolioSearch
+from chrion.scheduler.priced_memory import MEMORIES, Memory
 from chrion.scheduler.search.alpha import Limits, best_within
 from chrion.zoo import build
 from helpers import smallest_graph

@@ -41,8 +41,8 @@ from chrion.runtime.live_comparison import LiveComparison
 from chrion.runtime.options.thread_limit import limited_threads
 from chrion.runtime.requests import FastPathMatcher, output_names, prepare_request
 from chrion.scheduler.evaluation.frame_buffers import plan_frame
-from chrion.scheduler.evaluation.solution import MEMORY_NAMES
 from chrion.scheduler.plan import Plan
+from chrion.scheduler.priced_memory import MEMORY_NAMES
 from chrion.units import format_mb, format_ms
 
 log = logging.getLogger(__name__)

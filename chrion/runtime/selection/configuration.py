@@ -27,8 +27,8 @@ from chrion.runtime.options.session_options import (
 )
 from chrion.runtime.options.thread_limit import given_threads
 from chrion.runtime.options.transport import copy_options, options_from_data, options_to_data
-from chrion.scheduler.evaluation.solution import Memory
 from chrion.scheduler.plan import Plan
+from chrion.scheduler.priced_memory import Memory
 
 #: A second session for the same model is opened if the model takes at most this share of the free memory.
 _SHARE_OF_FREE_MEMORY = 1 / 16

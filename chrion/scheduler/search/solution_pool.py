@@ -13,7 +13,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 
-from chrion.scheduler.evaluation.solution import Memory, VariantSolution
+from chrion.scheduler.evaluation.solution import VariantSolution
+from chrion.scheduler.priced_memory import Memory
 from chrion.scheduler.search.alpha import Limits, best_within
 
 #: Returns a solution with another figure of its resident memory.

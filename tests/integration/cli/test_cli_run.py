@@ -140,7 +140,7 @@ def test_the_demo_runs_plans_and_shows_a_model_without_gain(cli: Chrion, monkeyp
     shrink_demo(monkeypatch)
     code, out, err = cli("demo")
     assert code == 0
-    headings = [line.split(":")[0] for line in out.splitlines() if line[:1].isdigit()]
+    headings = [line.split(":")[0] for line in out.splitlines() if re.match(r"\d\. ", line)]
     assert headings == ["1. Run", "2. Plan", "3. When it does not help"]
     assert "largest difference from plain onnxruntime: " in out
     cores = len(physical_cores())
