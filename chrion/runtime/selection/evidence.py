@@ -45,12 +45,12 @@ def _relation(comparison: Comparison, timed: Sequence[CandidateResult], slo_ms: 
     if own_ms == math.inf:
         return f"{winner} was not timed"
     if own_ms <= min(result.latency_ms for result in timed):
-        return "fastest candidate" if len(timed) > 1 else "the only candidate"
+        return "fastest when timed" if len(timed) > 1 else "the only candidate when timed"
     if slo_ms is not None and own_ms <= slo_ms:
-        return f"least accelerator memory within the SLO of {format_ms(slo_ms)}"
+        return f"least accelerator memory within the SLO of {format_ms(slo_ms)} when timed"
     if comparison.interference:
         return f"kept {winner}: the machine was too busy for a reliable comparison"
-    return f"no candidate was sufficiently faster than {winner}"
+    return f"no candidate was faster than {winner} by enough when timed"
 
 
 def _figures(timed: Sequence[CandidateResult]) -> str:

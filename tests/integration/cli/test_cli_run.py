@@ -107,7 +107,7 @@ def test_bench_says_what_the_session_chose(cli: Chrion, model: Path) -> None:
     code, out, _ = cli("bench", str(model), "--rounds", "1")
     assert code == 0
     assert out.startswith("plain onnxruntime on CPUExecutionProvider")
-    assert "hybrid, as predicted" not in out
+    assert "hybrid, predicted" not in out
 
 
 @pytest.mark.parametrize("command", [("run", "--repeat", "2"), ("bench", "--rounds", "1")])
