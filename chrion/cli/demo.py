@@ -84,7 +84,7 @@ def _missing() -> list[str]:
     if len(physical_cores()) < 2:
         lines.append("one CPU core only: a plan needs two or more to be faster than plain onnxruntime")
     if not available():
-        lines.append("native lanes are missing: plans run on Python threads and take longer; see chrion devices")
+        lines.append("native lanes are missing: plans run on Python threads and are slower; see chrion devices")
     return lines
 
 

@@ -106,7 +106,7 @@ def test_a_slow_plan_is_replaced_while_it_is_slow(plans: Plans, how: str) -> Non
         assert not engines_of(session).diversion.one_thread.is_open
         plans.plan_ms = 100.0
         serve_until(session, plain=True, how=how)
-        assert "at present a plain session of one thread serves: on live requests the plan" in session.explain()
+        assert "a single-threaded plain session serves at present: on live requests the plan" in session.explain()
         assert session.plan is not None
         plans.plan_ms = 20.0
         serve_until(session, plain=False, how=how)

@@ -18,6 +18,7 @@ from chrion.runtime.selection.decisions import TimedCandidate
 from chrion.runtime.selection.guard import Candidate, CandidateResult, Comparison
 from chrion.runtime.selection.selector import EngineSelector
 from chrion.scheduler import Prediction, fixed_plan
+from chrion.scheduler.priced_memory import Memory
 from helpers import alternating_lanes, assert_same_as_plain, branches
 from seams.sessions import decide_by, replace_step
 from tuning_support import alternate, invented_profile
