@@ -126,7 +126,7 @@ def test_a_slow_session_of_several_threads_is_replaced(monkeypatch: pytest.Monke
         assert isinstance(engine_of(session), PlainEngine)
         plans.plan_ms = 100.0
         serve_until(session, plain=True)
-        assert "on live requests the session above takes longer" in session.explain()
+        assert "on live requests the session above is slower" in session.explain()
 
 
 def test_a_session_tuned_now_doubts_the_decision_for_later_ones(plans: Plans) -> None:

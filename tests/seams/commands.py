@@ -85,6 +85,12 @@ def shrink_demo(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "zoo", SimpleNamespace(build=build))
 
 
+def lack_cores_and_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let ``chrion demo`` find one core, and no native lanes."""
+    monkeypatch.setattr(demo, "physical_cores", lambda: (0,))
+    monkeypatch.setattr(demo, "available", lambda: False)
+
+
 def offer_providers(monkeypatch: pytest.MonkeyPatch, reasons: Mapping[str, str | None]) -> None:
     """Let onnxruntime offer these execution providers, each with the reason why it does not work, or None."""
     monkeypatch.setattr(ort, "get_available_providers", lambda: list(reasons))

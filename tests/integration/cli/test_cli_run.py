@@ -14,7 +14,7 @@ from chrion import Plan, Profile
 from chrion.cores import physical_cores
 from command_line import PAPER, Chrion, assert_each_refused
 from helpers import FLOAT, free_branches, make_model, node, value
-from seams.commands import note_sessions, offer_providers, shrink_demo
+from seams.commands import lack_cores_and_lanes, note_sessions, offer_providers, shrink_demo
 
 
 def test_from_a_model_to_a_checked_run(cli: Chrion) -> None:
@@ -150,5 +150,17 @@ def test_the_demo_runs_plans_and_shows_a_model_without_gain(cli: Chrion, monkeyp
     assert {"accelerator only", "CPU only", "chrion"} <= {line.split("  ")[0] for line in out.splitlines()}
     slos = [line.split() for line in out.splitlines() if re.match(r"[3-6][05]\.0 ms ", line)]
     assert [float(row[0]) for row in slos] == [35, 40, 45, 50, 55, 60]
+    assert "native lanes are missing" not in out
     assert out.rstrip().endswith("HybridSession keeps the plain session where no plan is faster")
     assert '"schema":"chrion.timeline/1"' in Path("timeline.html").read_text(encoding="utf-8")
+
+
+def test_the_demo_says_what_is_missing(cli: Chrion, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one core and without native lanes, the demo names both before it starts, and runs all the same."""
+    shrink_demo(monkeypatch)
+    lack_cores_and_lanes(monkeypatch)
+    code, out, _ = cli("demo")
+    assert code == 0
+    first, second = out.splitlines()[:2]
+    assert first.startswith("one CPU core only: ")
+    assert second.startswith("native lanes are missing: ")
