@@ -27,7 +27,7 @@ PACKAGES: Layers = (
 #: The same inside two packages; modules that are not listed belong to the highest layer.
 INSIDE: dict[str, Layers] = {
     "scheduler": (
-        ("schedule",),
+        ("schedule", "priced_memory"),
         ("plan",),
         ("evaluation",),
         ("policies",),  # published policies and their helpers
