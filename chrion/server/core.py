@@ -27,6 +27,7 @@ from chrion.cores import pin
 from chrion.graph.opened_model import OpenedModel
 from chrion.graph.ort_sessions import first_line
 from chrion.manager import Action, Load, ModelManager, Reason, Refuse, Request, Run, Unload
+from chrion.manager.records import HOST
 from chrion.manager.residency import Place
 from chrion.server import batching
 from chrion.server.failures import ModelRemoved, RequestFailure, Status, invalid, refusal
@@ -34,6 +35,7 @@ from chrion.server.grace import Grace
 from chrion.server.repository import Key, ServedVersion, file_states
 from chrion.server.request_memory import ByteAccount
 from chrion.server.sessions import Session, is_out_of_memory
+from chrion.server.shared_arena import SharedArena, missing_bytes
 from chrion.server.statistics import ModelStatistics
 from chrion.server.tensors import Array, TensorSpec, check_input
 
@@ -139,6 +141,8 @@ class ServingCore:
         self.manager = manager
         self.models: dict[Key, Served] = {}
         self.account = ByteAccount(request_bytes)
+        self._arena = SharedArena(manager.memory.budgets[HOST] + request_bytes)
+        self._swept = True
         self.lane_busy_ms = dict.fromkeys(cores, 0.0)
         self.slot_busy_ms = 0.0
         self.refused: dict[Reason, int] = dict.fromkeys(Reason, 0)
@@ -394,6 +398,7 @@ class ServingCore:
 
     def _finished(self, served: Served, run: Run, batch: list[_Pending], done: Future[batching.BatchResult]) -> None:
         now = _now_ms()
+        self._swept = False
         for core in run.cores:
             self.lane_busy_ms[core] += now - run.started_ms
         self.slot_busy_ms += run.slots * (now - run.started_ms)
@@ -402,7 +407,7 @@ class ServingCore:
             self._deliver(served, run, batch, done.result(), now)
         else:
             for pending in batch:
-                self._fail(pending, _run_failure(served, error))
+                self._fail(pending, _run_failure(served, error, self._arena.limit))
         took = None if error else now - run.started_ms
         self._apply(self.manager.finish(now, run.id, took))
         self._forget_if_unused(served)
@@ -460,6 +465,9 @@ class ServingCore:
         while True:
             await asyncio.sleep(_TICK_S)
             self._advance()
+            if not self._swept:
+                self._swept = True
+                self._loader.submit(self._arena.sweep)
 
 
 def _check(
@@ -481,9 +489,16 @@ def _check(
     return tuple(offered[name] for name in dict.fromkeys(outputs)) if outputs else version.outputs
 
 
-def _run_failure(served: Served, error: BaseException) -> RequestFailure:
-    """Return the failure of a request whose run raised."""
+def _run_failure(served: Served, error: BaseException, limit: int) -> RequestFailure:
+    """Return the failure of a request whose run raised; with the limit of the memory of models and requests."""
     text = f"model {served.version.name!r}: {first_line(error) or type(error).__name__}"
+    missing = missing_bytes(error)
+    if missing is not None:
+        text = (
+            f"model {served.version.name!r}: no memory for a value of {missing} bytes: models and requests have {limit}"
+        )
+        status = Status.OVERLOADED if missing <= limit else Status.TOO_LARGE
+        return RequestFailure(status, text, retry_s=1.0 if missing <= limit else None)
     if type(error).__name__ == "InvalidArgument":
         return RequestFailure(Status.INVALID, text)
     if is_out_of_memory(error):
