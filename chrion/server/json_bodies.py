@@ -1,14 +1,15 @@
 """Bounded parsing of JSON bodies.
 
-A parser in C holds the GIL, and with it the event loop, as long as it parses, whatever thread it runs in. So no call gets
-more than a small document. The numbers of tensors, which are what makes honest bodies large, are cut out of a body and
-become arrays piece by piece (:mod:`chrion.server.number_text`); what remains of it has few values.
+A parser in C holds the GIL, and with it the event loop, as long as it parses, whatever thread it runs in. So no call
+gets more than a small document. The numbers of tensors, which are what makes honest bodies large, are cut out of a body
+and become arrays piece by piece (:mod:`chrion.server.number_text`); what remains of it has few values.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from chrion.files import parse_json
@@ -49,7 +50,7 @@ def parse_body(document: bytes | memoryview, take: Take, what: str = "the body")
         RequestFailure: It is too large, or not JSON.
     """
     if len(document) > _MOST_BYTES:
-        text = f"{what} has {len(document)} bytes of JSON beside long lists of numbers, more than {_MOST_BYTES}"
+        text = f"{what} has {len(document)} bytes of JSON beside the numbers of tensors, more than {_MOST_BYTES}"
         raise RequestFailure(Status.TOO_LARGE, f"{text}: {_HINT}")
     content = bytes(document)
     take(json_bytes(content, what))
@@ -81,7 +82,8 @@ def parse_tensors(document: memoryview, take: Take) -> Any:
     if any(word in part for word in (b"NaN", b"Infinity") for part in parts):
         return parse_body(document, take)  # the parser could not tell these from the placeholders
     # The parser calls a function for each constant that JSON does not have, in the order of the text.
-    numbers = iter([NumberText(document[start:end], take) for start, end in spans])
+    texts = (document[start:end] for start, end in spans)
+    numbers = iter([NumberText(text, take, partial(parse_body, text, take, "data")) for text in texts])
     content = b"NaN".join(parts)
     take(json_bytes(content))
     return _parse(content, constant=lambda _: next(numbers))

@@ -24,11 +24,21 @@ _MOST_DEPTH = 64
 
 @dataclass(frozen=True, slots=True)
 class NumberText:
-    """A list of numbers that has not been parsed, or another text without strings and objects."""
+    """A list of numbers that has not been parsed, or another text without strings and objects.
+
+    Attributes:
+        text: The text.
+        take: Takes the memory of what the text becomes, in bytes; raises RequestFailure.
+        parse: Returns the data of the text if it is a small list; raises RequestFailure otherwise.
+    """
 
     text: memoryview
-    #: Takes the bytes of what the text becomes.
     take: Callable[[int], None]
+    parse: Callable[[], Any]
+
+    def count(self) -> int:
+        """Return the number of elements of a list that has any."""
+        return 1 + sum(bytes(self.text[at : at + _WINDOW]).count(b",") for at in range(0, len(self.text), _WINDOW))
 
     def read(
         self, shape: Sequence[int], elements: int, dtype: np.dtype[Any], convert: Callable[[list[Any]], Any]
@@ -43,6 +53,9 @@ class NumberText:
 
         Returns:
             A flat array; None if the text is another list, or no JSON.
+
+        Raises:
+            RequestFailure: As ``take`` and ``convert`` raise it.
         """
         levels = self._levels(shape, elements)
         if not levels:
@@ -67,15 +80,11 @@ class NumberText:
 
     def _levels(self, shape: Sequence[int], elements: int) -> int:
         """Return the depth of the list: 1 if it is flat, or that of the shape; 0 for every other list."""
-        parts, size = [], 0
-        for at in range(0, len(self.text), _WINDOW):
-            parts.append(bytes(self.text[at : at + _WINDOW]).translate(None, _NO_STRUCTURE))
-            size += parts[-1].count(b",")
-        if size + 1 != elements:
+        windows = (bytes(self.text[at : at + _WINDOW]) for at in range(0, len(self.text), _WINDOW))
+        structure = b"".join([window.translate(None, _NO_STRUCTURE) for window in windows])
+        if not elements or len(structure) <= elements:
             return 0
-        structure = b"".join(parts)
-        flat = b"[" + b"," * size + b"]"
-        if structure == flat:
+        if structure == b"[" + b"," * (elements - 1) + b"]":
             return 1
         nested = b""
         for length in reversed(shape):

@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 
 from chrion.server.failures import invalid
-from chrion.server.json_bodies import parse_body
 from chrion.server.number_text import NumberText
 
 Array = npt.NDArray[Any]
@@ -146,11 +145,13 @@ def from_json(name: str, datatype: str, shape: Sequence[int], data: Any) -> Arra
     if datatype == "BF16":
         raise invalid(f"tensor {name!r}: BF16 must be sent as binary data")
     if isinstance(data, NumberText):
-        convert = functools.partial(_array, name, datatype)
-        found = data.read(shape, elements, DTYPES[datatype], convert)
+        count = data.count()
+        if elements and count != elements:
+            raise invalid(f"tensor {name!r}: expected {elements} elements for shape {list(shape)}, found {count}")
+        found = data.read(shape, elements, DTYPES[datatype], functools.partial(_array, name, datatype))
         if found is not None:
             return found.reshape(shape)
-        data = parse_body(data.text, data.take, f"tensor {name!r}: data")
+        data = data.parse()
     if not isinstance(data, list):
         raise invalid(f"tensor {name!r}: data: expected a list")
     flat = _flatten(name, data, elements)
