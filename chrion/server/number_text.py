@@ -88,7 +88,7 @@ class NumberText:
             return 1
         nested = b""
         for length in reversed(shape):
-            nested = b"[" + b",".join([nested] * length) + b"]"
+            nested = b"[" + ((nested + b",") * length)[:-1] + b"]"
         return len(shape) if len(shape) <= _MOST_DEPTH and structure == nested else 0
 
     def _pieces(self) -> Iterator[str]:
