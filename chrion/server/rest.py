@@ -319,7 +319,11 @@ class RestService:
                 body.clear()
                 await _discard(stream)
                 raise RequestFailure(Status.TOO_LARGE, f"the body has more than {most} bytes")
-            take(len(part))
+            try:
+                take(len(part))
+            except RequestFailure:
+                body.clear()  # before other requests may take its memory
+                raise
             body += part
         encoding = request.headers.get("content-encoding", "").lower()
         if not encoding:

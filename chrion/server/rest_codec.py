@@ -79,8 +79,13 @@ def decompress(body: bytearray, encoding: str, most: int, take: Callable[[int], 
         if not (given or part):
             raise invalid(f"the {encoding} body is truncated")
         if len(content) + len(part) > most:
+            content.clear()
             raise RequestFailure(Status.TOO_LARGE, f"the body has more than {most} bytes when decompressed")
-        take(len(part))
+        try:
+            take(len(part))
+        except RequestFailure:
+            content.clear()  # before other requests may take its memory
+            raise
         content += part
     return content
 
