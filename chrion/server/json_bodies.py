@@ -70,7 +70,9 @@ def parse_tensors(document: memoryview, take: Take) -> Any:
     Raises:
         RequestFailure: It is too large, or not JSON.
     """
-    spans = [] if len(document) <= _SMALL else list(_number_lists(document))
+    if len(document) <= _SMALL:
+        return parse_body(document, take)
+    spans = list(_number_lists(document))
     starts, ends = [0, *(end for _, end in spans)], [*(start for start, _ in spans), len(document)]
     size = sum(end - start for start, end in spans)
     if size > _MOST_NUMBER_BYTES:

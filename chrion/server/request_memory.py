@@ -27,9 +27,6 @@ class ByteAccount:
         Raises:
             RequestFailure: The limit is exceeded; nothing is taken.
         """
-        if size > self.limit:
-            text = f"the request needs {size} bytes of memory at once, and all requests have {self.limit}"
-            raise RequestFailure(Status.TOO_LARGE, text)
         with self._lock:
             if self.used + size > self.limit:
                 raise RequestFailure(Status.OVERLOADED, "the requests in flight use too much memory", retry_s=1.0)
@@ -58,11 +55,16 @@ class RequestMemory:
         """Take bytes.
 
         Raises:
-            RequestFailure: The limit of all requests is exceeded, or the request has ended; nothing is taken.
+            RequestFailure: The limit of all requests is exceeded, by this one alone or by all of them, or the request has
+                ended; nothing is taken.
         """
         with self._lock:
             if self._released:  # a thread still works for a client that has left
                 raise RequestFailure(Status.CANCELLED, "the request has ended")
+            needed, limit = self._taken + size, self._account.limit
+            if needed > limit:
+                text = f"the request needs {needed} bytes of memory, and all requests together have {limit}"
+                raise RequestFailure(Status.TOO_LARGE, text)
             self._account.take(size)
             self._taken += size
 

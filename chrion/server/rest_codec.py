@@ -6,7 +6,6 @@ it the data of the binary tensors in their order.
 
 from __future__ import annotations
 
-import json
 import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -136,15 +135,15 @@ def build_response(
     if request.id:
         document["id"] = request.id
     document["outputs"] = []
-    text, parts = [_dump(document)[:-2]], []
+    text, parts = [tensors.compact_json(document)[:-2]], []
     for at, (spec, array) in enumerate(found):
         entry: dict[str, Any] = {"name": spec.name, "datatype": spec.datatype, "shape": list(array.shape)}
         text.append("," if at else "")
         if request.outputs.get(spec.name, request.binary):
             parts.append(tensors.to_raw(spec.datatype, array))
-            text.append(_dump(entry | {"parameters": {"binary_data_size": len(parts[-1])}}))
+            text.append(tensors.compact_json(entry | {"parameters": {"binary_data_size": len(parts[-1])}}))
         else:
-            text += [_dump(entry)[:-1], ',"data":[', *tensors.json_text(spec.datatype, array), "]}"]
+            text += [tensors.compact_json(entry)[:-1], ',"data":[', *tensors.json_text(spec.datatype, array), "]}"]
     header = "".join([*text, "]}"]).encode()
     return b"".join([header, *parts]) if parts else header, len(header) if parts else None
 
@@ -173,10 +172,6 @@ def refuse_tensor_parameters(name: str, parameters: Mapping[str, Any]) -> None:
     for key, reason in _REFUSED_TENSOR_PARAMETERS.items():
         if parameters.get(key):
             raise RequestFailure(Status.UNSUPPORTED, f"tensor {name!r}: {reason}")
-
-
-def _dump(document: Mapping[str, Any]) -> str:
-    return json.dumps(document, separators=(",", ":"))
 
 
 def _read_parameters(request: InferenceRequest, parameters: Mapping[str, Any]) -> None:

@@ -56,6 +56,8 @@ DATATYPES = {
     "tensor(bfloat16)": "BF16",
     "tensor(string)": "BYTES",
 }
+#: Returns data as JSON without spaces; json.dumps would make an encoder in each call.
+compact_json = json.JSONEncoder(separators=(",", ":")).encode
 _MOST_DIMENSIONS = 64
 #: Elements that are converted in one call, which holds the GIL.
 _PIECE = 1 << 12
@@ -167,7 +169,7 @@ def json_text(datatype: str, array: Array) -> Iterator[str]:
         piece = flat[at : at + _PIECE]
         if datatype == "BF16":
             piece = (np.asarray(piece, np.uint32) << 16).view(np.float32)
-        yield ("," if at else "") + json.dumps(piece.tolist(), separators=(",", ":"))[1:-1]
+        yield ("," if at else "") + compact_json(piece.tolist())[1:-1]
 
 
 def from_contents(name: str, datatype: str, shape: Sequence[int], values: Sequence[Any]) -> Array:
