@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 
+#: Functions of this type run without the GIL, unlike attributes of ``ctypes.pythonapi``: trimming takes milliseconds.
+_PROTOTYPE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_size_t)
+
 
 def trim() -> None:
     """Return freed memory to the operating system; do nothing if the C library is not glibc.
@@ -13,4 +16,4 @@ def trim() -> None:
     small model the fragments take 5 to 10 MB, about as much as its session.
     """
     with contextlib.suppress(AttributeError):
-        ctypes.pythonapi.malloc_trim(0)
+        _PROTOTYPE(("malloc_trim", ctypes.pythonapi))(0)

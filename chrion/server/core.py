@@ -24,6 +24,7 @@ from typing import Any
 from chrion.cores import pin
 from chrion.graph.ort_sessions import first_line
 from chrion.manager import Action, Load, ModelManager, Reason, Refuse, Request, Run, Unload
+from chrion.manager.records import HOST
 from chrion.manager.residency import Place
 from chrion.runtime.options.terminable import TerminableRunOptions
 from chrion.server import batching
@@ -33,6 +34,7 @@ from chrion.server.repository import Key, ServedVersion, file_states
 from chrion.server.request_memory import ByteAccount
 from chrion.server.run_watch import RunWatch, WatchedRun
 from chrion.server.sessions import OpenedFiles, Session, is_out_of_memory
+from chrion.server.shared_arena import SharedArena, missing_bytes
 from chrion.server.statistics import ModelStatistics
 from chrion.server.tensors import Array, TensorSpec, check_request
 from chrion.server.trials import try_session
@@ -151,6 +153,8 @@ class ServingCore:
         #: Versions that are tried before they replace those of ``models``.
         self.candidates: dict[Key, Served] = {}
         self.account = ByteAccount(request_bytes)
+        self._arena = SharedArena(manager.memory.budgets[HOST] + request_bytes)
+        self._swept = True
         self.lane_busy_ms = dict.fromkeys(cores, 0.0)
         self.slot_busy_ms = 0.0
         self.refused: dict[Reason, int] = dict.fromkeys(Reason, 0)
@@ -495,6 +499,7 @@ class ServingCore:
     def _finished(self, served: Served, run: Run, batch: list[_Pending], done: Future[batching.BatchResult]) -> None:
         self._watch.remove(run.id)
         now = _now_ms()
+        self._swept = False
         for core in run.cores:
             self.lane_busy_ms[core] += now - run.started_ms
         self.slot_busy_ms += run.slots * (now - run.started_ms)
@@ -515,7 +520,7 @@ class ServingCore:
         answered = []
         for pending, found in zip(batch, result.outputs, strict=True):
             if isinstance(found, Exception):
-                self._fail(pending, _run_failure(served, found))
+                self._fail(pending, _run_failure(served, found, self._arena.limit))
             else:
                 answered.append((pending, found))
         if answered:
@@ -579,6 +584,9 @@ class ServingCore:
         while True:
             await asyncio.sleep(_TICK_S)
             self._advance()
+            if not self._swept:
+                self._swept = True
+                self._loader.submit(self._arena.sweep)
 
 
 def _check_unchanged(version: ServedVersion) -> None:
@@ -586,9 +594,16 @@ def _check_unchanged(version: ServedVersion) -> None:
         raise RuntimeError("its files have changed since it was added; add it again")
 
 
-def _run_failure(served: Served, error: BaseException) -> RequestFailure:
-    """Return the failure of a request whose run raised."""
+def _run_failure(served: Served, error: BaseException, limit: int) -> RequestFailure:
+    """Return the failure of a request whose run raised; with the limit of the memory of models and requests."""
     text = f"model {served.version.name!r}: {first_line(error) or type(error).__name__}"
+    missing = missing_bytes(error)
+    if missing is not None:
+        text = (
+            f"model {served.version.name!r}: no memory for a value of {missing} bytes: models and requests have {limit}"
+        )
+        status = Status.OVERLOADED if missing <= limit else Status.TOO_LARGE
+        return RequestFailure(status, text, retry_s=1.0 if missing <= limit else None)
     if type(error).__name__ == "InvalidArgument":
         return RequestFailure(Status.INVALID, text)
     if is_out_of_memory(error):

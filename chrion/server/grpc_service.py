@@ -38,6 +38,8 @@ log = logging.getLogger("chrion.server")
 _FINAL = "triton_final_response"
 #: Time within which the message of a call must have arrived, in seconds, and the speed by which the largest has longer.
 _MESSAGE_S, _MESSAGE_BYTES_PER_S = 20.0, 1_000_000
+#: Bytes of a request that is not one for inference.
+_MOST_OPTIONS = 1 << 18
 _CHANNEL_OPTIONS = (
     ("grpc.so_reuseport", 0),
     ("grpc.keepalive_time_ms", 60_000),  # finds peers that are gone
@@ -133,8 +135,8 @@ class GrpcService:
         if self._tracer is None:
             return
         about = {}
-        with contextlib.suppress(DecodeError):
-            request = message("ModelInferRequest").FromString(content)
+        with contextlib.suppress(RequestFailure):
+            request = grpc_codec.parse_request(content).head
             about = {"model": request.model_name[:200], "version": request.model_version, "request_id": request.id}
         carrier = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
         timing = Timing.of_header(answer.headers.get(SERVER_TIMING, "")) if answer else None
@@ -142,7 +144,7 @@ class GrpcService:
 
     async def _run(self, content: bytes, remaining_ms: float, memory: RequestMemory) -> Answer:
         """Serve an inference request, given as bytes."""
-        memory.take(2 * len(content))  # with its arrays
+        memory.take(len(content))
         answer = await self._target.infer_grpc(content, remaining_ms)
         memory.take(len(answer.content))
         return answer
@@ -189,37 +191,37 @@ class GrpcService:
             found.infer_response.MergeFromString(answer.content)
         except RequestFailure as failure:
             found.error_message = failure.message
-            with contextlib.suppress(DecodeError):
-                found.infer_response.id = message("ModelInferRequest").FromString(content).id
+            with contextlib.suppress(RequestFailure):
+                found.infer_response.id = grpc_codec.parse_request(content).head.id
         return found
 
     def _texts(self, content: bytes) -> AsyncGenerator[Any, None] | None:
         """Return the responses to a request of a stream, if it may have several."""
         if self._generation is None:
             return None
-        with contextlib.suppress(DecodeError):
-            given = message("ModelInferRequest").FromString(content)
-            decoder = find_decoder(self._generation, given.model_name, given.model_version)
-            if decoder is not None and not has_cache(entry.name for entry in given.inputs):
-                return self._generate(decoder, given, 2 * len(content))
+        with contextlib.suppress(RequestFailure):
+            given = grpc_codec.parse_request(content)
+            decoder = find_decoder(self._generation, given.head.model_name, given.head.model_version)
+            if decoder is not None and not has_cache(entry.name for entry in given.head.inputs):
+                return self._generate(decoder, given, len(content))
         return None
 
-    async def _generate(self, decoder: ProtocolDecoder, given: Any, size: int) -> AsyncGenerator[Any, None]:
+    async def _generate(
+        self, decoder: ProtocolDecoder, given: grpc_codec.WireRequest, size: int
+    ) -> AsyncGenerator[Any, None]:
         """Yield the responses of a decoder; a failure is the last of them."""
-        account, kind = self._target.account, message("ModelStreamInferResponse")
+        kind = message("ModelStreamInferResponse")
         try:
-            account.take(size)
-            try:
-                request = grpc_codec.read_request(given)
+            with RequestMemory(self._target.account) as memory:
+                memory.take(size + given.parsed_bytes)
+                request = grpc_codec.read_request(given, memory.take)
                 async with contextlib.aclosing(decoder.stream(request)) as found:
                     async for outputs, final in found:
                         response = grpc_codec.build_response(request, decoder.model, outputs)
                         response.parameters[_FINAL].bool_param = final
                         yield kind(infer_response=response)
-            finally:
-                account.give(size)
         except RequestFailure as failure:
-            response = kind(error_message=failure.message, infer_response={"id": given.id})
+            response = kind(error_message=failure.message, infer_response={"id": given.head.id})
             response.infer_response.parameters[_FINAL].bool_param = True
             yield response
 
@@ -311,6 +313,8 @@ def _serialise(found: Any) -> bytes:
 
 
 def _parse(kind: Any, content: bytes) -> Any:
+    if len(content) > _MOST_OPTIONS:  # its parser would hold the event loop
+        raise RequestFailure(Status.TOO_LARGE, f"the request has more than {_MOST_OPTIONS} bytes")
     try:
         return kind.FromString(content)
     except DecodeError as error:
