@@ -17,6 +17,13 @@ def markdown_table(rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def table_rows(page: str, name: str) -> list[list[str]]:
+    """Return the cells of each row of the tables in a section, heads included; none without the section."""
+    _, _, rest = page.partition(f"<!-- begin: {name} -->")
+    lines = rest.partition(f"<!-- end: {name} -->")[0].splitlines()
+    return [line.removeprefix("| ").removesuffix(" |").split(" | ") for line in lines if line.startswith("| ")]
+
+
 def fill_sections(page: str, contents: Mapping[str, str]) -> str:
     """Return the page with its sections replaced; contents for which it has no section are left out.
 
