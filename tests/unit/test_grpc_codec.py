@@ -17,7 +17,8 @@ from chrion.server.tensors import TensorSpec
 
 
 def request(**fields: Any) -> Any:
-    found = message("ModelInferRequest")(model_name="m", **fields)
+    """Return a request that is too large to be parsed as a whole."""
+    found = message("ModelInferRequest")(model_name="m" * 5000, **fields)
     found.inputs.add(name="x", datatype="FP32", shape=[2])
     return found
 
