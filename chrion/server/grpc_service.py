@@ -22,7 +22,6 @@ from chrion.server.connections import READ_BYTES_PER_S, READ_S
 from chrion.server.core import SERVER_TIMING, Timing
 from chrion.server.failures import RequestFailure, Status, invalid
 from chrion.server.generation_service import GenerationService
-from chrion.server.grpc_deadlines import TimedHandlers, message_received
 from chrion.server.grpc_health import HealthService
 from chrion.server.grpc_messages import SERVICE, message, methods
 from chrion.server.grpc_stream import StreamedRequests
@@ -45,7 +44,7 @@ _CHANNEL_OPTIONS = (
     ("grpc.keepalive_time_ms", 60_000),  # finds peers that are gone
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.server_handshake_timeout_ms", 20_000),
-    ("grpc.max_connection_idle_ms", 60_000),  # without a call; clients connect again by themselves
+    ("grpc.max_connection_idle_ms", 30_000),  # it may take twice as long; clients connect again by themselves
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
 )
 
@@ -85,25 +84,28 @@ class GrpcService:
             "RepositoryModelUnload": self._unload,
         }
 
-    def handlers(self) -> Any:
-        """Return the handlers of all methods."""
+    def handlers(self, message_s: float) -> Any:
+        """Return the handlers of all methods.
+
+        Args:
+            message_s: Time within which the message of a call must have arrived, in seconds.
+        """
         found = {}
         for name, method in methods().items():
             request, response = message(method.input_type.name), message(method.output_type.name)
             if name == "ModelStreamInfer":
                 make = grpc.stream_stream_rpc_method_handler
                 call: Callable[..., Any] = self._stream
-            elif name == "ModelInfer":
-                make, call = grpc.unary_unary_rpc_method_handler, self._infer
             else:
-                make = grpc.unary_unary_rpc_method_handler
-                call = functools.partial(self._answer, name, request, response)
+                # As calls of one message they would not reach a handler, which can end them, before their message.
+                make = grpc.stream_unary_rpc_method_handler
+                answer = functools.partial(self._answer, name, request, response)
+                call = functools.partial(_receive, self._infer if name == "ModelInfer" else answer, message_s)
             # Messages are parsed by the handlers, which answer damaged ones with INVALID_ARGUMENT.
             found[name] = make(call, request_deserializer=None, response_serializer=_serialise)
         return grpc.method_handlers_generic_handler(SERVICE, found)
 
     async def _answer(self, name: str, request: Any, response: Any, content: bytes, context: Any) -> Any:
-        message_received()
         try:
             if name not in self._open:
                 self._authorise(context)
@@ -114,7 +116,6 @@ class GrpcService:
             await _abort(context, failure)
 
     async def _infer(self, content: bytes, context: Any) -> Any:
-        message_received()
         began_ns = time.time_ns()
         try:
             self._authorise(context)
@@ -292,9 +293,9 @@ def bind_grpc(
         ("grpc.max_allowed_incoming_connections", options.max_connections),
     )
     server = grpc.aio.server(options=(*_CHANNEL_OPTIONS, *limits), maximum_concurrent_rpcs=options.max_connections)
-    handlers = GrpcService(target, options.token, tracer, generation).handlers()
     limit_s = _MESSAGE_S + options.body_bytes / _MESSAGE_BYTES_PER_S
-    server.add_generic_rpc_handlers((TimedHandlers(handlers, limit_s),))
+    handlers = GrpcService(target, options.token, tracer, generation).handlers(limit_s)
+    server.add_generic_rpc_handlers((handlers,))
     add_HealthServicer_to_server(HealthService(target), server)
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
@@ -306,6 +307,18 @@ def bind_grpc(
     except (RuntimeError, OSError) as error:
         raise OptionError(f"--grpc {address}: cannot be bound") from error
     return server, int(bound)
+
+
+async def _receive(answer: Callable[..., Awaitable[Any]], limit_s: float, _: Any, context: Any) -> Any:
+    """Receive the message of a call with one message, and return the answer to it."""
+    try:
+        async with asyncio.timeout(limit_s):
+            content = await context.read()
+    except TimeoutError:
+        await _abort(context, RequestFailure(Status.TIMED_OUT, "the message of the call is incomplete"))
+    if content is grpc.aio.EOF:
+        await _abort(context, invalid("the call has no message"))
+    return await answer(content, context)
 
 
 def _serialise(found: Any) -> bytes:

@@ -25,7 +25,6 @@ SERVER = (
     "disconnects",
     "generation_service",
     "grace",
-    "grpc_deadlines",
     "grpc_health",
     "grpc_service",
     "grpc_stream",
