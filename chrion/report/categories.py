@@ -1,8 +1,10 @@
 """Categories of operators, by type or by layer, and the colours and hatches that distinguish them in pictures.
 
-The seven colours are those of Okabe and Ito ("Color Universal Design", 2008) without black: readers with a common form
-of colour blindness can tell them apart. Colours repeat with another hatch when they run out, so 21 categories have
-marks of their own; the remaining ones share the neutral colour.
+There are seven colours for a white background and seven for a dark one; the latter are those of Okabe and Ito ("Color
+Universal Design", 2008) without black. Each has a contrast of at least 3:1 to its background, as WCAG 2.1 asks of
+graphics (criterion 1.4.11), and readers with a common form of colour blindness can tell them apart. Colours repeat with
+another hatch, in the colour of the background, when they run out, so 21 categories have marks of their own; the
+remaining ones share the neutral colour.
 """
 
 from __future__ import annotations
@@ -11,14 +13,16 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-#: Colours in the order in which categories take them.
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
-#: The colours on which white is easier to read than black.
-_DARK = ("#0072B2",)
+#: Colours on white, in the order in which categories take them.
+COLOURS = ("#1A5FB4", "#B58900", "#006D45", "#D45D94", "#2F97C8", "#A12C00", "#4B2A85")
+#: Colours on :data:`DARK_BACKGROUND`.
+DARK_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
+BACKGROUND, DARK_BACKGROUND = "#FFFFFF", "#15181D"
 #: Hatches, as matplotlib names them; every colour is used with the first before any is used with the second.
 HATCHES = ("", "////", "....")
 #: The colour of the categories that share one mark, and of copies.
-OTHER_COLOUR, COPY_COLOUR = "#BBBBBB", "#555555"
+OTHER_COLOUR, COPY_COLOUR = "#6E6E6E", "#444444"
+DARK_OTHER_COLOUR, DARK_COPY_COLOUR = "#7A7A7A", "#DADADA"
 #: Categories with marks of their own.
 MAX_CATEGORIES = len(COLOURS) * len(HATCHES)
 
@@ -79,11 +83,11 @@ def categorise(labels: Sequence[str], weights: Sequence[float], *, by_weight: bo
 
 
 def mark(category: int) -> tuple[str, str, str]:
-    """Return the colour, the hatch and the colour of the hatch's lines for a category's index."""
+    """Return the colour on white, the colour on the dark background, and the hatch for a category's index."""
     if category >= MAX_CATEGORIES:
-        return OTHER_COLOUR, "", "#000000"
-    colour = COLOURS[category % len(COLOURS)]
-    return colour, HATCHES[category // len(COLOURS)], "#FFFFFF" if colour in _DARK else "#000000"
+        return OTHER_COLOUR, DARK_OTHER_COLOUR, ""
+    at = category % len(COLOURS)
+    return COLOURS[at], DARK_COLOURS[at], HATCHES[category // len(COLOURS)]
 
 
 def layer_name(operator: str) -> str:

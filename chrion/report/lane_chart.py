@@ -13,6 +13,8 @@ from chrion.units import format_ms
 
 #: Charts whose latencies differ by a greater factor have separate time scales by default.
 _COMMON_SCALE = 3.0
+#: An SLO greater than the latency by more than this factor is outside the time axis: the chart would be mostly empty.
+_SLO_SCALE = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,14 @@ def share_scale(charts: Sequence[LaneChart]) -> bool:
     """Return whether one time scale suits all charts: no latency is more than three times another."""
     latencies = [chart.latency_ms for chart in charts if chart.latency_ms > 0]
     return not latencies or max(latencies) <= _COMMON_SCALE * min(latencies)
+
+
+def axis_end_ms(chart: LaneChart, slo_ms: float | None) -> float:
+    """Return the end of a chart's time axis in ms, after its last span and after the SLO unless that is far away."""
+    end_ms = chart.latency_ms or 1.0
+    if slo_ms is not None and end_ms < slo_ms <= _SLO_SCALE * end_ms:
+        end_ms = slo_ms
+    return 1.02 * end_ms
 
 
 def chart_summary(plan: Plan, charts: Sequence[LaneChart]) -> list[str]:

@@ -15,11 +15,20 @@ from chrion.graph.model import Graph
 from chrion.lane_numbers import is_accelerator_lane, is_copy_lane, lane_name
 from chrion.profiler.costs import Costs
 from chrion.profiler.profiles import Profile
-from chrion.report.categories import Categories, categorise, layer_name, mark
-from chrion.report.lane_chart import LaneChart, share_scale
+from chrion.report.categories import (
+    BACKGROUND,
+    COPY_COLOUR,
+    DARK_BACKGROUND,
+    DARK_COPY_COLOUR,
+    Categories,
+    categorise,
+    layer_name,
+    mark,
+)
+from chrion.report.lane_chart import LaneChart, axis_end_ms, share_scale
 from chrion.scheduler.plan import Plan
 
-SCHEMA = "chrion.timeline/1"
+SCHEMA = "chrion.timeline/2"
 #: If one operator type has a greater share of the time, layers are shown first, because types would show one colour.
 _DOMINANT_SHARE = 0.8
 #: Digits of times in ms: nanoseconds.
@@ -117,9 +126,11 @@ def timeline_data(
         "colour_by": "type" if prefer_types(types, plan, facts, times) else "layer",
         "schemes": {name: _scheme(found, plan, times) for name, found in schemes.items() if found},
         "operators": _operators(plan, facts, times),
+        "background": [BACKGROUND, DARK_BACKGROUND],
+        "copy_mark": [COPY_COLOUR, DARK_COPY_COLOUR, ""],
         "segments": [list(segment) for segment in plan.segments],
         "segment_ms": [[_round(start), _round(end)] for start, end in plan.segment_ms],
-        "charts": [_chart(chart) for chart in charts],
+        "charts": [_chart(chart, plan.slo_ms) for chart in charts],
     }
 
 
@@ -151,12 +162,13 @@ def _operators(plan: Plan, facts: OperatorFacts, times: Sequence[float]) -> dict
     return found
 
 
-def _chart(chart: LaneChart) -> dict[str, Any]:
+def _chart(chart: LaneChart, slo_ms: float | None) -> dict[str, Any]:
     row = {lane: at for at, lane in enumerate(chart.lanes)}
     spans = sorted(chart.spans, key=lambda span: (row[span.lane], span.start_ms, span.end_ms))
     return {
         "title": chart.title,
         "latency_ms": _round(chart.latency_ms),
+        "axis_end_ms": _round(axis_end_ms(chart, slo_ms)),
         "overlap": round(chart.overlap, 4),
         "lanes": [
             {"name": lane_name(lane), "busy_ms": _round(chart.busy_ms(lane)), "copies": is_copy_lane(lane)}

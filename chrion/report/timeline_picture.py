@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chrion.graph.model import Graph
 from chrion.lane_numbers import lane_name
 from chrion.profiler.profiles import Profile
-from chrion.report.categories import COPY_COLOUR, Categories, mark
+from chrion.report.categories import BACKGROUND, COPY_COLOUR, OTHER_COLOUR, Categories, mark
 from chrion.report.figures import new_figure, plain_text, save_figure, shorten_name
-from chrion.report.lane_chart import LaneChart, share_scale
+from chrion.report.lane_chart import LaneChart, axis_end_ms, share_scale
 from chrion.report.timeline_data import (
     OperatorFacts,
     layer_categories,
@@ -24,11 +25,12 @@ from chrion.units import format_ms
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
 
-_COPY = -1
-#: Shorter spans, as a share of the chart's latency, have no line at their start: the lines would hide the bars.
-_SEPARATED_SHARE = 0.004
+_COPY, _SEVERAL = -1, -2
+#: Shorter bars, as a share of the time axis, are merged with their neighbours into blocks of the second share.
+_NARROW_SHARE, _BLOCK_SHARE = 0.006, 0.05
 _SLO_COLOUR = "#B00020"
 
 
@@ -58,14 +60,16 @@ def plot_timelines(
     figure = new_figure(11, max(0.9 + 0.32 * rows + 0.75 * len(charts), legend_height))
     heights = [max(1, len(chart.lanes)) for chart in charts]
     axes = figure.subplots(len(charts), 1, squeeze=False, height_ratios=heights)[:, 0]
-    for axis, chart in zip(axes, charts, strict=True):
-        _draw_chart(axis, plan, chart, parts)
+    merged = [_draw_chart(axis, plan, chart, parts) for axis, chart in zip(axes, charts, strict=True)]
+    longest_ms = max((axis.get_xlim()[1] for axis in axes), default=1.0)
     if share_scale(charts):
-        longest_ms = max((axis.get_xlim()[1] for axis in axes), default=1.0)
         for axis in axes:
             axis.set_xlim(0, longest_ms)
     figure.suptitle(plain_text(f"{plan.model}, policy {plan.policy}, on {plan.machine}"), fontsize=10)
-    _add_legend(figure, plan, charts, categories, "operator type" if categories is types else "layer")
+    visible_slo_ms = plan.slo_ms if plan.slo_ms is not None and plan.slo_ms <= longest_ms else None
+    handles = _legend_handles(categories, charts, visible_slo_ms, merged=any(merged))
+    title = "operator type" if categories is types else "layer"
+    figure.legend(handles=handles, loc="outside right center", fontsize=7.5, title=title, frameon=False)
     save_figure(figure, path)
 
 
@@ -88,49 +92,101 @@ def _parts(
     return parts
 
 
-def _draw_chart(axis: Axes, plan: Plan, chart: LaneChart, parts: Sequence[Sequence[tuple[int, float, float]]]) -> None:
+@dataclass(slots=True)
+class _Bar:
+    """Operators of one category on a lane, or adjacent ones of several."""
+
+    category: int
+    start_ms: float
+    end_ms: float
+    operators: int = 1
+
+
+def _merge_narrow(bars: Sequence[_Bar], axis_ms: float) -> list[_Bar]:
+    """Return the bars of a lane with adjacent ones that are too narrow to be told apart as blocks."""
+    narrow_ms, block_ms = _NARROW_SHARE * axis_ms, _BLOCK_SHARE * axis_ms
+    merged: list[_Bar] = []
+    is_block = False
+    for bar in bars:
+        last = merged[-1] if merged else None
+        is_narrow = bar.end_ms - bar.start_ms < narrow_ms
+        if last and is_block and is_narrow and bar.start_ms - last.end_ms < narrow_ms / 2:
+            last.category = last.category if last.category == bar.category else _SEVERAL
+            last.end_ms, last.operators = bar.end_ms, last.operators + bar.operators
+            is_block = last.end_ms - last.start_ms < block_ms
+        else:
+            merged.append(replace(bar))
+            is_block = is_narrow
+    return merged
+
+
+def _mark(category: int) -> tuple[str, str]:
+    """Return the colour and the hatch of a bar."""
+    if category < 0:
+        return COPY_COLOUR if category == _COPY else OTHER_COLOUR, ""
+    colour, _, hatch = mark(category)
+    return colour, hatch
+
+
+def _draw_lane(axis: Axes, row: int, bars: Sequence[_Bar], axis_ms: float) -> None:
+    for category in dict.fromkeys(bar.category for bar in bars):
+        colour, hatch = _mark(category)
+        ranges = [(bar.start_ms, bar.end_ms - bar.start_ms) for bar in bars if bar.category == category]
+        axis.broken_barh(ranges, (-row - 0.4, 0.8), facecolor=colour, hatch=hatch, edgecolor=BACKGROUND, linewidth=0)
+    wide = [bar for bar in bars if bar.end_ms - bar.start_ms >= _NARROW_SHARE * axis_ms]
+    axis.vlines([bar.start_ms for bar in wide], -row - 0.4, -row + 0.4, color=BACKGROUND, linewidth=0.8)
+    for bar in wide:
+        if bar.category == _SEVERAL and bar.end_ms - bar.start_ms >= 0.5 * _BLOCK_SHARE * axis_ms:
+            middle = (bar.start_ms + bar.end_ms) / 2
+            axis.text(middle, -row, str(bar.operators), ha="center", va="center", fontsize=7, color=BACKGROUND)
+
+
+def _draw_chart(axis: Axes, plan: Plan, chart: LaneChart, parts: Sequence[Sequence[tuple[int, float, float]]]) -> bool:
+    """Draw the lanes of one chart; return whether bars of several categories were merged."""
     from matplotlib.ticker import MaxNLocator  # noqa: PLC0415 - an optional dependency
 
-    lanes = chart.lanes
+    lanes, merged = chart.lanes, False
+    end_ms = axis_end_ms(chart, plan.slo_ms)
     for row, lane in enumerate(lanes):
-        by_category: dict[int, list[tuple[float, float]]] = {}
-        for span in (span for span in chart.spans if span.lane == lane):
+        bars = []
+        for span in sorted((s for s in chart.spans if s.lane == lane), key=lambda span: span.start_ms):
             length_ms = span.end_ms - span.start_ms
             for category, start, end in [(_COPY, 0.0, 1.0)] if span.segment < 0 else parts[span.segment]:
-                bar = (span.start_ms + start * length_ms, (end - start) * length_ms)
-                by_category.setdefault(category, []).append(bar)
-        for category, bars in by_category.items():
-            colour, hatch, ink = (COPY_COLOUR, "", "white") if category == _COPY else mark(category)
-            axis.broken_barh(bars, (-row - 0.4, 0.8), facecolor=colour, hatch=hatch, edgecolor=ink, linewidth=0)
-        shortest_ms = _SEPARATED_SHARE * chart.latency_ms
-        starts = [s.start_ms for s in chart.spans if s.lane == lane and s.end_ms - s.start_ms > shortest_ms]
-        axis.vlines(starts, -row - 0.4, -row + 0.4, color="white", linewidth=0.8)
+                bars.append(_Bar(category, span.start_ms + start * length_ms, span.start_ms + end * length_ms))
+        blocks = _merge_narrow(bars, end_ms)
+        _draw_lane(axis, row, blocks, end_ms)
+        merged = merged or any(bar.category == _SEVERAL for bar in blocks)
     axis.set_yticks([-row for row in range(len(lanes))], [lane_name(lane) for lane in lanes])
     axis.set_ylim(0.5 - max(1, len(lanes)), 0.5)
-    end_ms = chart.latency_ms or 1.0
     if plan.slo_ms is not None:
         axis.axvline(plan.slo_ms, color=_SLO_COLOUR, linestyle="--")
-        end_ms = max(end_ms, plan.slo_ms) if plan.slo_ms < 1.5 * end_ms else end_ms
-    axis.set_xlim(0, end_ms * 1.02)
+    axis.set_xlim(0, end_ms)
     axis.set_xlabel("time in ms", fontsize=9)
     axis.xaxis.set_major_locator(MaxNLocator(steps=[1, 2, 5, 10]))
     heading = f"{chart.title}: {format_ms(chart.latency_ms)}, {chart.overlap:.2f} lanes busy on average"
+    if plan.slo_ms is not None:
+        heading += f", SLO of {format_ms(plan.slo_ms)} {'met' if chart.latency_ms <= plan.slo_ms else 'missed'}"
     axis.set_title(heading, fontsize=9, loc="left")
     axis.spines[["top", "right"]].set_visible(False)
+    return merged
 
 
-def _add_legend(figure: Figure, plan: Plan, charts: Sequence[LaneChart], categories: Categories, title: str) -> None:
-    """Put one entry for each category beside the axes."""
+def _legend_handles(
+    categories: Categories, charts: Sequence[LaneChart], slo_ms: float | None, *, merged: bool
+) -> list[Patch | Line2D]:
+    """Return an entry for each category, and for what else the charts show."""
     from matplotlib.lines import Line2D  # noqa: PLC0415 - an optional dependency
     from matplotlib.patches import Patch  # noqa: PLC0415 - an optional dependency
 
     handles: list[Patch | Line2D] = []
     for at, name in enumerate(categories.names):
-        colour, hatch, ink = mark(at)
+        colour, _, hatch = mark(at)
         label = shorten_name(name)
-        handles.append(Patch(facecolor=colour, hatch=hatch, edgecolor=ink, linewidth=0, label=label))
+        handles.append(Patch(facecolor=colour, hatch=hatch, edgecolor=BACKGROUND, linewidth=0, label=label))
+    if merged:
+        handles.append(Patch(facecolor=OTHER_COLOUR, label="several, with their number"))
     if any(span.segment < 0 for chart in charts for span in chart.spans):
         handles.append(Patch(facecolor=COPY_COLOUR, label="copies"))
-    if plan.slo_ms is not None:
-        handles.append(Line2D([], [], color=_SLO_COLOUR, linestyle="--", label=f"SLO {format_ms(plan.slo_ms)}"))
-    figure.legend(handles=handles, loc="outside right center", fontsize=7.5, title=title, frameon=False)
+    if slo_ms is not None:
+        handles.append(Line2D([], [], color=_SLO_COLOUR, linestyle="--", label=f"SLO {format_ms(slo_ms)}"))
+    return handles
