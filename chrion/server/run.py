@@ -14,6 +14,7 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from chrion.allocator import return_large_blocks
 from chrion.errors import OptionError
 from chrion.server.grace import StopSignals
 from chrion.server.grpc_service import bind_grpc
@@ -96,6 +97,7 @@ async def answer_until_stopped(options: ServerOptions, models: ServedModels, ann
         OptionError: An address cannot be bound, or a TLS file is invalid.
     """
     _allow_open_files()
+    return_large_blocks()
     tracer = RequestTracer(options.otlp) if options.otlp else None
     async with contextlib.AsyncExitStack() as stack:
         listener = stack.enter_context(listen(*options.http))
