@@ -44,6 +44,8 @@ log = logging.getLogger("chrion.server")
 
 #: Interval at which the manager uses free memory, in seconds.
 _TICK_S = 1.0
+#: Memory of requests whose release leaves gaps that are worth returning to the system, in bytes.
+_LARGE_BYTES = 1 << 24
 #: The header with the times of a request (W3C).
 SERVER_TIMING = "Server-Timing"
 _TIMING = re.compile(r"(queue|load|compute);dur=(\d+(?:\.\d+)?)")
@@ -584,8 +586,8 @@ class ServingCore:
         while True:
             await asyncio.sleep(_TICK_S)
             self._advance()
-            if not self._swept:
-                self._swept = True
+            if not self._swept or self.account.peak > _LARGE_BYTES:
+                self._swept, self.account.peak = True, self.account.used
                 self._loader.submit(self._arena.sweep)
 
 

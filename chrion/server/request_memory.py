@@ -14,11 +14,12 @@ class ByteAccount:
 
     Attributes:
         used: Bytes in use.
+        peak: The most bytes that were in use since it was set.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.used = 0
+        self.used = self.peak = 0
         self._lock = threading.Lock()
 
     def take(self, size: int) -> None:
@@ -31,6 +32,7 @@ class ByteAccount:
             if self.used + size > self.limit:
                 raise RequestFailure(Status.OVERLOADED, "the requests in flight use too much memory", retry_s=1.0)
             self.used += size
+            self.peak = max(self.peak, self.used)
 
     def give(self, size: int) -> None:
         """Give bytes back."""
@@ -55,8 +57,7 @@ class RequestMemory:
         """Take bytes.
 
         Raises:
-            RequestFailure: The limit of all requests is exceeded, by this one alone or by all of them, or the request
-                has ended; nothing is taken.
+            RequestFailure: This request or all of them exceed the limit, or the request has ended; nothing is taken.
         """
         with self._lock:
             if self._released:  # a thread still works for a client that has left
