@@ -41,6 +41,12 @@ class Page:
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 
+    def emulate(self, width: int, height: int = 900, *, dark: bool = False) -> None:
+        """Give the page a size in CSS pixels, and the reader's preference for light or dark colours."""
+        self._call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        preference = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self._call("Emulation.setEmulatedMedia", features=[preference])
+
     def wait_for(self, expression: str, seconds: float = 60.0) -> Any:
         """Return the value of an expression as soon as it is true.
 

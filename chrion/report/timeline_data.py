@@ -16,10 +16,9 @@ from chrion.lane_numbers import is_accelerator_lane, is_copy_lane, lane_name
 from chrion.profiler.costs import Costs
 from chrion.profiler.profiles import Profile
 from chrion.report.categories import (
-    BACKGROUND,
     COPY_COLOUR,
-    DARK_BACKGROUND,
     DARK_COPY_COLOUR,
+    MAX_CATEGORIES,
     Categories,
     categorise,
     layer_name,
@@ -28,7 +27,7 @@ from chrion.report.categories import (
 from chrion.report.lane_chart import LaneChart, axis_end_ms, share_scale
 from chrion.scheduler.plan import Plan
 
-SCHEMA = "chrion.timeline/2"
+SCHEMA = "chrion.timeline/1"
 #: If one operator type has a greater share of the time, layers are shown first, because types would show one colour.
 _DOMINANT_SHARE = 0.8
 #: Digits of times in ms: nanoseconds.
@@ -126,8 +125,8 @@ def timeline_data(
         "colour_by": "type" if prefer_types(types, plan, facts, times) else "layer",
         "schemes": {name: _scheme(found, plan, times) for name, found in schemes.items() if found},
         "operators": _operators(plan, facts, times),
-        "background": [BACKGROUND, DARK_BACKGROUND],
         "copy_mark": [COPY_COLOUR, DARK_COPY_COLOUR, ""],
+        "several_mark": list(mark(MAX_CATEGORIES)),
         "segments": [list(segment) for segment in plan.segments],
         "segment_ms": [[_round(start), _round(end)] for start, end in plan.segment_ms],
         "charts": [_chart(chart, plan.slo_ms) for chart in charts],

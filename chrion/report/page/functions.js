@@ -84,6 +84,61 @@ function moved(view, ms, total) {
   return { start, end: start + range };
 }
 
+/** Return the last part of an operator's path, without the type that stands before the names of unnamed nodes. */
+function shortName(name) {
+  const last = name.slice(name.lastIndexOf("/") + 1) || name;
+  return last.replace(/^\w+:(?=.)/, "");
+}
+
+/** Return black or white, whichever has the greater contrast to a colour (relative luminance of WCAG 2). */
+function inkOn(colour) {
+  const [r, g, b] = [1, 3, 5].map((at) => {
+    const c = parseInt(colour.slice(at, at + 2), 16) / 255;
+    return c <= 0.04045 ? c / 12.92 : Math.pow((c + 0.055) / 1.055, 2.4);
+  });
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.179 ? "#000000" : "#FFFFFF";
+}
+
+/**
+ * Return the groups of bars of one lane that are drawn as one: adjacent bars narrower than `narrow` form blocks, each of
+ * which ends as soon as it is `block` wide; every other bar is a group of its own. All widths are in ms.
+ */
+function mergeBars(bars, narrow, block) {
+  const groups = [];
+  let open = false;
+  for (let at = 0; at < bars.start.length; at += 1) {
+    const start = bars.start[at], end = bars.end[at], isNarrow = end - start < narrow, last = groups[groups.length - 1];
+    if (open && isNarrow && start - last.end < narrow / 4) {
+      last.last = at;
+      last.end = Math.max(last.end, end);
+      open = last.end - last.start < block;
+    } else {
+      groups.push({ first: at, last: at, start, end });
+      open = isNarrow;
+    }
+  }
+  return groups;
+}
+
+/**
+ * Return the shares of a group's time by category, those of at least `least` in order of category; category null has the
+ * remaining ones. Bars without duration count if all have none.
+ */
+function sharesOf(bars, group, categoryOf, least) {
+  const sums = new Map();
+  let total = 0;
+  for (let at = group.first; at <= group.last; at += 1) {
+    const ms = Math.max(bars.end[at] - bars.start[at], 1e-12), category = categoryOf(at);
+    sums.set(category, (sums.get(category) || 0) + ms);
+    total += ms;
+  }
+  const kept = [...sums].map(([category, ms]) => ({ category, share: ms / total })).filter((part) => part.share >= least);
+  kept.sort((one, other) => one.category - other.category);
+  const rest = 1 - kept.reduce((sum, part) => sum + part.share, 0);
+  if (rest > 1e-9) kept.push({ category: null, share: rest });
+  return { parts: kept, categories: sums.size };
+}
+
 /**
  * Return the bars of one lane, in order of time: the spans, and those of several operators divided in proportion to the
  * operators' costs where these are known.

@@ -2,8 +2,9 @@
 
 // The timeline page: charts, legend, details and controls.
 
-const ROW = 28, GAP = 4, HEAD = 34, AXIS = 34, LABELS = 52;
-const COPY_MARK = ["#555555", "", "#FFFFFF"];
+const ROW = 30, GAP = 5, HEAD = 34, AXIS = 34, LABELS = 52;
+// Widths in pixels: of bars that are merged, of the blocks that result, and the least height of a part of a block.
+const NARROW = 5, BLOCK = 64, BAND = 4;
 
 function startPage(document, window) {
   const data = JSON.parse(document.getElementById("timeline-data").textContent);
@@ -24,6 +25,16 @@ function startPage(document, window) {
   const segmentOf = new Array(data.operators.name.length);
   data.segments.forEach((members, at) => members.forEach((i) => { segmentOf[i] = at; }));
 
+  // -- Colours
+
+  const dark = window.matchMedia("(prefers-color-scheme: dark)");
+  const colourOf = (name) => window.getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
+  dark.addEventListener("change", () => {
+    patterns.clear();
+    showLegend();
+    requestDraw();
+  });
+
   // -- Marks
 
   function categoryOf(panel, bars, at) {
@@ -31,11 +42,15 @@ function startPage(document, window) {
     if (segment < 0) return -1;
     return data.operators.predicted_ms ? scheme.of_operator[bars.operator[at]] : scheme.of_segment[segment];
   }
-  function markOf(category) { return category < 0 ? COPY_MARK : data.schemes[state.scheme].marks[category]; }
+  /** Return the colour and the hatch of a category; null stands for several. */
+  function markOf(category) {
+    const mark = category === null ? data.several_mark : category < 0 ? data.copy_mark : data.schemes[state.scheme].marks[category];
+    return [mark[dark.matches ? 1 : 0], mark[2]];
+  }
 
   const patterns = new Map();
   function fillOf(context, category, ratio) {
-    const [colour, hatch, ink] = markOf(category);
+    const [colour, hatch] = markOf(category), ink = colourOf("background");
     if (!hatch) return colour;
     const key = colour + hatch + ratio;
     if (!patterns.has(key)) {
@@ -64,10 +79,6 @@ function startPage(document, window) {
 
   // -- Charts
 
-  const scaleEnd = (chart) => {
-    const own = chart.latency_ms || 1;
-    return (data.slo_ms !== null && data.slo_ms > own && data.slo_ms < 1.5 * own ? data.slo_ms : own) * 1.02;
-  };
   const panels = data.charts.map((chart, index) => {
     const heading = element("h2", chart.title + " ");
     const shown = formatMs(chart.latency_ms) + ", " + chart.overlap.toFixed(2) + " lanes busy on average";
@@ -79,8 +90,8 @@ function startPage(document, window) {
     canvas.style.height = HEAD + chart.lanes.length * (ROW + GAP) + AXIS + "px";
     byId("charts").append(heading, canvas);
     return {
-      chart, index, canvas, view: { start: 0, end: 1 }, ownTotal: scaleEnd(chart), cursor: { lane: 0, bar: 0 },
-      lanes: chart.lanes.map((_, lane) => laneBars(data, chart, lane)),
+      chart, index, canvas, view: { start: 0, end: 1 }, ownTotal: chart.axis_end_ms, cursor: { lane: 0, bar: 0 },
+      lanes: chart.lanes.map((_, lane) => laneBars(data, chart, lane)), merged: { scale: 0, lanes: [] },
     };
   });
   const totalOf = (panel) => (state.shared ? Math.max(...panels.map((p) => p.ownTotal)) : panel.ownTotal);
@@ -114,9 +125,10 @@ function startPage(document, window) {
     const plot = { left: LABELS, right: width - 10, top: HEAD, bottom: HEAD + chart.lanes.length * (ROW + GAP) };
     const x = (ms) => plot.left + ((ms - view.start) / (view.end - view.start)) * (plot.right - plot.left);
     drawAxis(context, plot, view, x);
+    panel.plot = plot;
     chart.lanes.forEach((lane, row) => {
       const y = plot.top + row * (ROW + GAP);
-      context.fillStyle = "#333";
+      context.fillStyle = colourOf("text");
       context.textAlign = "right";
       context.textBaseline = "middle";
       context.fillText(lane.name, plot.left - 8, y + ROW / 2);
@@ -124,12 +136,11 @@ function startPage(document, window) {
       context.beginPath();
       context.rect(plot.left, y, plot.right - plot.left, ROW);
       context.clip();
-      drawBars(context, panel, panel.lanes[row], y, plot, x, ratio);
+      drawBars(context, panel, row, y, x, ratio);
       context.restore();
     });
-    drawLine(context, plot, x, chart.latency_ms, "end " + formatMs(chart.latency_ms), "#333333", [], 14);
-    if (data.slo_ms !== null) drawLine(context, plot, x, data.slo_ms, "SLO " + formatMs(data.slo_ms), "#B00020", [6, 4], 28);
-    panel.plot = plot;
+    drawLine(context, plot, x, chart.latency_ms, "end " + formatMs(chart.latency_ms), colourOf("text"), [], 14);
+    if (data.slo_ms !== null) drawLine(context, plot, x, data.slo_ms, "SLO " + formatMs(data.slo_ms), colourOf("limit"), [6, 4], 28);
   }
 
   function drawAxis(context, plot, view, x) {
@@ -139,9 +150,9 @@ function startPage(document, window) {
       Math.max(...axis.ticks.map((tick) => context.measureText(tick.label).width)) + 14 > x(axis.ticks[1].ms) - x(axis.ticks[0].ms);
     while (count > 1 && crowded()) { count -= 1; axis = makeTicks(view.start, view.end, count); }
     const { unit, ticks } = axis;
-    context.strokeStyle = "#e2e2e2";
+    context.strokeStyle = colourOf("line");
     context.lineWidth = 1;
-    context.fillStyle = "#444";
+    context.fillStyle = colourOf("dim");
     context.textBaseline = "top";
     for (const tick of ticks) {
       const at = Math.round(x(tick.ms)) + 0.5;
@@ -157,70 +168,71 @@ function startPage(document, window) {
     context.fillText("time in " + unit, plot.right, plot.bottom + 20);
   }
 
-  /**
-   * Draw the visible bars of a lane. Bars narrower than a pixel are added up: a pixel column takes the category of its
-   * longest bar, and is the paler the less of it is busy.
-   */
-  function drawBars(context, panel, bars, y, plot, x, ratio) {
-    const column = { at: -1, covered: 0, longest: 0, category: -1 };
-    const alphaOf = (category) => (state.highlight === null || state.highlight === category ? 1 : 0.13);
-    const flush = () => {
-      if (column.covered > 0) {
-        context.globalAlpha = alphaOf(column.category) * Math.min(1, Math.max(0.3, column.covered));
-        context.fillStyle = fillOf(context, column.category, ratio);
-        context.fillRect(column.at, y, 1, ROW);
+  /** Return the groups in which the bars of a lane are drawn at the present scale. */
+  function groupsOf(panel, row) {
+    const { plot, view, merged } = panel, scale = (view.end - view.start) / (plot.right - plot.left);
+    if (merged.scale !== scale) panel.merged = { scale, lanes: panel.lanes.map((bars) => mergeBars(bars, NARROW * scale, BLOCK * scale)) };
+    return panel.merged.lanes[row];
+  }
+
+  /** Draw the visible bars of a lane, and adjacent ones that are too narrow as blocks that show their categories. */
+  function drawBars(context, panel, row, y, x, ratio) {
+    const { plot, view } = panel, bars = panel.lanes[row], outlined = [];
+    for (const group of groupsOf(panel, row)) {
+      if (group.end < view.start || group.start > view.end) continue;
+      const from = Math.max(plot.left, x(group.start)), to = Math.max(from + 1.5, Math.min(plot.right, x(group.end)));
+      const wide = to - from < 3 ? to - from : to - from - 1;
+      const { parts } = sharesOf(bars, group, (at) => categoryOf(panel, bars, at), state.highlight === null ? BAND / ROW : 0);
+      drawParts(context, parts, from, y, wide, ratio);
+      if (wide > 20 && state.highlight === null) drawLabel(context, panel, bars, group, parts, from, to, y);
+      for (let at = group.first; state.selected && at <= group.last; at += 1) {
+        if (isSelected(panel, bars, at)) outlined.push([Math.max(plot.left, x(bars.start[at])), Math.min(plot.right, x(bars.end[at]))]);
       }
-      column.covered = column.longest = 0;
-    };
-    const addTo = (at, wide, category) => {
-      if (at !== column.at) flush();
-      column.at = at;
-      column.covered += Math.max(wide, 1e-6);
-      if (wide >= column.longest) { column.longest = wide; column.category = category; }
-    };
-    const outlined = [];
-    for (let at = firstAbove(bars.reach, panel.view.start); at < bars.start.length && bars.start[at] < panel.view.end; at += 1) {
-      const from = Math.max(plot.left, x(bars.start[at])), to = Math.min(plot.right, x(bars.end[at]));
-      const category = categoryOf(panel, bars, at), wide = to - from;
-      if (isSelected(panel, bars, at)) outlined.push([from, to]);
-      if (wide < 1) {
-        addTo(Math.floor(from), Math.min(to, Math.floor(from) + 1) - from, category);
-        if (to > Math.floor(from) + 1) addTo(Math.floor(from) + 1, to - Math.floor(from) - 1, category);
-        continue;
-      }
-      flush();
-      context.globalAlpha = alphaOf(category);
-      context.fillStyle = fillOf(context, category, ratio);
-      context.fillRect(from, y, wide < 3 ? wide : wide - 0.7, ROW);
-      if (wide > 34) drawLabel(context, panel, bars, at, from, to, y, category);
     }
-    flush();
-    context.globalAlpha = 1;
-    context.strokeStyle = "#000";
+    context.strokeStyle = colourOf("text");
     context.lineWidth = 3;
     for (const [from, to] of outlined) context.strokeRect(from + 1, y + 1.5, Math.max(2, to - from - 2), ROW - 3);
   }
 
-  function drawLabel(context, panel, bars, at, from, to, y, category) {
-    const [colour, hatch, ink] = markOf(category);
-    const name = barName(panel, bars, at), short = name.slice(name.lastIndexOf("/") + 1) || name;
-    let text = short;
-    const room = to - from - 8;
-    if (context.measureText(text).width > room) {
-      const letters = Math.floor(room / 7) - 1;
-      if (letters < 3) return;
-      text = short.slice(0, letters) + "…";
-      if (context.measureText(text).width > room) return;
+  /** Draw the categories of a group one below the other; others than the highlighted one are faint. */
+  function drawParts(context, parts, from, y, wide, ratio) {
+    const chosen = parts.filter((part) => part.category === state.highlight);
+    const rest = { category: parts.length > 1 ? null : parts[0].category, share: 1 - (chosen.length ? chosen[0].share : 0) };
+    let top = y;
+    for (const part of state.highlight === null ? parts : [...chosen, rest]) {
+      if (!(part.share > 1e-9)) continue;
+      const bottom = top + part.share * ROW, isLast = bottom > y + ROW - 1;
+      context.globalAlpha = state.highlight === null || part.category === state.highlight ? 1 : 0.15;
+      context.fillStyle = fillOf(context, part.category, ratio);
+      context.fillRect(from, top, wide, (isLast ? y + ROW : bottom - 1) - top);
+      top = bottom;
     }
-    const width = context.measureText(text).width;
-    if (hatch) {
-      context.fillStyle = colour;
-      context.fillRect(from + 2, y + 6, width + 5, ROW - 12);
+    context.globalAlpha = 1;
+  }
+
+  /** Write a bar's name on it, or on a block the number of its bars after the name of its only category. */
+  function drawLabel(context, panel, bars, group, parts, from, to, y) {
+    const count = group.last - group.first + 1, isPlain = parts.length === 1, room = to - from - 8;
+    const [colour, hatch] = markOf(parts[0].category), category = isPlain ? parts[0].category : null;
+    const known = category === null || category < 0 ? "" : data.schemes[state.scheme].names[category];
+    const layer = known.slice(known.lastIndexOf("/") + 1);
+    const texts = count > 1 ? [(layer + " ×" + count).trim(), "×" + count] : [shortName(barName(panel, bars, group.first)), layer];
+    const text = texts.find((found) => found && context.measureText(found).width <= room) || shorten(context, layer || texts[0], room);
+    if (!text) return;
+    if (!isPlain || hatch) {
+      context.fillStyle = isPlain ? colour : colourOf("background");
+      context.fillRect(from + 2, y + 7, context.measureText(text).width + 5, ROW - 14);
     }
-    context.fillStyle = ink;
+    context.fillStyle = isPlain ? inkOn(colour) : colourOf("text");
     context.textAlign = "left";
     context.textBaseline = "middle";
     context.fillText(text, from + 4, y + ROW / 2);
+  }
+
+  /** Return the beginning of a text that fits, with an ellipsis; empty if too little does. */
+  function shorten(context, text, room) {
+    const letters = Math.floor(room / 7) - 1, short = text.slice(0, letters) + "…";
+    return letters >= 3 && context.measureText(short).width <= room ? short : "";
   }
 
   function drawLine(context, plot, x, ms, label, colour, dash, baseline) {
@@ -245,6 +257,20 @@ function startPage(document, window) {
   }
 
   // -- Bars
+
+  /** Return the lines that describe the group of bars that is drawn where a bar is. */
+  function describe(panel, found) {
+    const bars = panel.lanes[found.lane], group = groupAt(panel, found);
+    if (group.first === group.last) return barName(panel, bars, found.bar) + "\n" + timesOf(panel.chart, bars.span[found.bar]);
+    const { parts, categories } = sharesOf(bars, group, (at) => categoryOf(panel, bars, at), 0);
+    const kind = state.scheme === "type" ? "operator types" : "layers", names = data.schemes[state.scheme].names;
+    const largest = parts.filter((part) => part.category >= 0).sort((one, other) => other.share - one.share).slice(0, 3);
+    const shares = largest.map((part) => names[part.category] + " " + Math.round(100 * part.share) + " %").join(", ");
+    const count = group.last - group.first + 1;
+    return count + " bars" + (categories > 1 ? " of " + categories + " " + kind : "") + (shares ? ": " + shares : "") +
+      (categories > largest.length ? ", …" : "") + "\n" + rangeText(group.start, group.end) + "; click to zoom in";
+  }
+  const groupAt = (panel, found) => groupsOf(panel, found.lane).find((group) => group.last >= found.bar);
 
   function barName(panel, bars, at) {
     const span = bars.span[at], { spans } = panel.chart;
@@ -326,8 +352,8 @@ function startPage(document, window) {
     if (members.length > 1) box.append(memberTable(members, operator));
   }
 
-  function timesOf(chart, span) {
-    const start = chart.spans.start_ms[span], end = chart.spans.end_ms[span];
+  const timesOf = (chart, span) => rangeText(chart.spans.start_ms[span], chart.spans.end_ms[span]);
+  function rangeText(start, end) {
     const range = Math.max(end - start, 1e-6);
     return formatMs(end - start) + ", from " + formatTime(start, range) + " to " + formatTime(end, range);
   }
@@ -484,8 +510,7 @@ function startPage(document, window) {
       const found = barAt(panel, event.clientX, event.clientY);
       tooltip.hidden = !found;
       if (!found) return;
-      const bars = panel.lanes[found.lane];
-      tooltip.textContent = barName(panel, bars, found.bar) + "\n" + timesOf(panel.chart, bars.span[found.bar]);
+      tooltip.textContent = describe(panel, found);
       tooltip.style.left = Math.min(event.clientX + 12, window.innerWidth - tooltip.offsetWidth - 8) + "px";
       tooltip.style.top = event.clientY + 16 + "px";
     });
@@ -495,7 +520,10 @@ function startPage(document, window) {
       drag = null;
       if (!clicked) return;
       const found = barAt(panel, event.clientX, event.clientY);
-      if (found) select(panel, found); else clearSelection();
+      const group = found && groupAt(panel, found);
+      if (!found) clearSelection();
+      else if (group.first === group.last) select(panel, found);
+      else setView(panel, moved({ start: group.start, end: Math.max(group.end, group.start + 1e-5) }, 0, totalOf(panel)));
     });
     canvas.addEventListener("pointercancel", () => { drag = null; });
     canvas.addEventListener("pointerleave", () => { tooltip.hidden = true; });
