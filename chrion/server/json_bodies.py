@@ -32,8 +32,8 @@ _VALUE_BYTES, _LIST_BYTES, _OBJECT_BYTES = 64, 32, 170
 _CHARACTER_BYTES = 4
 #: Bytes that are searched in one call, and those that the next call searches again.
 _WINDOW, _OVERLAP = 1 << 18, 64
-#: The beginning of a tensor's data. In a text its quotes would be escaped: the second one does not match, and before the
-#: first one is a backslash, which is looked for afterwards: the search for a fixed beginning is ten times as fast.
+#: The beginning of a tensor's data. In a text its quotes would be escaped: the second one does not match, and before
+#: the first one is a backslash, which is looked for afterwards: the search for a fixed beginning is ten times as fast.
 _DATA = re.compile(rb'"data"\s{0,8}:\s{0,8}(?=\[)')
 _NO_NUMBER = re.compile(rb'["{}]')
 _BACKSLASH = ord("\\")

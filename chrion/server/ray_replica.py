@@ -78,7 +78,9 @@ class ModelReplica:
         manager = ModelManager(
             options.budgets, cores, slots=slots, policies=options.policies, max_waiting=options.max_waiting
         )
-        self._core = ServingCore(manager, cores, slots=slots, provider=options.provider)
+        self._core = ServingCore(
+            manager, cores, slots=slots, provider=options.provider, request_bytes=options.request_bytes
+        )
         catalogue = Catalogue(options.repository, self._core, options.control, accelerator=options.provider is not None)
         without_text = GenerationService({}, options.max_waiting, refused=NO_TEXT)
         self._target = LocalTarget(self._core, catalogue, without_text)
