@@ -31,10 +31,12 @@ _VALUE_BYTES, _LIST_BYTES, _OBJECT_BYTES = 64, 32, 170
 #: Bytes of a character of text that is not ASCII.
 _CHARACTER_BYTES = 4
 #: Bytes that are searched in one call, and those that the next call searches again.
-_WINDOW, _OVERLAP = 1 << 20, 64
-#: The beginning of a tensor's data. In a text its quotes would be escaped.
-_DATA = re.compile(rb'(?<!\\)"data"\s{0,8}:\s{0,8}(?=\[)')
+_WINDOW, _OVERLAP = 1 << 18, 64
+#: The beginning of a tensor's data. In a text its quotes would be escaped: the second one does not match, and before
+#: the first one is a backslash, which is looked for afterwards: the search for a fixed beginning is ten times as fast.
+_DATA = re.compile(rb'"data"\s{0,8}:\s{0,8}(?=\[)')
 _NO_NUMBER = re.compile(rb'["{}]')
+_BACKSLASH = ord("\\")
 _HINT = "send large tensors as binary data"
 
 
@@ -121,8 +123,10 @@ def _number_lists(document: memoryview) -> Iterator[tuple[int, int]]:
     at = others = 0
     while (found := _search(_DATA, document, at)) and others <= _MOST_BYTES:
         start = found.end()
-        stop = _search(_NO_NUMBER, document, start)
-        end = _list_end(document, start, stop.start() if stop else len(document))
+        end = start
+        if document[found.start() - 1] != _BACKSLASH:
+            stop = _search(_NO_NUMBER, document, start)
+            end = _list_end(document, start, stop.start() if stop else len(document))
         others += (start if end - start > _SHORT else end) - at
         if end - start > _SHORT:
             yield start, end

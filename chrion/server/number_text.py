@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 #: Bytes of text that are parsed in one call, and that are searched in one call.
-_PIECE, _WINDOW = 1 << 15, 1 << 20
+_PIECE, _WINDOW = 1 << 15, 1 << 18
 _NO_STRUCTURE = bytes(set(range(256)) - set(b"[],"))
 _MOST_DEPTH = 64
 

@@ -30,6 +30,9 @@ _REFUSED_TENSOR_PARAMETERS = {
 }
 
 
+#: Limit of the JSON of outputs, in bytes.
+_MOST_TEXT = 1 << 26
+_TOO_MUCH_TEXT = f"the outputs have more than {_MOST_TEXT} bytes of JSON: ask for binary data with binary_data_output"
 #: Bytes that are decompressed in one call, and bytes that it returns.
 _COMPRESSED, _DECOMPRESSED = 1 << 14, 1 << 20
 #: The largest integer of a parameter in gRPC.
@@ -132,21 +135,31 @@ def build_response(
         request: The request.
         model: The name and the version of the model.
         found: The outputs.
+
+    Raises:
+        RequestFailure: Their numbers take too much JSON, whose pieces are joined in one call.
     """
     document: dict[str, Any] = {"model_name": model[0], "model_version": model[1]}
     if request.id:
         document["id"] = request.id
     document["outputs"] = []
-    text, parts = [tensors.compact_json(document)[:-2]], []
+    size = 0
+    text, parts = [tensors.compact_json(document)[:-2].encode()], []
     for at, (spec, array) in enumerate(found):
         entry: dict[str, Any] = {"name": spec.name, "datatype": spec.datatype, "shape": list(array.shape)}
-        text.append("," if at else "")
+        text.append(b"," if at else b"")
         if request.outputs.get(spec.name, request.binary):
             parts.append(tensors.to_raw(spec.datatype, array))
-            text.append(tensors.compact_json(entry | {"parameters": {"binary_data_size": len(parts[-1])}}))
+            text.append(tensors.compact_json(entry | {"parameters": {"binary_data_size": len(parts[-1])}}).encode())
         else:
-            text += [tensors.compact_json(entry)[:-1], ',"data":[', *tensors.json_text(spec.datatype, array), "]}"]
-    header = "".join([*text, "]}"]).encode()
+            text += [tensors.compact_json(entry)[:-1].encode(), b',"data":[']
+            for piece in tensors.json_text(spec.datatype, array):
+                size += len(piece)
+                if size > _MOST_TEXT:
+                    raise RequestFailure(Status.TOO_LARGE, _TOO_MUCH_TEXT)
+                text.append(piece)
+            text.append(b"]}")
+    header = b"".join([*text, b"]}"])
     return b"".join([header, *parts]) if parts else header, len(header) if parts else None
 
 

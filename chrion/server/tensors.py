@@ -162,14 +162,14 @@ def from_json(name: str, datatype: str, shape: Sequence[int], data: Any) -> Arra
     return _array(name, datatype, flat).reshape(shape)
 
 
-def json_text(datatype: str, array: Array) -> Iterator[str]:
+def json_text(datatype: str, array: Array) -> Iterator[bytes]:
     """Yield the elements of a tensor as JSON, separated by commas, in pieces for which no other thread waits long."""
     flat = array.ravel()
     for at in range(0, flat.size, _PIECE):
         piece = flat[at : at + _PIECE]
         if datatype == "BF16":
             piece = (np.asarray(piece, np.uint32) << 16).view(np.float32)
-        yield ("," if at else "") + compact_json(piece.tolist())[1:-1]
+        yield (b"," if at else b"") + compact_json(piece.tolist())[1:-1].encode()
 
 
 def from_contents(name: str, datatype: str, shape: Sequence[int], values: Sequence[Any]) -> Array:

@@ -14,7 +14,8 @@ from hypothesis.extra import numpy as arrays
 from chrion.server.failures import RequestFailure, Status
 from chrion.server.json_bodies import parse_body, parse_tensors
 from chrion.server.number_text import NumberText
-from chrion.server.rest_codec import parse_request
+from chrion.server.rest_codec import InferenceRequest, build_response, parse_request
+from chrion.server.tensors import TensorSpec
 
 #: More than a body that is parsed as a whole.
 PADDING = " " * 70_000
@@ -126,6 +127,15 @@ def test_documents_over_a_limit_name_it(document: bytes, about: str) -> None:
         parse_request(document, None)
     assert refused.value.status is Status.TOO_LARGE
     assert "binary data" in refused.value.message
+
+
+def test_outputs_with_too_much_json_are_refused() -> None:
+    """Outputs over the limit of text are refused, with a word about binary data, which has none."""
+    found = [(TensorSpec("y", "FP32", (-1,)), np.full(4_000_000, 0.1, np.float32))]
+    with pytest.raises(RequestFailure, match="binary_data_output") as refused:
+        build_response(InferenceRequest(), ("m", "1"), found)
+    assert refused.value.status is Status.TOO_LARGE
+    assert len(build_response(InferenceRequest(binary=True), ("m", "1"), found)[0]) > 16_000_000
 
 
 def test_memory_is_taken_for_values_and_arrays() -> None:

@@ -23,7 +23,7 @@ NUMBERS = sorted(set(DTYPES) - {"BYTES", "BF16"})
 
 def written(datatype: str, array: tensors.Array) -> list[object]:
     """Return the elements of a tensor as its JSON has them."""
-    found: list[object] = json.loads(f"[{''.join(tensors.json_text(datatype, array))}]")
+    found: list[object] = json.loads(b"[%b]" % b"".join(tensors.json_text(datatype, array)))
     return found
 
 
