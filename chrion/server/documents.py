@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping
 from typing import Any
 
 import chrion
@@ -113,37 +115,56 @@ def repository_index(
     return index
 
 
-def snapshot(core: ServingCore) -> dict[str, Any]:
-    """Return the state of the server for the web page."""
+def snapshot(core: ServingCore, found: Mapping[tuple[str, str], ServedVersion | BadVersion]) -> dict[str, Any]:
+    """Return the state of the server for the web page.
+
+    Args:
+        core: The server.
+        found: The versions in the repository.
+    """
     memory = core.manager.memory
-    models = []
-    for served in core.models.values():
-        place, variant = core.place(served)
-        entry = memory.entries[served.number]
-        found = served.statistics
-        slo = served.version.managed.slo_ms
-        models.append(
-            {
-                "name": served.version.name,
-                "version": served.version.version,
-                "place": place.value,
-                "variant": variant,
-                "bytes": dict(entry.model.variants[entry.variant].bytes) if place is not Place.ABSENT else {},
-                "variants": [v.name for v in entry.model.variants],
-                "waiting": core.manager.waiting(served.number),
-                "requests": found.success.count,
-                "failures": found.fail.count,
-                "mean_ms": found.success.ns / found.success.count / 1e6 if found.success.count else None,
-                "slo_ms": slo if slo < float("inf") else None,
-                "violations": found.slo_violations,
-                "loads": found.loads,
-                "evictions": found.evictions,
-                "shrinks": found.shrinks,
-                "failure": without_folders(served.failure),
-            }
-        )
     devices = {device: {"used": memory.used(device), "budget": budget} for device, budget in memory.budgets.items()}
-    return {"devices": devices, "models": models, "pending": core.manager.pending, "draining": core.draining}
+    unserved = [
+        {"name": bad.name, "version": bad.version, "reason": without_folders(bad.reason)}
+        for key, bad in sorted(found.items())
+        if isinstance(bad, BadVersion) and key not in core.models
+    ]
+    return {
+        "devices": devices,
+        "cores": {"count": len(core.lane_busy_ms), "busy_ms": sum(core.lane_busy_ms.values())},
+        "models": [_model_state(core, served) for served in core.models.values()],
+        "unserved": unserved,
+        "generators": [],
+        "pending": core.manager.pending,
+        "draining": core.draining,
+        "uptime_s": time.time() - core.started_s,
+    }
+
+
+def _model_state(core: ServingCore, served: Served) -> dict[str, Any]:
+    """Return the state of a version for the web page."""
+    entry, found, slo = core.manager.memory.entries[served.number], served.statistics, served.version.managed.slo_ms
+    place, variant = core.place(served)
+    p50, p99 = found.quantiles_ms(0.5, 0.99)
+    return {
+        "name": served.version.name,
+        "version": served.version.version,
+        "place": place.value,
+        "variant": variant,
+        "bytes": dict(entry.model.variants[entry.variant].bytes) if place is not Place.ABSENT else {},
+        "waiting": core.manager.waiting(served.number),
+        "requests": found.success.count,
+        "failures": found.fail.count,
+        "p50_ms": p50,
+        "p99_ms": p99,
+        "slo_ms": slo if slo < float("inf") else None,
+        "violations": found.slo_violations,
+        "loads": found.loads,
+        "evictions": found.evictions,
+        "idle_s": time.time() - found.last_inference_ms / 1000 if found.last_inference_ms else None,
+        "failure": without_folders(served.failure),
+        "note": without_folders(served.note),
+    }
 
 
 def tensor(spec: TensorSpec) -> dict[str, Any]:

@@ -64,6 +64,22 @@ class GenerationService:
         """The number of texts that are generated or wait."""
         return sum(served.generator.statistics().requests for served in self.served.values())
 
+    def states(self) -> list[dict[str, str | int]]:
+        """Return the states of the generators for the web page."""
+        found = {name: served.generator.statistics() for name, served in self.served.items()}
+        return [
+            {
+                "name": name,
+                "requests": state.requests,
+                "waiting": state.waiting_requests,
+                "finished": state.finished_requests,
+                "tokens": state.generated_tokens,
+                "reserved_slots": state.reserved_slots,
+                "slots": state.slots,
+            }
+            for name, state in found.items()
+        ]
+
     def metrics(self) -> bytes:
         """Return metrics in Prometheus's text format."""
         return self._metrics.render() if self.served else b""

@@ -69,7 +69,17 @@ def merge_snapshots(answers: Mapping[str, dict[str, Any]], pending: int, *, drai
     devices = {f"{name} {device}": used for name, own in answers.items() for device, used in own["devices"].items()}
     models = [model | {"replica": name} for name, own in answers.items() for model in own["models"]]
     models.sort(key=lambda model: (model["name"], int(model["version"]), model["replica"]))
-    return {"devices": devices, "models": models, "pending": pending, "draining": draining}
+    unserved = {(bad["name"], bad["version"]): bad for own in answers.values() for bad in own["unserved"]}
+    return {
+        "devices": devices,
+        "cores": {key: sum(own["cores"][key] for own in answers.values()) for key in ("count", "busy_ms")},
+        "models": models,
+        "unserved": [unserved[key] for key in sorted(unserved)],
+        "generators": [],
+        "pending": pending,
+        "draining": draining,
+        "uptime_s": max((own["uptime_s"] for own in answers.values()), default=0.0),
+    }
 
 
 def _sum(one: Any, other: Any, key: str = "") -> Any:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import time
 from bisect import bisect_left
+from collections import deque
 from dataclasses import dataclass, field
 
 #: Upper limits of the buckets of histograms, in seconds; the last bucket has none.
 BUCKETS_S = (0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _BUCKETS_MS = [1000 * limit_s for limit_s in BUCKETS_S]
+#: Requests that the quantiles of the web page are taken from.
+RECENT = 500
 
 
 @dataclass(slots=True)
@@ -63,6 +67,8 @@ class ModelStatistics:
     queue_times: Histogram = field(default_factory=Histogram)
     load_times: Histogram = field(default_factory=Histogram)
     compute_times: Histogram = field(default_factory=Histogram)
+    #: Times of the last successful requests.
+    recent_ms: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
     #: Rows of successful requests, and batches that ran.
     inferences: int = 0
     executions: int = 0
@@ -109,8 +115,14 @@ class ModelStatistics:
 
     def add_times(self, total_ms: float, queue_ms: float, load_ms: float | None, compute_ms: float) -> None:
         """Add the times of a successful request to the histograms; ``load_ms`` is None if it waited for no load."""
+        self.recent_ms.append(total_ms)
         self.total_times.add(total_ms)
         self.queue_times.add(queue_ms)
         if load_ms is not None:
             self.load_times.add(load_ms)
         self.compute_times.add(compute_ms)
+
+    def quantiles_ms(self, *shares: float) -> list[float | None]:
+        """Return quantiles of the last times: the least of them that the share does not exceed; None without any."""
+        times = sorted(self.recent_ms)
+        return [times[max(0, math.ceil(share * len(times)) - 1)] if times else None for share in shares]

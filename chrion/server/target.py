@@ -128,7 +128,10 @@ class LocalTarget:
 
     async def snapshot(self) -> dict[str, Any]:
         """Return the state for the web page."""
-        return documents.snapshot(self._core)
+        found = documents.snapshot(self._core, self._catalogue.found)
+        if self._generation is not None:
+            found["generators"] = self._generation.states()
+        return found
 
     async def metrics(self) -> bytes:
         """Return the metrics in Prometheus's text format."""

@@ -57,8 +57,17 @@ def test_indices_and_snapshots() -> None:
     """A version is ready if it is on one replica; the models of a snapshot say where they are."""
     bad, good = ({"name": "a", "version": "1", "state": state, "reason": ""} for state in ("UNAVAILABLE", "READY"))
     assert merging.merge_indices([[bad], [good]]) == merging.merge_indices([[good], [bad]]) == [good]
-    own = {"devices": {"host": {"used": 1, "budget": 2}}, "models": [{"name": "a", "version": "1"}], "pending": 0}
+    own = {
+        "devices": {"host": {"used": 1, "budget": 2}},
+        "cores": {"count": 2, "busy_ms": 1.5},
+        "models": [{"name": "a", "version": "1"}],
+        "unserved": [{"name": "b", "version": "1", "reason": "damaged"}],
+        "uptime_s": 3.0,
+    }
     found = merging.merge_snapshots({"n/r1": own, "n/r0": own}, 3, draining=False)
     assert list(found["devices"]) == ["n/r1 host", "n/r0 host"]
     assert [model["replica"] for model in found["models"]] == ["n/r0", "n/r1"]
     assert found["pending"] == 3
+    assert found["cores"] == {"count": 4, "busy_ms": 3.0}
+    assert found["unserved"] == own["unserved"]
+    assert merging.merge_snapshots({}, 0, draining=False)["uptime_s"] == 0

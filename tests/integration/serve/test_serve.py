@@ -128,6 +128,11 @@ def test_the_page_and_its_events(server: LocalServer) -> None:
         assert events.response().status_code == 200
         state = json.loads(next(iter(events)).removeprefix(b"data: "))
     assert "product" in {model["name"] for model in state["models"]}
+    assert all((model["p50_ms"] is None) == (model["requests"] == 0) for model in state["models"])
+    assert state["cores"]["count"] > 0
+    (bad,) = state["unserved"]
+    assert bad["name"] == "bad"
+    assert bad["reason"].startswith("model.onnx: not an ONNX model")
     assert state["devices"]["host"]["budget"] > 0
 
 

@@ -36,6 +36,21 @@ def test_completions(client: Any, plain: PlainDecoder) -> None:
         assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (3, 12)
 
 
+def test_the_page_has_the_generators(client: Any, decoders: LocalServer) -> None:
+    """The events of the web page count the tokens and the texts of each generator."""
+
+    def state() -> dict[str, Any]:
+        with decoders.in_flight("/events") as events:
+            assert events.response().status_code == 200
+            generators = json.loads(next(iter(events)).removeprefix(b"data: "))["generators"]
+        return next(found for found in generators if found["name"] == "llama")
+
+    before = state()
+    client.completions.create(model="llama", prompt="w2", max_tokens=3, temperature=0)
+    wait_until(lambda: state()["finished"] > before["finished"])
+    assert state()["tokens"] == before["tokens"] + 3
+
+
 def test_streams(client: Any, plain: PlainDecoder) -> None:
     """The pieces of a stream are the text; the numbers of tokens come last if they are asked for."""
     given = {"model": "llama", "prompt": "w2 w3 w4", "max_tokens": 12, "temperature": 0}

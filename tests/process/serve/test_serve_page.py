@@ -24,9 +24,9 @@ X = np.ones((2, 4), np.float32)
 def row(model: str) -> str:
     """Return an expression for the cells of a model's row, by the titles of the columns; null without such a row."""
     return f"""(() => {{
-        const titles = [...document.querySelectorAll("th")].map((cell) => cell.textContent.trim());
+        const titles = [...document.querySelectorAll("#idle-box th")].map((cell) => cell.textContent);
         const cells = (row) => [...row.cells].map((cell) => cell.textContent);
-        const rows = [...document.querySelectorAll("#models tr")].map(cells);
+        const rows = [...document.querySelectorAll("#models tr, #idle tr")].map(cells);
         const found = rows.find((cells) => cells[0] === "{model}");
         return found ? Object.fromEntries(found.map((text, i) => [titles[i], text])) : null;
     }})()"""
@@ -57,32 +57,81 @@ def test_the_page_follows_the_requests(models: Server, page: Page) -> None:
         assert models.infer("first", X)[0] == 200
     page.wait_for(f'{row("first / 1")}.requests === "{before + 3}"')
     shown = page.value(row("first / 1"))
-    assert shown["place"] == "resident"
+    assert shown["state"] == "resident, cpu"
     assert shown["SLO ms"] == "0.001"
-    assert int(shown["violations"]) == before + 3
-    assert float(shown["mean ms"]) > 0
-    assert float(shown["MB"]) > 0
+    assert shown["over SLO"] == "100 %"
+    assert 0 < float(shown["p50 ms"]) <= float(shown["p99 ms"])
+    assert float(shown["memory"].removesuffix(" MB")) > 0
+    assert page.wait_for(f"Number({row('first / 1')}['requests/s']) > 0")
 
 
-def test_the_page_shows_the_memory_over_time(page: Page) -> None:
-    """Each event adds a point to the line, below the budget."""
-    points = 'document.querySelector("#devices .line")?.getAttribute("points").split(" ").length'
-    first = page.wait_for(points)
-    assert page.wait_for(f"{points} > {first}")
-    assert page.value('document.querySelectorAll("#devices .budget").length') == 1
-    assert "host memory" in page.value('document.querySelector("#devices h2").textContent')
+def test_the_page_shows_the_memory_at_the_scale_of_what_is_used(models: Server, page: Page) -> None:
+    """Each event adds a point in the upper half of the chart, though the budget is far above."""
+    models.infer("first", X)
+    line = "document.querySelector('figure[data-title=\"Memory, host\"] .line')"
+    points = f"({line}?.getAttribute('points') || '').split(' ').filter(Boolean)"
+    count = f"{points}.length"
+    first = page.wait_for(count)
+    page.wait_for(f"{count} > {first}")
+    page.wait_for(f"Number({points}.at(-1).split(',')[1]) < 50")
+    assert page.value("document.querySelector('figure[data-title=\"Memory, host\"] .budget').style.display") == "none"
+
+
+def test_the_page_lists_what_is_not_served_and_folds_what_is_idle(tmp_path: Path) -> None:
+    """Models without requests are folded, in natural order, and those that cannot be served are listed with the reason.
+
+    No name or reason is wider than a small screen, in light or dark colours.
+    """
+    root = tmp_path / "models"
+    for name in ("m-10", "m-9", "m-1", "with-a-name-" * 9):
+        put(root, name, product())
+    (root / "broken-" / "1").mkdir(parents=True)
+    (root / "broken-" / "1" / "model.onnx").write_bytes(b"x" * 100)
+    (tmp_path / "profile").mkdir()
+    with serving(root) as running, browse(running.url, tmp_path / "profile") as page:
+        page.wait_for(row("m-9 / 1"))
+        names = page.value('[...document.querySelectorAll("#idle tr")].map((row) => row.cells[0].textContent)')
+        assert names[:3] == ["m-1 / 1", "m-9 / 1", "m-10 / 1"]
+        assert not page.value('document.getElementById("idle-box").open')
+        problem = page.value('document.getElementById("problems").textContent')
+        assert problem.startswith("broken- / 1")
+        assert "not an ONNX model" in problem
+        page.value('document.getElementById("idle-box").open = true')
+        running.infer("m-9", X)
+        page.wait_for('document.querySelector("#models tr")?.cells[0].textContent === "m-9 / 1"')
+        backgrounds = set()
+        for dark in (False, True):
+            page.emulate(390, 800, dark=dark)
+            assert page.value("document.documentElement.scrollWidth") <= 390
+            backgrounds.add(page.value("getComputedStyle(document.body).backgroundColor"))
+        assert len(backgrounds) == 2
+
+
+def test_the_page_asks_for_a_token(tmp_path: Path) -> None:
+    """Without the right token the page says that it needs one, and shows the models after it was typed."""
+    root = tmp_path / "models"
+    put(root, "only", product())
+    (tmp_path / "token").write_text("secret\n")
+    (tmp_path / "profile").mkdir()
+    options = ["--token-file", str(tmp_path / "token")]
+    with serving(root, *options) as running, browse(running.url, tmp_path / "profile") as page:
+        for typed in ("wrong", "secret"):
+            page.wait_for("document.getElementById('login')?.hidden === false")
+            page.value(f"document.getElementById('token').value = '{typed}'")
+            page.value("document.getElementById('login').requestSubmit()")
+        page.wait_for(row("only / 1"))
 
 
 def test_the_page_shows_unloaded_models(models: Server, page: Page) -> None:
     """A model that is unloaded leaves the table or is shown as absent, and comes back when it is loaded."""
-    loaded = f"{row('second / 1')}?.place"
+    loaded = f"{row('second / 1')}?.state"
     models.infer("second", X)
-    page.wait_for(f'{loaded} === "resident"')
+    page.wait_for(f'{loaded} === "resident, cpu"')
     assert models.get("/v2/repository/models/second/unload", {})[0] == 200
-    page.wait_for(f'{loaded} !== "resident"')
+    page.wait_for(f'{loaded} !== "resident, cpu"')
     assert models.get("/v2/repository/models/second/load", {})[0] == 200
     models.infer("second", X)
-    page.wait_for(f'{loaded} === "resident"')
+    page.wait_for(f'{loaded} === "resident, cpu"')
 
 
 def test_the_page_says_that_the_server_has_gone(tmp_path: Path) -> None:
