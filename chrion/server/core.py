@@ -500,6 +500,8 @@ class ServingCore:
 
     def _finished(self, served: Served, run: Run, batch: list[_Pending], done: Future[batching.BatchResult]) -> None:
         self._watch.remove(run.id)
+        for pending in batch:
+            pending.run = None  # else a cycle would hold the outputs until the next garbage collection
         now = _now_ms()
         self._swept = False
         for core in run.cores:
