@@ -27,6 +27,7 @@ SERVER = (
     "grace",
     "grpc_service",
     "grpc_stream",
+    "late_messages",
     "openai_service",
     "protocol_decoder",
     "ray_replica",
