@@ -25,6 +25,7 @@ from chrion.server.generation_service import GenerationService
 from chrion.server.grpc_health import HealthService
 from chrion.server.grpc_messages import SERVICE, message, methods
 from chrion.server.grpc_stream import StreamedRequests
+from chrion.server.late_messages import MessageReceiver
 from chrion.server.options import ServerOptions
 from chrion.server.protocol_decoder import ProtocolDecoder, find_decoder, has_cache
 from chrion.server.request_memory import RequestMemory
@@ -90,7 +91,7 @@ class GrpcService:
         Args:
             message_s: Time within which the message of a call must have arrived, in seconds.
         """
-        found = {}
+        found, receiver = {}, MessageReceiver(message_s)
         for name, method in methods().items():
             request, response = message(method.input_type.name), message(method.output_type.name)
             if name == "ModelStreamInfer":
@@ -100,7 +101,7 @@ class GrpcService:
                 # As calls of one message they would not reach a handler, which can end them, before their message.
                 make = grpc.stream_unary_rpc_method_handler
                 answer = functools.partial(self._answer, name, request, response)
-                call = functools.partial(_receive, self._infer if name == "ModelInfer" else answer, message_s)
+                call = functools.partial(_receive, receiver, self._infer if name == "ModelInfer" else answer)
             # Messages are parsed by the handlers, which answer damaged ones with INVALID_ARGUMENT.
             found[name] = make(call, request_deserializer=None, response_serializer=_serialise)
         return grpc.method_handlers_generic_handler(SERVICE, found)
@@ -309,11 +310,10 @@ def bind_grpc(
     return server, int(bound)
 
 
-async def _receive(answer: Callable[..., Awaitable[Any]], limit_s: float, _: Any, context: Any) -> Any:
+async def _receive(receiver: MessageReceiver, answer: Callable[..., Awaitable[Any]], _: Any, context: Any) -> Any:
     """Receive the message of a call with one message, and return the answer to it."""
     try:
-        async with asyncio.timeout(limit_s):
-            content = await context.read()
+        content = await receiver.receive(context)
     except TimeoutError:
         await _abort(context, RequestFailure(Status.TIMED_OUT, "the message of the call is incomplete"))
     if content is grpc.aio.EOF:

@@ -28,6 +28,7 @@ SERVER = (
     "grpc_health",
     "grpc_service",
     "grpc_stream",
+    "late_messages",
     "openai_service",
     "protocol_decoder",
     "ray_replica",
