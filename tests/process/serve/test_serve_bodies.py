@@ -158,6 +158,15 @@ def test_a_value_of_a_declared_shape_is_refused(running: Server, model: str, len
     assert running.infer(model, np.ones((1, 4), np.float32))[0] == 200
 
 
+def test_the_memory_of_one_large_answer_returns_when_nothing_follows(running: Server) -> None:
+    """An idle process keeps no output, although no further request starts a garbage collection."""
+    before = running.rss_mb()
+    entry = {"name": "x", "datatype": "FP32", "shape": [0, 25_000_000], "data": []}
+    body = json.dumps({"inputs": [entry], "parameters": {"binary_data_output": True}}).encode()
+    assert running.send("POST", "/v2/models/reduction/infer", body, {"Content-Type": "application/json"})[0] == 200
+    wait_until(lambda: running.rss_mb() < before + 30, 30.0)
+
+
 def test_the_memory_of_large_requests_returns_within_the_budget(tmp_path: Path) -> None:
     """After large requests to models that replace each other, the process has the budget and its base."""
     for at in range(MODELS):
