@@ -254,7 +254,15 @@ def _draw_memory(axes: Axes, results: Sequence[PatternResult]) -> None:
 
 
 def _add_legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str]) -> None:
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 6), fontsize=9, frameon=False, handlelength=3.5)
+    figure.legend(
+        handles,
+        labels,
+        loc="outside lower center",
+        ncols=min(len(labels), 6),
+        fontsize=9,
+        frameon=False,
+        handlelength=3.5,
+    )
 
 
 def _add_sweep_legend(figure: Figure, patterns: Sequence[str], settings: Sequence[str]) -> None:
