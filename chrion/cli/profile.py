@@ -80,6 +80,6 @@ def _check_stored(output: Path | None, cores: int | None, plot: Path | None, *, 
     """Raise an error if a stored profile is given with options of a measurement, or without a picture to draw."""
     if plot is None:
         raise OptionError("--profile: nothing to do with a stored profile", hint="name a picture with --plot")
-    for option, given in (("--output", output is not None), ("--cores", cores is not None), ("--fresh", fresh)):
+    for option, given in (("-o", output is not None), ("--cores", cores is not None), ("--fresh", fresh)):
         if given:
             raise OptionError(f"{option}: not allowed with --profile, since nothing is measured")
