@@ -35,6 +35,10 @@ class Page:
         target = self._call("Target.createTarget", url=url)["targetId"]
         self._session = self._call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
 
+    def go(self, url: str) -> None:
+        """Open another page in place of this one."""
+        self._call("Page.navigate", url=url)
+
     def value(self, expression: str) -> Any:
         """Return the value of a JavaScript expression, as JSON has it."""
         found = self._call("Runtime.evaluate", expression=expression, returnByValue=True)

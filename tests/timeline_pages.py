@@ -1,4 +1,4 @@
-"""A plan and a profile for the tests of timeline pages, and a page with hostile names."""
+"""A plan and a profile for the tests of timeline pages, a page with hostile names, and the contrast of colours."""
 
 from __future__ import annotations
 
@@ -37,3 +37,18 @@ def hostile(plan: Plan) -> str:
     bad = replace(plan, model=HOSTILE, policy=HOSTILE, operators=(HOSTILE,) * 4, machine=machine)
     charts = [predicted_chart(bad), measured_chart(bad, [Event(1 << 20, -1, 0.0, 1.0, HOSTILE)])]
     return timeline_html(bad, charts, [HOSTILE])
+
+
+def linear(colour: str) -> list[float]:
+    """Return linear red, green and blue of an sRGB colour."""
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    return [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+
+
+def contrast(one: str, other: str) -> float:
+    """Return the contrast of two colours, 1 to 21, by WCAG 2."""
+    found = [
+        sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear(colour), strict=True)) for colour in (one, other)
+    ]
+    dark, light = sorted(found)
+    return (light + 0.05) / (dark + 0.05)

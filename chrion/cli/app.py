@@ -162,7 +162,13 @@ _register(demo, _START, "demo", "demo -o lanes.html")
 _register(devices, _START, "devices", "devices --json")
 _register(hardware, _START, "hardware", "hardware l4+epyc-16", "hardware ./mine.toml --json")
 _register(model, _START, "model --list", "model lstm -o lstm.onnx --layers 12 --batch 8", "model squeezenet")
-_register(profile, _PLAN, "profile lstm.onnx", "profile lstm.onnx --cores 2 -o two-cores.profile.json")
+_register(
+    profile,
+    _PLAN,
+    "profile lstm.onnx",
+    "profile lstm.onnx --cores 2 -o two-cores.profile.json",
+    "profile lstm.onnx --profile gtx1080ti-paper --plot profile.png",
+)
 _register(
     partition,
     _PLAN,

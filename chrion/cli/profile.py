@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from chrion.cli import outputs
-from chrion.cli.console import show
+from chrion.cli.console import show, step
 from chrion.cli.options import (
     AcceleratorOption,
     CoresOption,
@@ -16,9 +16,12 @@ from chrion.cli.options import (
     ForceOption,
     HardwareOption,
     ModelArgument,
+    ProfileOption,
     ShapeOption,
 )
 from chrion.cli.steps import HardwareOptions, load_graph, load_or_measure_profile
+from chrion.errors import OptionError
+from chrion.report.profile_plots import plans_by_cores, plot_profile
 from chrion.units import format_ms
 
 
@@ -34,24 +37,49 @@ def profile(
     hardware: HardwareOption = None,
     corrections: CorrectionsOption = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Ignore cached measurements and measure again.")] = False,
+    stored: ProfileOption = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            "--plot", help="Draw latency by cores, and operators by device and busy cores: a PNG, SVG or PDF file."
+        ),
+    ] = None,
     force: ForceOption = False,
 ) -> None:
     """Measure what a model's operators cost on this machine, and write the costs to a file.
 
     Measurements are cached: the next profile of a model with equal operators takes seconds. An existing profile is
-    replaced. With --hardware the costs are estimated from datasheets.
+    replaced. With --hardware the costs are estimated from datasheets. With --profile and --plot a stored profile is
+    drawn, and nothing is measured or written beside the picture.
     """
     path = output or Path(f"{model.stem}.profile.json")
     machine = HardwareOptions(hardware, corrections)
     machine.check()
-    target = outputs.check_output("-o", path, outputs.PROFILE, force=force)
+    if stored is not None:
+        _check_stored(output, cores, plot, fresh=fresh)
+    targets = [] if stored else [outputs.check_output("-o", path, outputs.PROFILE, force=force)]
+    targets += [outputs.check_picture_output("--plot", plot, force=force)] if plot else []
     graph = load_graph(model, shape)
-    measured = load_or_measure_profile(graph, None, cores, accelerator, fresh=fresh, machine=machine)
-    measured.save(path)
+    measured = load_or_measure_profile(graph, stored, cores, accelerator, fresh=fresh, machine=machine)
+    if stored is None:
+        measured.save(path)
+    if plot:
+        with step(f"planning {graph.name} for 1 to {measured.cores} cores") as update:
+            plans = plans_by_cores(graph, measured, update)
+        plot_profile(graph, measured, plans, plot)
     total = sum(measured.costs(graph.dag).cpu_ms[0])
     show(
         f"{len(graph.dag)} operators, {len(measured.operators)} of them distinct, on {measured.machine}; "
         f"{format_ms(total)} one after another on one core",
         *filter(None, [measured.describe_width_fit()]),
-        target.message,
+        *(target.message for target in targets),
     )
+
+
+def _check_stored(output: Path | None, cores: int | None, plot: Path | None, *, fresh: bool) -> None:
+    """Raise an error if a stored profile is given with options of a measurement, or without a picture to draw."""
+    if plot is None:
+        raise OptionError("--profile: nothing to do with a stored profile", hint="name a picture with --plot")
+    for option, given in (("-o", output is not None), ("--cores", cores is not None), ("--fresh", fresh)):
+        if given:
+            raise OptionError(f"{option}: not allowed with --profile, since nothing is measured")

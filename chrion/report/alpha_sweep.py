@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from chrion.report.categories import COLOURS
 from chrion.report.figure_table import FigureTable, key
@@ -12,6 +12,10 @@ from chrion.report.figures import new_figure, plain_text, save_figure
 from chrion.scheduler.plan import Plan
 from chrion.units import format_mb, format_ms
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_ACCELERATOR_LINE: dict[str, Any] = {"color": COLOURS[5], "linestyle": "--"}
 _FIGURES = ("latency", "memory (Eq. 4)", "resident memory", "operators on accelerator", "operators on CPU", "cores")
 
 
@@ -57,31 +61,43 @@ def alpha_sweep_json(points: Sequence[tuple[float, Plan]]) -> dict[str, Any]:
 def plot_alpha_sweep(points: Sequence[tuple[float, Plan]], path: Path) -> None:
     """Draw latency and memory against alpha in two panels, with the plans on one device as horizontal lines.
 
+    Without an accelerator there is no memory to draw. The SLO is a line on the axis of latencies.
+
     Raises:
         OptionError: matplotlib is not installed, or the file cannot be written.
     """
     first = points[0][1]
     alphas = [alpha for alpha, _ in points]
-    figure = new_figure(9, 3.6)
-    latency, memory = figure.subplots(1, 2)
+    only = first.accelerator_only
+    has_memory = only is not None or any(p.predicted.memory_mb for _, p in points)
+    figure = new_figure(10 if has_memory else 7, 4)
+    panels = figure.subplots(1, 1 + has_memory, squeeze=False)[0]
+    latency = panels[0]
     latency.plot(alphas, [p.predicted.latency_ms for _, p in points], "o-", color=COLOURS[0], label="plan")
-    memory.plot(alphas, [p.predicted.memory_mb for _, p in points], "o-", color=COLOURS[0])
-    memory.plot(
-        alphas, [p.predicted.resident_mb for _, p in points], "^:", color=COLOURS[2], label="plan, resident memory"
-    )
-    if first.accelerator_only is not None:
-        style = {"color": COLOURS[5], "linestyle": "--"}
-        latency.axhline(first.accelerator_only.latency_ms, **style, label="accelerator only")
-        memory.axhline(first.accelerator_only.memory_mb, **style)
+    if only is not None:
+        latency.axhline(only.latency_ms, **_ACCELERATOR_LINE, label="accelerator only")
     if first.cpu_only is not None:
         latency.axhline(first.cpu_only.latency_ms, color=COLOURS[3], linestyle="-.", label="CPU only")
-    for axes, title, unit in ((latency, "latency", "ms"), (memory, "accelerator memory (Equation 4)", "MB")):
-        axes.set_title(title, fontsize=10)
-        axes.set_xlabel("alpha, ms/MB")
-        axes.set_ylabel(unit)
-        axes.set_ylim(bottom=0)
-        axes.grid(visible=True, alpha=0.3)
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(plain_text(f"{first.model} on {first.machine}, policy {first.policy}"), fontsize=10)
-    figure.legend(loc="outside lower center", ncols=4, fontsize=8, frameon=False)
+    if first.slo_ms is not None:
+        latency.axhline(first.slo_ms, color="black", linestyle=(0, (1, 2)), label=f"SLO {format_ms(first.slo_ms)}")
+    _label(latency, "latency", "ms")
+    if has_memory:
+        memory = panels[1]
+        memory.plot(alphas, [p.predicted.memory_mb for _, p in points], "o-", color=COLOURS[0])
+        resident = [p.predicted.resident_mb for _, p in points]
+        memory.plot(alphas, resident, "^:", color=COLOURS[2], label="plan, resident memory")
+        if only is not None:
+            memory.axhline(only.memory_mb, **_ACCELERATOR_LINE)
+        _label(memory, "accelerator memory (Equation 4)", "MB")
+    figure.suptitle(plain_text(f"{first.model} on {first.machine}, policy {first.policy}"), fontsize=11)
+    figure.legend(loc="outside lower center", ncols=5, fontsize=9, frameon=False, handlelength=3.5)
     save_figure(figure, path)
+
+
+def _label(axes: Axes, title: str, unit: str) -> None:
+    axes.set_title(title, fontsize=11)
+    axes.set_xlabel("alpha, ms/MB")
+    axes.set_ylabel(unit)
+    axes.set_ylim(0, 1.05 * axes.get_ylim()[1])  # a line at the upper limit would look like the frame
+    axes.grid(visible=True, alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)

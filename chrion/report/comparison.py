@@ -78,13 +78,20 @@ def plot_comparison(comparison: PolicyComparison, path: Path) -> None:
     axes = figure.add_subplot()
     predicted = [e.plan.predicted.latency_ms for e in shown if e.plan]
     rows = range(len(shown))
-    axes.barh([row - 0.2 for row in rows], predicted, 0.38, color=OTHER_COLOUR, label="predicted")
+    style: dict[str, Any] = {"facecolor": "white", "edgecolor": OTHER_COLOUR, "hatch": "////"}
+    axes.barh([row - 0.2 for row in rows], predicted, 0.38, **style, label="predicted")
     measured = [(row + 0.2, e.timing) for row, e in enumerate(shown) if e.timing]
     if measured:
         medians = [t.median_ms for _, t in measured]
         spread = [[t.median_ms - t.low_ms for _, t in measured], [t.high_ms - t.median_ms for _, t in measured]]
         axes.barh(
-            [row for row, _ in measured], medians, 0.38, xerr=spread, color=COLOURS[0], label="measured, with quartiles"
+            [row for row, _ in measured],
+            medians,
+            0.38,
+            xerr=spread,
+            color=COLOURS[0],
+            error_kw={"ecolor": "black", "capsize": 3},
+            label="measured, with quartiles",
         )
     best = comparison.best_plain
     if best:
@@ -95,10 +102,10 @@ def plot_comparison(comparison: PolicyComparison, path: Path) -> None:
     axes.invert_yaxis()
     axes.set_xlim(left=0)
     axes.set_xlabel("latency, ms")
-    axes.set_title(plain_text(f"{comparison.graph.name} on {comparison.profile.machine}"), fontsize=10)
+    axes.set_title(plain_text(f"{comparison.graph.name} on {comparison.profile.machine}"), fontsize=11)
     axes.spines[["top", "right"]].set_visible(False)
     if shown:
-        figure.legend(loc="outside right center", fontsize=8, frameon=False)
+        figure.legend(loc="outside right center", fontsize=9, frameon=False)
     save_figure(figure, path)
 
 

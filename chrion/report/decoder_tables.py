@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from chrion.report.categories import COLOURS
 from chrion.report.figure_table import FigureTable, key
-from chrion.report.figures import new_figure, save_figure
+from chrion.report.figures import new_figure, plain_text, save_figure
+from chrion.report.simulation_plots import line_style
 from chrion.simulator.decoder_results import DecoderPoint, DecoderSummary
 from chrion.simulator.decoder_scenario import DecoderScenario
 from chrion.units import format_count
@@ -19,7 +19,6 @@ _FIGURES = (
     *("requests/s", "tokens/s", "ms/token p50", "ms/token p99", "first ms p50", "first ms p99", "between ms"),
     *("batch", "slots", "most"),
 )
-_MARKERS = ("o", "s")
 #: Latencies from here on have no decimals.
 _LARGE_MS = 1000.0
 
@@ -64,20 +63,21 @@ def plot_decoder_sweep(points: Sequence[DecoderPoint], path: Path) -> None:
         for summary in point.summaries:
             row = (summary.requests_per_s, summary.normalised_p50_ms)
             lines.setdefault((summary.policy, setting), []).append(row)
-    figure = new_figure(7, 4.4)
+    figure = new_figure(9, max(4.4, 0.6 + 0.22 * len(lines)))
     axes = figure.subplots()
     policies = list(dict.fromkeys(policy for policy, _ in lines))
     settings = list(dict.fromkeys(setting for _, setting in lines))
     for (policy, setting), rows in lines.items():
         x, y = np.array(rows).T
-        colour, marker = COLOURS[settings.index(setting) % len(COLOURS)], _MARKERS[policies.index(policy) % 2]
-        line = "-" if policies.index(policy) == 0 else "--"
-        axes.plot(x, y, color=colour, marker=marker, linestyle=line, markersize=4, label=f"{policy} {setting}".strip())
+        style = line_style(policies.index(policy), settings.index(setting))
+        axes.plot(x, y, **style, label=plain_text(f"{policy} {setting}".strip()))
     axes.set_yscale("log")
     axes.set_xlabel("requests per second")
     axes.set_ylabel("median latency per generated token, ms")
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=8)
+    axes.set_title("latency against throughput", fontsize=11)
+    axes.grid(visible=True, alpha=0.3)
+    figure.legend(loc="outside right upper", frameon=False, fontsize=9, handlelength=3.5)
     save_figure(figure, path)
 
 

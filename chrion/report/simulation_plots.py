@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,12 +29,14 @@ _POINTS = 64
 _SHORT_RATIO = 2000.0
 _LINES = ("-", "--", "-.", ":")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+_FILLS = ("full", "none", "top", "bottom", "left", "right")
 
 
 def plot_results(results: Sequence[PatternResult], path: Path) -> None:
     """Draw execution times by family (Figure 11), all response times, memory, and the load over time.
 
-    The memory is that of the first server. The load is the rate of arrivals, the waiting requests, and the violations.
+    The memory is that of the first server. The load is the rate of arrivals, the waiting requests, and the violations;
+    the latter two have a panel if there are any.
 
     Raises:
         OptionError: matplotlib is not installed, or the file cannot be written.
@@ -52,7 +54,10 @@ def plot_results(results: Sequence[PatternResult], path: Path) -> None:
     _label(axes, "all models: response time", "ms, logarithmic", "share of requests")
     memory = figure.add_subplot(grid[1, 3:])
     _draw_memory(memory, results)
-    _draw_series([figure.add_subplot(grid[2, at : at + 2]) for at in (0, 2, 4)], results)
+    drawn = [_draw_arrivals, *(draw for draw, any_of in _SERIES if any(any_of(result) for result in results))]
+    span = 6 // len(drawn)
+    for i, draw in enumerate(drawn):
+        draw(figure.add_subplot(grid[2, i * span : (i + 1) * span]), results)
     handles, labels = axes.get_legend_handles_labels()
     budgets, names = memory.get_legend_handles_labels()
     _add_legend(figure, [*handles, *budgets[:1]], [*labels, *names[:1]])
@@ -69,7 +74,7 @@ def plot_histograms(panels: Mapping[str, Sequence[tuple[str, Counts]]], path: Pa
     Raises:
         OptionError: matplotlib is not installed, or the file cannot be written.
     """
-    figure = new_figure(3.4 * len(panels) + 1.8, 3.2)
+    figure = new_figure(3.8 * len(panels), 3.4)
     row = figure.subplots(1, len(panels), squeeze=False)[0]
     for i, (axes, (title, named)) in enumerate(zip(row, panels.items(), strict=True)):
         _draw_histograms(axes, named)
@@ -81,8 +86,9 @@ def plot_histograms(panels: Mapping[str, Sequence[tuple[str, Counts]]], path: Pa
 def plot_sweep(points: Sequence[SweepPoint], path: Path) -> None:
     """Draw violations and swapping against the first swept key.
 
-    A line has the colour of its pattern. Its markers and dashes are those of its values of the other swept keys, or of
-    its pattern if there is only one key. A swept number of copies is drawn as the number of models.
+    A line has the colour and the marker of its pattern. Its dashes and the fill of its markers are those of its values
+    of the other swept keys, or of its pattern if there is only one key. A swept number of copies is drawn as the number
+    of models.
 
     Raises:
         OptionError: matplotlib is not installed, the file cannot be written, or a value of the first key is no number.
@@ -118,12 +124,13 @@ def plot_sweep(points: Sequence[SweepPoint], path: Path) -> None:
 
 
 def line_style(pattern: int, setting: int) -> dict[str, Any]:
-    """Return the style of a line of a sweep, which is unique for up to 7 patterns with 32 settings each."""
+    """Return the style of a line of a sweep; 8 patterns with 24 settings each differ in more than their colour."""
     return {
         "color": COLOURS[pattern % len(COLOURS)],
-        "marker": _MARKERS[setting % len(_MARKERS)],
-        "linestyle": _LINES[(setting + setting // len(_MARKERS) + pattern // len(COLOURS)) % len(_LINES)],
-        "markersize": 4,
+        "marker": _MARKERS[pattern % len(_MARKERS)],
+        "linestyle": _LINES[setting % len(_LINES)],
+        "fillstyle": _FILLS[(setting + setting // 12) % len(_FILLS)],  # 12 is a common multiple: pairs would repeat
+        "markersize": 5,
     }
 
 
@@ -146,7 +153,7 @@ def _draw_histograms(axes: Axes, named: Sequence[tuple[str, Counts]], *, log: bo
     for i, (name, counts) in enumerate(named):
         shares, _ = np.histogram(np.clip(middles, edges[0], edges[-1]), edges, weights=counts / max(1, counts.sum()))
         colour, line = COLOURS[i % len(COLOURS)], _LINES[i % len(_LINES)]
-        axes.stairs(shares, edges, color=colour, fill=True, alpha=0.25)
+        axes.stairs(shares, edges, color=colour, fill=True, alpha=0.5 / len(named))
         axes.stairs(shares, edges, label=shorten_name(name), color=colour, linestyle=line, linewidth=1.3)
     if log:
         _set_log_scale(axes, edges[-1] / edges[0])
@@ -183,24 +190,42 @@ def _common_edges(histograms: Sequence[Counts]) -> np.ndarray[Any, Any]:
     return edges[np.unique(np.clip(chosen, 0, len(edges) - 1))]
 
 
-def _draw_series(panels: Sequence[Axes], results: Sequence[PatternResult]) -> None:
-    """Draw the rate of arrivals, the waiting requests and the violations over time, in three panels."""
+def _ends_s(series: Series) -> np.ndarray[Any, Any]:
+    """Return the ends of the bins of a series in s."""
+    return np.arange(1, len(series.waiting) + 1) * series.bin_ms / 1000
+
+
+def _series_style(i: int) -> dict[str, Any]:
+    return {"color": COLOURS[i % len(COLOURS)], "linestyle": _LINES[i % len(_LINES)], "linewidth": 1.2}
+
+
+def _draw_arrivals(axes: Axes, results: Sequence[PatternResult]) -> None:
+    """Draw the rate of arrivals once, since all patterns get the same requests."""
+    series = results[0].series
+    axes.plot(_ends_s(series), series.arrivals_per_s, color="black", linewidth=1.2)
+    axes.set_ylim(0, 1.15 * max([*series.arrivals_per_s, 1.0]))
+    _label(axes, "arrivals", "time, s", "requests per second")
+
+
+def _draw_waiting(axes: Axes, results: Sequence[PatternResult]) -> None:
     for i, result in enumerate(results):
-        series = result.series
-        ends_s = np.arange(1, len(series.waiting) + 1) * series.bin_ms / 1000
-        style: dict[str, Any] = {
-            "color": COLOURS[i % len(COLOURS)],
-            "linestyle": _LINES[i % len(_LINES)],
-            "linewidth": 1.0,
-        }
-        if i == 0:  # all patterns get the same requests
-            panels[0].plot(ends_s, series.arrivals_per_s, color="black", linewidth=1.0)
-        panels[1].plot(ends_s, series.waiting, **style)
-        panels[2].plot(*_violations(series), **style)
-    titles = ("arrivals", "requests per second"), ("waiting requests", "requests"), ("SLO violations", "% of arrivals")
-    for axes, (title, unit) in zip(panels, titles, strict=True):
-        axes.set_ylim(bottom=0)
-        _label(axes, title, "time, s", unit)
+        axes.plot(_ends_s(result.series), result.series.waiting, **_series_style(i))
+    axes.set_ylim(bottom=0)
+    _label(axes, "waiting requests", "time, s", "requests")
+
+
+def _draw_violations(axes: Axes, results: Sequence[PatternResult]) -> None:
+    for i, result in enumerate(results):
+        axes.plot(*_violations(result.series), **_series_style(i))
+    axes.set_ylim(bottom=0)
+    _label(axes, "SLO violations", "time, s", "% of arrivals")
+
+
+#: Panels of a series that some patterns have, each with the test whether a result has any of it.
+_SERIES: tuple[tuple[Callable[[Axes, Sequence[PatternResult]], None], Callable[[PatternResult], bool]], ...] = (
+    (_draw_waiting, lambda result: any(result.series.waiting)),
+    (_draw_violations, lambda result: result.total.violation_rate > 0),
+)
 
 
 def _violations(series: Series) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -229,7 +254,15 @@ def _draw_memory(axes: Axes, results: Sequence[PatternResult]) -> None:
 
 
 def _add_legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str]) -> None:
-    figure.legend(handles, labels, loc="outside right upper", fontsize=8, frameon=False)
+    figure.legend(
+        handles,
+        labels,
+        loc="outside lower center",
+        ncols=min(len(labels), 6),
+        fontsize=9,
+        frameon=False,
+        handlelength=3.5,
+    )
 
 
 def _add_sweep_legend(figure: Figure, patterns: Sequence[str], settings: Sequence[str]) -> None:
@@ -238,15 +271,15 @@ def _add_sweep_legend(figure: Figure, patterns: Sequence[str], settings: Sequenc
 
     handles = []
     for at, pattern in enumerate(patterns):
-        style = line_style(at, 0) | {"marker": ""} if settings else line_style(at, at)
+        style = line_style(at, 0 if settings else at)
         handles.append(Line2D([], [], **style, label=shorten_name(pattern)))
     for at, setting in enumerate(settings):
         handles.append(Line2D([], [], **(line_style(0, at) | {"color": "black"}), label=shorten_name(setting, 36)))
-    figure.legend(handles=handles, loc="outside right upper", fontsize=8, frameon=False)
+    figure.legend(handles=handles, loc="outside right upper", fontsize=9, frameon=False, handlelength=3.5)
 
 
 def _label(axes: Axes, title: str, x: str, y: str) -> None:
-    axes.set_title(plain_text(title), fontsize=10)
+    axes.set_title(plain_text(title), fontsize=11)
     axes.set_xlabel(plain_text(x))
     axes.set_ylabel(y)
     axes.grid(visible=True, alpha=0.3)

@@ -143,9 +143,10 @@ def test_names_are_drawn_as_they_are(plan: Plan, tmp_path: Path) -> None:
     assert (tmp_path / "t.png").read_bytes().startswith(MAGIC[".png"])
 
 
-def styles(lines: Sequence[Any]) -> list[tuple[str, str, str]]:
-    """Return colour, marker and dashes of lines."""
-    return [(str(line.get_color()), str(line.get_marker()), str(line.get_linestyle())) for line in lines]
+def styles(lines: Sequence[Any]) -> list[tuple[str, ...]]:
+    """Return colour, marker, its fill, and dashes of lines."""
+    found = ((line.get_color(), line.get_marker(), line.get_fillstyle(), line.get_linestyle()) for line in lines)
+    return [tuple(map(str, style)) for style in found]
 
 
 def test_a_sweep_of_two_keys_has_a_whole_legend_and_distinct_lines(figures: list[Figure], picture: Path) -> None:
@@ -156,7 +157,7 @@ def test_a_sweep_of_two_keys_has_a_whole_legend_and_distinct_lines(figures: list
     (figure,) = figures
     check_legend(figure)
     for axes in figure.axes:
-        assert len(axes.lines) == len(set(styles(axes.lines))) == 32
+        assert len(axes.lines) == len({style[1:] for style in styles(axes.lines)}) == 32
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert labels[:5] == ["gpu", "latency-optimal", "memory-optimal", "shrink", "eviction = lru, gpu_slots = 1"]
     assert len(labels) == 4 + 8
@@ -170,7 +171,7 @@ def test_a_sweep_of_one_key_distinguishes_patterns_without_colours(figures: list
     check_legend(figure)
     for axes in figure.axes:
         assert styles(axes.lines) == styles(figure.legends[0].get_lines())
-        assert len({(marker, dashes) for _, marker, dashes in styles(axes.lines)}) == len(axes.lines) == 4
+        assert len({style[1:] for style in styles(axes.lines)}) == len(axes.lines) == 4
 
 
 def test_the_memory_budget_and_the_load_are_drawn(
@@ -180,7 +181,8 @@ def test_the_memory_budget_and_the_load_are_drawn(
 
     The last panels have the series of the results: arrivals once, since patterns share them, others by pattern.
     """
-    simulation_plots.plot_results(results, picture)
+    busy = [replace(r, series=replace(r.series, waiting=tuple(range(len(r.series.waiting))))) for r in results]
+    simulation_plots.plot_results(busy, picture)
     check_legend(figures[0])
     memory, arrivals, waiting, violations = figures[0].axes[-4:]
     (budget,) = memory.lines
@@ -188,7 +190,7 @@ def test_the_memory_budget_and_the_load_are_drawn(
     assert memory.get_ylim() == (0, pytest.approx(8.4))
     assert tuple(arrivals.lines[0].get_ydata()) == results[0].series.arrivals_per_s
     assert len(arrivals.lines) == 1
-    for i, result in enumerate(results):
+    for i, result in enumerate(busy):
         assert tuple(waiting.lines[i].get_ydata()) == result.series.waiting
         shown = np.asarray(violations.lines[i].get_ydata(), float)
         assert len(shown) <= 64
@@ -196,10 +198,53 @@ def test_the_memory_budget_and_the_load_are_drawn(
         assert np.nanmean(shown) / 100 == pytest.approx(total, abs=0.02)
 
 
+def test_no_panel_is_empty(results: Sequence[PatternResult], figures: list[Figure], picture: Path) -> None:
+    """Series that are zero throughout have no panel, and the others share the room."""
+    calm = [replace(r, series=replace(r.series, waiting=(0,) * len(r.series.waiting))) for r in results]
+    simulation_plots.plot_results(calm, picture)
+    titles = [axes.get_title() for axes in figures[0].axes]
+    assert titles[-2:] == ["arrivals", "SLO violations"]
+    assert "waiting requests" not in titles
+
+
+def test_the_slo_line_is_on_the_axis_or_not_in_the_legend(plan: Plan, figures: list[Figure], picture: Path) -> None:
+    """An SLO of up to twice the latency is inside the axis; with a greater one the legend does not name it."""
+    for factor, visible in ((1.9, True), (5.0, False)):
+        late = replace(plan, slo_ms=factor * plan.predicted.latency_ms)
+        plot_timelines(late, [predicted_chart(late)], picture)
+        figure = figures[-1]
+        assert (late.slo_ms <= figure.axes[0].get_xlim()[1]) == visible
+        assert any("SLO" in text.get_text() for text in figure.legends[0].get_texts()) == visible
+        assert "SLO" in figure.axes[0].get_title(loc="left")
+
+
+def test_narrow_bars_of_several_layers_are_one_block(plan: Plan, figures: list[Figure], picture: Path) -> None:
+    """A thousand bars on two lanes become a few blocks that state how many bars they are."""
+    count = 1000
+    times = [Event(1, i % len(plan.segments), i / count, (i + 1) / count) for i in range(count)]
+    plot_timelines(plan, [measured_chart(plan, times)], picture, graph=load(branches()))
+    (axes,) = figures[0].axes
+    numbers = [int(text.get_text()) for text in axes.texts]
+    assert len(numbers) <= 2 * 20
+    assert sum(numbers) == count
+    assert "several, with their number" in [text.get_text() for text in figures[0].legends[0].get_texts()]
+
+
+def test_an_alpha_sweep_without_accelerator_has_no_panel_of_memory(
+    plan: Plan, figures: list[Figure], picture: Path
+) -> None:
+    """Without an accelerator only latencies are drawn, with the SLO on their axis."""
+    alone = replace(plan, accelerator_only=None, slo_ms=3 * plan.predicted.latency_ms)
+    alpha_sweep.plot_alpha_sweep([(0.0, alone), (1.0, alone)], picture)
+    (axes,) = figures[0].axes
+    assert axes.get_title() == "latency"
+    assert axes.get_ylim()[1] > alone.slo_ms
+
+
 def test_lines_of_many_settings_are_distinct() -> None:
-    """Seven patterns with 32 settings each have 224 different styles."""
-    found = [simulation_plots.line_style(pattern, setting) for pattern in range(7) for setting in range(32)]
-    assert len({(style["color"], style["marker"], style["linestyle"]) for style in found}) == 224
+    """Eight patterns with 24 settings each have 192 different styles, without their colours."""
+    found = [simulation_plots.line_style(pattern, setting) for pattern in range(8) for setting in range(24)]
+    assert len({(style["marker"], style["fillstyle"], style["linestyle"]) for style in found}) == 192
 
 
 def test_legends_of_histograms_comparisons_and_alpha_sweeps_cover_nothing(

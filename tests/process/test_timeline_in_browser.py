@@ -7,6 +7,7 @@ import json
 import os
 import re
 import subprocess
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,39 @@ from typing import Any
 import pytest
 
 from browser import CHROMIUM
+from browser import browse as open_page
 from chrion import Graph, Plan, Profile, load
 from chrion.report import measured_chart, predicted_chart, timeline_html
+from chrion.report.categories import (
+    BACKGROUND,
+    COLOURS,
+    DARK_BACKGROUND,
+    DARK_COLOURS,
+    DARK_OTHER_COLOUR,
+    OTHER_COLOUR,
+)
 from chrion.runtime import Event
 from helpers import branches
-from timeline_pages import SCRIPT, hostile, make_plan, make_profile
+from timeline_pages import SCRIPT, contrast, hostile, make_plan, make_profile
 
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="no chromium is installed")
+#: A function that returns a CSS colour in hexadecimal digits.
+HEX = """(css) => "#" + css.match(/\\d+/g).slice(0, 3)
+  .map((c) => Number(c).toString(16).padStart(2, "0")).join("").toUpperCase()"""
+#: A function that returns the colours of large parts of a panel's first lane, without those of the page and of text.
+AREAS = f"""(panel) => {{
+  const box = panel.plot, width = Math.floor(box.right - box.left), counts = new Map();
+  const pixels = panel.canvas.getContext("2d").getImageData(Math.ceil(box.left) + 2, box.top + 2, width - 20, 24).data;
+  for (let i = 0; i < pixels.length; i += 4) {{
+    if (pixels[i + 3] !== 255) continue;
+    const colour = ({HEX})(`rgb(${{pixels[i]}}, ${{pixels[i + 1]}}, ${{pixels[i + 2]}})`);
+    counts.set(colour, (counts.get(colour) || 0) + 1);
+  }}
+  const own = ({HEX})(getComputedStyle(document.body).backgroundColor);
+  const texts = [own, "#FFFFFF", "#000000"];
+  const large = [...counts].filter(([, count]) => count > pixels.length / 400);
+  return large.map(([colour]) => colour).filter((colour) => !texts.includes(colour));
+}}"""
 
 
 @pytest.fixture
@@ -116,6 +143,89 @@ def test_segments_are_divided_by_cost(tmp_path: Path) -> None:
     assert (whole["start"], whole["end"]) == ([10], [18])
 
 
+def test_narrow_bars_are_merged(tmp_path: Path) -> None:
+    """Adjacent narrow bars form blocks of the given width; gaps and wide bars end a block."""
+    starts = [0, 1, 2, 3, 4, 5, 20, 21, 40]
+    ends = [1, 2, 3, 4, 5, 15, 21, 22, 41]
+    bars = f"{{start: {starts}, end: {ends}}}"
+    found = evaluate(
+        tmp_path, f"mergeBars({bars}, 2, 3).map((group) => [group.first, group.last, group.start, group.end])"
+    )
+    assert found == [[0, 2, 0, 3], [3, 4, 3, 5], [5, 5, 5, 15], [6, 7, 20, 22], [8, 8, 40, 41]]
+    apart = evaluate(tmp_path, f"mergeBars({bars}, 0.5, 3).length")
+    assert apart == len(starts)
+
+
+def test_blocks_show_the_shares_of_their_categories(tmp_path: Path) -> None:
+    """Categories with small shares are added up; together the shares are one, also of bars without duration."""
+    bars = "{start: [0, 6, 9, 9.5], end: [6, 9, 9.5, 10]}"
+    group = "{first: 0, last: 3}"
+    found = evaluate(tmp_path, f"sharesOf({bars}, {group}, (at) => [2, 0, 1, 3][at], 0.2)")
+    assert found["categories"] == 4
+    assert [(part["category"], pytest.approx(part["share"])) for part in found["parts"]] == [
+        (0, 0.3),
+        (2, 0.6),
+        (None, 0.1),
+    ]
+    none = evaluate(tmp_path, "sharesOf({start: [1, 1], end: [1, 1]}, {first: 0, last: 1}, (at) => at, 0)")
+    assert [part["share"] for part in none["parts"]] == [0.5, 0.5]
+
+
+def test_labels_are_short_names_in_a_readable_colour(tmp_path: Path) -> None:
+    """A label has neither folders nor the type of an unnamed node, and a contrast of at least 4.5 to its bar."""
+    names = ["/encoder/layer.3/MatMul", "LSTM:l3.t17.h", "Conv_12", "a:", "/"]
+    assert evaluate(tmp_path, f"{json.dumps(names)}.map(shortName)") == ["MatMul", "l3.t17.h", "Conv_12", "a:", "/"]
+    colours = [*COLOURS, *DARK_COLOURS, OTHER_COLOUR, DARK_OTHER_COLOUR]
+    inks = evaluate(tmp_path, f"{json.dumps(colours)}.map(inkOn)")
+    assert all(contrast(ink, colour) >= 4.5 for ink, colour in zip(inks, colours, strict=True))
+
+
+def large_page(plan: Plan, count: int = 1154) -> str:
+    """Return the page of a plan of many short operators of twelve layers on two lanes."""
+    schedule = replace(plan.schedule, order=tuple(range(count)), lanes=tuple(1 + i % 2 for i in range(count)))
+    names = tuple(f"LSTM:l{i % 12}.t{i // 12}.h" for i in range(count))
+    times = tuple((0.01 * (i // 2), 0.01 * (i // 2 + 1)) for i in range(count))
+    segments = tuple((i,) for i in range(count))
+    large = replace(plan, schedule=schedule, operators=names, segments=segments, segment_ms=times, slo_ms=None)
+    return timeline_html(large, [predicted_chart(large)])
+
+
+def test_a_large_plan_is_blocks_until_it_is_zoomed(plan: Plan, tmp_path: Path) -> None:
+    """A click on a block of many operators zooms in to it, and the bars that are then wide enough can be selected."""
+    script = """
+      const groups = () => { const { view, plot } = panel, scale = (view.end - view.start) / (plot.right - plot.left);
+        return mergeBars(panel.lanes[0], 5 * scale, 64 * scale).length; };
+      const before = [groups(), panel.view.end - panel.view.start];
+      click(1, 0);
+      const zoomed = panel.view.end - panel.view.start, none = chosen() === undefined;
+      click((panel.view.start + panel.view.end) / 2 + 0.004, 0);
+      return { before, zoomed, none, chosen: chosen() };
+    """
+    seen = drive(tmp_path, large_page(plan), script)
+    blocks, whole = seen["before"]
+    assert blocks < 30
+    assert seen["zoomed"] < whole / 10
+    assert seen["none"]
+    assert seen["chosen"].startswith("LSTM:l")
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_bars_stand_out_from_their_background(plan: Plan, dark: bool, tmp_path: Path) -> None:  # noqa: FBT001 - a parameter
+    """Every large area of a lane has a contrast of at least 3 to the page, and nothing overflows at 390 pixels."""
+    (tmp_path / "page.html").write_text(large_page(plan), encoding="utf-8")
+    (tmp_path / "browser").mkdir()
+    with open_page("about:blank", tmp_path / "browser") as page:
+        page.emulate(390, dark=dark)
+        page.go((tmp_path / "page.html").as_uri())
+        page.wait_for("typeof chrionTimeline !== 'undefined' && chrionTimeline.panels[0]?.plot?.right > 0")
+        assert page.value("document.documentElement.scrollWidth") <= 390
+        background = page.value(f"({HEX})(getComputedStyle(document.body).backgroundColor)")
+        assert background == (DARK_BACKGROUND if dark else BACKGROUND)
+        seen = page.wait_for(f"({AREAS})(chrionTimeline.panels[0])")
+    assert len(seen) >= 1
+    assert all(contrast(colour, background) >= 3 for colour in seen)
+
+
 def test_the_page_runs_with_hostile_names(plan: Plan, tmp_path: Path) -> None:
     """The legend is built, and no name is executed as code."""
     dom = browse(tmp_path, hostile(plan))
@@ -142,7 +252,7 @@ def drive(folder: Path, page: str, script: str) -> Any:
       const spot = (ms, row) => {
         const box = first.getBoundingClientRect(), { plot, view } = panel;
         const x = plot.left + ((ms - view.start) / (view.end - view.start)) * (plot.right - plot.left);
-        return { clientX: box.left + x, clientY: box.top + plot.top + row * 32 + 14, pointerId: 1, cancelable: true };
+        return { clientX: box.left + x, clientY: box.top + plot.top + row * 35 + 15, pointerId: 1, cancelable: true };
       };
       first.setPointerCapture = () => {};
       const click = (ms, row) => ["pointerdown", "pointerup"].forEach(

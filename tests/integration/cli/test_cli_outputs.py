@@ -14,6 +14,7 @@ from helpers import alternating_lanes, branches
 #: the output precedes all work.
 OUTPUTS = (
     ("profile", "none.onnx", "-o"),
+    ("profile", "none.onnx", "--plot"),
     ("partition", "none.onnx", "-o"),
     ("sweep", "none.onnx", "-o"),
     ("sweep", "none.onnx", "--png"),
@@ -76,6 +77,19 @@ def test_plans_and_profiles_are_replaced_by_their_kind(cli: Chrion, model: Path)
     assert_refused(cli("profile", str(model), "-o", "m.plan.json"), "--force")
     assert_refused(cli(*partition, "-o", "m.onnx"), "--force")
     Plan.load("m.plan.json")
+
+
+def test_a_stored_profile_is_drawn_and_not_written(cli: Chrion, model: Path) -> None:
+    """With a stored profile only the picture is written; a measured one is written beside it."""
+    code, out, _ = cli("profile", str(model), "--profile", PAPER, "--plot", "p.svg")
+    assert code == 0
+    assert "GTX 1080 Ti" in out
+    assert "written: p.svg" in out
+    assert not Path("m.profile.json").exists()
+    assert "GTX 1080 Ti" in Path("p.svg").read_text(encoding="utf-8")
+    out = cli("profile", str(model), "--cores", "1", "--plot", "p.svg")[1]
+    assert "written: m.profile.json" in out
+    assert "replaced: p.svg" in out
 
 
 def test_force_replaces_any_file(cli: Chrion, model: Path) -> None:
