@@ -9,7 +9,7 @@ import logging
 import os
 import secrets
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -83,16 +83,20 @@ def read_bytes(path: Path, max_bytes: int = _MAX_BYTES) -> bytes:
     return content
 
 
-def parse_json(content: bytes) -> Any:
+def parse_json(content: bytes, constant: Callable[[str], Any] | None = None) -> Any:
     """Return the data of a JSON document.
+
+    Args:
+        content: The document.
+        constant: Returns the value of a constant that JSON does not have, such as ``NaN``; by default a float.
 
     Raises:
         ValueError: The content is not JSON, is nested too deeply, or has texts that no UTF-8 can represent.
     """
     try:
-        found = json.loads(content)
+        found = json.loads(content, parse_constant=constant)
         if any(mark in content for mark in (b"\\u", b"\xed", b"\0")):  # the ways to write half a surrogate pair
-            json.dumps(found, ensure_ascii=False).encode()
+            json.dumps(found, ensure_ascii=False, default=lambda _: None).encode()
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
     except UnicodeDecodeError as error:

@@ -11,6 +11,9 @@ DOCS = Path(__file__).parent
 sys.path[:0] = [str(DOCS.parent), str(DOCS)]
 
 from command_reference import command_reference  # noqa: E402
+from layer_table import layer_table  # noqa: E402
+from measured_tables import MeasuredTables  # noqa: E402
+from option_tables import option_tables  # noqa: E402
 
 import chrion  # noqa: E402 - of this checkout
 from chrion.cli.app import app as command_line  # noqa: E402
@@ -22,9 +25,13 @@ version = release = chrion.__version__
 html_title = f"Chrion {release}"
 html_theme = "furo"
 html_static_path = ["_static"]
-html_css_files = ["wide_tables.css"]
+html_css_files = ["chrion.css"]
+html_logo = "_static/logo.svg"
+html_favicon = "_static/logo.svg"
+copybutton_prompt_text = "$ "  # output is not copied
+copybutton_line_continuation_character = "\\"
 exclude_patterns = ["_build", "_generated"]
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "sphinx_copybutton"]
 
 myst_enable_extensions = ["deflist", "colon_fence"]
 myst_heading_anchors = 3
@@ -40,18 +47,24 @@ napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 
 
-def write_command_reference(_: Sphinx) -> None:
-    """Write the reference of all commands; ``reference/cli.md`` includes it."""
+def write_generated(_: Sphinx) -> None:
+    """Write what pages include: the reference of all commands, and tables from the code."""
     generated = DOCS / "_generated"
     generated.mkdir(exist_ok=True)
-    (generated / "cli.md").write_text(command_reference(command_line, "chrion"), encoding="utf-8")
+    contents = {
+        "cli": command_reference(command_line, "chrion"),
+        "policies": policy_table(),
+        "options": option_tables(),
+        "layers": layer_table(),
+    }
+    for name, content in contents.items():
+        (generated / f"{name}.md").write_text(f"{content}\n", encoding="utf-8")
 
 
-def write_policies(_: Sphinx) -> None:
-    """Write the table of the built-in policies from their registry; ``reference/cli.md`` includes it."""
+def policy_table() -> str:
+    """Return the table of the built-in policies from their registry."""
     rows = [f"| `{policy.name}` | {policy.description} |" for policy in POLICIES.values()]
-    table = "\n".join(["| policy | description |", "| --- | --- |", *rows])
-    (DOCS / "_generated" / "policies.md").write_text(table + "\n", encoding="utf-8")
+    return "\n".join(["| policy | description |", "| --- | --- |", *rows])
 
 
 def keep_first_colon(_app: Sphinx, what: str, _name: str, _object: object, _options: object, lines: list[str]) -> None:
@@ -64,5 +77,5 @@ def keep_first_colon(_app: Sphinx, what: str, _name: str, _object: object, _opti
 def setup(app: Sphinx) -> None:
     """Connect what this file adds to Sphinx."""
     app.connect("autodoc-process-docstring", keep_first_colon, priority=400)  # before napoleon
-    app.connect("builder-inited", write_command_reference)
-    app.connect("builder-inited", write_policies)
+    app.connect("builder-inited", write_generated)
+    app.add_directive("measured", MeasuredTables)

@@ -1,12 +1,11 @@
 """Measure HybridSession and plain onnxruntime on the CPU cores of this machine, over a set of models.
 
-    python scripts/bench_cpu.py [--wide] [-o docs/cpu.md] [--only REGEX] [--patience SECONDS] [--cache FOLDER]
+    python scripts/bench_cpu.py [--wide] [-o docs/data] [--only REGEX] [--patience SECONDS] [--cache FOLDER]
 
-Takes half an hour on two cores, an hour if other processes use them. Prints a line for each model; ``-o`` replaces
-sections of pages at the end or when interrupted: ``measured`` with text and table, ``ratios`` with the table without
-the predictions for more cores. With ``--wide`` it measures models on which lanes of several cores may pay, and replaces
-the section ``wide``. With ``--only``, rows of models that are not measured stay in that section, so that a busy machine
-can be kept free for one model at a time.
+Takes half an hour on two cores, an hour if other processes use them. Prints a line for each model; ``-o`` writes
+the results ``cpu`` at the end or when interrupted. With ``--wide`` it measures models on which lanes of several cores
+may pay, and writes the results ``cpu-wide``. With ``--only``, rows of models that are not measured stay in them, so
+that a busy machine can be kept free for one model at a time.
 
 The candidates are HybridSession and plain sessions with one thread, with as many as there are cores, with onnxruntime's
 default, and with its parallel executor. Each runs alone, in alternating rounds, and medians are compared. HybridSession
@@ -32,15 +31,16 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime as ort
+from command_arguments import add_output
 from onnx import TensorProto, helper, numpy_helper
-from page_markers import fill_sections, markdown_table, table_rows
+from page_markers import markdown_table
 from ratios import TimedTrial, ratio_to_best, undisturbed_trials
+from result_files import read_rows, write_results
 
 import chrion
 from chrion import Graph, HybridSession, Profile, zoo
 from chrion.benchmark.latency import Feed, RunRequest, SessionFactory, plain_baselines, time_candidates
 from chrion.cores import physical_cores
-from chrion.files import write_atomically
 from chrion.profiler import this_machine
 from chrion.profiler.interference import CoreMonitor
 from chrion.profiler.synthetic_inputs import synthetic_inputs
@@ -48,8 +48,8 @@ from chrion.profiler.widths import measured_widths, times_at
 from chrion.scheduler.plan import Plan
 
 HYBRID = "hybrid"
-#: Sections of pages.
-MEASURED, RATIOS, WIDE = "measured", "ratios", "wide"
+#: Names of results.
+MEASURED, WIDE = "cpu", "cpu-wide"
 #: Short, so that many trials are free of interference.
 TRIAL_S = 0.05
 #: Rounds between estimates of the ratio, and number of each candidate's trials that must count.
@@ -371,13 +371,13 @@ onnxruntime {version}. Columns are those of the table above.
 {table}"""
 
 
-def format_sections(found: Sequence[Measured]) -> dict[str, str]:
-    """Return the contents of the sections ``measured`` and ``ratios`` by name."""
+def format_results(found: Sequence[Measured]) -> dict[str, str]:
+    """Return the results ``cpu`` by name."""
     more = [f"{cores} cores (predicted)" for cores in MANY_CORES]
     rows = [measured.row() for measured in found]
     errors = [abs(float(row[-1].rstrip("%"))) / 100 for row in rows if row[-1]] or [0.0]
     extended = [row + measured.more_cores_cells() for row, measured in zip(rows, found, strict=True)]
-    whole = TEXT.format(
+    content = TEXT.format(
         machine=this_machine(),
         version=ort.get_version_string(),
         least=LEAST,
@@ -385,29 +385,26 @@ def format_sections(found: Sequence[Measured]) -> dict[str, str]:
         median=float(np.median(errors)),
         p90=float(np.quantile(errors, 0.9)),
     )
-    return {MEASURED: whole, RATIOS: markdown_table([HEAD, *rows])}
+    return {MEASURED: content}
 
 
-def format_wide(page: str, found: Sequence[Measured]) -> dict[str, str]:
-    """Return the content of the section ``wide``, with the rows of a page for models that were not measured."""
-    rows = {row[0]: row for row in table_rows(page, WIDE) if len(row) == len(HEAD)}
+def format_wide(folder: Path | None, found: Sequence[Measured]) -> dict[str, str]:
+    """Return the results ``cpu-wide``, with stored rows of models that were not measured."""
+    rows = {row[0]: row for row in read_rows(folder, WIDE)}
     rows |= {measured.case.name: measured.row() for measured in found}
     table = markdown_table([HEAD, *(rows[case.name] for case in WIDE_CASES if case.name in rows)])
     return {WIDE: WIDE_TEXT.format(machine=this_machine(), version=ort.get_version_string(), table=table)}
 
 
 def main() -> None:
-    """Measure all models, print the line of each, and write the pages."""
+    """Measure all models, print the line of each, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-o", "--output", type=Path, nargs="*", default=[], help="pages whose sections to replace")
+    add_output(parser)
     parser.add_argument("--only", default="", help="a regular expression that names of models must match")
     parser.add_argument("--patience", type=float, default=120.0, help="most seconds of trials a model (default: 120)")
     parser.add_argument("--wide", action="store_true", help="measure models on which lanes of several cores may pay")
     parser.add_argument("--cache", type=Path, help="folder of measurements and choices to reuse (default: none)")
     arguments = parser.parse_args()
-    sections = [WIDE] if arguments.wide else [MEASURED, RATIOS]
-    for path in arguments.output:  # refuses a page before a model is measured
-        fill_sections(path.read_text(encoding="utf-8"), dict.fromkeys(sections, ""))
     ort.set_default_logger_severity(3)  # some models have unused weights
     known = WIDE_CASES if arguments.wide else CASES
     cases = [case for case in known if re.search(arguments.only, case.name)]
@@ -424,12 +421,9 @@ def main() -> None:
             found.append(measured)
     except KeyboardInterrupt:
         print("interrupted", flush=True)
-    if not found:
-        return
-    contents = {} if arguments.wide else format_sections(found)
-    for path in arguments.output:
-        page = path.read_text(encoding="utf-8")
-        write_atomically(path, fill_sections(page, contents or format_wide(page, found)))
+    if found:
+        contents = format_wide(arguments.output, found) if arguments.wide else format_results(found)
+        write_results(arguments.output, contents)
 
 
 if __name__ == "__main__":

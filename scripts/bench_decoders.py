@@ -1,9 +1,9 @@
 """Measure a Generator beside onnxruntime-genai, beside the simulation of decoders, and on an accelerator.
 
-    python scripts/bench_decoders.py genai --python ENVIRONMENT/bin/python [-o docs/generation-measured.md]
+    python scripts/bench_decoders.py genai --python ENVIRONMENT/bin/python [-o docs/data]
     python scripts/bench_decoders.py simulation --points scripts/decoding/measured/loads.jsonl
-        --costs scripts/decoding/measured/costs.jsonl [-o docs/simulate-decoders.md docs/generation-measured.md]
-    python scripts/bench_decoders.py device --provider cuda --budget 1 [-o docs/generation-measured.md]
+        --costs scripts/decoding/measured/costs.jsonl [-o docs/data]
+    python scripts/bench_decoders.py device --provider cuda --budget 1 [-o docs/data]
 
 *genai*: tokens per second on the same files, a decoder with plain operators and one of the same weights with
 GroupQueryAttention, with as many threads; each is timed first in every second round, and all tokens have to be equal.
@@ -28,7 +28,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from command_arguments import existing_file, one_line_errors, positive
+from command_arguments import add_output, existing_file, one_line_errors, positive
 from decoding.against_genai import FORMS, Genai, build_endless_decoder, compare
 from decoding.agreement import agreement_text, curve_rows, load_rows
 from decoding.code_version import check_version, here
@@ -43,12 +43,12 @@ from decoding.orca_experiment import (
     workload_lengths,
 )
 from decoding.scheduling_gain import simulate_points
-from page_markers import check_pages, fill_sections, markdown_table
+from page_markers import markdown_table
+from result_files import write_results
 
 from chrion import Generator
 from chrion.cores import physical_cores
 from chrion.devices.providers import provider_name, require_working
-from chrion.files import write_atomically
 from chrion.zoo.cached_decoder import build_llama_decoder
 
 #: Requests at a time, prompt and new tokens beside onnxruntime-genai.
@@ -59,7 +59,6 @@ OPENED = 3
 ROUNDS_ALONE = 4
 GENAI_HEAD = ("weights", "attention", "requests", "tokens/s relative to onnxruntime-genai")
 DEVICE_HEAD = ("weights", "keys and values", "requests", "ms per iteration", "tokens/s")
-SIMULATION_SECTIONS = ("decoders-agreement", "decoders-simulation", "decoders-loads")
 #: How many times as many requests as fit on the device are served with keys and values in host memory.
 MORE = 8
 
@@ -120,7 +119,7 @@ def device_rows(arguments: argparse.Namespace, size: str) -> list[tuple[str, ...
 
 
 def beside_genai(arguments: argparse.Namespace) -> tuple[str, dict[str, str]]:
-    """Return what was measured, and a table by its section."""
+    """Return what was measured, and a table by the name of the results."""
     rows: list[Sequence[str]] = [GENAI_HEAD]
     for size in arguments.size:
         version, found = genai_rows(arguments, size)
@@ -130,7 +129,7 @@ def beside_genai(arguments: argparse.Namespace) -> tuple[str, dict[str, str]]:
 
 
 def beside_simulation(arguments: argparse.Namespace) -> tuple[str, dict[str, str]]:
-    """Return where the loads were measured, and contents by their sections."""
+    """Return where the loads were measured, and contents by the names of the results."""
     agreement, curves, loads = simulation_sections(arguments.points, arguments.costs)
     runs = read_points(arguments.points)
     where = f"{measured_on(runs)}. {workload_lengths(run.workload for run in runs)}".rstrip(".")
@@ -138,7 +137,7 @@ def beside_simulation(arguments: argparse.Namespace) -> tuple[str, dict[str, str
 
 
 def on_device(arguments: argparse.Namespace) -> tuple[str, dict[str, str]]:
-    """Return what was measured, and a table by its section."""
+    """Return what was measured, and a table by the name of the results."""
     arguments.provider = provider_name(arguments.provider)
     require_working(arguments.provider, "--provider")
     rows = [row for size in arguments.size for row in device_rows(arguments, size)]
@@ -155,24 +154,24 @@ def read_arguments() -> argparse.Namespace:
     genai.add_argument("--python", required=True, help="an interpreter with onnxruntime-genai")
     genai.add_argument("--threads", type=positive, default=len(physical_cores()), help="threads of both")
     genai.add_argument("--rounds", type=positive, default=7, help="rounds of 8 and of 32 requests for each opening")
-    genai.set_defaults(run=beside_genai, sections=("decoders-genai",))
+    genai.set_defaults(run=beside_genai)
     simulation = parts.add_parser("simulation", help="beside the simulation", formatter_class=kind)
     simulation.add_argument("--points", type=existing_file, required=True, help="results of loads")
     simulation.add_argument("--costs", type=existing_file, required=True, help="costs of iterations")
-    simulation.set_defaults(run=beside_simulation, sections=SIMULATION_SECTIONS)
+    simulation.set_defaults(run=beside_simulation)
     device = parts.add_parser("device", help="on an accelerator", formatter_class=kind)
     device.add_argument("--provider", required=True, help="the execution provider of the device, for example cuda")
     device.add_argument("--budget", type=float, default=1.0, help="device memory in GB")
     device.add_argument("--tokens", type=positive, default=1024, help="tokens of a request before the new one")
     device.add_argument("--threads", type=positive, default=len(physical_cores()), help="CPU threads")
     device.add_argument("--rounds", type=positive, default=20, help="rounds")
-    device.set_defaults(run=on_device, sections=("decoders-device",))
+    device.set_defaults(run=on_device)
     for one in (genai, device):
         one.add_argument(
             "--size", choices=list(SIZES), nargs="+", default=list(SIZES), help="decoders by their weights"
         )
     for one in (genai, simulation, device):
-        one.add_argument("-o", "--output", type=existing_file, nargs="*", default=[], help="pages to fill in")
+        add_output(one)
     return parser.parse_args()
 
 
@@ -180,18 +179,15 @@ def main() -> None:
     """Run the part that the arguments name."""
     arguments = read_arguments()
     with one_line_errors():
-        fill_in(arguments)
+        measure_part(arguments)
 
 
-def fill_in(arguments: argparse.Namespace) -> None:
-    """Measure a part, print its tables and fill in pages."""
-    check_pages(arguments.output, arguments.sections)
+def measure_part(arguments: argparse.Namespace) -> None:
+    """Measure a part, print its tables and write the results."""
     where, tables = arguments.run(arguments)
     print("\n\n".join(tables.values()))
     about = f"Written by `scripts/bench_decoders.py`, measured on {where}."
-    contents = {section: f"{about}\n\n{table}" for section, table in tables.items()}
-    for path in arguments.output:
-        write_atomically(path, fill_sections(path.read_text(encoding="utf-8"), contents))
+    write_results(arguments.output, {name: f"{about}\n\n{table}" for name, table in tables.items()})
 
 
 if __name__ == "__main__":

@@ -14,20 +14,17 @@ results to a file. ``--costs`` adds the costs of iterations, measured before the
 to another file. Lines of both files have the version of the code, and only those of one version are pooled.
 
 ``report``: from such files, throughputs at equal latencies beside simulated ones, what iteration-level scheduling can
-gain, and an estimate for a GPU, in the sections ``generate-load``, ``generate-gain`` and ``generate-gpu`` of pages, a
-summary in ``generate-summary``, and a plot.
+gain, and an estimate for a GPU, in the results ``generate-load``, ``generate-gain`` and ``generate-gpu``, a summary
+in ``generate-summary``, and a plot.
 
 ::
 
-    python scripts/bench_generate.py engine --models "104 MB" --batches 1 8 32 -o docs/generation-measured.md
+    python scripts/bench_generate.py engine --models "104 MB" --batches 1 8 32 -o docs/data
     python scripts/bench_generate.py load --models "104 MB" --points scripts/decoding/measured/loads.jsonl
         --costs scripts/decoding/measured/costs.jsonl
     python scripts/bench_generate.py report --points scripts/decoding/measured/loads.jsonl
-        --costs scripts/decoding/measured/costs.jsonl -o docs/generation-measured.md docs/generation.md
+        --costs scripts/decoding/measured/costs.jsonl -o docs/data
         --plot docs/img/generation.png
-
-The report needs both pages: ``generate-summary`` is in ``docs/generation.md``, the other sections are in
-``docs/generation-measured.md``.
 """
 
 from __future__ import annotations
@@ -44,7 +41,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime as ort
-from command_arguments import existing_file, one_line_errors, positive
+from command_arguments import add_output, existing_file, one_line_errors, positive
 from decoding.code_version import check_version, code_version, here
 from decoding.costs import CostMeter, MeasuredCosts, append_costs, read_costs
 from decoding.gpu_estimate import DIGITS, GPU, REPETITIONS, TITLE, estimated_points, saturated_on_gpu
@@ -64,12 +61,12 @@ from decoding.orca_experiment import (
 )
 from decoding.repeated_iterations import Shape, padded_run, selective_run, single_runs, time_in_turn
 from decoding.scheduling_gain import Machine, gain_rows, saturated, simulate_points
-from page_markers import check_pages, fill_sections, markdown_table
+from page_markers import markdown_table
+from result_files import write_results
 
 import chrion
 from chrion import Generator
 from chrion.cores import pinned
-from chrion.files import write_atomically
 from chrion.generation.open_engine import open_engine
 from chrion.generation.scheduling import POLICIES
 from chrion.generation.session_threads import SPINNING_BETWEEN_CALLS, SessionThreads, lease_iteration_cores
@@ -91,8 +88,8 @@ class Mix:
 
 WORKLOADS = {"decode": Mix(), "mixed": Mix(0.25), "long prompts": Mix(1.0, 512, 512)}
 #: Sections of pages.
-ENGINE_SECTION = "generate-engine"
-REPORT_SECTIONS = ("generate-summary", "generate-load", "generate-gain", "generate-gpu")
+ENGINE_RESULTS = "generate-engine"
+REPORT_RESULTS = ("generate-summary", "generate-load", "generate-gain", "generate-gpu")
 ENGINE_HEAD = (
     *("weights", "requests", "batch", "selective", "padded", "unbatched"),
     *("padded / selective", "unbatched / selective"),
@@ -113,16 +110,13 @@ def plain_session(model: onnx.ModelProto, threads: int, cores: Sequence[int] = (
 
 
 def measure_engine(arguments: argparse.Namespace) -> None:
-    """Print the times of an iteration and the ratios of medians over rounds, and fill in pages."""
-    check_pages(arguments.output, [ENGINE_SECTION])
+    """Print the times of an iteration and the ratios of medians over rounds, and write the results."""
     cores = lease_iteration_cores(arguments.threads)
     with contextlib.nullcontext() if cores is None else pinned(cores.caller):  # as in a generator
         rows = engine_rows(arguments, () if cores is None else cores.others)
     about = f"Written by `scripts/bench_generate.py`, measured on {here()}."
     table = markdown_table([ENGINE_HEAD, *rows])
-    for path in arguments.output:
-        page = fill_sections(path.read_text(encoding="utf-8"), {ENGINE_SECTION: f"{about}\n\n{table}"})
-        write_atomically(path, page)
+    write_results(arguments.output, {ENGINE_RESULTS: f"{about}\n\n{table}"})
 
 
 def engine_rows(arguments: argparse.Namespace, cores: Sequence[int]) -> list[tuple[str, ...]]:
@@ -233,8 +227,7 @@ def choose_batch_rates(
 
 
 def report_load(arguments: argparse.Namespace) -> None:
-    """Print the throughputs at equal latencies and what can be gained, and fill in pages and a plot."""
-    check_pages(arguments.output, REPORT_SECTIONS)
+    """Print the throughputs at equal latencies and what can be gained, and write the results and a plot."""
     if arguments.costs:
         check_version(arguments.points, arguments.costs)
     runs, costs = read_points(arguments.points), read_costs(arguments.costs) if arguments.costs else {}
@@ -255,10 +248,8 @@ def report_load(arguments: argparse.Namespace) -> None:
         f"Computed by `scripts/bench_generate.py`. Tokens: of prompts, and of outputs.\n\n{gain}",
         f"{simulated}\n\n{gpu}",
     )
-    sections = dict(zip(REPORT_SECTIONS, contents, strict=True))
-    print("\n\n".join(sections.values()))
-    for path in arguments.output:
-        write_atomically(path, fill_sections(path.read_text(encoding="utf-8"), sections))
+    print("\n\n".join(contents))
+    write_results(arguments.output, dict(zip(REPORT_RESULTS, contents, strict=True)))
     if arguments.plot:
         plot(median_points(runs), arguments.plot)
 
@@ -270,7 +261,7 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
         "--workloads", nargs="+", choices=[*WORKLOADS], default=list(WORKLOADS), help="kinds of requests"
     )
     parser.add_argument("--rounds", type=positive, default=30, help="rounds")
-    add_pages(parser)
+    add_output(parser)
     parser.set_defaults(run=measure_engine)
 
 
@@ -299,16 +290,11 @@ def add_models(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=positive, default=2, help="threads of the generator")
 
 
-def add_pages(parser: argparse.ArgumentParser) -> None:
-    """Add the argument of pages."""
-    parser.add_argument("-o", "--output", type=existing_file, nargs="*", default=[], help="pages to fill in")
-
-
 def add_report(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of a report."""
     parser.add_argument("--points", type=existing_file, required=True, help="results of loads")
     parser.add_argument("--costs", type=existing_file, help="costs of iterations")
-    add_pages(parser)
+    add_output(parser)
     parser.add_argument("--plot", type=Path, help="picture of latency against throughput")
     parser.set_defaults(run=report_load)
 

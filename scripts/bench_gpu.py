@@ -32,7 +32,7 @@ from typing import Any
 
 import onnxruntime as ort
 from derive_paper_profile import TABLE_6
-from reproduce_table6 import ALPHAS, FIGURE_10
+from reproduction.table6 import ALPHAS, FIGURE_10
 
 from chrion import Graph, HybridSession, Plan, Profile, load, partition, profile, zoo
 from chrion.benchmark.latency import (

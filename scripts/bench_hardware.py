@@ -1,9 +1,10 @@
 """Compare the datasheet estimate of this machine with measurements, and plans made from both.
 
-    python scripts/bench_hardware.py --page docs/hardware.md
+    python scripts/bench_hardware.py -o docs/data
 
 Measures the operators of models of the zoo, which takes some minutes unless they are in the cache; then times the plans
-made from estimates and from measurements in turn. Fills the sections of a page, or prints them.
+made from estimates and from measurements in turn. Writes the results ``hardware-errors``,
+``hardware-corrections`` and ``hardware-plans``, or prints them.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from page_markers import fill_sections, markdown_table
+from command_arguments import add_output
+from page_markers import markdown_table
+from result_files import write_results
 
 from chrion.benchmark.latency import hybrid_candidate, time_candidates
-from chrion.files import write_atomically
 from chrion.graph import Graph, load
 from chrion.graph.recurrent import chunk_choices, unroll
 from chrion.graph.work import NodeWork, node_work
@@ -210,22 +211,20 @@ def _time_plans(graph: Graph, measured: Profile, estimated: Profile, rounds: int
 
 
 def main() -> None:
-    """Measure, and fill the page or print."""
+    """Measure, and write the results or print them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--machine", default="epyc-9655-2", help="this machine, as --hardware names it")
     parser.add_argument("--rounds", type=int, default=9, help="trials of each plan (default: %(default)s)")
     parser.add_argument("--only", choices=("operators", "plans"), help="judge only the operators, or only the plans")
-    parser.add_argument("--page", type=Path, help="page to fill")
+    add_output(parser)
     options = parser.parse_args()
     contents: dict[str, str] = {}
     if options.only != "plans":
         contents |= _operator_sections(options.machine)
     if options.only != "operators":
-        contents["plans"] = plan_table(PLANNED, options.machine, options.rounds)
-    if options.page:
-        page = options.page.read_text(encoding="utf-8")
-        write_atomically(options.page, fill_sections(page, contents))
-    else:
+        contents["hardware-plans"] = plan_table(PLANNED, options.machine, options.rounds)
+    write_results(options.output, contents)
+    if not options.output:
         print(*contents.values(), sep="\n\n")
 
 
@@ -243,7 +242,7 @@ Models with whose measurements the constants were chosen:
 Other models, by the operators that the former do not have:
 
 {error_table([each.sample(processor) for each in others.values()])}"""
-    return {"errors": errors, "corrections": correction_table([*chosen.values(), *others.values()])}
+    return {"hardware-errors": errors, "hardware-corrections": correction_table([*chosen.values(), *others.values()])}
 
 
 if __name__ == "__main__":

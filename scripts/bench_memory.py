@@ -1,9 +1,9 @@
 """Latency against accelerator memory for models that exceed it, by policy.
 
 Predictions for a machine that is known from datasheets (``--hardware``), so no accelerator is needed. The models are
-written without values: planning reads no weights. Results go to the page ``docs/memory.md``::
+written without values: planning reads no weights. ``-o`` writes the results ``memory``::
 
-    python scripts/bench_memory.py --write
+    python scripts/bench_memory.py -o docs/data
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
-from page_markers import replace_section
+from command_arguments import add_output
+from result_files import write_results
 
 import chrion
-from chrion.files import write_atomically
 from chrion.graph import Graph
 from chrion.hardware import hardware
 from chrion.profiler.hardware_profile import estimate_profile
@@ -35,7 +35,6 @@ from chrion.zoo.llama import build_llama
 from chrion.zoo.moe import build_moe
 from chrion.zoo.weights_file import WeightsFile
 
-PAGE = Path(__file__).parent.parent / "docs" / "memory.md"
 POLICIES = ("chrion", "layers", "first-fit")
 #: Budgets, as shares of the memory of the whole model on the accelerator.
 SHARES = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
@@ -109,22 +108,20 @@ def _cell(plan: Plan) -> str:
 
 
 def main() -> None:
-    """Print the tables, or write them to the page."""
+    """Print the tables and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--hardware", default="l4+epyc-16", help="the machine (default: %(default)s)")
     parser.add_argument("--cores", type=int, default=4, help="CPU cores to use (default: %(default)s)")
     parser.add_argument("--only", default="", help="only the models whose title matches")
-    parser.add_argument("--write", action="store_true", help=f"write the tables to {PAGE.name}")
+    add_output(parser)
     given = parser.parse_args()
     rows = [f"*Estimated* for `--hardware {given.hardware} --cores {given.cores}`; latencies in ms.", ""]
     for case in CASES:
         if re.search(given.only, case.title):
             with tempfile.TemporaryDirectory() as folder:
                 rows += table(case, load(case, Path(folder)), given.hardware, given.cores)
-    if given.write:
-        write_atomically(PAGE, replace_section(PAGE.read_text(encoding="utf-8"), "memory", "\n".join(rows)))
-    else:
-        print("\n".join(rows))
+    print("\n".join(rows))
+    write_results(given.output, {"memory": "\n".join(rows)})
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What plans and decoders take without the native libraries, as where there was no C compiler.
 
-    python scripts/bench_native.py -o docs/installation.md
+    python scripts/bench_native.py -o docs/data
 
 Two processes, one of them with a copy of the package without these libraries, run the same requests in turn. Takes two
 minutes. The figures are medians of ratios side by side.
@@ -22,10 +22,11 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from page_markers import fill_sections, markdown_table
+from command_arguments import add_output
+from page_markers import markdown_table
+from result_files import write_results
 
 import chrion
-from chrion.files import write_atomically
 from chrion.zoo import build
 
 ROUNDS, TRIAL_S = 21, 0.5
@@ -113,7 +114,7 @@ def rows(scratch: Path) -> Iterator[tuple[str, str, str]]:
 def main() -> None:
     """Measure and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-o", "--output", type=Path, help="page whose section is filled")
+    add_output(parser)
     parser.add_argument("--answer", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.answer:
@@ -123,9 +124,7 @@ def main() -> None:
         head = ("request", "time without the libraries", "quartiles")
         table = markdown_table([head, *rows(Path(scratch))])
     print(table)
-    if arguments.output:
-        page = arguments.output.read_text(encoding="utf-8")
-        write_atomically(arguments.output, fill_sections(page, {"native": table}).encode())
+    write_results(arguments.output, {"native": table})
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """Plan six models of different kinds with every scheduler, and measure the plans and plain onnxruntime.
 
-    python scripts/bench_schedulers.py [-o docs/schedulers.md] [--only NAME] [--policies P,Q] [--accelerator NAME]
+    python scripts/bench_schedulers.py [-o docs/data] [--only NAME] [--policies P,Q] [--accelerator NAME]
 
-Takes about eight minutes on two idle cores. Prints a table for each model when it is measured; ``-o`` replaces the
-section ``measured`` of a page, whose other sections are written by hand.
+Takes about eight minutes on two idle cores. Prints a table for each model when it is measured; ``-o`` writes the
+results ``schedulers``.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ import argparse
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import onnxruntime as ort
-from page_markers import markdown_table, replace_section
+from command_arguments import add_output
+from page_markers import markdown_table
+from result_files import write_results
 
 import chrion
 from chrion import zoo
 from chrion.benchmark.comparison import PolicyComparison, PolicyResult, plan_policies, time_plans
-from chrion.files import write_atomically
 from chrion.profiler import this_machine
 from chrion.profiler.synthetic_inputs import synthetic_inputs
 from chrion.scheduler import POLICIES
 from chrion.scheduler.policies.ios_merging import merged_variants
 from chrion.units import format_ms
 
-#: The section of the page that is replaced.
-SECTION = "measured"
+#: The name of the results.
+NAME = "schedulers"
 
 
 @dataclass(frozen=True)
@@ -106,8 +106,8 @@ def format_model(comparison: PolicyComparison) -> str:
     return markdown_table(rows) + (f"\n\nNot measured:\n{missing}" if missing else "")
 
 
-def format_section(results: Mapping[str, PolicyComparison], policies: Sequence[str]) -> str:
-    """Return the section of the page."""
+def format_results(results: Mapping[str, PolicyComparison], policies: Sequence[str]) -> str:
+    """Return the results in Markdown."""
     machine = next(iter(results.values())).profile.machine if results else this_machine()
     head = (
         f"Measured by `scripts/bench_schedulers.py` on {machine}, onnxruntime {ort.get_version_string()}: medians of "
@@ -119,24 +119,21 @@ def format_section(results: Mapping[str, PolicyComparison], policies: Sequence[s
         if case.name in results:
             comparison = results[case.name]
             given = ", ".join(f"{name} {value}" for name, value in case.parameters.items()) or "as published"
-            heading = f"### {case.name}\n\n`{case.builder}` ({given}), {len(comparison.graph.dag)} operators"
+            heading = f"**{case.name}.** `{case.builder}` ({given}), {len(comparison.graph.dag)} operators"
             parts += [heading, format_model(comparison)]
     return "\n\n".join(parts)
 
 
 def main() -> None:
-    """Measure all models, print the table of each, and write the page."""
+    """Measure all models, print the table of each, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-o", "--output", type=Path, help="page whose section to replace (default: none)")
+    add_output(parser)
     parser.add_argument("--only", default="", help="only models whose names contain this text")
     parser.add_argument("--policies", default=",".join(POLICIES), help="schedulers, separated by commas (default: all)")
     parser.add_argument("--accelerator", help="provider to use in addition to the CPU cores (default: none)")
     parser.add_argument("--streams", type=int, help="most lanes of the accelerator")
     parser.add_argument("--rounds", type=int, default=3, help="alternating rounds")
     arguments = parser.parse_args()
-    page = arguments.output.read_text(encoding="utf-8") if arguments.output else ""
-    if page:
-        replace_section(page, SECTION, "")  # refuses the page before a model is measured
     policies = arguments.policies.split(",")
     results = {}
     for case in CASES:
@@ -144,8 +141,7 @@ def main() -> None:
             print(case.name, flush=True)
             results[case.name] = compare(case, policies, arguments.accelerator, arguments.streams, arguments.rounds)
             print(format_model(results[case.name]), flush=True)
-    if arguments.output:
-        write_atomically(arguments.output, replace_section(page, SECTION, format_section(results, policies)))
+    write_results(arguments.output, {NAME: format_results(results, policies)})
 
 
 if __name__ == "__main__":

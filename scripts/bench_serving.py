@@ -1,6 +1,6 @@
 """Measure a HybridSession and plain sessions that serve requests as in production.
 
-    python scripts/bench_serving.py [--scenario NAME ...] [--only REGEX] [--minutes 25] [--twin] [-o docs/production.md]
+    python scripts/bench_serving.py [--scenario NAME ...] [--only REGEX] [--minutes 25] [--twin] [-o docs/data]
 
 Scenarios: the start of a session, client threads, pauses between requests, a busy neighbour, several sessions and
 processes, one CPU, a quota of CPU time, many shapes. The candidates are a tuned HybridSession and plain sessions with
@@ -11,7 +11,7 @@ the latency are of all trials together.
 
 Takes about as long as ``--minutes`` says, however many scenarios are selected: rounds are added until the time is over,
 so that fewer scenarios or models are measured more precisely. On a busy machine it takes up to a fifth longer. ``-o``
-replaces the section ``serving`` of pages.
+writes the results ``serving``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 from bench_cpu import Case
-from page_markers import fill_sections, markdown_table
+from command_arguments import add_output
+from page_markers import markdown_table
+from result_files import write_results
 from serving import noticing, starting
 from serving.fleet import Fleet, Setting, Trial, fleets
 from serving.models import MODELS
@@ -38,7 +40,6 @@ from serving.surroundings import Neighbour
 from serving.worker import DEFAULT, ONE, OWN, TWIN
 
 from chrion.cores import physical_cores
-from chrion.files import write_atomically
 from chrion.profiler import this_machine
 
 #: Least and greatest number of rounds.
@@ -198,8 +199,8 @@ def measure_starts(only: str, findings: Findings) -> None:
             print(f"{START} | {' | '.join(findings.started[-1])}", flush=True)
 
 
-def format_section(chosen: Mapping[str, Scenario], findings: Findings) -> str:
-    """Return the section of pages."""
+def format_results(chosen: Mapping[str, Scenario], findings: Findings) -> str:
+    """Return the results in Markdown."""
     parts = [TEXT.format(machine=this_machine(), version=ort.get_version_string())]
     for name, scenario in chosen.items():
         rows = findings.rows.get(name, [])
@@ -229,7 +230,7 @@ def print_remarks(findings: Findings) -> None:
 
 
 def main() -> None:
-    """Measure the scenarios, print lines and fill in pages."""
+    """Measure the scenarios, print lines and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [START, *scenarios([1])]
     parser.add_argument("--scenario", choices=names, nargs="+", default=names, help="scenarios to measure")
@@ -238,10 +239,8 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=25.0, help="duration (default: 25)")
     twin_help = "also compare two processes of the plain session with one thread: how far ratios are noise"
     parser.add_argument("--twin", action="store_true", help=twin_help)
-    parser.add_argument("-o", "--output", type=Path, nargs="*", default=[], help="pages whose section to fill in")
+    add_output(parser)
     arguments = parser.parse_args()
-    for path in arguments.output:  # refuses a page before a model is measured
-        fill_sections(path.read_text(encoding="utf-8"), {"serving": ""})
     chosen = {name: each for name, each in scenarios(arguments.clients).items() if name in arguments.scenario}
     findings = Findings(twins=[] if arguments.twin else None)
     began_s = time.monotonic()
@@ -255,9 +254,7 @@ def main() -> None:
     except KeyboardInterrupt:
         print("interrupted", flush=True)
     print_remarks(findings)
-    content = format_section(chosen, findings)
-    for path in arguments.output:
-        write_atomically(path, fill_sections(path.read_text(encoding="utf-8"), {"serving": content}))
+    write_results(arguments.output, {"serving": format_results(chosen, findings)})
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     python scripts/bench_shapes.py                       # about ten minutes
     python scripts/bench_shapes.py --rounds 3 --tuning 20
-    python scripts/bench_shapes.py -o docs/design.md     # also fills the section ``shapes`` of a page
+    python scripts/bench_shapes.py -o docs/data          # also writes the results ``shapes``
 
 Three kinds of traffic: many shapes in rotation, eight batch sizes in rotation, and a new shape in every request. Each
 session has a process of its own, and the processes serve the same requests in turn, round by round. Printed are the
@@ -31,15 +31,15 @@ sys.path.insert(0, str(Path(__file__).parent))
 import numpy as np
 import onnx
 import onnxruntime as ort
-from page_markers import fill_sections, markdown_table
+from command_arguments import add_output
+from page_markers import markdown_table
+from result_files import write_results
 from serving.models import FREE_DIMENSION, free_length_lstm, perceptron
 
 from chrion.allocator import trim
-from chrion.files import write_atomically
 from chrion.profiler import this_machine
 
 PLAIN, HYBRID = "plain", "hybrid"
-SECTION = "shapes"
 #: Rounds of traffic in which each request has a new shape: a thousand requests.
 _NEW_ROUNDS = 10
 HEAD = ("traffic", "model", "plain ms", "time ratio", "plain MB", "hybrid MB", "memory ratio", "plans")
@@ -190,11 +190,11 @@ def measure(traffic: Traffic, rounds: int, tuning_s: float) -> list[str]:
 
 
 def main() -> None:
-    """Measure all traffic, print the table and fill pages."""
+    """Measure all traffic, print the table and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=30, help="rounds of each kind of traffic (default: 30)")
     parser.add_argument("--tuning", type=float, default=60.0, help="limit of tuning in seconds (default: 60)")
-    parser.add_argument("-o", "--output", type=Path, nargs="*", default=[], help="pages whose section to fill in")
+    add_output(parser)
     arguments = parser.parse_args()
     lines: list[Sequence[str]] = [HEAD]
     for traffic in TRAFFIC:
@@ -202,8 +202,7 @@ def main() -> None:
         print(" | ".join(lines[-1]), flush=True)
     content = TEXT.format(machine=this_machine(), version=ort.get_version_string(), table=markdown_table(lines))
     print(content)
-    for path in arguments.output:
-        write_atomically(path, fill_sections(path.read_text(encoding="utf-8"), {SECTION: content}))
+    write_results(arguments.output, {"shapes": content})
 
 
 if __name__ == "__main__":

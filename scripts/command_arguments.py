@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from argparse import ArgumentTypeError
+from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,6 +32,23 @@ def existing_file(text: str) -> Path:
     if not path.is_file():
         raise ArgumentTypeError(f"{text}: no such file")
     return path
+
+
+def existing_folder(text: str) -> Path:
+    """Return the path of a folder.
+
+    Raises:
+        ArgumentTypeError: There is no such folder.
+    """
+    path = Path(text)
+    if not path.is_dir():
+        raise ArgumentTypeError(f"{text}: no such folder")
+    return path
+
+
+def add_output(parser: ArgumentParser) -> None:
+    """Add the option ``--output`` for the folder of results."""
+    parser.add_argument("-o", "--output", type=existing_folder, help="folder to write results to, as docs/data")
 
 
 @contextlib.contextmanager

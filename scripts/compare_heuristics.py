@@ -1,12 +1,12 @@
 """Compare the default policy with list schedulers on random graphs with an accelerator, by predicted latency.
 
-    python scripts/compare_heuristics.py [-o docs/schedulers.md]      # 20 to 800 operators
+    python scripts/compare_heuristics.py [-o docs/data]      # 20 to 800 operators
     python scripts/compare_heuristics.py --sizes 20,80 --seeds 3
 
 Prints a line for each graph: the default policy's latency divided by that of the best list scheduler, which one that
-is, and the processor time of both. Then a table by size, with which ``-o`` replaces the section ``heuristics`` of
-pages. The list schedulers are HEFT, CPOP and PEFT at their best number of cores, HEFT with lookahead and lists by
-critical path. The graphs are those of ``tests/made_machines.py``.
+is, and the processor time of both. Then a table by size, which ``-o`` writes as the results ``heuristics``. The list
+schedulers are HEFT, CPOP and PEFT at their best number of cores, HEFT with lookahead and lists by critical path. The
+graphs are those of ``tests/made_machines.py``.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from page_markers import fill_sections, markdown_table
+from command_arguments import add_output
+from page_markers import markdown_table
+from result_files import write_results
 
-from chrion.files import write_atomically
 from chrion.scheduler import POLICIES
 from chrion.scheduler.evaluation.solution import Problem
 from chrion.scheduler.policies.chrion import ChrionPolicy
@@ -30,7 +31,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from made_machines import FAMILIES, made_problem
 from textbook_schedulers import critical_path_list, lookahead_heft
 
-SECTION = "heuristics"
 LISTS = ("heft", "cpop", "peft")
 MADE = {"lookahead": lookahead_heft, "critical path": critical_path_list}
 CORES = (2, 8)
@@ -97,14 +97,12 @@ def row(name: str, ratios: Sequence[float]) -> list[str]:
 
 
 def main() -> None:
-    """Print the line of each graph and the table, and write the pages."""
+    """Print the line of each graph and the table, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-o", "--output", type=Path, nargs="*", default=[], help="pages whose section to replace")
+    add_output(parser)
     parser.add_argument("--sizes", default="20,60,200,800", help="numbers of operators")
     parser.add_argument("--seeds", type=int, default=4, help="graphs of each family, size and number of cores")
     arguments = parser.parse_args()
-    for path in arguments.output:  # refuses a page before a graph is planned
-        fill_sections(path.read_text(encoding="utf-8"), {SECTION: ""})
     ratios: dict[str, list[float]] = {}
     for n in map(int, arguments.sizes.split(",")):
         for comparison in comparisons(n, arguments.seeds):
@@ -113,8 +111,7 @@ def main() -> None:
     ratios["all"] = [ratio for found in ratios.values() for ratio in found]
     table = markdown_table([HEAD, *(row(name, found) for name, found in ratios.items())])
     print(table)
-    for path in arguments.output:
-        write_atomically(path, fill_sections(path.read_text(encoding="utf-8"), {SECTION: table}))
+    write_results(arguments.output, {"heuristics": table})
 
 
 if __name__ == "__main__":

@@ -1,23 +1,22 @@
 """Compute how many requests a decoder can serve at a time with keys and values on a device, and in host memory.
 
-    python scripts/decoder_budget.py [--host 64] [--tokens 1024] [-o docs/generation-measured.md]
+    python scripts/decoder_budget.py [--host 64] [--tokens 1024] [-o docs/data]
 
 The sizes are those of published decoders in half precision; nothing is measured. On the device are the weights, and for
 each request the values of one token in one layer and its logits. Its keys and values are there too, or in host memory,
 once: an iteration appends to them in place. That favours the device: an exported model with past and present as inputs
 and outputs needs both of them.
-``-o`` replaces the section ``decoders-budget`` of a page.
+``-o`` writes the results ``decoders-budget``.
 """
 
 from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
-from pathlib import Path
 
-from page_markers import fill_sections, markdown_table
-
-from chrion.files import write_atomically
+from command_arguments import add_output
+from page_markers import markdown_table
+from result_files import write_results
 
 #: Bytes of an element.
 ITEM = 2
@@ -102,11 +101,11 @@ def table(tokens: int, host_gb: float) -> str:
 
 
 def main() -> None:
-    """Print the table, and fill in pages."""
+    """Print the table and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--host", type=float, default=64, help="host memory for keys and values in GB (default: 64)")
     parser.add_argument("--tokens", type=int, default=1024, help="tokens of a request (default: 1024)")
-    parser.add_argument("-o", "--output", type=Path, nargs="*", default=[], help="pages whose section to fill in")
+    add_output(parser)
     arguments = parser.parse_args()
     about = (
         f"Computed by `scripts/decoder_budget.py`, not measured: the most requests of {arguments.tokens} tokens, in "
@@ -116,9 +115,7 @@ def main() -> None:
     )
     found = table(arguments.tokens, arguments.host)
     print(found)
-    for path in arguments.output:
-        page = fill_sections(path.read_text(encoding="utf-8"), {"decoders-budget": f"{about}\n\n{found}"})
-        write_atomically(path, page)
+    write_results(arguments.output, {"decoders-budget": f"{about}\n\n{found}"})
 
 
 if __name__ == "__main__":

@@ -10,9 +10,10 @@
 
 ``make`` exports the models of the families in ``tests/exporters/`` into a folder. ``check`` runs every model of the
 folder: the default session, a forced plan of every policy, random cuts, several shapes, repeated calls, OrtValues and
-IOBinding. It prints a line for each model, then a table, and writes the table into the pages given by ``-o``
-(``docs/exporters.md``). Its exit code is 1 if an output differs, if a call fails that plain onnxruntime serves, or if a
-measured ratio exceeds its aim. ``--latency`` measures the steady state as well; ``--timing`` also creation and memory.
+IOBinding. It prints a line for each model, then a table, which ``-o`` writes as the results ``exporters``
+(with ``--memory`` and ``--creation``, ``exporters-memory`` and ``exporters-creation``). Its exit code is 1 if an output
+differs, if a call fails that plain onnxruntime serves, or if a measured ratio exceeds its aim. ``--latency`` measures
+the steady state as well; ``--timing`` also creation and memory.
 
 ``--memory`` compares the resident memory of a HybridSession with a warm cache and of a plain InferenceSession, each in
 a new process that serves the same requests, and lists the models above 1.3: for the memory beyond the imports, from
@@ -47,22 +48,23 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "exporters"))
 import onnxruntime as ort
 from cases import Case, find_cases, read_case, read_feeds
 from checks import QUICK, Effort, Outcome, check
+from command_arguments import add_output
 from creation_check import HEAD as CREATION_HEAD
 from creation_check import CreationComparison, compare_creation, summarise_creation
 from families import FAMILIES, find_families, open_environments, prepare_environment
 from memory_check import HEAD as MEMORY_HEAD
 from memory_check import Comparison, above_aim, compare_memory, summarise
-from page_markers import fill_sections, markdown_table
+from page_markers import markdown_table
+from result_files import write_results
 from sample import SAMPLE, write_sample
 from timing import Timing, latency, measure
 
-from chrion.files import write_atomically
 from chrion.profiler import this_machine
 from output_comparison import Tolerance
 from worker_processes import FailedJob, run_all
 
-#: Markers of the sections of a page that hold the tables.
-SECTION, MEMORY_SECTION, CREATION_SECTION = "exporters", "exporters-memory", "exporters-creation"
+#: Names of results.
+OUTPUTS, MEMORY, CREATION = "exporters", "exporters-memory", "exporters-creation"
 #: Seconds that checking one model may take.
 TIMEOUT_S = 900.0
 REASON_WORDS = 10
@@ -203,7 +205,7 @@ def run_timing(
 
 
 def format_report(rows: Sequence[Row]) -> str:
-    """Return the section of the page."""
+    """Return the results in Markdown."""
     outcomes = [row.outcome for row in rows if row.outcome]
     runs = sum(o.runs for o in outcomes)
     return TEXT.format(
@@ -220,22 +222,19 @@ def format_report(rows: Sequence[Row]) -> str:
 
 def check_all(arguments: argparse.Namespace) -> int:
     """Check the cases of a folder; return 1 if HybridSession did worse in any."""
-    section, check = SECTION, check_outputs
+    name, check = OUTPUTS, check_outputs
     if arguments.memory:
-        section, check = MEMORY_SECTION, check_memory
+        name, check = MEMORY, check_memory
     elif arguments.creation:
-        section, check = CREATION_SECTION, check_creation
-    for path in arguments.output:
-        fill_sections(path.read_text(encoding="utf-8"), {section: ""})  # refuses a page before a case is run
+        name, check = CREATION, check_creation
     cases = select_cases(arguments.folder, arguments.only)
     content, code = check(cases, arguments)
-    for path in arguments.output:
-        write_atomically(path, fill_sections(path.read_text(encoding="utf-8"), {section: content}))
+    write_results(arguments.output, {name: content})
     return code
 
 
 def check_outputs(cases: Sequence[tuple[Case, Path]], arguments: argparse.Namespace) -> tuple[str, int]:
-    """Compare outputs, and measure what is asked for; return the page's section and the exit code."""
+    """Compare outputs, and measure what is asked for; return the results in Markdown and the exit code."""
     effort = QUICK if arguments.quick else Effort()
     if arguments.random_cuts is not None:
         effort = replace(effort, random_cuts=arguments.random_cuts)
@@ -255,7 +254,7 @@ def check_outputs(cases: Sequence[tuple[Case, Path]], arguments: argparse.Namesp
 
 
 def check_memory(cases: Sequence[tuple[Case, Path]], arguments: argparse.Namespace) -> tuple[str, int]:
-    """Compare resident memory; return the page's section and the exit code."""
+    """Compare resident memory; return the results in Markdown and the exit code."""
 
     def compare(folder: Path) -> Comparison | str:
         try:
@@ -289,7 +288,7 @@ def check_memory(cases: Sequence[tuple[Case, Path]], arguments: argparse.Namespa
 
 
 def check_creation(cases: Sequence[tuple[Case, Path]], arguments: argparse.Namespace) -> tuple[str, int]:  # noqa: ARG001
-    """Compare creation and first requests; return the page's section and the exit code."""
+    """Compare creation and first requests; return the results in Markdown and the exit code."""
     start = time.monotonic()
     print(" | ".join(CREATION_HEAD))
     comparisons: list[CreationComparison] = []
@@ -386,7 +385,7 @@ def build_parser() -> argparse.ArgumentParser:
     checks.add_argument("--plans", action="store_true", help="with --memory, use plans whatever their latency")
     checks.add_argument("--cache", type=Path, help="with --memory, folder that keeps measurements (default: temporary)")
     checks.add_argument("--processes", type=int, default=1, help="models to check at a time")
-    checks.add_argument("-o", "--output", type=Path, nargs="*", default=[], help="pages whose sections to fill in")
+    add_output(checks)
     checks.set_defaults(command=check_all)
     sample = commands.add_parser("sample", help="add models to the sample that the tests run")
     sample.add_argument("folder", type=Path, help="folder of the models")

@@ -15,7 +15,7 @@ from typing import Any
 from bench_gpu import SCHEMA
 from derive_paper_profile import TABLE_6
 from page_markers import markdown_table
-from reproduce_table6 import PAPER, reduction_percent
+from reproduction.table6 import PAPER, reduction_percent
 
 from chrion.errors import OptionError
 from chrion.files import read_json, write_atomically

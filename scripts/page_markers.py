@@ -6,7 +6,6 @@ A section ``NAME`` stands between ``<!-- begin: NAME -->`` and ``<!-- end: NAME 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 
 from chrion.errors import OptionError
 
@@ -41,24 +40,6 @@ def fill_sections(page: str, contents: Mapping[str, str]) -> str:
     for name in present:
         page = replace_section(page, name, contents[name])
     return page
-
-
-def check_pages(paths: Iterable[Path], names: Iterable[str]) -> None:
-    """Check that every page has a section to fill, before something is measured for it.
-
-    Args:
-        paths: The pages.
-        names: The names of the sections.
-
-    Raises:
-        OptionError: A page has none of the sections, or one of them twice.
-    """
-    contents = dict.fromkeys(names, "")
-    for path in paths:
-        try:
-            fill_sections(path.read_text(encoding="utf-8"), contents)
-        except OptionError as error:
-            raise OptionError(f"{path}: {error.message.removeprefix('page: ')}") from error
 
 
 def replace_section(page: str, name: str, content: str) -> str:

@@ -1,11 +1,11 @@
 """Predict plans with lanes of several cores on processors with 8, 16 and 32 cores, from their datasheet.
 
-    python scripts/predict_wide_lanes.py [-o docs/cpu.md] [--only REGEX] [--hardware NAME]
+    python scripts/predict_wide_lanes.py [-o docs/data] [--only REGEX] [--hardware NAME]
 
 Nothing is measured. For every model of ``bench_cpu.py --wide`` and every number of cores, the costs of operators are
 estimated as for ``chrion partition --hardware``, and three latencies are predicted: that of the best plain session,
 which has one thread or as many as any lane may have cores; of the best plan on lanes of one core each; and of the best
-plan. ``-o`` replaces the section ``estimated`` of pages.
+plan. ``-o`` writes the results ``cpu-estimated``.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench_cpu import WIDE_CASES
-from page_markers import fill_sections, markdown_table, table_rows
+from command_arguments import add_output
+from page_markers import markdown_table
+from result_files import read_parts, read_rows, write_results
 
 import chrion
-from chrion.files import write_atomically
 from chrion.graph import Dag, Graph
 from chrion.hardware import Hardware, hardware
 from chrion.profiler import Costs
@@ -32,7 +33,7 @@ from chrion.scheduler.evaluation.solution import Solution
 from chrion.scheduler.policies.chrion import search_variants
 from chrion.scheduler.policies.policy import PlanningTask
 
-SECTION = "estimated"
+NAME = "cpu-estimated"
 CORES = (8, 16, 32)
 DEFAULT = "epyc-32"
 HEAD = ["model", "cores", "best plain, ms", "threads", "lanes of 1 core, ms", "best plan, ms", "ratio"]
@@ -97,25 +98,24 @@ def predict(name: str, graph: Graph, machine: Hardware, cores: int) -> Estimate:
     return Estimate(name, cores, plain_ms, threads, narrow_ms, best)
 
 
-def format_section(page: str, machine: Hardware, found: Sequence[Estimate]) -> str:
-    """Return the content of the section, with the rows of a page for other models on the same processor."""
-    known = table_rows(page, SECTION) if f"the datasheet of {machine.title}, of which" in page else []
-    rows = {(row[0], row[1]): row for row in known if len(row) == len(HEAD)}
+def format_results(folder: Path | None, machine: Hardware, found: Sequence[Estimate]) -> str:
+    """Return the results, with the stored rows of other models on the same processor."""
+    about = f"the datasheet of {machine.title}, of which"
+    known = read_rows(folder, NAME) if any(about in part.get("text", "") for part in read_parts(folder, NAME)) else []
+    rows = {(row[0], row[1]): row for row in known}
     rows |= {(estimate.model, str(estimate.cores)): estimate.row() for estimate in found}
     keys = [(case.name, str(cores)) for case in WIDE_CASES for cores in CORES]
     return TEXT.format(title=machine.title, table=markdown_table([HEAD, *(rows[key] for key in keys if key in rows)]))
 
 
 def main() -> None:
-    """Predict all models, print their lines, and write the pages."""
+    """Predict all models, print their lines, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-o", "--output", type=Path, nargs="*", default=[], help="pages whose section to replace")
+    add_output(parser)
     parser.add_argument("--only", default="", help="a regular expression that names of models must match")
     parser.add_argument("--hardware", default=DEFAULT, help=f"a processor of 32 cores or more (default: {DEFAULT})")
     arguments = parser.parse_args()
     machine = hardware(arguments.hardware)
-    for path in arguments.output:  # refuses a page before a model is planned
-        fill_sections(path.read_text(encoding="utf-8"), {SECTION: ""})
     cases = [case for case in WIDE_CASES if re.search(arguments.only, case.name)]
     if not cases:
         parser.error(f"--only: no model matches {arguments.only!r}")
@@ -126,9 +126,7 @@ def main() -> None:
         for cores in CORES:
             found.append(predict(case.name, graph, machine, cores))
             print(" | ".join(found[-1].row()), flush=True)
-        for path in arguments.output:
-            page = path.read_text(encoding="utf-8")
-            write_atomically(path, fill_sections(page, {SECTION: format_section(page, machine, found)}))
+        write_results(arguments.output, {NAME: format_results(arguments.output, machine, found)})
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Try an installation of Chrion beside every distribution that provides onnxruntime, and write the table of results.
 
     python scripts/build_wheels.py --only x86_64 -o dist
-    python scripts/try_flavours.py dist/chrion-*.whl -o docs/installation.md
+    python scripts/try_flavours.py dist/chrion-*.whl -o docs/data
 
 Each row is a new virtual environment. Distributions without a wheel for this system are left out.
 """
@@ -16,9 +16,10 @@ import venv
 from collections.abc import Sequence
 from pathlib import Path
 
-from page_markers import fill_sections, markdown_table
+from command_arguments import add_output
+from page_markers import markdown_table
+from result_files import write_results
 
-from chrion.files import write_atomically
 from chrion.installation import FLAVOURS
 
 #: Prints a digest of onnxruntime's files.
@@ -129,19 +130,15 @@ def rows(wheel: Path, scratch: Path) -> list[list[str]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Try all combinations, and write the table."""
+    """Try all combinations, print the table and write the results."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("wheel", type=Path)
-    parser.add_argument(
-        "-o", "--output", type=Path, help="page with the section `flavours`; by default print the table"
-    )
+    add_output(parser)
     given = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as scratch:
         table = markdown_table(rows(given.wheel.resolve(), Path(scratch)))
-    if given.output is None:
-        print(table)
-    else:
-        write_atomically(given.output, fill_sections(given.output.read_text(encoding="utf-8"), {"flavours": table}))
+    print(table)
+    write_results(given.output, {"flavours": table})
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@ import socket
 from collections.abc import Mapping
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-_DATA, _HEADERS, _SETTINGS = 0, 1, 4
+_DATA, _HEADERS, _SETTINGS, _PING = 0, 1, 4, 6
+_ACKNOWLEDGED = 1
 _END_STREAM, _END_HEADERS = 1, 4
 _HEADERS_OF_CALLS = {"content-type": "application/grpc", "te": "trailers"}
 
@@ -33,6 +34,16 @@ def start_call(connection: socket.socket, path: str, headers: Mapping[str, str] 
 def send_part(connection: socket.socket, declared: int, content: bytes, *, last: bool = False) -> None:
     """Send the beginning of a message of a declared length, or all of it as the last one of a call."""
     connection.sendall(_frame(_DATA, _END_STREAM if last else 0, 1, b"\x00" + declared.to_bytes(4, "big") + content))
+
+
+def acknowledge(connection: socket.socket, received: bytes) -> bytes:
+    """Acknowledge settings and pings as clients do; return the bytes of the frame that is not complete."""
+    while len(received) >= 9 and len(received) >= (end := 9 + int.from_bytes(received[:3], "big")):
+        kind, flags, payload = received[3], received[4], received[9:end]
+        if kind in (_SETTINGS, _PING) and not flags & _ACKNOWLEDGED:
+            connection.sendall(_frame(kind, _ACKNOWLEDGED, 0, payload if kind == _PING else b""))
+        received = received[end:]
+    return received
 
 
 def grpc_status(connection: socket.socket) -> int:

@@ -1,4 +1,4 @@
-"""The layers of the package, which the tests check and ``scripts/layers_page.py`` writes into ``docs/design.md``."""
+"""The layers of the package, which the tests check and ``docs/design.md`` lists."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PACKAGES: Layers = (
 #: The same inside two packages; modules that are not listed belong to the highest layer.
 INSIDE: dict[str, Layers] = {
     "scheduler": (
-        ("schedule",),
+        ("schedule", "priced_memory"),
         ("plan",),
         ("evaluation",),
         ("policies",),  # published policies and their helpers

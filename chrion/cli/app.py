@@ -107,7 +107,7 @@ VerboseOption = Annotated[
         "-v",
         count=True,
         callback=_set_verbosity,
-        help="Log each step; -vv logs details.",
+        help="Log steps and decisions; -vv logs details.",
         show_default=False,
     ),
 ]

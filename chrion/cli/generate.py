@@ -30,15 +30,17 @@ _OPTIONS = {
 
 def generate(
     model: ModelArgument,
-    prompt: Annotated[str, typer.Option("--prompt", "-p", metavar="TEXT", help="Text to continue.")] = "",
-    tokens: Annotated[str, typer.Option(metavar="N,N", help="Token ids to continue, in place of a text.")] = "",
-    max_new_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="The most tokens to generate.")] = 64,
-    temperature: Annotated[float, typer.Option(metavar="T", help="0 takes the most probable token.")] = 0.0,
-    top_k: Annotated[int, typer.Option(metavar="K", help="Only the K most probable tokens; 0 for all.")] = 0,
-    top_p: Annotated[float, typer.Option(metavar="P", help="Only the fewest tokens of total probability P.")] = 1.0,
-    repetition_penalty: Annotated[float, typer.Option(metavar="R", help="Above 1, fewer repetitions.")] = 1.0,
-    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the random choices.")] = 0,
-    stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Ends the text. Repeatable.")] = None,
+    prompt: Annotated[str, typer.Option("--prompt", "-p", metavar="TEXT", help="Prompt.")] = "",
+    tokens: Annotated[str, typer.Option(metavar="N,N", help="Token ids of the prompt, instead of text.")] = "",
+    max_new_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Maximum new tokens.")] = 64,
+    temperature: Annotated[
+        float, typer.Option(metavar="T", help="Sampling temperature; 0 for the most probable token.")
+    ] = 0.0,
+    top_k: Annotated[int, typer.Option(metavar="K", help="Sample from the K most probable tokens; 0 for all.")] = 0,
+    top_p: Annotated[float, typer.Option(metavar="P", help="Nucleus (top-p) sampling; 1 for all tokens.")] = 1.0,
+    repetition_penalty: Annotated[float, typer.Option(metavar="R", help="Repetition penalty; 1 for none.")] = 1.0,
+    seed: Annotated[int, typer.Option(metavar="N", help="Random seed.")] = 0,
+    stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Stop sequence. Repeatable.")] = None,
     tokenizer: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="A tokenizer.json.", show_default="tokenizer.json beside the model"),

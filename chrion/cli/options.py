@@ -77,9 +77,12 @@ AlphaOption = Annotated[
     ),
 ]
 MemoryOption = Annotated[
-    str,
+    str | None,
     typer.Option(
-        "--memory", metavar="KIND", help="The memory that alpha prices in the default policy: resident or paper."
+        "--memory",
+        metavar="KIND",
+        help="The memory that alpha prices in the default policy: resident, or paper for Equation 4.",
+        show_default="resident if the profile has measured accelerator memory, else paper",
     ),
 ]
 GpuBudgetOption = Annotated[
@@ -106,7 +109,7 @@ InputOption = Annotated[
         "--input", metavar="X.npz", help="Arrays by input name, as numpy.savez writes them.", show_default="synthetic"
     ),
 ]
-RoundsOption = Annotated[int, typer.Option("--rounds", min=1, metavar="N", help="Trials of each candidate.")]
+RoundsOption = Annotated[int, typer.Option("--rounds", min=1, metavar="N", help="Rounds per candidate.")]
 ForceOption = Annotated[
     bool, typer.Option("--force", "-f", help="Replace existing files, also those that Chrion did not write.")
 ]

@@ -11,7 +11,7 @@ import typer
 from chrion.benchmark.comparison import is_this_machine
 from chrion.benchmark.stage_timer import StageTimer
 from chrion.cli import outputs
-from chrion.cli.console import show, show_json, step
+from chrion.cli.console import log, show, show_json, step
 from chrion.cli.options import (
     AcceleratorOption,
     AlphaOption,
@@ -38,14 +38,15 @@ from chrion.scheduler import DEFAULT_POLICY, Plan
 from chrion.scheduler import partition as make_plan
 from chrion.scheduler.annotation import write_annotated
 from chrion.scheduler.explain import explain_placement
-from chrion.scheduler.planner import check_memory, check_options
+from chrion.scheduler.planner import check_options
+from chrion.scheduler.priced_memory import check_memory
 
 
 def partition(
     model: ModelArgument,
     slo: SloOption = None,
     alpha: AlphaOption = None,
-    memory: MemoryOption = "resident",
+    memory: MemoryOption = None,
     gpu_budget: GpuBudgetOption = None,
     profile: ProfileOption = None,
     hardware: HardwareOption = None,
@@ -102,6 +103,7 @@ def partition(
             gpu_budget=gpu_budget,
             memory=kind,
         )
+    log.info("initial solution: %s", plan.origin)
     plan.save(path)
     reasons = explain_placement(graph, measured, plan, explain) if explain else []
     for file in annotated:

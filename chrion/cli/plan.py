@@ -1,4 +1,4 @@
-"""``chrion plan``: what a plan file holds."""
+"""``chrion plan``: the content of a plan file."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from chrion.profiler.machine import machine_to_json
 from chrion.report import estimated_lines, verdict
 from chrion.report.figure_table import Column, FigureTable, key, text
 from chrion.scheduler import Plan
+from chrion.scheduler.priced_memory import MEMORY_NAMES
 from chrion.units import format_mb, format_ms, format_shape
 
-app = typer.Typer(help="Show what a plan file holds.", no_args_is_help=False, rich_markup_mode="rich")
+app = typer.Typer(help="Inspect a plan.", no_args_is_help=False, rich_markup_mode="rich")
 
 
 @app.callback(invoke_without_command=True)
@@ -50,6 +51,7 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
         "policy": plan.policy,
         "cores": plan.schedule.cores,
         "alpha": plan.alpha,
+        "memory": plan.memory,
         "slo_ms": plan.slo_ms,
         "meets_slo": plan.meets_slo,
         "budget_mb": plan.budget_mb,
@@ -73,7 +75,7 @@ def _fact_table(plan: Plan) -> FigureTable:
         "shapes": shapes or "as in the model",
         "machine": str(plan.machine),
         "accelerator": plan.accelerator or "none",
-        "policy": f"{plan.policy}, alpha {plan.alpha:.4g} ms/MB",
+        "policy": f"{plan.policy}, alpha {plan.alpha:.4g} ms/MB of {MEMORY_NAMES[plan.memory]}",
         "merged": f"{sum(map(len, plan.merged))} operators into {len(plan.merged)}" if plan.merged else "",
         "latency": f"{format_ms(predicted.latency_ms)}, {origin}",
         "memory": f"{memory}, {origin}",

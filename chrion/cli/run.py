@@ -39,7 +39,7 @@ def run(
     gpu_budget: GpuBudgetOption = None,
     policy: RunPolicyOption = None,
     feed: InputOption = None,
-    repeat: Annotated[int, typer.Option(min=1, metavar="N", help="Runs to time.")] = 20,
+    repeat: Annotated[int, typer.Option(min=1, metavar="N", help="Timed runs.")] = 20,
     cores: CoresOption = None,
     accelerator: AcceleratorOption = None,
     shape: ShapeOption = None,

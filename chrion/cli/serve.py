@@ -52,16 +52,16 @@ def serve(
     load_model: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="With explicit: a model to serve, or *. Repeatable.")
     ] = None,
-    poll: Annotated[str, typer.Option(metavar="15s", help="Interval of polling.")] = "15s",
-    max_request: Annotated[str, typer.Option(metavar="256MB", help="Largest request.")] = "256MB",
-    request_memory: Annotated[str, typer.Option(metavar="1GB", help="Memory of all requests in flight.")] = "1GB",
-    max_waiting: Annotated[int, typer.Option(min=1, metavar="N", help="Requests that wait at the same time.")] = 1024,
-    max_connections: Annotated[int, typer.Option(min=1, metavar="N", help="Connections of each protocol.")] = 1024,
+    poll: Annotated[str, typer.Option(metavar="15s", help="Polling interval.")] = "15s",
+    max_request: Annotated[str, typer.Option(metavar="256MB", help="Maximum request size.")] = "256MB",
+    request_memory: Annotated[str, typer.Option(metavar="1GB", help="Maximum memory of requests in flight.")] = "1GB",
+    max_waiting: Annotated[int, typer.Option(min=1, metavar="N", help="Maximum queued requests.")] = 1024,
+    max_connections: Annotated[int, typer.Option(min=1, metavar="N", help="Maximum connections per protocol.")] = 1024,
     max_client_connections: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Connections of HTTP from one address, a proxy's for example.")
+        int, typer.Option(min=1, metavar="N", help="Maximum HTTP connections per client address, such as a proxy's.")
     ] = 512,
     max_run: Annotated[
-        str, typer.Option(metavar="300s", help="Time that one run of a model may take; model.toml may set another.")
+        str, typer.Option(metavar="300s", help="Maximum time of one run of a model; model.toml may set another.")
     ] = "300s",
     ray: Annotated[
         str | None,
@@ -83,7 +83,7 @@ def serve(
     ] = None,
     restart: Annotated[bool, typer.Option("--restart", help="Start the server again if its process crashes.")] = False,
 ) -> None:
-    """Serve the models of a repository by the Open Inference Protocol, within a memory budget."""
+    """Serve the models of a repository over the Open Inference Protocol, within a memory budget."""
     require_libraries("serve")
     from chrion.server import options  # noqa: PLC0415 - needs the extra
 

@@ -29,7 +29,8 @@ from chrion.cli.steps import HardwareOptions, load_graph, load_or_measure_profil
 from chrion.files import write_atomically
 from chrion.report import alpha_sweep_json, alpha_sweep_table, plot_alpha_sweep
 from chrion.scheduler import DEFAULT_POLICY
-from chrion.scheduler.planner import Planner, check_memory, check_options
+from chrion.scheduler.planner import Planner, check_options
+from chrion.scheduler.priced_memory import check_memory
 from chrion.units import parse_range
 
 
@@ -39,7 +40,7 @@ def sweep(
         str, typer.Option("--alpha", metavar="A:B:STEP", help="Alphas in ms per MB, or a list A,B,C.")
     ] = "0:1:0.1",
     gpu_budget: GpuBudgetOption = None,
-    memory: MemoryOption = "resident",
+    memory: MemoryOption = None,
     profile: ProfileOption = None,
     hardware: HardwareOption = None,
     corrections: CorrectionsOption = None,

@@ -69,7 +69,7 @@ def tune(
 
     Sessions with the same options find the decisions in the cache. With --beside they are also written to a file that
     can be shipped with the model; sessions use it on machines of the same kind, with the same versions of Chrion and
-    onnxruntime. Exit code 1: other processes used the cores, so that a decision is uncertain and not in the file. Exit
+    onnxruntime. Exit code 1: other processes used the cores, so that a decision is unreliable and not in the file. Exit
     code 3: no candidate meets the SLO.
     """
     limits = check_options(slo, alpha, DEFAULT_POLICY, gpu_budget)
@@ -199,12 +199,12 @@ def _show(
     if as_json:
         show_json({"session": call, "decisions": [_summary(model, path, shipped) for model, path, shipped in rows]})
         return
-    table = FigureTable("", [key("model"), text("shapes"), text("runs"), "latency", "best plain", text("certain")])
+    table = FigureTable("", [key("model"), text("shapes"), text("runs"), "latency", "fastest plain", text("reliable")])
     for model, _, shipped in rows:
         decision = shipped.decision
         latency, plain = (format_ms(ms) if ms else "" for ms in (decision.latency_ms, decision.plain_ms))
-        certain = "no" if decision.uncertain else "yes"
-        table.add_row(model.name, _format(shipped.shapes), decision.winner, latency, plain, certain)
+        reliable = "no" if decision.uncertain else "yes"
+        table.add_row(model.name, _format(shipped.shapes), decision.winner, latency, plain, reliable)
     reasons = [f"{model.name}{_format(s.shapes, before=', ')}: {s.decision.evidence}" for model, _, s in rows]
     missed = [f"{model.name}: {s.decision.missed}" for model, _, s in rows if s.decision.missed]
     show(

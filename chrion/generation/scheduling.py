@@ -25,8 +25,13 @@ Yu et al., *Orca: a distributed serving system for transformer-based generative 
 Iteration-level first come, first served: of two requests in the pool, the earlier one has run at least as many
 iterations. It holds because batches return in the order in which they were selected, whatever ``n_workers`` is.
 
-Two differences: a request that needs more than ``n_slots`` is refused when it arrives, because the loop above would
-wait for it for ever; and an empty batch is not scheduled.
+Three differences:
+
+- A request that needs more than ``n_slots`` is refused when it arrives, because the loop above would wait for it for
+  ever.
+- An empty batch is not scheduled.
+- ``max_tokens``, the slots that a request reserves, is prompt + new - 1. In the paper it is prompt + new, one slot more
+  than is ever used: the last token that is generated is never an input, and has no keys and values.
 
 The baseline is request-level scheduling as the paper describes it of FasterTransformer:
 

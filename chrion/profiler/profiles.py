@@ -74,9 +74,14 @@ class Profile:
     cache_bytes: int = 0
     reload_ms_per_byte: float = 0.0
     wake_ms: float = 0.0
-    #: The origin of the figures, and their assumptions.
+    #: The origin of figures that were not measured, and their assumptions.
     notes: tuple[str, ...] = ()
     _estimators: dict[int, Estimator] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def memory_measured(self) -> bool:
+        """True if accelerator memory was measured: ``chrion profile`` measures it, and leaves no notes."""
+        return self.accelerator is not None and not self.notes
 
     def missing(self, dag: Dag) -> tuple[int, ...]:
         """Return the operators of a graph that were not measured, and whose costs are therefore estimated."""

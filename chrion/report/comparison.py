@@ -14,14 +14,13 @@ from chrion.report.figures import new_figure, plain_text, save_figure
 from chrion.report.tables import compare_latency
 from chrion.units import format_count, format_mb, format_ms
 
-_FIGURES = ("predicted", "measured", "ratio", "memory", "resident", "lanes", "waits", "planning")
+_FIGURES = ("predicted", "measured", "vs. plain", "memory (Eq. 4)", "resident memory", "lanes", "waits", "planning")
 
 
 def comparison_table(comparison: PolicyComparison) -> FigureTable:
     """Return a table with one row for each policy and each plain session; ratios are to the fastest plain session.
 
-    ``memory`` is the accelerator memory of Equation 4 and ``resident`` what one request in flight holds; ``waits``
-    counts how often one lane waits for another in a request.
+    ``waits`` counts how often one lane waits for another in a request.
     """
     best = comparison.best_plain
     operators = format_count(len(comparison.graph.dag), "operator")
@@ -30,7 +29,7 @@ def comparison_table(comparison: PolicyComparison) -> FigureTable:
     for result in comparison.results:
         table.add_row(result.policy, *_figures(result, best), _remark(result))
     for timing in comparison.plain:
-        remark = "best plain" if timing is best else ""
+        remark = "fastest plain" if timing is best else ""
         table.add_row(timing.name, "", *_measured(timing, best), *[""] * 5, remark)
     return table
 
@@ -46,11 +45,11 @@ def comparison_verdict(comparison: PolicyComparison) -> str:
     if measured and best:
         policy, ms = min(measured.items(), key=lambda item: item[1])
         ratio = compare_latency(ms / best.median_ms)
-        session = f"the best plain session ({best.name}, {format_ms(best.median_ms)})"
-        return f"fastest policy: {policy}, {format_ms(ms)}; {ratio} {session}"
+        session = f"the fastest plain session ({best.name}, {format_ms(best.median_ms)})"
+        return f"fastest policy: {policy}, {format_ms(ms)}, {ratio} {session}"
     if predicted:
         policy, ms = min(predicted.items(), key=lambda item: item[1])
-        return f"fastest policy as predicted: {policy}, {format_ms(ms)}"
+        return f"fastest policy (predicted): {policy}, {format_ms(ms)}"
     return "no plan fits the GPU budget" if any(e.plan for e in comparison.results) else "no policy found a plan"
 
 

@@ -11,22 +11,25 @@ from chrion.lane_numbers import lane_name
 from chrion.profiler.machine import Machine
 from chrion.report.figure_table import Column, FigureTable, key, text
 from chrion.scheduler.plan import Plan, Prediction
+from chrion.scheduler.priced_memory import MEMORIES, MEMORY_NAMES, Memory
 from chrion.units import format_count, format_mb, format_ms
 
 #: Range of latency ratios that count as equal: measurements of one session differ by as much.
 _LEVEL = (0.97, 1.03)
+_VS_ACCELERATOR = "vs. accelerator"
 
 
 def plan_table(plan: Plan) -> FigureTable:
     """Return a table of a plan's predictions beside those of the accelerator alone and of the CPU cores alone.
 
-    ``memory`` is that of Equation 4; ``resident`` is what one request in flight holds. Without an accelerator, the
-    table compares with the CPU cores alone and has no columns of accelerator memory.
+    The memory that alpha prices comes first, the other definition beside it. Without an accelerator, the table compares
+    with the CPU cores alone and has no columns of accelerator memory.
     """
     title = f"{plan.model}: {format_count(len(plan.operators), 'operator')}, predicted for {plan.machine}"
     if plan.accelerator_only is None and plan.accelerator is None:
         return _cpu_plan_table(title, plan)
-    figures = ("latency", "against accelerator", "memory", "against accelerator", "resident")
+    first, second = sorted(MEMORIES, key=lambda memory: memory != plan.memory)
+    figures = ("latency", _VS_ACCELERATOR, MEMORY_NAMES[first], _VS_ACCELERATOR, MEMORY_NAMES[second])
     table = FigureTable(title, [key(""), *figures, "operators on accelerator", "operators on CPU", "cores"])
     rows: list[tuple[str, Prediction | None, Sequence[str]]] = [
         ("accelerator only", plan.accelerator_only, (str(len(plan.operators)), "0", "0")),
@@ -35,21 +38,22 @@ def plan_table(plan: Plan) -> FigureTable:
     ]
     for name, prediction, counts in rows:
         if prediction is not None:
-            table.add_row(name, *_figures(prediction, plan.accelerator_only), *counts)
+            table.add_row(name, *_figures(prediction, plan.accelerator_only, first, second), *counts)
     return table
 
 
 def verdict(plan: Plan) -> str:
-    """Return one line that compares the prediction with the SLO and the GPU budget."""
-    line = "no SLO given"
+    """Return one line that compares the prediction with the SLO and the GPU budget, and states the objective."""
+    parts = []
     if plan.slo_ms is not None:
         verb = "meets" if plan.meets_slo else "misses"
-        line = f"{verb} the SLO of {format_ms(plan.slo_ms)} with {format_ms(plan.predicted.latency_ms)}"
+        parts.append(f"{verb} the SLO of {format_ms(plan.slo_ms)} with {format_ms(plan.predicted.latency_ms)}")
     if plan.budget_mb is not None:
         verb = "fits" if plan.meets_budget else "exceeds"
         resident = format_mb(plan.predicted.resident_mb)
-        line += f"; {verb} the GPU budget of {format_mb(plan.budget_mb)} with {resident} resident"
-    return f"{line}; alpha {plan.alpha:.4g} ms/MB"
+        parts.append(f"{verb} the GPU budget of {format_mb(plan.budget_mb)} with {resident} resident")
+    price = f" + {plan.alpha:.4g} ms/MB * {MEMORY_NAMES[plan.memory]}" if plan.alpha else ""
+    return "; ".join([*parts, f"objective: minimum latency{price}"])
 
 
 def estimated_lines(estimated: int, operators: int, machine: Machine) -> list[str]:
@@ -79,14 +83,14 @@ def bench_table(timings: Sequence[Timing], hybrid: str, predicted_ms: float | No
         predicted_ms: The plan's predicted latency; adds a row.
     """
     best = best_baseline(timings, hybrid)
-    columns: list[Column | str] = [key(""), "median", "quartiles", "runs", f"against {best.name}"]
+    columns: list[Column | str] = [key(""), "median", "quartiles", "runs", f"vs. {best.name}"]
     table = FigureTable("Latency; sessions are timed in turn, one at a time", columns)
     for t in timings:
         quartiles = f"{format_ms(t.low_ms)} to {format_ms(t.high_ms)}"
         table.add_row(t.name, format_ms(t.median_ms), quartiles, str(t.runs), f"{t.median_ms / best.median_ms:.2f}")
     if predicted_ms is not None:
         ratio = f"{predicted_ms / best.median_ms:.2f}"
-        table.add_row(f"{hybrid}, as predicted", format_ms(predicted_ms), "", "", ratio)
+        table.add_row(f"{hybrid}, predicted", format_ms(predicted_ms), "", "", ratio)
     return table
 
 
@@ -100,22 +104,22 @@ def bench_verdict(timings: Sequence[Timing], hybrid: str) -> str:
     best = best_baseline(timings, hybrid)
     ratio = next(t for t in timings if t.name == hybrid).median_ms / best.median_ms
     advice = "; use that session instead" if ratio > _LEVEL[1] else ""
-    return f"{hybrid} is {compare_latency(ratio)} the best plain session ({best.name}){advice}"
+    return f"{hybrid} is {compare_latency(ratio)} the fastest plain session ({best.name}){advice}"
 
 
 def compare_latency(ratio: float) -> str:
     """Return a ratio of latencies in words, to be followed by the name of the reference."""
     if ratio < _LEVEL[0]:
-        return f"faster: {ratio:.2f} of the latency of"
+        return f"{1 / ratio:.2f} times faster than"
     if ratio <= _LEVEL[1]:
-        return f"level, at {ratio:.2f} times the latency of"
-    return f"slower: {ratio:.2f} times the latency of"
+        return "as fast as"
+    return f"{(ratio - 1) * 100:.0f} % slower than" if ratio < 2 else f"{ratio:.1f} times slower than"
 
 
 #: What a missing native library costs, and what to do.
 _WITHOUT = {
-    "lanes": "plans for CPU cores run on Python threads and take longer",
-    "operators": "decoders run on onnxruntime's operators and take longer",
+    "lanes": "plans for CPU cores run on Python threads and are slower",
+    "operators": "decoders run on onnxruntime's operators and are slower",
 }
 _COMPILER = "install a wheel for this system, or a C compiler and Chrion again; see the page on installation"
 
@@ -155,7 +159,7 @@ def machine_table(
 
 
 def _cpu_plan_table(title: str, plan: Plan) -> FigureTable:
-    table = FigureTable(title, [key(""), "latency", "against CPU only", "operators", "cores"])
+    table = FigureTable(title, [key(""), "latency", "vs. CPU", "operators", "cores"])
     rows = (("CPU only", plan.cpu_only, ""), (plan.policy, plan.predicted, str(plan.schedule.cores)))
     for name, prediction, cores in rows:
         if prediction is not None:
@@ -171,15 +175,15 @@ def _provider_state(provider: Mapping[str, Any]) -> str:
     return f"does not work: {provider['reason']}" + (f" ({provider['remedy']})" if provider["remedy"] else "")
 
 
-def _figures(found: Prediction, reference: Prediction | None) -> tuple[str, ...]:
-    against = ("", "")
+def _figures(found: Prediction, reference: Prediction | None, first: Memory, second: Memory) -> tuple[str, ...]:
+    change = ("", "")
     if reference is not None:
-        against = (
+        change = (
             _change(found.latency_ms, reference.latency_ms),
-            _change(found.memory_mb, reference.memory_mb),
+            _change(found.accelerator_mb(first), reference.accelerator_mb(first)),
         )
-    memory, resident = format_mb(found.memory_mb), format_mb(found.resident_mb)
-    return format_ms(found.latency_ms), against[0], memory, against[1], resident
+    memory, other = format_mb(found.accelerator_mb(first)), format_mb(found.accelerator_mb(second))
+    return format_ms(found.latency_ms), change[0], memory, change[1], other
 
 
 def _change(value: float, reference: float) -> str:

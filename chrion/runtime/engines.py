@@ -122,7 +122,7 @@ class Engines:
             engine = engine.because(self._tuner.failure)
         if engine.comparison and engine.comparison.plain_serves:
             slower = "the plan" if isinstance(engine, CutEngine) else "the session above"
-            lines = [f"at present a plain session of one thread serves: on live requests {slower} takes longer"]
+            lines = [f"a single-threaded plain session serves at present: on live requests {slower} is slower"]
         if self._config.model.note:
             lines.append(self._config.model.note)
         return "\n".join([engine.explain(), *lines])

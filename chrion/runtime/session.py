@@ -30,6 +30,7 @@ from chrion.runtime.selection.admission import open_model
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.tuning_mode import tuning_mode
 from chrion.scheduler.plan import Plan
+from chrion.scheduler.priced_memory import Memory, check_memory
 from chrion.units import parse_duration_ms, parse_size_mb
 
 
@@ -59,6 +60,8 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
         slo: Limit of the latency, ``60ms`` for example; tuning selects the candidate with the least accelerator memory
             that meets it.
         alpha: Price of accelerator memory in ms per MB, for tuning.
+        memory: The memory that ``alpha`` prices and of which ``slo`` leaves the least: ``resident`` or ``paper``, as
+            for :func:`chrion.partition`.
         cores: Maximum number of CPU cores to use, for tuning.
         strict: Raise if the accelerator fails (it does not start, its memory is full, it is lost, it lacks a kernel),
             if a given plan cannot be opened, or if a segment fails. Otherwise the session warns and falls back to the
@@ -90,6 +93,7 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
         plan: Plan | str | Path | Callable[[Graph], Plan] | None = None,
         slo: str | float | None = None,
         alpha: float | None = None,
+        memory: Memory | None = None,
         cores: int | None = None,
         strict: bool = False,
         gpu_budget: str | float | None = None,
@@ -114,6 +118,7 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
             strict or wants_errors(kwargs),
             budget_mb,
             known_arguments(kwargs),
+            check_memory(memory),
         )
         self._source = config.model.source
         self._engines = Engines(path_or_bytes, config, strict=strict, tune=tuning_mode(tune))

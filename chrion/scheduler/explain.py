@@ -168,7 +168,7 @@ def _explain_operator(planned: Graph, profile: Profile, plan: Plan, i: int) -> l
         sign = "+" if change >= 0 else "-"
         lines.append(
             f"with its group moved to {lane_name(other, width)}: {format_ms(moved.latency_ms)} ({sign}"
-            f"{format_ms(abs(change))}), accelerator memory {format_mb(moved.resident_mb)}"
+            f"{format_ms(abs(change))}), resident accelerator memory {format_mb(moved.resident_mb)}"
         )
     return lines
 

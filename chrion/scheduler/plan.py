@@ -17,6 +17,7 @@ from chrion.graph.reading import read_model
 from chrion.graph.recurrent import unroll
 from chrion.lane_numbers import is_accelerator_lane
 from chrion.profiler.machine import Machine, machine_from_json, machine_to_json
+from chrion.scheduler.priced_memory import MEMORIES, Memory
 from chrion.scheduler.schedule import Schedule
 
 #: The schema of plans without widths, and that of plans with widths, which earlier versions cannot run.
@@ -36,6 +37,10 @@ class Prediction:
     resident_mb: float
     #: The part of it that every further request in flight adds: the buffers of a frame.
     frame_mb: float = 0.0
+
+    def accelerator_mb(self, memory: Memory) -> float:
+        """Return the accelerator memory by one of its definitions, in MB."""
+        return self.resident_mb if memory == "resident" else self.memory_mb
 
 
 @dataclass(frozen=True)
@@ -82,6 +87,10 @@ class Plan:
     remarks: tuple[str, ...] = ()
     #: Names of the operators that are merged into one; see :mod:`chrion.graph.merge`.
     merged: tuple[tuple[str, ...], ...] = ()
+    #: The memory that alpha prices.
+    memory: Memory = "resident"
+    #: The policy or the initial solution that the schedule comes from.
+    origin: str = ""
 
     @property
     def meets_slo(self) -> bool:
@@ -167,11 +176,13 @@ class Plan:
             "chunk",
             "policy",
             "alpha",
+            "memory",
             "slo_ms",
             "budget_mb",
             "accelerator",
             "estimated",
             "remarks",
+            "origin",
             "merged",
         ):
             content[name] = getattr(self, name)
@@ -281,7 +292,17 @@ def _from_json(content: Mapping[str, Any]) -> Plan:
         cpu_only=_prediction(predicted["cpu_only"]) if predicted["cpu_only"] else None,
         remarks=tuple(str(r) for r in content["remarks"]),
         merged=tuple(tuple(str(name) for name in group) for group in content.get("merged", [])),
+        memory=_memory(content.get("memory", "resident")),
+        origin=str(content.get("origin", "")),
     )
+
+
+def _memory(name: object) -> Memory:
+    """Return the memory that alpha prices; in plans that do not name it, it is resident memory."""
+    found = next((memory for memory in MEMORIES if memory == name), None)
+    if found is None:
+        raise ValueError(f"memory must be one of {', '.join(MEMORIES)}")
+    return found
 
 
 def _check_widths(schedule: Schedule, segments: Sequence[Sequence[int]]) -> None:

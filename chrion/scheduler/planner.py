@@ -13,13 +13,15 @@ from chrion.graph.model import Graph
 from chrion.lane_numbers import is_accelerator_lane
 from chrion.profiler.costs import Costs
 from chrion.profiler.profiles import Profile
-from chrion.scheduler.evaluation.evaluate import Timeline, lower_bound_ms
-from chrion.scheduler.evaluation.solution import MEMORIES, Memory, Problem, VariantSolution
+from chrion.scheduler.evaluation.evaluate import Timeline
+from chrion.scheduler.evaluation.lower_bound import lower_bound_ms
+from chrion.scheduler.evaluation.solution import Problem, VariantSolution
 from chrion.scheduler.plan import Plan, Prediction
 from chrion.scheduler.policies.policy import PlanningTask, Policy, ScheduleFunction
 from chrion.scheduler.policies.registry import DEFAULT_POLICY, POLICIES, find_policy
 from chrion.scheduler.policies.single_device import accelerator_only, cpu_only
 from chrion.scheduler.policies.stages import StageMeter
+from chrion.scheduler.priced_memory import MEMORY_NAMES, Memory, check_memory, priced_memory
 from chrion.scheduler.search.alpha import Limits, best_within, choose, raise_to_fit
 from chrion.scheduler.search.solution_pool import SolutionPool
 from chrion.units import format_mb, format_ms, parse_duration_ms, parse_size_mb
@@ -36,7 +38,7 @@ def partition(  # noqa: PLR0913 - the options of the command of the same name
     streams: int | None = None,
     meter: StageMeter | None = None,
     gpu_budget: str | float | None = None,
-    memory: Memory = "resident",
+    memory: Memory | None = None,
 ) -> Plan:
     """Plan a graph on the machine of a profile: the best of :func:`alternatives`.
 
@@ -56,8 +58,9 @@ def partition(  # noqa: PLR0913 - the options of the command of the same name
         gpu_budget: Accelerator memory that must not be exceeded: ``600MB``, ``0.6GB``, or a number of megabytes. It
             limits resident memory with one request in flight (what a device runs out of), not the sum of Equation 4,
             and takes precedence over the SLO.
-        memory: The memory that ``alpha`` prices in the default policy: ``resident`` or ``paper``, the sum of
-            Equation 4. Other policies price memory as published.
+        memory: The memory that ``alpha`` prices, and of which an SLO alone leaves the least, in the default policy:
+            ``resident``, or ``paper`` for the sum of Equation 4. The default is ``resident`` if the profile has
+            measured accelerator memory, else ``paper``. Other policies price memory as published.
 
     Returns:
         The plan. If no plan meets the SLO, it is the fastest found, and its ``meets_slo`` is false. If none fits the
@@ -70,7 +73,16 @@ def partition(  # noqa: PLR0913 - the options of the command of the same name
     """
     limits = check_options(slo, alpha, policy, gpu_budget, cores=cores, streams=streams, meter=meter, memory=memory)
     _check_types(graph, profile)
-    planner = Planner(graph, profile, policy, cores=cores, streams=streams, meter=meter, memory=memory)
+    planner = Planner(
+        graph,
+        profile,
+        policy,
+        cores=cores,
+        streams=streams,
+        meter=meter,
+        memory=memory,
+        fastest_only=_wants_fastest(profile, limits, alpha),
+    )
     return planner.plan(limits, alpha)
 
 
@@ -85,7 +97,7 @@ def alternatives(  # noqa: PLR0913 - as for partition
     streams: int | None = None,
     meter: StageMeter | None = None,
     gpu_budget: str | float | None = None,
-    memory: Memory = "resident",
+    memory: Memory | None = None,
 ) -> list[Plan]:
     """Return plans with similar predictions, the best first, to be compared by running them.
 
@@ -94,8 +106,22 @@ def alternatives(  # noqa: PLR0913 - as for partition
     """
     limits = check_options(slo, alpha, policy, gpu_budget, cores=cores, streams=streams, meter=meter, memory=memory)
     _check_types(graph, profile)
-    planner = Planner(graph, profile, policy, cores=cores, streams=streams, meter=meter, memory=memory)
+    planner = Planner(
+        graph,
+        profile,
+        policy,
+        cores=cores,
+        streams=streams,
+        meter=meter,
+        memory=memory,
+        fastest_only=_wants_fastest(profile, limits, alpha),
+    )
     return planner.alternatives(limits, alpha)
+
+
+def _wants_fastest(profile: Profile, limits: Limits, alpha: float | None) -> bool:
+    """Return whether neither a limit nor a price makes another plan than the fastest preferable."""
+    return limits == Limits() and (not alpha or profile.accelerator is None)
 
 
 def check_options(  # noqa: PLR0913 - as for partition
@@ -107,7 +133,7 @@ def check_options(  # noqa: PLR0913 - as for partition
     cores: int | None = None,
     streams: int | None = None,
     meter: StageMeter | None = None,
-    memory: Memory = "resident",
+    memory: Memory | None = None,
 ) -> Limits:
     """Check the options of :func:`partition` before anything is measured; return the SLO and the budget.
 
@@ -140,18 +166,6 @@ def _check_types(graph: object, profile: object) -> None:
         raise OptionError(f"profile: expected a Profile, found {profile!r}", hint=hint)
 
 
-def check_memory(name: str) -> Memory:
-    """Return the definition of accelerator memory of a name.
-
-    Raises:
-        OptionError: There is no such definition.
-    """
-    for memory in MEMORIES:
-        if name == memory:
-            return memory
-    raise OptionError(f"unknown memory {name!r}", hint=f"choose one of {', '.join(MEMORIES)}")
-
-
 class Planner:
     """A planner of one graph for one machine, for several limits and prices of memory.
 
@@ -167,6 +181,7 @@ class Planner:
         meter: Measures stages.
         memory: The memory that alpha prices.
         alphas: Prices that plans will be asked for, if they are known.
+        fastest_only: Only the fastest plan will be asked for, without limits and prices.
 
     Raises:
         OptionError: There is no such policy.
@@ -182,12 +197,13 @@ class Planner:
         cores: int | None = None,
         streams: int | None = None,
         meter: StageMeter | None = None,
-        memory: Memory = "resident",
+        memory: Memory | None = None,
         alphas: Sequence[float] = (),
+        fastest_only: bool = False,
     ) -> None:
         self._graph, self._profile, self._policy = graph, profile, find_policy(policy)
-        self._meter, self._memory, self._alphas = meter, memory, alphas
-        self._cores, self._streams = cores, streams
+        self._meter, self._memory, self._alphas = meter, priced_memory(profile, memory), alphas
+        self._cores, self._streams, self._fastest_only = cores, streams, fastest_only
         #: The operators of the graph and of its variants with their costs, by identity.
         self._costs: dict[int, tuple[Dag, Costs]] = {}
         costs = self._costs_of(graph.dag)
@@ -216,7 +232,30 @@ class Planner:
             price = alpha if alpha is not None else self._pool.implied_alpha(found[0])
             found = [replace(variant, alpha=price) for variant in found]
         builder = _PlanBuilder(self._graph, self._profile, self._costs_of, self._policy, limits, alpha, self._memory)
-        return [builder.build(variant, self._gpu, self._cpu) for variant in found]
+        remarks = self._remarks_on_alpha(limits, alpha, found[0])
+        return [builder.build(variant, self._gpu, self._cpu, remarks) for variant in found]
+
+    def _remarks_on_alpha(self, limits: Limits, alpha: float | None, chosen: VariantSolution) -> list[str]:
+        """Return a remark if alpha changes nothing, with the reason."""
+        reason = self._why_alpha_is_ineffective(limits, chosen) if alpha else ""
+        return [f"alpha changes nothing: {reason}"] if reason else []
+
+    def _why_alpha_is_ineffective(self, limits: Limits, chosen: VariantSolution) -> str:
+        """Return why a price of memory chose the same plan as no price; empty if it chose another one."""
+        if self._gpu is None:
+            return "there is no accelerator"
+        if not self._policy.weighs_memory:
+            return f"policy {self._policy.name} does not weigh memory"
+        if self._pool is None:
+            same = self._solver(self._costs_of(self._graph.dag))(0.0).solution.schedule == chosen.solution.schedule
+            return "this policy makes the same plan for alpha 0" if same else ""
+        fastest = self._pool.select(limits, 0.0)[0]
+        if fastest.memory_mb(self._memory) > chosen.memory_mb(self._memory):
+            return ""
+        memory, least = MEMORY_NAMES[self._memory], self._pool.effective_alpha(limits, fastest)
+        if least is None:
+            return f"no plan within the limits has less {memory} than the fastest"
+        return f"plans with less {memory} than the fastest are preferred from {least:.3g} ms/MB on"
 
     def _costs_of(self, dag: Dag) -> Costs:
         """Return the costs of the operators of the graph or of one of its variants."""
@@ -228,7 +267,7 @@ class Planner:
         """Return the task of a policy of solutions, of which the first plan has a price of memory."""
         prices = (*self._alphas, *([alpha] if alpha else [])) if self._memory == "paper" and self._gpu else ()
         budget = math.inf if budget_mb is None else budget_mb
-        return PlanningTask(self._graph, self._costs_of, prices, self._meter, budget)
+        return PlanningTask(self._graph, self._costs_of, prices, self._meter, budget, self._fastest_only)
 
     def _search_alpha(self, limits: Limits, alpha: float | None) -> VariantSolution:
         """Return the solution of a policy of schedules."""
@@ -284,13 +323,16 @@ class _PlanBuilder:
     alpha: float | None
     memory: Memory
 
-    def build(self, chosen: VariantSolution, gpu: Prediction | None, cpu: Prediction | None) -> Plan:
+    def build(
+        self, chosen: VariantSolution, gpu: Prediction | None, cpu: Prediction | None, remarks: Sequence[str]
+    ) -> Plan:
         """Return the plan of a solution.
 
         Args:
             chosen: The solution.
             gpu: The prediction for the graph on the accelerator alone; None without an accelerator.
             cpu: The prediction for the graph on the CPU cores alone; None without cores.
+            remarks: Further remarks.
         """
         solution = chosen.solution
         timeline = solution.timeline
@@ -302,6 +344,7 @@ class _PlanBuilder:
             chunk=chosen.chunk,
             policy=self.policy.name,
             alpha=chosen.alpha,
+            memory=self.memory,
             slo_ms=self.limits.slo_ms,
             budget_mb=self.limits.budget_mb,
             accelerator=self.profile.accelerator if any(map(is_accelerator_lane, solution.schedule.lanes)) else None,
@@ -316,24 +359,20 @@ class _PlanBuilder:
             lower_bound_ms=lower_bound_ms(chosen.graph.dag, costs, solution.schedule),
             accelerator_only=gpu,
             cpu_only=cpu,
-            remarks=tuple(self._remarks(chosen)),
+            remarks=(*self._remarks(chosen), *remarks),
+            origin=chosen.solution.origin,
             merged=chosen.merged,
         )
 
     def _remarks(self, chosen: VariantSolution) -> list[str]:
-        """Return the plan's remarks: the initial solution, changes to the model and to alpha, and missed limits."""
+        """Return the plan's remarks: changes to the model and to alpha, and missed limits."""
         remarks = []
         timeline = chosen.solution.timeline
         if chosen.chunk:
             remarks.append(f"recurrent operators are cut into chunks of {chosen.chunk} steps")
-        if chosen.solution.origin not in {"", self.policy.name}:
-            remarks.append(f"initial solution: {chosen.solution.origin}")
         if widths := Counter(width for width in chosen.solution.schedule.widths if width > 1):
             counts = ", ".join(f"{count} on {width}" for width, count in sorted(widths.items()))
             remarks.append(f"operators on several cores at once: {counts}")
-        if chosen.alpha and self.policy.find_solutions is not None and self.policy.weighs_memory:
-            priced = "resident memory" if self.memory == "resident" else "the memory of Equation 4"
-            remarks.append(f"alpha prices {priced}")
         if chosen.merged:
             count = sum(map(len, chosen.merged))
             remarks.append(f"{count} operators are merged into {len(chosen.merged)}")

@@ -14,7 +14,8 @@ from chrion.errors import ModelError, PlanError, ScheduleError
 from chrion.graph.model import Graph
 from chrion.graph.recurrent import unroll
 from chrion.profiler.profiles import Profile
-from chrion.scheduler.evaluation.evaluate import evaluate, lower_bound_ms
+from chrion.scheduler.evaluation.evaluate import evaluate
+from chrion.scheduler.evaluation.lower_bound import lower_bound_ms
 from chrion.scheduler.plan import Plan, Prediction
 from chrion.units import format_shape
 

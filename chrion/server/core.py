@@ -24,6 +24,7 @@ from typing import Any
 from chrion.cores import pin
 from chrion.graph.ort_sessions import first_line
 from chrion.manager import Action, Load, ModelManager, Reason, Refuse, Request, Run, Unload
+from chrion.manager.records import HOST
 from chrion.manager.residency import Place
 from chrion.runtime.options.terminable import TerminableRunOptions
 from chrion.server import batching
@@ -33,6 +34,7 @@ from chrion.server.repository import Key, ServedVersion, file_states
 from chrion.server.request_memory import ByteAccount
 from chrion.server.run_watch import RunWatch, WatchedRun
 from chrion.server.sessions import OpenedFiles, Session, is_out_of_memory
+from chrion.server.shared_arena import SharedArena, missing_bytes
 from chrion.server.statistics import ModelStatistics
 from chrion.server.tensors import Array, TensorSpec, check_request
 from chrion.server.trials import try_session
@@ -42,6 +44,8 @@ log = logging.getLogger("chrion.server")
 
 #: Interval at which the manager uses free memory, in seconds.
 _TICK_S = 1.0
+#: Memory of requests whose release leaves gaps that are worth returning to the system, in bytes.
+_LARGE_BYTES = 1 << 24
 #: The header with the times of a request (W3C).
 SERVER_TIMING = "Server-Timing"
 _TIMING = re.compile(r"(queue|load|compute);dur=(\d+(?:\.\d+)?)")
@@ -151,6 +155,8 @@ class ServingCore:
         #: Versions that are tried before they replace those of ``models``.
         self.candidates: dict[Key, Served] = {}
         self.account = ByteAccount(request_bytes)
+        self._arena = SharedArena(manager.memory.budgets[HOST] + request_bytes)
+        self._swept = True
         self.lane_busy_ms = dict.fromkeys(cores, 0.0)
         self.slot_busy_ms = 0.0
         self.refused: dict[Reason, int] = dict.fromkeys(Reason, 0)
@@ -494,7 +500,10 @@ class ServingCore:
 
     def _finished(self, served: Served, run: Run, batch: list[_Pending], done: Future[batching.BatchResult]) -> None:
         self._watch.remove(run.id)
+        for pending in batch:
+            pending.run = None  # else a cycle would hold the outputs until the next garbage collection
         now = _now_ms()
+        self._swept = False
         for core in run.cores:
             self.lane_busy_ms[core] += now - run.started_ms
         self.slot_busy_ms += run.slots * (now - run.started_ms)
@@ -515,7 +524,7 @@ class ServingCore:
         answered = []
         for pending, found in zip(batch, result.outputs, strict=True):
             if isinstance(found, Exception):
-                self._fail(pending, _run_failure(served, found))
+                self._fail(pending, _run_failure(served, found, self._arena.limit))
             else:
                 answered.append((pending, found))
         if answered:
@@ -562,12 +571,26 @@ class ServingCore:
             self._timer = self._loop.call_later((at - now) / 1000 + 1e-4, self._advance)
 
     def _advance(self) -> None:
+        self._give_up_trial()
         self._apply(self.manager.advance(_now_ms()))
+
+    def _give_up_trial(self) -> None:
+        """End the next trial if its model does not fit any more, beside one that has been pinned since."""
+        memory = self.manager.memory
+        number = next(iter(memory.trials), None)
+        if number is not None and not memory.fits(number):
+            del memory.trials[number]
+            served = self._by_number[number]
+            served.failure = Reason.TOO_LARGE.value
+            served.attempted.set()
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(_TICK_S)
             self._advance()
+            if not self._swept or self.account.peak > _LARGE_BYTES:
+                self._swept, self.account.peak = True, self.account.used
+                self._loader.submit(self._arena.sweep)
 
 
 def _check_unchanged(version: ServedVersion) -> None:
@@ -575,9 +598,16 @@ def _check_unchanged(version: ServedVersion) -> None:
         raise RuntimeError("its files have changed since it was added; add it again")
 
 
-def _run_failure(served: Served, error: BaseException) -> RequestFailure:
-    """Return the failure of a request whose run raised."""
+def _run_failure(served: Served, error: BaseException, limit: int) -> RequestFailure:
+    """Return the failure of a request whose run raised; with the limit of the memory of models and requests."""
     text = f"model {served.version.name!r}: {first_line(error) or type(error).__name__}"
+    missing = missing_bytes(error)
+    if missing is not None:
+        text = (
+            f"model {served.version.name!r}: no memory for a value of {missing} bytes: models and requests have {limit}"
+        )
+        status = Status.OVERLOADED if missing <= limit else Status.TOO_LARGE
+        return RequestFailure(status, text, retry_s=1.0 if missing <= limit else None)
     if type(error).__name__ == "InvalidArgument":
         return RequestFailure(Status.INVALID, text)
     if is_out_of_memory(error):

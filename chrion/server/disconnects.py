@@ -49,6 +49,7 @@ async def until_disconnect(request: Request, work: Coroutine[Any, Any, Result]) 
         for unfinished in (task, left):
             unfinished.cancel()
         await asyncio.gather(task, left, return_exceptions=True)
+        del task, left, unfinished  # in a cycle with the traceback of a failure, they would hold the request's memory
 
 
 async def _disconnected(request: Request) -> None:

@@ -48,11 +48,12 @@ class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         try:
             last = None
             while True:
+                draining = self._target.draining  # read first: the last state has to be that of its end
                 state = await self._state() if request.service in _SERVICES else _States.SERVICE_UNKNOWN
                 if state != last:
                     yield _States(status=state)
                     last = state
-                if self._target.draining:
+                if draining:
                     return
                 await asyncio.sleep(_INTERVAL_S)
         finally:

@@ -22,10 +22,10 @@ from chrion.server.connections import READ_BYTES_PER_S, READ_S
 from chrion.server.core import SERVER_TIMING, Timing
 from chrion.server.failures import RequestFailure, Status, invalid
 from chrion.server.generation_service import GenerationService
-from chrion.server.grpc_deadlines import TimedHandlers, message_received
 from chrion.server.grpc_health import HealthService
 from chrion.server.grpc_messages import SERVICE, message, methods
 from chrion.server.grpc_stream import StreamedRequests
+from chrion.server.late_messages import MessageReceiver
 from chrion.server.options import ServerOptions
 from chrion.server.protocol_decoder import ProtocolDecoder, find_decoder, has_cache
 from chrion.server.request_memory import RequestMemory
@@ -38,12 +38,14 @@ log = logging.getLogger("chrion.server")
 _FINAL = "triton_final_response"
 #: Time within which the message of a call must have arrived, in seconds, and the speed by which the largest has longer.
 _MESSAGE_S, _MESSAGE_BYTES_PER_S = 20.0, 1_000_000
+#: Bytes of a request that is not one for inference.
+_MOST_OPTIONS = 1 << 18
 _CHANNEL_OPTIONS = (
     ("grpc.so_reuseport", 0),
     ("grpc.keepalive_time_ms", 60_000),  # finds peers that are gone
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.server_handshake_timeout_ms", 20_000),
-    ("grpc.max_connection_idle_ms", 60_000),  # without a call; clients connect again by themselves
+    ("grpc.max_connection_idle_ms", 30_000),  # it may take twice as long; clients connect again by themselves
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
 )
 
@@ -83,25 +85,28 @@ class GrpcService:
             "RepositoryModelUnload": self._unload,
         }
 
-    def handlers(self) -> Any:
-        """Return the handlers of all methods."""
-        found = {}
+    def handlers(self, message_s: float) -> Any:
+        """Return the handlers of all methods.
+
+        Args:
+            message_s: Time within which the message of a call must have arrived, in seconds.
+        """
+        found, receiver = {}, MessageReceiver(message_s)
         for name, method in methods().items():
             request, response = message(method.input_type.name), message(method.output_type.name)
             if name == "ModelStreamInfer":
                 make = grpc.stream_stream_rpc_method_handler
                 call: Callable[..., Any] = self._stream
-            elif name == "ModelInfer":
-                make, call = grpc.unary_unary_rpc_method_handler, self._infer
             else:
-                make = grpc.unary_unary_rpc_method_handler
-                call = functools.partial(self._answer, name, request, response)
+                # As calls of one message they would not reach a handler, which can end them, before their message.
+                make = grpc.stream_unary_rpc_method_handler
+                answer = functools.partial(self._answer, name, request, response)
+                call = functools.partial(_receive, receiver, self._infer if name == "ModelInfer" else answer)
             # Messages are parsed by the handlers, which answer damaged ones with INVALID_ARGUMENT.
             found[name] = make(call, request_deserializer=None, response_serializer=_serialise)
         return grpc.method_handlers_generic_handler(SERVICE, found)
 
     async def _answer(self, name: str, request: Any, response: Any, content: bytes, context: Any) -> Any:
-        message_received()
         try:
             if name not in self._open:
                 self._authorise(context)
@@ -112,7 +117,6 @@ class GrpcService:
             await _abort(context, failure)
 
     async def _infer(self, content: bytes, context: Any) -> Any:
-        message_received()
         began_ns = time.time_ns()
         try:
             self._authorise(context)
@@ -133,8 +137,8 @@ class GrpcService:
         if self._tracer is None:
             return
         about = {}
-        with contextlib.suppress(DecodeError):
-            request = message("ModelInferRequest").FromString(content)
+        with contextlib.suppress(RequestFailure):
+            request = grpc_codec.parse_request(content).head
             about = {"model": request.model_name[:200], "version": request.model_version, "request_id": request.id}
         carrier = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
         timing = Timing.of_header(answer.headers.get(SERVER_TIMING, "")) if answer else None
@@ -142,7 +146,7 @@ class GrpcService:
 
     async def _run(self, content: bytes, remaining_ms: float, memory: RequestMemory) -> Answer:
         """Serve an inference request, given as bytes."""
-        memory.take(2 * len(content))  # with its arrays
+        memory.take(len(content))
         answer = await self._target.infer_grpc(content, remaining_ms)
         memory.take(len(answer.content))
         return answer
@@ -189,37 +193,37 @@ class GrpcService:
             found.infer_response.MergeFromString(answer.content)
         except RequestFailure as failure:
             found.error_message = failure.message
-            with contextlib.suppress(DecodeError):
-                found.infer_response.id = message("ModelInferRequest").FromString(content).id
+            with contextlib.suppress(RequestFailure):
+                found.infer_response.id = grpc_codec.parse_request(content).head.id
         return found
 
     def _texts(self, content: bytes) -> AsyncGenerator[Any, None] | None:
         """Return the responses to a request of a stream, if it may have several."""
         if self._generation is None:
             return None
-        with contextlib.suppress(DecodeError):
-            given = message("ModelInferRequest").FromString(content)
-            decoder = find_decoder(self._generation, given.model_name, given.model_version)
-            if decoder is not None and not has_cache(entry.name for entry in given.inputs):
-                return self._generate(decoder, given, 2 * len(content))
+        with contextlib.suppress(RequestFailure):
+            given = grpc_codec.parse_request(content)
+            decoder = find_decoder(self._generation, given.head.model_name, given.head.model_version)
+            if decoder is not None and not has_cache(entry.name for entry in given.head.inputs):
+                return self._generate(decoder, given, len(content))
         return None
 
-    async def _generate(self, decoder: ProtocolDecoder, given: Any, size: int) -> AsyncGenerator[Any, None]:
+    async def _generate(
+        self, decoder: ProtocolDecoder, given: grpc_codec.WireRequest, size: int
+    ) -> AsyncGenerator[Any, None]:
         """Yield the responses of a decoder; a failure is the last of them."""
-        account, kind = self._target.account, message("ModelStreamInferResponse")
+        kind = message("ModelStreamInferResponse")
         try:
-            account.take(size)
-            try:
-                request = grpc_codec.read_request(given)
+            with RequestMemory(self._target.account) as memory:
+                memory.take(size + given.parsed_bytes)
+                request = grpc_codec.read_request(given, memory.take)
                 async with contextlib.aclosing(decoder.stream(request)) as found:
                     async for outputs, final in found:
                         response = grpc_codec.build_response(request, decoder.model, outputs)
                         response.parameters[_FINAL].bool_param = final
                         yield kind(infer_response=response)
-            finally:
-                account.give(size)
         except RequestFailure as failure:
-            response = kind(error_message=failure.message, infer_response={"id": given.id})
+            response = kind(error_message=failure.message, infer_response={"id": given.head.id})
             response.infer_response.parameters[_FINAL].bool_param = True
             yield response
 
@@ -290,9 +294,9 @@ def bind_grpc(
         ("grpc.max_allowed_incoming_connections", options.max_connections),
     )
     server = grpc.aio.server(options=(*_CHANNEL_OPTIONS, *limits), maximum_concurrent_rpcs=options.max_connections)
-    handlers = GrpcService(target, options.token, tracer, generation).handlers()
     limit_s = _MESSAGE_S + options.body_bytes / _MESSAGE_BYTES_PER_S
-    server.add_generic_rpc_handlers((TimedHandlers(handlers, limit_s),))
+    handlers = GrpcService(target, options.token, tracer, generation).handlers(limit_s)
+    server.add_generic_rpc_handlers((handlers,))
     add_HealthServicer_to_server(HealthService(target), server)
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
@@ -306,11 +310,24 @@ def bind_grpc(
     return server, int(bound)
 
 
+async def _receive(receiver: MessageReceiver, answer: Callable[..., Awaitable[Any]], _: Any, context: Any) -> Any:
+    """Receive the message of a call with one message, and return the answer to it."""
+    try:
+        content = await receiver.receive(context)
+    except TimeoutError:
+        await _abort(context, RequestFailure(Status.TIMED_OUT, "the message of the call is incomplete"))
+    if content is grpc.aio.EOF:
+        await _abort(context, invalid("the call has no message"))
+    return await answer(content, context)
+
+
 def _serialise(found: Any) -> bytes:
     return found if isinstance(found, bytes) else bytes(found.SerializeToString())
 
 
 def _parse(kind: Any, content: bytes) -> Any:
+    if len(content) > _MOST_OPTIONS:  # its parser would hold the event loop
+        raise RequestFailure(Status.TOO_LARGE, f"the request has more than {_MOST_OPTIONS} bytes")
     try:
         return kind.FromString(content)
     except DecodeError as error:

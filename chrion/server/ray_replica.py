@@ -79,7 +79,12 @@ class ModelReplica:
             options.budgets, cores, slots=slots, policies=options.policies, max_waiting=options.max_waiting
         )
         self._core = ServingCore(
-            manager, cores, slots=slots, provider=options.provider, max_run_ms=options.max_run_s * 1000
+            manager,
+            cores,
+            slots=slots,
+            provider=options.provider,
+            request_bytes=options.request_bytes,
+            max_run_ms=options.max_run_s * 1000,
         )
         catalogue = Catalogue(options.repository, self._core, options.control, accelerator=options.provider is not None)
         without_text = GenerationService({}, options.max_waiting, refused=NO_TEXT)

@@ -14,14 +14,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from google.protobuf.message import DecodeError
 from ray.exceptions import RayError, RayTaskError, TaskCancelledError
 from ray.serve.exceptions import RayServeException
 
-from chrion.server import merging
-from chrion.server.failures import RequestFailure, Status, invalid
+from chrion.server import grpc_codec, merging
+from chrion.server.failures import RequestFailure, Status
 from chrion.server.grace import Grace
-from chrion.server.grpc_messages import message
 from chrion.server.options import ServerOptions
 from chrion.server.ray_replica import Call, Reply
 from chrion.server.request_memory import ByteAccount
@@ -131,17 +129,14 @@ class ClusterTarget:
         """Refuse: the replicas follow the repository."""
         await self.load(name)
 
-    async def infer_rest(self, name: str, version: str, body: bytes, header_length: str | None) -> Answer:
+    async def infer_rest(self, name: str, version: str, body: bytes | bytearray, header_length: str | None) -> Answer:
         """Answer an inference request of the REST protocol."""
         found: Answer = await self._send(f"{name}/{version}", "infer_rest", name, version, body, header_length)
         return found
 
     async def infer_grpc(self, content: bytes, remaining_ms: float) -> Answer:
         """Answer a ``ModelInferRequest``."""
-        try:
-            given = message("ModelInferRequest").FromString(content)
-        except DecodeError as error:
-            raise invalid("the request is not a ModelInferRequest") from error
+        given = grpc_codec.parse_request(content).head
         end = time.monotonic() * 1000 + remaining_ms
 
         def arguments() -> tuple[Any, ...]:

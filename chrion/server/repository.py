@@ -303,7 +303,7 @@ def _spec(info: onnx.ValueInfoProto, what: str) -> TensorSpec:
     if not tensor.HasField("shape"):
         return TensorSpec(info.name, datatype, None)
     shape = tuple(d.dim_value if d.HasField("dim_value") and d.dim_value > 0 else -1 for d in tensor.shape.dim)
-    return TensorSpec(info.name, datatype, shape)
+    return TensorSpec(info.name, datatype, shape, tuple(d.dim_param for d in tensor.shape.dim))
 
 
 def _check_batching(inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> None:

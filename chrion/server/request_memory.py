@@ -2,42 +2,25 @@
 
 from __future__ import annotations
 
+import threading
+from types import TracebackType
+from typing import Self
+
 from chrion.server.failures import RequestFailure, Status
-
-#: The most values of a JSON document. Its parser blocks all threads, for about a second for so many.
-_MOST_VALUES = 1 << 22
-#: Bytes of a value beside its text, and more of a list and of an object.
-_VALUE_BYTES, _LIST_BYTES, _OBJECT_BYTES = 64, 32, 170
-#: Bytes of a character of text that is not ASCII.
-_CHARACTER_BYTES = 4
-
-
-def json_bytes(document: bytes) -> int:
-    """Return a bound on the memory of the values in a JSON document.
-
-    Each value but the first follows a bracket, a comma or a colon. Those in texts are counted, too.
-
-    Raises:
-        RequestFailure: It may have too many values.
-    """
-    objects, lists = document.count(b"{"), document.count(b"[")
-    values = 1 + objects + lists + document.count(b",") + document.count(b":")
-    if values > _MOST_VALUES:
-        raise RequestFailure(Status.TOO_LARGE, f"the body may have {values} values of JSON, more than {_MOST_VALUES}")
-    width = 1 if document.isascii() and b"\\u" not in document else _CHARACTER_BYTES
-    return width * len(document) + _VALUE_BYTES * values + _LIST_BYTES * lists + _OBJECT_BYTES * objects
 
 
 class ByteAccount:
-    """Memory of the requests in flight, with a limit.
+    """Memory of the requests in flight, with a limit. Safe from several threads: large bodies are read in one.
 
     Attributes:
         used: Bytes in use.
+        peak: The most bytes that were in use since it was set.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.used = 0
+        self.used = self.peak = 0
+        self._lock = threading.Lock()
 
     def take(self, size: int) -> None:
         """Take bytes.
@@ -45,13 +28,16 @@ class ByteAccount:
         Raises:
             RequestFailure: The limit is exceeded; nothing is taken.
         """
-        if self.used + size > self.limit:
-            raise RequestFailure(Status.OVERLOADED, "the requests in flight use too much memory", retry_s=1.0)
-        self.used += size
+        with self._lock:
+            if self.used + size > self.limit:
+                raise RequestFailure(Status.OVERLOADED, "the requests in flight use too much memory", retry_s=1.0)
+            self.used += size
+            self.peak = max(self.peak, self.used)
 
     def give(self, size: int) -> None:
         """Give bytes back."""
-        self.used -= size
+        with self._lock:
+            self.used -= size
 
 
 class RequestMemory:
@@ -64,17 +50,33 @@ class RequestMemory:
     def __init__(self, account: ByteAccount) -> None:
         self._account = account
         self._taken = 0
+        self._released = False
+        self._lock = threading.Lock()
 
     def take(self, size: int) -> None:
         """Take bytes.
 
         Raises:
-            RequestFailure: The limit of all requests is exceeded; nothing is taken.
+            RequestFailure: This request or all of them exceed the limit, or the request has ended; nothing is taken.
         """
-        self._account.take(size)
-        self._taken += size
+        with self._lock:
+            if self._released:  # a thread still works for a client that has left
+                raise RequestFailure(Status.CANCELLED, "the request has ended")
+            needed, limit = self._taken + size, self._account.limit
+            if needed > limit:
+                text = f"the request needs {needed} bytes of memory, and all requests together have {limit}"
+                raise RequestFailure(Status.TOO_LARGE, text)
+            self._account.take(size)
+            self._taken += size
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.release()
 
     def release(self) -> None:
-        """Give everything back. Idempotent."""
-        self._account.give(self._taken)
-        self._taken = 0
+        """Give everything back, and take no more. Idempotent."""
+        with self._lock:
+            self._account.give(self._taken)
+            self._taken, self._released = 0, True

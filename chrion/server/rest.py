@@ -23,18 +23,18 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from chrion.files import parse_json
 from chrion.server import documents, rest_codec
 from chrion.server.core import SERVER_TIMING, Timing
 from chrion.server.disconnects import EventResponse, until_disconnect
 from chrion.server.failures import RequestFailure, Status
 from chrion.server.generate_routes import GenerateRoutes
 from chrion.server.generation_service import GenerationService
+from chrion.server.json_bodies import parse_body
 from chrion.server.openai_failures import failure_document
 from chrion.server.openai_service import OpenAiService
 from chrion.server.options import ServerOptions
 from chrion.server.origins import SenderRules
-from chrion.server.request_memory import RequestMemory, json_bytes
+from chrion.server.request_memory import RequestMemory
 from chrion.server.target import Target, not_ready
 from chrion.server.tracing import RequestTracer
 
@@ -273,7 +273,6 @@ class RestService:
         memory = RequestMemory(self._target.account)
         try:
             body = await self._body(request, memory.take)
-            memory.take(len(body))  # its arrays
             length = request.headers.get(rest_codec.HEADER_LENGTH)
             answer = await until_disconnect(request, self._target.infer_rest(*_model_of(request), body, length))
             memory.take(len(answer.content))
@@ -286,24 +285,21 @@ class RestService:
         """Return the object in the body of a request for text; store the time of its arrival."""
         body = await self._body(request, request.state.memory.take)
         request.state.arrival_s = time.perf_counter()
-        request.state.memory.take(json_bytes(body))
-        return self._object(body)
+        return self._object(body, request.state.memory.take)
 
     async def _json(self, request: Request) -> dict[str, Any]:
         """Return the object in the body of a request that only has options."""
-        return self._object(await self._body(request, lambda _: None, most=_MOST_OPTIONS))
+        with RequestMemory(self._target.account) as memory:
+            return self._object(await self._body(request, memory.take, most=_MOST_OPTIONS), memory.take)
 
     @staticmethod
-    def _object(body: bytes) -> dict[str, Any]:
-        try:
-            content = parse_json(body) if body.strip() else {}
-        except ValueError as error:
-            raise RequestFailure(Status.INVALID, f"the body is not JSON: {error}") from error
+    def _object(body: bytearray, take: Callable[[int], None]) -> dict[str, Any]:
+        content = parse_body(memoryview(body), take) if body.strip() else {}
         if not isinstance(content, dict):
             raise RequestFailure(Status.INVALID, "the body: expected an object")
         return content
 
-    async def _body(self, request: Request, take: Callable[[int], None], most: int = 0) -> bytes:
+    async def _body(self, request: Request, take: Callable[[int], None], most: int = 0) -> bytearray:
         """Return the body, decompressed.
 
         Raises:
@@ -311,15 +307,14 @@ class RestService:
         """
         most = most or self._body_bytes
         declared = request.headers.get("content-length", "0")
-        parts: list[bytes] = []
-        size = 0
+        body = bytearray()  # it grows without being copied, unlike parts that are joined in the end
         stream = request.stream().__aiter__()
         if declared.isdigit() and int(declared[:20]) > most:
             await _discard(stream)
             raise RequestFailure(Status.TOO_LARGE, f"the body has more than {most} bytes")
         began = time.monotonic()
         while True:
-            due_s = began + _BODY_SILENCE_S + size / _BODY_BYTES_PER_S - time.monotonic()
+            due_s = began + _BODY_SILENCE_S + len(body) / _BODY_BYTES_PER_S - time.monotonic()
             try:
                 async with asyncio.timeout(min(_BODY_SILENCE_S, due_s)):
                     part = await anext(stream, None)
@@ -327,18 +322,20 @@ class RestService:
                 raise RequestFailure(Status.TIMED_OUT, "the body is incomplete") from None
             if part is None:
                 break
-            size += len(part)
-            if size > most:
-                parts.clear()
+            if len(body) + len(part) > most:
+                body.clear()
                 await _discard(stream)
                 raise RequestFailure(Status.TOO_LARGE, f"the body has more than {most} bytes")
-            take(len(part))
-            parts.append(part)
-        body, encoding = b"".join(parts), request.headers.get("content-encoding", "").lower()
+            try:
+                take(len(part))
+            except RequestFailure:
+                body.clear()  # before other requests may take its memory
+                raise
+            body += part
+        encoding = request.headers.get("content-encoding", "").lower()
         if not encoding:
             return body
-        take(min(len(body) * 10, most))
-        return await asyncio.to_thread(rest_codec.decompress, body, encoding, most)
+        return await asyncio.to_thread(rest_codec.decompress, body, encoding, most, take)
 
 
 class _AccountedResponse:

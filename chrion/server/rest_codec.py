@@ -6,16 +6,15 @@ it the data of the binary tensors in their order.
 
 from __future__ import annotations
 
-import json
 import math
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from chrion.files import parse_json
 from chrion.server import tensors
 from chrion.server.failures import RequestFailure, Status, invalid
+from chrion.server.json_bodies import parse_tensors
 from chrion.server.tensors import Array, TensorSpec
 
 #: The header with the length of the JSON part of a body with binary data.
@@ -31,6 +30,11 @@ _REFUSED_TENSOR_PARAMETERS = {
 }
 
 
+#: Limit of the JSON of outputs, in bytes.
+_MOST_TEXT = 1 << 26
+_TOO_MUCH_TEXT = f"the outputs have more than {_MOST_TEXT} bytes of JSON: ask for binary data with binary_data_output"
+#: Bytes that are decompressed in one call, and bytes that it returns.
+_COMPRESSED, _DECOMPRESSED = 1 << 14, 1 << 20
 #: The largest integer of a parameter in gRPC.
 _MOST = (1 << 63) - 1
 
@@ -51,30 +55,54 @@ class InferenceRequest:
     parameters: Mapping[str, Any] = field(default_factory=dict)
 
 
-def decompress(body: bytes, encoding: str, most: int) -> bytes:
+def decompress(body: bytearray, encoding: str, most: int, take: Callable[[int], None]) -> bytearray:
     """Return a body without its content encoding.
+
+    Args:
+        body: The body.
+        encoding: Its encoding.
+        most: The most bytes that the result may have.
+        take: Takes the memory of each piece of the result before it is decompressed, in bytes.
 
     Raises:
         RequestFailure: The encoding is unknown, the body is damaged, or it has more than ``most`` bytes.
     """
-    if encoding in ("", "identity"):
+    if encoding == "identity":
         return body
     if encoding not in ("gzip", "deflate"):
         raise RequestFailure(Status.INVALID, f"Content-Encoding {encoding[:50]!r}: expected gzip or deflate")
     decoder = zlib.decompressobj(zlib.MAX_WBITS | 32)  # either header
-    try:
-        content = decoder.decompress(body, most + 1)
-    except zlib.error as error:
-        raise invalid(f"the body is not {encoding} data: {error}") from error
-    if len(content) > most:
-        raise RequestFailure(Status.TOO_LARGE, f"the body has more than {most} bytes when decompressed")
-    if not decoder.eof:
-        raise invalid(f"the {encoding} body is truncated")
+    content, at = bytearray(), 0
+    while not decoder.eof:
+        given = decoder.unconsumed_tail or body[at : at + _COMPRESSED]
+        at += 0 if decoder.unconsumed_tail else len(given)
+        try:
+            part = decoder.decompress(given, _DECOMPRESSED)
+        except zlib.error as error:
+            raise invalid(f"the body is not {encoding} data: {error}") from error
+        if not (given or part):
+            raise invalid(f"the {encoding} body is truncated")
+        if len(content) + len(part) > most:
+            content.clear()
+            raise RequestFailure(Status.TOO_LARGE, f"the body has more than {most} bytes when decompressed")
+        try:
+            take(len(part))
+        except RequestFailure:
+            content.clear()  # before other requests may take its memory
+            raise
+        content += part
     return content
 
 
-def parse_request(body: bytes, header_length: str | None) -> InferenceRequest:
+def parse_request(
+    body: bytes | bytearray, header_length: str | None, take: Callable[[int], None] = lambda _: None
+) -> InferenceRequest:
     """Return the request of a body.
+
+    Args:
+        body: The body; binary tensors are views of it.
+        header_length: The length of its JSON part, if binary data follows.
+        take: Takes the memory of what the body becomes, in bytes.
 
     Raises:
         RequestFailure: The body is not a valid request.
@@ -84,17 +112,13 @@ def parse_request(body: bytes, header_length: str | None) -> InferenceRequest:
         if not (header_length.isascii() and header_length.isdigit()) or int(header_length[:20]) > len(body):
             raise invalid(f"{HEADER_LENGTH}: expected a number of at most {len(body)}")
         size = int(header_length)
-    try:
-        content = parse_json(body[:size])
-    except ValueError as error:
-        raise invalid(f"the body is not JSON: {error}") from error
-    document = _object(content, "the body")
-    binary = memoryview(body)[size:]
+    content = memoryview(body)
+    document, binary = _object(parse_tensors(content[:size], take), "the body"), content[size:]
     request = InferenceRequest(id=_text(document.get("id", ""), "id"))
     _read_parameters(request, _object(document.get("parameters", {}), "parameters"))
     at = 0
     for entry in _list(document.get("inputs"), "inputs"):
-        at = _read_input(request, _object(entry, "input"), binary, at)
+        at = _read_input(request, _object(entry, "input"), binary, at, take)
     if at != len(binary):
         raise invalid(f"the body has {len(binary)} bytes of binary data, and its inputs have {at}")
     for entry in _list(document.get("outputs", []), "outputs"):
@@ -111,22 +135,32 @@ def build_response(
         request: The request.
         model: The name and the version of the model.
         found: The outputs.
+
+    Raises:
+        RequestFailure: Their numbers take too much JSON, whose pieces are joined in one call.
     """
     document: dict[str, Any] = {"model_name": model[0], "model_version": model[1]}
     if request.id:
         document["id"] = request.id
-    outputs, parts = [], []
-    for spec, array in found:
+    document["outputs"] = []
+    size = 0
+    text, parts = [tensors.compact_json(document)[:-2].encode()], []
+    for at, (spec, array) in enumerate(found):
         entry: dict[str, Any] = {"name": spec.name, "datatype": spec.datatype, "shape": list(array.shape)}
+        text.append(b"," if at else b"")
         if request.outputs.get(spec.name, request.binary):
             parts.append(tensors.to_raw(spec.datatype, array))
-            entry["parameters"] = {"binary_data_size": len(parts[-1])}
+            text.append(tensors.compact_json(entry | {"parameters": {"binary_data_size": len(parts[-1])}}).encode())
         else:
-            entry["data"] = tensors.to_json(spec.datatype, array)
-        outputs.append(entry)
-    document["outputs"] = outputs
-    header = json.dumps(document, separators=(",", ":")).encode()
-    return b"".join([header, *parts]), len(header) if parts else None
+            text += [tensors.compact_json(entry)[:-1].encode(), b',"data":[']
+            for piece in tensors.json_text(spec.datatype, array):
+                size += len(piece)
+                if size > _MOST_TEXT:
+                    raise RequestFailure(Status.TOO_LARGE, _TOO_MUCH_TEXT)
+                text.append(piece)
+            text.append(b"]}")
+    header = b"".join([*text, b"]}"])
+    return b"".join([header, *parts]) if parts else header, len(header) if parts else None
 
 
 def read_timeout_ms(parameters: Mapping[str, Any]) -> float:
@@ -174,7 +208,9 @@ def _read_parameters(request: InferenceRequest, parameters: Mapping[str, Any]) -
     request.binary = _boolean(parameters.get("binary_data_output", False), "binary_data_output")
 
 
-def _read_input(request: InferenceRequest, entry: Mapping[str, Any], binary: memoryview, at: int) -> int:
+def _read_input(
+    request: InferenceRequest, entry: Mapping[str, Any], binary: memoryview, at: int, take: Callable[[int], None]
+) -> int:
     """Add an input to the request; return the end of its binary data."""
     name = _text(entry.get("name"), "input name")
     if name in request.feeds:
@@ -191,7 +227,7 @@ def _read_input(request: InferenceRequest, entry: Mapping[str, Any], binary: mem
             raise invalid(f"input {name[:200]!r}: both data and binary_data_size")
         if type(size) is not int or not 0 <= size <= len(binary) - at:
             raise invalid(f"input {name[:200]!r}: binary_data_size: the body has {len(binary) - at} more bytes")
-        array = tensors.from_raw(name, datatype, shape, binary[at : at + size])
+        array = tensors.from_raw(name, datatype, shape, binary[at : at + size], take)
         at += size
     request.feeds[name] = (datatype, array)
     return at

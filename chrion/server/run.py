@@ -13,6 +13,7 @@ from typing import Any
 
 import uvicorn
 
+from chrion.allocator import return_large_blocks
 from chrion.errors import OptionError
 from chrion.server.connections import HEADER_BYTES, HEADER_S, limited_protocol
 from chrion.server.grace import StopSignals
@@ -67,6 +68,7 @@ async def answer_until_stopped(options: ServerOptions, models: ServedModels, ann
     """
     _allow_open_files()
     _warn_if_open(options)
+    return_large_blocks()
     tracer = RequestTracer(options.otlp) if options.otlp else None
     async with contextlib.AsyncExitStack() as stack:
         listener = stack.enter_context(listen(*options.http))

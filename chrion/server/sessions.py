@@ -20,13 +20,14 @@ from chrion.runtime import HybridSession
 from chrion.runtime.options.terminable import TerminableRunOptions
 from chrion.scheduler.plan import Plan
 from chrion.server.repository import VariantSource
+from chrion.server.shared_arena import use_shared_arena
 from chrion.server.tensors import Array, TensorSpec
 
 _BFLOAT16 = 16  # onnx.TensorProto.BFLOAT16
 #: Errors of the system, and texts of onnxruntime, if memory is full, or the disk on which weights of a plan are put.
 _FULL = {errno.ENOMEM, errno.ENOSPC, errno.EDQUOT}
 _FULL_TEXTS = (
-    *("failed to allocate", "out of memory", "bad_alloc", "bad allocation", "cannot allocate"),
+    *("failed to allocate", "available memory of", "out of memory", "bad_alloc", "bad allocation", "cannot allocate"),
     *("failed to write external initializers", "protobuf serialization failed"),
 )
 
@@ -85,14 +86,19 @@ class Session:
         options = ort.SessionOptions()
         options.intra_op_num_threads = max(1, source.cores)
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # the cores belong to all models
+        if not source.accelerated:
+            use_shared_arena(options)
         providers: list[Any] = [provider] if source.accelerated and provider else []
         providers.append(CPU_PROVIDER)
         self._hybrid: HybridSession | None = None
         opened, plan = files.model(source), files.plan(source)
         if plan:
+            shared = ort.SessionOptions()
+            if not source.accelerated:
+                use_shared_arena(shared)
             with _restricted_to(cores):  # lanes are pinned to cores that the calling thread may use
                 self._hybrid = opened.use(
-                    lambda model: HybridSession(model, providers=providers, plan=plan, strict=True, tune="never")
+                    lambda model: HybridSession(model, shared, providers, plan=plan, strict=True, tune="never")
                 )
             self._session: Any = self._hybrid
         else:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from chrion.server import documents, grpc_codec, rest_codec
 from chrion.server.catalogue import Catalogue
@@ -16,11 +17,15 @@ from chrion.server.generation_service import GenerationService
 from chrion.server.metrics import render_metrics
 from chrion.server.protocol_decoder import ProtocolDecoder, find_decoder, has_cache
 from chrion.server.public_texts import without_folders
-from chrion.server.request_memory import ByteAccount
-from chrion.server.tensors import DTYPES, Array, TensorSpec
+from chrion.server.request_memory import ByteAccount, RequestMemory
+from chrion.server.tensors import DTYPES, Array, TensorSpec, output_bytes
 
 #: Bodies above this size are parsed in a thread, so that the event loop is not blocked.
 _LARGE_BODY = 1 << 16
+#: The most characters of a number and its comma in JSON.
+_JSON_NUMBER = 26
+
+Converted = TypeVar("Converted")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +79,7 @@ class Target(Protocol):
     async def unload(self, name: str) -> None:
         """Stop serving all versions of a model."""
 
-    async def infer_rest(self, name: str, version: str, body: bytes, header_length: str | None) -> Answer:
+    async def infer_rest(self, name: str, version: str, body: bytes | bytearray, header_length: str | None) -> Answer:
         """Answer an inference request of the REST protocol; cancelled if the client leaves."""
 
     async def infer_grpc(self, content: bytes, remaining_ms: float) -> Answer:
@@ -98,6 +103,7 @@ class LocalTarget:
         self._catalogue = catalogue
         self._generation = generation
         self.account = core.account
+        self._converter = ThreadPoolExecutor(1, "chrion-converter")
 
     @property
     def draining(self) -> bool:
@@ -176,14 +182,16 @@ class LocalTarget:
             raise RequestFailure(Status.UNSUPPORTED, text)
         self._catalogue.unload(name)
 
-    async def infer_rest(self, name: str, version: str, body: bytes, header_length: str | None) -> Answer:
+    async def infer_rest(self, name: str, version: str, body: bytes | bytearray, header_length: str | None) -> Answer:
         """Answer an inference request of the REST protocol."""
         found = self._find(name, version)
-        parse = functools.partial(rest_codec.parse_request, body, header_length)
-        parsed = await asyncio.to_thread(parse) if len(body) > _LARGE_BODY else parse()
-        reply = await self._reply(found, parsed, parsed.timeout_ms)
-        build = functools.partial(rest_codec.build_response, parsed, reply.model, reply.outputs)
-        content, json_size = await asyncio.to_thread(build) if reply.size > _LARGE_BODY else build()
+        with RequestMemory(self.account) as memory:
+            parse = functools.partial(rest_codec.parse_request, body, header_length, memory.take)
+            parsed = await self._convert(parse) if len(body) > _LARGE_BODY else parse()
+            reply = await self._reply(found, parsed, parsed.timeout_ms, memory)
+            memory.take(reply.encoded_size(parsed))
+            build = functools.partial(rest_codec.build_response, parsed, reply.model, reply.outputs)
+            content, json_size = await self._convert(build) if reply.size > _LARGE_BODY else build()
         headers = {"Content-Type": "application/json", **reply.headers}
         if json_size is not None:
             headers |= {"Content-Type": "application/octet-stream", rest_codec.HEADER_LENGTH: str(json_size)}
@@ -191,19 +199,31 @@ class LocalTarget:
 
     async def infer_grpc(self, content: bytes, remaining_ms: float) -> Answer:
         """Answer a ``ModelInferRequest``."""
-        given = grpc_codec.parse_request(content)
-        found = self._find(given.model_name, given.model_version)
-        parse = functools.partial(grpc_codec.read_request, given)
-        request = await asyncio.to_thread(parse) if len(content) > _LARGE_BODY else parse()
-        reply = await self._reply(found, request, min(request.timeout_ms, remaining_ms))
-        response = grpc_codec.build_response(request, reply.model, reply.outputs)
-        return Answer(response.SerializeToString(), reply.headers)
+        with RequestMemory(self.account) as memory:
+            given = grpc_codec.parse_request(content)
+            memory.take(given.parsed_bytes)
+            found = self._find(given.head.model_name, given.head.model_version)
+            parse = functools.partial(grpc_codec.read_request, given, memory.take)
+            request = await self._convert(parse) if len(content) > _LARGE_BODY else parse()
+            reply = await self._reply(found, request, min(request.timeout_ms, remaining_ms), memory)
+            memory.take(2 * reply.size)
+            build = functools.partial(grpc_codec.encode_response, request, reply.model, reply.outputs)
+            answer = await self._convert(build) if reply.size > _LARGE_BODY else build()
+        return Answer(answer, reply.headers)
+
+    async def _convert(self, convert: Callable[[], Converted]) -> Converted:
+        """Parse or encode much data in a thread; in one, since each that computes in Python delays all others."""
+        return await asyncio.get_running_loop().run_in_executor(self._converter, convert)
 
     def _find(self, name: str, version: str) -> Served | ProtocolDecoder:
         return find_decoder(self._generation, name, version) or self._core.find(name, version)
 
     async def _reply(
-        self, found: Served | ProtocolDecoder, request: rest_codec.InferenceRequest, timeout_ms: float
+        self,
+        found: Served | ProtocolDecoder,
+        request: rest_codec.InferenceRequest,
+        timeout_ms: float,
+        memory: RequestMemory,
     ) -> _Reply:
         if isinstance(found, ProtocolDecoder):
             if not has_cache(request.feeds):
@@ -211,6 +231,8 @@ class LocalTarget:
             found = self._core.find(*found.model)
         elif found.version.settings.generation is not None and not has_cache(request.feeds):
             self._require_text()
+        arrays = {name: array for name, (_, array) in request.feeds.items()}
+        memory.take(output_bytes(found.version.inputs, found.version.outputs, arrays))
         result = await self._core.infer(found, request.feeds, tuple(request.outputs), timeout_ms, request.priority)
         return _Reply(
             (found.version.name, found.version.version), result.outputs, {SERVER_TIMING: result.timing.header()}
@@ -234,6 +256,11 @@ class _Reply:
     def size(self) -> int:
         """The bytes of the outputs."""
         return sum(array.size * DTYPES[spec.datatype].itemsize for spec, array in self.outputs)
+
+    def encoded_size(self, request: rest_codec.InferenceRequest) -> int:
+        """Return a bound on the bytes that the outputs take while they are encoded."""
+        texts = [array.size for spec, array in self.outputs if not request.outputs.get(spec.name, request.binary)]
+        return 2 * (self.size + _JSON_NUMBER * sum(texts))
 
 
 def not_ready(reason: str) -> RequestFailure:

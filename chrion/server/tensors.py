@@ -6,16 +6,19 @@ memory, BYTES tensors are object arrays of str, as onnxruntime takes them, and B
 
 from __future__ import annotations
 
+import functools
+import json
 import math
 import struct
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from chrion.server.failures import invalid
+from chrion.server.number_text import NumberText
 
 Array = npt.NDArray[Any]
 
@@ -53,7 +56,13 @@ DATATYPES = {
     "tensor(bfloat16)": "BF16",
     "tensor(string)": "BYTES",
 }
+#: Returns data as JSON without spaces; json.dumps would make an encoder in each call.
+compact_json = json.JSONEncoder(separators=(",", ":")).encode
 _MOST_DIMENSIONS = 64
+#: Elements that are converted in one call, which holds the GIL.
+_PIECE = 1 << 12
+#: Bytes of an element of BYTES beside its content: in a list, in an array, and in onnxruntime's tensor.
+_STRING_BYTES = 150
 _JSON_TYPES: dict[str, set[type]] = {"BOOL": {bool}, "BYTES": {str}, "FP32": {int, float}, "FP64": {int, float}}
 _JSON_TYPES["FP16"] = {int, float}
 
@@ -66,6 +75,8 @@ class TensorSpec:
     datatype: str
     #: Sizes of the dimensions, -1 for a free one; None if even their number is free.
     shape: tuple[int, ...] | None
+    #: Names of the dimensions, empty for one without a name.
+    names: tuple[str, ...] = field(default=(), compare=False)
 
 
 def element_count(name: str, datatype: str, shape: Sequence[Any]) -> int:
@@ -83,14 +94,28 @@ def element_count(name: str, datatype: str, shape: Sequence[Any]) -> int:
     return math.prod(shape)
 
 
-def from_raw(name: str, datatype: str, shape: Sequence[int], data: bytes | memoryview) -> Array:
+def from_raw(
+    name: str,
+    datatype: str,
+    shape: Sequence[int],
+    data: bytes | memoryview,
+    take: Callable[[int], None] = lambda _: None,
+) -> Array:
     """Return a tensor of binary data; the array is a view of the data, except for BYTES.
+
+    Args:
+        name: The name of the tensor.
+        datatype: Its datatype.
+        shape: Its shape.
+        data: The data.
+        take: Takes the memory of the elements of BYTES, in bytes.
 
     Raises:
         RequestFailure: The data does not have the size that the shape requires.
     """
     elements = element_count(name, datatype, shape)
     if datatype == "BYTES":
+        take(_STRING_BYTES * min(elements, len(data) // 4) + len(data))
         return _strings(name, data, elements).reshape(shape)
     expected = elements * DTYPES[datatype].itemsize
     if len(data) != expected:
@@ -113,7 +138,7 @@ def to_raw(datatype: str, array: Array) -> bytes:
 
 
 def from_json(name: str, datatype: str, shape: Sequence[int], data: Any) -> Array:
-    """Return a tensor of JSON data, a list that is flat or nested like the shape.
+    """Return a tensor of JSON data, a list that is flat or nested like the shape, or a :class:`NumberText`.
 
     Raises:
         RequestFailure: The number of elements differs from the shape's, or an element does not fit the datatype.
@@ -121,25 +146,30 @@ def from_json(name: str, datatype: str, shape: Sequence[int], data: Any) -> Arra
     elements = element_count(name, datatype, shape)
     if datatype == "BF16":
         raise invalid(f"tensor {name!r}: BF16 must be sent as binary data")
+    if isinstance(data, NumberText):
+        count = data.count()
+        if elements and count != elements:
+            raise invalid(f"tensor {name!r}: expected {elements} elements for shape {list(shape)}, found {count}")
+        found = data.read(shape, elements, DTYPES[datatype], functools.partial(_array, name, datatype))
+        if found is not None:
+            return found.reshape(shape)
+        data = data.parse()
     if not isinstance(data, list):
         raise invalid(f"tensor {name!r}: data: expected a list")
     flat = _flatten(name, data, elements)
     if len(flat) != elements:
         raise invalid(f"tensor {name!r}: expected {elements} elements for shape {list(shape)}, found {len(flat)}")
-    found = set(map(type, flat)) - _JSON_TYPES.get(datatype, {int})
-    if found:
-        raise invalid(f"tensor {name!r}: {datatype} elements cannot be {', '.join(sorted(t.__name__ for t in found))}")
-    try:
-        return np.array(flat, DTYPES[datatype]).reshape(shape)
-    except (OverflowError, ValueError) as error:
-        raise invalid(f"tensor {name!r}: an element is out of the range of {datatype}") from error
+    return _array(name, datatype, flat).reshape(shape)
 
 
-def to_json(datatype: str, array: Array) -> list[Any]:
-    """Return the elements of a tensor as a flat list for JSON."""
-    if datatype == "BF16":
-        array = (np.asarray(array, np.uint32) << 16).view(np.float32)
-    return array.ravel().tolist()
+def json_text(datatype: str, array: Array) -> Iterator[bytes]:
+    """Yield the elements of a tensor as JSON, separated by commas, in pieces for which no other thread waits long."""
+    flat = array.ravel()
+    for at in range(0, flat.size, _PIECE):
+        piece = flat[at : at + _PIECE]
+        if datatype == "BF16":
+            piece = (np.asarray(piece, np.uint32) << 16).view(np.float32)
+        yield (b"," if at else b"") + compact_json(piece.tolist())[1:-1].encode()
 
 
 def from_contents(name: str, datatype: str, shape: Sequence[int], values: Sequence[Any]) -> Array:
@@ -153,10 +183,33 @@ def from_contents(name: str, datatype: str, shape: Sequence[int], values: Sequen
         raise invalid(f"tensor {name!r}: expected {elements} elements for shape {list(shape)}, found {len(values)}")
     if datatype == "BYTES":
         return _decoded(name, list(values)).reshape(shape)
-    try:
-        return np.array(list(values), DTYPES[datatype]).reshape(shape)
-    except (OverflowError, ValueError) as error:
-        raise invalid(f"tensor {name!r}: an element is out of the range of {datatype}") from error
+    found = np.empty(elements, DTYPES[datatype])
+    for at in range(0, elements, _PIECE):
+        found[at : at + _PIECE] = _numbers(name, datatype, list(values[at : at + _PIECE]))
+    return found.reshape(shape)
+
+
+def output_bytes(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], feeds: Mapping[str, Array]) -> int:
+    """Return the bytes of outputs as far as they are known before the model runs.
+
+    Args:
+        inputs: The model's inputs.
+        outputs: The outputs; a dimension that is no dimension of an input, too, counts as 1.
+        feeds: The array of each input.
+    """
+    sizes = {
+        name: size
+        for spec in inputs
+        if spec.name in feeds
+        for name, size in zip(spec.names, feeds[spec.name].shape, strict=False)
+        if name
+    }
+    total = 0
+    for spec in outputs:
+        known = zip(spec.shape or (), spec.names, strict=True)
+        item = _STRING_BYTES if spec.datatype == "BYTES" else DTYPES[spec.datatype].itemsize
+        total += item * math.prod(sizes.get(name, 1) if size < 0 else size for size, name in known)
+    return total
 
 
 def check_input(spec: TensorSpec, datatype: str, shape: Sequence[int]) -> None:
@@ -206,6 +259,21 @@ def check_request(
     return tuple(offered[name] for name in dict.fromkeys(asked)) if asked else tuple(outputs)
 
 
+def _array(name: str, datatype: str, values: list[Any]) -> Array:
+    """Return elements of JSON as a flat array."""
+    found = set(map(type, values)) - _JSON_TYPES.get(datatype, {int})
+    if found:
+        raise invalid(f"tensor {name!r}: {datatype} elements cannot be {', '.join(sorted(t.__name__ for t in found))}")
+    return _numbers(name, datatype, values)
+
+
+def _numbers(name: str, datatype: str, values: list[Any]) -> Array:
+    try:
+        return np.array(values, DTYPES[datatype])
+    except (OverflowError, ValueError) as error:
+        raise invalid(f"tensor {name!r}: an element is out of the range of {datatype}") from error
+
+
 def _flatten(name: str, data: list[Any], most: int) -> list[Any]:
     """Return the elements of nested lists of equal depth, without recursion."""
     for _ in range(_MOST_DIMENSIONS):
@@ -243,7 +311,8 @@ def _strings(name: str, data: bytes | memoryview, elements: int) -> Array:
 def _decoded(name: str, values: list[bytes]) -> Array:
     array = np.empty(len(values), object)
     try:
-        array[:] = [value.decode() for value in values]
+        for at in range(0, len(values), _PIECE):
+            array[at : at + _PIECE] = [value.decode() for value in values[at : at + _PIECE]]
     except UnicodeDecodeError as error:
         raise invalid(f"tensor {name!r}: BYTES elements must be UTF-8, which is what ONNX strings are") from error
     return array

@@ -12,9 +12,9 @@ import threading
 from collections.abc import Sequence
 
 import numpy as np
-import onnxruntime as ort
 
 from chrion.graph.ort_sessions import first_line
+from chrion.runtime.options.terminable import TerminableRunOptions
 from chrion.server.repository import ServedVersion
 from chrion.server.sessions import Session, is_out_of_memory
 from chrion.server.tensors import DTYPES, Array, TensorSpec
@@ -25,8 +25,6 @@ log = logging.getLogger("chrion.server")
 _MOST_S = 10.0
 #: Bytes of inputs up to which there is a run.
 _MOST_BYTES = 1 << 28
-#: Severity of fatal errors: others are returned, and need not be written to stderr by onnxruntime, too.
-_FATAL = 4
 
 
 def synthetic_input(datatype: str, shape: Sequence[int]) -> Array:
@@ -47,9 +45,8 @@ def try_session(session: Session, version: ServedVersion) -> None:
     """
     if sum(_bytes(spec) for spec in version.inputs) > _MOST_BYTES:
         return
-    options = ort.RunOptions()
-    options.log_severity_level = _FATAL
-    timer = threading.Timer(_MOST_S, setattr, (options, "terminate", True))
+    options = TerminableRunOptions()
+    timer = threading.Timer(_MOST_S, options.end)
     timer.daemon = True
     timer.start()
     try:

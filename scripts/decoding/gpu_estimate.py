@@ -13,7 +13,7 @@ from chrion.simulator.decoder_results import summarise
 from chrion.simulator.decoder_scenario import DecoderScenario, build_decoder_scenario
 from chrion.simulator.iterations import simulate_decoder
 from chrion.simulator.scenario import ScenarioSource
-from decoding.load import scaled_lengths
+from decoding.load import equal_lengths, scaled_lengths
 from decoding.orca_experiment import LoadPoint
 from decoding.scheduling_gain import BATCHES, saturating_requests
 
@@ -49,12 +49,17 @@ def saturated_on_gpu() -> list[DecoderScenario]:
     return [gpu_scenario(1e6, saturating_requests(size), size) for size in BATCHES]
 
 
-def estimated_points() -> list[LoadPoint]:
-    """Return the points of both policies at many rates, in several repetitions with other requests."""
+def estimated_points(*, homogeneous: bool = False) -> list[LoadPoint]:
+    """Return the points of both policies at many rates, in several repetitions with other requests.
+
+    Args:
+        homogeneous: All requests have the mean lengths.
+    """
     found = []
     rates = (_HIGHEST / _STEP ** np.arange(_RATES)[::-1]).tolist()
     for seed, batch, rate in itertools.product(range(REPETITIONS), _COMPARED, rates):
-        for result in simulate_decoder(gpu_scenario(rate, _REQUESTS, batch, seed)):
+        scenario = gpu_scenario(rate, _REQUESTS, batch, seed)
+        for result in simulate_decoder(equal_lengths(scenario) if homogeneous else scenario):
             own = summarise(result)
             run = (_DECODER.name, 1, result.policy, batch, rate, rate, _REQUESTS, seed)
             found.append(LoadPoint(*run, own.requests_per_s, own.normalised_p50_ms))

@@ -10,7 +10,7 @@ import functools
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, astuple, dataclass, fields
+from dataclasses import asdict, astuple, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +104,14 @@ def load_scenario(  # noqa: PLR0913, PLR0917 - what determines a run
         "requests": {"rate_per_s": rate_per_s, "requests": requests, **scaled_lengths(scale)},
     }
     return build_decoder_scenario(ScenarioSource("load", content, Path()))
+
+
+def equal_lengths(scenario: DecoderScenario) -> DecoderScenario:
+    """Return a scenario whose requests all have the mean prompt and the mean output: Orca's homogeneous trace."""
+    spec = scenario.requests
+    prompt, new = (spec.prompt_least + spec.prompt_most) // 2, (spec.new_least + spec.new_most) // 2
+    same = {"prompt_least": prompt, "prompt_most": prompt, "new_least": new, "new_most": new}
+    return replace(scenario, requests=replace(spec, **same))
 
 
 @contextlib.contextmanager

@@ -26,8 +26,7 @@ from decoder_support import small_decoder
 from seams.commands import scheduler_of, set_arguments
 
 ROOT = Path(__file__).parents[2]
-DATA, DOCS = ROOT / "scripts" / "decoding" / "measured", ROOT / "docs"
-PAGES = ("generation.md", "generation-measured.md", "simulate-decoders.md")
+DATA = ROOT / "scripts" / "decoding" / "measured"
 
 
 @pytest.mark.parametrize("mix", bench_generate.WORKLOADS.values())
@@ -136,33 +135,14 @@ def test_a_device_with_all_keys_and_values_computes_what_selective_batching_does
     assert min(times.tokens_per_s for times in found) > 0
 
 
-def test_pages_are_checked_before_a_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A page without the section of a part is named in one line, and nothing is measured."""
-    page = tmp_path / "page.md"
-    page.write_text("A page.\n", encoding="utf-8")
+def test_the_folder_of_results_is_checked_before_a_measurement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder that does not exist is named, and nothing is measured."""
+    folder = tmp_path / "missing"
     monkeypatch.setitem(SIZES, "15 MB", None)  # a measurement would build this model
-    for script, words, section in (
-        (bench_decoders, ["device", "--provider", "cpu"], "decoders-device"),
-        (bench_generate, ["engine"], "generate-engine"),
-    ):
-        set_arguments(monkeypatch, "script", *words, "-o", str(page))
-        with pytest.raises(SystemExit) as ended:
+    for script, words in ((bench_decoders, ["device", "--provider", "cpu"]), (bench_generate, ["engine"])):
+        set_arguments(monkeypatch, "script", *words, "-o", str(folder))
+        with pytest.raises(SystemExit):
             script.main()
-        assert str(ended.value) == f"error: {page}: no section to fill; expected the markers of {section}"
-
-
-def test_the_pages_have_all_sections(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every section of a script is on one of its pages, once."""
-    points, costs = (str(DATA / name) for name in ("loads.jsonl", "costs.jsonl"))
-    parts = {
-        "genai": ["--python", "python"],
-        "simulation": ["--points", points, "--costs", costs],
-        "device": ["--provider", "cpu"],
-    }
-    sections = [bench_generate.ENGINE_SECTION, *bench_generate.REPORT_SECTIONS]
-    for part, words in parts.items():
-        set_arguments(monkeypatch, "script", part, *words)
-        sections += bench_decoders.read_arguments().sections
-    pages = [(DOCS / name).read_text(encoding="utf-8") for name in PAGES]
-    for section in sections:
-        assert sum(page.count(f"<!-- begin: {section} -->") for page in pages) == 1, section
+        assert f"{folder}: no such folder" in capsys.readouterr().err

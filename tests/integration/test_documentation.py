@@ -15,10 +15,12 @@ import typer
 import chrion
 from chrion import errors
 from chrion.cli.app import app
+from chrion.runtime.options.table import ARGUMENTS, RUN_KEYS, RUN_OPTIONS, SESSION_KEYS, SESSION_OPTIONS
 from chrion.simulator import find_scenario
 from chrion.zoo import build
 from code_blocks import PAGES, ROOT, Block, blocks, check_chrion, check_python, commands, matches, run_page
 from command_line import Chrion
+from layers import PACKAGES
 
 BLOCKS = [block for page in PAGES for block in blocks(page)]
 #: Pages that run within about a second; tests/process has the others.
@@ -125,15 +127,18 @@ def test_names_in_the_text_exist() -> None:
 
 
 def test_the_results_of_the_readme_are_in_the_pages_it_links_to() -> None:
-    """Every figure in the README's table of results is also in the page that its row links to."""
+    """Every figure in the README's list of results is also in the page that its entry links to, or in the results."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| .*? \| (.*) \| \[.*?\]\((docs/.*?)\) \|$", readme, re.MULTILINE)
-    assert len(rows) == 4
-    for result, page in rows:
-        figures = re.findall(r"\d+\.\d+", result)
-        text = (ROOT / page).read_text(encoding="utf-8")
-        assert figures
-        assert all(figure in text for figure in figures), page
+    found = re.findall(r"^- \*\*(.*?)\(\[\w+\]\((docs/[^)]*)\)\)\.$", readme, re.MULTILINE | re.DOTALL)
+    assert len(found) == 3
+    results = _with_data((ROOT / "docs" / "results.md").read_text(encoding="utf-8"))
+    checked = 0
+    for result, page in found:
+        text = _with_data((ROOT / page).read_text(encoding="utf-8")) + results
+        for figure in re.findall(r"\d+\.\d+", result):
+            assert figure in text, (page, figure)
+            checked += 1
+    assert checked >= 7
 
 
 def test_the_readme_names_the_test_command_of_ci() -> None:
@@ -201,6 +206,51 @@ def test_the_keys_of_files_are_documented(tmp_path: Path) -> None:
     assert [key for key in {**stored, **operator} if f"`{key}`" not in of_profile] == []
 
 
+def test_the_documentation_is_short() -> None:
+    """README and pages have at most 45 000 words; measurements are data, which do not count."""
+    pages = [ROOT / "README.md", *(p for p in PAGES if p.is_relative_to(ROOT / "docs"))]
+    assert sum(len(page.read_text(encoding="utf-8").split()) for page in pages) <= 45_000
+
+
+def test_all_results_are_drawn() -> None:
+    """The page of results draws every file of results once, and every table has as many cells as columns."""
+    drawn = re.findall(
+        r"^```{measured} (\S+)$", (ROOT / "docs" / "results.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    contents = {path.stem: json.loads(path.read_bytes()) for path in (ROOT / "docs" / "data").glob("*.json")}
+    results = {name: content["parts"] for name, content in contents.items() if "parts" in content}
+    assert sorted(drawn) == sorted(results)
+    for name, parts in results.items():
+        tables = [part for part in parts if "rows" in part]
+        assert all(len(row) == len(table["columns"]) for table in tables for row in table["rows"]), name
+
+
+def test_the_tables_from_the_code_are_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The generated tables have a row for every option of onnxruntime and for every layer."""
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    options = importlib.import_module("option_tables").option_tables()
+    for table in (SESSION_OPTIONS, SESSION_KEYS, RUN_OPTIONS, RUN_KEYS, ARGUMENTS):
+        assert [name for name in table if f"| `{name}` |" not in options] == []
+    layers = importlib.import_module("layer_table").layer_table()
+    names = [name for layer in PACKAGES for name in layer]
+    assert sorted(re.findall(r"^\| \d+ \| `(\S+)` \| \S", layers, re.MULTILINE)) == sorted(names)
+
+
+@pytest.mark.parametrize(
+    ("word", "page"),
+    [
+        ("Memcpy node", "faq.md"),
+        ("thread pool", "when-it-helps.md"),
+        ("SLO", "index.md"),
+        ("swapping", "simulation.md"),
+        ("CUDA graphs", "faq.md"),
+    ],
+)
+def test_terms_of_the_field_are_found(word: str, page: str) -> None:
+    """The page on which a reader would look for a term has it, so that a search finds the page."""
+    assert word in (ROOT / "docs" / page).read_text(encoding="utf-8")
+
+
 def test_no_section_that_a_script_writes_is_empty() -> None:
     """Each pair of markers on a page has content."""
     for page in [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]:
@@ -226,6 +276,12 @@ def test_stability_lists_the_public_modules() -> None:
     modules = re.findall(r"^\.\. module:: (chrion\.\S+)", reference, re.MULTILINE)
     section = stability.split("## Public API")[1].split("\n- ")[1]
     assert set(re.findall(r"`(chrion\.[a-z]+)`", section)) == set(modules)
+
+
+def _with_data(text: str) -> str:
+    """Return a page with the files of the results that it draws."""
+    names = re.findall(r"^```{measured} (\S+)$", text, re.MULTILINE)
+    return text + "".join((ROOT / "docs" / "data" / f"{name}.json").read_text(encoding="utf-8") for name in names)
 
 
 def _resolve(name: str) -> object:

@@ -106,7 +106,7 @@ def test_a_slow_plan_is_replaced_while_it_is_slow(plans: Plans, how: str) -> Non
         assert not engines_of(session).diversion.one_thread.is_open
         plans.plan_ms = 100.0
         serve_until(session, plain=True, how=how)
-        assert "at present a plain session of one thread serves: on live requests the plan" in session.explain()
+        assert "a single-threaded plain session serves at present: on live requests the plan" in session.explain()
         assert session.plan is not None
         plans.plan_ms = 20.0
         serve_until(session, plain=False, how=how)
@@ -126,7 +126,7 @@ def test_a_slow_session_of_several_threads_is_replaced(monkeypatch: pytest.Monke
         assert isinstance(engine_of(session), PlainEngine)
         plans.plan_ms = 100.0
         serve_until(session, plain=True)
-        assert "on live requests the session above takes longer" in session.explain()
+        assert "on live requests the session above is slower" in session.explain()
 
 
 def test_a_session_tuned_now_doubts_the_decision_for_later_ones(plans: Plans) -> None:

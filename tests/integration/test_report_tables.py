@@ -75,16 +75,20 @@ def test_the_plan_table_without_an_accelerator_compares_with_the_cores(plan: Pla
 
 
 def test_verdicts(plan: Plan) -> None:
-    """The verdict says whether an SLO is met, missed or not given, and a session faster, level or slower."""
-    assert verdict(plan).startswith("no SLO")
+    """The verdict says whether an SLO is met, missed or not given, and a session faster, as fast or slower."""
+    assert verdict(plan) == "objective: minimum latency"
+    priced = replace(plan, alpha=0.3)
+    assert verdict(priced) == "objective: minimum latency + 0.3 ms/MB * resident memory"
+    assert verdict(replace(priced, memory="paper")).endswith(" * memory (Eq. 4)")
     object.__setattr__(plan, "slo_ms", 100.0)
     assert verdict(plan).startswith("meets")
     object.__setattr__(plan, "slo_ms", 1.0)
     assert verdict(plan).startswith("misses")
     for ours, expected in (
-        (5.0, "is faster: 0.50 of the"),
-        (10.1, "is level, at 1.01"),
-        (20.0, "is slower: 2.00 times"),
+        (5.0, "is 2.00 times faster than the fastest plain session (a)"),
+        (10.1, "is as fast as the"),
+        (13.0, "is 30 % slower than the"),
+        (20.0, "is 2.0 times slower than the"),
     ):
         timings = [Timing(n, ms, ms, ms, 5) for n, ms in (("hybrid", ours), ("a", 10.0), ("b", 11.0))]
         assert expected in bench_verdict(timings, "hybrid")
@@ -210,22 +214,22 @@ def test_simulation_tables_show_the_figures_of_the_json() -> None:
         (
             35.43,
             1.0,
-            "fastest policy: cpu, 35.4 ms; slower: 35.43 times the latency of the best plain session (plain, 1.00 ms)",
+            "fastest policy: cpu, 35.4 ms, 35.4 times slower than the fastest plain session (plain, 1.00 ms)",
         ),
         (
             5.0,
             10.0,
-            "fastest policy: cpu, 5.00 ms; faster: 0.50 of the latency of the best plain session (plain, 10.0 ms)",
+            "fastest policy: cpu, 5.00 ms, 2.00 times faster than the fastest plain session (plain, 10.0 ms)",
         ),
         (
             10.0,
             10.0,
-            "fastest policy: cpu, 10.0 ms; level, at 1.00 times the latency of the best plain session (plain, 10.0 ms)",
+            "fastest policy: cpu, 10.0 ms, as fast as the fastest plain session (plain, 10.0 ms)",
         ),
     ],
 )
 def test_the_verdict_says_whether_a_policy_is_faster(policy_ms: float, plain_ms: float, line: str) -> None:
-    """The verdict calls a policy faster, level or slower than the best plain session."""
+    """The verdict calls a policy faster, as fast or slower than the fastest plain session."""
     result = PolicyResult("cpu", planned(), 1.0, 1, 0, Timing("cpu", policy_ms, policy_ms, policy_ms, 9))
     baseline = Timing("plain", plain_ms, plain_ms, plain_ms, 9)
     graph = load(branches())

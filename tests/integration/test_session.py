@@ -268,8 +268,15 @@ def test_a_plan_for_a_missing_accelerator_is_refused_by_strict_sessions() -> Non
 
 
 def test_invalid_goals_are_refused() -> None:
-    """An invalid SLO, alpha or number of cores raises an OptionError."""
-    goals: list[dict[str, Any]] = [{"slo": "fast"}, {"slo": 0}, {"alpha": -1.0}, {"cores": 0}, {"cores": 10_000}]
+    """An invalid SLO, alpha, memory or number of cores raises an OptionError."""
+    goals: list[dict[str, Any]] = [
+        {"slo": "fast"},
+        {"slo": 0},
+        {"alpha": -1.0},
+        {"memory": "total"},
+        {"cores": 0},
+        {"cores": 10_000},
+    ]
     for goal in goals:
         with pytest.raises(OptionError):
             HybridSession(branches(), **goal)

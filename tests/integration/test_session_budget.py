@@ -18,6 +18,7 @@ from chrion.runtime.selection.decisions import TimedCandidate
 from chrion.runtime.selection.guard import Candidate, CandidateResult, Comparison
 from chrion.runtime.selection.selector import EngineSelector
 from chrion.scheduler import Prediction, fixed_plan
+from chrion.scheduler.priced_memory import Memory
 from helpers import alternating_lanes, assert_same_as_plain, branches
 from seams.sessions import decide_by, replace_step
 from tuning_support import alternate, invented_profile
@@ -32,18 +33,24 @@ def config(budget_mb: float | None) -> SessionConfig:
     return SessionConfig(model, providers=[ACCELERATOR, "CPUExecutionProvider"], budget_mb=budget_mb)
 
 
-def timed_candidates(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, budget_mb: float | None) -> list[str]:
-    """Return the names of the candidates that the guard times: the plain session takes 800 MB, the plan 300."""
+def timed_candidates(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, budget_mb: float | None, memory: Memory = "resident"
+) -> dict[str, float]:
+    """Return the candidates that the guard times, with their priced memory in MB.
+
+    In resident memory, the plain session takes 800 MB and the plan 300; by Equation 4, 100 MB more.
+    """
     graph = load(branches())
     plan = replace(
         fixed_plan(graph, alternating_lanes(graph)),
         predicted=Prediction(1.0, 400.0, 300.0),
         accelerator_only=Prediction(1.0, 900.0, 800.0),
+        memory=memory,
     )
-    timed: list[str] = []
+    timed: dict[str, float] = {}
 
     def compare(candidates: list[Candidate], *_: Any) -> Comparison:
-        timed.extend(c.name for c in candidates)
+        timed.update({c.name: c.memory_mb for c in candidates})
         return Comparison(candidates[0].name, ())
 
     monkeypatch.setenv("CHRION_CACHE", str(tmp_path))
@@ -66,6 +73,16 @@ def test_only_candidates_that_fit_are_timed(
     assert ("plain" in timed) == plain
     assert ("plan 1" in timed) == plan
     assert any(name.startswith("plain, ") for name in timed)
+
+
+@pytest.mark.parametrize(("memory", "plain_mb", "plan_mb"), [("resident", 800.0, 300.0), ("paper", 900.0, 400.0)])
+def test_candidates_are_compared_by_the_memory_that_alpha_prices(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, memory: Memory, plain_mb: float, plan_mb: float
+) -> None:
+    """An SLO leaves the least of that memory; the budget limits resident memory in either case."""
+    timed = timed_candidates(monkeypatch, tmp_path, 850.0, memory)
+    assert (timed["plain"], timed["plan 1"]) == (plain_mb, plan_mb)
+    assert config(None).decision_key != replace(config(None), memory=memory).decision_key
 
 
 def test_a_decision_has_the_results_of_its_comparison(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

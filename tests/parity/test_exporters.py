@@ -18,6 +18,7 @@ from cases import Feed, write_feeds
 from checks import QUICK, check
 from families import read_requirements
 from memory_check import Comparison, Footprint, above_aim, summarise
+from result_files import read_parts, read_rows
 from sample import SAMPLE, read_sample, sample_case, sample_names
 
 import exporters
@@ -163,24 +164,22 @@ def _write(folder: Path, model: onnx.ModelProto, *feeds: Feed) -> None:
     (folder / "case.json").write_text(f'{{"name": "{name}", "exporter": "onnx.helper", "version": "1"}}')
 
 
-def test_the_script_writes_the_page_and_reports_crashes(
+def test_the_script_writes_the_results_and_reports_crashes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each case has a row, a crash affects one case only, and the exit code is 1."""
     _write(tmp_path / "corpus" / "family" / "good", branches(), {"x": X})
     _write(tmp_path / "corpus" / "family" / "bad", branches(), {"x": X})
-    page = tmp_path / "page.md"
-    page.write_text("Text.\n\n<!-- begin: exporters -->\n<!-- end: exporters -->\n")
-    arguments = ["check", str(tmp_path / "corpus"), "--quick", "-o", str(page)]
+    arguments = ["check", str(tmp_path / "corpus"), "--quick", "-o", str(tmp_path)]
     assert exporters.main([*arguments, "--only", "good", "--latency"]) == 0
-    assert "| family/good | onnx.helper 1 | 4 | yes | " in page.read_text()
+    assert read_rows(tmp_path, "exporters")[0][:4] == ["family/good", "onnx.helper 1", "4", "yes"]
     check_case = exporters.check_case
     monkeypatch.setattr(
         exporters, "check_case", lambda job: check_case(job) if job.folder.name == "good" else os.kill(os.getpid(), 9)
     )
     assert exporters.main(arguments) == 1
-    assert "| family/bad | onnx.helper 1 |  | crashed |" in page.read_text()
-    assert "1 exporters, 1 equal to plain onnxruntime" in page.read_text()
+    assert ["family/bad", "onnx.helper 1", "", "crashed"] in [row[:4] for row in read_rows(tmp_path, "exporters")]
+    assert "1 exporters, 1 equal to plain onnxruntime" in read_parts(tmp_path, "exporters")[0]["text"]
     assert "1 with differences" in capsys.readouterr().out
 
 

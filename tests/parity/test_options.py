@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 import onnxruntime as ort
-import options_page
 import pytest
 
 from chrion.runtime.options.table import RUN_KEYS, SESSION_KEYS
@@ -27,11 +26,6 @@ def test_every_key_in_the_library_is_in_the_table() -> None:
     found = re.findall(rb"\0((?:%s)\.[a-z][a-zA-Z0-9_.]+[a-zA-Z0-9])(?=\0)" % areas, library.read_bytes())
     assert len(found) > 50
     assert {key.decode() for key in found} - set(SESSION_KEYS) - set(RUN_KEYS) == set()
-
-
-def test_the_page_agrees_with_the_table() -> None:
-    """The page on options is the one that ``python scripts/options_page.py`` writes."""
-    assert options_page.PAGE.read_text() == options_page.format_page()
 
 
 @pytest.mark.parametrize("key", SESSION_KEYS)

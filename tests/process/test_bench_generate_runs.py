@@ -13,6 +13,7 @@ from decoding.load import SIZES
 from decoding.load_rates import LEAST_FACTOR, RATE_FACTORS
 from decoding.on_device import HOST, DeviceDecoder
 from decoding.orca_experiment import median_points, read_points
+from reproduction import orca
 
 from chrion.zoo.cached_decoder import LlamaDecoderSpec, build_llama_decoder
 from decoder_support import small_decoder
@@ -46,6 +47,18 @@ def test_loads_and_their_simulation(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert agreement.startswith("| simulated / measured within 15 % |")
     assert curves.startswith("| weights |")
     assert sum(line.startswith("| small |") for line in loads.splitlines()) == len(median_points(runs))
+
+
+def test_orcas_experiment_measures_both_traces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each trace has throughputs of both policies and their ratio, for each max batch and the best one."""
+    monkeypatch.setitem(SIZES, "small", LlamaDecoderSpec(layers=1))
+    monkeypatch.setattr(orca, "REQUESTS", 8)
+    head, *rows = orca.orca_measured("small", threads=1, seeds=1)["orca measured"]
+    assert head[1:] == ["ms per token", "max batch 1", "max batch 8", "max batch 32", "best"]
+    assert [row[0] for row in rows] == ["random", "equal"]
+    for _, latency, *cells in rows:
+        assert float(latency) > 0
+        assert all(len(cell.replace("=", "/").split("/")) == 3 for cell in cells)
 
 
 def test_keys_and_values_on_the_device_limit_the_batch(capsys: pytest.CaptureFixture[str]) -> None:

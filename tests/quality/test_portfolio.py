@@ -37,7 +37,7 @@ LARGER = {
 }
 PLANNED = [name for name in (*NETWORKS, *FORMS) if in_full_profile() or name not in LARGER]
 #: The numbers of operators of random graphs.
-OPERATORS = (20, 45, 90) if in_full_profile() else (16, 32)
+OPERATORS = (20, 60) if in_full_profile() else (16, 32)
 
 
 def load_network(name: str) -> Graph:
@@ -123,7 +123,7 @@ def test_no_alpha_is_served_better_by_the_papers_policy(name: str) -> None:
 @pytest.mark.parametrize("streams", [0, 1, 2], ids=["cores", "one stream", "two streams"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_no_policy_is_predicted_faster_on_random_graphs(family: str, streams: int, *, weights: bool) -> None:
-    """The same on random graphs of up to 90 operators, with and without weights, accelerator and streams."""
+    """The same on random graphs of up to 60 operators, with and without weights, accelerator and streams."""
     for seed, n in enumerate(OPERATORS):
         dag, costs = made_problem(
             family, n, 3, seed, accelerator=bool(streams), weights=weights, streams=max(1, streams)

@@ -77,12 +77,18 @@ def answer_on_a_terminal(monkeypatch: pytest.MonkeyPatch, line: str) -> None:
 
 
 def shrink_demo(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let ``chrion demo`` build a stack of two layers and two steps in place of the paper's baseline."""
+    """Let ``chrion demo`` build stacks of two steps in place of its models."""
 
     def build(name: str, parameters: dict[str, Any] | None = None) -> onnx.ModelProto:
-        return zoo.build(name, {"layers": 2, "seq": 2} | ({"chunk": 2} if parameters else {}))
+        return zoo.build(name, {"layers": 2, "seq": 2} | ({"chunk": 2, "io": 8} if parameters else {}))
 
     monkeypatch.setattr(demo, "zoo", SimpleNamespace(build=build))
+
+
+def lack_cores_and_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let ``chrion demo`` find one core, and no native lanes."""
+    monkeypatch.setattr(demo, "physical_cores", lambda: (0,))
+    monkeypatch.setattr(demo, "available", lambda: False)
 
 
 def offer_providers(monkeypatch: pytest.MonkeyPatch, reasons: Mapping[str, str | None]) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from bench_cpu import HEAD, HYBRID, WIDE, WIDE_CASES, Measured, format_wide
-from page_markers import fill_sections, markdown_table, table_rows
-from predict_wide_lanes import SECTION, Estimate, best_plain, describe_widths, format_section, predict
+from predict_wide_lanes import NAME, Estimate, best_plain, describe_widths, format_results, predict
+from result_files import read_rows, write_results
 
 from chrion import load
 from chrion.graph import Dag
@@ -15,8 +17,6 @@ from chrion.scheduler import Schedule
 from chrion.scheduler.evaluation.solution import Problem
 from chrion.zoo import build
 
-PAGE = f"before\n<!-- begin: {WIDE} -->\n\n<!-- end: {WIDE} -->\nafter\n"
-
 
 def measured(case: int, own_ms: float) -> Measured:
     """Return trials of a model whose plain sessions take 2 and 3 ms."""
@@ -24,24 +24,14 @@ def measured(case: int, own_ms: float) -> Measured:
     return Measured(WIDE_CASES[case], b"", 9, trials, None, None)
 
 
-def test_rows_of_models_that_are_not_measured_stay() -> None:
+def test_rows_of_models_that_are_not_measured_stay(tmp_path: Path) -> None:
     """Models are measured in three calls, in any order; the table has each once, in the order of the models."""
-    page = PAGE
     for case, own_ms in ((3, 1.5), (0, 2.0), (3, 1.0)):
-        page = fill_sections(page, format_wide(page, [measured(case, own_ms)]))
-    rows = table_rows(page, WIDE)
-    assert rows[0] == HEAD
-    assert [row[0] for row in rows[2:]] == [WIDE_CASES[0].name, WIDE_CASES[3].name]
-    assert [row[4] for row in rows[2:]] == ["1.00", "**0.50**"]
+        write_results(tmp_path, format_wide(tmp_path, [measured(case, own_ms)]))
+    rows = read_rows(tmp_path, WIDE)
+    assert [row[0] for row in rows] == [WIDE_CASES[0].name, WIDE_CASES[3].name]
+    assert [row[4] for row in rows] == ["1.00", "**0.50**"]
     assert all(len(row) == len(HEAD) for row in rows)
-
-
-def test_cells_are_read_back() -> None:
-    """Empty cells at the end of a row are cells, and only rows of the section are read."""
-    rows = [["a", "b", "c"], ["1", "", ""]]
-    page = fill_sections(PAGE + "| x | y |\n", {WIDE: f"text\n\n{markdown_table(rows)}"})
-    assert [row for row in table_rows(page, WIDE) if "---" not in row] == rows
-    assert table_rows(page, "other") == []
 
 
 @pytest.mark.parametrize(("overhead_ms", "expected"), [(0.0, (3.0, 4)), (2.0, (6.0, 2))])
@@ -76,13 +66,12 @@ def estimate(case: int, cores: int, plain_ms: float) -> Estimate:
     return Estimate(WIDE_CASES[case].name, cores, plain_ms, 1, 3.0, problem.evaluate(Schedule((0,), (1,), 1)))
 
 
-def test_predicted_rows_stay_unless_they_are_for_another_processor() -> None:
+def test_predicted_rows_stay_unless_they_are_for_another_processor(tmp_path: Path) -> None:
     """Models are predicted in any order; the table has each model and number of cores once, for one processor."""
-    page = f"<!-- begin: {SECTION} -->\n\n<!-- end: {SECTION} -->\n"
     for found in ([estimate(3, 16, 6.0), estimate(3, 8, 6.0)], [estimate(0, 8, 6.0)], [estimate(3, 8, 4.0)]):
-        page = fill_sections(page, {SECTION: format_section(page, hardware("epyc-32"), found)})
-    cells = [(row[0], row[1], row[6]) for row in table_rows(page, SECTION)[2:]]
+        write_results(tmp_path, {NAME: format_results(tmp_path, hardware("epyc-32"), found)})
+    cells = [(row[0], row[1], row[6]) for row in read_rows(tmp_path, NAME)]
     first, other = WIDE_CASES[0].name, WIDE_CASES[3].name
     assert cells == [(first, "8", "0.50"), (other, "8", "0.75"), (other, "16", "0.50")]
-    page = fill_sections(page, {SECTION: format_section(page, hardware("epyc-16"), [estimate(1, 8, 6.0)])})
-    assert [row[0] for row in table_rows(page, SECTION)[2:]] == [WIDE_CASES[1].name]
+    write_results(tmp_path, {NAME: format_results(tmp_path, hardware("epyc-16"), [estimate(1, 8, 6.0)])})
+    assert [row[0] for row in read_rows(tmp_path, NAME)] == [WIDE_CASES[1].name]

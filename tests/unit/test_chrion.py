@@ -12,9 +12,11 @@ from chrion import load
 from chrion.graph import Dag
 from chrion.profiler import Costs, uniform_costs
 from chrion.scheduler import POLICIES, evaluate
-from chrion.scheduler.evaluation.solution import MEMORIES, Memory, Solution, VariantSolution
+from chrion.scheduler.evaluation.lower_bound import machine_bound_ms
+from chrion.scheduler.evaluation.solution import Solution, VariantSolution
 from chrion.scheduler.evaluation.validation import check_solution
-from chrion.scheduler.policies.chrion import ChrionPolicy, PortfolioSearch
+from chrion.scheduler.policies.chrion import ChrionPolicy, PortfolioSearch, published_solutions
+from chrion.scheduler.priced_memory import MEMORIES, Memory
 from chrion.scheduler.search.alpha import Limits, best_within
 from chrion.zoo import build
 from helpers import smallest_graph
@@ -45,6 +47,29 @@ def test_an_unfolded_stack_becomes_tiles_of_layers_and_steps() -> None:
     for i, lane in enumerate(solution.schedule.lanes):
         readers[i // 96].add(lane)
     assert all(len(found) == 1 for found in readers.values())
+
+
+def test_no_search_where_heft_is_near_the_lower_bound() -> None:
+    """Of many independent operators, the solutions are those of published policies, and none of these is faster."""
+    dag = Dag.from_edges(240, [])
+    costs = uniform_costs(dag, accelerator_ms=0.5, cpu_ms=[1.0, 1.0])
+    variants = {None: (dag, costs)}
+    found = published_solutions(variants)
+    assert found is not None
+    assert found == published_solutions(variants)
+    fastest_ms = min(map(latency_ms, found[None]))
+    assert fastest_ms <= 1.03 * machine_bound_ms(dag, costs)
+    for name in CHEAP:
+        assert fastest_ms <= latency_ms(POLICIES[name].make_solver(dag, costs)(0.0)) + 1e-9, name
+    assert {s.origin for s in found[None]} & {"heft", "peft", "greedy"}
+
+
+def test_a_search_where_it_can_gain() -> None:
+    """Graphs whose handoffs keep HEFT far from the bound are searched, and so are small graphs."""
+    dag = stack(12, 96)
+    assert published_solutions({None: (dag, two_cores(dag))}) is None
+    small = Dag.from_edges(40, [])
+    assert published_solutions({None: (small, uniform_costs(small, cpu_ms=[1.0, 1.0]))}) is None
 
 
 def test_costly_handoffs_keep_everything_on_one_lane() -> None:

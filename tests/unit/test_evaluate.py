@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -15,7 +16,7 @@ from chrion.graph import Dag
 from chrion.graph.segments import cut
 from chrion.profiler import CopyCost, Costs, OperatorMemory, uniform_costs
 from chrion.scheduler import Schedule, evaluate, validate
-from chrion.scheduler.evaluation.evaluate import lower_bound_ms
+from chrion.scheduler.evaluation.lower_bound import divide_work, lower_bound_ms, machine_bound_ms
 from strategies import costs_for, dags, schedules
 
 
@@ -187,7 +188,24 @@ def test_no_schedule_is_below_the_lower_bound(data: st.DataObject, wide: bool) -
     shares = tuple(data.draw(st.integers(0, 4)) / 4 for _ in range(len(dag)))
     costs = replace(data.draw(costs_for(dag, wide=wide)), accelerator_share=shares)
     schedule = data.draw(schedules(dag, costs, most_streams=3, staged=None))
-    assert lower_bound_ms(dag, costs, schedule) <= evaluate(dag, costs, schedule).latency_ms + 1e-9
+    bound_ms = lower_bound_ms(dag, costs, schedule)
+    assert bound_ms <= evaluate(dag, costs, schedule).latency_ms + 1e-9
+    assert machine_bound_ms(dag, costs.limited_to(schedule.cores, schedule.streams)) <= bound_ms + 1e-9
+
+
+def test_work_is_divided_where_it_takes_least() -> None:
+    """Two devices of equal speed halve the work, and each keeps what takes long or is impossible on the other."""
+    assert divide_work([(2.0, 2.0), (4.0, 4.0)]) == 3.0
+    assert divide_work([(1.0, 100.0), (100.0, 1.0), (math.inf, 5.0)]) == pytest.approx(5 + 1 - 5 / 101)
+    assert divide_work([(3.0, math.inf)]) == 3.0
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), max_size=7))
+def test_no_division_of_whole_operators_takes_less(times: list[tuple[int, int]]) -> None:
+    """The bound is at most the best of all assignments of operators to two devices."""
+    sides = itertools.product((0, 1), repeat=len(times))
+    loads = ([sum(t[d] for t, d in zip(times, side, strict=True) if d == at) for at in (0, 1)] for side in sides)
+    assert divide_work(times) <= min(map(max, loads)) + 1e-9
 
 
 @given(st.data())

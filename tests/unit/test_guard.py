@@ -18,13 +18,13 @@ def clock() -> FakeClock:
     return FakeClock()
 
 
-def steady(name: str, ms: float, clock: FakeClock, *, resident_mb: float = 0.0, plain: bool = True) -> Candidate:
+def steady(name: str, ms: float, clock: FakeClock, *, memory_mb: float = 0.0, plain: bool = True) -> Candidate:
     """Return a candidate whose runs all take equally long."""
 
     def run() -> None:
         clock.now_s += ms / 1e3
 
-    return Candidate(name, lambda: (run, lambda: None), resident_mb, plain)
+    return Candidate(name, lambda: (run, lambda: None), memory_mb, plain)
 
 
 def alternating(name: str, times_ms: Sequence[float], clock: FakeClock, *, plain: bool = True) -> Candidate:
@@ -175,9 +175,9 @@ def test_a_candidate_kept_open_that_cannot_be_opened_is_not_selected(clock: Fake
 def test_the_least_memory_is_selected_among_candidates_that_meet_the_slo(clock: FakeClock) -> None:
     """If no candidate meets the SLO, the fastest one is selected."""
     candidates = [
-        steady("plain", 3.0, clock, resident_mb=900.0),
-        steady("slow", 8.0, clock, resident_mb=0.0),
-        steady("plan", 4.0, clock, resident_mb=300.0, plain=False),
+        steady("plain", 3.0, clock, memory_mb=900.0),
+        steady("slow", 8.0, clock, memory_mb=0.0),
+        steady("plan", 4.0, clock, memory_mb=300.0, plain=False),
     ]
     assert compare(candidates, 5.0, FakeInterferenceMonitor(), clock)[0] == "plan"
     assert compare(candidates, 10.0, FakeInterferenceMonitor(), clock)[0] == "slow"

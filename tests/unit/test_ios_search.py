@@ -10,8 +10,9 @@ import networkx as nx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from reproduction.architectures import fire, inception_e, nasnet_first_cell
+from reproduction.schedule_counts import count_search_space
 
-from architectures import fire, inception_e, nasnet_first_cell
 from chrion.errors import OptionError
 from chrion.graph import Dag
 from chrion.profiler import Costs, OperatorMemory, uniform_costs
@@ -19,7 +20,6 @@ from chrion.scheduler.policies.endings import GROUPS
 from chrion.scheduler.policies.ios_search import search_stages, split_into_blocks
 from chrion.scheduler.policies.stages import DeviceLanes, Stage, greedy_stages
 from property_tests import examples
-from schedule_counts import count_search_space
 from strategies import costs_for, dags
 
 Groups = tuple[tuple[int, ...], ...]

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import layers_page
 import pytest
 
 import chrion
@@ -87,11 +86,6 @@ def test_imports_point_down() -> None:
 def test_imports_inside_a_package_point_down(package: str) -> None:
     """The scheduler's policies do not import the searches above them, and execution does not import selection."""
     assert not upward_imports(f"chrion.{package}", INSIDE[package])
-
-
-def test_the_design_lists_the_layers() -> None:
-    """The list on the page is the one that ``python scripts/layers_page.py`` writes."""
-    assert layers_page.PAGE.read_text(encoding="utf-8") == layers_page.format_page()
 
 
 def test_violations_are_found() -> None:

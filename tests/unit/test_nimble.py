@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 
 import networkx as nx
 from hypothesis import given
+from reproduction.architectures import googlenet
+from reproduction.schedule_counts import count_synchronisations
 
-from architectures import googlenet
 from chrion.graph import Dag
 from chrion.scheduler.policies.nimble import nimble_streams
 from property_tests import examples
-from schedule_counts import count_synchronisations
 from strategies import dags
 
 Edge = tuple[int, int]

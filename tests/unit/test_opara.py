@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from reproduction.architectures import googlenet
 
-from architectures import googlenet
 from chrion.graph import Dag
 from chrion.scheduler.policies.opara import launch_order, opara_streams
 from strategies import dags

@@ -91,7 +91,7 @@ def test_counts_and_verdict() -> None:
 
 
 #: Keys that older plan files do not have.
-LATER = ("streams", "stages", "merged", "budget_mb")
+LATER = ("streams", "stages", "merged", "budget_mb", "memory", "origin")
 
 
 def test_a_missing_key_is_refused(tmp_path: Path) -> None:
@@ -117,6 +117,7 @@ def test_an_older_file_is_read() -> None:
 #: Values of the wrong type, out of range, or in contradiction to each other.
 DAMAGED_VALUES = [
     ("schema", "chrion.plan/0"),
+    ("memory", "some"),
     ("merged", 7),
     ("merged", [7]),
     ("streams", 0),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import re
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -16,6 +18,7 @@ from chrion.profiler import CopyCost
 from chrion.profiler.profiles import OperatorCost
 from chrion.scheduler import DEFAULT_POLICY
 from chrion.scheduler.planner import Planner, check_options
+from chrion.scheduler.priced_memory import MEMORIES
 from chrion.scheduler.search.alpha import Limits
 from chrion.zoo import build
 from helpers import FLOAT, MACHINE, branches, make_model, node, value
@@ -44,10 +47,39 @@ def test_the_default_policy_is_that_of_the_command(graph: Graph, profile: Profil
         assert inspect.signature(planner).parameters["policy"].default == DEFAULT_POLICY
 
 
-def test_the_initial_solution_is_a_remark(graph: Graph, profile: Profile) -> None:
-    """The default policy names its initial solution in a remark; other policies have no remarks."""
-    assert [remark.split(":")[0] for remark in partition(graph, profile).remarks] == ["initial solution"]
-    assert partition(graph, profile, policy="heft").remarks == ()
+def test_the_initial_solution_is_no_remark(graph: Graph, profile: Profile) -> None:
+    """A plan names where its schedule comes from, but no remark does."""
+    plan = partition(graph, profile)
+    assert plan.origin
+    assert plan.remarks == ()
+    assert partition(graph, profile, policy="heft").origin == "heft"
+
+
+@pytest.mark.parametrize(("notes", "expected"), [((), "resident"), (("from a paper",), "paper")])
+def test_alpha_prices_measured_memory_where_there_is_any(
+    graph: Graph, profile: Profile, notes: tuple[str, ...], expected: str
+) -> None:
+    """Without a choice, alpha prices resident memory if the profile was measured, and else that of Equation 4."""
+    found = replace(profile, notes=notes, accelerator="CPUExecutionProvider")
+    assert partition(graph, found, alpha=0.1).memory == expected
+    for memory in MEMORIES:
+        assert partition(graph, found, alpha=0.1, memory=memory).memory == memory
+
+
+def test_alpha_that_changes_nothing_is_a_remark_with_the_reason(graph: Graph, profile: Profile) -> None:
+    """The reason is the price from which another plan is preferred, the policy, or that there is no accelerator."""
+    free = partition(graph, profile)
+    (remark,) = partition(graph, profile, alpha=1e-9).remarks
+    price = float(re.fullmatch(r"alpha changes nothing: .* are preferred from ([0-9.e+-]+) ms/MB on", remark)[1])  # type: ignore[index]
+    assert partition(graph, profile, alpha=price * 0.99).predicted == free.predicted
+    larger = partition(graph, profile, alpha=price * 1.01)
+    assert larger.predicted.resident_mb < free.predicted.resident_mb
+    assert larger.remarks == ()
+    assert partition(graph, profile, alpha=1.0, policy="peft").remarks == (
+        "alpha changes nothing: policy peft does not weigh memory",
+    )
+    alone = replace(profile, accelerator=None)
+    assert partition(graph, alone, alpha=1.0).remarks == ("alpha changes nothing: there is no accelerator",)
 
 
 def test_the_chunk_length_is_a_remark() -> None:
@@ -61,8 +93,7 @@ def test_the_chunk_length_is_a_remark() -> None:
             costs[signature] = OperatorCost(op_type, (size / 1e3, size / 1e3) if op_type == "LSTM" else (0.0, 0.0))
     plan = partition(graph, Profile(MACHINE, 2, None, costs))
     assert plan.chunk is not None
-    assert plan.remarks[0] == f"recurrent operators are cut into chunks of {plan.chunk} steps"
-    assert plan.remarks[1].startswith("initial solution: ")
+    assert plan.remarks == (f"recurrent operators are cut into chunks of {plan.chunk} steps",)
 
 
 def test_limits_that_no_plan_keeps_are_remarks(graph: Graph, profile: Profile) -> None:

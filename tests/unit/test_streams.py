@@ -9,12 +9,12 @@ from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
+from reproduction.schedule_counts import count_synchronisations
 
 from chrion.graph import Dag
 from chrion.profiler import uniform_costs
 from chrion.scheduler import POLICIES
 from chrion.scheduler.policies.streams import schedule_streams
-from schedule_counts import count_synchronisations
 from strategies import costs_for, dags, topological_orders
 
 

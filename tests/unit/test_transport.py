@@ -72,6 +72,7 @@ def test_the_configuration_survives_the_transport() -> None:
         cores=2,
         budget_mb=600.0,
         rest={"enable_fallback": 0},
+        memory="paper",
     )
     found = config_from_data(io.BytesIO(b"".join(config_to_data(config))))
     assert found.model.source == b"model"

@@ -43,6 +43,7 @@ from chrion.runtime.options.thread_limit import limited_threads
 from chrion.runtime.requests import FastPathMatcher, output_names, prepare_request
 from chrion.scheduler.evaluation.frame_buffers import plan_frame
 from chrion.scheduler.plan import Plan
+from chrion.scheduler.priced_memory import MEMORY_NAMES
 from chrion.units import format_mb, format_ms
 
 log = logging.getLogger(__name__)
@@ -235,10 +236,11 @@ class CutEngine:
         plan, lanes = self.plan, [lane for lane in self.program.occupied if not is_copy_lane(lane)]
         counts = f"{self.session_count} sessions, {self.program.waits} waits, {self.program.copies} copies"
         lane_kind = "native lanes" if self._native else f"lane threads ({self._obstacle})"
+        memory = f", {format_mb(plan.predicted.accelerator_mb(plan.memory))} of {MEMORY_NAMES[plan.memory]}"
         lines = [
             f"{plan.model}: {len(plan.operators)} operators in {len(plan.segments)} segments on {len(lanes)} lanes",
             f"policy {plan.policy}, {counts}, {lane_kind}",
-            f"predicted {format_ms(plan.predicted.latency_ms)}, accelerator {format_mb(plan.predicted.memory_mb)}",
+            f"predicted {format_ms(plan.predicted.latency_ms)}{memory if self.accelerated else ''}",
         ]
         if self.accelerated:
             lines.append(

@@ -3,7 +3,7 @@
 An option is honoured in a cut session, or makes the model run plain, or has no effect on a cut session. The lists are
 complete for onnxruntime 1.31: every member of ``SessionOptions`` and ``RunOptions``, every configuration key that the
 library reads, every argument of ``InferenceSession``. :mod:`chrion.runtime.options.session_options` applies the
-table; the page ``docs/options.md`` is printed from it.
+table; the page ``docs/options.md`` is generated from it.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ from chrion.runtime.options.session_options import (
 from chrion.runtime.options.thread_limit import given_threads
 from chrion.runtime.options.transport import copy_options, options_from_data, options_to_data
 from chrion.scheduler.plan import Plan
+from chrion.scheduler.priced_memory import Memory
 
 #: A second session for the same model is opened if the model takes at most this share of the free memory.
 _SHARE_OF_FREE_MEMORY = 1 / 16
@@ -51,6 +52,8 @@ class SessionConfig:
     budget_mb: float | None = None
     #: Further keyword arguments of InferenceSession.
     rest: Mapping[str, Any] = field(default_factory=dict)
+    #: The memory that alpha prices; None for the default.
+    memory: Memory | None = None
 
     @property
     def name(self) -> str:
@@ -164,7 +167,8 @@ class SessionConfig:
         """All parts of the configuration that the choice between plans and plain sessions depends on."""
         name, options = self.accelerator or (None, {})
         accelerator = name, tuple(sorted((str(key), str(value)) for key, value in options.items()))
-        return self.slo_ms, self.alpha, self.cores, self.budget_mb, accelerator, fingerprint(self.options)
+        memory = () if self.memory is None else (self.memory,)
+        return self.slo_ms, self.alpha, self.cores, self.budget_mb, accelerator, fingerprint(self.options), *memory
 
 
 def config_to_data(config: SessionConfig) -> tuple[bytes, ...]:
@@ -188,6 +192,7 @@ def config_to_data(config: SessionConfig) -> tuple[bytes, ...]:
         "cores": config.cores,
         "budget_mb": config.budget_mb,
         "rest": dict(config.rest),
+        "memory": config.memory,
     }
     return json.dumps(header).encode(), b"\n", content
 
@@ -207,4 +212,5 @@ def config_from_data(stream: BinaryIO) -> SessionConfig:
         cores=header["cores"],
         budget_mb=header["budget_mb"],
         rest=header["rest"],
+        memory=header["memory"],
     )

@@ -49,7 +49,7 @@ def _relation(comparison: Comparison, timed: Sequence[CandidateResult], slo_ms: 
     if slo_ms is not None and own_ms <= slo_ms:
         return f"least accelerator memory within the SLO of {format_ms(slo_ms)} when timed"
     if comparison.interference:
-        return f"{winner} is kept, since interference may be why others were faster when timed"
+        return f"kept {winner}: the machine was too busy for a reliable comparison"
     return f"no candidate was faster than {winner} by enough when timed"
 
 

@@ -53,8 +53,8 @@ class Candidate:
 
     name: str
     open: Opener
-    #: Predicted resident accelerator memory, in MB.
-    resident_mb: float = 0.0
+    #: Predicted accelerator memory in MB, by the definition that alpha prices.
+    memory_mb: float = 0.0
     #: Whether it is a plain session; otherwise it is a plan.
     plain: bool = True
     #: Whether it stays open between its trials. Plain sessions do not: their threads spin after a run.
@@ -71,7 +71,7 @@ class CandidateResult:
     #: Latency in ms, by which candidates are compared: the lower quartile of the rounds, each of which counts by its
     #: lower quartile, or by its fastest run under interference. Infinite if the candidate failed or was not timed.
     latency_ms: float
-    resident_mb: float
+    memory_mb: float
     #: Reason of its failure; empty if it did not fail.
     failure: str = ""
     plain: bool = True
@@ -201,10 +201,10 @@ def compare(
     rounds = _run_rounds(records, judge, monitor, clock, least=0 if slo_ms is None else 1)
     latency_ms = {record: judge.latency_ms(record) for record in records}
     fitting = [r for r in records if slo_ms is not None and latency_ms[r] <= slo_ms]
-    least_mb = min((r.candidate.resident_mb for r in fitting), default=0.0)
-    winner = judge.best([r for r in fitting if r.candidate.resident_mb == least_mb] or _without_failed(records))
+    least_mb = min((r.candidate.memory_mb for r in fitting), default=0.0)
+    winner = judge.best([r for r in fitting if r.candidate.memory_mb == least_mb] or _without_failed(records))
     results = tuple(
-        CandidateResult(c.name, latency_ms[r], c.resident_mb, r.failure, c.plain, len(r.trials))
+        CandidateResult(c.name, latency_ms[r], c.memory_mb, r.failure, c.plain, len(r.trials))
         for r in records
         if (c := r.candidate)
     )

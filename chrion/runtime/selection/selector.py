@@ -33,7 +33,7 @@ from chrion.runtime.selection.guard import SHARE, Candidate, compare
 from chrion.runtime.selection.parallel_plan import parallel_plan
 from chrion.runtime.selection.shipped import Conditions, recall
 from chrion.runtime.selection.tuning_lock import BusyError, tuning_lock
-from chrion.scheduler.plan import Plan
+from chrion.scheduler.plan import Plan, Prediction
 from chrion.scheduler.planner import alternatives
 from chrion.scheduler.reuse import find_near_plan, is_near, is_near_optimal
 
@@ -344,11 +344,7 @@ class EngineSelector:
         """Time the plans with the best predictions against the plain sessions."""
         made = self._plans(graph)
         plans = {f"plan {at}": plan for at, plan in enumerate(made, start=1) if len(plan.segments) > 1}
-        reference = made[0].accelerator_only
-        budget_mb = self._config.budget_mb
-        candidates = self._candidates(graph, plans, reference.resident_mb if reference else 0.0)
-        fitting = [c for c in candidates if budget_mb is None or c.resident_mb <= budget_mb]
-        comparison = compare(fitting, self._config.slo_ms)
+        comparison = compare(self._candidates(graph, plans, made[0]), self._config.slo_ms)
         winner, results, interference = comparison
         why = describe(comparison, self._config.slo_ms, planned=bool(plans))
         log.info("model %s: selected %s (%s)", graph.name, winner, why)
@@ -366,7 +362,9 @@ class EngineSelector:
         near = find_near_plan(self._earlier_plans(graph), graph, usable)
         if near and is_near_optimal(near):
             return [near]
-        plans = alternatives(graph, usable, config.slo_ms, config.alpha, gpu_budget=config.budget_mb)
+        plans = alternatives(
+            graph, usable, config.slo_ms, config.alpha, gpu_budget=config.budget_mb, memory=config.memory
+        )
         if all(len(plan.segments) == 1 for plan in plans) and (
             parallel := parallel_plan(graph, usable, config.slo_ms, config.alpha)
         ):
@@ -443,13 +441,13 @@ class EngineSelector:
             return partial(self._config.with_threads, int(count))
         raise InputError(f"cached decision: unknown session {name!r}")
 
-    def _candidates(self, graph: Graph, plans: Mapping[str, Plan], accelerator_mb: float) -> list[Candidate]:
-        """Return all candidates, plain ones first.
+    def _candidates(self, graph: Graph, plans: Mapping[str, Plan], first: Plan) -> list[Candidate]:
+        """Return all candidates within the memory budget, plain ones first.
 
         Args:
             graph: The graph.
             plans: Plans by name.
-            accelerator_mb: Predicted accelerator memory of the plain session, in MB.
+            first: The best plan, whose prediction for the accelerator alone is that of the plain session.
         """
         feed = synthetic_inputs(graph)
         names = [o.name for o in graph.outputs]
@@ -465,15 +463,23 @@ class EngineSelector:
         few_weights = sum(graph.dag.weight_bytes) * len(plans) <= _KEPT_OPEN_BYTES
         candidates = []
         for name in self._plain_names(graph):
-            held_mb = accelerator_mb if name == PLAIN else 0.0
-            candidates.append(Candidate(name, partial(open_plain, self._plain_opener(name)), held_mb))
+            held = first.accelerator_only if name == PLAIN else None
+            if not held or self._fits(held):
+                held_mb = held.accelerator_mb(first.memory) if held else 0.0
+                candidates.append(Candidate(name, partial(open_plain, self._plain_opener(name)), held_mb))
         for name, plan in plans.items():
+            if not self._fits(plan.predicted):
+                continue
             kept_open = few_weights and plan.accelerator is None
-            memory_mb = plan.predicted.resident_mb
+            memory_mb = plan.predicted.accelerator_mb(plan.memory)
             share = _SHARE_BESIDE_PLAIN if graph.declared_free else SHARE
             opener = partial(open_plan, plan)
             candidates.append(Candidate(name, opener, memory_mb, plain=False, kept_open=kept_open, share=share))
         return candidates
+
+    def _fits(self, predicted: Prediction) -> bool:
+        """Return whether a prediction is within the memory budget."""
+        return self._config.budget_mb is None or predicted.resident_mb <= self._config.budget_mb
 
 
 def _one_thread_ms(decision: Decision) -> float | None:

@@ -149,26 +149,3 @@ def _simulate(  # noqa: C901 - searches spend their time here; calls would doubl
         for core in occupied:
             busy[core] += time - start
     return replace(times, copied_ms=transfers.finish_ms)
-
-
-def lower_bound_ms(dag: Dag, costs: Costs, schedule: Schedule) -> float:
-    """Return a lower bound on the latency of every schedule on the same lanes, in any order.
-
-    It is the longest path, or all work divided by the number of lanes if that is more. Each operator takes the time of
-    its fastest lane or width, and there are no handoffs and no copies. The work of an operator on several cores is its
-    time multiplied by their number.
-    """
-    cores = schedule.cores
-    usable: list[Sequence[float]] = [costs.accelerator_ms] if costs.accelerator_ms is not None else []
-    usable += [costs.lane_ms(1, j) for j in range(1 if schedule.stages else max(cores, 1), cores + 1)]
-    work = [min(times[i] for times in usable) for i in range(len(dag))]
-    best = list(work)
-    for width, times in zip(costs.widths, costs.wide_ms, strict=True):
-        if width <= cores:
-            best = [min(ms, wide) for ms, wide in zip(best, times, strict=True)]
-            work = [min(ms, width * wide) for ms, wide in zip(work, times, strict=True)]
-    reach = [0.0] * len(dag)
-    for i in dag.topological_order:
-        reach[i] = best[i] + max((reach[m] for m in dag.predecessors[i]), default=0.0)
-    lanes = cores + (schedule.streams if costs.accelerator_ms is not None else 0)
-    return max(max(reach, default=0.0), sum(work) / lanes if lanes else 0.0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
 
 from chrion.graph.dag import Dag
 from chrion.graph.model import Graph
@@ -14,11 +13,9 @@ from chrion.lane_numbers import is_accelerator_lane
 from chrion.profiler.costs import Costs
 from chrion.scheduler.evaluation.evaluate import Timeline, complete, run_times
 from chrion.scheduler.evaluation.memory import device_memory, least_mb
+from chrion.scheduler.priced_memory import Memory
 from chrion.scheduler.schedule import Schedule
 
-#: The definitions of accelerator memory; see :mod:`chrion.scheduler.evaluation.memory`.
-Memory = Literal["resident", "paper"]
-MEMORIES: tuple[Memory, ...] = get_args(Memory)
 #: The time to evaluate an operator of a schedule with several accelerator lanes, relative to one with a single lane.
 _CONTENTION = 8
 

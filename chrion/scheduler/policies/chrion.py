@@ -10,11 +10,16 @@ of the graph (recurrent operators in chunks of several lengths):
 
 So the policy is never predicted slower than a policy it starts from, nor than itself with fewer resources. All known
 solutions form one set; the price of memory, the SLO and the budget only select from it.
+
+If only latency counts, and HEFT is within 3 % of a lower bound, there is nothing to gain from a search of seconds: the
+published policies are the only solutions. Small graphs, of which the search takes a moment, are always searched.
 """
 
 from __future__ import annotations
 
+import logging
 import math
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -23,6 +28,7 @@ from chrion.graph.dag import Dag
 from chrion.graph.model import Graph
 from chrion.graph.recurrent import chunk_choices, unroll
 from chrion.profiler.costs import Costs
+from chrion.scheduler.evaluation.lower_bound import machine_bound_ms
 from chrion.scheduler.evaluation.solution import Problem, Solution, VariantSolution
 from chrion.scheduler.policies.chrion_paper import chrion_paper
 from chrion.scheduler.policies.core_counts import HUGE
@@ -33,6 +39,9 @@ from chrion.scheduler.search.local_search import LocalSearch
 from chrion.scheduler.search.machines import contains, needed_machines, sub_machines
 from chrion.scheduler.search.pareto import descend, paper_figures, pareto_points, resident_figures, sample_evenly
 from chrion.scheduler.search.wide_lanes import widen, widen_offloaded
+from chrion.units import format_ms
+
+log = logging.getLogger(__name__)
 
 #: Prices of memory, as powers of two times the price at which latency and memory have the same weight: for graphs of at
 #: most so many operators.
@@ -60,6 +69,8 @@ _MOST_COLLECTED = 4
 _POINTS_IF_HUGE = 4
 #: Initial solutions slower than this, relative to the fastest known solution, are not improved.
 _PROMISING = 1.05
+#: A latency of at most so many times the lower bound is not improved by search: measurements do not tell them apart.
+_NEAR_BOUND = 1.03
 
 
 class ChrionPolicy:
@@ -84,6 +95,7 @@ class PortfolioSearch:
     Attributes:
         solutions: The solutions found for each variant: those that none of the variant dominates, in latency and
             resident memory or in latency and memory as the paper counts it.
+        initial_ms: The latency of the fastest initial solution.
 
     Args:
         variants: Each variant's operators and costs, by chunk length; None for the graph without chunks.
@@ -94,6 +106,7 @@ class PortfolioSearch:
         self._facts = {chunk: GraphFacts(dag, costs) for chunk, (dag, costs) in variants.items()}
         dag, costs = variants[None]
         self._scale = balanced_alpha(costs)
+        self.initial_ms = math.inf
         found: list[tuple[Costs, dict[int | None, list[Solution]]]] = []
         machines = list(sub_machines(costs, len(dag)))
         for at, machine in enumerate(machines):
@@ -122,6 +135,7 @@ class PortfolioSearch:
             searches[chunk] = LocalSearch(initial.problem, facts.groups.members, facts.units)
             inherited = [solution for solutions in smaller for solution in solutions[chunk]]
             fresh[chunk] = _useful(initial.make(_alphas(self._scale, len(dag))))
+            self.initial_ms = min([self.initial_ms, *(s.timeline.latency_ms for s in fresh[chunk])])
             known[chunk] = undominated([*inherited, *fresh[chunk]])
         most = max(len(dag) for dag, _ in self._variants.values())
         large = most > LARGE
@@ -268,10 +282,11 @@ def search_variants(task: PlanningTask) -> list[VariantSolution]:
     graph = task.graph
     graphs = variants_of(graph)
     costs = {chunk: task.costs_of(variant.dag) for chunk, variant in graphs.items()}
-    search = PortfolioSearch({chunk: (variant.dag, costs[chunk]) for chunk, variant in graphs.items()})
+    variants = {chunk: (variant.dag, costs[chunk]) for chunk, variant in graphs.items()}
+    known = (published_solutions(variants) if task.fastest_only else None) or _search(variants)
     found = [
         VariantSolution(0.0, solution, chunk, graphs[chunk])
-        for chunk, solutions in search.solutions.items()
+        for chunk, solutions in known.items()
         for solution in solutions
     ]
     problem = Problem(graph.dag, costs[None])
@@ -283,6 +298,50 @@ def search_variants(task: PlanningTask) -> list[VariantSolution]:
         solution = problem.evaluate(policy(graph.dag, costs[None], alpha), origin=origin)
         found.append(VariantSolution(alpha, solution, None, graph))
     return found
+
+
+def published_solutions(
+    variants: Mapping[int | None, tuple[Dag, Costs]],
+) -> Mapping[int | None, Sequence[Solution]] | None:
+    """Return the solutions of published policies if HEFT is so fast that a search can gain little.
+
+    Args:
+        variants: As for :class:`PortfolioSearch`.
+
+    Returns:
+        Solutions by chunk length; None if HEFT is not near the lower bound, or if the graph is small.
+    """
+    if max(len(dag) for dag, _ in variants.values()) <= _SMALL:
+        return None
+    starts: list[tuple[float, int, int | None, InitialSolutions]] = []
+    for chunk, (dag, costs) in variants.items():
+        facts = GraphFacts(dag, costs)
+        for machine in sub_machines(costs, len(dag)):
+            initial = InitialSolutions(facts, machine, by_units_only=chunk is not None)
+            starts.append((machine_bound_ms(dag, machine), len(starts), chunk, initial))
+    starts.sort()
+    bound_ms = starts[0][0]
+    fastest_ms = math.inf
+    known: dict[int | None, list[Solution]] = {}
+    for make in (lambda initial: initial.by_finish([0.0]), InitialSolutions.published):
+        for machine_ms, _, chunk, initial in starts:
+            if machine_ms < fastest_ms:  # else it cannot be faster
+                known.setdefault(chunk, []).extend(make(initial))
+                fastest_ms = min([fastest_ms, *(s.timeline.latency_ms for s in known[chunk])])
+        if fastest_ms > _NEAR_BOUND * bound_ms:
+            return None
+    log.info("search: none, since HEFT with %s is near the bound of %s", format_ms(fastest_ms), format_ms(bound_ms))
+    return known
+
+
+def _search(variants: Mapping[int | None, tuple[Dag, Costs]]) -> Mapping[int | None, Sequence[Solution]]:
+    """Return the solutions of a search, by chunk length, and log what it gained."""
+    before_s = time.perf_counter()
+    search = PortfolioSearch(variants)
+    fastest_ms = min(s.timeline.latency_ms for solutions in search.solutions.values() for s in solutions)
+    taken = format_ms((time.perf_counter() - before_s) * 1e3)
+    log.info("search: %s -> %s in %s", format_ms(search.initial_ms), format_ms(fastest_ms), taken)
+    return search.solutions
 
 
 def _alphas(scale: float, n: int) -> list[float]:

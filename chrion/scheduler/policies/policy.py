@@ -42,6 +42,8 @@ class PlanningTask:
     meter: StageMeter | None = None
     #: Resident accelerator memory that policies which fill the memory must not exceed.
     budget_mb: float = math.inf
+    #: True if only the fastest solutions are asked for, whatever their memory.
+    fastest_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)

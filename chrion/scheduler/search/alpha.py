@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from chrion.scheduler.evaluation.solution import Memory, VariantSolution
+from chrion.scheduler.evaluation.solution import VariantSolution
+from chrion.scheduler.priced_memory import Memory
 
 _STEPS = 16
 _BISECTIONS = 6

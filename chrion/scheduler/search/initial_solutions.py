@@ -67,6 +67,7 @@ class GraphFacts:
 
     def __init__(self, dag: Dag, costs: Costs) -> None:
         self.dag = dag
+        self.cores = costs.cores
         self.edges = edge_times(dag, costs)
         self._selector = DeviceSelector(dag, costs, self.edges, counts=selection_counts)
         self.groups: Groups = group_operators(dag, costs)
@@ -136,10 +137,20 @@ class InitialSolutions:
             yield from self._by_device_selection(alphas)
             if n <= LARGE or len(self.facts.groups.members) < n:  # else a group is an operator
                 yield from self._grouped()
-        yield from self._by_finish(alphas)
+        yield from self.by_finish(alphas)
         if self._streams == 1 and costs.cores and (n <= LARGE or costs.cores == 1) and not self._by_units_only:
             yield from self.offloaded()
         if n <= LARGE and not self._by_units_only:
+            yield from self._of_other_policies()
+
+    def published(self) -> Iterator[Solution]:
+        """Yield the schedules of published policies other than HEFT, for latency alone.
+
+        Device selection tries all smaller numbers of cores, so the whole machine's is that of its sub-machines, too.
+        """
+        if self._streams <= 1 and self.problem.costs.cores == self.facts.cores:
+            yield from self._by_device_selection([0.0])
+        if len(self.problem.dag) <= LARGE and not self._by_units_only:
             yield from self._of_other_policies()
 
     @cached_property
@@ -160,7 +171,7 @@ class InitialSolutions:
             for order in self.facts.plain_orders:
                 yield self.problem.evaluate(self.facts.select_devices(costs, order, 0.0), origin="greedy")
 
-    def _by_finish(self, alphas: Sequence[float]) -> Iterator[Solution]:
+    def by_finish(self, alphas: Sequence[float]) -> Iterator[Solution]:
         """Yield HEFT, which ranks operators once for all alphas."""
         lanes = self._lanes
         order = by_rank(self.problem.dag, upward_ranks(lanes))

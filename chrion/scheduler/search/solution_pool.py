@@ -13,7 +13,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 
-from chrion.scheduler.evaluation.solution import Memory, VariantSolution
+from chrion.scheduler.evaluation.solution import VariantSolution
+from chrion.scheduler.priced_memory import Memory
 from chrion.scheduler.search.alpha import Limits, best_within
 
 #: Returns a solution with another figure of its resident memory.
@@ -77,6 +78,29 @@ class SolutionPool:
 
         priced = dearest() if self._memory == "paper" else self._with_exact_memory(dearest)
         return max(map(price, priced), default=0.0)
+
+    def effective_alpha(self, limits: Limits, fastest: VariantSolution) -> float | None:
+        """Return the least price of memory, in ms per MB, that selects a solution with less memory than the fastest.
+
+        Args:
+            limits: SLO and budget.
+            fastest: The solution that is selected at price 0.
+
+        Returns:
+            None if no solution within the limits has less memory.
+        """
+        latency_ms, mb = fastest.solution.timeline.latency_ms, fastest.memory_mb(self._memory)
+
+        def price(smaller: VariantSolution) -> float:
+            return (smaller.solution.timeline.latency_ms - latency_ms) / (mb - smaller.memory_mb(self._memory))
+
+        def cheapest() -> Sequence[VariantSolution]:
+            within = (v for v in self._solutions if v.meets(limits.slo_ms) and v.fits(limits.budget_mb))
+            smaller = [v for v in within if v.memory_mb(self._memory) < mb]
+            return [min(smaller, key=price)] if smaller else []
+
+        found = cheapest() if self._memory == "paper" else self._with_exact_memory(cheapest)
+        return min(map(price, found), default=None)
 
     def _with_exact_memory(self, select: Callable[[], Sequence[VariantSolution]]) -> Sequence[VariantSolution]:
         """Return what a function selects, once the memory of all selected solutions is exact."""

@@ -19,6 +19,7 @@ KEYS = {
     "policy",
     "cores",
     "alpha",
+    "memory",
     "slo_ms",
     "meets_slo",
     "budget_mb",
@@ -104,6 +105,21 @@ def test_the_table_has_the_baselines_beside_the_plan(cli: Chrion, lstm: Path) ->
     code, out, _ = cli("partition", str(lstm), "--profile", PAPER, "--policy", "heft", "--slo", "60ms")
     assert code == 0
     assert all(text in out for text in ("accelerator only", "CPU only", "heft", "meets the SLO of 60.0 ms"))
+
+
+def test_the_priced_memory_comes_first_and_the_other_beside_it(cli: Chrion, lstm: Path) -> None:
+    """The paper's profile has no measured memory, so alpha prices Equation 4; the option chooses the other."""
+    line = ("partition", str(lstm), "--profile", PAPER, "--slo", "60ms", "--alpha", "0.3")
+    code, out, _ = cli(*line)
+    assert code == 0
+    assert "objective: minimum latency + 0.3 ms/MB * memory (Eq. 4)" in out
+    assert "initial solution" not in out
+    paper = Plan.load("lstm.plan.json")
+    code, out, _ = cli(*line, "--memory", "resident", "--policy", "peft")
+    assert code == 0
+    assert "alpha changes nothing: policy peft does not weigh memory" in out
+    assert (paper.memory, Plan.load("lstm.plan.json").memory) == ("paper", "resident")
+    assert "initial solution: peft" in cli(*line, "--policy", "peft", "-v")[2]
 
 
 def test_a_failed_partition_leaves_no_plan(cli: Chrion, model: Path) -> None:

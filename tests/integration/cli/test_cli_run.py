@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +11,10 @@ import onnx
 import pytest
 
 from chrion import Plan, Profile
+from chrion.cores import physical_cores
 from command_line import PAPER, Chrion, assert_each_refused
 from helpers import FLOAT, free_branches, make_model, node, value
-from seams.commands import note_sessions, offer_providers, shrink_demo
+from seams.commands import lack_cores_and_lanes, note_sessions, offer_providers, shrink_demo
 
 
 def test_from_a_model_to_a_checked_run(cli: Chrion) -> None:
@@ -105,7 +107,7 @@ def test_bench_says_what_the_session_chose(cli: Chrion, model: Path) -> None:
     code, out, _ = cli("bench", str(model), "--rounds", "1")
     assert code == 0
     assert out.startswith("plain onnxruntime on CPUExecutionProvider")
-    assert "hybrid, as predicted" not in out
+    assert "hybrid, predicted" not in out
 
 
 @pytest.mark.parametrize("command", [("run", "--repeat", "2"), ("bench", "--rounds", "1")])
@@ -133,15 +135,32 @@ def test_wrong_outputs_are_exit_code_1(cli: Chrion) -> None:
     assert "error: outputs differ from plain onnxruntime's by 0." in err
 
 
-def test_the_demo_goes_from_a_model_to_a_comparison(cli: Chrion, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The demo prints its steps, checks its plan's outputs, compares it with plain sessions, and writes a page."""
+def test_the_demo_runs_plans_and_shows_a_model_without_gain(cli: Chrion, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The demo checks its plan's outputs, times it beside all numbers of threads, and plans for the paper's machine."""
     shrink_demo(monkeypatch)
     code, out, err = cli("demo")
     assert code == 0
-    headings = [line.split(":")[0] for line in out.splitlines() if line[:1].isdigit()]
-    assert headings == ["1. Build", "2. Profile", "3. Partition", "4. Run", "5. Compare", "6. Look"]
+    headings = [line.split(":")[0] for line in out.splitlines() if re.match(r"\d\. ", line)]
+    assert headings == ["1. Run", "2. Plan", "3. When it does not help"]
     assert "largest difference from plain onnxruntime: " in out
-    assert out.count("folded, ") - out.count("unfolded, ") >= 3
-    assert "With the folded model in plain onnxruntime: " in out
-    assert "chrion: timing 7 sessions in 4 rounds ..." in err
+    cores = len(physical_cores())
+    counts = [count for count in range(1, cores + 1) if count <= 8 or count.bit_count() == 1 or count == cores]
+    assert err.count(f"chrion: timing {len(counts) + 2} sessions in 3 rounds ...") == 2
+    assert all(re.search(rf"^onnxruntime, {count} thread", out, re.MULTILINE) for count in counts)
+    assert {"accelerator only", "CPU only", "chrion"} <= {line.split("  ")[0] for line in out.splitlines()}
+    slos = [line.split() for line in out.splitlines() if re.match(r"[3-6][05]\.0 ms ", line)]
+    assert [float(row[0]) for row in slos] == [35, 40, 45, 50, 55, 60]
+    assert "native lanes are missing" not in out
+    assert out.rstrip().endswith("HybridSession keeps the plain session where no plan is faster")
     assert '"schema":"chrion.timeline/1"' in Path("timeline.html").read_text(encoding="utf-8")
+
+
+def test_the_demo_says_what_is_missing(cli: Chrion, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one core and without native lanes, the demo names both before it starts, and runs all the same."""
+    shrink_demo(monkeypatch)
+    lack_cores_and_lanes(monkeypatch)
+    code, out, _ = cli("demo")
+    assert code == 0
+    first, second = out.splitlines()[:2]
+    assert first.startswith("one CPU core only: ")
+    assert second.startswith("native lanes are missing: ")

@@ -221,13 +221,15 @@ def test_the_memory_of_requests_is_limited(tmp_path: Path) -> None:
     given = {"model": "llama", "prompt": [1], "max_tokens": 19_000, "stream": True}
     with local_server(tmp_path, request_bytes=100_000) as server:
         status, document, headers = server.get("/v1/completions", {"model": "llama", "prompt": "w1 " * 20_000})
-        assert (status, document["error"]["message"]) == (429, "the requests in flight use too much memory")
-        assert headers["retry-after"] == "1"
+        assert status == 413
+        assert "all requests together have 100000" in document["error"]["message"]
+        assert "retry-after" not in headers
         assert server.metric("chrion_request_bytes") == 0
         assert server.get("/v1/completions", {"model": "llama", "prompt": "w1", "max_tokens": 2})[0] == 200
         with server.in_flight("/v1/completions", given) as text:
             assert next(iter(text.response().iter_raw())).startswith(b"data: ")
-            assert server.metric("chrion_request_bytes") >= 2 * len(json.dumps(given, separators=(",", ":")))
+            least = 2 * len(json.dumps(given, separators=(",", ":")))
+            wait_until(lambda: server.metric("chrion_request_bytes") >= least)
         wait_until(lambda: server.metric("chrion_request_bytes") == 0)
         assert server.get("/v1/completions", {"model": "llama", "prompt": 7})[0] == 400
         assert server.metric("chrion_request_bytes") == 0
@@ -244,7 +246,7 @@ def test_bodies_are_as_large_as_the_option_allows(tmp_path: Path) -> None:
             assert status == (200 if name == "prompt" else 400), document
             assert server.get(path, json.dumps(body).encode() + b" " * 10_000_000)[0] == 413
         assert server.get("/v1/completions", {**given, "metadata": {"a": "b" * 2_000_000}})[0] == 200
-        status, document, _ = server.get("/v1/completions", {**given, "metadata": [[]] * 2_200_000})
+        status, document, _ = server.get("/v1/completions", {**given, "metadata": [[]] * 200_000})
         assert (status, document["error"]["type"]) == (413, "invalid_request_error")
         assert "values of JSON" in document["error"]["message"]
 

@@ -161,6 +161,18 @@ def test_a_server_is_ready_when_all_models_have_been_tried(tmp_path: Path, contr
         assert [is_ready(server, f"m{number}") for number in range(6)] == [True] * 6  # also those evicted since
 
 
+def test_a_model_pinned_later_does_not_keep_the_server_from_being_ready(tmp_path: Path) -> None:
+    """Models that no longer fit beside it, and wait for their trial, are given up with the reason."""
+    for name in "abc":
+        put(tmp_path, name, product())
+    put(tmp_path, "pinned", product(), toml="pinned = true\n")
+    with local_server(tmp_path, memory_mb=1.5 * SIZE_MB) as server:
+        assert is_ready(server, "pinned")
+        for name in "bc":
+            assert not is_ready(server, name)
+            assert "does not fit" in server.get(f"/v2/models/{name}/ready")[1]["error"]
+
+
 def test_trials_do_not_wait_for_a_model_in_use(tmp_path: Path) -> None:
     """While a request keeps one model in memory, the others are tried in what is left of it."""
     put(tmp_path, "a", counting())

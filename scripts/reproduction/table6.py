@@ -1,9 +1,4 @@
-"""Reproduce Table 6 and Figure 10 of the Chrion paper with the profile that was derived from the table.
-
-    python scripts/reproduce_table6.py [--figure10 docs/img/figure10.png] [--policy NAME]
-
-Takes about a minute. Prints tables and writes them to the sections of ``docs/reproduction.md``; ``--figure10`` draws
-latency and memory for alpha from 0 to 1.
+"""Table 6 and Figure 10 of the Chrion paper, planned with the profile that was derived from Table 6.
 
 The tables compare thirteen LSTMs in four patterns with the paper: all operators on the GPU, all on the CPU,
 latency-optimal (alpha 0) and memory-optimal (the largest alpha that is no slower than the GPU), planned by the paper's
@@ -12,7 +7,6 @@ algorithms. The profile was fitted to the GPU and CPU rows; the two hybrid patte
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,16 +14,17 @@ from statistics import mean
 from typing import Any
 
 from derive_paper_profile import BASE_MB, TABLE_6
-from page_markers import markdown_table, replace_section
 
 from chrion import Graph, Plan, Profile, load, partition
-from chrion.files import bundled_folder, write_atomically
+from chrion.files import bundled_folder
 from chrion.report.categories import COLOURS
-from chrion.report.figures import check_picture, new_figure, save_figure
+from chrion.report.figures import new_figure, save_figure
 from chrion.scheduler.plan import Prediction
 from chrion.zoo import build
+from reproduction.results import Tables
 
-PAGE = Path(__file__).parent.parent / "docs" / "reproduction.md"
+#: The policy with the paper's algorithms.
+POLICY = "chrion-paper"
 ALPHAS = tuple(step / 10 for step in range(11))
 #: The baseline and one variant each in batch size, width and length. The paper's captions are illegible in our copy;
 #: other variants of Table 6 show the same.
@@ -80,13 +75,13 @@ class Patterns:
     smallest: Prediction
 
 
-def plan_patterns(name: str, profile: Profile, policy: str) -> Patterns:
+def plan_patterns(name: str, profile: Profile) -> Patterns:
     """Plan a model in all four patterns."""
     graph = load(build(name))
-    fastest = partition(graph, profile, policy=policy)
+    fastest = partition(graph, profile, policy=POLICY)
     assert fastest.accelerator_only is not None  # noqa: S101 - the profile has an accelerator
     assert fastest.cpu_only is not None  # noqa: S101 - and cores
-    smallest = partition(graph, profile, slo=fastest.accelerator_only.latency_ms, policy=policy)
+    smallest = partition(graph, profile, slo=fastest.accelerator_only.latency_ms, policy=POLICY)
     return Patterns(name, fastest.accelerator_only, fastest.cpu_only, fastest.predicted, smallest.predicted)
 
 
@@ -95,13 +90,18 @@ def reduction_percent(value: float, reference: float) -> float:
     return (1 - value / reference) * 100
 
 
-def plain_rows(found: Sequence[Patterns]) -> Iterator[list[str]]:
-    """Yield the table of the GPU and CPU patterns, ours / the paper's."""
-    yield ["model", "GPU, ms", "GPU, MB", "CPU, ms"]
+def main_rows(found: Sequence[Patterns]) -> Iterator[list[str]]:
+    """Yield Table 6, ours / the paper's, in ms and MB; the columns that the profile was fitted to are named."""
+    fitted = [f"{column} (fitted)" for column in ("GPU, ms", "GPU, MB", "CPU, ms")]
+    hybrid = [f"{pattern}, {unit}" for pattern in ("latency-optimal", "memory-optimal") for unit in ("ms", "MB")]
+    yield ["model", *fitted, *hybrid]
     for p in found:
-        row = TABLE_6[p.name]
-        pairs = ((p.gpu.latency_ms, row.gpu_ms), (p.gpu.memory_mb, row.gpu_mb), (p.cpu.latency_ms, row.cpu_ms))
-        yield [p.name, *(f"{ours:.1f} / {theirs:.1f}" for ours, theirs in pairs)]
+        row, theirs = TABLE_6[p.name], PAPER[p.name]
+        ours = (p.gpu.latency_ms, p.gpu.memory_mb, p.cpu.latency_ms)
+        ours += (p.fastest.latency_ms, p.fastest.memory_mb, p.smallest.latency_ms, p.smallest.memory_mb)
+        printed = (row.gpu_ms, row.gpu_mb, row.cpu_ms, *theirs.fastest, *(theirs.smallest or (None, None)))
+        cells = zip(ours, printed, strict=True)
+        yield [p.name, *(f"{a:.1f}/{'—' if b is None else f'{b:.1f}'}" for a, b in cells)]
 
 
 def hybrid_rows(found: Sequence[Patterns], pattern: str) -> Iterator[list[str]]:
@@ -141,7 +141,7 @@ def slowdown_rows(profile: Profile) -> Iterator[list[str]]:
     graphs = {name: load(build(name)) for name in PAPER}
     for gpu, cpu in SLOWDOWNS:
         machine = slow_down(profile, gpu, cpu)
-        found = {name: partition(graph, machine, policy="chrion-paper").predicted for name, graph in graphs.items()}
+        found = {name: partition(graph, machine, policy=POLICY).predicted for name, graph in graphs.items()}
         latency = mean(abs(p.latency_ms / PAPER[n].fastest[0] - 1) for n, p in found.items())
         memory = mean(abs(p.memory_mb - PAPER[n].fastest[1]) / TABLE_6[n].gpu_mb for n, p in found.items())
         base = found["lstm-baseline"]
@@ -173,7 +173,16 @@ def share_rows(found: Sequence[Patterns]) -> Iterator[list[str]]:
 def sweep_alpha(name: str, profile: Profile) -> list[tuple[float, Plan]]:
     """Plan a model for alpha from 0 to 1 by the paper's algorithms."""
     graph: Graph = load(build(name))
-    return [(alpha, partition(graph, profile, alpha=alpha, policy="chrion-paper")) for alpha in ALPHAS]
+    return [(alpha, partition(graph, profile, alpha=alpha, policy=POLICY)) for alpha in ALPHAS]
+
+
+def critical_alpha(name: str, profile: Profile) -> float:
+    """Return the largest alpha, in steps of 0.01, whose plan is no slower than the GPU."""
+    graph = load(build(name))
+    plans = [partition(graph, profile, alpha=step / 100, policy=POLICY) for step in range(101)]
+    gpu = plans[0].accelerator_only
+    assert gpu is not None  # noqa: S101 - the profile has an accelerator
+    return max(plan.alpha for plan in plans if plan.predicted.latency_ms <= gpu.latency_ms)
 
 
 def figure10_rows(curves: Sequence[Sequence[tuple[float, Plan]]]) -> Iterator[list[str]]:
@@ -209,34 +218,29 @@ def draw_figure10(names: Sequence[str], curves: Sequence[Sequence[tuple[float, P
     save_figure(figure, path)
 
 
-def main() -> None:
-    """Plan all models, print the tables, and write the page and the figure."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--policy", default="chrion-paper", help="scheduler; the page is written only for chrion-paper")
-    parser.add_argument("--figure10", type=Path, help="where to draw Figure 10")
-    arguments = parser.parse_args()
-    if arguments.figure10:
-        check_picture("--figure10", arguments.figure10)
-    profile = Profile.load(bundled_folder("profiles") / "gtx1080ti-paper.json")
-    found = [plan_patterns(name, profile, arguments.policy) for name in TABLE_6]
-    curves = [sweep_alpha(name, profile) for name in FIGURE_10]
-    tables = {
-        "plain patterns": markdown_table(plain_rows(found)),
-        "latency-optimal": markdown_table(hybrid_rows(found, "fastest")),
-        "memory-optimal": markdown_table(hybrid_rows(found, "smallest")),
-        "shares": markdown_table(share_rows(found)),
-        "slower devices": markdown_table(slowdown_rows(profile)),
-        "figure 10": markdown_table(figure10_rows(curves)),
+def paper_profile() -> Profile:
+    """Return the profile of the paper's machine."""
+    return Profile.load(bundled_folder("profiles") / "gtx1080ti-paper.json")
+
+
+def table6() -> Tables:
+    """Return Table 6, the reductions of its hybrid patterns, and what explains the differences."""
+    profile = paper_profile()
+    found = [plan_patterns(name, profile) for name in TABLE_6]
+    return {
+        "table6": list(main_rows(found)),
+        "table6 latency-optimal": list(hybrid_rows(found, "fastest")),
+        "table6 memory-optimal": list(hybrid_rows(found, "smallest")),
+        "table6 shares": list(share_rows(found)),
+        "table6 slower devices": list(slowdown_rows(profile)),
     }
-    page = PAGE.read_text(encoding="utf-8") if arguments.policy == "chrion-paper" else ""
-    for name, table in tables.items():
-        print(f"\n{name}, ours / the paper's\n\n{table}")
-        page = replace_section(page, name, table) if page else page
-    if page:
-        write_atomically(PAGE, page)
-    if arguments.figure10:
-        draw_figure10(FIGURE_10, curves, arguments.figure10)
 
 
-if __name__ == "__main__":
-    main()
+def figure10(picture: Path) -> Tables:
+    """Draw Figure 10, and return its points and the critical alpha of the baseline."""
+    profile = paper_profile()
+    curves = [sweep_alpha(name, profile) for name in FIGURE_10]
+    draw_figure10(FIGURE_10, curves, picture)
+    critical = [["model", "critical alpha, ms/MB", "paper's"]]
+    critical.append(["lstm-baseline", f"{critical_alpha('lstm-baseline', profile):.2f}", "0.3"])
+    return {"figure10": list(figure10_rows(curves)), "figure10 critical alpha": critical}

@@ -1,0 +1,1 @@
+"""Tables and figures of papers, computed by Chrion, for ``scripts/reproduce.py``."""
