@@ -17,7 +17,7 @@ PAPER = {"breadth first": "A, B, C, D, E, F", "depth first": "A, B, D, C, E, F",
 
 def figure8() -> Tables:
     """Return the orders beside the printed ones."""
-    dag = Dag.from_edges(6, [(ord(before) - ord("A"), ord(after) - ord("A")) for before, after in EDGES], COPIES_MS)
+    dag = Dag.from_edges(6, [(ord(edge[0]) - ord("A"), ord(edge[1]) - ord("A")) for edge in EDGES], COPIES_MS)
     copy = CopyCost(0.0, 1.0)
     costs = uniform_costs(dag, accelerator_ms=OPERATOR_MS, cpu_ms=(OPERATOR_MS,), upload=copy, download=copy)
     orders = (bfs_order(dag), dfs_order(dag), hybrid_order(dag, costs))

@@ -97,8 +97,8 @@ def main_rows(found: Sequence[Patterns]) -> Iterator[list[str]]:
     yield ["model", *fitted, *hybrid]
     for p in found:
         row, theirs = TABLE_6[p.name], PAPER[p.name]
-        ours = (p.gpu.latency_ms, p.gpu.memory_mb, p.cpu.latency_ms)
-        ours += (p.fastest.latency_ms, p.fastest.memory_mb, p.smallest.latency_ms, p.smallest.memory_mb)
+        plain = (p.gpu.latency_ms, p.gpu.memory_mb, p.cpu.latency_ms)
+        ours = (*plain, p.fastest.latency_ms, p.fastest.memory_mb, p.smallest.latency_ms, p.smallest.memory_mb)
         printed = (row.gpu_ms, row.gpu_mb, row.cpu_ms, *theirs.fastest, *(theirs.smallest or (None, None)))
         cells = zip(ours, printed, strict=True)
         yield [p.name, *(f"{a:.1f}/{'—' if b is None else f'{b:.1f}'}" for a, b in cells)]
