@@ -12,7 +12,6 @@ import itertools
 import logging
 import math
 import os
-import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -32,9 +31,11 @@ from chrion.server.failures import ModelRemoved, RequestFailure, Status, refusal
 from chrion.server.grace import Grace
 from chrion.server.repository import Key, ServedVersion, file_states
 from chrion.server.request_memory import ByteAccount
+from chrion.server.request_timing import Timing
+from chrion.server.run_failures import run_failure
 from chrion.server.run_watch import RunWatch, WatchedRun
 from chrion.server.sessions import OpenedFiles, Session, is_out_of_memory
-from chrion.server.shared_arena import SharedArena, missing_bytes
+from chrion.server.shared_arena import SharedArena
 from chrion.server.statistics import ModelStatistics
 from chrion.server.tensors import Array, TensorSpec, check_request
 from chrion.server.trials import try_session
@@ -46,9 +47,6 @@ log = logging.getLogger("chrion.server")
 _TICK_S = 1.0
 #: Memory of requests whose release leaves gaps that are worth returning to the system, in bytes.
 _LARGE_BYTES = 1 << 24
-#: The header with the times of a request (W3C).
-SERVER_TIMING = "Server-Timing"
-_TIMING = re.compile(r"(queue|load|compute);dur=(\d+(?:\.\d+)?)")
 _DRAINING = "the server is shutting down"
 
 
@@ -73,27 +71,6 @@ class Served:
     attempted: asyncio.Event = field(default_factory=asyncio.Event)
     #: Requests that wait for a load, by their numbers.
     cold: dict[int, _Pending] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """Where the time of a request went: waiting for cores, waiting for the model's load, and running."""
-
-    queue_ms: float
-    #: None if the model was in memory.
-    load_ms: float | None
-    compute_ms: float
-
-    def header(self) -> str:
-        """Return the value of the header :data:`SERVER_TIMING`."""
-        load = "" if self.load_ms is None else f"load;dur={self.load_ms:.3f}, "
-        return f"queue;dur={self.queue_ms:.3f}, {load}compute;dur={self.compute_ms:.3f}"
-
-    @classmethod
-    def of_header(cls, text: str) -> Timing | None:
-        """Return the times of such a header; None without them."""
-        parts = {name: float(ms) for name, ms in _TIMING.findall(text)}
-        return cls(parts["queue"], parts.get("load"), parts["compute"]) if {"queue", "compute"} <= {*parts} else None
 
 
 @dataclass(slots=True)
@@ -524,7 +501,7 @@ class ServingCore:
         answered = []
         for pending, found in zip(batch, result.outputs, strict=True):
             if isinstance(found, Exception):
-                self._fail(pending, _run_failure(served, found, self._arena.limit))
+                self._fail(pending, run_failure(served.version.name, found, self._arena.limit))
             else:
                 answered.append((pending, found))
         if answered:
@@ -596,23 +573,6 @@ class ServingCore:
 def _check_unchanged(version: ServedVersion) -> None:
     if file_states(*(Path(path) for path, *_ in version.files)) != version.files:
         raise RuntimeError("its files have changed since it was added; add it again")
-
-
-def _run_failure(served: Served, error: BaseException, limit: int) -> RequestFailure:
-    """Return the failure of a request whose run raised; with the limit of the memory of models and requests."""
-    text = f"model {served.version.name!r}: {first_line(error) or type(error).__name__}"
-    missing = missing_bytes(error)
-    if missing is not None:
-        text = (
-            f"model {served.version.name!r}: no memory for a value of {missing} bytes: models and requests have {limit}"
-        )
-        status = Status.OVERLOADED if missing <= limit else Status.TOO_LARGE
-        return RequestFailure(status, text, retry_s=1.0 if missing <= limit else None)
-    if type(error).__name__ == "InvalidArgument":
-        return RequestFailure(Status.INVALID, text)
-    if is_out_of_memory(error):
-        return RequestFailure(Status.UNAVAILABLE, text, retry_s=1.0)
-    return RequestFailure(Status.INTERNAL, text)
 
 
 def _pin_to(cores: tuple[int, ...]) -> None:

@@ -19,7 +19,6 @@ from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 from chrion.errors import OptionError
 from chrion.server import documents, grpc_codec
 from chrion.server.connections import READ_BYTES_PER_S, READ_S
-from chrion.server.core import SERVER_TIMING, Timing
 from chrion.server.failures import RequestFailure, Status, invalid
 from chrion.server.generation_service import GenerationService
 from chrion.server.grpc_health import HealthService
@@ -29,6 +28,7 @@ from chrion.server.late_messages import MessageReceiver
 from chrion.server.options import ServerOptions
 from chrion.server.protocol_decoder import ProtocolDecoder, find_decoder, has_cache
 from chrion.server.request_memory import RequestMemory
+from chrion.server.request_timing import SERVER_TIMING, Timing
 from chrion.server.target import Answer, Target
 from chrion.server.tracing import RequestTracer
 

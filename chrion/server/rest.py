@@ -24,7 +24,6 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from chrion.server import documents, rest_codec
-from chrion.server.core import SERVER_TIMING, Timing
 from chrion.server.disconnects import EventResponse, until_disconnect
 from chrion.server.failures import RequestFailure, Status
 from chrion.server.generate_routes import GenerateRoutes
@@ -35,6 +34,7 @@ from chrion.server.openai_service import OpenAiService
 from chrion.server.options import ServerOptions
 from chrion.server.origins import SenderRules
 from chrion.server.request_memory import RequestMemory
+from chrion.server.request_timing import SERVER_TIMING, Timing
 from chrion.server.target import Target, not_ready
 from chrion.server.tracing import RequestTracer
 

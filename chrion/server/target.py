@@ -11,13 +11,14 @@ from typing import Any, Protocol, TypeVar
 
 from chrion.server import documents, grpc_codec, rest_codec
 from chrion.server.catalogue import Catalogue
-from chrion.server.core import SERVER_TIMING, Served, ServingCore
+from chrion.server.core import Served, ServingCore
 from chrion.server.failures import RequestFailure, Status
 from chrion.server.generation_service import GenerationService
 from chrion.server.metrics import render_metrics
 from chrion.server.protocol_decoder import ProtocolDecoder, find_decoder, has_cache
 from chrion.server.public_texts import without_folders
 from chrion.server.request_memory import ByteAccount, RequestMemory
+from chrion.server.request_timing import SERVER_TIMING
 from chrion.server.tensors import DTYPES, Array, TensorSpec, output_bytes
 
 #: Bodies above this size are parsed in a thread, so that the event loop is not blocked.

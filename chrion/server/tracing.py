@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from chrion.errors import OptionError
-from chrion.server.core import Timing
+from chrion.server.request_timing import Timing
 
 _MODULES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
 _SERVICE = "chrion"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from chrion.server.core import Timing
+from chrion.server.request_timing import Timing
 from local_server import LocalServer, local_server
 from model_repository import product, put
 from server_client import wait_until
