@@ -306,7 +306,7 @@ def _median_ratio(pairs: Iterable[tuple[Interval, Interval]]) -> Interval:
 def plot(points: Sequence[LoadPoint], path: Path) -> None:
     """Draw latency against throughput, a panel for each workload, with the legend below all of them."""
     workloads = list(dict.fromkeys(point.workload for point in points))
-    figure = new_figure(4.2 * len(workloads), 3.8)
+    figure = new_figure(4.2 * len(workloads), 4.6)
     panels = figure.subplots(1, len(workloads), squeeze=False)[0]
     handles: dict[str, Any] = {}
     for axes, workload in zip(panels, workloads, strict=True):
@@ -322,14 +322,17 @@ def plot(points: Sequence[LoadPoint], path: Path) -> None:
                     **line_style(at, line),
                     label=f"{policy}-level, max batch {batch}",
                 )
-        axes.set_title(f"{workload[0]}, {format_lengths(workload[1])} tokens", fontsize=9)
+        prompts, outputs = format_lengths(workload[1]).split(", ")
+        axes.set_title(f"{workload[0]}: prompts of {prompts},\noutputs of {outputs} tokens", fontsize=11)
         axes.set_yscale("log")
         axes.yaxis.get_major_locator().set_params(subs=(1.0, 2.0, 5.0))
         axes.yaxis.set_major_formatter("{x:g}")
         axes.minorticks_off()
+        axes.grid(visible=True, alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
         axes.set_xlabel("throughput, requests/s")
         axes.set_ylabel("median latency per token, ms")
         handles |= {line.get_label(): line for line in axes.get_lines() if line.get_label() not in handles}
     entries = handles.values(), list(handles)
-    figure.legend(*entries, loc="outside lower center", ncols=2, fontsize=7, frameon=False, borderpad=1)
+    figure.legend(*entries, loc="outside lower center", ncols=4, fontsize=9, frameon=False, handlelength=3.5)
     save_figure(figure, path)
