@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from chrion.errors import OptionError
 from chrion.graph.dag import Dag
@@ -72,18 +73,8 @@ def partition(  # noqa: PLR0913 - the options of the command of the same name
         ScheduleError: The policy needs a device that the profile does not have.
     """
     limits = check_options(slo, alpha, policy, gpu_budget, cores=cores, streams=streams, meter=meter, memory=memory)
-    _check_types(graph, profile)
-    planner = Planner(
-        graph,
-        profile,
-        policy,
-        cores=cores,
-        streams=streams,
-        meter=meter,
-        memory=memory,
-        fastest_only=_wants_fastest(profile, limits, alpha),
-    )
-    return planner.plan(limits, alpha)
+    settings = {"cores": cores, "streams": streams, "meter": meter, "memory": memory}
+    return _planner(graph, profile, policy, limits, alpha, settings).plan(limits, alpha)
 
 
 def alternatives(  # noqa: PLR0913 - as for partition
@@ -105,23 +96,22 @@ def alternatives(  # noqa: PLR0913 - as for partition
     promising chunk lengths; every other policy returns one plan.
     """
     limits = check_options(slo, alpha, policy, gpu_budget, cores=cores, streams=streams, meter=meter, memory=memory)
+    settings = {"cores": cores, "streams": streams, "meter": meter, "memory": memory}
+    return _planner(graph, profile, policy, limits, alpha, settings).alternatives(limits, alpha)
+
+
+def _planner(  # noqa: PLR0913, PLR0917 - as for partition
+    graph: Graph, profile: Profile, policy: str, limits: Limits, alpha: float | None, settings: dict[str, Any]
+) -> Planner:
+    """Return the planner of one call, which searches only as far as its limits and its price ask for.
+
+    Raises:
+        ProfileError: As for :func:`partition`.
+    """
     _check_types(graph, profile)
-    planner = Planner(
-        graph,
-        profile,
-        policy,
-        cores=cores,
-        streams=streams,
-        meter=meter,
-        memory=memory,
-        fastest_only=_wants_fastest(profile, limits, alpha),
-    )
-    return planner.alternatives(limits, alpha)
-
-
-def _wants_fastest(profile: Profile, limits: Limits, alpha: float | None) -> bool:
-    """Return whether neither a limit nor a price makes another plan than the fastest preferable."""
-    return limits == Limits() and (not alpha or profile.accelerator is None)
+    # Without a limit and a price, no other plan than the fastest is preferable.
+    fastest_only = limits == Limits() and (not alpha or profile.accelerator is None)
+    return Planner(graph, profile, policy, **settings, fastest_only=fastest_only)
 
 
 def check_options(  # noqa: PLR0913 - as for partition

@@ -11,16 +11,15 @@ from typing import Any
 import ray
 
 from chrion.cores import physical_cores
-from chrion.manager import ModelManager
 from chrion.manager.cluster_view import ReplicaState
 from chrion.server import logs
 from chrion.server.catalogue import Catalogue
-from chrion.server.core import ServingCore
 from chrion.server.failures import RequestFailure
 from chrion.server.generation_service import GenerationService
 from chrion.server.grace import Grace
 from chrion.server.options import DeviceOptions, ServerOptions
 from chrion.server.replica_state import StateReports
+from chrion.server.served_models import serving_core
 from chrion.server.target import LocalTarget
 
 #: The failure of requests for text.
@@ -74,18 +73,7 @@ class ModelReplica:
         index, count = _gpu_of_node()
         cores = share(physical_cores(), index, count)
         options = devices.applied_to(options, replicas=count)
-        slots = 1 if options.provider else 0
-        manager = ModelManager(
-            options.budgets, cores, slots=slots, policies=options.policies, max_waiting=options.max_waiting
-        )
-        self._core = ServingCore(
-            manager,
-            cores,
-            slots=slots,
-            provider=options.provider,
-            request_bytes=options.request_bytes,
-            max_run_ms=options.max_run_s * 1000,
-        )
+        self._core = serving_core(options, options.budgets, cores)
         catalogue = Catalogue(options.repository, self._core, options.control, accelerator=options.provider is not None)
         without_text = GenerationService({}, options.max_waiting, refused=NO_TEXT)
         self._target = LocalTarget(self._core, catalogue, without_text)

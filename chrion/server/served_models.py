@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from chrion.cores import physical_cores
@@ -32,6 +32,25 @@ class ServedModels:
     generation: GenerationService | None = None
 
 
+def serving_core(options: ServerOptions, budgets: Mapping[str, int], cores: Sequence[int]) -> ServingCore:
+    """Return a core without models.
+
+    Args:
+        options: The options of the server.
+        budgets: Memory for models by device, in bytes.
+        cores: The CPU cores that requests may use.
+    """
+    slots = 1 if options.provider else 0
+    return ServingCore(
+        ModelManager(budgets, cores, slots=slots, policies=options.policies, max_waiting=options.max_waiting),
+        cores,
+        slots=slots,
+        provider=options.provider,
+        request_bytes=options.request_bytes,
+        max_run_ms=options.max_run_s * 1000,
+    )
+
+
 def local_models(options: ServerOptions) -> ServedModels:
     """Return the models of a repository, served from this process; its generators are open.
 
@@ -43,16 +62,7 @@ def local_models(options: ServerOptions) -> ServedModels:
     generators = open_generators(options.repository, options.budgets.get(HOST, 0), chosen)
     taken = sum(served.reserved_bytes for served in generators.values())
     budgets = {**options.budgets, HOST: options.budgets.get(HOST, 0) - taken}
-    slots = 1 if options.provider else 0
-    manager = ModelManager(budgets, cores, slots=slots, policies=options.policies, max_waiting=options.max_waiting)
-    core = ServingCore(
-        manager,
-        cores,
-        slots=slots,
-        provider=options.provider,
-        request_bytes=options.request_bytes,
-        max_run_ms=options.max_run_s * 1000,
-    )
+    core = serving_core(options, budgets, cores)
     accelerator = options.provider is not None
     generated = {(served.name, served.version) for served in generators.values()}
     catalogue = Catalogue(options.repository, core, options.control, accelerator=accelerator, generated=generated)
