@@ -138,9 +138,10 @@ class RestService:
             for name, value in (("X-Request-Id", request.state.id), *_SECURITY_HEADERS):
                 response.headers.append(name, value)
             level = logging.DEBUG if response.status_code < 400 else logging.INFO
-            fields = {"request_id": request.state.id, "path": request.url.path[:300], "status": response.status_code}
-            fields["duration_ms"] = round((time.monotonic() - began) * 1000, 3)
-            log.log(level, "request", extra={"fields": fields})
+            if log.isEnabledFor(level):
+                about = {"request_id": request.state.id, "path": request.url.path[:300], "status": response.status_code}
+                duration_ms = round((time.monotonic() - began) * 1000, 3)
+                log.log(level, "request", extra={"fields": about | {"duration_ms": duration_ms}})
             return response
 
         return answer
