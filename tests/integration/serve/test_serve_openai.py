@@ -227,7 +227,8 @@ def test_the_memory_of_requests_is_limited(tmp_path: Path) -> None:
         assert server.metric("chrion_request_bytes") == 0
         assert server.get("/v1/completions", {"model": "llama", "prompt": "w1", "max_tokens": 2})[0] == 200
         with server.in_flight("/v1/completions", given) as text:
-            assert next(iter(text.response().iter_raw())).startswith(b"data: ")
+            parts = text.response().iter_raw()  # kept: an iterator that is freed closes the connection
+            assert next(parts).startswith(b"data: ")
             least = 2 * len(json.dumps(given, separators=(",", ":")))
             wait_until(lambda: server.metric("chrion_request_bytes") >= least)
         wait_until(lambda: server.metric("chrion_request_bytes") == 0)
