@@ -95,7 +95,8 @@ def parse_json(content: bytes, constant: Callable[[str], Any] | None = None) -> 
     """
     try:
         found = json.loads(content, parse_constant=constant)
-        if any(mark in content for mark in (b"\\u", b"\xed", b"\0")):  # the ways to write half a surrogate pair
+        # The ways to write half a surrogate pair; to search one byte is ten times as fast as two.
+        if (b"\\" in content and b"\\u" in content) or b"\xed" in content or b"\0" in content:
             json.dumps(found, ensure_ascii=False, default=lambda _: None).encode()
     except RecursionError as error:
         raise ValueError("nested too deeply") from error

@@ -151,7 +151,6 @@ class ServingCore:
         self._workers = ThreadPoolExecutor(max(1, len(cores) + slots), "chrion-worker")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._closed = False
         self._ticker: asyncio.Task[None] | None = None
         self._idle = asyncio.Event()
         self._idle.set()

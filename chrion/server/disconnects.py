@@ -38,21 +38,23 @@ async def until_disconnect(request: Request, work: Coroutine[Any, Any, Result]) 
     Raises:
         ClientDisconnect: The client has left.
     """
-    task = asyncio.create_task(work)
-    left = asyncio.create_task(_disconnected(request))
+    worker = asyncio.current_task()
+    assert worker is not None  # noqa: S101 # coroutines of the event loop run in tasks
+    left = False
+
+    async def cancel_when_left() -> None:
+        nonlocal left
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        left = True
+        worker.cancel()
+
+    watch = asyncio.create_task(cancel_when_left())
     try:
-        await asyncio.wait((task, left), return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientDisconnect
-        return task.result()
+        return await work
+    except asyncio.CancelledError:
+        if left and not worker.uncancel():
+            raise ClientDisconnect from None
+        raise
     finally:
-        for unfinished in (task, left):
-            unfinished.cancel()
-        await asyncio.gather(task, left, return_exceptions=True)
-        del task, left, unfinished  # in a cycle with the traceback of a failure, they would hold the request's memory
-
-
-async def _disconnected(request: Request) -> None:
-    """Wait until the client leaves."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+        watch.cancel()

@@ -107,7 +107,7 @@ def json_bytes(document: bytes, what: str = "the body") -> int:
         found = f"{values} values of JSON, {objects + lists} of them lists and objects"
         most = f"more than {_MOST_VALUES}, or {_MOST_CONTAINERS} of them"
         raise RequestFailure(Status.TOO_LARGE, f"{what} may have {found}, {most}: {_HINT}")
-    width = 1 if document.isascii() and b"\\u" not in document else _CHARACTER_BYTES
+    width = 1 if document.isascii() and b"\\" not in document else _CHARACTER_BYTES
     return width * len(document) + _VALUE_BYTES * values + _LIST_BYTES * lists + _OBJECT_BYTES * objects
 
 

@@ -10,34 +10,19 @@ from chrion.server.failures import RequestFailure, Status
 
 
 class ByteAccount:
-    """Memory of the requests in flight, with a limit. Safe from several threads: large bodies are read in one.
+    """Memory of the requests in flight, with a limit.
 
     Attributes:
+        limit: The most bytes.
         used: Bytes in use.
         peak: The most bytes that were in use since it was set.
+        lock: Held while these change: large bodies are read in threads.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.used = self.peak = 0
-        self._lock = threading.Lock()
-
-    def take(self, size: int) -> None:
-        """Take bytes.
-
-        Raises:
-            RequestFailure: The limit is exceeded; nothing is taken.
-        """
-        with self._lock:
-            if self.used + size > self.limit:
-                raise RequestFailure(Status.OVERLOADED, "the requests in flight use too much memory", retry_s=1.0)
-            self.used += size
-            self.peak = max(self.peak, self.used)
-
-    def give(self, size: int) -> None:
-        """Give bytes back."""
-        with self._lock:
-            self.used -= size
+        self.lock = threading.Lock()
 
 
 class RequestMemory:
@@ -51,7 +36,6 @@ class RequestMemory:
         self._account = account
         self._taken = 0
         self._released = False
-        self._lock = threading.Lock()
 
     def take(self, size: int) -> None:
         """Take bytes.
@@ -59,15 +43,18 @@ class RequestMemory:
         Raises:
             RequestFailure: This request or all of them exceed the limit, or the request has ended; nothing is taken.
         """
-        with self._lock:
+        account = self._account
+        with account.lock:
             if self._released:  # a thread still works for a client that has left
                 raise RequestFailure(Status.CANCELLED, "the request has ended")
-            needed, limit = self._taken + size, self._account.limit
-            if needed > limit:
-                text = f"the request needs {needed} bytes of memory, and all requests together have {limit}"
+            needed, used = self._taken + size, account.used + size
+            if needed > account.limit:
+                text = f"the request needs {needed} bytes of memory, and all requests together have {account.limit}"
                 raise RequestFailure(Status.TOO_LARGE, text)
-            self._account.take(size)
-            self._taken += size
+            if used > account.limit:
+                raise RequestFailure(Status.OVERLOADED, "the requests in flight use too much memory", retry_s=1.0)
+            self._taken, account.used = needed, used
+            account.peak = max(account.peak, used)
 
     def __enter__(self) -> Self:
         return self
@@ -77,6 +64,6 @@ class RequestMemory:
 
     def release(self) -> None:
         """Give everything back, and take no more. Idempotent."""
-        with self._lock:
-            self._account.give(self._taken)
+        with self._account.lock:
+            self._account.used -= self._taken
             self._taken, self._released = 0, True

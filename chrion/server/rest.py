@@ -80,7 +80,8 @@ class RestService:
         #: Open pages by the addresses of their clients.
         self._pages: Counter[str] = Counter()
         model, version = "/v2/models/{name}", "/v2/models/{name}/versions/{version}"
-        routes = [
+        routes = [  # searched in this order
+            *(_route(f"{base}/infer", self._infer, "POST") for base in (model, version)),
             _route("/", self._page, "GET", open_=True),
             _route("/events", self._events, "GET"),
             _route("/metrics", self._metrics, "GET"),
@@ -100,7 +101,6 @@ class RestService:
                 _route(f"{base}/ready", self._model_ready, "GET"),
                 _route(f"{base}/config", self._config, "GET"),
                 _route(f"{base}/stats", self._statistics, "GET"),
-                _route(f"{base}/infer", self._infer, "POST"),
             ]
         if generation is not None:
             for api in (OpenAiService(generation), GenerateRoutes(generation)):
@@ -135,8 +135,7 @@ class RestService:
             except Exception:
                 log.exception("request failed", extra={"fields": {"request_id": request.state.id}})
                 response = _failure(request, RequestFailure(Status.INTERNAL, "internal error; see the server's log"))
-            for name, value in (("X-Request-Id", request.state.id), *_SECURITY_HEADERS):
-                response.headers.append(name, value)
+            response.raw_headers += [(b"x-request-id", request.state.id.encode()), *_SECURITY_HEADERS]
             level = logging.DEBUG if response.status_code < 400 else logging.INFO
             if log.isEnabledFor(level):
                 about = {"request_id": request.state.id, "path": request.url.path[:300], "status": response.status_code}
@@ -171,9 +170,11 @@ class RestService:
         return response
 
     def _authorise(self, request: Request) -> None:
+        if not self._token:
+            return
         expected = f"Bearer {self._token}".encode()
         given = request.headers.get("authorization", "").encode("latin-1", "replace")
-        if self._token and not hmac.compare_digest(given, expected):
+        if not hmac.compare_digest(given, expected):
             raise RequestFailure(Status.UNAUTHENTICATED, "a valid bearer token is required")
 
     async def _page(self, request: Request) -> Response:
@@ -310,29 +311,26 @@ class RestService:
         declared = request.headers.get("content-length", "0")
         body = bytearray()  # it grows without being copied, unlike parts that are joined in the end
         stream = request.stream().__aiter__()
-        if declared.isdigit() and int(declared[:20]) > most:
+        fits = not (declared.isdigit() and int(declared[:20]) > most)
+        loop = asyncio.get_running_loop()
+        latest_s = loop.time() + _BODY_SILENCE_S
+        try:
+            async with asyncio.timeout_at(latest_s) as limit:
+                while fits and (part := await anext(stream, b"")):
+                    fits = len(body) + len(part) <= most
+                    if fits:
+                        take(len(part))
+                        body += part
+                        limit.reschedule(min(loop.time() + _BODY_SILENCE_S, latest_s + len(body) / _BODY_BYTES_PER_S))
+        except TimeoutError:
+            raise RequestFailure(Status.TIMED_OUT, "the body is incomplete") from None
+        except RequestFailure:
+            body.clear()  # before other requests may take its memory
+            raise
+        if not fits:
+            body.clear()
             await _discard(stream)
             raise RequestFailure(Status.TOO_LARGE, f"the body has more than {most} bytes")
-        began = time.monotonic()
-        while True:
-            due_s = began + _BODY_SILENCE_S + len(body) / _BODY_BYTES_PER_S - time.monotonic()
-            try:
-                async with asyncio.timeout(min(_BODY_SILENCE_S, due_s)):
-                    part = await anext(stream, None)
-            except TimeoutError:
-                raise RequestFailure(Status.TIMED_OUT, "the body is incomplete") from None
-            if part is None:
-                break
-            if len(body) + len(part) > most:
-                body.clear()
-                await _discard(stream)
-                raise RequestFailure(Status.TOO_LARGE, f"the body has more than {most} bytes")
-            try:
-                take(len(part))
-            except RequestFailure:
-                body.clear()  # before other requests may take its memory
-                raise
-            body += part
         encoding = request.headers.get("content-encoding", "").lower()
         if not encoding:
             return body
@@ -350,7 +348,7 @@ class _AccountedResponse:
     def __init__(self, response: Response, memory: RequestMemory) -> None:
         self._response = response
         self._memory = memory
-        self.headers = response.headers
+        self.headers, self.raw_headers = response.headers, response.raw_headers
         self.status_code = response.status_code
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -415,5 +413,8 @@ def _page_text() -> str:
 
 
 #: Headers of all answers: they are not shown inside other pages, and are what their media type says.
-_SECURITY_HEADERS = (("Content-Security-Policy", "frame-ancestors 'none'"), ("X-Content-Type-Options", "nosniff"))
+_SECURITY_HEADERS = (
+    (b"content-security-policy", b"frame-ancestors 'none'"),
+    (b"x-content-type-options", b"nosniff"),
+)
 _PAGE_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'"

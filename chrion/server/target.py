@@ -190,9 +190,10 @@ class LocalTarget:
             parse = functools.partial(rest_codec.parse_request, body, header_length, memory.take)
             parsed = await self._convert(parse) if len(body) > _LARGE_BODY else parse()
             reply = await self._reply(found, parsed, parsed.timeout_ms, memory)
-            memory.take(reply.encoded_size(parsed))
+            size = reply.size
+            memory.take(2 * (size + reply.text_size(parsed)))
             build = functools.partial(rest_codec.build_response, parsed, reply.model, reply.outputs)
-            content, json_size = await self._convert(build) if reply.size > _LARGE_BODY else build()
+            content, json_size = await self._convert(build) if size > _LARGE_BODY else build()
         headers = {"Content-Type": "application/json", **reply.headers}
         if json_size is not None:
             headers |= {"Content-Type": "application/octet-stream", rest_codec.HEADER_LENGTH: str(json_size)}
@@ -207,9 +208,9 @@ class LocalTarget:
             parse = functools.partial(grpc_codec.read_request, given, memory.take)
             request = await self._convert(parse) if len(content) > _LARGE_BODY else parse()
             reply = await self._reply(found, request, min(request.timeout_ms, remaining_ms), memory)
-            memory.take(2 * reply.size)
+            memory.take(2 * (size := reply.size))
             build = functools.partial(grpc_codec.encode_response, request, reply.model, reply.outputs)
-            answer = await self._convert(build) if reply.size > _LARGE_BODY else build()
+            answer = await self._convert(build) if size > _LARGE_BODY else build()
         return Answer(answer, reply.headers)
 
     async def _convert(self, convert: Callable[[], Converted]) -> Converted:
@@ -258,10 +259,10 @@ class _Reply:
         """The bytes of the outputs."""
         return sum(array.size * DTYPES[spec.datatype].itemsize for spec, array in self.outputs)
 
-    def encoded_size(self, request: rest_codec.InferenceRequest) -> int:
-        """Return a bound on the bytes that the outputs take while they are encoded."""
+    def text_size(self, request: rest_codec.InferenceRequest) -> int:
+        """Return a bound on the bytes of the outputs that are returned as JSON."""
         texts = [array.size for spec, array in self.outputs if not request.outputs.get(spec.name, request.binary)]
-        return 2 * (self.size + _JSON_NUMBER * sum(texts))
+        return _JSON_NUMBER * sum(texts)
 
 
 def not_ready(reason: str) -> RequestFailure:

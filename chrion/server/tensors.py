@@ -206,9 +206,10 @@ def output_bytes(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], fe
     }
     total = 0
     for spec in outputs:
-        known = zip(spec.shape or (), spec.names, strict=True)
-        item = _STRING_BYTES if spec.datatype == "BYTES" else DTYPES[spec.datatype].itemsize
-        total += item * math.prod(sizes.get(name, 1) if size < 0 else size for size, name in known)
+        count = 1
+        for size, name in zip(spec.shape or (), spec.names, strict=True):
+            count *= sizes.get(name, 1) if size < 0 else size
+        total += count * (_STRING_BYTES if spec.datatype == "BYTES" else DTYPES[spec.datatype].itemsize)
     return total
 
 
