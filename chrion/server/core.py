@@ -37,7 +37,7 @@ from chrion.server.run_watch import RunWatch, WatchedRun
 from chrion.server.sessions import OpenedFiles, Session, is_out_of_memory
 from chrion.server.shared_arena import SharedArena
 from chrion.server.statistics import ModelStatistics
-from chrion.server.tensors import Array, TensorSpec, check_request
+from chrion.server.tensors import Array, OutputSizes, TensorSpec, check_request
 from chrion.server.trials import try_session
 from chrion.units import format_ms
 
@@ -71,6 +71,10 @@ class Served:
     attempted: asyncio.Event = field(default_factory=asyncio.Event)
     #: Requests that wait for a load, by their numbers.
     cold: dict[int, _Pending] = field(default_factory=dict)
+    output_sizes: OutputSizes = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.output_sizes = OutputSizes(self.version.inputs, self.version.outputs)
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ from chrion.server.protocol_decoder import ProtocolDecoder, find_decoder, has_ca
 from chrion.server.public_texts import without_folders
 from chrion.server.request_memory import ByteAccount, RequestMemory
 from chrion.server.request_timing import SERVER_TIMING
-from chrion.server.tensors import DTYPES, Array, TensorSpec, output_bytes
+from chrion.server.tensors import DTYPES, Array, TensorSpec
 
 #: Bodies above this size are parsed in a thread, so that the event loop is not blocked.
 _LARGE_BODY = 1 << 16
@@ -233,8 +233,7 @@ class LocalTarget:
             found = self._core.find(*found.model)
         elif found.version.settings.generation is not None and not has_cache(request.feeds):
             self._require_text()
-        arrays = {name: array for name, (_, array) in request.feeds.items()}
-        memory.take(output_bytes(found.version.inputs, found.version.outputs, arrays))
+        memory.take(found.output_sizes.total(request.feeds))
         result = await self._core.infer(found, request.feeds, tuple(request.outputs), timeout_ms, request.priority)
         return _Reply(
             (found.version.name, found.version.version), result.outputs, {SERVER_TIMING: result.timing.header()}

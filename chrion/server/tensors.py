@@ -189,28 +189,34 @@ def from_contents(name: str, datatype: str, shape: Sequence[int], values: Sequen
     return found.reshape(shape)
 
 
-def output_bytes(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], feeds: Mapping[str, Array]) -> int:
-    """Return the bytes of outputs as far as they are known before the model runs.
+class OutputSizes:
+    """The bytes of a model's outputs as far as the shapes of its inputs tell them before it runs.
 
     Args:
         inputs: The model's inputs.
         outputs: The outputs; a dimension that is no dimension of an input, too, counts as 1.
-        feeds: The array of each input.
     """
-    sizes = {
-        name: size
-        for spec in inputs
-        if spec.name in feeds
-        for name, size in zip(spec.names, feeds[spec.name].shape, strict=False)
-        if name
-    }
-    total = 0
-    for spec in outputs:
-        count = 1
-        for size, name in zip(spec.shape or (), spec.names, strict=True):
-            count *= sizes.get(name, 1) if size < 0 else size
-        total += count * (_STRING_BYTES if spec.datatype == "BYTES" else DTYPES[spec.datatype].itemsize)
-    return total
+
+    def __init__(self, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
+        places = {name: (spec.name, axis) for spec in inputs for axis, name in enumerate(spec.names) if name}
+        #: For each output the bytes of its fixed dimensions, and the inputs and axes that have the free ones.
+        self._outputs = []
+        for spec in outputs:
+            item = _STRING_BYTES if spec.datatype == "BYTES" else DTYPES[spec.datatype].itemsize
+            shape = spec.shape or ()
+            free = [places[name] for size, name in zip(shape, spec.names, strict=True) if size < 0 and name in places]
+            self._outputs.append((item * math.prod(size for size in shape if size >= 0), free))
+
+    def total(self, feeds: Mapping[str, tuple[str, Array]]) -> int:
+        """Return the bytes for a request with these inputs, datatype and array of each, which may not fit the model."""
+        total = 0
+        for fixed, free in self._outputs:
+            size = fixed
+            for name, axis in free:
+                shape = feeds[name][1].shape if name in feeds else ()
+                size *= shape[axis] if axis < len(shape) else 1
+            total += size
+        return total
 
 
 def check_input(spec: TensorSpec, datatype: str, shape: Sequence[int]) -> None:
