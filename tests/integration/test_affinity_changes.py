@@ -25,10 +25,12 @@ pytestmark = [
 
 @contextmanager
 def affinity_of(affected: Sequence[int], cpus: set[int]) -> Iterator[None]:
-    """Limit threads to some CPUs, as ``taskset --pid`` does, and restore the affinity of those that still exist."""
-    before = {task: os.sched_getaffinity(task) for task in affected}
+    """Limit threads to some CPUs, as ``taskset --pid`` does, and restore their affinity; some may end at any time."""
+    before = {}
     for task in affected:
-        os.sched_setaffinity(task, cpus)
+        with contextlib.suppress(ProcessLookupError):
+            before[task] = os.sched_getaffinity(task)
+            os.sched_setaffinity(task, cpus)
     try:
         yield
     finally:
