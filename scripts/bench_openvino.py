@@ -1,0 +1,151 @@
+"""Measure HybridSession beside OpenVINO and plain onnxruntime on the CPU cores of this machine.
+
+    pip install openvino
+    python scripts/bench_openvino.py [-o docs/data] [--only REGEX] [--rounds N]
+
+Takes a quarter of an hour on two cores; ``-o`` writes the results ``openvino``. Models are those of ``bench_cpu.py``.
+OpenVINO is timed in float32 with one thread, with as many as there are cores and with its own choice, and with its
+default precision, which is bfloat16 where the CPU has it; its inputs and outputs share memory with numpy. Each
+candidate runs alone, in alternating rounds; trials count as in ``bench_cpu.py``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+from bench_cpu import CASES, HYBRID, LEAST, Case, RecordingMonitor, hybrid_factory, run_rounds
+from command_arguments import add_output
+from page_markers import markdown_table
+from ratios import ratio_to_best, undisturbed_trials
+from result_files import write_results
+
+import chrion
+from chrion.benchmark.accuracy import largest_difference
+from chrion.benchmark.latency import Feed, RunRequest, SessionFactory, plain_baselines
+from chrion.cores import physical_cores
+from chrion.profiler import this_machine
+from chrion.profiler.synthetic_inputs import synthetic_inputs
+
+try:
+    import openvino
+except ImportError:
+    raise SystemExit("bench_openvino.py: OpenVINO is missing: pip install openvino") from None
+
+PLAIN, FLOAT32, DEFAULT = "onnxruntime", "OpenVINO float32", "OpenVINO default"
+#: One model of each kind.
+MODELS = (
+    r"LSTM (64|128|192|256)|GRU (128|192)|LSTM 128, 6 layers.*|LSTM 64, batch 8|resnet50|squeezenet|transformer block"
+)
+HEAD = ["model", "onnxruntime, ms", "OpenVINO float32, ms", "OpenVINO default, ms", "hybrid, ms", "chosen"]
+HEAD += ["hybrid / float32", "90 %", "hybrid / default", "90 %", "difference of default"]
+
+TEXT = """Written by `scripts/bench_openvino.py` on {machine} (shared, noisy: only ratios mean anything), onnxruntime
+{ort}, OpenVINO {openvino}.
+
+HybridSession, given the model alone, beside the fastest plain onnxruntime session and the fastest OpenVINO session in
+float32, each of 1 thread, all threads and the library's default, and beside OpenVINO with its default precision. Ratios
+below 1 are in HybridSession's favour. *difference of default* is the largest difference of OpenVINO's default outputs
+from onnxruntime's, relative to the largest output; in float32 it is at most {largest:.1e}. *chosen* is the guard's
+choice, as in the table of HybridSession and plain sessions; the method is the same.
+
+{table}"""
+
+
+def openvino_factory(source: bytes, feed: Feed, properties: Mapping[str, Any]) -> SessionFactory:
+    """Return a factory of OpenVINO's requests."""
+    core = openvino.Core()
+    model = core.read_model(source)
+
+    def make() -> tuple[RunRequest, Callable[[], None]]:
+        request = core.compile_model(model, "CPU", {"PERFORMANCE_HINT": "LATENCY", **properties}).create_infer_request()
+        for name, array in feed.items():
+            request.set_tensor(name, openvino.Tensor(array, shared_memory=True))
+        outputs = [tensor.data for tensor in request.output_tensors]
+
+        def run() -> Sequence[Any]:
+            request.infer()
+            return outputs
+
+        return run, lambda: None
+
+    return make
+
+
+def candidates(source: bytes, feed: Feed) -> dict[str, SessionFactory]:
+    """Return the candidates by name."""
+    cores, float32 = len(physical_cores()), {"INFERENCE_PRECISION_HINT": "f32"}
+    return {
+        HYBRID: hybrid_factory(source, feed),
+        **plain_baselines(source, feed, PLAIN),
+        f"{FLOAT32}, 1 thread": openvino_factory(source, feed, float32 | {"INFERENCE_NUM_THREADS": 1}),
+        f"{FLOAT32}, {cores} threads": openvino_factory(source, feed, float32 | {"INFERENCE_NUM_THREADS": cores}),
+        f"{FLOAT32}, default": openvino_factory(source, feed, float32),
+        DEFAULT: openvino_factory(source, feed, {}),
+    }
+
+
+def relative_difference(factory: SessionFactory, expected: Sequence[Any]) -> float:
+    """Return the largest difference of a candidate's outputs, relative to the largest expected number."""
+    run, close = factory()
+    found = [np.array(array) for array in run()]
+    close()
+    return largest_difference(found, expected) / max(float(np.abs(array).max()) for array in expected)
+
+
+def measure(case: Case, monitor: RecordingMonitor, rounds: int) -> tuple[list[str], float]:
+    """Return a model's line of the table, and the difference of OpenVINO's outputs in float32."""
+    source = case.build().SerializeToString()
+    feed = synthetic_inputs(chrion.load(source))
+    with TemporaryDirectory() as os.environ["CHRION_CACHE"]:
+        with chrion.HybridSession(source, tune="now") as session:
+            chosen = "plan" if session.plan else "plain"
+            expected = session.run(None, feed)
+        known = candidates(source, feed)
+        trials = [trial for _ in range(rounds) for trial in run_rounds(known, monitor)]
+    counted = undisturbed_trials(trials, monitor.fastest_ms, LEAST)
+    row, groups = [case.name], {}
+    for kind in (PLAIN, FLOAT32, DEFAULT):
+        groups[kind] = {name: times for name, times in counted.items() if name.startswith(kind)}
+        row.append(f"{min(float(np.median(times)) for times in groups[kind].values()):.3g}")
+    row += [f"{float(np.median(counted[HYBRID])):.3g}", chosen]
+    for kind in (FLOAT32, DEFAULT):
+        ratio, low, high = ratio_to_best(groups[kind] | {HYBRID: counted[HYBRID]}, HYBRID)
+        row += [f"{ratio:.2f}", f"{low:.2f} to {high:.2f}"]
+    row.append(f"{relative_difference(known[DEFAULT], expected):.1e}")
+    print(" | ".join(row), flush=True)
+    return row, relative_difference(known[f"{FLOAT32}, default"], expected)
+
+
+def main() -> None:
+    """Measure the models, print the line of each, and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_output(parser)
+    parser.add_argument("--only", default=MODELS, help="a regular expression that the names of models must match")
+    parser.add_argument("--rounds", type=int, default=4, help="rounds of six trials of each candidate (default: 4)")
+    arguments = parser.parse_args()
+    cases = [case for case in CASES if re.fullmatch(arguments.only, case.name)]
+    if not cases:
+        parser.error(f"--only: no model matches {arguments.only!r}; models are {', '.join(c.name for c in CASES)}")
+    ort.set_default_logger_severity(3)
+    monitor = RecordingMonitor()
+    print(" | ".join(HEAD))
+    found = [measure(case, monitor, arguments.rounds) for case in cases]
+    content = TEXT.format(
+        machine=this_machine(),
+        ort=ort.get_version_string(),
+        openvino=openvino.__version__.partition("-")[0],
+        largest=max(difference for _, difference in found),
+        table=markdown_table([HEAD, *(row for row, _ in found)]),
+    )
+    write_results(arguments.output, {"openvino": content})
+
+
+if __name__ == "__main__":
+    main()
