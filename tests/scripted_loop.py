@@ -16,9 +16,9 @@ from chrion.generation.cache import CacheManager
 from chrion.generation.iteration import Outcome, Work
 from chrion.generation.loop import IterationLoop
 from chrion.generation.requests import Request
+from chrion.generation.rewrites.decoder import DecoderSignature
 from chrion.generation.sampling import Sampler
 from chrion.generation.scheduling import IterationScheduler
-from chrion.graph.decoder import DecoderSignature
 
 VOCABULARY = 256
 LONG = 50_000

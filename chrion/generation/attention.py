@@ -14,10 +14,10 @@ import numpy as np
 import onnxruntime as ort
 
 from chrion.generation.iteration import Work
-from chrion.graph.decoder import MASK, POSITIONS
-from chrion.graph.observation import Size
-from chrion.graph.selective import SplitDecoder
-from chrion.graph.selective_parts import Part
+from chrion.generation.rewrites.decoder import MASK, POSITIONS
+from chrion.generation.rewrites.observation import Size
+from chrion.generation.rewrites.selective import SplitDecoder
+from chrion.generation.rewrites.selective_parts import Part
 
 Array = np.ndarray[Any, Any]
 #: The most results of a part that are kept, by the number of past tokens.

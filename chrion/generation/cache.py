@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from chrion.errors import OptionError
-from chrion.graph.decoder import DecoderSignature
+from chrion.generation.rewrites.decoder import DecoderSignature
 
 Array = np.ndarray[Any, Any]
 
@@ -96,7 +96,7 @@ class RequestCache:
             pool, start = CachePool(signature, capacity), 0
         #: The pool, or None if caches are not arranged by token, and the first row there.
         self.pool, self.start = (None, 0) if start is None else (pool, start)
-        #: The filled rows of caches that have fewer than tokens, by their number (:mod:`chrion.graph.trimmed_caches`).
+        #: The filled rows of caches that have fewer than tokens, by their number (``rewrites.trimmed_caches``).
         self.rows: dict[int, int] = {}
         self._own = [] if self.pool is not None else _own_arrays(signature, capacity)
 

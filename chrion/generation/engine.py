@@ -21,15 +21,15 @@ from chrion.generation.equivalence import Run
 from chrion.generation.iteration import Outcome, Work
 from chrion.generation.pooled_session import PooledSession, open_pooled_session
 from chrion.generation.query_blocks import BLOCK, PASS, split_passes, supports_query_blocks
+from chrion.generation.rewrites.decoder import LOGITS, DecoderSignature
+from chrion.generation.rewrites.position_reductions import reduces_positions
+from chrion.generation.rewrites.selective import SplitDecoder
+from chrion.generation.rewrites.trimmed_caches import find_trimmed_caches
 from chrion.generation.session_threads import SPINNING_BETWEEN_CALLS, SessionThreads
 from chrion.generation.split_session import SplitSession
-from chrion.graph.decoder import LOGITS, DecoderSignature
 from chrion.graph.model import Graph
 from chrion.graph.ort_sessions import first_line, weights_folder_option
-from chrion.graph.position_reductions import reduces_positions
 from chrion.graph.rewrite import has_bodies
-from chrion.graph.selective import SplitDecoder
-from chrion.graph.trimmed_caches import find_trimmed_caches
 
 Array = np.ndarray[Any, Any]
 #: The fewest requests of one token that run in a call of their own beside others. That reads all weights once more, but

@@ -9,7 +9,7 @@ import numpy as np
 
 from chrion.errors import GenerationError
 from chrion.generation.iteration import Outcome, Work
-from chrion.graph.decoder import DecoderSignature, equal_but_for_rounding
+from chrion.generation.rewrites.decoder import DecoderSignature, equal_but_for_rounding
 from chrion.graph.ort_sessions import first_line
 
 Array = np.ndarray[Any, Any]

@@ -23,6 +23,7 @@ from chrion.generation.cache import CacheManager, slots_of_bytes
 from chrion.generation.loop import IterationLoop
 from chrion.generation.open_engine import open_engine
 from chrion.generation.requests import Request
+from chrion.generation.rewrites.decoder import decoder_signature
 from chrion.generation.sampling import Sampler, Sampling
 from chrion.generation.scheduling import IterationScheduler
 from chrion.generation.session_threads import lease_iteration_cores
@@ -30,7 +31,6 @@ from chrion.generation.special_tokens import find_end_token, find_stop_tokens, s
 from chrion.generation.streams import Stream
 from chrion.generation.text import TextBuilder, find_tokenizer, load_tokenizer
 from chrion.graph import Graph, load
-from chrion.graph.decoder import decoder_signature
 from chrion.runtime import process_hooks
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ import numpy as np
 
 from chrion.errors import GenerationError
 from chrion.generation.cache import RequestCache
-from chrion.graph.decoder import DecoderSignature
+from chrion.generation.rewrites.decoder import DecoderSignature
 
 Array = np.ndarray[Any, Any]
 

@@ -1,4 +1,4 @@
-"""Engines of merged decoders (:mod:`chrion.graph.merged_decoder`)."""
+"""Engines of merged decoders (``rewrites.merged_decoder``)."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from chrion.errors import ModelError
 from chrion.generation.engine import PlainEngine, SelectiveEngine
 from chrion.generation.iteration import Engine, Outcome, Work
+from chrion.generation.rewrites.decoder import DecoderSignature, decoder_signature
+from chrion.generation.rewrites.merged_decoder import cached_branch, check_prompts
+from chrion.generation.rewrites.selective import split_decoder
 from chrion.generation.session_threads import SessionThreads
-from chrion.graph.decoder import DecoderSignature, decoder_signature
-from chrion.graph.merged_decoder import cached_branch, check_prompts
 from chrion.graph.model import Graph
-from chrion.graph.selective import split_decoder
 
 
 class MergedEngine(PlainEngine):

@@ -9,10 +9,10 @@ from chrion.errors import ModelError
 from chrion.generation.engine import PlainEngine, SelectiveEngine
 from chrion.generation.iteration import Engine
 from chrion.generation.merged import open_merged
+from chrion.generation.rewrites.decoder import BRANCH, decoder_signature
+from chrion.generation.rewrites.selective import split_decoder
 from chrion.generation.session_threads import SessionThreads
-from chrion.graph.decoder import BRANCH, decoder_signature
 from chrion.graph.model import Graph
-from chrion.graph.selective import split_decoder
 
 
 def open_engine(

@@ -1,7 +1,7 @@
 """Iterations of several requests in one call of a session of the whole model.
 
 The calls of a split decoder, one for each layer and one for each layer and request, take longer than a small model's
-arithmetic. With the caches in a pool (:mod:`chrion.graph.pooled_cache`) a decoder need not be split.
+arithmetic. With the caches in a pool (``rewrites.pooled_cache``) a decoder need not be split.
 
 If attention is one native operator, every token is a row, and one call serves any requests. Otherwise one call serves
 requests that have one new token each: a rectangle, of which only attention computes the pads, so that they are cheap.
@@ -35,11 +35,11 @@ from chrion.generation.equivalence import (
     run_examples,
 )
 from chrion.generation.iteration import Outcome, Work
+from chrion.generation.rewrites.cache_append import AppendedDecoder
+from chrion.generation.rewrites.decoder import IDS, LOGITS, DecoderSignature
+from chrion.generation.rewrites.pooled_cache import PAST, START, WANTED, PooledDecoder, pool_caches
 from chrion.generation.split_session import SplitSession
-from chrion.graph.cache_append import AppendedDecoder
-from chrion.graph.decoder import IDS, LOGITS, DecoderSignature
 from chrion.graph.ort_sessions import open_session
-from chrion.graph.pooled_cache import PAST, START, WANTED, PooledDecoder, pool_caches
 from chrion.native import operators_available, register_operators
 
 Array = np.ndarray[Any, Any]

@@ -24,7 +24,7 @@ import numpy as np
 from chrion.generation.cache import RequestCache
 from chrion.generation.equivalence import Run, find_difference, longest_past
 from chrion.generation.iteration import Outcome, Work
-from chrion.graph.decoder import DecoderSignature
+from chrion.generation.rewrites.decoder import DecoderSignature
 
 Array = np.ndarray[Any, Any]
 log = logging.getLogger(__name__)

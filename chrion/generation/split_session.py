@@ -1,4 +1,4 @@
-"""Sessions of a decoder in parts (:mod:`chrion.graph.selective`): selective batching with calls by request.
+"""Sessions of a decoder in parts (``rewrites.selective``): selective batching with calls by request.
 
 The token-wise parts run once on the tokens of all requests, the attention parts once for each request, or for each
 block of a long prompt (:mod:`chrion.generation.query_blocks`).
@@ -18,9 +18,9 @@ from chrion.generation.attention import AttentionPart, Rows, sized
 from chrion.generation.device_session import open_for_threads
 from chrion.generation.iteration import Outcome, Work
 from chrion.generation.query_blocks import BLOCK, split_queries, supports_query_blocks
+from chrion.generation.rewrites.selective import SplitDecoder
+from chrion.generation.rewrites.selective_parts import Part
 from chrion.generation.session_threads import SessionThreads
-from chrion.graph.selective import SplitDecoder
-from chrion.graph.selective_parts import Part
 
 Array = np.ndarray[Any, Any]
 

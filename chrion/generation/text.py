@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from chrion.errors import ModelError, OptionError
-from chrion.graph.model_folder import find_beside
+from chrion.generation.rewrites.model_folder import find_beside
 
 #: What a decoder of bytes writes for a character of which bytes are missing.
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"

@@ -9,9 +9,9 @@ from types import MappingProxyType
 from typing import Any
 
 from chrion.errors import ModelError, OptionError
+from chrion.generation.rewrites.context_length import read_configuration
+from chrion.generation.rewrites.model_folder import model_folders
 from chrion.generation.special_tokens import named_tokens
-from chrion.graph.context_length import read_configuration
-from chrion.graph.model_folder import model_folders
 
 #: Variables of a template that have a meaning of their own, and no other source.
 RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})

@@ -25,7 +25,7 @@ import chrion
 from chrion.devices import CPU_PROVIDER, Device
 from chrion.generation.device_session import open_for_threads
 from chrion.generation.open_engine import open_engine
-from chrion.graph.decoder import LOGITS, DecoderSignature
+from chrion.generation.rewrites.decoder import LOGITS, DecoderSignature
 from chrion.graph.model import TensorInfo
 from decoding.repeated_iterations import Shape, padded_feed, selective_run, time_in_turn
 

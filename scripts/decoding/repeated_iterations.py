@@ -11,7 +11,7 @@ import numpy as np
 
 from chrion.generation.cache import CacheManager
 from chrion.generation.iteration import Engine, Outcome, Work
-from chrion.graph.decoder import DecoderSignature
+from chrion.generation.rewrites.decoder import DecoderSignature
 
 Array = np.ndarray[Any, Any]
 #: How long an iteration is repeated before it is timed.

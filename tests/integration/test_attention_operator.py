@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from chrion.graph.pooled_attention import DOMAIN, OPERATOR, WIDEST
+from chrion.generation.rewrites.pooled_attention import DOMAIN, OPERATOR, WIDEST
 from chrion.native import operators_available, register_operators
 from property_tests import examples
 

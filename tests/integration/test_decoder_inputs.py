@@ -17,8 +17,8 @@ from chrion.errors import ModelError
 from chrion.generation.cache import RequestCache
 from chrion.generation.engine import PlainEngine, SelectiveEngine
 from chrion.generation.iteration import Work
+from chrion.generation.rewrites.decoder import decoder_signature
 from chrion.generation.session_threads import SessionThreads
-from chrion.graph.decoder import decoder_signature
 from decoder_support import PlainDecoder, check_scores, small_decoder
 from seams.generation import loop_of
 

@@ -11,9 +11,9 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from chrion.graph.joined_products import GATE, LARGEST, join_products
-from chrion.graph.observation import Observation, Size
-from chrion.graph.pooled_attention import DOMAIN, OPERATOR
+from chrion.generation.rewrites.joined_products import GATE, LARGEST, join_products
+from chrion.generation.rewrites.observation import Observation, Size
+from chrion.generation.rewrites.pooled_attention import DOMAIN, OPERATOR
 from chrion.graph.rewrite import MICROSOFT, needed_nodes
 from chrion.native import operators_available, register_operators
 

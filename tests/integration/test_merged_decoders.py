@@ -15,7 +15,7 @@ from chrion import Generator
 from chrion.errors import GenerationError
 from chrion.generation.engine import SelectiveEngine
 from chrion.generation.merged import MergedEngine
-from chrion.graph.decoder import decoder_signature
+from chrion.generation.rewrites.decoder import decoder_signature
 from chrion.graph.rewrite import rename_reads
 from chrion.native import operators_available
 from decoder_support import PlainDecoder, small_decoder, with_hidden_context

@@ -9,8 +9,8 @@ import pytest
 from onnx import helper, numpy_helper
 
 import chrion
-from chrion.graph.decoder import decoder_signature, random_cache
-from chrion.graph.observation import Size, observe
+from chrion.generation.rewrites.decoder import decoder_signature, random_cache
+from chrion.generation.rewrites.observation import Size, observe
 from chrion.graph.ort_sessions import weights_folder_option
 from decoder_support import PlainDecoder, small_decoder
 from seams.execution import note

@@ -17,7 +17,7 @@ from chrion.generation.equivalence import Run
 from chrion.generation.generator import Generator
 from chrion.generation.iteration import Outcome, Work
 from chrion.generation.query_blocks import PASS
-from chrion.graph.pooled_attention import OPERATOR, WIDEST
+from chrion.generation.rewrites.pooled_attention import OPERATOR, WIDEST
 from chrion.native import operators_available
 from decoder_support import (
     FORMS,

@@ -17,10 +17,10 @@ from chrion.generation.cache import CacheManager, RequestCache
 from chrion.generation.engine import FEWEST_BESIDE_OTHERS, SelectiveEngine
 from chrion.generation.equivalence import Run
 from chrion.generation.iteration import Outcome, Work
-from chrion.graph.cache_append import append_caches
-from chrion.graph.decoder import decoder_signature
-from chrion.graph.observation import observe
-from chrion.graph.pooled_cache import pool_caches
+from chrion.generation.rewrites.cache_append import append_caches
+from chrion.generation.rewrites.decoder import decoder_signature
+from chrion.generation.rewrites.observation import observe
+from chrion.generation.rewrites.pooled_cache import pool_caches
 from decoder_support import PlainDecoder, check_scores, engine_of, shared_engine, small_decoder
 from seams.generation import around_calls, around_parts
 

@@ -15,8 +15,8 @@ from chrion.errors import GenerationError, ModelError
 from chrion.generation.engine import PlainEngine, SelectiveEngine
 from chrion.generation.iteration import Outcome, Work
 from chrion.generation.open_engine import open_engine
-from chrion.graph.decoder import decoder_signature
-from chrion.graph.selective import split_decoder
+from chrion.generation.rewrites.decoder import decoder_signature
+from chrion.generation.rewrites.selective import split_decoder
 from chrion.native import operators_available
 from decoder_support import (
     FORMS,

@@ -9,8 +9,8 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
-from chrion.graph.joined_products import GATE
-from chrion.graph.pooled_attention import DOMAIN
+from chrion.generation.rewrites.joined_products import GATE
+from chrion.generation.rewrites.pooled_attention import DOMAIN
 from chrion.native import operators_available, register_operators
 
 Array = np.ndarray[Any, Any]

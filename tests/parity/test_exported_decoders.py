@@ -18,7 +18,7 @@ from chrion.errors import ModelError, OptionError
 from chrion.generation.engine import SelectiveEngine
 from chrion.generation.merged import MergedEngine
 from chrion.generation.open_engine import open_engine
-from chrion.graph.decoder import decoder_signature
+from chrion.generation.rewrites.decoder import decoder_signature
 from decoder_support import PlainDecoder
 from request_mixes import check_random_mixes
 from seams.generation import loop_of, without_native_operators

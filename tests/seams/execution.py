@@ -19,7 +19,8 @@ import pytest
 import mirror_device
 from chrion import Graph, HybridSession, Plan, Profile, core_leases
 from chrion.devices import CPU_PROVIDER, Device, providers
-from chrion.graph import observation, reading, source_weights, weights_folder
+from chrion.generation.rewrites import observation
+from chrion.graph import reading, source_weights, weights_folder
 from chrion.native import bindings
 from chrion.profiler import costs, measure_graph, operator_bench
 from chrion.profiler.costs import BufferSupport

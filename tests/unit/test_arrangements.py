@@ -6,8 +6,8 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from chrion.graph.arrangements import join_arrangements
-from chrion.graph.observation import Observation, Size
+from chrion.generation.rewrites.arrangements import join_arrangements
+from chrion.generation.rewrites.observation import Observation, Size
 from chrion.graph.rewrite import needed_nodes
 
 ONE, NEW, TOTAL = Size(0, 0, 1), Size(1, 0, 0), Size(1, 1, 0)

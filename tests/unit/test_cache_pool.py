@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chrion.generation.cache import CacheManager, CachePool
-from chrion.graph.decoder import DecoderSignature
+from chrion.generation.rewrites.decoder import DecoderSignature
 
 ROWS = 40
 

@@ -6,7 +6,7 @@ import pytest
 from decoder_budget import DECODERS, ITEM, Decoder
 
 from chrion import load, zoo
-from chrion.graph.decoder import decoder_signature
+from chrion.generation.rewrites.decoder import decoder_signature
 from chrion.zoo.cached_decoder import GptDecoderSpec, LlamaDecoderSpec
 
 #: The numbers of weights that are published with the models.

@@ -11,8 +11,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from chrion.graph.observation import Observation, Size
-from chrion.graph.rotation import Rotation, RotationFinder
+from chrion.generation.rewrites.observation import Observation, Size
+from chrion.generation.rewrites.rotation import Rotation, RotationFinder
 
 Array = np.ndarray[Any, Any]
 HEADS, WIDTH, BATCH = 3, 8, 5

@@ -11,8 +11,8 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from chrion.graph.observation import Observation, Size
-from chrion.graph.token_axis import token_axes, tokens_axis
+from chrion.generation.rewrites.observation import Observation, Size
+from chrion.generation.rewrites.token_axis import token_axes, tokens_axis
 
 Array = np.ndarray[Any, Any]
 TOKENS = 5

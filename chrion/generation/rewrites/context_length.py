@@ -15,7 +15,7 @@ import onnx
 
 from chrion.errors import ModelError
 from chrion.files import parse_json
-from chrion.graph.model_folder import find_beside
+from chrion.generation.rewrites.model_folder import find_beside
 from chrion.graph.rewrite import int_attribute
 
 #: Operators that change the shape or the type of positions, but not their values.

@@ -2,8 +2,8 @@
 
 The fused operator has buffers of its own for each request, so requests that decode run one after another. As plain
 operators (Ainslie et al., *GQA: training generalized multi-query transformer models from multi-head checkpoints*, 2023)
-the caches are concatenations, which grow in place (:mod:`chrion.graph.cache_append`), and requests that decode run in
-one call (:mod:`chrion.graph.pooled_cache`).
+the caches are concatenations, which grow in place (``cache_append``), and requests that decode run in
+one call (``pooled_cache``).
 
 The queries of the heads that share keys and values are rows of one matrix, so that these are read once. Rotation
 (Su et al., *RoFormer*, 2021) stays one operator.
@@ -19,7 +19,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from chrion.graph.decoder import (
+from chrion.generation.rewrites.decoder import (
     LOGITS,
     MASK,
     POSITIONS,

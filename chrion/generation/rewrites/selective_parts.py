@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from chrion.generation.rewrites.observation import Observation, Size
 from chrion.graph.assemble import node_reads
-from chrion.graph.observation import Observation, Size
 from chrion.graph.rewrite import MICROSOFT, STANDARD, int_attribute, set_int_attribute
 
 

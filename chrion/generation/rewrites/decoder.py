@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from chrion.errors import ModelError
-from chrion.graph.context_length import find_context, table_rows
+from chrion.generation.rewrites.context_length import find_context, table_rows
 from chrion.graph.model import Graph, TensorInfo
 from chrion.graph.rewrite import int_attribute
 
 Array = np.ndarray[Any, Any]
 IDS, MASK, POSITIONS, LOGITS = "input_ids", "attention_mask", "position_ids", "logits"
-#: Of a merged decoder: whether it reads the cache (:mod:`chrion.graph.merged_decoder`).
+#: Of a merged decoder: whether it reads the cache (``merged_decoder``).
 BRANCH = "use_cache_branch"
 #: Of decoders of transformers.js: the number of the last tokens whose logits are computed; 0 for all.
 KEPT = "num_logits_to_keep"

@@ -16,8 +16,8 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from chrion.graph.decoder import DecoderSignature
-from chrion.graph.observation import Observation, Size
+from chrion.generation.rewrites.decoder import DecoderSignature
+from chrion.generation.rewrites.observation import Observation, Size
 from chrion.graph.rewrite import STANDARD, int_attribute, ints_attribute, replace_nodes
 
 _SWAP = (0, 2, 1, 3)

@@ -17,9 +17,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from chrion.graph.arrangements import fixed_shape
-from chrion.graph.observation import Observation
-from chrion.graph.pooled_attention import DOMAIN, OPERATOR
+from chrion.generation.rewrites.arrangements import fixed_shape
+from chrion.generation.rewrites.observation import Observation
+from chrion.generation.rewrites.pooled_attention import DOMAIN, OPERATOR
 from chrion.graph.rewrite import MICROSOFT, STANDARD, float_attribute, int_attribute
 
 #: The operator that multiplies the halves of its input, the first one after SiLU.

@@ -17,9 +17,9 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from chrion.graph.arrangements import fixed_shape
-from chrion.graph.decoder import IDS
-from chrion.graph.observation import Observation
+from chrion.generation.rewrites.arrangements import fixed_shape
+from chrion.generation.rewrites.decoder import IDS
+from chrion.generation.rewrites.observation import Observation
 from chrion.graph.rewrite import MICROSOFT, STANDARD, int_attribute, ints_attribute
 
 Array = np.ndarray[Any, Any]

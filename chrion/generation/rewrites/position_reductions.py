@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import onnx
 
+from chrion.generation.rewrites.decoder import POSITIONS
+from chrion.generation.rewrites.token_axis import REDUCTIONS
 from chrion.graph.assemble import node_reads
-from chrion.graph.decoder import POSITIONS
-from chrion.graph.token_axis import REDUCTIONS
 
 
 def reduces_positions(model: onnx.ModelProto) -> bool:

@@ -4,17 +4,15 @@ Yu et al., *Orca: a distributed serving system for transformer-based generative 
 token-wise parts run once on the concatenated tokens of all requests of a batch, [1, sum of L, hidden]. The attention
 parts run once for each request on its own keys and values. The stages, in the order of :func:`split_decoder`:
 
-1. Replace fused attention by plain operators (:mod:`chrion.graph.grouped_attention`).
-2. Observe the sizes of all values (:mod:`chrion.graph.observation`), and replace those that depend on sizes only
-   (:mod:`chrion.graph.folding`).
-3. Rewrite the model: compute the logits of all tokens (:mod:`chrion.graph.last_logits`), read positions in place of
-   computing them (:mod:`chrion.graph.computed_positions`), and let caches grow in place where they are plain
-   concatenations (:mod:`chrion.graph.cache_append`).
+1. Replace fused attention by plain operators (``grouped_attention``).
+2. Observe the sizes of all values (``observation``), and replace those that depend on sizes only (``folding``).
+3. Rewrite the model: compute the logits of all tokens (``last_logits``), read positions in place of computing them
+   (``computed_positions``), and let caches grow in place where they are plain concatenations (``cache_append``).
 4. Find each layer's attention output: the earliest value with one row per token that every path from the layer's past
    keys and values to the logits passes.
-5. Follow the tokens (:mod:`chrion.graph.token_axis`). An operator that mixes tokens belongs to the requests, with all
-   that follows, up to the next attention output.
-6. Number the parts by the attention outputs before them, and extract them (:mod:`chrion.graph.selective_parts`).
+5. Follow the tokens (``token_axis``). An operator that mixes tokens belongs to the requests, with all that follows, up
+   to the next attention output.
+6. Number the parts by the attention outputs before them, and extract them (``selective_parts``).
 
 A model is refused if its logits do not become token-wise again, for example because an operator outside attention
 mixes tokens.
@@ -30,21 +28,21 @@ import numpy as np
 import onnx
 
 from chrion.errors import ModelError
+from chrion.generation.rewrites.cache_append import AppendedDecoder, append_caches
+from chrion.generation.rewrites.computed_positions import read_positions
+from chrion.generation.rewrites.decoder import IDS, LOGITS, MASK, POSITIONS, DecoderSignature
+from chrion.generation.rewrites.folding import fold_sizes
+from chrion.generation.rewrites.grouped_attention import expand_grouped_attention
+from chrion.generation.rewrites.last_logits import keep_all_logits, select_no_token
+from chrion.generation.rewrites.observation import Observation, Size, observe
+from chrion.generation.rewrites.position_reductions import reduces_positions
+from chrion.generation.rewrites.selective_parts import Part, PartBuilder
+from chrion.generation.rewrites.token_axis import leading, token_axes, tokens_axis
+from chrion.generation.rewrites.trimmed_caches import find_trimmed_caches
 from chrion.graph.assemble import node_reads
-from chrion.graph.cache_append import AppendedDecoder, append_caches
-from chrion.graph.computed_positions import read_positions
-from chrion.graph.decoder import IDS, LOGITS, MASK, POSITIONS, DecoderSignature
-from chrion.graph.folding import fold_sizes
-from chrion.graph.grouped_attention import expand_grouped_attention
-from chrion.graph.last_logits import keep_all_logits, select_no_token
 from chrion.graph.model import Graph
-from chrion.graph.observation import Observation, Size, observe
 from chrion.graph.ort_sessions import weights_folder_option
-from chrion.graph.position_reductions import reduces_positions
 from chrion.graph.rewrite import has_bodies, standard_opset
-from chrion.graph.selective_parts import Part, PartBuilder
-from chrion.graph.token_axis import leading, token_axes, tokens_axis
-from chrion.graph.trimmed_caches import find_trimmed_caches
 
 #: Operators that only arrange elements; the cut is made where the tokens are contiguous.
 _ARRANGING = frozenset({"Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})

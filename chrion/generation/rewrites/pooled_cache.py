@@ -1,7 +1,7 @@
 """Decoders whose keys and values are rows of a pool, for iterations of several requests in one call.
 
 If every request of a batch has one new token, only the lengths of their caches differ. With attention as one operator
-(:mod:`chrion.graph.pooled_attention`) the lengths do not matter, and each token of a prompt is a row like a request
+(``pooled_attention``) the lengths do not matter, and each token of a prompt is a row like a request
 that decodes. Without it, such a batch is a rectangle as soon as the caches are padded, which the rewritten decoder does
 by itself:
 
@@ -28,13 +28,19 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from chrion.graph.arrangements import join_arrangements
-from chrion.graph.cache_append import AppendedDecoder
-from chrion.graph.decoder import IDS, LOGITS, MASK, POSITIONS, DecoderSignature
-from chrion.graph.joined_products import join_products
-from chrion.graph.last_logits import choose_rows
-from chrion.graph.observation import Size
-from chrion.graph.pooled_attention import DOMAIN, PooledAttention, PooledLayer, PooledRows, shows_earlier_tokens
+from chrion.generation.rewrites.arrangements import join_arrangements
+from chrion.generation.rewrites.cache_append import AppendedDecoder
+from chrion.generation.rewrites.decoder import IDS, LOGITS, MASK, POSITIONS, DecoderSignature
+from chrion.generation.rewrites.joined_products import join_products
+from chrion.generation.rewrites.last_logits import choose_rows
+from chrion.generation.rewrites.observation import Size
+from chrion.generation.rewrites.pooled_attention import (
+    DOMAIN,
+    PooledAttention,
+    PooledLayer,
+    PooledRows,
+    shows_earlier_tokens,
+)
 from chrion.graph.rewrite import STANDARD, int_attribute, needed_nodes, replace_nodes
 
 Array = np.ndarray[Any, Any]
@@ -53,7 +59,7 @@ class PooledDecoder:
 
     model: onnx.ModelProto
     #: The inputs and the outputs of the pool [rows * heads, width], in the order of the signature's caches. There are
-    #: no such outputs if the operator of :mod:`chrion.graph.pooled_attention` writes to the inputs.
+    #: no such outputs if the operator of ``pooled_attention`` writes to the inputs.
     pools: tuple[str, ...]
     written: tuple[str, ...]
     #: Inputs with the shape that past keys and values would have, by name: heads and width.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx
 
-from chrion.graph.observation import Observation
+from chrion.generation.rewrites.observation import Observation
 from chrion.graph.rewrite import has_bodies
 
 #: Operators that may compute a value from sizes alone.

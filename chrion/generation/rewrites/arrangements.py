@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from chrion.graph.observation import Observation, Size
+from chrion.generation.rewrites.observation import Observation, Size
 from chrion.graph.rewrite import STANDARD, int_attribute, ints_attribute
 
 Array = np.ndarray[Any, Any]

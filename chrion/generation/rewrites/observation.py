@@ -14,8 +14,8 @@ import onnxruntime as ort
 from onnx import helper
 
 from chrion.errors import ModelError
+from chrion.generation.rewrites.decoder import DecoderSignature, random_cache
 from chrion.graph.assemble import node_reads
-from chrion.graph.decoder import DecoderSignature, random_cache
 from chrion.graph.model import ELEMENT_BYTES, Graph, TensorInfo, element_code
 from chrion.graph.ort_sessions import first_line, open_analysis
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import onnx
 
-from chrion.graph.observation import Observation, Size
+from chrion.generation.rewrites.observation import Observation, Size
 from chrion.graph.rewrite import STANDARD, int_attribute, ints_attribute
 
 #: Operators that compute each element from the elements at the same place.

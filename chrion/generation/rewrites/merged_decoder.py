@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 
 from chrion.errors import ModelError
-from chrion.graph.decoder import BRANCH, LOGITS, DecoderSignature, equal_but_for_rounding, random_cache
+from chrion.generation.rewrites.decoder import BRANCH, LOGITS, DecoderSignature, equal_but_for_rounding, random_cache
 from chrion.graph.loader import reassemble
 from chrion.graph.model import Graph
 from chrion.graph.ort_sessions import first_line, open_analysis

@@ -6,7 +6,7 @@ of any lengths: selective batching (Yu et al., *Orca*, OSDI 2022, section 3.2) w
 
 What is replaced is found by the flow of values. From the product of queries and keys to that of probabilities and
 values there may be a factor, a cap by ``Tanh`` (Gemma Team, *Gemma 2*, 2024), a mask, and ``Softmax``; or the whole is
-ONNX's ``Attention``. If queries and keys are rotated in the same way (:mod:`chrion.graph.rotation`), the operator does
+ONNX's ``Attention``. If queries and keys are rotated in the same way (``rotation``), the operator does
 that, too. It shows every token the tokens up to its own, so a mask may hide others only. That is computed for the
 longest request, since a sliding window is not seen in a short one.
 """
@@ -23,12 +23,12 @@ import onnx
 from onnx import helper, numpy_helper
 
 from chrion.errors import ModelError
-from chrion.graph.arrangements import fixed_shape
-from chrion.graph.decoder import DecoderSignature
-from chrion.graph.observation import Observation, Size
+from chrion.generation.rewrites.arrangements import fixed_shape
+from chrion.generation.rewrites.decoder import DecoderSignature
+from chrion.generation.rewrites.observation import Observation, Size
+from chrion.generation.rewrites.rotation import Rotation, RotationFinder
 from chrion.graph.ort_sessions import first_line, open_analysis
 from chrion.graph.rewrite import STANDARD, int_attribute, needed_nodes, replace_nodes
-from chrion.graph.rotation import Rotation, RotationFinder
 
 Array = np.ndarray[Any, Any]
 #: The operator, its domain, and the widest head that it takes.

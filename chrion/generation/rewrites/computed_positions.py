@@ -14,9 +14,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from chrion.graph.decoder import POSITIONS, DecoderSignature
-from chrion.graph.folding import fold_sizes
-from chrion.graph.observation import Observation, Size
+from chrion.generation.rewrites.decoder import POSITIONS, DecoderSignature
+from chrion.generation.rewrites.folding import fold_sizes
+from chrion.generation.rewrites.observation import Observation, Size
 from chrion.graph.rewrite import defined_names, replace_nodes
 
 _ONE, _NEW, _PAST, _TOTAL = Size(0, 0, 1), Size(1, 0, 0), Size(0, 1, 0), Size(1, 1, 0)

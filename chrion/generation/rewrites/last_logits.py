@@ -14,12 +14,12 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from chrion.graph.decoder import KEPT, LOGITS, DecoderSignature
+from chrion.generation.rewrites.decoder import KEPT, LOGITS, DecoderSignature
+from chrion.generation.rewrites.observation import Observation, Size
+from chrion.generation.rewrites.token_axis import NO_END, tokens_axis
 from chrion.graph.loader import reassemble
 from chrion.graph.model import Graph
-from chrion.graph.observation import Observation, Size
 from chrion.graph.rewrite import int_attribute, replace_nodes
-from chrion.graph.token_axis import NO_END, tokens_axis
 
 #: Operators between the product with the vocabulary and the logits.
 _ELEMENTWISE = frozenset({"Add", "Cast", "Div", "Identity", "Mul", "Tanh"})

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 
 import onnx
 
+from chrion.generation.rewrites.decoder import DecoderSignature
+from chrion.generation.rewrites.token_axis import ELEMENTWISE
 from chrion.graph.assemble import node_reads
-from chrion.graph.decoder import DecoderSignature
 from chrion.graph.model import Graph
 from chrion.graph.rewrite import int_attribute
-from chrion.graph.token_axis import ELEMENTWISE
 
 #: Operators whose output has as many rows as their inputs: those of one element each, and of all rows at a time.
 _KEEPING = ELEMENTWISE | frozenset(

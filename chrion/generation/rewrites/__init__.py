@@ -1,0 +1,1 @@
+"""Graph rewrites for decoders: what a decoder is, its caches and attention, and the graphs that the engines run."""
