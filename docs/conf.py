@@ -8,16 +8,9 @@ from pathlib import Path
 from sphinx.application import Sphinx
 
 DOCS = Path(__file__).parent
-sys.path[:0] = [str(DOCS.parent), str(DOCS)]
-
-from command_reference import command_reference  # noqa: E402
-from layer_table import layer_table  # noqa: E402
-from measured_tables import MeasuredTables  # noqa: E402
-from option_tables import option_tables  # noqa: E402
+sys.path.insert(0, str(DOCS.parent))
 
 import chrion  # noqa: E402 - of this checkout
-from chrion.cli.app import app as command_line  # noqa: E402
-from chrion.scheduler import POLICIES  # noqa: E402
 
 project = "Chrion"
 author = "Chrion's developers"
@@ -30,7 +23,6 @@ html_logo = "_static/logo.svg"
 html_favicon = "_static/logo.svg"
 copybutton_prompt_text = "$ "  # output is not copied
 copybutton_line_continuation_character = "\\"
-exclude_patterns = ["_build", "_generated"]
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "sphinx_copybutton"]
 
 myst_enable_extensions = ["deflist", "colon_fence"]
@@ -47,26 +39,6 @@ napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 
 
-def write_generated(_: Sphinx) -> None:
-    """Write what pages include: the reference of all commands, and tables from the code."""
-    generated = DOCS / "_generated"
-    generated.mkdir(exist_ok=True)
-    contents = {
-        "cli": command_reference(command_line, "chrion"),
-        "policies": policy_table(),
-        "options": option_tables(),
-        "layers": layer_table(),
-    }
-    for name, content in contents.items():
-        (generated / f"{name}.md").write_text(f"{content}\n", encoding="utf-8")
-
-
-def policy_table() -> str:
-    """Return the table of the built-in policies from their registry."""
-    rows = [f"| `{policy.name}` | {policy.description} |" for policy in POLICIES.values()]
-    return "\n".join(["| policy | description |", "| --- | --- |", *rows])
-
-
 def keep_first_colon(_app: Sphinx, what: str, _name: str, _object: object, _options: object, lines: list[str]) -> None:
     """Break the first line of an attribute after its colon; napoleon would take what precedes it for a type."""
     if what in {"attribute", "data", "property"} and lines and ": " in lines[0]:
@@ -77,5 +49,3 @@ def keep_first_colon(_app: Sphinx, what: str, _name: str, _object: object, _opti
 def setup(app: Sphinx) -> None:
     """Connect what this file adds to Sphinx."""
     app.connect("autodoc-process-docstring", keep_first_colon, priority=400)  # before napoleon
-    app.connect("builder-inited", write_generated)
-    app.add_directive("measured", MeasuredTables)
