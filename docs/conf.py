@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
+from docutils import nodes
 from sphinx.application import Sphinx
+from sphinx.transforms import SphinxTransform
 
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent))
@@ -46,6 +49,34 @@ def keep_first_colon(_app: Sphinx, what: str, _name: str, _object: object, _opti
         lines[:1] = [f"{head}:", rest]
 
 
+def add_contents(app: Sphinx, page: str, source: list[str]) -> None:
+    """Make the lists of links on the first page the contents of the site; GitHub would show a toctree as code."""
+    if page == app.config.root_doc:
+        for caption, links in re.findall(r"^## (.+)\n\n((?:- .+\n)+)", source[0], re.MULTILINE):
+            pages = re.findall(r"^- \[.+?\]\((\S+)\.md\)", links, re.MULTILINE)
+            source[0] += "\n".join(["", "```{toctree}", f":caption: {caption}", ":hidden:", "", *pages, "```", ""])
+
+
+class DarkPictures(SphinxTransform):
+    """Put the dark version of a picture beside it where there is one; the theme shows one of the two."""
+
+    default_priority = 500
+
+    def apply(self, **_: object) -> None:
+        """Add the pictures."""
+        folder = Path(self.document["source"]).parent
+        for picture in list(self.document.findall(nodes.image)):
+            dark = picture["uri"].replace(".svg", "-dark.svg")
+            if dark != picture["uri"] and (folder / dark).exists():
+                other = picture.deepcopy()
+                other["uri"] = dark
+                picture["classes"].append("only-light")
+                other["classes"].append("only-dark")
+                picture.parent.insert(picture.parent.index(picture) + 1, other)
+
+
 def setup(app: Sphinx) -> None:
     """Connect what this file adds to Sphinx."""
+    app.add_transform(DarkPictures)
+    app.connect("source-read", add_contents)
     app.connect("autodoc-process-docstring", keep_first_colon, priority=400)  # before napoleon
