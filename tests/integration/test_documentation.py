@@ -110,11 +110,15 @@ def test_wrong_commands_are_detected(words: list[str]) -> None:
         check_chrion(words)
 
 
-def test_links_lead_to_existing_files() -> None:
-    """Relative links of a page name files that exist."""
+def test_links_lead_to_existing_files_and_headings() -> None:
+    """Relative links of a page name files that exist, and headings by the anchors that GitHub gives them."""
+    anchors = {page: _anchors(page) for page in PAGES}
+    assert "equal-outputs" in anchors[ROOT / "docs" / "reliability.md"]
     for page in PAGES:
-        for target in re.findall(r"\]\((?!https?:|#)([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8")):
-            assert (page.parent / target).exists(), (page, target)
+        for target, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)", page.read_text(encoding="utf-8")):
+            file = (page.parent / target).resolve() if target else page
+            assert file.exists(), (page, target)
+            assert not anchor or anchor in anchors[file], (page, target, anchor)
 
 
 def test_names_in_the_text_exist() -> None:
@@ -283,6 +287,15 @@ def test_stability_lists_the_public_modules() -> None:
     modules = re.findall(r"^\.\. module:: (chrion\.\S+)", reference, re.MULTILINE)
     section = stability.split("## Public API")[1].split("\n- ")[1]
     assert set(re.findall(r"`(chrion\.[a-z]+)`", section)) == set(modules)
+
+
+def _anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings on GitHub: lower case, without punctuation, with hyphens for spaces."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    return {
+        re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    }
 
 
 def _resolve(name: str) -> object:
