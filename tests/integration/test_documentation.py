@@ -73,7 +73,7 @@ def test_blocks_are_found() -> None:
     assert found.language == "console"
     first, *_ = commands(found)
     assert first.words[:3] == ["chrion", "model", "lstm"]
-    assert first.expected.startswith("written: small.onnx")
+    assert first.expected.startswith("written: tiny.onnx")
     assert [c.exit_code for c in commands(found)] == [0, 3, 2]
 
 
@@ -119,6 +119,15 @@ def test_links_lead_to_existing_files_and_headings() -> None:
             file = (page.parent / target).resolve() if target else page
             assert file.exists(), (page, target)
             assert not anchor or anchor in anchors[file], (page, target, anchor)
+
+
+def test_no_two_blocks_write_the_same_model() -> None:
+    """A reader who follows several pages in one folder never builds a model whose file exists, which is refused."""
+    pages = [block for block in BLOCKS if block.page.name != "cli.md" and block.language in {"sh", "console"}]
+    lines = [command.words for block in pages for command in commands(block)]
+    written = [words[words.index("-o") + 1] for words in lines if words[:2] == ["chrion", "model"] and "-o" in words]
+    assert len(written) >= 5
+    assert sorted(written) == sorted(set(written))
 
 
 def test_names_in_the_text_exist() -> None:
