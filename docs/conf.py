@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
+from docutils import nodes
 from sphinx.application import Sphinx
+from sphinx.transforms import SphinxTransform
 
 DOCS = Path(__file__).parent
-sys.path[:0] = [str(DOCS.parent), str(DOCS)]
-
-from command_reference import command_reference  # noqa: E402
-from layer_table import layer_table  # noqa: E402
-from measured_tables import MeasuredTables  # noqa: E402
-from option_tables import option_tables  # noqa: E402
+sys.path.insert(0, str(DOCS.parent))
 
 import chrion  # noqa: E402 - of this checkout
-from chrion.cli.app import app as command_line  # noqa: E402
-from chrion.scheduler import POLICIES  # noqa: E402
 
 project = "Chrion"
 author = "Chrion's developers"
@@ -30,7 +26,6 @@ html_logo = "_static/logo.svg"
 html_favicon = "_static/logo.svg"
 copybutton_prompt_text = "$ "  # output is not copied
 copybutton_line_continuation_character = "\\"
-exclude_patterns = ["_build", "_generated"]
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "sphinx_copybutton"]
 
 myst_enable_extensions = ["deflist", "colon_fence"]
@@ -47,26 +42,6 @@ napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 
 
-def write_generated(_: Sphinx) -> None:
-    """Write what pages include: the reference of all commands, and tables from the code."""
-    generated = DOCS / "_generated"
-    generated.mkdir(exist_ok=True)
-    contents = {
-        "cli": command_reference(command_line, "chrion"),
-        "policies": policy_table(),
-        "options": option_tables(),
-        "layers": layer_table(),
-    }
-    for name, content in contents.items():
-        (generated / f"{name}.md").write_text(f"{content}\n", encoding="utf-8")
-
-
-def policy_table() -> str:
-    """Return the table of the built-in policies from their registry."""
-    rows = [f"| `{policy.name}` | {policy.description} |" for policy in POLICIES.values()]
-    return "\n".join(["| policy | description |", "| --- | --- |", *rows])
-
-
 def keep_first_colon(_app: Sphinx, what: str, _name: str, _object: object, _options: object, lines: list[str]) -> None:
     """Break the first line of an attribute after its colon; napoleon would take what precedes it for a type."""
     if what in {"attribute", "data", "property"} and lines and ": " in lines[0]:
@@ -74,8 +49,34 @@ def keep_first_colon(_app: Sphinx, what: str, _name: str, _object: object, _opti
         lines[:1] = [f"{head}:", rest]
 
 
+def add_contents(app: Sphinx, page: str, source: list[str]) -> None:
+    """Make the lists of links on the first page the contents of the site; GitHub would show a toctree as code."""
+    if page == app.config.root_doc:
+        for caption, links in re.findall(r"^## (.+)\n\n((?:- .+\n)+)", source[0], re.MULTILINE):
+            pages = re.findall(r"^- \[.+?\]\((\S+)\.md\)", links, re.MULTILINE)
+            source[0] += "\n".join(["", "```{toctree}", f":caption: {caption}", ":hidden:", "", *pages, "```", ""])
+
+
+class DarkPictures(SphinxTransform):
+    """Put the dark version of a picture beside it where there is one; the theme shows one of the two."""
+
+    default_priority = 500
+
+    def apply(self, **_: object) -> None:
+        """Add the pictures."""
+        folder = Path(self.document["source"]).parent
+        for picture in list(self.document.findall(nodes.image)):
+            dark = picture["uri"].replace(".svg", "-dark.svg")
+            if dark != picture["uri"] and (folder / dark).exists():
+                other = picture.deepcopy()
+                other["uri"] = dark
+                picture["classes"].append("only-light")
+                other["classes"].append("only-dark")
+                picture.parent.insert(picture.parent.index(picture) + 1, other)
+
+
 def setup(app: Sphinx) -> None:
     """Connect what this file adds to Sphinx."""
+    app.add_transform(DarkPictures)
+    app.connect("source-read", add_contents)
     app.connect("autodoc-process-docstring", keep_first_colon, priority=400)  # before napoleon
-    app.connect("builder-inited", write_generated)
-    app.add_directive("measured", MeasuredTables)

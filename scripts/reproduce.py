@@ -9,6 +9,7 @@ that show them. ``python scripts/reproduce.py --help`` lists the commands.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from reproduction.streams import nimble_table, opara_table
 from reproduction.table6 import figure10, table6
 from reproduction.table7 import assumptions, figure11, table7
 
+from chrion.errors import OptionError
 from chrion.report.figures import check_picture
 
 PICTURES = ROOT / "docs" / "img"
@@ -64,12 +66,28 @@ def read_arguments() -> Arguments:
     return parser.parse_args()
 
 
+def choose_picture(picture: Path) -> Path | None:
+    """Return the file of the picture; None for the default one if matplotlib is missing.
+
+    Raises:
+        OptionError: The named picture cannot be drawn or written.
+    """
+    try:
+        check_picture("picture", picture)
+    except OptionError as error:
+        if picture.parent != PICTURES:
+            raise
+        print(f"no {error}", file=sys.stderr)
+        return None
+    return picture
+
+
 def main() -> None:
     """Run a command, print its tables and record them."""
     arguments = read_arguments()
     with one_line_errors():
         if "picture" in arguments:
-            check_picture("picture", arguments.picture)
+            arguments.picture = choose_picture(arguments.picture)
         tables = COMMANDS[arguments.command][1](arguments)
         for name, rows in tables.items():
             print(f"{name}\n\n{markdown_table(rows)}\n")

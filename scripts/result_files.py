@@ -31,9 +31,9 @@ def write_results(folder: Path | None, contents: Mapping[str, str]) -> None:
 
 
 def read_parts(folder: Path | None, name: str) -> list[dict[str, Any]]:
-    """Return the parts of stored results; none without the folder or the file."""
+    """Return the parts of stored results; none without the folder, the file, or parts in it."""
     path = folder / f"{name}.json" if folder else None
-    return json.loads(path.read_text(encoding="utf-8"))["parts"] if path and path.exists() else []
+    return json.loads(path.read_text(encoding="utf-8")).get("parts", []) if path and path.exists() else []
 
 
 def read_rows(folder: Path | None, name: str) -> list[list[str]]:

@@ -28,11 +28,7 @@ from chrion.zoo import build
 from command_line import Chrion
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted(
-    p
-    for p in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
-    if not {"_generated", "_build"} & set(p.relative_to(ROOT).parts)
-)
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 #: Models that pages assume: names and parameters of builders.
 _MODELS: dict[str, tuple[str, dict[str, int]]] = {
     "small.onnx": ("lstm", {"layers": 4, "seq": 8}),

@@ -153,13 +153,14 @@ def assumptions(requests: int = REQUESTS, seeds: int = 3) -> Tables:
     return {"table7 assumptions": list(rows())}
 
 
-def figure11(picture: Path, requests: int = REQUESTS) -> Tables:
+def figure11(picture: Path | None, requests: int = REQUESTS) -> Tables:
     """Draw histograms of the execution times of twenty copies of each of three models; return the modes in ms."""
     panels = {}
     for family in FIGURE11:
         scenario = find_scenario(f"figure11-{family}").changed({"requests": requests}).build()
         panels[family] = [(result.pattern, result.executions[family]) for result in simulate(scenario)]
-    plot_histograms(panels, picture)
+    if picture:
+        plot_histograms(panels, picture)
     rows = [["model", *PAPER]]
     rows += [[family, *(mode(counts) for _, counts in panel)] for family, panel in panels.items()]
     return {"figure11": [*rows, ["baseline, paper", *MODES]]}

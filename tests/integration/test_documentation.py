@@ -11,6 +11,12 @@ from pathlib import Path
 
 import pytest
 import typer
+from fill_pages import filled_pages
+from pages.commands import command_reference
+from pages.layers import layer_table
+from pages.options import option_tables
+from pages.results import result_sections
+from result_files import read_parts
 
 import chrion
 from chrion import errors
@@ -67,7 +73,7 @@ def test_blocks_are_found() -> None:
     assert found.language == "console"
     first, *_ = commands(found)
     assert first.words[:3] == ["chrion", "model", "lstm"]
-    assert first.expected.startswith("written: small.onnx")
+    assert first.expected.startswith("written: tiny.onnx")
     assert [c.exit_code for c in commands(found)] == [0, 3, 2]
 
 
@@ -104,11 +110,24 @@ def test_wrong_commands_are_detected(words: list[str]) -> None:
         check_chrion(words)
 
 
-def test_links_lead_to_existing_files() -> None:
-    """Relative links of a page name files that exist."""
+def test_links_lead_to_existing_files_and_headings() -> None:
+    """Relative links of a page name files that exist, and headings by the anchors that GitHub gives them."""
+    anchors = {page: _anchors(page) for page in PAGES}
+    assert "equal-outputs" in anchors[ROOT / "docs" / "reliability.md"]
     for page in PAGES:
-        for target in re.findall(r"\]\((?!https?:|#)([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8")):
-            assert (page.parent / target).exists(), (page, target)
+        for target, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)", page.read_text(encoding="utf-8")):
+            file = (page.parent / target).resolve() if target else page
+            assert file.exists(), (page, target)
+            assert not anchor or anchor in anchors[file], (page, target, anchor)
+
+
+def test_no_two_blocks_write_the_same_model() -> None:
+    """A reader who follows several pages in one folder never builds a model whose file exists, which is refused."""
+    pages = [block for block in BLOCKS if block.page.name != "cli.md" and block.language in {"sh", "console"}]
+    lines = [command.words for block in pages for command in commands(block)]
+    written = [words[words.index("-o") + 1] for words in lines if words[:2] == ["chrion", "model"] and "-o" in words]
+    assert len(written) >= 5
+    assert sorted(written) == sorted(set(written))
 
 
 def test_names_in_the_text_exist() -> None:
@@ -131,10 +150,10 @@ def test_the_results_of_the_readme_are_in_the_pages_it_links_to() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     found = re.findall(r"^- \*\*(.*?)\(\[\w+\]\((docs/[^)]*)\)\)\.$", readme, re.MULTILINE | re.DOTALL)
     assert len(found) == 3
-    results = _with_data((ROOT / "docs" / "results.md").read_text(encoding="utf-8"))
+    results = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     checked = 0
     for result, page in found:
-        text = _with_data((ROOT / page).read_text(encoding="utf-8")) + results
+        text = (ROOT / page).read_text(encoding="utf-8") + results
         for figure in re.findall(r"\d+\.\d+", result):
             assert figure in text, (page, figure)
             checked += 1
@@ -164,10 +183,15 @@ def test_the_reference_documents_what_is_exported() -> None:
     assert set(documented) == expected
 
 
-def test_the_command_reference_has_every_option(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sections_from_code_and_data_are_current() -> None:
+    """Pages have the sections that scripts/fill_pages.py writes: tables of results, commands, options and layers."""
+    for page, text in filled_pages().items():
+        assert page.read_text(encoding="utf-8") == text, f"{page.name}: run python scripts/fill_pages.py"
+
+
+def test_the_command_reference_has_every_option() -> None:
     """The generated reference has a section for each command with all of its options, and no markup of the terminal."""
-    monkeypatch.syspath_prepend(str(ROOT / "docs"))
-    text = importlib.import_module("command_reference").command_reference(app, "chrion")
+    text = command_reference(app, "chrion")
     assert "[bold]" not in text
     sections = dict(re.findall(r"^#+ `(.*?)`\n(.*?)(?=^#|\Z)", text, re.MULTILINE | re.DOTALL))
     group = typer.main.get_command(app)
@@ -207,33 +231,29 @@ def test_the_keys_of_files_are_documented(tmp_path: Path) -> None:
 
 
 def test_the_documentation_is_short() -> None:
-    """README and pages have at most 45 000 words; measurements are data, which do not count."""
+    """README and pages have at most 45 000 words; tables do not count."""
     pages = [ROOT / "README.md", *(p for p in PAGES if p.is_relative_to(ROOT / "docs"))]
-    assert sum(len(page.read_text(encoding="utf-8").split()) for page in pages) <= 45_000
+    lines = [line for page in pages for line in page.read_text(encoding="utf-8").splitlines()]
+    assert sum(len(line.split()) for line in lines if not line.startswith("|")) <= 45_000
 
 
 def test_all_results_are_drawn() -> None:
-    """The page of results draws every file of results once, and every table has as many cells as columns."""
-    drawn = re.findall(
-        r"^```{measured} (\S+)$", (ROOT / "docs" / "results.md").read_text(encoding="utf-8"), re.MULTILINE
-    )
-    contents = {path.stem: json.loads(path.read_bytes()) for path in (ROOT / "docs" / "data").glob("*.json")}
-    results = {name: content["parts"] for name, content in contents.items() if "parts" in content}
-    assert sorted(drawn) == sorted(results)
-    for name, parts in results.items():
-        tables = [part for part in parts if "rows" in part]
-        assert all(len(row) == len(table["columns"]) for table in tables for row in table["rows"]), name
+    """The page of results has a section for every file of results, and every table has as many cells as columns."""
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    folder = ROOT / "docs" / "data"
+    assert sorted(re.findall(r"^<!-- begin: (\S+) -->$", page, re.MULTILINE)) == sorted(result_sections(folder))
+    for path in folder.glob("*.json"):
+        tables = [part for part in read_parts(folder, path.stem) if "rows" in part]
+        assert all(len(row) == len(table["columns"]) for table in tables for row in table["rows"]), path.name
 
 
-def test_the_tables_from_the_code_are_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tables_from_the_code_are_complete() -> None:
     """The generated tables have a row for every option of onnxruntime and for every layer."""
-    monkeypatch.syspath_prepend(str(ROOT / "docs"))
-    options = importlib.import_module("option_tables").option_tables()
+    options = option_tables()
     for table in (SESSION_OPTIONS, SESSION_KEYS, RUN_OPTIONS, RUN_KEYS, ARGUMENTS):
         assert [name for name in table if f"| `{name}` |" not in options] == []
-    layers = importlib.import_module("layer_table").layer_table()
     names = [name for layer in PACKAGES for name in layer]
-    assert sorted(re.findall(r"^\| \d+ \| `(\S+)` \| \S", layers, re.MULTILINE)) == sorted(names)
+    assert sorted(re.findall(r"^\| \d+ \| `(\S+)` \| \S", layer_table(), re.MULTILINE)) == sorted(names)
 
 
 @pytest.mark.parametrize(
@@ -278,10 +298,13 @@ def test_stability_lists_the_public_modules() -> None:
     assert set(re.findall(r"`(chrion\.[a-z]+)`", section)) == set(modules)
 
 
-def _with_data(text: str) -> str:
-    """Return a page with the files of the results that it draws."""
-    names = re.findall(r"^```{measured} (\S+)$", text, re.MULTILINE)
-    return text + "".join((ROOT / "docs" / "data" / f"{name}.json").read_text(encoding="utf-8") for name in names)
+def _anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings on GitHub: lower case, without punctuation, with hyphens for spaces."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    return {
+        re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    }
 
 
 def _resolve(name: str) -> object:

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
+import pytest
 from page_markers import table_rows
+from reproduce import PICTURES, choose_picture
 from reproduction.results import DATA, PAGE, read_tables, record_tables
+from reproduction.table7 import figure11
+
+from chrion.errors import OptionError
 
 
 def test_the_page_shows_the_tables_of_the_data_file() -> None:
@@ -34,3 +40,13 @@ def test_the_data_file_has_a_line_for_each_row() -> None:
     rows = [row for table in read_tables().values() for row in table]
     lines = DATA.read_text(encoding="utf-8").splitlines()
     assert sum(line.startswith("  [") for line in lines) == len(rows)
+
+
+def test_a_table_needs_no_matplotlib(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without matplotlib a command names the missing extra and makes its table; a named picture is refused."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert choose_picture(PICTURES / "figure10.png") is None
+    assert "chrion[plot]" in capsys.readouterr().err
+    with pytest.raises(OptionError, match="matplotlib"):
+        choose_picture(Path("curves.png"))
+    assert figure11(None, requests=20)["figure11"][0][0] == "model"

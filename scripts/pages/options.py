@@ -25,7 +25,7 @@ TABLES: Mapping[str, Mapping[str, Option]] = {
 
 def option_tables() -> str:
     """Return a section for each kind of option."""
-    return "\n".join(f"## {title}\n\n{format_table(options)}\n" for title, options in TABLES.items())
+    return "\n\n".join(f"## {title}\n\n{format_table(options)}" for title, options in TABLES.items())
 
 
 def format_table(options: Mapping[str, Option]) -> str:

@@ -1,15 +1,11 @@
-"""The table of the package's layers, from the list that the tests check."""
+"""The table of the package's layers, from the list that the tests check (``tests`` has to be on the path)."""
 
 from __future__ import annotations
 
 import ast
-import sys
 from pathlib import Path
 
 import chrion
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-
 from layers import PACKAGES
 
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import typer
 
+from chrion.scheduler import POLICIES
+
 #: A heading in the text below a command's options, in rich's markup.
 _HEADING = re.compile(r"\[bold\](.+?)\[/bold\]")
 
@@ -20,15 +22,22 @@ def command_reference(app: typer.Typer, name: str) -> str:
         name: The name of its command.
     """
     command: Any = typer.main.get_command(app)
-    return "\n".join(_describe(command, typer.Context(command, info_name=name), name, 2)) + "\n"
+    text = "\n".join(_describe(command, typer.Context(command, info_name=name), name, 2))
+    return re.sub(r"\n{3,}", "\n\n", text).strip()
+
+
+def policy_table() -> str:
+    """Return the table of the built-in policies from their registry."""
+    rows = [f"| `{policy.name}` | {policy.description} |" for policy in POLICIES.values()]
+    return "\n".join(["| policy | description |", "| --- | --- |", *rows])
 
 
 def _describe(command: Any, context: typer.Context, name: str, level: int) -> Iterator[str]:
     """Yield lines of Markdown for a command; those of its subcommands follow."""
     if level > 2:
         yield from ("", f"{'#' * level} `{name}`")
-    yield from ("", command.help or "", "", "```console")
-    yield from (" ".join(["$", name, *command.collect_usage_pieces(context)]), "```", "")
+    yield from ("", command.help or "", "", "```text")
+    yield from (" ".join([name, *command.collect_usage_pieces(context)]), "```", "")
     records = [(p.param_type_name, p.get_help_record(context)) for p in command.get_params(context)]
     for kind in ("argument", "option"):
         yield from _table(kind, (record for of, record in records if of == kind and record))

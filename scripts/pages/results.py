@@ -1,0 +1,33 @@
+"""Tables of results, from the files in ``docs/data``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from page_markers import markdown_table
+from result_files import read_parts
+
+#: Longer tables are folded.
+ROWS_IN_SIGHT = 40
+
+
+def result_sections(folder: Path) -> dict[str, str]:
+    """Return the Markdown of every file of results in a folder, by the file's name without its suffix."""
+    found = {path.stem: read_parts(path.parent, path.stem) for path in sorted(folder.glob("*.json"))}
+    return {name: format_parts(parts) for name, parts in found.items() if parts}
+
+
+def format_parts(parts: Iterable[Mapping[str, Any]]) -> str:
+    """Return paragraphs and tables in Markdown."""
+    return "\n\n".join(part["text"] if "text" in part else format_table(part) for part in parts)
+
+
+def format_table(part: Mapping[str, Any]) -> str:
+    """Return a table in Markdown; a long one is folded."""
+    table = markdown_table([part["columns"], *part["rows"]])
+    count = len(part["rows"])
+    if count <= ROWS_IN_SIGHT:
+        return table
+    return f"<details>\n<summary>{count} rows</summary>\n\n{table}\n\n</details>"
