@@ -158,5 +158,6 @@ def _document(answer: Answer, path: str) -> Mapping[str, Any]:
     except ValueError:
         found = None
     if answer.status != 200 or not isinstance(found, dict) or not isinstance(found.get("inputs"), list):
-        raise OptionError(f"--url: {path}: expected the metadata of a model, found status {answer.status}")
+        reason = f": {found['error']}" if isinstance(found, dict) and isinstance(found.get("error"), str) else ""
+        raise OptionError(f"--url: {path}: expected the metadata of a model, found status {answer.status}{reason}")
     return found

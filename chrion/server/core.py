@@ -48,6 +48,8 @@ _TICK_S = 1.0
 #: Memory of requests whose release leaves gaps that are worth returning to the system, in bytes.
 _LARGE_BYTES = 1 << 24
 _DRAINING = "the server is shutting down"
+#: The event of a version that cannot be served, in the log.
+CANNOT_BE_SERVED = "model cannot be served"
 
 
 @dataclass(slots=True)
@@ -207,8 +209,7 @@ class ServingCore:
         if served.attempted.is_set():
             return
         if not memory.fits(served.number):
-            served.failure = Reason.TOO_LARGE.value
-            served.attempted.set()
+            self._reject_size(served)
         elif keep and self.place(served)[0] is Place.ABSENT:
             self._apply(memory.request(_now_ms(), served.number))
         else:
@@ -259,22 +260,6 @@ class ServingCore:
         served.attempted.set()
         self._apply(self.manager.remove(_now_ms(), served.number))
         self._forget_if_unused(served)
-
-    def find(self, name: str, version: str = "") -> Served:
-        """Return a version of a model, by default the highest.
-
-        Raises:
-            RequestFailure: It does not exist.
-        """
-        if version:
-            found = self.models.get((name, version))
-        else:
-            versions = [served for (own, _), served in self.models.items() if own == name]
-            found = max(versions, key=lambda served: int(served.version.version), default=None)
-        if found is None:
-            text = f"unknown model {name[:200]!r}" + (f", version {version[:20]!r}" if version else "")
-            raise RequestFailure(Status.NOT_FOUND, text)
-        return found
 
     def is_ready(self, served: Served) -> bool:
         """Return whether requests for a version can be served: it has run, and is in memory or can be loaded again."""
@@ -560,9 +545,15 @@ class ServingCore:
         number = next(iter(memory.trials), None)
         if number is not None and not memory.fits(number):
             del memory.trials[number]
-            served = self._by_number[number]
-            served.failure = Reason.TOO_LARGE.value
-            served.attempted.set()
+            self._reject_size(self._by_number[number])
+
+    def _reject_size(self, served: Served) -> None:
+        """End the trial of a version that does not fit into the budgets."""
+        least, budgets = served.version.managed.variants[-1].bytes, self.manager.memory.budgets
+        served.failure = Reason.TOO_LARGE.value
+        served.attempted.set()
+        sizes = {"bytes": dict(least), "budget_bytes": dict(budgets)}
+        log.warning(CANNOT_BE_SERVED, extra=_fields(served, reason=served.failure, **sizes))
 
     async def _tick(self) -> None:
         while True:

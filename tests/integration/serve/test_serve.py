@@ -37,13 +37,40 @@ def test_answers_equal_onnxruntimes(server: LocalServer, repository: Path) -> No
 
 
 def test_a_bad_model_is_reported_and_does_not_stop_the_others(server: LocalServer) -> None:
-    """The index has the reason, and the model is unknown to requests."""
+    """The index has the reason, and so have the answers to requests: 503, unlike those for names that do not exist."""
     _, index, _ = server.get("/v2/repository/index", b"{}")
     states = {entry["name"]: entry for entry in index}
     assert states["bad"]["state"] == "UNAVAILABLE"
     assert "not an ONNX model" in states["bad"]["reason"]
     assert states["product"]["state"] == "READY"
-    assert server.infer("bad", ROWS)[0] == 404
+    for path in ("bad", "bad/versions/1"):
+        for answer in (server.infer(path, ROWS), *(server.get(f"/v2/models/{path}{what}") for what in ("", "/ready"))):
+            assert answer[0] == 503
+            assert answer[1]["error"].startswith("model 'bad': version 1 cannot be served: model.onnx: not an ONNX")
+    for path in ("none", "bad/versions/2", "product/versions/3"):
+        assert server.infer(path, ROWS)[0] == server.get(f"/v2/models/{path}/ready")[0] == 404
+    health = server.get("/v2/health")[1]
+    names = {name for name, entry in states.items() if entry["state"] == "READY"}
+    assert (health["models"], health["versions"], health["unserved"]) == (len(names), len(index) - 1, 1)
+
+
+def test_versions_that_do_not_fit_are_logged_and_not_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A budget that is too small for some versions is a warning for each, and in the line at the start."""
+    put(tmp_path, "small", product())
+    put(tmp_path, "small", product(), version=2)
+    put(tmp_path, "large", product(1300))
+    put(tmp_path, "bad", b"not a model")
+    with caplog.at_level(logging.WARNING, "chrion.server"), local_server(tmp_path, memory_mb=10.0) as server:
+        assert server.begun == "1 model (2 versions; 2 cannot be served, see the log)"
+        assert server.get("/v2/health")[1] == {
+            "live": True, "ready": True, "models": 1, "versions": 2, "unserved": 2, "pending": 0
+        }  # fmt: skip
+        assert server.infer("large", np.ones((1, 1300), np.float32))[0] == 503
+    events = [json.loads(JsonFormatter().format(record)) for record in caplog.records]
+    refused = {event["model"]: event for event in events if event["event"] == "model cannot be served"}
+    assert set(refused) == {"large", "bad"}
+    assert refused["large"]["reason"] == "the model does not fit into the memory budget"
+    assert refused["large"]["bytes"]["host"] > refused["large"]["budget_bytes"]["host"] == 10_000_000
 
 
 def test_batches_have_the_results_of_single_requests(tmp_path: Path) -> None:
