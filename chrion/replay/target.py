@@ -115,7 +115,7 @@ async def read_figures(client: HttpClient) -> ServerFigures:
         if sample.name in devices:
             devices[sample.name][sample.labels["device"]] = sample.value
         if sample.name == "chrion_server_info":
-            policies = dict(sample.labels)
+            policies = {kind: name for kind, name in sample.labels.items() if kind != "version"}
     if "chrion_model_loads_total" not in totals:
         raise OptionError("the server has no metric chrion_model_loads_total at /metrics: replays need chrion serve")
     used, budget = devices.values()

@@ -138,7 +138,7 @@ class LocalTarget:
 
     async def metrics(self) -> bytes:
         """Return the metrics in Prometheus's text format."""
-        return render_metrics(self._core)
+        return render_metrics(self._core, self._catalogue.unserved)
 
     async def model_metadata(self, name: str, version: str) -> dict[str, Any]:
         """Return a model's metadata."""
