@@ -15,7 +15,7 @@ import logging
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from chrion.errors import ChrionError
+from chrion.errors import ChrionError, OptionError
 from chrion.manager.residency import Place
 from chrion.server.core import CANNOT_BE_SERVED, Served, ServingCore
 from chrion.server.failures import RequestFailure, Status
@@ -106,10 +106,18 @@ class Catalogue:
         """Read the repository, and serve all of it, or in explicit mode the named models.
 
         Raises:
-            OptionError: The repository cannot be read.
+            OptionError: The repository cannot be read, or has no model of a name.
         """
         self.found = await self._scan()
         names = set(load)
+        if not self.found and self.mode == "none":
+            text = "the repository has no model: expected NAME/VERSION/model.onnx, resnet/1/model.onnx for example"
+            log.warning(text, extra={"fields": {"repository": str(self.root)}})
+        if unknown := sorted(names - {"*"} - {entry.name for entry in self.found.values()}):
+            known = ", ".join(sorted({entry.name for entry in self.found.values()}))[:500] or "none"
+            raise OptionError(
+                f"--load-model {unknown[0]}: no such model in the repository", hint=f"models found: {known}"
+            )
         for entry in self.found.values():
             # A version that cannot be served is logged even if it is not loaded.
             if self.mode != "explicit" or isinstance(entry, BadVersion) or names & {entry.name, "*"}:
