@@ -27,12 +27,11 @@ from chrion.server.grpc_stream import StreamedRequests
 from chrion.server.late_messages import MessageReceiver
 from chrion.server.options import ServerOptions
 from chrion.server.protocol_decoder import ProtocolDecoder, find_decoder, has_cache
+from chrion.server.request_log import log_request
 from chrion.server.request_memory import RequestMemory
 from chrion.server.request_timing import SERVER_TIMING, Timing
 from chrion.server.target import Answer, Target
 from chrion.server.tracing import RequestTracer
-
-log = logging.getLogger("chrion.server")
 
 #: The parameter of responses that says whether it is the last of its request; Triton's name.
 _FINAL = "triton_final_response"
@@ -48,6 +47,8 @@ _CHANNEL_OPTIONS = (
     ("grpc.max_connection_idle_ms", 30_000),  # it may take twice as long; clients connect again by themselves
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
 )
+
+_STREAM = "ModelStreamInfer"
 
 _Method = Callable[[Any], Awaitable[Any]]
 
@@ -94,7 +95,7 @@ class GrpcService:
         found, receiver = {}, MessageReceiver(message_s)
         for name, method in methods().items():
             request, response = message(method.input_type.name), message(method.output_type.name)
-            if name == "ModelStreamInfer":
+            if name == _STREAM:
                 make = grpc.stream_stream_rpc_method_handler
                 call: Callable[..., Any] = self._stream
             else:
@@ -107,6 +108,7 @@ class GrpcService:
         return grpc.method_handlers_generic_handler(SERVICE, found)
 
     async def _answer(self, name: str, request: Any, response: Any, content: bytes, context: Any) -> Any:
+        began_s = time.monotonic()
         try:
             if name not in self._open:
                 self._authorise(context)
@@ -114,10 +116,11 @@ class GrpcService:
                 await self._answers[name](_parse(request, content)), response(), ignore_unknown_fields=True
             )
         except RequestFailure as failure:
+            _log_failure(context, name, failure, began_s)
             await _abort(context, failure)
 
     async def _infer(self, content: bytes, context: Any) -> Any:
-        began_ns = time.time_ns()
+        began_ns, began_s = time.time_ns(), time.monotonic()
         try:
             self._authorise(context)
             memory = RequestMemory(self._target.account)
@@ -126,6 +129,7 @@ class GrpcService:
             answer = await self._run(content, remaining * 1000 if remaining is not None else float("inf"), memory)
         except RequestFailure as failure:
             self._trace(context, content, began_ns, failure=failure.message)
+            _log_failure(context, "ModelInfer", failure, began_s)
             return await _abort(context, failure)
         self._trace(context, content, began_ns, answer)
         context.set_trailing_metadata(tuple((name.lower(), value) for name, value in answer.headers.items()))
@@ -153,16 +157,18 @@ class GrpcService:
 
     async def _stream(self, requests: AsyncIterator[bytes], context: Any) -> None:
         """Serve the requests of a stream; it ends if its client does not read a response in time."""
+        began_s = time.monotonic()
         try:
             self._authorise(context)
         except RequestFailure as failure:
+            _log_failure(context, _STREAM, failure, began_s)
             await _abort(context, failure)
         held: dict[int, RequestMemory] = {}
 
         async def answer(content: bytes) -> Any:
             memory = RequestMemory(self._target.account)
             try:
-                response = await self._run_in_stream(content, memory)
+                response = await self._run_in_stream(content, memory, context)
             except BaseException:
                 memory.release()
                 raise
@@ -185,13 +191,15 @@ class GrpcService:
         if silent:  # the status waits until the client reads or leaves
             await _abort(context, RequestFailure(Status.TIMED_OUT, "the client does not read the answers"))
 
-    async def _run_in_stream(self, content: bytes, memory: RequestMemory) -> Any:
+    async def _run_in_stream(self, content: bytes, memory: RequestMemory, context: Any) -> Any:
         """Return the only response to a request of a stream."""
+        began_s = time.monotonic()
         found = message("ModelStreamInferResponse")()
         try:
             answer = await self._run(content, float("inf"), memory)
             found.infer_response.MergeFromString(answer.content)
         except RequestFailure as failure:
+            _log_failure(context, _STREAM, failure, began_s)
             found.error_message = failure.message
             with contextlib.suppress(RequestFailure):
                 found.infer_response.id = grpc_codec.parse_request(content).head.id
@@ -334,6 +342,13 @@ def _parse(kind: Any, content: bytes) -> Any:
         return kind.FromString(content)
     except DecodeError as error:
         raise invalid(f"the request is not a {kind.DESCRIPTOR.name}") from error
+
+
+def _log_failure(context: Any, method: str, failure: RequestFailure, began_s: float) -> None:
+    """Log a call, or a request of a stream, that failed."""
+    status = failure.status
+    fields = {"method": method, "client": context.peer(), "status": status.grpc}
+    log_request(logging.INFO if status.http < 500 else logging.WARNING, fields, began_s, failure.message)
 
 
 async def _abort(context: Any, failure: RequestFailure) -> None:

@@ -169,7 +169,32 @@ def test_logs_are_json_with_the_request_id(server: LocalServer, caplog: pytest.L
         _, _, headers = server.get("/v2/models/missing", X_Request_Id="my-id-1")
     assert headers["x-request-id"] == "my-id-1"
     events = [json.loads(JsonFormatter().format(record)) for record in caplog.records]
-    assert [event["status"] for event in events if event.get("request_id") == "my-id-1"] == [404]
+    (event,) = [event for event in events if event.get("request_id") == "my-id-1"]
+    assert (event["status"], event["level"], event["method"]) == (404, "info", "GET")
+    assert event["error"] == "unknown model 'missing'"
+
+
+def test_failures_of_the_server_are_warnings_and_probes_are_not_logged(
+    server: LocalServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Failures have their text, bounded; readiness polls are below info, unless they fail for another reason."""
+    call = grpc.insecure_channel(f"127.0.0.1:{server.grpc}")
+    with caplog.at_level(logging.INFO, "chrion.server"), call as channel:
+        assert server.infer("bad", ROWS)[0] == 503
+        assert server.get("/v2/models/bad/ready")[0] == 503
+        assert server.get("/v2/health/ready")[0] == 200
+        assert server.get("/v2/health/" + "x" * 1000)[0] == 404
+        with pytest.raises(grpc.RpcError):
+            channel.unary_unary("/inference.GRPCInferenceService/ModelMetadata")(b"\n\x03bad")
+    events = [json.loads(JsonFormatter().format(record)) for record in caplog.records if record.msg == "request"]
+    assert [(event["status"], event["level"]) for event in events] == [
+        (503, "warning"),
+        (404, "info"),
+        ("UNAVAILABLE", "warning"),
+    ]
+    assert all("not an ONNX model" in events[at]["error"] for at in (0, 2))
+    assert events[2]["client"].startswith("ipv4:127.0.0.1:")
+    assert max(map(len, (events[1]["error"], events[1]["path"]))) <= 300
 
 
 def test_metrics_can_be_parsed(server: LocalServer) -> None:
