@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from chrion.cores import pin
+from chrion.errors import ModelError
 from chrion.graph.ort_sessions import first_line
 from chrion.manager import Action, Load, ModelManager, Reason, Refuse, Request, Run, Unload
 from chrion.manager.records import HOST
@@ -48,6 +49,10 @@ _TICK_S = 1.0
 #: Memory of requests whose release leaves gaps that are worth returning to the system, in bytes.
 _LARGE_BYTES = 1 << 24
 _DRAINING = "the server is shutting down"
+_CHANGED = (
+    "its files have changed since it was added: restart the server or load the model again, "
+    "and replace files by renaming new ones over them"
+)
 #: The event of a version that cannot be served, in the log.
 CANNOT_BE_SERVED = "model cannot be served"
 
@@ -372,6 +377,8 @@ class ServingCore:
 
         def open_session() -> Session:
             opened = served.opened or OpenedFiles(served.version.sources)
+            if not opened.are_readable():
+                raise ModelError(_CHANGED)
             session = Session(source, opened, self._provider, cores)
             try:
                 if served.opened is None:
@@ -566,7 +573,7 @@ class ServingCore:
 
 def _check_unchanged(version: ServedVersion) -> None:
     if file_states(*(Path(path) for path, *_ in version.files)) != version.files:
-        raise RuntimeError("its files have changed since it was added; add it again")
+        raise ModelError(_CHANGED)
 
 
 def _pin_to(cores: tuple[int, ...]) -> None:
