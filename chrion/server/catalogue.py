@@ -65,7 +65,7 @@ class Catalogue:
 
     @property
     def served(self) -> list[Key]:
-        """The versions that are served, as far as they have been tried."""
+        """The versions that are served, with those that have not been tried yet."""
         return [key for key, served in self._core.models.items() if not served.failure]
 
     @property

@@ -559,7 +559,7 @@ class ServingCore:
         least, budgets = served.version.managed.variants[-1].bytes, self.manager.memory.budgets
         served.failure = Reason.TOO_LARGE.value
         served.attempted.set()
-        sizes = {"bytes": dict(least), "budget_bytes": dict(budgets)}
+        sizes = {"bytes": {device: least.get(device, 0) for device in budgets}, "budget_bytes": dict(budgets)}
         log.warning(CANNOT_BE_SERVED, extra=_fields(served, reason=served.failure, **sizes))
 
     async def _tick(self) -> None:

@@ -176,8 +176,9 @@ class GrpcService:
             return response
 
         silent = False
+        texts = functools.partial(self._texts, context)
         try:
-            async with contextlib.aclosing(StreamedRequests(answer, self._texts).responses(requests)) as responses:
+            async with contextlib.aclosing(StreamedRequests(answer, texts).responses(requests)) as responses:
                 async for response in responses:
                     async with asyncio.timeout(READ_S + response.ByteSize() / READ_BYTES_PER_S):
                         await context.write(response)
@@ -205,7 +206,7 @@ class GrpcService:
                 found.infer_response.id = grpc_codec.parse_request(content).head.id
         return found
 
-    def _texts(self, content: bytes) -> AsyncGenerator[Any, None] | None:
+    def _texts(self, context: Any, content: bytes) -> AsyncGenerator[Any, None] | None:
         """Return the responses to a request of a stream, if it may have several."""
         if self._generation is None:
             return None
@@ -213,14 +214,15 @@ class GrpcService:
             given = grpc_codec.parse_request(content)
             decoder = find_decoder(self._generation, given.head.model_name, given.head.model_version)
             if decoder is not None and not has_cache(entry.name for entry in given.head.inputs):
-                return self._generate(decoder, given, len(content))
+                return self._generate(context, decoder, given, len(content))
         return None
 
     async def _generate(
-        self, decoder: ProtocolDecoder, given: grpc_codec.WireRequest, size: int
+        self, context: Any, decoder: ProtocolDecoder, given: grpc_codec.WireRequest, size: int
     ) -> AsyncGenerator[Any, None]:
         """Yield the responses of a decoder; a failure is the last of them."""
         kind = message("ModelStreamInferResponse")
+        began_s = time.monotonic()
         try:
             with RequestMemory(self._target.account) as memory:
                 memory.take(size + given.parsed_bytes)
@@ -231,6 +233,7 @@ class GrpcService:
                         response.parameters[_FINAL].bool_param = final
                         yield kind(infer_response=response)
         except RequestFailure as failure:
+            _log_failure(context, _STREAM, failure, began_s)
             response = kind(error_message=failure.message, infer_response={"id": given.head.id})
             response.infer_response.parameters[_FINAL].bool_param = True
             yield response
