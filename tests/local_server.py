@@ -148,10 +148,12 @@ class LocalServer(ServerClient):
         app: Its REST application.
         grpc: Its port of gRPC.
         http: Its port of HTTP; 0 if it is not asked for.
+        begun: What it serves, in the words of the line that the command prints at the start.
     """
 
-    def __init__(self, app: Any, grpc: int, http: int) -> None:
+    def __init__(self, app: Any, grpc: int, http: int, begun: str) -> None:
         self.grpc = grpc
+        self.begun = begun
         self.url = f"http://127.0.0.1:{http}"
         self._app = app
         self._client = httpx2.Client(transport=_Transport(app), base_url="http://localhost", timeout=None)
@@ -226,7 +228,7 @@ async def _running(options: ServerOptions, *, http: bool, wait: bool) -> AsyncIt
     models = local_models(options)
     app = RestService(options, models.target, tracer, models.generation).app
     grpc_server, port = bind_grpc(options, models.target, tracer, models.generation)
-    await models.begin()
+    begun = await models.begin()
     while wait and not (await models.target.health())["ready"]:  # noqa: ASYNC110 - the server has no event for it
         await asyncio.sleep(0.01)
     await grpc_server.start()
@@ -234,7 +236,7 @@ async def _running(options: ServerOptions, *, http: bool, wait: bool) -> AsyncIt
         listener = stack.enter_context(listen("127.0.0.1", 0)) if http else None
         web = web_server(options, app)
         serving = asyncio.create_task(web.serve(sockets=[listener])) if http else None
-        yield LocalServer(app, port, listener.getsockname()[1] if listener else 0)
+        yield LocalServer(app, port, listener.getsockname()[1] if listener else 0, begun)
         await models.end(Grace(options.drain_s))
         web.should_exit = True
         if serving:

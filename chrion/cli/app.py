@@ -206,9 +206,9 @@ _register(
 _register(
     serve,
     _RUN,
-    "serve models",
-    "serve models --memory-budget 4GB --policy cost,deadline",
-    "serve models --gpu-budget 12GB --model-control poll",
+    "serve served",
+    "serve served --memory-budget 4GB --policy cost,deadline",
+    "serve served --gpu-budget 12GB --model-control poll",
 )
 _register(
     replay,

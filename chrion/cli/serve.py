@@ -20,6 +20,7 @@ from chrion.units import parse_duration_ms, parse_size_mb
 if TYPE_CHECKING:
     from chrion.server.options import ClusterOptions, DeviceOptions, ServerOptions  # needs the extra
 
+_POLL = "15s"
 _LIBRARIES = ("starlette", "uvicorn", "grpc", "grpc_health", "h11", "prometheus_client")
 
 
@@ -52,7 +53,9 @@ def serve(
     load_model: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="With explicit: a model to serve, or *. Repeatable.")
     ] = None,
-    poll: Annotated[str, typer.Option(metavar="15s", help="Polling interval.")] = "15s",
+    poll: Annotated[
+        str | None, typer.Option(metavar="15s", help="With poll: the polling interval.", show_default=_POLL)
+    ] = None,
     max_request: Annotated[str, typer.Option(metavar="256MB", help="Maximum request size.")] = "256MB",
     request_memory: Annotated[str, typer.Option(metavar="1GB", help="Maximum memory of requests in flight.")] = "1GB",
     max_waiting: Annotated[int, typer.Option(min=1, metavar="N", help="Maximum queued requests.")] = 1024,
@@ -91,6 +94,8 @@ def serve(
     tls = _tls_files(tls_certificate, tls_key)
     if replicas != "nodes" and not ray:
         raise OptionError("--replicas: only with --ray")
+    if poll and model_control != "poll":
+        raise OptionError("--poll: only with --model-control poll")
     names, routing = options.parse_routing(policy_names, scenario) if ray else (policy_names, None)
     devices = options.DeviceOptions(
         accelerator or ("auto" if gpu_budget or scenario else "none"),
@@ -99,13 +104,13 @@ def serve(
         needs_gpu=gpu_budget is not None,
     )
     checked = options.ServerOptions(
-        repository=repository,
+        repository=repository.absolute(),  # else reasons would show folders; links stay, since polling follows them
         http=options.parse_address(http, "--http"),
         grpc=None if grpc == "none" else options.parse_address(grpc, "--grpc"),
         policies=options.parse_policies(names, policies),
         control=model_control,
         load=tuple(load_model or ()),
-        poll_s=parse_duration_ms(poll, "--poll") / 1000,
+        poll_s=parse_duration_ms(poll or _POLL, "--poll") / 1000,
         body_bytes=round(parse_size_mb(max_request, "--max-request") * 1e6),
         request_bytes=round(parse_size_mb(request_memory, "--request-memory") * 1e6),
         max_waiting=max_waiting,
@@ -197,8 +202,12 @@ def read_token(path: Path) -> str:
     """
     try:
         token = path.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise OptionError(f"--token-file {path}: cannot be read as ASCII text: {error}") from error
+    except FileNotFoundError as error:
+        raise OptionError(f"--token-file {path}: no such file") from error
+    except OSError as error:
+        raise OptionError(f"--token-file {path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise OptionError(f"--token-file {path}: expected ASCII text") from error
     if not token or not token.isprintable():
         raise OptionError(f"--token-file {path}: expected one line with the token")
     return token

@@ -50,6 +50,9 @@ class HttpClient:
         tls: For https: which certificates are trusted.
         connections: Connections at the same time; further requests wait.
 
+    Attributes:
+        has_token: Whether requests have a bearer token.
+
     Raises:
         OptionError: The URL has another form.
     """
@@ -66,6 +69,7 @@ class HttpClient:
             raise OptionError(f"--url {url!r}: expected http://HOST:PORT or https://HOST:PORT")
         self._address = parts.hostname, port
         self._tls = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
+        self.has_token = "Authorization" in headers
         self._headers = {"Host": parts.netloc, **headers}
         self._idle: list[_Connection] = []
         self._slots = asyncio.Semaphore(connections)

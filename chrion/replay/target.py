@@ -21,8 +21,10 @@ from chrion.server.trials import synthetic_input
 
 #: Time within which the server answers requests for metadata and metrics.
 _ANSWER_S = 30.0
-#: Time within which the server is ready, and the interval between questions whether it is.
-_READY_S, _PAUSE_S = 600.0, 0.05
+#: Time within which the server is ready, and the interval between questions whether it is: at the beginning, and later.
+_READY_S, _FIRST_PAUSE_S, _PAUSE_S = 600.0, 0.2, 1.0
+#: Time after which the beginning ends.
+_FIRST_S = 2.0
 #: Names of missing models in a message.
 _NAMED = 5
 
@@ -85,11 +87,12 @@ async def wait_until_ready(client: HttpClient) -> None:
     Raises:
         OptionError: The server cannot be reached, or is not ready in time.
     """
-    end = time.monotonic() + _READY_S
+    began = time.monotonic()
     while (await ask(client, "/v2/health/ready")).status == 503:
-        if time.monotonic() > end:
+        waited = time.monotonic() - began
+        if waited > _READY_S:
             raise OptionError(f"--url: the server is not ready after {_READY_S:g} s", hint="see its log")
-        await asyncio.sleep(_PAUSE_S)
+        await asyncio.sleep(_FIRST_PAUSE_S if waited < _FIRST_S else _PAUSE_S)
 
 
 async def read_figures(client: HttpClient) -> ServerFigures:
@@ -115,7 +118,7 @@ async def read_figures(client: HttpClient) -> ServerFigures:
         if sample.name in devices:
             devices[sample.name][sample.labels["device"]] = sample.value
         if sample.name == "chrion_server_info":
-            policies = dict(sample.labels)
+            policies = {kind: name for kind, name in sample.labels.items() if kind != "version"}
     if "chrion_model_loads_total" not in totals:
         raise OptionError("the server has no metric chrion_model_loads_total at /metrics: replays need chrion serve")
     used, budget = devices.values()
@@ -126,7 +129,7 @@ async def ask(client: HttpClient, path: str) -> Answer:
     """Return the answer to a GET request.
 
     Raises:
-        OptionError: The server cannot be reached, does not answer, or requires a token.
+        OptionError: The server cannot be reached, does not answer, or requires a token, or another one.
     """
     try:
         async with asyncio.timeout(_ANSWER_S):
@@ -135,6 +138,8 @@ async def ask(client: HttpClient, path: str) -> Answer:
         raise OptionError(f"--url: {path}: no answer within {_ANSWER_S:g} s") from error
     except OSError as error:
         raise OptionError(f"--url: no answer: {error.strerror or error}", hint="is chrion serve running?") from error
+    if answer.status == 401 and client.has_token:
+        raise OptionError("--token-file: the server refuses the token")
     if answer.status == 401:
         raise OptionError("--url: the server requires a token", hint="add --token-file")
     return answer
@@ -158,5 +163,6 @@ def _document(answer: Answer, path: str) -> Mapping[str, Any]:
     except ValueError:
         found = None
     if answer.status != 200 or not isinstance(found, dict) or not isinstance(found.get("inputs"), list):
-        raise OptionError(f"--url: {path}: expected the metadata of a model, found status {answer.status}")
+        reason = f": {found['error']}" if isinstance(found, dict) and isinstance(found.get("error"), str) else ""
+        raise OptionError(f"--url: {path}: expected the metadata of a model, found status {answer.status}{reason}")
     return found

@@ -15,9 +15,9 @@ import logging
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from chrion.errors import ChrionError
+from chrion.errors import ChrionError, OptionError
 from chrion.manager.residency import Place
-from chrion.server.core import Served, ServingCore
+from chrion.server.core import CANNOT_BE_SERVED, Served, ServingCore
 from chrion.server.failures import RequestFailure, Status
 from chrion.server.public_texts import without_folders
 from chrion.server.repository import BadVersion, Found, Key, ServedVersion, scan
@@ -63,16 +63,64 @@ class Catalogue:
         self._untried = [served for served in self._untried if not served.attempted.is_set()]
         return not self._untried
 
+    @property
+    def served(self) -> list[Key]:
+        """The versions that are served, with those that have not been tried yet."""
+        return [key for key, served in self._core.models.items() if not served.failure]
+
+    @property
+    def unserved(self) -> dict[Key, str]:
+        """The versions that cannot be served, with the reasons; those that are unloaded are not among them."""
+        models = self._core.models
+        found = {k: e.reason for k, e in self.found.items() if isinstance(e, BadVersion) and k not in models}
+        return found | {key: served.failure for key, served in models.items() if served.failure}
+
+    def find(self, name: str, version: str = "") -> Served:
+        """Return a version of a model that the core has, by default the highest.
+
+        Raises:
+            RequestFailure: It does not exist, is not loaded, or cannot be served.
+        """
+        if version:
+            served = self._core.models.get((name, version))
+        else:
+            versions = [served for (own, _), served in self._core.models.items() if own == name]
+            served = max(versions, key=lambda served: int(served.version.version), default=None)
+        if served is None:
+            raise self._missing_version(name, version)
+        return served
+
+    def _missing_version(self, name: str, version: str) -> RequestFailure:
+        """Return the failure of a request for a version that the core does not have."""
+        entries = [e for e in self.found.values() if e.name == name and (version in ("", e.version) or not e.version)]
+        if not entries:
+            text = f"unknown model {name[:200]!r}" + (f", version {version[:20]!r}" if version else "")
+            return RequestFailure(Status.NOT_FOUND, text)
+        entry = entries[-1]
+        reason = "the model is not loaded"
+        if isinstance(entry, BadVersion):
+            reason = f"{entry.version and f'version {entry.version} '}cannot be served: {without_folders(entry.reason)}"
+        return RequestFailure(Status.UNAVAILABLE, f"model {name!r}: {reason}")
+
     async def start(self, load: Iterable[str] = ()) -> None:
         """Read the repository, and serve all of it, or in explicit mode the named models.
 
         Raises:
-            OptionError: The repository cannot be read.
+            OptionError: The repository cannot be read, or has no model of a name.
         """
         self.found = await self._scan()
         names = set(load)
+        if not self.found and self.mode == "none":
+            text = "the repository has no model: expected NAME/VERSION/model.onnx, resnet/1/model.onnx for example"
+            log.warning(text, extra={"fields": {"repository": str(self.root)}})
+        if unknown := sorted(names - {"*"} - {entry.name for entry in self.found.values()}):
+            known = ", ".join(sorted({entry.name for entry in self.found.values()}))[:500] or "none"
+            raise OptionError(
+                f"--load-model {unknown[0]}: no such model in the repository", hint=f"models found: {known}"
+            )
         for entry in self.found.values():
-            if self.mode != "explicit" or entry.name in names or "*" in names:
+            # A version that cannot be served is logged even if it is not loaded.
+            if self.mode != "explicit" or isinstance(entry, BadVersion) or names & {entry.name, "*"}:
                 await self._start(entry)
 
     async def _start(self, entry: ServedVersion | BadVersion) -> None:
@@ -202,7 +250,7 @@ class Catalogue:
 
     def _refuse(self, entry: BadVersion, current: Served | None) -> None:
         """Do not serve a version; one that works in its place is served on."""
-        log.warning("model cannot be served", extra={"fields": _fields(entry, entry.reason)})
+        log.warning(CANNOT_BE_SERVED, extra={"fields": _fields(entry, entry.reason)})
         self._core.reject(entry.key)
         if current is None:
             self._core.remove(entry.key)

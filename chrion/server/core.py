@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from chrion.cores import pin
+from chrion.errors import ModelError
 from chrion.graph.ort_sessions import first_line
 from chrion.manager import Action, Load, ModelManager, Reason, Refuse, Request, Run, Unload
 from chrion.manager.records import HOST
@@ -48,6 +49,12 @@ _TICK_S = 1.0
 #: Memory of requests whose release leaves gaps that are worth returning to the system, in bytes.
 _LARGE_BYTES = 1 << 24
 _DRAINING = "the server is shutting down"
+_CHANGED = (
+    "its files have changed since it was added: restart the server or load the model again, "
+    "and replace files by renaming new ones over them"
+)
+#: The event of a version that cannot be served, in the log.
+CANNOT_BE_SERVED = "model cannot be served"
 
 
 @dataclass(slots=True)
@@ -207,8 +214,7 @@ class ServingCore:
         if served.attempted.is_set():
             return
         if not memory.fits(served.number):
-            served.failure = Reason.TOO_LARGE.value
-            served.attempted.set()
+            self._reject_size(served)
         elif keep and self.place(served)[0] is Place.ABSENT:
             self._apply(memory.request(_now_ms(), served.number))
         else:
@@ -259,22 +265,6 @@ class ServingCore:
         served.attempted.set()
         self._apply(self.manager.remove(_now_ms(), served.number))
         self._forget_if_unused(served)
-
-    def find(self, name: str, version: str = "") -> Served:
-        """Return a version of a model, by default the highest.
-
-        Raises:
-            RequestFailure: It does not exist.
-        """
-        if version:
-            found = self.models.get((name, version))
-        else:
-            versions = [served for (own, _), served in self.models.items() if own == name]
-            found = max(versions, key=lambda served: int(served.version.version), default=None)
-        if found is None:
-            text = f"unknown model {name[:200]!r}" + (f", version {version[:20]!r}" if version else "")
-            raise RequestFailure(Status.NOT_FOUND, text)
-        return found
 
     def is_ready(self, served: Served) -> bool:
         """Return whether requests for a version can be served: it has run, and is in memory or can be loaded again."""
@@ -387,6 +377,8 @@ class ServingCore:
 
         def open_session() -> Session:
             opened = served.opened or OpenedFiles(served.version.sources)
+            if not opened.are_readable():
+                raise ModelError(_CHANGED)
             session = Session(source, opened, self._provider, cores)
             try:
                 if served.opened is None:
@@ -560,9 +552,15 @@ class ServingCore:
         number = next(iter(memory.trials), None)
         if number is not None and not memory.fits(number):
             del memory.trials[number]
-            served = self._by_number[number]
-            served.failure = Reason.TOO_LARGE.value
-            served.attempted.set()
+            self._reject_size(self._by_number[number])
+
+    def _reject_size(self, served: Served) -> None:
+        """End the trial of a version that does not fit into the budgets."""
+        least, budgets = served.version.managed.variants[-1].bytes, self.manager.memory.budgets
+        served.failure = Reason.TOO_LARGE.value
+        served.attempted.set()
+        sizes = {"bytes": {device: least.get(device, 0) for device in budgets}, "budget_bytes": dict(budgets)}
+        log.warning(CANNOT_BE_SERVED, extra=_fields(served, reason=served.failure, **sizes))
 
     async def _tick(self) -> None:
         while True:
@@ -575,7 +573,7 @@ class ServingCore:
 
 def _check_unchanged(version: ServedVersion) -> None:
     if file_states(*(Path(path) for path, *_ in version.files)) != version.files:
-        raise RuntimeError("its files have changed since it was added; add it again")
+        raise ModelError(_CHANGED)
 
 
 def _pin_to(cores: tuple[int, ...]) -> None:

@@ -27,12 +27,11 @@ from chrion.server.grpc_stream import StreamedRequests
 from chrion.server.late_messages import MessageReceiver
 from chrion.server.options import ServerOptions
 from chrion.server.protocol_decoder import ProtocolDecoder, find_decoder, has_cache
+from chrion.server.request_log import log_request
 from chrion.server.request_memory import RequestMemory
 from chrion.server.request_timing import SERVER_TIMING, Timing
 from chrion.server.target import Answer, Target
 from chrion.server.tracing import RequestTracer
-
-log = logging.getLogger("chrion.server")
 
 #: The parameter of responses that says whether it is the last of its request; Triton's name.
 _FINAL = "triton_final_response"
@@ -48,6 +47,8 @@ _CHANNEL_OPTIONS = (
     ("grpc.max_connection_idle_ms", 30_000),  # it may take twice as long; clients connect again by themselves
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
 )
+
+_STREAM = "ModelStreamInfer"
 
 _Method = Callable[[Any], Awaitable[Any]]
 
@@ -94,7 +95,7 @@ class GrpcService:
         found, receiver = {}, MessageReceiver(message_s)
         for name, method in methods().items():
             request, response = message(method.input_type.name), message(method.output_type.name)
-            if name == "ModelStreamInfer":
+            if name == _STREAM:
                 make = grpc.stream_stream_rpc_method_handler
                 call: Callable[..., Any] = self._stream
             else:
@@ -107,6 +108,7 @@ class GrpcService:
         return grpc.method_handlers_generic_handler(SERVICE, found)
 
     async def _answer(self, name: str, request: Any, response: Any, content: bytes, context: Any) -> Any:
+        began_s = time.monotonic()
         try:
             if name not in self._open:
                 self._authorise(context)
@@ -114,10 +116,11 @@ class GrpcService:
                 await self._answers[name](_parse(request, content)), response(), ignore_unknown_fields=True
             )
         except RequestFailure as failure:
+            _log_failure(context, name, failure, began_s)
             await _abort(context, failure)
 
     async def _infer(self, content: bytes, context: Any) -> Any:
-        began_ns = time.time_ns()
+        began_ns, began_s = time.time_ns(), time.monotonic()
         try:
             self._authorise(context)
             memory = RequestMemory(self._target.account)
@@ -126,6 +129,7 @@ class GrpcService:
             answer = await self._run(content, remaining * 1000 if remaining is not None else float("inf"), memory)
         except RequestFailure as failure:
             self._trace(context, content, began_ns, failure=failure.message)
+            _log_failure(context, "ModelInfer", failure, began_s)
             return await _abort(context, failure)
         self._trace(context, content, began_ns, answer)
         context.set_trailing_metadata(tuple((name.lower(), value) for name, value in answer.headers.items()))
@@ -153,16 +157,18 @@ class GrpcService:
 
     async def _stream(self, requests: AsyncIterator[bytes], context: Any) -> None:
         """Serve the requests of a stream; it ends if its client does not read a response in time."""
+        began_s = time.monotonic()
         try:
             self._authorise(context)
         except RequestFailure as failure:
+            _log_failure(context, _STREAM, failure, began_s)
             await _abort(context, failure)
         held: dict[int, RequestMemory] = {}
 
         async def answer(content: bytes) -> Any:
             memory = RequestMemory(self._target.account)
             try:
-                response = await self._run_in_stream(content, memory)
+                response = await self._run_in_stream(content, memory, context)
             except BaseException:
                 memory.release()
                 raise
@@ -170,8 +176,9 @@ class GrpcService:
             return response
 
         silent = False
+        texts = functools.partial(self._texts, context)
         try:
-            async with contextlib.aclosing(StreamedRequests(answer, self._texts).responses(requests)) as responses:
+            async with contextlib.aclosing(StreamedRequests(answer, texts).responses(requests)) as responses:
                 async for response in responses:
                     async with asyncio.timeout(READ_S + response.ByteSize() / READ_BYTES_PER_S):
                         await context.write(response)
@@ -185,19 +192,21 @@ class GrpcService:
         if silent:  # the status waits until the client reads or leaves
             await _abort(context, RequestFailure(Status.TIMED_OUT, "the client does not read the answers"))
 
-    async def _run_in_stream(self, content: bytes, memory: RequestMemory) -> Any:
+    async def _run_in_stream(self, content: bytes, memory: RequestMemory, context: Any) -> Any:
         """Return the only response to a request of a stream."""
+        began_s = time.monotonic()
         found = message("ModelStreamInferResponse")()
         try:
             answer = await self._run(content, float("inf"), memory)
             found.infer_response.MergeFromString(answer.content)
         except RequestFailure as failure:
+            _log_failure(context, _STREAM, failure, began_s)
             found.error_message = failure.message
             with contextlib.suppress(RequestFailure):
                 found.infer_response.id = grpc_codec.parse_request(content).head.id
         return found
 
-    def _texts(self, content: bytes) -> AsyncGenerator[Any, None] | None:
+    def _texts(self, context: Any, content: bytes) -> AsyncGenerator[Any, None] | None:
         """Return the responses to a request of a stream, if it may have several."""
         if self._generation is None:
             return None
@@ -205,14 +214,15 @@ class GrpcService:
             given = grpc_codec.parse_request(content)
             decoder = find_decoder(self._generation, given.head.model_name, given.head.model_version)
             if decoder is not None and not has_cache(entry.name for entry in given.head.inputs):
-                return self._generate(decoder, given, len(content))
+                return self._generate(context, decoder, given, len(content))
         return None
 
     async def _generate(
-        self, decoder: ProtocolDecoder, given: grpc_codec.WireRequest, size: int
+        self, context: Any, decoder: ProtocolDecoder, given: grpc_codec.WireRequest, size: int
     ) -> AsyncGenerator[Any, None]:
         """Yield the responses of a decoder; a failure is the last of them."""
         kind = message("ModelStreamInferResponse")
+        began_s = time.monotonic()
         try:
             with RequestMemory(self._target.account) as memory:
                 memory.take(size + given.parsed_bytes)
@@ -223,6 +233,7 @@ class GrpcService:
                         response.parameters[_FINAL].bool_param = final
                         yield kind(infer_response=response)
         except RequestFailure as failure:
+            _log_failure(context, _STREAM, failure, began_s)
             response = kind(error_message=failure.message, infer_response={"id": given.head.id})
             response.infer_response.parameters[_FINAL].bool_param = True
             yield response
@@ -334,6 +345,13 @@ def _parse(kind: Any, content: bytes) -> Any:
         return kind.FromString(content)
     except DecodeError as error:
         raise invalid(f"the request is not a {kind.DESCRIPTOR.name}") from error
+
+
+def _log_failure(context: Any, method: str, failure: RequestFailure, began_s: float) -> None:
+    """Log a call, or a request of a stream, that failed."""
+    status = failure.status
+    fields = {"method": method, "client": context.peer(), "status": status.grpc}
+    log_request(logging.INFO if status.http < 500 else logging.WARNING, fields, began_s, failure.message)
 
 
 async def _abort(context: Any, failure: RequestFailure) -> None:

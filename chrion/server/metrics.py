@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from itertools import accumulate
 from typing import Any
 
@@ -12,8 +12,10 @@ import prometheus_client
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.utils import floatToGoString
 
+import chrion
 from chrion.manager.residency import Place
 from chrion.server.core import Served, ServingCore
+from chrion.server.repository import Key
 from chrion.server.statistics import BUCKETS_S, Histogram, ModelStatistics
 
 _MODEL = ("model", "version")
@@ -23,10 +25,15 @@ _LIMITS = [*map(floatToGoString, BUCKETS_S), "+Inf"]
 _ENDING = re.compile(r"^(# (?:HELP|TYPE) nv_\w+)_total |^(nv_\w+)_total(?=[{ ])", re.MULTILINE)
 
 
-def render_metrics(core: ServingCore) -> bytes:
-    """Return all metrics in Prometheus's text format."""
+def render_metrics(core: ServingCore, unserved: Collection[Key]) -> bytes:
+    """Return all metrics in Prometheus's text format.
+
+    Args:
+        core: The server.
+        unserved: The versions that cannot be served.
+    """
     registry = prometheus_client.CollectorRegistry()
-    registry.register(_Collector(core))
+    registry.register(_Collector(core, unserved))
     prometheus_client.ProcessCollector(registry=registry)
     text = prometheus_client.generate_latest(registry).decode()
     return _ENDING.sub(lambda m: f"{m[1]} " if m[1] else m[2], text).encode()
@@ -35,8 +42,9 @@ def render_metrics(core: ServingCore) -> bytes:
 class _Collector:
     """Reads the metrics when they are asked for."""
 
-    def __init__(self, core: ServingCore) -> None:
+    def __init__(self, core: ServingCore, unserved: Collection[Key]) -> None:
         self._core = core
+        self._unserved = unserved
 
     def describe(self) -> list[Any]:
         """Return nothing: names are not checked against those of other collectors."""
@@ -95,6 +103,11 @@ class _Collector:
         for key, served in models:
             pending.add_metric(key, self._core.manager.waiting(served.number))
         yield pending
+        ready = GaugeMetricFamily("chrion_model_ready", "1 if requests for a version can be served", labels=_MODEL)
+        for key in sorted({*self._core.models, *self._unserved}):
+            found_version = self._core.models.get(key)
+            ready.add_metric(key, found_version is not None and self._core.is_ready(found_version))
+        yield ready
 
     def _memory(self) -> Iterator[Any]:
         memory = self._core.manager.memory
@@ -131,10 +144,11 @@ class _Collector:
         yield CounterMetricFamily(
             "chrion_slot_busy_seconds", "Time for which the accelerator was in use", value=core.slot_busy_ms / 1000
         )
-        yield GaugeMetricFamily("chrion_lane_cores", "Cores that are leased", value=len(core.lane_busy_ms))
+        yield GaugeMetricFamily("chrion_lane_cores", "Cores that requests may lease", value=len(core.lane_busy_ms))
         policies = core.manager.policies
-        info = GaugeMetricFamily("chrion_server_info", "Policies", labels=["eviction", "load_order", "admission"])
-        info.add_metric([policies.eviction, policies.load_order, policies.admission], 1)
+        labels = ["version", "eviction", "load_order", "admission"]
+        info = GaugeMetricFamily("chrion_server_info", "Version and policies", labels=labels)
+        info.add_metric([chrion.__version__, policies.eviction, policies.load_order, policies.admission], 1)
         yield info
         refused = CounterMetricFamily("chrion_requests_refused", "Refused requests", labels=["reason"])
         for reason, count in core.refused.items():

@@ -28,8 +28,7 @@ from chrion.server.options import ClusterOptions, ServerOptions
 from chrion.server.ray_replica import NO_TEXT, ModelReplica
 from chrion.server.ray_target import ClusterTarget
 from chrion.server.run import answer_until_stopped
-from chrion.server.served_models import ServedModels
-from chrion.units import format_count
+from chrion.server.served_models import ServedModels, describe_versions
 
 log = logging.getLogger("chrion.server")
 
@@ -84,10 +83,11 @@ async def _serve(options: ServerOptions, cluster: ClusterOptions, announce: Call
         try:
             await _wait_until_running(cluster.address)
             await target.connect(handle)
-            models = await target.index(documents.READY)
+            index = await target.index("")
         except (RequestFailure, RayError, RayServeException) as error:
             raise OptionError(f"--ray {cluster.address}: the replicas do not answer: {error}") from error
-        return format_count(len(models), "model")
+        keys = [(entry["name"], entry["version"]) for entry in index if entry["state"] != documents.UNAVAILABLE]
+        return describe_versions(keys, len(index) - len(keys))
 
     async def begin() -> str:
         stop = asyncio.Event()

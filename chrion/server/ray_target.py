@@ -170,8 +170,8 @@ class ClusterTarget:
                     tried.add(self._lost(number, error))
                     continue
                 replica = self._ended(number, reply)
-                unknown = reply.failure is not None and reply.failure[0] is Status.NOT_FOUND
-                if unknown and self._polls and self._has_others(tried | {replica}):
+                unserved = reply.failure is not None and reply.failure[0] in {Status.NOT_FOUND, Status.UNAVAILABLE}
+                if unserved and self._polls and self._has_others(tried | {replica}):
                     tried.add(replica)  # the others may have read the repository since
                     continue
                 return _value(reply)

@@ -33,6 +33,7 @@ from chrion.server.openai_failures import failure_document
 from chrion.server.openai_service import OpenAiService
 from chrion.server.options import ServerOptions
 from chrion.server.origins import SenderRules
+from chrion.server.request_log import log_request
 from chrion.server.request_memory import RequestMemory
 from chrion.server.request_timing import SERVER_TIMING, Timing
 from chrion.server.target import Target, not_ready
@@ -50,6 +51,8 @@ _MOST_OPTIONS = 1 << 20
 _CONNECTION_BUFFER = 1 << 16
 #: Interval of the events of the web page, and number of pages at the same time: in all, and for clients that have one.
 _EVENT_S, _MOST_PAGES, _MOST_FURTHER_PAGES = 1.0, 16, 8
+
+_INTERNAL = "internal error; see the server's log"
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -106,41 +109,50 @@ class RestService:
             for api in (OpenAiService(generation), GenerateRoutes(generation)):
                 found = api.routes(self._accounted_json)
                 routes += [_route(path, self._accounting(handler), method) for path, handler, method in found]
+        probes = [self._health, self._live, self._ready, self._model_ready]
         self.app = Starlette(
             routes=[
-                Route(path, self._answering(handler, open_=is_open), methods=[method])
+                Route(path, self._answering(handler, open_=is_open, probe=handler in probes), methods=[method])
                 for path, handler, method, is_open in routes
             ],
             middleware=[_cross_origin(options.cors)] if options.cors else [],
             exception_handlers={404: self._unrouted, 405: self._unrouted},
         )
 
-    def _answering(self, handler: Handler, *, open_: bool) -> Handler:
-        """Return a handler that checks the sender and the token, and answers failures as the protocol has them."""
+    def _answering(self, handler: Handler, *, open_: bool, probe: bool = False) -> Handler:
+        """Return a handler that checks the sender and the token, and answers failures as the protocol has them.
+
+        Args:
+            handler: Answers the request.
+            open_: Whether requests need no token.
+            probe: Whether requests ask if something is ready: that it is not ready is none of their failures.
+        """
 
         @functools.wraps(handler)
         async def answer(request: Request) -> Response:
             given = request.headers.get("x-request-id", "")
             request.state.id = given[:100] if given.isascii() and given.isprintable() and given else uuid.uuid4().hex
-            began = time.monotonic()
+            began_s, error = time.monotonic(), ""
             try:
                 self._senders.check(request.method, dict(request.scope["headers"]))
                 if not open_:
                     self._authorise(request)
                 response = await handler(request)
             except RequestFailure as failure:
-                response = _failure(request, failure)
+                response, error = _failure(request, failure), failure.message
             except ClientDisconnect:
-                response = Response(status_code=Status.CANCELLED.http)
+                response, error = Response(status_code=Status.CANCELLED.http), "the client left"
             except Exception:
                 log.exception("request failed", extra={"fields": {"request_id": request.state.id}})
-                response = _failure(request, RequestFailure(Status.INTERNAL, "internal error; see the server's log"))
+                response, error = _failure(request, RequestFailure(Status.INTERNAL, _INTERNAL)), _INTERNAL
             response.raw_headers += [(b"x-request-id", request.state.id.encode()), *_SECURITY_HEADERS]
-            level = logging.DEBUG if response.status_code < 400 else logging.INFO
+            status = response.status_code
+            is_expected = status < 400 or (probe and status == Status.UNAVAILABLE.http)
+            level = logging.DEBUG if is_expected else logging.INFO if status < 500 else logging.WARNING
             if log.isEnabledFor(level):
-                about = {"request_id": request.state.id, "path": request.url.path[:300], "status": response.status_code}
-                duration_ms = round((time.monotonic() - began) * 1000, 3)
-                log.log(level, "request", extra={"fields": about | {"duration_ms": duration_ms}})
+                client = request.client.host if request.client else ""
+                about = {"request_id": request.state.id, "method": request.method, "path": request.url.path}
+                log_request(level, about | {"client": client, "status": status}, began_s, error)
             return response
 
         return answer

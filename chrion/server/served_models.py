@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from chrion.cores import physical_cores
@@ -15,6 +15,7 @@ from chrion.server.generation_service import GenerationService
 from chrion.server.generators import open_generators
 from chrion.server.grace import Grace
 from chrion.server.options import ServerOptions
+from chrion.server.repository import Key
 from chrion.server.target import LocalTarget, Target
 from chrion.units import format_count
 
@@ -30,6 +31,20 @@ class ServedModels:
     end: Callable[[Grace], Awaitable[None]]
     #: The models that generate; None if there are none.
     generation: GenerationService | None = None
+
+
+def describe_versions(served: Collection[Key], unserved: int) -> str:
+    """Return how many models are served, in words.
+
+    Args:
+        served: The versions that are served.
+        unserved: The number of versions that cannot be served.
+    """
+    names = {name for name, _ in served}
+    details = [] if len(served) == len(names) else [format_count(len(served), "version")]
+    if unserved:
+        details.append(f"{unserved if details else format_count(unserved, 'version')} cannot be served, see the log")
+    return format_count(len(names), "model") + (f" ({'; '.join(details)})" if details else "")
 
 
 def serving_core(options: ServerOptions, budgets: Mapping[str, int], cores: Sequence[int]) -> ServingCore:
@@ -74,7 +89,7 @@ def local_models(options: ServerOptions) -> ServedModels:
         await catalogue.start(options.load)
         if options.control == "poll":
             pollers.append(asyncio.create_task(catalogue.poll_forever(options.poll_s)))
-        return format_count(len(core.models), "model")
+        return describe_versions(catalogue.served, len(catalogue.unserved))
 
     async def end(grace: Grace) -> None:
         for poller in pollers:

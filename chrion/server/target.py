@@ -123,7 +123,9 @@ class LocalTarget:
         return {
             "live": True,
             "ready": not core.draining and self._catalogue.attempted,
-            "models": len(core.models),
+            "models": len({name for name, _ in self._catalogue.served}),
+            "versions": len(self._catalogue.served),
+            "unserved": len(self._catalogue.unserved),
             "pending": core.manager.pending + texts,
         }
 
@@ -136,7 +138,7 @@ class LocalTarget:
 
     async def metrics(self) -> bytes:
         """Return the metrics in Prometheus's text format."""
-        return render_metrics(self._core)
+        return render_metrics(self._core, self._catalogue.unserved)
 
     async def model_metadata(self, name: str, version: str) -> dict[str, Any]:
         """Return a model's metadata."""
@@ -150,7 +152,12 @@ class LocalTarget:
 
     async def model_obstacle(self, name: str, version: str) -> str:
         """Return why requests for a model cannot be served; empty if they can."""
-        served = self._find(name, version)
+        try:
+            served = self._find(name, version)
+        except RequestFailure as failure:
+            if failure.status is Status.NOT_FOUND:
+                raise
+            return failure.message
         if isinstance(served, ProtocolDecoder):
             return "the server is shutting down" if self._core.draining else ""
         if self._core.is_ready(served):
@@ -160,7 +167,7 @@ class LocalTarget:
     async def statistics(self, name: str, version: str) -> list[dict[str, Any]]:
         """Return the statistics of a model's versions, or with an empty name of all models."""
         if name:
-            self._core.find(name, version)
+            self._catalogue.find(name, version)
         return [
             documents.model_statistics(self._core, served)
             for (own, number), served in sorted(self._core.models.items())
@@ -218,7 +225,7 @@ class LocalTarget:
         return await asyncio.get_running_loop().run_in_executor(self._converter, convert)
 
     def _find(self, name: str, version: str) -> Served | ProtocolDecoder:
-        return find_decoder(self._generation, name, version) or self._core.find(name, version)
+        return find_decoder(self._generation, name, version) or self._catalogue.find(name, version)
 
     async def _reply(
         self,
@@ -230,7 +237,7 @@ class LocalTarget:
         if isinstance(found, ProtocolDecoder):
             if not has_cache(request.feeds):
                 return _Reply(found.model, await found.infer(request), {})
-            found = self._core.find(*found.model)
+            found = self._catalogue.find(*found.model)
         elif found.version.settings.generation is not None and not has_cache(request.feeds):
             self._require_text()
         memory.take(found.output_sizes.total(request.feeds))

@@ -58,11 +58,11 @@ def test_the_report_after_a_load_is_new(tmp_path: Path) -> None:
         before = reports.latest(1000.0)
         assert before.homes == set()
         feeds = {"x": ("FP32", np.ones((1, 4), np.float32))}
-        await core.infer(core.find("a"), feeds)
+        await core.infer(core.models["a", "1"], feeds)
         after = reports.latest(1000.0)
         assert after.homes == {"a/1", "a/"}
         assert after.free_bytes < before.free_bytes
-        await core.infer(core.find("a"), feeds)
+        await core.infer(core.models["a", "1"], feeds)
         assert reports.latest(1001.0) is after  # nothing was loaded since
         assert reports.latest(1100.0).number == after.number + 1
         core.remove(("a", "1"))

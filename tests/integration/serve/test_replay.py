@@ -24,7 +24,7 @@ from chrion.manager import ManagerPolicies
 from chrion.replay import run
 from chrion.replay.http_client import Answer, HttpClient
 from chrion.replay.open_loop import OpenLoop, Outcome
-from chrion.replay.target import Call
+from chrion.replay.target import Call, wait_until_ready
 from chrion.simulator.metrics import RequestMetrics
 from chrion.simulator.scenario import find_scenario
 from command_line import Chrion, assert_refused
@@ -177,6 +177,8 @@ def test_wrong_targets_are_one_line(scenario: Path, tmp_path: Path, cli: Chrion)
         refuse("requires a token", server.url)
         named = "lacks 3 of the scenario's 4 models: m-2, m-3, m-4"
         refuse(named, server.url, "--token-file", str(token))
+        token.write_text("another", encoding="ascii")
+        refuse("--token-file: the server refuses the token", server.url, "--token-file", str(token))
 
 
 class Answering(BaseHTTPRequestHandler):
@@ -220,6 +222,25 @@ def answering(handler: type[Answering]) -> Iterator[str]:
         finally:
             server.shutdown()
             thread.join()
+
+
+def test_readiness_is_asked_for_rarely() -> None:
+    """A server that is not ready for half a second is asked at most five times."""
+    asked: list[float] = []
+
+    class Handler(Answering):
+        def do_GET(self) -> None:
+            asked.append(time.monotonic())
+            self.answer(503 if asked[-1] < asked[0] + 0.5 else 200, b"{}")
+
+    async def wait(url: str) -> None:
+        client = HttpClient(url, {})
+        await wait_until_ready(client)
+        await client.close()
+
+    with answering(Handler) as url:
+        asyncio.run(wait(url))
+    assert 1 < len(asked) <= 5
 
 
 def test_a_server_that_is_gone_ends_the_replay(tmp_path: Path) -> None:

@@ -37,13 +37,40 @@ def test_answers_equal_onnxruntimes(server: LocalServer, repository: Path) -> No
 
 
 def test_a_bad_model_is_reported_and_does_not_stop_the_others(server: LocalServer) -> None:
-    """The index has the reason, and the model is unknown to requests."""
+    """The index has the reason, and so have the answers to requests: 503, unlike those for names that do not exist."""
     _, index, _ = server.get("/v2/repository/index", b"{}")
     states = {entry["name"]: entry for entry in index}
     assert states["bad"]["state"] == "UNAVAILABLE"
     assert "not an ONNX model" in states["bad"]["reason"]
     assert states["product"]["state"] == "READY"
-    assert server.infer("bad", ROWS)[0] == 404
+    for path in ("bad", "bad/versions/1"):
+        for answer in (server.infer(path, ROWS), *(server.get(f"/v2/models/{path}{what}") for what in ("", "/ready"))):
+            assert answer[0] == 503
+            assert answer[1]["error"].startswith("model 'bad': version 1 cannot be served: model.onnx: not an ONNX")
+    for path in ("none", "bad/versions/2", "product/versions/3"):
+        assert server.infer(path, ROWS)[0] == server.get(f"/v2/models/{path}/ready")[0] == 404
+    health = server.get("/v2/health")[1]
+    names = {name for name, entry in states.items() if entry["state"] == "READY"}
+    assert (health["models"], health["versions"], health["unserved"]) == (len(names), len(index) - 1, 1)
+
+
+def test_versions_that_do_not_fit_are_logged_and_not_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A budget that is too small for some versions is a warning for each, and in the line at the start."""
+    put(tmp_path, "small", product())
+    put(tmp_path, "small", product(), version=2)
+    put(tmp_path, "large", product(1300))
+    put(tmp_path, "bad", b"not a model")
+    with caplog.at_level(logging.WARNING, "chrion.server"), local_server(tmp_path, memory_mb=10.0) as server:
+        assert server.begun == "1 model (2 versions; 2 cannot be served, see the log)"
+        assert server.get("/v2/health")[1] == {
+            "live": True, "ready": True, "models": 1, "versions": 2, "unserved": 2, "pending": 0
+        }  # fmt: skip
+        assert server.infer("large", np.ones((1, 1300), np.float32))[0] == 503
+    events = [json.loads(JsonFormatter().format(record)) for record in caplog.records]
+    refused = {event["model"]: event for event in events if event["event"] == "model cannot be served"}
+    assert set(refused) == {"large", "bad"}
+    assert refused["large"]["reason"] == "the model does not fit into the memory budget"
+    assert refused["large"]["bytes"]["host"] > refused["large"]["budget_bytes"]["host"] == 10_000_000
 
 
 def test_batches_have_the_results_of_single_requests(tmp_path: Path) -> None:
@@ -142,7 +169,32 @@ def test_logs_are_json_with_the_request_id(server: LocalServer, caplog: pytest.L
         _, _, headers = server.get("/v2/models/missing", X_Request_Id="my-id-1")
     assert headers["x-request-id"] == "my-id-1"
     events = [json.loads(JsonFormatter().format(record)) for record in caplog.records]
-    assert [event["status"] for event in events if event.get("request_id") == "my-id-1"] == [404]
+    (event,) = [event for event in events if event.get("request_id") == "my-id-1"]
+    assert (event["status"], event["level"], event["method"]) == (404, "info", "GET")
+    assert event["error"] == "unknown model 'missing'"
+
+
+def test_failures_of_the_server_are_warnings_and_probes_are_not_logged(
+    server: LocalServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Failures have their text, bounded; readiness polls are below info, unless they fail for another reason."""
+    call = grpc.insecure_channel(f"127.0.0.1:{server.grpc}")
+    with caplog.at_level(logging.INFO, "chrion.server"), call as channel:
+        assert server.infer("bad", ROWS)[0] == 503
+        assert server.get("/v2/models/bad/ready")[0] == 503
+        assert server.get("/v2/health/ready")[0] == 200
+        assert server.get("/v2/health/" + "x" * 1000)[0] == 404
+        with pytest.raises(grpc.RpcError):
+            channel.unary_unary("/inference.GRPCInferenceService/ModelMetadata")(b"\n\x03bad")
+    events = [json.loads(JsonFormatter().format(record)) for record in caplog.records if record.msg == "request"]
+    assert [(event["status"], event["level"]) for event in events] == [
+        (503, "warning"),
+        (404, "info"),
+        ("UNAVAILABLE", "warning"),
+    ]
+    assert all("not an ONNX model" in events[at]["error"] for at in (0, 2))
+    assert events[2]["client"].startswith("ipv4:127.0.0.1:")
+    assert max(map(len, (events[1]["error"], events[1]["path"]))) <= 300
 
 
 def test_metrics_can_be_parsed(server: LocalServer) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
 import socket
 import sys
 import threading
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from command_line import Chrion, assert_refused
+from local_server import local_server
 from model_repository import product, put
 from server_client import wait_until
 
@@ -31,11 +34,13 @@ def _logs_as_before() -> Iterator[None]:
 
 
 def test_a_signal_ends_the_command(cli: Chrion, tmp_path: Path) -> None:
-    """It serves the repository, says where, and SIGTERM ends it with exit code 0."""
+    """It serves the repository, says where, and SIGTERM ends it with exit code 0; reasons do not show folders."""
     put(tmp_path / "models", "m", product())
+    put(tmp_path / "models", "damaged", b"not a model")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     states: list[int] = []
+    reasons: list[str] = []
 
     def answers() -> bool:
         try:
@@ -47,6 +52,10 @@ def test_a_signal_ends_the_command(cli: Chrion, tmp_path: Path) -> None:
 
     def stop() -> None:
         wait_until(answers)
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/models/damaged", timeout=10)
+        with refused.value as answer:
+            reasons.append(json.load(answer)["error"])
         os.kill(os.getpid(), signal.SIGTERM)
 
     client = threading.Thread(target=stop)
@@ -54,7 +63,11 @@ def test_a_signal_ends_the_command(cli: Chrion, tmp_path: Path) -> None:
     code, out, err = cli("serve", "models", "--http", f"127.0.0.1:{port}", "--grpc", "127.0.0.1:0")
     client.join()
     assert (code, out, states) == (0, "", [200])
-    assert f"chrion: serving 1 model at http://127.0.0.1:{port} and grpc://127.0.0.1:" in err
+    assert reasons[0].startswith("model 'damaged': version 1 cannot be served: model.onnx: not an ONNX model")
+    assert (
+        f"chrion: serving 1 model (1 version cannot be served, see the log) at http://127.0.0.1:{port} and grpc://127.0.0.1:"
+        in err
+    )
     assert [line for line in err.splitlines() if '"event": "stopped"' in line]
 
 
@@ -62,7 +75,9 @@ def test_wrong_options_are_one_line(cli: Chrion, tmp_path: Path) -> None:
     """A wrong option ends the command with exit code 2 and one line."""
     put(tmp_path / "models", "m", product())
     (tmp_path / "key.pem").write_text("no key")
-    tls = ["--tls-certificate", "key.pem", "--tls-key", "key.pem", "--http", "127.0.0.1:0", "--grpc", "none"]
+    free = ["--http", "127.0.0.1:0", "--grpc", "none"]
+    tls = ["--tls-certificate", "key.pem", "--tls-key", "key.pem", *free]
+    explicit = [*free, "--model-control", "explicit", "--load-model", "m", "--load-model"]
     with socket.create_server(("127.0.0.1", 0)) as used:
         for arguments, about in (
             (["missing"], "not a folder"),
@@ -71,6 +86,10 @@ def test_wrong_options_are_one_line(cli: Chrion, tmp_path: Path) -> None:
             ([".", "--policy", "lru,lfu"], "two policies"),
             ([".", "--model-control", "auto"], "expected one of none, poll, explicit"),
             ([".", "--load-model", "a"], "only with --model-control explicit"),
+            ([".", "--poll", "5s"], "--poll: only with --model-control poll"),
+            (["models", *explicit, "n"], "--load-model n: no such model in the repository (models found: m)"),
+            ([".", "--token-file", "nope"], "--token-file nope: no such file"),
+            ([".", "--token-file", "."], "--token-file .: Is a directory"),
             ([".", "--tls-key", "k"], "expected both or none"),
             ([".", "--scenario", "missing"], "not found"),
             ([".", "--replicas", "2"], "--replicas: only with --ray"),
@@ -79,6 +98,16 @@ def test_wrong_options_are_one_line(cli: Chrion, tmp_path: Path) -> None:
             (["models", *tls], "TLS certificate"),
         ):
             assert_refused(cli("serve", *arguments), about)
+
+
+def test_a_repository_without_models_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A folder of other files is warned about with the expected layout, unless models may come later."""
+    (tmp_path / "lstm.toml").write_text("")
+    for control in ("none", "poll", "explicit"):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "chrion.server"), local_server(tmp_path, control=control) as server:
+            assert server.begun == "0 models"
+        assert ("expected NAME/VERSION/model.onnx" in caplog.text) == (control == "none")
 
 
 def test_a_server_that_others_reach_warns_without_a_token(cli: Chrion, tmp_path: Path) -> None:

@@ -47,6 +47,17 @@ def status(channel: Any, request: Any) -> str:
     return "OK"
 
 
+def test_a_model_that_cannot_be_served(channel: Any) -> None:
+    """Requests are answered with UNAVAILABLE and the reason, and unknown names are NOT_FOUND."""
+    with pytest.raises(grpc.RpcError) as refused:
+        infer(channel, message("ModelInferRequest")(model_name="bad"))
+    assert (refused.value.code(), "not an ONNX model" in refused.value.details()) == (grpc.StatusCode.UNAVAILABLE, True)
+    ready = channel.unary_unary(PREFIX + "ModelReady")
+    answer = ready(message("ModelReadyRequest")(name="bad").SerializeToString(), timeout=30)
+    assert not message("ModelReadyResponse").FromString(answer).ready
+    assert status(channel, message("ModelInferRequest")(model_name="none")) == "NOT_FOUND"
+
+
 def test_pages_cannot_call_methods(server: LocalServer) -> None:
     """A request as browsers could send it, without the header te, reaches no method, whatever its type."""
     for kind in ("application/grpc", "text/plain"):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+import chrion
 from chrion.server.request_timing import Timing
 from local_server import LocalServer, local_server
 from model_repository import product, put
@@ -50,6 +51,17 @@ def test_histograms_agree_with_the_times_of_answers(tmp_path: Path) -> None:
         assert totals[float("inf")] == 8
         total_us = server.metric("nv_inference_request_duration_us", model="m")
         assert server.metric("chrion_request_seconds_sum", model="m") == pytest.approx(total_us / 1e6, rel=1e-3)
+
+
+def test_the_readiness_of_versions(tmp_path: Path) -> None:
+    """Versions that cannot be served have the value 0: damaged ones, and those that do not fit."""
+    put(tmp_path, "m", product())
+    put(tmp_path, "m", b"not a model", version=2)
+    put(tmp_path, "large", product(1300))
+    with local_server(tmp_path, memory_mb=10.0) as server:
+        for (model, version), value in {("m", "1"): 1, ("m", "2"): 0, ("large", "1"): 0}.items():
+            assert server.metric("chrion_model_ready", model=model, version=version) == value
+        assert server.metric("chrion_server_info", version=chrion.__version__) == 1
 
 
 def test_a_model_that_is_removed_has_no_series_any_more(tmp_path: Path) -> None:

@@ -56,7 +56,10 @@ def test_a_version_answers_from_the_file_that_it_opened(tmp_path: Path, change: 
         status, found, _ = server.infer("m", x)
     if change == "overwritten":
         assert status >= 400
-        assert "cannot be opened again" in found["error"]
+        assert found["error"] == (
+            "model 'm': the model cannot be loaded: its files have changed since it was added: restart the server or "
+            "load the model again, and replace files by renaming new ones over them"
+        )
     else:
         assert (status, found["outputs"]) == (200, before["outputs"])
 

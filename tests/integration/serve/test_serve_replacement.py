@@ -30,11 +30,11 @@ def waiting_request(root: Path, then: Any) -> Any:
         core.start()
         for version in scan(root, accelerator=False).values():
             core.add(version)
-        slow = asyncio.create_task(core.infer(core.find("slow"), {"x": ("FP32", np.array([1e15], np.float32))}))
+        slow = asyncio.create_task(core.infer(core.models["slow", "1"], {"x": ("FP32", np.array([1e15], np.float32))}))
         async with asyncio.timeout(60):
             while not core.manager.running:  # noqa: ASYNC110 - the manager has no event for it
                 await asyncio.sleep(0.01)
-            waiting = asyncio.create_task(core.infer(core.find("m"), ROWS))
+            waiting = asyncio.create_task(core.infer(core.models["m", "1"], ROWS))
             while not core.manager.pending:  # noqa: ASYNC110 - the manager has no event for it
                 await asyncio.sleep(0.01)
             then(core)

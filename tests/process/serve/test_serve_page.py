@@ -93,6 +93,9 @@ def test_the_page_lists_what_is_not_served_and_folds_what_is_idle(tmp_path: Path
         names = page.value('[...document.querySelectorAll("#idle tr")].map((row) => row.cells[0].textContent)')
         assert names[:3] == ["m-1 / 1", "m-9 / 1", "m-10 / 1"]
         assert not page.value('document.getElementById("idle-box").open')
+        title = page.value('document.getElementById("idle-title").textContent')
+        assert title == "Idle models: 4 without a request yet"
+        assert page.value(row("m-9 / 1"))["state"] == "on disk"
         problem = page.value('document.getElementById("problems").textContent')
         assert problem.startswith("broken- / 1")
         assert "not an ONNX model" in problem
@@ -123,7 +126,7 @@ def test_the_page_asks_for_a_token(tmp_path: Path) -> None:
 
 
 def test_the_page_shows_unloaded_models(models: Server, page: Page) -> None:
-    """A model that is unloaded leaves the table or is shown as absent, and comes back when it is loaded."""
+    """A model that is unloaded leaves the table or is shown as on disk, and comes back when it is loaded."""
     loaded = f"{row('second / 1')}?.state"
     models.infer("second", X)
     page.wait_for(f'{loaded} === "resident, cpu"')
@@ -132,6 +135,15 @@ def test_the_page_shows_unloaded_models(models: Server, page: Page) -> None:
     assert models.get("/v2/repository/models/second/load", {})[0] == 200
     models.infer("second", X)
     page.wait_for(f'{loaded} === "resident, cpu"')
+
+
+def test_the_page_of_a_server_without_models(tmp_path: Path) -> None:
+    """It says so, with the layout of a repository."""
+    (tmp_path / "models").mkdir()
+    (tmp_path / "profile").mkdir()
+    with serving(tmp_path / "models") as running, browse(running.url, tmp_path / "profile") as page:
+        page.wait_for('document.getElementById("empty")?.hidden === false')
+        assert "NAME/VERSION/model.onnx" in page.value('document.getElementById("empty").textContent')
 
 
 def test_the_page_says_that_the_server_has_gone(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ import pytest
 
 from chrion.server.grpc_messages import SERVICE, message
 from chrion.server.supervisor import Supervisor, server_command
+from code_blocks import ROOT, Command, blocks, commands, matches
 from decoder_support import small_decoder
 from helpers import FLOAT, make_model, node, value
 from model_repository import counting, product, put
@@ -279,3 +280,33 @@ def test_a_collector_that_is_down_disturbs_nobody(tmp_path: Path) -> None:
     with serving(tmp_path, "--otlp", "http://127.0.0.1:9") as server:
         assert server.infer("m", ROWS)[0] == 200
         assert json.loads(json.dumps(server.infer("m", ROWS)[1]))["outputs"]
+
+
+@pytest.mark.skipif(not shutil.which("curl"), reason="no curl is installed")
+def test_the_quick_start(tmp_path: Path) -> None:
+    """The commands of the page on serving, typed in order, have the answers that it shows."""
+    section = (ROOT / "docs" / "serve.md").read_text(encoding="utf-8").split("\n## ")[1]
+    first, *later = [
+        [command for command in commands(block) if command.words[0] != "pip"]
+        for block in blocks(ROOT / "docs" / "serve.md")
+        if block.body in section
+    ]
+    *before, serve = first
+    assert sum(map(len, later)) == 7
+    for command in before:
+        run_typed(command, tmp_path)
+    (tmp_path / "token").write_text("secret\n")
+    repository, *options = serve.words[2:]
+    with serving(tmp_path / repository, *options) as server:
+        for command in (command for block in later for command in block):
+            assert command.words[0] == "curl"
+            run_typed(command, tmp_path, f"127.0.0.1:{server.http}")
+
+
+def run_typed(command: Command, folder: Path, address: str = "") -> None:
+    """Run a command of the page in a folder; it succeeds with the output of the page, from a server at an address."""
+    text = command.text.replace("curl", "curl --fail", 1).replace("localhost:8000", address)
+    text = text.replace("chrion", f"{sys.executable} -m chrion", 1)
+    found = subprocess.run(["bash", "-c", text], cwd=folder, capture_output=True, text=True, check=False)  # noqa: S603, S607
+    assert found.returncode == 0, (text, found.stderr)
+    assert matches(command.expected, found.stdout) or not command.expected, (text, found.stdout)
