@@ -26,7 +26,7 @@ from chrion.cli.options import (
     ShapeOption,
     StreamsOption,
 )
-from chrion.cli.steps import HardwareOptions, load_graph_and_feed, load_or_measure_profile
+from chrion.cli.steps import INTERFERENCE, HardwareOptions, load_graph_and_feed, load_or_measure_profile
 from chrion.errors import OptionError
 from chrion.report import comparison_json, comparison_table, comparison_verdict, estimated_lines, plot_comparison
 from chrion.scheduler import policy_names
@@ -77,6 +77,8 @@ def compare(
     if is_this_machine(costs):
         with step(f"timing {len(chosen)} policies in {format_count(rounds, 'round')}", animated=False) as update:
             found = time_plans(found, arrays, rounds=rounds, progress=update)
+        if found.interference:
+            note(INTERFERENCE)
     else:
         note(f"not measured: the profile is of another machine ({costs.machine})")
     if plot:

@@ -11,7 +11,7 @@ from chrion.benchmark.latency import Timing
 from chrion.report.categories import COLOURS, OTHER_COLOUR
 from chrion.report.figure_table import FigureTable, key, text
 from chrion.report.figures import new_figure, plain_text, save_figure
-from chrion.report.tables import compare_latency
+from chrion.report.tables import TOO_BUSY, compare_latency
 from chrion.units import format_count, format_mb, format_ms
 
 _FIGURES = ("predicted", "measured", "vs. plain", "memory (Eq. 4)", "resident memory", "lanes", "waits", "planning")
@@ -42,6 +42,8 @@ def comparison_verdict(comparison: PolicyComparison) -> str:
     measured = {e.policy: e.timing.median_ms for e in comparison.results if e.timing and e.fits}
     predicted = {e.policy: e.plan.predicted.latency_ms for e in comparison.results if e.plan and e.fits}
     best = comparison.best_plain
+    if comparison.interference:
+        return TOO_BUSY
     if measured and best:
         policy, ms = min(measured.items(), key=lambda item: item[1])
         ratio = compare_latency(ms / best.median_ms)
@@ -64,6 +66,7 @@ def comparison_json(comparison: PolicyComparison) -> dict[str, Any]:
         "policies": [_entry_json(entry) for entry in comparison.results],
         "plain": [asdict(timing) for timing in comparison.plain],
         "best_plain": best.name if best else None,
+        "interference": comparison.interference,
     }
 
 

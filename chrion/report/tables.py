@@ -17,6 +17,8 @@ from chrion.units import format_count, format_mb, format_ms
 #: Range of latency ratios that count as equal: measurements of one session differ by as much.
 _LEVEL = (0.97, 1.03)
 _VS_ACCELERATOR = "vs. accelerator"
+#: Verdict on timings with interference.
+TOO_BUSY = "the machine was too busy for a reliable comparison; repeat it"
 
 
 def plan_table(plan: Plan) -> FigureTable:
@@ -99,8 +101,19 @@ def best_baseline(timings: Sequence[Timing], hybrid: str) -> Timing:
     return min((t for t in timings if t.name != hybrid), key=lambda t: t.median_ms)
 
 
-def bench_verdict(timings: Sequence[Timing], hybrid: str) -> str:
-    """Return one line that says whether the hybrid session is faster than the fastest baseline."""
+def bench_verdict(timings: Sequence[Timing], hybrid: str, *, plain: bool = False, interference: bool = False) -> str:
+    """Return one line that says whether the hybrid session is faster than the fastest baseline.
+
+    Args:
+        timings: The timings of the hybrid session and of its baselines.
+        hybrid: Name of the hybrid session's timing.
+        plain: Whether the hybrid session runs plain onnxruntime.
+        interference: Whether other processes used the cores meanwhile.
+    """
+    if interference:
+        return TOO_BUSY
+    if plain:
+        return f"{hybrid} runs plain onnxruntime; a difference from a session of the same configuration is noise"
     best = best_baseline(timings, hybrid)
     ratio = next(t for t in timings if t.name == hybrid).median_ms / best.median_ms
     advice = "; use that session instead" if ratio > _LEVEL[1] else ""
