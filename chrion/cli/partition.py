@@ -103,7 +103,7 @@ def partition(
             gpu_budget=gpu_budget,
             memory=kind,
         )
-    log.info("initial solution: %s", plan.origin)
+    log.info("initial solution: %s; alpha: %.4g ms/MB", plan.origin, plan.alpha)
     plan.save(path)
     reasons = explain_placement(graph, measured, plan, explain) if explain else []
     for file in annotated:
@@ -112,7 +112,7 @@ def partition(
         explanation = {"explanation": reasons} if explain else {}
         show_json({**plan_summary(plan), "plan": str(path), **explanation})
     else:
-        _show_tables(plan, reasons, [target, *annotated])
+        _show_tables(plan, reasons, [target, *annotated], priced=alpha is not None)
     if not (plan.meets_slo and plan.meets_budget):
         raise typer.Exit(OUT_OF_REACH)
 
@@ -130,7 +130,7 @@ def _require_this_machine(profile: Profile) -> None:
         )
 
 
-def _show_tables(plan: Plan, reasons: Sequence[str], written: Sequence[outputs.Output]) -> None:
+def _show_tables(plan: Plan, reasons: Sequence[str], written: Sequence[outputs.Output], *, priced: bool) -> None:
     estimated = estimated_lines(plan.estimated, len(plan.operators), plan.machine)
     messages = [file.message for file in written]
-    show(plan_table(plan), verdict(plan), *plan.remarks, *estimated, *reasons, *messages)
+    show(plan_table(plan), verdict(plan, priced=priced), *plan.remarks, *estimated, *reasons, *messages)

@@ -44,8 +44,13 @@ def plan_table(plan: Plan) -> FigureTable:
     return table
 
 
-def verdict(plan: Plan) -> str:
-    """Return one line that compares the prediction with the SLO and the GPU budget, and states the objective."""
+def verdict(plan: Plan, *, priced: bool = True) -> str:
+    """Return one line that compares the prediction with the SLO and the GPU budget, and states the objective.
+
+    Args:
+        plan: The plan.
+        priced: Whether its alpha was given; otherwise the limits imply it, and it is no part of the objective.
+    """
     parts = []
     if plan.slo_ms is not None:
         verb = "meets" if plan.meets_slo else "misses"
@@ -54,8 +59,17 @@ def verdict(plan: Plan) -> str:
         verb = "fits" if plan.meets_budget else "exceeds"
         resident = format_mb(plan.predicted.resident_mb)
         parts.append(f"{verb} the GPU budget of {format_mb(plan.budget_mb)} with {resident} resident")
-    price = f" + {plan.alpha:.4g} ms/MB * {MEMORY_NAMES[plan.memory]}" if plan.alpha else ""
-    return "; ".join([*parts, f"objective: minimum latency{price}"])
+    return "; ".join([*parts, f"objective: {_objective(plan, priced=priced)}"])
+
+
+def _objective(plan: Plan, *, priced: bool) -> str:
+    memory = MEMORY_NAMES[plan.memory]
+    if priced:
+        return "minimum latency" + (f" + {plan.alpha:.4g} ms/MB * {memory}" if plan.alpha else "")
+    within = " within the GPU budget" if plan.budget_mb is not None else ""
+    if plan.slo_ms is None or plan.accelerator_only is None or not (plan.meets_slo and plan.meets_budget):
+        return f"minimum latency{within}"
+    return f"minimum {memory}{within}{' and' if within else ' within'} the SLO"
 
 
 def estimated_lines(estimated: int, operators: int, machine: Machine) -> list[str]:

@@ -109,9 +109,12 @@ def _planner(  # noqa: PLR0913, PLR0917 - as for partition
         ProfileError: As for :func:`partition`.
     """
     _check_types(graph, profile)
-    # Without a limit and a price, no other plan than the fastest is preferable.
-    fastest_only = limits == Limits() and (not alpha or profile.accelerator is None)
-    return Planner(graph, profile, policy, **settings, fastest_only=fastest_only)
+    if limits.budget_mb is not None:
+        return Planner(graph, profile, policy, **settings)
+    # Without a price, no other plan than the fastest is preferable; an SLO alone asks for the least memory.
+    unpriced = alpha == 0 or (alpha is None and limits.slo_ms is None)
+    fastest_only = unpriced or profile.accelerator is None
+    return Planner(graph, profile, policy, **settings, fastest_only=fastest_only, slo_ms=limits.slo_ms)
 
 
 def check_options(  # noqa: PLR0913 - as for partition
@@ -171,7 +174,8 @@ class Planner:
         meter: Measures stages.
         memory: The memory that alpha prices.
         alphas: Prices that plans will be asked for, if they are known.
-        fastest_only: Only the fastest plan will be asked for, without limits and prices.
+        fastest_only: Only the fastest plan will be asked for, without a budget and prices.
+        slo_ms: The only SLO that plans will be asked for, if it is known and there is no budget.
 
     Raises:
         OptionError: There is no such policy.
@@ -190,10 +194,11 @@ class Planner:
         memory: Memory | None = None,
         alphas: Sequence[float] = (),
         fastest_only: bool = False,
+        slo_ms: float | None = None,
     ) -> None:
         self._graph, self._profile, self._policy = graph, profile, find_policy(policy)
         self._meter, self._memory, self._alphas = meter, priced_memory(profile, memory), alphas
-        self._cores, self._streams, self._fastest_only = cores, streams, fastest_only
+        self._cores, self._streams, self._fastest_only, self._slo_ms = cores, streams, fastest_only, slo_ms
         #: The operators of the graph and of its variants with their costs, by identity.
         self._costs: dict[int, tuple[Dag, Costs]] = {}
         costs = self._costs_of(graph.dag)
@@ -257,7 +262,7 @@ class Planner:
         """Return the task of a policy of solutions, of which the first plan has a price of memory."""
         prices = (*self._alphas, *([alpha] if alpha else [])) if self._memory == "paper" and self._gpu else ()
         budget = math.inf if budget_mb is None else budget_mb
-        return PlanningTask(self._graph, self._costs_of, prices, self._meter, budget, self._fastest_only)
+        return PlanningTask(self._graph, self._costs_of, prices, self._meter, budget, self._fastest_only, self._slo_ms)
 
     def _search_alpha(self, limits: Limits, alpha: float | None) -> VariantSolution:
         """Return the solution of a policy of schedules."""
