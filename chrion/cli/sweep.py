@@ -57,7 +57,8 @@ def sweep(
 ) -> None:
     """Plan for several alphas: latency against accelerator memory.
 
-    With --policy chrion-paper it is Figure 10 of the paper; the default policy's curve for the paper's LSTM has one step.
+    With --policy chrion-paper it is Figure 10 of the paper; the default policy's curve for the paper's LSTM has one
+    step.
     """
     alphas = parse_range(alpha, "--alpha")
     kind = check_memory(memory)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -33,6 +34,7 @@ from chrion.profiler.transfer import CopyCosts, measure_copies
 from chrion.profiler.wake import measure_wake_ms
 from chrion.profiler.weight_reload import measure_reload_ms_per_byte
 from chrion.profiler.widths import measured_widths
+from chrion.units import format_shape
 
 log = logging.getLogger(__name__)
 
@@ -132,8 +134,24 @@ def require_shapes(graph: Graph) -> None:
         ShapeError: It has one.
     """
     if graph.free_dimensions:
-        hint = f"give their shapes, for example --shape {graph.free_dimensions[0].split('[')[0]}=1x..."
+        sizes = _example_shapes(graph)
+        options = " ".join(f"--shape {shlex.quote(f'{name}={format_shape(shape)}')}" for name, shape in sizes.items())
+        argument = {name: shape[0] if len(shape) == 1 else shape for name, shape in sizes.items()}
+        hint = f"fix them, for example with {options}; in Python, load(MODEL, shapes={argument})"
         raise ShapeError(f"model {graph.name}: free dimensions in {', '.join(graph.free_dimensions)}", hint=hint)
+
+
+def _example_shapes(graph: Graph) -> dict[str, tuple[int, ...]]:
+    """Return shapes that fix all free dimensions to 1: one size for a named dimension, else the shape of an input."""
+    found: dict[str, tuple[int, ...]] = {}
+    inputs = {info.name for info in graph.inputs}
+    for info in graph.inputs:
+        free = [d for d in info.shape or (None,) if not isinstance(d, int)] if info.free else []
+        if any(d is None or d in inputs for d in free):
+            found[info.name] = tuple(d if isinstance(d, int) else 1 for d in info.shape or (1,))
+        else:
+            found |= {d: (1,) for d in free if d is not None}
+    return found
 
 
 def _lanes(cores: int | None) -> tuple[int, ...]:

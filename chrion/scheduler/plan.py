@@ -19,6 +19,7 @@ from chrion.lane_numbers import is_accelerator_lane
 from chrion.profiler.machine import Machine, machine_from_json, machine_to_json
 from chrion.scheduler.priced_memory import MEMORIES, Memory
 from chrion.scheduler.schedule import Schedule
+from chrion.units import format_mb, format_ms
 
 #: The schema of plans without widths, and that of plans with widths, which earlier versions cannot run.
 SCHEMA, SCHEMA_WITH_WIDTHS = "chrion.plan/1", "chrion.plan/2"
@@ -91,6 +92,11 @@ class Plan:
     memory: Memory = "resident"
     #: The policy or the initial solution that the schedule comes from.
     origin: str = ""
+
+    def __repr__(self) -> str:
+        found = f"{self.policy}, {format_ms(self.predicted.latency_ms)}"
+        memory = f", {format_mb(self.predicted.accelerator_mb(self.memory))}" if self.accelerator else ""
+        return f"<Plan of {self.model}: {found}{memory}>"
 
     @property
     def meets_slo(self) -> bool:
