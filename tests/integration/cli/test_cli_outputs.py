@@ -26,6 +26,7 @@ OUTPUTS = (
     ("model", "rnn", "-o"),
     ("demo", "-o"),
 )
+MODELS = "models are not replaced by default"
 
 
 def save_plan(folder: Path) -> None:
@@ -53,7 +54,8 @@ def test_an_output_that_cannot_be_written_is_detected_first(cli: Chrion, tmp_pat
             code, out, err = cli(*command, path)
             assert (code, out, err.count("\n")) == (2, "", 1), (command, path, err)
             assert err.startswith(f"chrion: error: {command[-1]}: {path}: "), (command, err)
-            assert about in err, (command, path)
+            expected = about.replace("this command did not write it", MODELS) if command[0] == "model" else about
+            assert expected in err, (command, path)
     assert (tmp_path / "mine.png").read_text() == "mine"
 
 
@@ -107,8 +109,16 @@ def test_a_model_is_only_replaced_by_force(cli: Chrion) -> None:
     options = ("model", "rnn", "--seq", "2", "--layers", "1", "-o", "r.onnx")
     assert cli(*options)[0] == 0
     before = Path("r.onnx").read_bytes()
-    assert_refused(cli(*options, "--io", "8"), "--force")
+    code, _, err = cli(*options, "--io", "8")
+    assert (code, "the file exists, and models are not replaced by default (add --force" in err) == (2, True)
     assert Path("r.onnx").read_bytes() == before
+    assert cli(*options)[:2] == (0, f"unchanged: r.onnx (4 operators, {len(before) / 1e6:.1f} MB)\n")
+    decoder = ("model", "llama", "--layers", "1", "-o", "d.onnx", "--seq", "2")
+    assert cli(*decoder)[1].startswith("written: d.onnx")
+    assert cli(*decoder)[1].startswith("unchanged: d.onnx")
+    Path("d.onnx.data").write_bytes(b"mine")
+    assert cli(*decoder)[0] == 2
+    assert Path("d.onnx.data").read_bytes() == b"mine"
     code, out, _ = cli(*options, "--io", "8", "--force", "--json")
     assert code == 0
     assert json.loads(out)["bytes"] == len(Path("r.onnx").read_bytes()) != len(before)
