@@ -99,7 +99,10 @@ def load_or_measure_profile(
         return Profile.load(stored)
     variants = merged_variants(graph) if merging else ()
     with step(f"profiling {graph.name}", animated=False) as update:
-        return profile(graph, cores, accelerator or "auto", progress=update, fresh=fresh, variants=variants)
+        found = profile(graph, cores, accelerator or "auto", progress=update, fresh=fresh, variants=variants)
+    if found.interference:
+        note("warning: other processes used the cores; costs may be unreliable and are not cached")
+    return found
 
 
 @dataclass(frozen=True, slots=True)

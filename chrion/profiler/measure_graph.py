@@ -89,7 +89,8 @@ def profile(  # noqa: PLR0913 - optional arguments are keyword-only
     choices = chunk_choices(graph)
     first = _representatives([graph, *(unroll(graph, chunk) for chunk in measured_chunks(choices)), *variants])
     known = {} if fresh else {s: cost for s in first if (cost := cache.get(s)) is not None}
-    known |= _measure_into(cache, _unknown(first, known), lanes, device, progress)
+    measured, interference = _measure_into(cache, _unknown(first, known), lanes, device, progress)
+    known |= measured
     if not known and len(graph.dag):
         raise ModelError(f"model {graph.name}: none of its operators could be measured")
     known |= interpolate((unroll(graph, chunk).dag for chunk in choices), known)
@@ -111,6 +112,7 @@ def profile(  # noqa: PLR0913 - optional arguments are keyword-only
         cache_bytes=cache_bytes,
         reload_ms_per_byte=measure_reload_ms_per_byte(lanes, cache_bytes),
         base_memory_mb=(probe_provider(provider).memory_mb or 0.0) if provider else 0.0,
+        interference=interference,
     )
 
 
@@ -178,14 +180,19 @@ def _measure_into(
     lanes: tuple[int, ...],
     device: Device | None,
     progress: Progress | None,
-) -> dict[str, OperatorCost]:
-    """Return the costs of operators by signature; the cache keeps those that no other process disturbed."""
-    found = {}
+) -> tuple[dict[str, OperatorCost], bool]:
+    """Return the costs of operators by signature, and whether other processes used the cores.
+
+    The cache keeps the costs that no other process disturbed.
+    """
+    found, interference = {}, False
     for signature, cost, undisturbed in _measure(operators, lanes, device, progress):
         found[signature] = cost
         if undisturbed:
             cache.put(signature, cost)
-    return found
+        else:
+            interference = True
+    return found, interference
 
 
 def _measure(

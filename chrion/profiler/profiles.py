@@ -77,6 +77,8 @@ class Profile:
     wake_ms: float = 0.0
     #: The origin of figures that were not measured, and their assumptions.
     notes: tuple[str, ...] = ()
+    #: Whether other processes used the cores while operators were measured. Not compared, not stored.
+    interference: bool = field(default=False, compare=False)
     _estimators: dict[int, Estimator] = field(default_factory=dict, repr=False, compare=False)
 
     def __repr__(self) -> str:

@@ -124,9 +124,11 @@ def test_measurements_under_interference_are_not_cached(
     count = len(set(stack.dag.signatures))
     with monkeypatch.context() as patch:
         interfere_at(patch, range(99))
-        assert set(measure().operators) == set(stack.dag.signatures)
+        disturbed = measure()
+    assert set(disturbed.operators) == set(stack.dag.signatures)
+    assert disturbed.interference
     for _ in range(2):
-        measure()
+        assert not measure().interference
         assert len(measured) == 2 * count
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from chrion import Plan, load
 from chrion.scheduler import fixed_plan
 from command_line import PAPER, Chrion, assert_each_refused, assert_refused
 from helpers import alternating_lanes, branches
+from seams.execution import interfere_at
 
 #: Commands with an option that names an output file. Their models and scenarios do not exist, so that an error about
 #: the output precedes all work.
@@ -79,6 +82,21 @@ def test_plans_and_profiles_are_replaced_by_their_kind(cli: Chrion, model: Path)
     assert_refused(cli("profile", str(model), "-o", "m.plan.json"), "--force")
     assert_refused(cli(*partition, "-o", "m.onnx"), "--force")
     Plan.load("m.plan.json")
+
+
+def test_a_profile_measured_beside_other_processes_is_reported(
+    cli: Chrion, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commands profile and partition warn of unreliable costs on stderr, until they are measured undisturbed."""
+    monkeypatch.setenv("CHRION_CACHE", str(tmp_path / "cache"))
+    warning = "warning: other processes used the cores; costs may be unreliable and are not cached"
+    for command in ("profile", "partition"):
+        with monkeypatch.context() as patch:
+            interfere_at(patch, range(99))
+            code, _, err = cli(command, str(model), "--cores", "1")
+        assert (code, warning in err) == (0, True)
+    assert warning not in cli("profile", str(model), "--cores", "1")[2]
+    assert warning not in cli("partition", str(model), "--cores", "1")[2]
 
 
 def test_a_stored_profile_is_drawn_and_not_written(cli: Chrion, model: Path) -> None:
