@@ -32,16 +32,26 @@ def plan_table(plan: Plan) -> FigureTable:
         return _cpu_plan_table(title, plan)
     first, second = sorted(MEMORIES, key=lambda memory: memory != plan.memory)
     figures = ("latency", _VS_ACCELERATOR, MEMORY_NAMES[first], _VS_ACCELERATOR, MEMORY_NAMES[second])
-    table = FigureTable(title, [key(""), *figures, "operators on accelerator", "operators on CPU", "cores"])
+    table = FigureTable(
+        title, [key(""), *figures, "operators on accelerator", "operators on CPU", "cores"], sparse=True
+    )
+    cpu_cores = str(plan.cpu_only_cores or "")
     rows: list[tuple[str, Prediction | None, Sequence[str]]] = [
         ("accelerator only", plan.accelerator_only, (str(len(plan.operators)), "0", "0")),
-        ("CPU only", plan.cpu_only, ("0", str(len(plan.operators)), "")),
+        ("CPU only", plan.cpu_only, ("0", str(len(plan.operators)), cpu_cores)),
         (plan.policy, plan.predicted, (str(plan.on_accelerator), str(plan.on_cpu), str(plan.schedule.cores))),
     ]
     for name, prediction, counts in rows:
         if prediction is not None:
             table.add_row(name, *_figures(prediction, plan.accelerator_only, first, second), *counts)
     return table
+
+
+def reference_lines(plan: Plan) -> list[str]:
+    """Return a line on what the table of a plan without an accelerator compares with; no line for other plans."""
+    if plan.accelerator_only is not None or plan.accelerator is not None or plan.cpu_only is None:
+        return []
+    return ["vs. CPU only: both are predictions; chrion bench compares with plain onnxruntime"]
 
 
 def verdict(plan: Plan, *, priced: bool = True) -> str:
@@ -186,8 +196,11 @@ def machine_table(
 
 
 def _cpu_plan_table(title: str, plan: Plan) -> FigureTable:
-    table = FigureTable(title, [key(""), "latency", "vs. CPU", "operators", "cores"])
-    rows = (("CPU only", plan.cpu_only, ""), (plan.policy, plan.predicted, str(plan.schedule.cores)))
+    table = FigureTable(title, [key(""), "latency", "vs. CPU only", "operators", "cores"])
+    rows = (
+        ("CPU only", plan.cpu_only, str(plan.cpu_only_cores or "")),
+        (plan.policy, plan.predicted, str(plan.schedule.cores)),
+    )
     for name, prediction, cores in rows:
         if prediction is not None:
             change = _change(prediction.latency_ms, plan.cpu_only.latency_ms if plan.cpu_only else 0.0)

@@ -92,6 +92,8 @@ class Plan:
     memory: Memory = "resident"
     #: The policy or the initial solution that the schedule comes from.
     origin: str = ""
+    #: Number of cores that ``cpu_only`` uses; 0 if unknown.
+    cpu_only_cores: int = 0
 
     def __repr__(self) -> str:
         found = f"{self.policy}, {format_ms(self.predicted.latency_ms)}"
@@ -189,6 +191,7 @@ class Plan:
             "estimated",
             "remarks",
             "origin",
+            "cpu_only_cores",
             "merged",
         ):
             content[name] = getattr(self, name)
@@ -300,6 +303,7 @@ def _from_json(content: Mapping[str, Any]) -> Plan:
         merged=tuple(tuple(str(name) for name in group) for group in content.get("merged", [])),
         memory=_memory(content.get("memory", "resident")),
         origin=str(content.get("origin", "")),
+        cpu_only_cores=int(content.get("cpu_only_cores", 0)),
     )
 
 

@@ -202,8 +202,8 @@ class Planner:
         #: The operators of the graph and of its variants with their costs, by identity.
         self._costs: dict[int, tuple[Dag, Costs]] = {}
         costs = self._costs_of(graph.dag)
-        self._gpu = _predict(graph, costs, accelerator_only) if costs.accelerator_ms is not None else None
-        self._cpu = _predict(graph, costs, cpu_only) if costs.cores else None
+        self._gpu = _predict(graph, costs, accelerator_only)[0] if costs.accelerator_ms is not None else None
+        self._cpu: tuple[Prediction | None, int] = _predict(graph, costs, cpu_only) if costs.cores else (None, 0)
         self._pool: SolutionPool | None = None
         #: The budget that the solutions were found for, if they depend on it.
         self._pool_budget_mb: float | None = None
@@ -228,7 +228,9 @@ class Planner:
             found = [replace(variant, alpha=price) for variant in found]
         builder = _PlanBuilder(self._graph, self._profile, self._costs_of, self._policy, limits, alpha, self._memory)
         remarks = self._remarks_on_alpha(limits, alpha, found[0])
-        return [builder.build(variant, self._gpu, self._cpu, remarks) for variant in found]
+        cpu, cores = self._cpu
+        plans = (builder.build(variant, self._gpu, cpu, remarks) for variant in found)
+        return [replace(plan, cpu_only_cores=cores) for plan in plans]
 
     def _remarks_on_alpha(self, limits: Limits, alpha: float | None, chosen: VariantSolution) -> list[str]:
         """Return a remark if alpha changes nothing, with the reason."""
@@ -296,10 +298,10 @@ class Planner:
         return replace(variant, solution=exact)
 
 
-def _predict(graph: Graph, costs: Costs, policy: ScheduleFunction) -> Prediction:
-    """Return the prediction of a policy's fastest schedule."""
+def _predict(graph: Graph, costs: Costs, policy: ScheduleFunction) -> tuple[Prediction, int]:
+    """Return the prediction of a policy's fastest schedule, and its number of cores."""
     solution = Problem(graph.dag, costs).evaluate(policy(graph.dag, costs, 0.0))
-    return _prediction(solution.with_frame(graph.dag, costs).timeline)
+    return _prediction(solution.with_frame(graph.dag, costs).timeline), solution.schedule.cores
 
 
 def _prediction(timeline: Timeline) -> Prediction:
