@@ -64,6 +64,7 @@ def simulate(
         int | None, typer.Option(metavar="N", help="Simulate N seeds; print means and confidence intervals.")
     ] = None,
     export: Annotated[Path | None, typer.Option(metavar="FILE", help="Write every request to a CSV file.")] = None,
+    details: Annotated[bool, typer.Option("--details", help="Show tables by model and by server, too.")] = False,
     list_all: Annotated[bool, typer.Option("--list", help="List the bundled scenarios.")] = False,
     force: ForceOption = False,
     as_json: JsonOption = False,
@@ -96,7 +97,7 @@ def simulate(
     elif sweep_:
         _sweep(source, sweep_, plot, workers=processes, ray=ray, as_json=as_json)
     else:
-        _simulate_once(source, plot, export, as_json=as_json)
+        _simulate_once(source, plot, export, details=details, as_json=as_json)
     for output in (target, exported):
         if output and not as_json:
             show(output.message)
@@ -142,7 +143,9 @@ def _find(source: ScenarioSource, name: str, condition: limits.Condition, *, as_
         rows = [asdict(limit) for limit in found]
         show_json({"schema": limits.FIND_SCHEMA, "scenario": source.name, "find": name, "until": until, "limits": rows})
     else:
-        show(capacity_tables.limits_table(name, condition, found))
+        if any(limit.found for limit in found):
+            show(capacity_tables.limits_table(name, condition, found))
+        show(*capacity_tables.limit_lines(name, condition, found))
 
 
 def _replicate(source: ScenarioSource, number: int, *, workers: int, as_json: bool) -> None:
@@ -158,7 +161,9 @@ def _replicate(source: ScenarioSource, number: int, *, workers: int, as_json: bo
         show(capacity_tables.replications_table(number, intervals))
 
 
-def _simulate_once(source: ScenarioSource, plot: Path | None, export: Path | None, *, as_json: bool) -> None:
+def _simulate_once(
+    source: ScenarioSource, plot: Path | None, export: Path | None, *, details: bool, as_json: bool
+) -> None:
     scenario = source.build()
     requests = scenario.workload.requests * len(scenario.patterns)
     with ExitStack() as stack:
@@ -170,7 +175,8 @@ def _simulate_once(source: ScenarioSource, plot: Path | None, export: Path | Non
     if as_json:
         show_json(results.to_json(scenario, found))
     else:
-        show(simulation_tables.simulation_tables(scenario, found))
+        tables = simulation_tables.simulation_tables if details else simulation_tables.pattern_table
+        show(tables(scenario, found))
 
 
 def _sweep(
