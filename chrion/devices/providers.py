@@ -92,7 +92,7 @@ def why_unavailable(provider: str) -> str:
     try:
         usable_provider(provider)
     except ProviderError as error:
-        return f"the accelerator was requested and is not available: {error}"
+        return f"the accelerator was requested and is not available: {str(error).removeprefix('accelerator: ')}"
     return ""
 
 

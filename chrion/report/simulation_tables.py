@@ -77,7 +77,7 @@ def pattern_table(scenario: Scenario, results: Sequence[PatternResult]) -> Figur
         columns.insert(3, "failed")
     if scenario.autoscaling:
         columns.append("server hours")
-    table = FigureTable(title, columns)
+    table = FigureTable(title, columns, sparse=True)
     for result in results:
         total, cold_p95 = result.total, _ms(result.cold_response.p95_ms)
         traffic = _rate(result.loads_per_s), _rate(result.loaded_mb_per_s), str(result.models_missing)
