@@ -141,13 +141,7 @@ def _show_tables(plan: Plan, reasons: Sequence[str], written: Sequence[outputs.O
 
 def _next_step(model: Path, path: Path, shapes: Sequence[str], *, is_measured: bool) -> str:
     """Return a line with the commands that measure and draw a plan; only that which draws it for another machine."""
-    bench = [
-        "chrion",
-        "bench",
-        str(model),
-        *(word for text in shapes for word in ("--shape", text)),
-        "--plan",
-        str(path),
-    ]
+    options = [word for text in shapes for word in ("--shape", text)]
+    bench = ["chrion", "bench", str(model), *options, "--plan", str(path)]
     report = ["chrion", "report", str(path), "--html", "timeline.html"]
     return f"next: {'; '.join(map(shlex.join, [bench, report] if is_measured else [report]))}"

@@ -80,7 +80,10 @@ def simulate(
     if not scenario:
         raise OptionError("simulate: no scenario given", hint="chrion simulate --list shows the bundled ones")
     _check_combination(
-        find, until, ray, {"--sweep": sweep_, "--replications": replications, "--plot": plot, "--export": export}
+        find,
+        until,
+        ray,
+        {"--sweep": sweep_, "--replications": replications, "--plot": plot, "--export": export, "--details": details},
     )
     target = outputs.check_picture_output("--plot", plot, force=force) if plot else None
     exported = outputs.check_output("--export", export, EXPORT, force=force) if export else None
@@ -88,7 +91,7 @@ def simulate(
     processes = workers or os.cpu_count() or 1
     if is_decoder_scenario(source):
         others = {"--find": find, "--replications": replications, "--export": export, "--ray": ray}
-        others["--workers"] = workers or None
+        others |= {"--workers": workers or None, "--details": details or None}
         simulate_decoders(source, sweep_ or [], plot, others, as_json=as_json)
     elif find and until:
         _find(source, find, limits.parse_until(until), as_json=as_json)
@@ -129,7 +132,7 @@ def _check_combination(find: str | None, until: str | None, ray: str | None, oth
     kinds = [option for option in given_options if option in {"--find", "--sweep", "--replications"}]
     if len(kinds) > 1:
         raise OptionError(f"{kinds[0]} and {kinds[1]} cannot be combined", hint="use one of them")
-    for option in ("--plot", "--export"):
+    for option in ("--plot", "--export", "--details"):
         if option in given_options and kinds and not (option == "--plot" and kinds == ["--sweep"]):
             raise OptionError(f"{option} cannot be combined with {kinds[0]}")
 

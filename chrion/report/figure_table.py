@@ -18,8 +18,9 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-#: A wider table is wide.
+#: The width above which a table is wide.
 _WIDE = 100
+#: An empty cell, or a zero with or without a unit.
 _NOTHING = re.compile(r"([+-]?0(\.0+)?( \S+)?)?")
 #: The least width of a column of longer text.
 _TEXT_WIDTH = 12

@@ -32,11 +32,8 @@ def _objective(scenario: Scenario) -> str:
     slo = read_section(SloSpec, scenario.content.get("slo", {}), "slo")
     of = f"of variant {scenario.reference}" if scenario.reference else "of the model's first variant"
     objective = f"{slo.latency_ms:g} ms" if slo.latency_ms else f"{slo.factor:g} x the latency {of}"
-    own = (
-        " or an objective of the model itself"
-        if any(m.get("slo_ms") for m in scenario.content.get("models", []))
-        else ""
-    )
+    some = any(model.get("slo_ms") for model in scenario.content.get("models", []))
+    own = " or the model's own objective" if some else ""
     measure = "response time" if scenario.measure == "response" else "execution time"
     return f"violations: requests whose {measure} is above {objective}{own}, and those dropped or failed"
 

@@ -11,6 +11,7 @@ from chrion.lane_numbers import lane_name
 from chrion.profiler.machine import Machine
 from chrion.report.figure_table import Column, FigureTable, key, text
 from chrion.scheduler.plan import Plan, Prediction
+from chrion.scheduler.policies.registry import find_policy
 from chrion.scheduler.priced_memory import MEMORIES, MEMORY_NAMES, Memory
 from chrion.units import format_count, format_mb, format_ms
 
@@ -59,7 +60,7 @@ def verdict(plan: Plan, *, priced: bool = True) -> str:
 
     Args:
         plan: The plan.
-        priced: Whether its alpha was given; otherwise the limits imply it, and it is no part of the objective.
+        priced: Whether its alpha is a part of the objective; if none was given, the limits imply one.
     """
     parts = []
     if plan.slo_ms is not None:
@@ -77,7 +78,8 @@ def _objective(plan: Plan, *, priced: bool) -> str:
     if priced:
         return "minimum latency" + (f" + {plan.alpha:.4g} ms/MB * {memory}" if plan.alpha else "")
     within = " within the GPU budget" if plan.budget_mb is not None else ""
-    if plan.slo_ms is None or plan.accelerator_only is None or not (plan.meets_slo and plan.meets_budget):
+    weighed = plan.accelerator_only is not None and find_policy(plan.policy).weighs_memory
+    if plan.slo_ms is None or not (weighed and plan.meets_slo and plan.meets_budget):
         return f"minimum latency{within}"
     return f"minimum {memory}{within}{' and' if within else ' within'} the SLO"
 

@@ -303,7 +303,7 @@ def _from_json(content: Mapping[str, Any]) -> Plan:
         merged=tuple(tuple(str(name) for name in group) for group in content.get("merged", [])),
         memory=_memory(content.get("memory", "resident")),
         origin=str(content.get("origin", "")),
-        cpu_only_cores=int(content.get("cpu_only_cores", 0)),
+        cpu_only_cores=int(_non_negative(content.get("cpu_only_cores", 0))),
     )
 
 

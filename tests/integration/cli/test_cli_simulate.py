@@ -64,6 +64,7 @@ def test_bad_input_is_one_line(cli: Chrion) -> None:
         (("table7", "--replications", "1"), "--replications 1: expected at least 2"),
         (("table7", "--replications", "3", "--sweep", "seed=1,2"), "--sweep and --replications cannot be combined"),
         (("table7", "--replications", "3", "--export", "r.csv"), "--export cannot be combined with --replications"),
+        (("table7", "--sweep", "seed=1,2", "--details"), "--details cannot be combined with --sweep"),
         (("table7", "--sweep", "seed=1,2", "--sweep", "seed=3"), "--sweep: key 'seed' occurs twice"),
     ]
     rest = ("--set", "requests=100", "--json")
