@@ -22,8 +22,10 @@ from chrion.benchmark.latency import (
     plain_baselines,
     time_candidates,
 )
+from chrion.cores import physical_cores
 from chrion.errors import ChrionError
 from chrion.graph.model import Graph
+from chrion.profiler.interference import CoreMonitor
 from chrion.profiler.machine import this_machine
 from chrion.profiler.profiles import Profile
 from chrion.runtime.execution.program import build_program
@@ -68,6 +70,8 @@ class PolicyComparison:
     results: tuple[PolicyResult, ...]
     #: Plain sessions; empty if the profile is of another machine.
     plain: tuple[Timing, ...] = ()
+    #: Whether other processes used the cores while plans and sessions were timed.
+    interference: bool = False
 
     @property
     def estimated(self) -> int:
@@ -139,10 +143,13 @@ def time_plans(
     expected = _run_once(next(iter(plain.values())))
     checked = [_check(comparison.graph, result, feed, expected) for result in comparison.results]
     hybrid = {r.policy: hybrid_candidate(comparison.graph, r.plan, feed) for r in checked if r.plan and not r.reason}
-    timed = time_candidates({**hybrid, **plain}, rounds=rounds, trial_s=trial_s, progress=progress)
+    candidates = {**hybrid, **plain}
+    monitor = CoreMonitor(physical_cores(), patience_s=rounds * len(candidates) * trial_s)
+    timed = time_candidates(candidates, rounds=rounds, trial_s=trial_s, progress=progress, monitor=monitor)
     timings = {t.name: t for t in timed}
     results = tuple(replace(r, timing=timings.get(r.policy)) for r in checked)
-    return replace(comparison, results=results, plain=tuple(timings[name] for name in plain))
+    baselines = tuple(timings[name] for name in plain)
+    return replace(comparison, results=results, plain=baselines, interference=monitor.patience_s <= 0)
 
 
 def is_this_machine(profile: Profile) -> bool:

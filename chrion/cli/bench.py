@@ -75,13 +75,15 @@ def bench(
     hybrid = hybrid_candidate(graph, chosen, arrays) if chosen else _as_chosen(graph, arguments, arrays)
     held_mb = memory_held_mb(hybrid, monitor) if providers[0] != CPU_PROVIDER else 0.0
     candidates = {HYBRID: hybrid, **plain_baselines(str(model), arrays)}
-    timings = time_sessions(candidates, rounds)
+    timings, interference = time_sessions(candidates, rounds)
     if as_json:
-        show_json({"model": graph.name, **_summary(timings, chosen), "measured_mb": held_mb})
+        measured = {"interference": interference, "measured_mb": held_mb}
+        show_json({"model": graph.name, **_summary(timings, chosen), **measured})
     else:
         table = bench_table(timings, HYBRID, chosen.predicted.latency_ms if chosen else None)
         memory = [memory_line(chosen.predicted, held_mb)] if chosen and chosen.accelerator else []
-        show(explanation, table, bench_verdict(timings, HYBRID), *memory)
+        verdict = bench_verdict(timings, HYBRID, plain=chosen is None, interference=interference)
+        show(explanation, table, verdict, *memory)
     median_ms = next(t.median_ms for t in timings if t.name == HYBRID)
     raise typer.Exit(check_reach(median_ms, options.slo_ms, chosen))
 

@@ -26,9 +26,16 @@ from chrion.cli.options import (
     ShapeOption,
     StreamsOption,
 )
-from chrion.cli.steps import HardwareOptions, load_graph_and_feed, load_or_measure_profile
+from chrion.cli.steps import INTERFERENCE, HardwareOptions, load_graph_and_feed, load_or_measure_profile
 from chrion.errors import OptionError
-from chrion.report import comparison_json, comparison_table, comparison_verdict, estimated_lines, plot_comparison
+from chrion.report import (
+    comparison_json,
+    comparison_remarks,
+    comparison_table,
+    comparison_verdict,
+    estimated_lines,
+    plot_comparison,
+)
 from chrion.scheduler import policy_names
 from chrion.scheduler.planner import check_options
 from chrion.units import format_count
@@ -77,6 +84,8 @@ def compare(
     if is_this_machine(costs):
         with step(f"timing {len(chosen)} policies in {format_count(rounds, 'round')}", animated=False) as update:
             found = time_plans(found, arrays, rounds=rounds, progress=update)
+        if found.interference:
+            note(INTERFERENCE)
     else:
         note(f"not measured: the profile is of another machine ({costs.machine})")
     if plot:
@@ -85,7 +94,8 @@ def compare(
         show_json(comparison_json(found))
     else:
         estimated = estimated_lines(found.estimated, len(graph.dag), costs.machine)
-        show(comparison_table(found), comparison_verdict(found), *estimated, *(t.message for t in targets))
+        lines = [*comparison_remarks(found), comparison_verdict(found), *estimated, *(t.message for t in targets)]
+        show(comparison_table(found), *lines)
 
 
 def _chosen_policies(policies: str | None, gpu_budget: str | None, streams: int | None) -> list[str]:

@@ -27,7 +27,7 @@ from chrion.profiler.synthetic_inputs import synthetic_inputs
 from chrion.report import bench_table, bench_verdict, measured_chart, plan_table, predicted_chart, timeline_html
 from chrion.report.figure_table import Column, FigureTable, key
 from chrion.report.lane_chart import LaneChart
-from chrion.report.tables import best_baseline, compare_latency
+from chrion.report.tables import TOO_BUSY, best_baseline, compare_latency
 from chrion.runtime import HybridSession
 from chrion.scheduler import Plan, partition
 from chrion.scheduler.planner import Planner
@@ -62,8 +62,8 @@ def demo(
     graph, measured, plan = _plan(_STACK, cores)
     feed = synthetic_inputs(graph)
     chart = _run(graph, plan, feed)
-    timings = _time(graph, plan, feed, cores)
-    conclusion = f"   {bench_verdict(timings, _PLAN)}"
+    timings, interference = _time(graph, plan, feed, cores)
+    conclusion = f"   {bench_verdict(timings, _PLAN, interference=interference)}"
     show(bench_table(timings, _PLAN, plan.predicted.latency_ms), conclusion)
     charts = [predicted_chart(plan), chart]
     write_atomically(output, timeline_html(plan, charts, [conclusion.strip()], graph=graph, profile=measured))
@@ -71,7 +71,7 @@ def demo(
     _plan_for_the_papers_machine()
     _show_heading("3. When it does not help", "operators that wait for one another, such as a single wide layer")
     graph, _, plan = _plan(_CHAIN, cores)
-    show(f"   {_describe_counterexample(_time(graph, plan, synthetic_inputs(graph), cores))}")
+    show(f"   {_describe_counterexample(*_time(graph, plan, synthetic_inputs(graph), cores))}")
 
 
 def _show_heading(heading: str, text: str) -> None:
@@ -116,8 +116,8 @@ def _run(graph: Graph, plan: Plan, feed: Feed) -> LaneChart:
     return measured_chart(plan, traces[_TRACES // 2])
 
 
-def _time(graph: Graph, plan: Plan, feed: Feed, cores: int | None) -> list[Timing]:
-    """Time the plan beside plain sessions with every number of threads, in alternating rounds."""
+def _time(graph: Graph, plan: Plan, feed: Feed, cores: int | None) -> tuple[list[Timing], bool]:
+    """Time the plan beside plain sessions with every number of threads; see :func:`time_sessions`."""
     plain = {
         f"onnxruntime, {format_count(count, 'thread')}": plain_baseline(graph.source, feed, count)
         for count in _thread_counts(cores or len(physical_cores()))
@@ -139,19 +139,21 @@ def _plan_for_the_papers_machine() -> None:
     with step(f"building {_PAPER_MODEL}"):
         graph = load(zoo.build(_PAPER_MODEL))
     with step(f"planning {_PAPER_MODEL}"):
+        fastest = partition(graph, profile, cores=_PAPER_CORES)
         planner = Planner(graph, profile, cores=_PAPER_CORES)
-        fastest = planner.plan(Limits())
-    columns: list[Column | str] = [key("SLO"), "latency", MEMORY_NAMES["paper"], "alpha, ms/MB", "operators on CPU"]
+        within = [planner.plan(Limits(slo_ms)) for slo_ms in _SLOS_MS]
+    columns: list[Column | str] = [key("SLO"), "latency", MEMORY_NAMES["paper"], "operators on CPU"]
     table = FigureTable("The least memory within an SLO", columns)
-    for slo_ms in _SLOS_MS:
-        plan = planner.plan(Limits(slo_ms))
+    for slo_ms, plan in zip(_SLOS_MS, within, strict=True):
         figures = format_ms(plan.predicted.latency_ms), format_mb(plan.predicted.memory_mb)
-        table.add_row(format_ms(slo_ms), *figures, f"{plan.alpha:.2g}", str(plan.on_cpu))
+        table.add_row(format_ms(slo_ms), *figures, str(plan.on_cpu))
     show(plan_table(fastest), table)
 
 
-def _describe_counterexample(timings: Sequence[Timing]) -> str:
+def _describe_counterexample(timings: Sequence[Timing], interference: bool) -> str:
     """Return one sentence on a model in which nothing runs in parallel."""
+    if interference:
+        return TOO_BUSY
     own, best = next(t for t in timings if t.name == _PLAN), best_baseline(timings, _PLAN)
     ratio = compare_latency(own.median_ms / best.median_ms)
     figures = f"{format_ms(own.median_ms)} and {format_ms(best.median_ms)}"

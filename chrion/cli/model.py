@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import filecmp
 import inspect
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
@@ -77,7 +79,7 @@ def model(
 ) -> None:
     """Build a model with seeded random weights.
 
-    An existing file is only replaced with --force.
+    An existing model is only replaced with --force; if it is the same, nothing is written.
     """
     if list_all:
         show_models(as_json=as_json)
@@ -87,15 +89,29 @@ def model(
     parameters = {key: value for key, value in given.items() if value is not None}
     zoo.specification(name, parameters)  # refuses wrong parameters before the file is looked at
     path = output or Path(f"{Path(name).stem}.onnx")
-    target = outputs.check_output("-o", path, force=force)
-    if zoo.streams_weights(name):
-        outputs.check_output("-o", zoo.weights_path(path), force=force)
-    with step(f"building {name}"):
-        written = zoo.write(name, path, parameters)
+    written = None
+    if not force and outputs.looks_like_model(path):
+        written, message = _find_same(name, path, parameters), f"unchanged: {path}"
+    if written is None:
+        message = outputs.check_output("-o", path, force=force).message
+        if zoo.streams_weights(name):
+            outputs.check_output("-o", zoo.weights_path(path), force=force)
+        with step(f"building {name}"):
+            written = zoo.write(name, path, parameters)
     if as_json:
         show_json({"model": str(path), "operators": written.nodes, "bytes": written.bytes})
     else:
-        show(f"{target.message} ({written.nodes} operators, {written.bytes / 1e6:.1f} MB)")
+        show(f"{message} ({written.nodes} operators, {written.bytes / 1e6:.1f} MB)")
+
+
+def _find_same(name: str, path: Path, parameters: dict[str, float]) -> zoo.Written | None:
+    """Return the description of an existing model if its files are those that would be written; None otherwise."""
+    with step(f"building {name}"), tempfile.TemporaryDirectory() as folder:
+        built = Path(folder) / path.name
+        written = zoo.write(name, built, parameters)
+        pairs = [(file, path.with_name(file.name)) for file in Path(folder).iterdir()]
+        same = all(other.is_file() and filecmp.cmp(file, other, shallow=False) for file, other in pairs)
+    return written if same else None
 
 
 def _builder_options() -> Iterator[inspect.Parameter]:

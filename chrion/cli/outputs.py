@@ -46,6 +46,7 @@ def check_output(option: str, path: Path, *marks: bytes, force: bool = False) ->
         option: The option that names the file, for the message.
         path: The file.
         marks: Texts, one of which Chrion's own files of this kind hold near their beginning. Such a file is replaced.
+            A model, which may be the user's own, has none.
         force: Replace any file.
 
     Raises:
@@ -65,10 +66,18 @@ def check_output(option: str, path: Path, *marks: bytes, force: bool = False) ->
     if not stat.S_ISREG(mode):
         raise OptionError(f"{where}: cannot be written: it is not a regular file")
     if not (force or _is_ours(path, marks)):
-        raise OptionError(
-            f"{where}: the file exists, and this command did not write it", hint="add --force to replace it"
-        )
+        owner = "this command did not write it" if marks else "models are not replaced by default"
+        raise OptionError(f"{where}: the file exists, and {owner}", hint="add --force to replace it")
     return Output(path, replaces=True)
+
+
+def looks_like_model(path: Path) -> bool:
+    """Return whether an existing file begins as an ONNX model does, with its IR version."""
+    try:
+        with path.open("rb") as file:
+            return file.read(1) == b"\x08"
+    except OSError:
+        return False
 
 
 def check_picture_output(option: str, path: Path, *, force: bool = False) -> Output:

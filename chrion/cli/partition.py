@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -33,7 +34,7 @@ from chrion.cli.plan import plan_summary
 from chrion.cli.steps import OUT_OF_REACH, HardwareOptions, load_graph, load_or_measure_profile
 from chrion.errors import OptionError
 from chrion.profiler import Profile
-from chrion.report import estimated_lines, plan_table, verdict
+from chrion.report import estimated_lines, plan_table, reference_lines, verdict
 from chrion.scheduler import DEFAULT_POLICY, Plan
 from chrion.scheduler import partition as make_plan
 from chrion.scheduler.annotation import write_annotated
@@ -103,7 +104,7 @@ def partition(
             gpu_budget=gpu_budget,
             memory=kind,
         )
-    log.info("initial solution: %s", plan.origin)
+    log.info("initial solution: %s; alpha: %.4g ms/MB", plan.origin, plan.alpha)
     plan.save(path)
     reasons = explain_placement(graph, measured, plan, explain) if explain else []
     for file in annotated:
@@ -112,7 +113,8 @@ def partition(
         explanation = {"explanation": reasons} if explain else {}
         show_json({**plan_summary(plan), "plan": str(path), **explanation})
     else:
-        _show_tables(plan, reasons, [target, *annotated])
+        _show_tables(plan, reasons, [target, *annotated], priced=alpha is not None)
+        show(_next_step(model, path, shape or [], is_measured=is_this_machine(measured)))
     if not (plan.meets_slo and plan.meets_budget):
         raise typer.Exit(OUT_OF_REACH)
 
@@ -130,7 +132,16 @@ def _require_this_machine(profile: Profile) -> None:
         )
 
 
-def _show_tables(plan: Plan, reasons: Sequence[str], written: Sequence[outputs.Output]) -> None:
+def _show_tables(plan: Plan, reasons: Sequence[str], written: Sequence[outputs.Output], *, priced: bool) -> None:
     estimated = estimated_lines(plan.estimated, len(plan.operators), plan.machine)
     messages = [file.message for file in written]
-    show(plan_table(plan), verdict(plan), *plan.remarks, *estimated, *reasons, *messages)
+    lines = [verdict(plan, priced=priced), *plan.remarks, *reference_lines(plan), *estimated, *reasons, *messages]
+    show(plan_table(plan), *lines)
+
+
+def _next_step(model: Path, path: Path, shapes: Sequence[str], *, is_measured: bool) -> str:
+    """Return a line with the commands that measure and draw a plan; only that which draws it for another machine."""
+    options = [word for text in shapes for word in ("--shape", text)]
+    bench = ["chrion", "bench", str(model), *options, "--plan", str(path)]
+    report = ["chrion", "report", str(path), "--html", "timeline.html"]
+    return f"next: {'; '.join(map(shlex.join, [bench, report] if is_measured else [report]))}"

@@ -64,6 +64,7 @@ def simulate(
         int | None, typer.Option(metavar="N", help="Simulate N seeds; print means and confidence intervals.")
     ] = None,
     export: Annotated[Path | None, typer.Option(metavar="FILE", help="Write every request to a CSV file.")] = None,
+    details: Annotated[bool, typer.Option("--details", help="Show tables by model and by server, too.")] = False,
     list_all: Annotated[bool, typer.Option("--list", help="List the bundled scenarios.")] = False,
     force: ForceOption = False,
     as_json: JsonOption = False,
@@ -79,7 +80,10 @@ def simulate(
     if not scenario:
         raise OptionError("simulate: no scenario given", hint="chrion simulate --list shows the bundled ones")
     _check_combination(
-        find, until, ray, {"--sweep": sweep_, "--replications": replications, "--plot": plot, "--export": export}
+        find,
+        until,
+        ray,
+        {"--sweep": sweep_, "--replications": replications, "--plot": plot, "--export": export, "--details": details},
     )
     target = outputs.check_picture_output("--plot", plot, force=force) if plot else None
     exported = outputs.check_output("--export", export, EXPORT, force=force) if export else None
@@ -87,7 +91,7 @@ def simulate(
     processes = workers or os.cpu_count() or 1
     if is_decoder_scenario(source):
         others = {"--find": find, "--replications": replications, "--export": export, "--ray": ray}
-        others["--workers"] = workers or None
+        others |= {"--workers": workers or None, "--details": details or None}
         simulate_decoders(source, sweep_ or [], plot, others, as_json=as_json)
     elif find and until:
         _find(source, find, limits.parse_until(until), as_json=as_json)
@@ -96,7 +100,7 @@ def simulate(
     elif sweep_:
         _sweep(source, sweep_, plot, workers=processes, ray=ray, as_json=as_json)
     else:
-        _simulate_once(source, plot, export, as_json=as_json)
+        _simulate_once(source, plot, export, details=details, as_json=as_json)
     for output in (target, exported):
         if output and not as_json:
             show(output.message)
@@ -128,7 +132,7 @@ def _check_combination(find: str | None, until: str | None, ray: str | None, oth
     kinds = [option for option in given_options if option in {"--find", "--sweep", "--replications"}]
     if len(kinds) > 1:
         raise OptionError(f"{kinds[0]} and {kinds[1]} cannot be combined", hint="use one of them")
-    for option in ("--plot", "--export"):
+    for option in ("--plot", "--export", "--details"):
         if option in given_options and kinds and not (option == "--plot" and kinds == ["--sweep"]):
             raise OptionError(f"{option} cannot be combined with {kinds[0]}")
 
@@ -142,7 +146,9 @@ def _find(source: ScenarioSource, name: str, condition: limits.Condition, *, as_
         rows = [asdict(limit) for limit in found]
         show_json({"schema": limits.FIND_SCHEMA, "scenario": source.name, "find": name, "until": until, "limits": rows})
     else:
-        show(capacity_tables.limits_table(name, condition, found))
+        if any(limit.found for limit in found):
+            show(capacity_tables.limits_table(name, condition, found))
+        show(*capacity_tables.limit_lines(name, condition, found))
 
 
 def _replicate(source: ScenarioSource, number: int, *, workers: int, as_json: bool) -> None:
@@ -158,7 +164,9 @@ def _replicate(source: ScenarioSource, number: int, *, workers: int, as_json: bo
         show(capacity_tables.replications_table(number, intervals))
 
 
-def _simulate_once(source: ScenarioSource, plot: Path | None, export: Path | None, *, as_json: bool) -> None:
+def _simulate_once(
+    source: ScenarioSource, plot: Path | None, export: Path | None, *, details: bool, as_json: bool
+) -> None:
     scenario = source.build()
     requests = scenario.workload.requests * len(scenario.patterns)
     with ExitStack() as stack:
@@ -170,7 +178,8 @@ def _simulate_once(source: ScenarioSource, plot: Path | None, export: Path | Non
     if as_json:
         show_json(results.to_json(scenario, found))
     else:
-        show(simulation_tables.simulation_tables(scenario, found))
+        tables = simulation_tables.simulation_tables if details else simulation_tables.pattern_table
+        show(tables(scenario, found))
 
 
 def _sweep(

@@ -31,6 +31,8 @@ from chrion.units import format_count, format_mb, format_ms, parse_duration_ms, 
 #: Exit code if no plan meets the SLO or fits the GPU budget.
 OUT_OF_REACH = 3
 
+INTERFERENCE = "warning: other processes used the cores during the measurement; repeat it when they are idle"
+
 
 def load_graph(model: Path, shapes: list[str] | None) -> Graph:
     """Load a model with the values of ``--shape``."""
@@ -97,7 +99,10 @@ def load_or_measure_profile(
         return Profile.load(stored)
     variants = merged_variants(graph) if merging else ()
     with step(f"profiling {graph.name}", animated=False) as update:
-        return profile(graph, cores, accelerator or "auto", progress=update, fresh=fresh, variants=variants)
+        found = profile(graph, cores, accelerator or "auto", progress=update, fresh=fresh, variants=variants)
+    if found.interference:
+        note("warning: other processes used the cores; costs may be unreliable and are not cached")
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,15 +219,19 @@ def open_session(graph: Graph, arguments: dict[str, Any]) -> HybridSession:
         return HybridSession(graph, **arguments)
 
 
-def time_sessions(candidates: Mapping[str, SessionFactory], rounds: int) -> list[Timing]:
-    """Time sessions side by side; say on stderr if other processes used the cores meanwhile."""
+def time_sessions(candidates: Mapping[str, SessionFactory], rounds: int) -> tuple[list[Timing], bool]:
+    """Time sessions side by side; say on stderr if other processes used the cores meanwhile.
+
+    Returns:
+        The timings, and whether other processes used the cores.
+    """
     monitor = CoreMonitor(physical_cores(), patience_s=rounds * len(candidates) * TRIAL_S)
     text = f"timing {format_count(len(candidates), 'session')} in {format_count(rounds, 'round')}"
     with step(text, animated=False) as update:
         timings = time_candidates(candidates, rounds=rounds, progress=update, monitor=monitor)
     if monitor.patience_s <= 0:
-        note("warning: other processes used the cores during the measurement; repeat it when they are idle")
-    return timings
+        note(INTERFERENCE)
+    return timings, monitor.patience_s <= 0
 
 
 def check_reach(measured_ms: float, slo_ms: float | None, plan: Plan | None) -> int:

@@ -31,6 +31,7 @@ from chrion.report import alpha_sweep_json, alpha_sweep_table, plot_alpha_sweep
 from chrion.scheduler import DEFAULT_POLICY
 from chrion.scheduler.planner import Planner, check_options
 from chrion.scheduler.priced_memory import check_memory
+from chrion.scheduler.search.alpha import Limits
 from chrion.units import parse_range
 
 
@@ -54,7 +55,11 @@ def sweep(
     force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Plan for several alphas: latency against accelerator memory (Figure 10 of the paper)."""
+    """Plan for several alphas: latency against accelerator memory.
+
+    With --policy chrion-paper it is Figure 10 of the paper; the default policy's curve for the paper's LSTM has one
+    step.
+    """
     alphas = parse_range(alpha, "--alpha")
     kind = check_memory(memory)
     limits = check_options(None, None, policy, gpu_budget, streams=streams)
@@ -66,7 +71,17 @@ def sweep(
     measured = load_or_measure_profile(graph, profile, cores, accelerator, policies=[policy], machine=machine)
     points = []
     with step(f"planning {graph.name} for {len(alphas)} alphas") as update:
-        planner = Planner(graph, measured, policy, cores=cores, streams=streams, memory=kind, alphas=alphas)
+        fastest_only = limits == Limits() and not any(alphas)
+        planner = Planner(
+            graph,
+            measured,
+            policy,
+            cores=cores,
+            streams=streams,
+            memory=kind,
+            alphas=alphas,
+            fastest_only=fastest_only,
+        )
         for done, value in enumerate(alphas, start=1):
             points.append((value, planner.plan(limits, value)))
             update(done, len(alphas), f"alpha {value:g}")

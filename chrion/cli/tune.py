@@ -31,6 +31,7 @@ from chrion.profiler.measure_graph import require_shapes
 from chrion.report.figure_table import FigureTable, key, text
 from chrion.runtime.selection.ahead import AheadResult, tune_ahead
 from chrion.runtime.selection.configuration import SessionConfig
+from chrion.runtime.selection.evidence import candidate_name
 from chrion.runtime.selection.shipped import ShippedDecision, shipped_path, write_beside
 from chrion.scheduler import DEFAULT_POLICY
 from chrion.scheduler.planner import check_options
@@ -204,7 +205,7 @@ def _show(
         decision = shipped.decision
         latency, plain = (format_ms(ms) if ms else "" for ms in (decision.latency_ms, decision.plain_ms))
         reliable = "no" if decision.uncertain else "yes"
-        table.add_row(model.name, _format(shipped.shapes), decision.winner, latency, plain, reliable)
+        table.add_row(model.name, _format(shipped.shapes), candidate_name(decision.winner), latency, plain, reliable)
     reasons = [f"{model.name}{_format(s.shapes, before=', ')}: {s.decision.evidence}" for model, _, s in rows]
     missed = [f"{model.name}: {s.decision.missed}" for model, _, s in rows if s.decision.missed]
     show(

@@ -9,6 +9,7 @@ import onnxruntime as ort
 
 from chrion.devices.probe import failure_reason, load_libraries
 from chrion.errors import ProviderError
+from chrion.suggestions import did_you_mean
 
 CPU_PROVIDER = "CPUExecutionProvider"
 #: Full names of providers by their short names, in the order of the automatic choice: the first one that works.
@@ -23,6 +24,8 @@ PROVIDER_NAMES = {
     "tensorrt": "TensorrtExecutionProvider",
     "cpu": CPU_PROVIDER,
 }
+#: The short names that an accelerator may be given by, in messages.
+SHORT_NAMES = f"none, auto, {', '.join(PROVIDER_NAMES)}"
 #: Not part of the automatic choice: TensorRT builds engines for minutes, and the CPU is no accelerator.
 _NOT_AUTOMATIC = {"tensorrt", "cpu"}
 #: The name of each provider's device memory in onnxruntime's IOBinding; other providers use host memory.
@@ -52,10 +55,13 @@ def provider_name(name: str) -> str:
     full = PROVIDER_NAMES.get(name.lower(), name)
     available = ort.get_available_providers()
     if full not in available:
-        hint = f"this onnxruntime offers {', '.join(available)}"
+        if full not in PROVIDER_NAMES.values():
+            hint = f"expected {SHORT_NAMES}, or an execution provider by its full name"
+            raise ProviderError(f"unknown accelerator {name!r}", hint=did_you_mean(name, PROVIDER_NAMES, hint))
+        hint = f"it offers {', '.join(available)}"
         if full == "WebGpuExecutionProvider":
             hint += f"; {_WEBGPU_WHEEL}"
-        raise ProviderError(f"unknown accelerator {name!r}", hint=hint)
+        raise ProviderError(f"accelerator {name!r}: this onnxruntime has no {full}", hint=hint)
     return full
 
 
@@ -79,6 +85,15 @@ def usable_provider(accelerator: str | None) -> str | None:
     provider = provider_name(accelerator)
     require_working(provider, "accelerator")
     return provider
+
+
+def why_unavailable(provider: str) -> str:
+    """Return a line on why a requested provider is not available on this machine; empty if it is."""
+    try:
+        usable_provider(provider)
+    except ProviderError as error:
+        return f"the accelerator was requested and is not available: {str(error).removeprefix('accelerator: ')}"
+    return ""
 
 
 def require_working(provider: str, what: str) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from operator import index
+from typing import SupportsIndex
 
 import onnx
 
@@ -39,6 +41,18 @@ def fix_shapes(proto: onnx.ModelProto, given: Mapping[str, tuple[int, ...]]) -> 
         for dim in _dims(value):
             if dim.dim_param in sizes:
                 dim.dim_value = sizes[dim.dim_param]
+
+
+def as_shape(name: str, given: object) -> tuple[int, ...]:
+    """Return a given shape, or one size, as a tuple.
+
+    Raises:
+        ShapeError: It is neither a whole number nor a sequence of them.
+    """
+    try:
+        return (index(given),) if isinstance(given, SupportsIndex) else tuple(map(index, given))  # type: ignore[call-overload]
+    except TypeError:
+        raise ShapeError(f"shape: {name!r}: expected a size or a sequence of sizes, found {given!r}") from None
 
 
 def free_dimensions(values: Iterable[onnx.ValueInfoProto]) -> set[str]:

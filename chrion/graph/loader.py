@@ -13,7 +13,7 @@ The stages, in the order of :func:`load`:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from chrion.errors import ModelError
 from chrion.graph.assemble import assemble
 from chrion.graph.description import describe_session
 from chrion.graph.external import follow_links
-from chrion.graph.input_shapes import declared_shape, fix_shapes
+from chrion.graph.input_shapes import as_shape, declared_shape, fix_shapes
 from chrion.graph.model import Graph, TensorInfo
 from chrion.graph.opened_model import OpenedModel
 from chrion.graph.optimise import name_nodes, optimise_model
@@ -38,7 +38,7 @@ _BASIC, _PLAIN = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC, ort.GraphOptimizat
 
 def load(
     source: str | Path | bytes | onnx.ModelProto | OpenedModel,
-    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    shapes: Mapping[str, int | Sequence[int]] | None = None,
     *,
     optimise: bool = True,
 ) -> Graph:
@@ -47,7 +47,8 @@ def load(
     Args:
         source: A model file (its external data is read from the same folder), its bytes, a ModelProto, or a model that
             was opened before and is loaded as it was then.
-        shapes: Shapes for inputs with free dimensions, by input name; or one size by the name of a free dimension.
+        shapes: Shapes for inputs with free dimensions, by input name, ``{"x": (1, 64)}``; or one size by the name of a
+            free dimension, ``{"seq": 64}``.
         optimise: Apply onnxruntime's basic optimisation. If false, the operators are those of the file, to which
             published operator counts refer; all other purposes need the optimisation.
 
@@ -61,7 +62,7 @@ def load(
         UnsafeModelError: The model refers to files outside its own folder.
         SpaceError: The folder of temporary files has no space for the weights.
     """
-    given = {name: tuple(shape) for name, shape in (shapes or {}).items()}
+    given = {name: as_shape(name, shape) for name, shape in (shapes or {}).items()}
     if isinstance(source, onnx.ModelProto):
         return _load(source, OpenedModel(serialise(source, "model")), given, optimise=optimise)
     opened = source if isinstance(source, OpenedModel) else OpenedModel(source)

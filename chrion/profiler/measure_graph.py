@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -33,6 +34,7 @@ from chrion.profiler.transfer import CopyCosts, measure_copies
 from chrion.profiler.wake import measure_wake_ms
 from chrion.profiler.weight_reload import measure_reload_ms_per_byte
 from chrion.profiler.widths import measured_widths
+from chrion.units import format_shape
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +89,8 @@ def profile(  # noqa: PLR0913 - optional arguments are keyword-only
     choices = chunk_choices(graph)
     first = _representatives([graph, *(unroll(graph, chunk) for chunk in measured_chunks(choices)), *variants])
     known = {} if fresh else {s: cost for s in first if (cost := cache.get(s)) is not None}
-    known |= _measure_into(cache, _unknown(first, known), lanes, device, progress)
+    measured, interference = _measure_into(cache, _unknown(first, known), lanes, device, progress)
+    known |= measured
     if not known and len(graph.dag):
         raise ModelError(f"model {graph.name}: none of its operators could be measured")
     known |= interpolate((unroll(graph, chunk).dag for chunk in choices), known)
@@ -109,6 +112,7 @@ def profile(  # noqa: PLR0913 - optional arguments are keyword-only
         cache_bytes=cache_bytes,
         reload_ms_per_byte=measure_reload_ms_per_byte(lanes, cache_bytes),
         base_memory_mb=(probe_provider(provider).memory_mb or 0.0) if provider else 0.0,
+        interference=interference,
     )
 
 
@@ -132,8 +136,24 @@ def require_shapes(graph: Graph) -> None:
         ShapeError: It has one.
     """
     if graph.free_dimensions:
-        hint = f"give their shapes, for example --shape {graph.free_dimensions[0].split('[')[0]}=1x..."
+        sizes = _example_shapes(graph)
+        options = " ".join(f"--shape {shlex.quote(f'{name}={format_shape(shape)}')}" for name, shape in sizes.items())
+        argument = {name: shape[0] if len(shape) == 1 else shape for name, shape in sizes.items()}
+        hint = f"fix them, for example with {options}; in Python, load(MODEL, shapes={argument})"
         raise ShapeError(f"model {graph.name}: free dimensions in {', '.join(graph.free_dimensions)}", hint=hint)
+
+
+def _example_shapes(graph: Graph) -> dict[str, tuple[int, ...]]:
+    """Return shapes that fix all free dimensions to 1: one size for a named dimension, else the shape of an input."""
+    found: dict[str, tuple[int, ...]] = {}
+    inputs = {info.name for info in graph.inputs}
+    for info in graph.inputs:
+        free = [d for d in info.shape or (None,) if not isinstance(d, int)] if info.free else []
+        if any(d is None or d in inputs for d in free):
+            found[info.name] = tuple(d if isinstance(d, int) else 1 for d in info.shape or (1,))
+        else:
+            found |= {d: (1,) for d in free if d is not None}
+    return found
 
 
 def _lanes(cores: int | None) -> tuple[int, ...]:
@@ -160,14 +180,19 @@ def _measure_into(
     lanes: tuple[int, ...],
     device: Device | None,
     progress: Progress | None,
-) -> dict[str, OperatorCost]:
-    """Return the costs of operators by signature; the cache keeps those that no other process disturbed."""
-    found = {}
+) -> tuple[dict[str, OperatorCost], bool]:
+    """Return the costs of operators by signature, and whether other processes used the cores.
+
+    The cache keeps the costs that no other process disturbed.
+    """
+    found, interference = {}, False
     for signature, cost, undisturbed in _measure(operators, lanes, device, progress):
         found[signature] = cost
         if undisturbed:
             cache.put(signature, cost)
-    return found
+        else:
+            interference = True
+    return found, interference
 
 
 def _measure(

@@ -18,6 +18,7 @@ from chrion.profiler.machine import Machine, machine_from_json, machine_to_json
 from chrion.profiler.roofline import Roofline, operator_bytes
 from chrion.profiler.widths import describe_fit, fit_errors, measured_widths, planned_widths, times_at
 from chrion.suggestions import did_you_mean
+from chrion.units import format_count
 
 SCHEMA = "chrion.profile/1"
 #: The largest time, size or number of operations in a file; with larger ones sums and fits overflow.
@@ -76,7 +77,12 @@ class Profile:
     wake_ms: float = 0.0
     #: The origin of figures that were not measured, and their assumptions.
     notes: tuple[str, ...] = ()
+    #: Whether other processes used the cores while operators were measured. Not compared, not stored.
+    interference: bool = field(default=False, compare=False)
     _estimators: dict[int, Estimator] = field(default_factory=dict, repr=False, compare=False)
+
+    def __repr__(self) -> str:
+        return f"<Profile of {format_count(len(self.operators), 'operator')} on {self.machine}>"
 
     @property
     def memory_measured(self) -> bool:

@@ -2,7 +2,13 @@
 
 from chrion.report.alpha_sweep import alpha_sweep_json, alpha_sweep_table, plot_alpha_sweep
 from chrion.report.chrome_trace import chrome_trace
-from chrion.report.comparison import comparison_json, comparison_table, comparison_verdict, plot_comparison
+from chrion.report.comparison import (
+    comparison_json,
+    comparison_remarks,
+    comparison_table,
+    comparison_verdict,
+    plot_comparison,
+)
 from chrion.report.figures import check_picture
 from chrion.report.lane_chart import chart_summary, measured_chart, predicted_chart
 from chrion.report.tables import (
@@ -12,6 +18,7 @@ from chrion.report.tables import (
     machine_table,
     memory_line,
     plan_table,
+    reference_lines,
     verdict,
 )
 from chrion.report.timeline_html import timeline_html
@@ -26,6 +33,7 @@ __all__ = [
     "check_picture",
     "chrome_trace",
     "comparison_json",
+    "comparison_remarks",
     "comparison_table",
     "comparison_verdict",
     "estimated_lines",
@@ -37,6 +45,7 @@ __all__ = [
     "plot_comparison",
     "plot_timelines",
     "predicted_chart",
+    "reference_lines",
     "timeline_html",
     "verdict",
 ]

@@ -12,21 +12,32 @@ _UNITS = {"memory": "GB a server", "rate": "rate"}
 
 
 def limits_table(name: str, condition: Condition, limits: Sequence[Limit]) -> FigureTable:
-    """Return a table with the limit of each pattern, its figure, and the figure of the next value beyond it."""
+    """Return a table with the limit of each pattern that has one, its figure, and that of the next value beyond it."""
     priced = any(limit.found and limit.found.cost_per_hour for limit in limits)
     unit = _UNITS.get(name, name)
     columns: list[Column | str] = [key("pattern"), unit, condition.metric, "beyond it", f"{condition.metric} there"]
     table = FigureTable("", [*columns, *(["cost per hour"] if priced else [])])
     for limit in limits:
+        if limit.found is None:
+            continue
         cells = [limit.pattern, *_probe(limit.found, condition), *_probe(limit.beyond, condition)]
-        cost = [f"{limit.found.cost_per_hour:.2f}" if limit.found else "-"] if priced else []
+        cost = [f"{limit.found.cost_per_hour:.2f}"] if priced else []
         table.add_row(*cells, *cost)
     return table
 
 
+def limit_lines(name: str, condition: Condition, limits: Sequence[Limit]) -> list[str]:
+    """Return a line on the patterns of which no value was found that meets the condition."""
+    patterns = [limit.pattern for limit in limits if limit.found is None]
+    if not patterns:
+        return []
+    what = {"servers": "number of servers", "models": "number of models"}.get(name, name)
+    return [f"{', '.join(patterns)}: no {what} meets {condition.metric} <= {condition.text(condition.limit)}"]
+
+
 def _probe(probe: Probe | None, condition: Condition) -> tuple[str, str]:
     if probe is None:
-        return "none", "-"
+        return "", ""
     return f"{probe.amount:.4g}" if probe.amount % 1 else f"{probe.amount:.0f}", condition.text(probe.figure)
 
 

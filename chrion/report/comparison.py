@@ -9,9 +9,9 @@ from typing import Any
 from chrion.benchmark.comparison import PolicyComparison, PolicyResult
 from chrion.benchmark.latency import Timing
 from chrion.report.categories import COLOURS, OTHER_COLOUR
-from chrion.report.figure_table import FigureTable, key, text
+from chrion.report.figure_table import FigureTable, key
 from chrion.report.figures import new_figure, plain_text, save_figure
-from chrion.report.tables import compare_latency
+from chrion.report.tables import TOO_BUSY, compare_latency
 from chrion.units import format_count, format_mb, format_ms
 
 _FIGURES = ("predicted", "measured", "vs. plain", "memory (Eq. 4)", "resident memory", "lanes", "waits", "planning")
@@ -25,13 +25,17 @@ def comparison_table(comparison: PolicyComparison) -> FigureTable:
     best = comparison.best_plain
     operators = format_count(len(comparison.graph.dag), "operator")
     title = f"{comparison.graph.name}: {operators} on {comparison.profile.machine}"
-    table = FigureTable(title, [key("policy"), *_FIGURES, text("remark")])
+    table = FigureTable(title, [key("policy"), *_FIGURES], sparse=True)
     for result in comparison.results:
-        table.add_row(result.policy, *_figures(result, best), _remark(result))
+        table.add_row(result.policy, *_figures(result, best))
     for timing in comparison.plain:
-        remark = "fastest plain" if timing is best else ""
-        table.add_row(timing.name, "", *_measured(timing, best), *[""] * 5, remark)
+        table.add_row(timing.name, "", *_measured(timing, best), *[""] * 5)
     return table
+
+
+def comparison_remarks(comparison: PolicyComparison) -> list[str]:
+    """Return a line for each policy without a plan or a measurement, or whose plan exceeds a budget."""
+    return [f"{result.policy}: {remark}" for result in comparison.results if (remark := _remark(result))]
 
 
 def comparison_verdict(comparison: PolicyComparison) -> str:
@@ -42,6 +46,8 @@ def comparison_verdict(comparison: PolicyComparison) -> str:
     measured = {e.policy: e.timing.median_ms for e in comparison.results if e.timing and e.fits}
     predicted = {e.policy: e.plan.predicted.latency_ms for e in comparison.results if e.plan and e.fits}
     best = comparison.best_plain
+    if comparison.interference:
+        return TOO_BUSY
     if measured and best:
         policy, ms = min(measured.items(), key=lambda item: item[1])
         ratio = compare_latency(ms / best.median_ms)
@@ -64,6 +70,7 @@ def comparison_json(comparison: PolicyComparison) -> dict[str, Any]:
         "policies": [_entry_json(entry) for entry in comparison.results],
         "plain": [asdict(timing) for timing in comparison.plain],
         "best_plain": best.name if best else None,
+        "interference": comparison.interference,
     }
 
 

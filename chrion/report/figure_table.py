@@ -7,6 +7,7 @@ other columns as fit.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,10 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+#: The width above which a table is wide.
+_WIDE = 100
+#: An empty cell, or a zero with or without a unit.
+_NOTHING = re.compile(r"([+-]?0(\.0+)?( \S+)?)?")
 #: The least width of a column of longer text.
 _TEXT_WIDTH = 12
 
@@ -45,9 +50,16 @@ def key(name: str, *, is_text: bool = True) -> Column:
 class FigureTable:
     """A table of plain text that chooses its form when it is printed; markup in cells is printed as it is."""
 
-    def __init__(self, title: str, columns: Sequence[Column | str]) -> None:
-        """Make an empty table; a column given by its name alone holds figures."""
+    def __init__(self, title: str, columns: Sequence[Column | str], *, sparse: bool = False) -> None:
+        """Make an empty table.
+
+        Args:
+            title: Its title; may be empty.
+            columns: Its columns; one given by its name alone holds figures.
+            sparse: If the table is wide, leave out columns that are empty or hold zeros only.
+        """
         self.title = title
+        self.sparse = sparse
         self.columns = [Column(column) if isinstance(column, str) else column for column in columns]
         self.rows: list[tuple[str, ...]] = []
 
@@ -77,10 +89,12 @@ class FigureTable:
     def _parts(self, console: Console, options: ConsoleOptions) -> list[list[int]]:
         """Return the columns of each table to print: the key columns, and as many others as fit, in their order."""
         keys = [at for at, column in enumerate(self.columns) if column.is_key]
+        others = [at for at, column in enumerate(self.columns) if not column.is_key]
+        whole = self._table([*keys, *others])
+        if self.sparse and _least_width(console, options, whole) > min(_WIDE, options.max_width):
+            others = [at for at in others if not all(_NOTHING.fullmatch(row[at]) for row in self.rows)]
         parts: list[list[int]] = []
-        for at in range(len(self.columns)):
-            if at in keys:
-                continue
+        for at in others:
             wider = [*parts[-1], at] if parts else [*keys, at]
             if parts and _least_width(console, options, self._table(wider)) > options.max_width:
                 parts.append([*keys, at])

@@ -10,6 +10,7 @@ from rich.console import Group
 from chrion.report.figure_table import Column, FigureTable, key
 from chrion.simulator.results import PatternResult, RequestSummary
 from chrion.simulator.scenario import Scenario
+from chrion.simulator.settings import SloSpec, read_section
 from chrion.simulator.sweep import SweepPoint
 from chrion.units import format_count
 
@@ -23,7 +24,18 @@ _MISSING = "models over 1 %"
 def simulation_tables(scenario: Scenario, results: Sequence[PatternResult]) -> Group:
     """Return a table by pattern, one by model and one by server."""
     unit = "server" if len(scenario.gpus) == len(scenario.servers) else "GPU"
-    return Group(_pattern_table(scenario, results), _model_table(results), _server_table(results, unit))
+    return Group(pattern_table(scenario, results), _model_table(results), _server_table(results, unit))
+
+
+def _objective(scenario: Scenario) -> str:
+    """Return a line that says which latency is compared with which objective."""
+    slo = read_section(SloSpec, scenario.content.get("slo", {}), "slo")
+    of = f"of variant {scenario.reference}" if scenario.reference else "of the model's first variant"
+    objective = f"{slo.latency_ms:g} ms" if slo.latency_ms else f"{slo.factor:g} x the latency {of}"
+    some = any(model.get("slo_ms") for model in scenario.content.get("models", []))
+    own = " or the model's own objective" if some else ""
+    measure = "response time" if scenario.measure == "response" else "execution time"
+    return f"violations: requests whose {measure} is above {objective}{own}, and those dropped or failed"
 
 
 def sweep_table(points: Sequence[SweepPoint]) -> FigureTable:
@@ -39,12 +51,14 @@ def sweep_table(points: Sequence[SweepPoint]) -> FigureTable:
     return table
 
 
-def _pattern_table(scenario: Scenario, results: Sequence[PatternResult]) -> FigureTable:
+def pattern_table(scenario: Scenario, results: Sequence[PatternResult]) -> FigureTable:
+    """Return a table by pattern, whose title says which latency is compared with which objective."""
     servers = format_count(len(scenario.servers), "server")
     models = format_count(len(scenario.models), "model")
     title = f"{scenario.name}: {models} on {servers}; latencies are response times, from arrival to end"
     if scenario.estimated_hardware:
         title += f"; {', '.join(scenario.estimated_hardware)}: estimated from datasheets"
+    title += f"\n{_objective(scenario)}"
     columns: list[Column | str] = [
         key("pattern"),
         "requests",
@@ -60,7 +74,7 @@ def _pattern_table(scenario: Scenario, results: Sequence[PatternResult]) -> Figu
         columns.insert(3, "failed")
     if scenario.autoscaling:
         columns.append("server hours")
-    table = FigureTable(title, columns)
+    table = FigureTable(title, columns, sparse=True)
     for result in results:
         total, cold_p95 = result.total, _ms(result.cold_response.p95_ms)
         traffic = _rate(result.loads_per_s), _rate(result.loaded_mb_per_s), str(result.models_missing)

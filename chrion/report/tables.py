@@ -11,12 +11,15 @@ from chrion.lane_numbers import lane_name
 from chrion.profiler.machine import Machine
 from chrion.report.figure_table import Column, FigureTable, key, text
 from chrion.scheduler.plan import Plan, Prediction
+from chrion.scheduler.policies.registry import find_policy
 from chrion.scheduler.priced_memory import MEMORIES, MEMORY_NAMES, Memory
 from chrion.units import format_count, format_mb, format_ms
 
 #: Range of latency ratios that count as equal: measurements of one session differ by as much.
 _LEVEL = (0.97, 1.03)
 _VS_ACCELERATOR = "vs. accelerator"
+#: Verdict on timings with interference.
+TOO_BUSY = "the machine was too busy for a reliable comparison; repeat it"
 
 
 def plan_table(plan: Plan) -> FigureTable:
@@ -30,10 +33,13 @@ def plan_table(plan: Plan) -> FigureTable:
         return _cpu_plan_table(title, plan)
     first, second = sorted(MEMORIES, key=lambda memory: memory != plan.memory)
     figures = ("latency", _VS_ACCELERATOR, MEMORY_NAMES[first], _VS_ACCELERATOR, MEMORY_NAMES[second])
-    table = FigureTable(title, [key(""), *figures, "operators on accelerator", "operators on CPU", "cores"])
+    table = FigureTable(
+        title, [key(""), *figures, "operators on accelerator", "operators on CPU", "cores"], sparse=True
+    )
+    cpu_cores = str(plan.cpu_only_cores or "")
     rows: list[tuple[str, Prediction | None, Sequence[str]]] = [
         ("accelerator only", plan.accelerator_only, (str(len(plan.operators)), "0", "0")),
-        ("CPU only", plan.cpu_only, ("0", str(len(plan.operators)), "")),
+        ("CPU only", plan.cpu_only, ("0", str(len(plan.operators)), cpu_cores)),
         (plan.policy, plan.predicted, (str(plan.on_accelerator), str(plan.on_cpu), str(plan.schedule.cores))),
     ]
     for name, prediction, counts in rows:
@@ -42,8 +48,20 @@ def plan_table(plan: Plan) -> FigureTable:
     return table
 
 
-def verdict(plan: Plan) -> str:
-    """Return one line that compares the prediction with the SLO and the GPU budget, and states the objective."""
+def reference_lines(plan: Plan) -> list[str]:
+    """Return a line on what the table of a plan without an accelerator compares with; no line for other plans."""
+    if plan.accelerator_only is not None or plan.accelerator is not None or plan.cpu_only is None:
+        return []
+    return ["vs. CPU only: both are predictions; chrion bench compares with plain onnxruntime"]
+
+
+def verdict(plan: Plan, *, priced: bool = True) -> str:
+    """Return one line that compares the prediction with the SLO and the GPU budget, and states the objective.
+
+    Args:
+        plan: The plan.
+        priced: Whether its alpha is a part of the objective; if none was given, the limits imply one.
+    """
     parts = []
     if plan.slo_ms is not None:
         verb = "meets" if plan.meets_slo else "misses"
@@ -52,8 +70,18 @@ def verdict(plan: Plan) -> str:
         verb = "fits" if plan.meets_budget else "exceeds"
         resident = format_mb(plan.predicted.resident_mb)
         parts.append(f"{verb} the GPU budget of {format_mb(plan.budget_mb)} with {resident} resident")
-    price = f" + {plan.alpha:.4g} ms/MB * {MEMORY_NAMES[plan.memory]}" if plan.alpha else ""
-    return "; ".join([*parts, f"objective: minimum latency{price}"])
+    return "; ".join([*parts, f"objective: {_objective(plan, priced=priced)}"])
+
+
+def _objective(plan: Plan, *, priced: bool) -> str:
+    memory = MEMORY_NAMES[plan.memory]
+    if priced:
+        return "minimum latency" + (f" + {plan.alpha:.4g} ms/MB * {memory}" if plan.alpha else "")
+    within = " within the GPU budget" if plan.budget_mb is not None else ""
+    weighed = plan.accelerator_only is not None and find_policy(plan.policy).weighs_memory
+    if plan.slo_ms is None or not (weighed and plan.meets_slo and plan.meets_budget):
+        return f"minimum latency{within}"
+    return f"minimum {memory}{within}{' and' if within else ' within'} the SLO"
 
 
 def estimated_lines(estimated: int, operators: int, machine: Machine) -> list[str]:
@@ -99,8 +127,19 @@ def best_baseline(timings: Sequence[Timing], hybrid: str) -> Timing:
     return min((t for t in timings if t.name != hybrid), key=lambda t: t.median_ms)
 
 
-def bench_verdict(timings: Sequence[Timing], hybrid: str) -> str:
-    """Return one line that says whether the hybrid session is faster than the fastest baseline."""
+def bench_verdict(timings: Sequence[Timing], hybrid: str, *, plain: bool = False, interference: bool = False) -> str:
+    """Return one line that says whether the hybrid session is faster than the fastest baseline.
+
+    Args:
+        timings: The timings of the hybrid session and of its baselines.
+        hybrid: Name of the hybrid session's timing.
+        plain: Whether the hybrid session runs plain onnxruntime.
+        interference: Whether other processes used the cores meanwhile.
+    """
+    if interference:
+        return TOO_BUSY
+    if plain:
+        return f"{hybrid} runs plain onnxruntime; a difference from a session of the same configuration is noise"
     best = best_baseline(timings, hybrid)
     ratio = next(t for t in timings if t.name == hybrid).median_ms / best.median_ms
     advice = "; use that session instead" if ratio > _LEVEL[1] else ""
@@ -159,8 +198,11 @@ def machine_table(
 
 
 def _cpu_plan_table(title: str, plan: Plan) -> FigureTable:
-    table = FigureTable(title, [key(""), "latency", "vs. CPU", "operators", "cores"])
-    rows = (("CPU only", plan.cpu_only, ""), (plan.policy, plan.predicted, str(plan.schedule.cores)))
+    table = FigureTable(title, [key(""), "latency", "vs. CPU only", "operators", "cores"])
+    rows = (
+        ("CPU only", plan.cpu_only, str(plan.cpu_only_cores or "")),
+        (plan.policy, plan.predicted, str(plan.schedule.cores)),
+    )
     for name, prediction, cores in rows:
         if prediction is not None:
             change = _change(prediction.latency_ms, plan.cpu_only.latency_ms if plan.cpu_only else 0.0)

@@ -36,7 +36,7 @@ from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decisions import Decision
 from chrion.runtime.selection.plan_memory import PlanMemory, explain_refusal, find_excess, has_room
 from chrion.runtime.selection.selector import PLAIN, EngineSelector, warn_of_slo, why_plain
-from chrion.runtime.selection.tuning import NOT_TUNED, NotedShapes, Tuner
+from chrion.runtime.selection.tuning import NOT_CACHED, NOT_TUNED, UNTUNED, NotedShapes, Tuner
 from chrion.runtime.selection.tuning_process import NamedShapes
 from chrion.scheduler.plan import Plan
 
@@ -118,7 +118,7 @@ class Engines:
     def explain(self) -> str:
         """Describe the engine of the last request, and whether the one-thread session serves in its place."""
         engine, lines = self.current, []
-        if isinstance(engine, PlainEngine) and engine.reason == NOT_TUNED and self._tuner and self._tuner.failure:
+        if isinstance(engine, PlainEngine) and engine.reason in UNTUNED and self._tuner and self._tuner.failure:
             engine = engine.because(self._tuner.failure)
         if engine.comparison and engine.comparison.plain_serves:
             slower = "the plan" if isinstance(engine, CutEngine) else "the session above"
@@ -416,7 +416,7 @@ class Engines:
             usable_provider(config.accelerator[0])
         reason = session_reason(config.options, config.rest)
         try:
-            engine = self.plain(reason or NOT_TUNED)
+            engine = self.plain(reason or (NOT_CACHED if self._tune == "never" else NOT_TUNED))
         except Exception as error:
             raise_if_unsafe(config.model, error)
             raise

@@ -14,6 +14,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument
 
 from chrion.cores import check_cores
 from chrion.devices import CPU_PROVIDER
+from chrion.devices.providers import why_unavailable
 from chrion.graph.model import Graph
 from chrion.runtime import process_hooks
 from chrion.runtime.diversion import Observer
@@ -288,7 +289,7 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
     # Methods that InferenceSession does not have.
 
     def __repr__(self) -> str:
-        return f"<HybridSession of {self._engines.config.name}: {self.explain().splitlines()[0]}>"
+        return f"<HybridSession of {self._engines.config.name}: {self._engines.explain().splitlines()[0]}>"
 
     @property
     def plan(self) -> Plan | None:
@@ -297,8 +298,13 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
         return engine.plan if isinstance(engine, CutEngine) else None
 
     def explain(self) -> str:
-        """Return the placement and its predicted cost, or the reason why the model runs plain."""
-        return self._engines.explain()
+        """Return the placement and its predicted cost, or the reason why the model runs plain.
+
+        It may take a second if a requested accelerator is not in use, since it is probed once.
+        """
+        wanted = self._engines.config.accelerator
+        missing = why_unavailable(wanted[0]) if wanted and not self._engine.uses(wanted[0]) else ""
+        return "\n".join(filter(None, [self._engines.explain(), missing]))
 
     def trace(self, input_feed: Mapping[str, Any]) -> list[Event]:
         """Run one request and return the start and end of each segment; empty while the model runs plain."""

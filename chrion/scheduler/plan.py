@@ -19,6 +19,7 @@ from chrion.lane_numbers import is_accelerator_lane
 from chrion.profiler.machine import Machine, machine_from_json, machine_to_json
 from chrion.scheduler.priced_memory import MEMORIES, Memory
 from chrion.scheduler.schedule import Schedule
+from chrion.units import format_mb, format_ms
 
 #: The schema of plans without widths, and that of plans with widths, which earlier versions cannot run.
 SCHEMA, SCHEMA_WITH_WIDTHS = "chrion.plan/1", "chrion.plan/2"
@@ -91,6 +92,13 @@ class Plan:
     memory: Memory = "resident"
     #: The policy or the initial solution that the schedule comes from.
     origin: str = ""
+    #: Number of cores that ``cpu_only`` uses; 0 if unknown.
+    cpu_only_cores: int = 0
+
+    def __repr__(self) -> str:
+        found = f"{self.policy}, {format_ms(self.predicted.latency_ms)}"
+        memory = f", {format_mb(self.predicted.accelerator_mb(self.memory))}" if self.accelerator else ""
+        return f"<Plan of {self.model}: {found}{memory}>"
 
     @property
     def meets_slo(self) -> bool:
@@ -183,6 +191,7 @@ class Plan:
             "estimated",
             "remarks",
             "origin",
+            "cpu_only_cores",
             "merged",
         ):
             content[name] = getattr(self, name)
@@ -294,6 +303,7 @@ def _from_json(content: Mapping[str, Any]) -> Plan:
         merged=tuple(tuple(str(name) for name in group) for group in content.get("merged", [])),
         memory=_memory(content.get("memory", "resident")),
         origin=str(content.get("origin", "")),
+        cpu_only_cores=int(_non_negative(content.get("cpu_only_cores", 0))),
     )
 
 

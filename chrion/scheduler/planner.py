@@ -109,9 +109,12 @@ def _planner(  # noqa: PLR0913, PLR0917 - as for partition
         ProfileError: As for :func:`partition`.
     """
     _check_types(graph, profile)
-    # Without a limit and a price, no other plan than the fastest is preferable.
-    fastest_only = limits == Limits() and (not alpha or profile.accelerator is None)
-    return Planner(graph, profile, policy, **settings, fastest_only=fastest_only)
+    if limits.budget_mb is not None:
+        return Planner(graph, profile, policy, **settings)
+    # Without a price, no other plan than the fastest is preferable; an SLO alone asks for the least memory.
+    unpriced = alpha == 0 or (alpha is None and limits.slo_ms is None)
+    fastest_only = unpriced or profile.accelerator is None
+    return Planner(graph, profile, policy, **settings, fastest_only=fastest_only, slo_ms=limits.slo_ms)
 
 
 def check_options(  # noqa: PLR0913 - as for partition
@@ -171,7 +174,8 @@ class Planner:
         meter: Measures stages.
         memory: The memory that alpha prices.
         alphas: Prices that plans will be asked for, if they are known.
-        fastest_only: Only the fastest plan will be asked for, without limits and prices.
+        fastest_only: Only the fastest plan will be asked for, without a budget and prices.
+        slo_ms: The only SLO that plans will be asked for, if it is known and there is no budget.
 
     Raises:
         OptionError: There is no such policy.
@@ -190,15 +194,16 @@ class Planner:
         memory: Memory | None = None,
         alphas: Sequence[float] = (),
         fastest_only: bool = False,
+        slo_ms: float | None = None,
     ) -> None:
         self._graph, self._profile, self._policy = graph, profile, find_policy(policy)
         self._meter, self._memory, self._alphas = meter, priced_memory(profile, memory), alphas
-        self._cores, self._streams, self._fastest_only = cores, streams, fastest_only
+        self._cores, self._streams, self._fastest_only, self._slo_ms = cores, streams, fastest_only, slo_ms
         #: The operators of the graph and of its variants with their costs, by identity.
         self._costs: dict[int, tuple[Dag, Costs]] = {}
         costs = self._costs_of(graph.dag)
-        self._gpu = _predict(graph, costs, accelerator_only) if costs.accelerator_ms is not None else None
-        self._cpu = _predict(graph, costs, cpu_only) if costs.cores else None
+        self._gpu = _predict(graph, costs, accelerator_only)[0] if costs.accelerator_ms is not None else None
+        self._cpu: tuple[Prediction | None, int] = _predict(graph, costs, cpu_only) if costs.cores else (None, 0)
         self._pool: SolutionPool | None = None
         #: The budget that the solutions were found for, if they depend on it.
         self._pool_budget_mb: float | None = None
@@ -223,7 +228,9 @@ class Planner:
             found = [replace(variant, alpha=price) for variant in found]
         builder = _PlanBuilder(self._graph, self._profile, self._costs_of, self._policy, limits, alpha, self._memory)
         remarks = self._remarks_on_alpha(limits, alpha, found[0])
-        return [builder.build(variant, self._gpu, self._cpu, remarks) for variant in found]
+        cpu, cores = self._cpu
+        plans = (builder.build(variant, self._gpu, cpu, remarks) for variant in found)
+        return [replace(plan, cpu_only_cores=cores) for plan in plans]
 
     def _remarks_on_alpha(self, limits: Limits, alpha: float | None, chosen: VariantSolution) -> list[str]:
         """Return a remark if alpha changes nothing, with the reason."""
@@ -257,7 +264,7 @@ class Planner:
         """Return the task of a policy of solutions, of which the first plan has a price of memory."""
         prices = (*self._alphas, *([alpha] if alpha else [])) if self._memory == "paper" and self._gpu else ()
         budget = math.inf if budget_mb is None else budget_mb
-        return PlanningTask(self._graph, self._costs_of, prices, self._meter, budget, self._fastest_only)
+        return PlanningTask(self._graph, self._costs_of, prices, self._meter, budget, self._fastest_only, self._slo_ms)
 
     def _search_alpha(self, limits: Limits, alpha: float | None) -> VariantSolution:
         """Return the solution of a policy of schedules."""
@@ -291,10 +298,10 @@ class Planner:
         return replace(variant, solution=exact)
 
 
-def _predict(graph: Graph, costs: Costs, policy: ScheduleFunction) -> Prediction:
-    """Return the prediction of a policy's fastest schedule."""
+def _predict(graph: Graph, costs: Costs, policy: ScheduleFunction) -> tuple[Prediction, int]:
+    """Return the prediction of a policy's fastest schedule, and its number of cores."""
     solution = Problem(graph.dag, costs).evaluate(policy(graph.dag, costs, 0.0))
-    return _prediction(solution.with_frame(graph.dag, costs).timeline)
+    return _prediction(solution.with_frame(graph.dag, costs).timeline), solution.schedule.cores
 
 
 def _prediction(timeline: Timeline) -> Prediction:

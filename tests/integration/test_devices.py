@@ -33,9 +33,13 @@ def test_short_and_full_names_of_providers(offered: dict[str, str | None]) -> No
     assert provider_name("cuda") == provider_name("CUDA") == "CUDAExecutionProvider"
     assert usable_provider("MadeUpExecutionProvider") == "MadeUpExecutionProvider"
     assert usable_provider("none") is None
-    with pytest.raises(ProviderError, match="unknown accelerator 'webgpu'") as caught:
+    with pytest.raises(ProviderError, match="accelerator 'webgpu': this onnxruntime has no WebGpuExec") as caught:
         usable_provider("webgpu")
     assert "onnxruntime-webgpu" in caught.value.hint
+    with pytest.raises(ProviderError, match=r"unknown accelerator 'banana' \(expected none, auto, cuda, .*webgpu"):
+        usable_provider("banana")
+    with pytest.raises(ProviderError, match="did you mean 'cuda'"):
+        usable_provider("cudaa")
 
 
 def test_missing_libraries_are_one_line_with_the_extra(offered: dict[str, str | None]) -> None:

@@ -173,7 +173,7 @@ def test_shapes_fix_free_dimensions() -> None:
     inputs = [value("a", FLOAT, ["n", 4]), value("b", FLOAT, ["n", "m"])]
     model = make_model([node("Concat", ["a", "b"], ["y"], axis=1)], inputs, [value("y", FLOAT, None)])
     assert load(model).free_dimensions == ("a[nx4]", "b[nxm]")
-    for shapes in ({"a": (2, 4), "m": (3,)}, {"n": (2,), "m": (3,)}, {"b": (2, 3)}):
+    for shapes in ({"a": (2, 4), "m": (3,)}, {"n": (2,), "m": (3,)}, {"b": (2, 3)}, {"n": 2, "m": np.int64(3)}):
         graph = load(model, shapes)
         assert [i.shape for i in graph.inputs] == [(2, 4), (2, 3)]
         assert graph.outputs[0].shape == (2, 7)
@@ -181,7 +181,8 @@ def test_shapes_fix_free_dimensions() -> None:
 
 
 @pytest.mark.parametrize(
-    "shapes", [{"z": (1,)}, {"x": (3, 4)}, {"x": (2, 4, 1)}, {"x": (2,)}, {"batch": (2,)}, {"y": (2, 4)}]
+    "shapes",
+    [{"z": (1,)}, {"x": (3, 4)}, {"x": (2, 4, 1)}, {"x": (2,)}, {"batch": 2}, {"y": (2, 4)}, {"x": "2x4"}, {"x": 2.0}],
 )
 def test_shapes_that_do_not_fit_are_refused(shapes: dict[str, tuple[int, ...]]) -> None:
     """An unknown input, another size and another rank are refused."""

@@ -124,9 +124,11 @@ def test_measurements_under_interference_are_not_cached(
     count = len(set(stack.dag.signatures))
     with monkeypatch.context() as patch:
         interfere_at(patch, range(99))
-        assert set(measure().operators) == set(stack.dag.signatures)
+        disturbed = measure()
+    assert set(disturbed.operators) == set(stack.dag.signatures)
+    assert disturbed.interference
     for _ in range(2):
-        measure()
+        assert not measure().interference
         assert len(measured) == 2 * count
 
 
@@ -216,11 +218,19 @@ def test_a_broken_accelerator_is_an_error_with_its_reason(stack: Graph, monkeypa
 
 
 def test_free_dimensions_are_refused() -> None:
-    """The error names the free dimensions and the option that fixes them."""
-    model = make_model([node("Relu", ["x"], ["y"])], [value("x", FLOAT, ["n", 2])], [value("y", FLOAT, ["n", 2])])
-    with pytest.raises(ShapeError, match=r"x\[nx2\]") as caught:
+    """The error names the free dimensions, and the options and the argument that fix those that are still free."""
+    inputs = [value("a", FLOAT, ["n", "m m"]), value("b", FLOAT, [None, 2])]
+    nodes = [node("Relu", ["a"], ["y"]), node("Relu", ["b"], ["z"])]
+    model = make_model(nodes, inputs, [value("y", FLOAT, None), value("z", FLOAT, None)])
+    with pytest.raises(ShapeError, match=r"a\[nxm mx?\], b\[\?x2\]") as caught:
         profile(load(model))
-    assert "--shape x=" in caught.value.hint
+    options, python = caught.value.hint.split("; ")
+    assert options == "fix them, for example with --shape n=1 --shape 'm m=1' --shape b=1x2"
+    assert python == "in Python, load(MODEL, shapes={'n': 1, 'm m': 1, 'b': (1, 2)})"
+    assert not load(model, {"n": 1, "m m": 1, "b": (1, 2)}).free_dimensions
+    with pytest.raises(ShapeError) as caught:
+        profile(load(model, {"n": 3, "b": [3, 2]}))
+    assert caught.value.hint.split("; ")[0] == "fix them, for example with --shape 'm m=1'"
 
 
 @pytest.mark.usefixtures("cache")

@@ -80,6 +80,17 @@ def test_verdicts(plan: Plan) -> None:
     priced = replace(plan, alpha=0.3)
     assert verdict(priced) == "objective: minimum latency + 0.3 ms/MB * resident memory"
     assert verdict(replace(priced, memory="paper")).endswith(" * memory (Eq. 4)")
+    priced = replace(priced, policy="chrion")
+    budget = replace(priced, budget_mb=1e6)
+    assert verdict(budget, priced=False).endswith("; objective: minimum latency within the GPU budget")
+    assert verdict(budget).endswith(" * resident memory")
+    slo = replace(priced, slo_ms=1e6, accelerator_only=plan.predicted)
+    assert verdict(slo, priced=False).endswith("; objective: minimum resident memory within the SLO")
+    unweighed = replace(slo, policy="peft")
+    assert verdict(unweighed, priced=False).endswith("; objective: minimum latency")
+    both = replace(slo, budget_mb=1e6)
+    assert verdict(both, priced=False).endswith("minimum resident memory within the GPU budget and the SLO")
+    assert verdict(replace(slo, slo_ms=1e-6), priced=False).endswith("; objective: minimum latency")
     object.__setattr__(plan, "slo_ms", 100.0)
     assert verdict(plan).startswith("meets")
     object.__setattr__(plan, "slo_ms", 1.0)
@@ -92,6 +103,8 @@ def test_verdicts(plan: Plan) -> None:
     ):
         timings = [Timing(n, ms, ms, ms, 5) for n, ms in (("hybrid", ours), ("a", 10.0), ("b", 11.0))]
         assert expected in bench_verdict(timings, "hybrid")
+        assert bench_verdict(timings, "hybrid", plain=True).startswith("hybrid runs plain onnxruntime; ")
+        assert bench_verdict(timings, "hybrid", interference=True).startswith("the machine was too busy")
         assert "0.70" in shown(bench_table(timings, "hybrid", 7.0))  # of a, the fastest baseline
 
 
@@ -234,3 +247,11 @@ def test_the_verdict_says_whether_a_policy_is_faster(policy_ms: float, plain_ms:
     baseline = Timing("plain", plain_ms, plain_ms, plain_ms, 9)
     graph = load(branches())
     assert comparison_verdict(PolicyComparison(graph, Profile(MACHINE, 2, None, {}), (result,), (baseline,))) == line
+
+
+def test_after_interference_there_is_no_verdict_on_policies() -> None:
+    """Where other processes used the cores, no policy is called fastest."""
+    timing = Timing("cpu", 1.0, 1.0, 1.0, 9)
+    result, profile = PolicyResult("cpu", planned(), 1.0, 1, 0, timing), Profile(MACHINE, 2, None, {})
+    busy = PolicyComparison(load(branches()), profile, (result,), (timing,), interference=True)
+    assert comparison_verdict(busy) == "the machine was too busy for a reliable comparison; repeat it"

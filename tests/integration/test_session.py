@@ -428,6 +428,11 @@ def test_an_accelerator_that_does_not_work_is_not_used() -> None:
     with HybridSession(branches(), providers=["CUDAExecutionProvider", "CPUExecutionProvider"]) as session:
         assert "CPUExecutionProvider" in session.get_providers()
         assert_same_as_plain(session, branches(), {"x": X})
+        asked = "the accelerator was requested and is not available: "
+        assert session.explain().splitlines()[-1].startswith(asked)
+        assert "CUDAExecutionProvider" in session.explain().splitlines()[-1]
+    with HybridSession(branches(), providers=["CPUExecutionProvider"]) as session:
+        assert "requested" not in session.explain()
 
 
 # Methods beyond those of InferenceSession.

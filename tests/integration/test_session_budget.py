@@ -100,7 +100,7 @@ def test_a_decision_has_the_results_of_its_comparison(monkeypatch: pytest.Monkey
     decision = EngineSelector(replace(config(None), providers=None, slo_ms=0.125)).decide(graph)
     assert (decision.winner, decision.plan, decision.uncertain) == ("plan 1", plan, True)
     assert decision.missed == "no candidate meets the SLO of 125 us: the fastest takes 250 us"
-    assert decision.why.startswith("fastest when timed (plain: 500 us, plan 1: 250 us; 3 rounds)")
+    assert decision.why.startswith("fastest when timed (plain 500 us; plan 1 250 us; 3 rounds)")
     assert decision.timings == (
         TimedCandidate("plain", plain=True, latency_ms=0.5, rounds=3),
         TimedCandidate("plan 1", plain=False, latency_ms=0.25, rounds=3),

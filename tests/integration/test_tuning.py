@@ -190,8 +190,9 @@ def test_callers_run_through_the_swap(gate: threading.Event) -> None:
 
 def test_never_uses_cached_decisions_only(tuned_shapes: list[NamedShapes], gate: threading.Event) -> None:
     """Without a cached decision, the model stays plain, and the explanation has the reason."""
-    gate.set()
     with HybridSession(branches(), tune="never") as session:
+        assert "tuning is switched off" in session.explain()
+        gate.set()
         assert session.wait_until_tuned(30)
         assert "tuning is switched off" in session.explain()
     with HybridSession(branches()) as session:

@@ -32,9 +32,16 @@ if TYPE_CHECKING:
 class _CalmMonitor(FakeInterferenceMonitor):
     """A monitor that finds no interference."""
 
-    def __init__(self, _cores: object, patience_s: float) -> None:
+    patience_s = 1.0
+
+    def __init__(self, _cores: object, patience_s: float) -> None:  # noqa: ARG002 - that of CoreMonitor
         super().__init__()
-        self.patience_s = patience_s
+
+
+class _BusyMonitor(_CalmMonitor):
+    """A monitor whose patience is used up."""
+
+    patience_s = 0.0
 
 
 class _Terminal(io.StringIO):
@@ -62,8 +69,14 @@ def quicken_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(latency, "gc", SimpleNamespace(collect=lambda: 0))
     for function in (latency.time_candidates, comparison.time_plans):
         monkeypatch.setitem(function.__kwdefaults__, "trial_s", 0.0)
-    for module in (latency, steps):
+    for module in (latency, steps, comparison):
         monkeypatch.setattr(module, "CoreMonitor", _CalmMonitor)
+
+
+def occupy_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let commands that time sessions find other processes on the cores all the time."""
+    for module in (steps, comparison):
+        monkeypatch.setattr(module, "CoreMonitor", _BusyMonitor)
 
 
 def set_arguments(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:

@@ -62,12 +62,20 @@ def test_no_search_where_heft_is_near_the_lower_bound() -> None:
     for name in CHEAP:
         assert fastest_ms <= latency_ms(POLICIES[name].make_solver(dag, costs)(0.0)) + 1e-9, name
     assert {s.origin for s in found[None]} & {"heft", "peft", "greedy"}
+    bound_ms = machine_bound_ms(dag, costs)
+    for fastest_only in (True, False):  # no plan meets this SLO, so that the fastest one is selected
+        assert published_solutions(variants, 0.9 * bound_ms, fastest_only=fastest_only) == found
+    assert published_solutions(variants, 2 * fastest_ms) == found
 
 
 def test_a_search_where_it_can_gain() -> None:
     """Graphs whose handoffs keep HEFT far from the bound are searched, and so are small graphs."""
     dag = stack(12, 96)
     assert published_solutions({None: (dag, two_cores(dag))}) is None
+    wide = Dag.from_edges(240, [])
+    variants = {None: (wide, uniform_costs(wide, accelerator_ms=0.5, cpu_ms=[1.0, 1.0]))}
+    assert published_solutions(variants, fastest_only=False) is None  # several limits or prices
+    assert published_solutions(variants, 1000.0, fastest_only=False) is None  # the least memory within the SLO
     small = Dag.from_edges(40, [])
     assert published_solutions({None: (small, uniform_costs(small, cpu_ms=[1.0, 1.0]))}) is None
 

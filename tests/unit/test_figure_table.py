@@ -54,6 +54,19 @@ def test_a_wide_console_gets_one_table() -> None:
     assert sum(line.startswith("gpu ") for line in lines) == 1
 
 
+def test_a_wide_sparse_table_leaves_out_columns_without_figures() -> None:
+    """Columns of empty cells and zeros are left out if the table is wider than 100 columns, or than the console."""
+    table = FigureTable("", [key("a"), *(f"figure{i}" for i in range(8)), "zero", "empty", "some"], sparse=True)
+    table.add_row("x", *["1.0 ms"] * 8, "0.0 MB", "", "0")
+    table.add_row("y", *["2.0 ms"] * 8, "0", "", "3")
+    assert all(name in rendered(table, 80) for name in ("figure7", "some"))
+    for width in (80, 200):
+        assert not any(name in rendered(table, width) for name in ("zero", "empty"))
+    narrow = FigureTable("", [key("a"), "zero"], sparse=True)
+    narrow.add_row("x", "0")
+    assert "zero" in rendered(narrow, 80)
+
+
 @pytest.mark.parametrize("width", [60, 80, 100])
 def test_parts_repeat_the_key_column(width: int) -> None:
     """If a table is split, every part has the key of each row, and the title is printed once."""

@@ -90,8 +90,15 @@ def test_counts_and_verdict() -> None:
     assert replace(plan, slo_ms=None).meets_slo
 
 
+def test_the_repr_of_a_plan_is_one_line() -> None:
+    """It has the model, the policy, the predicted latency, and the memory if the plan uses an accelerator."""
+    plan = replace(PLAN, model="lstm", policy="heft", predicted=Prediction(32.99, 1069.3, 348.2), memory="paper")
+    assert repr(replace(plan, accelerator="SomeExecutionProvider")) == "<Plan of lstm: heft, 33.0 ms, 1069.3 MB>"
+    assert repr(replace(plan, accelerator=None)) == "<Plan of lstm: heft, 33.0 ms>"
+
+
 #: Keys that older plan files do not have.
-LATER = ("streams", "stages", "merged", "budget_mb", "memory", "origin")
+LATER = ("streams", "stages", "merged", "budget_mb", "memory", "origin", "cpu_only_cores")
 
 
 def test_a_missing_key_is_refused(tmp_path: Path) -> None:

@@ -55,6 +55,23 @@ def test_the_initial_solution_is_no_remark(graph: Graph, profile: Profile) -> No
     assert partition(graph, profile, policy="heft").origin == "heft"
 
 
+def test_a_plan_is_searched_for_only_if_more_than_latency_decides(caplog: pytest.LogCaptureFixture) -> None:
+    """An SLO that no plan can meet and alpha 0 give the plan without limits; an SLO that can be met is searched for."""
+    size = 240
+    nodes = [node("Neg", ["x"], [f"y{i}"], name=f"neg{i}") for i in range(size)]
+    wide = load(make_model(nodes, [value("x", FLOAT, [4])], [value(f"y{i}", FLOAT, [4]) for i in range(size)]))
+    costs = {signature: OperatorCost("Neg", (1.0, 1.0), 0.5) for signature in wide.dag.signatures}
+    measured = Profile(MACHINE, 2, "CPUExecutionProvider", costs, CopyCost(0.0, 0.0), CopyCost(0.0, 0.0))
+    fastest = partition(wide, measured)
+    caplog.set_level("INFO", "chrion")
+    for slo, alpha in ((1.0, None), (1.0, 0.3), (1000.0, 0.0), (None, 0.0)):
+        assert partition(wide, measured, slo, alpha).schedule == fastest.schedule
+        assert [record.message.startswith("search: none") for record in caplog.records] == [True], (slo, alpha)
+        caplog.clear()
+    partition(wide, measured, 1000.0)
+    assert not any(record.message.startswith("search: none") for record in caplog.records)
+
+
 @pytest.mark.parametrize(("notes", "expected"), [((), "resident"), (("from a paper",), "paper")])
 def test_alpha_prices_measured_memory_where_there_is_any(
     graph: Graph, profile: Profile, notes: tuple[str, ...], expected: str

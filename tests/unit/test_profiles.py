@@ -39,6 +39,11 @@ PROFILE = Profile(
 DAG = Dag.from_edges(2, [(0, 1)], [4_000_000])
 
 
+def test_the_repr_of_a_profile_is_one_line() -> None:
+    """It has the number of operators and the machine, but no costs."""
+    assert repr(PROFILE) == f"<Profile of 2 operators on {MACHINE}>"
+
+
 def test_a_profile_is_read_as_written(tmp_path: Path) -> None:
     """The profile that is read equals the one that was written."""
     PROFILE.save(tmp_path / "p.json")

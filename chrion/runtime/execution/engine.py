@@ -231,6 +231,10 @@ class CutEngine:
         """True if the plan uses an accelerator."""
         return self.plan.accelerator is not None
 
+    def uses(self, provider: str) -> bool:
+        """Return whether the plan uses an execution provider."""
+        return provider == self.plan.accelerator
+
     def explain(self) -> str:
         """Describe the plan in a few lines: its lanes, its segments, its predicted cost, and why it was selected."""
         plan, lanes = self.plan, [lane for lane in self.program.occupied if not is_copy_lane(lane)]
@@ -366,6 +370,10 @@ class PlainEngine:
     def has_one_thread(self) -> bool:
         """Whether each request has a single thread."""
         return bool(self.session.get_session_options().intra_op_num_threads == 1)
+
+    def uses(self, provider: str) -> bool:
+        """Return whether the session runs on an execution provider."""
+        return provider in self.session.get_providers()
 
     def for_shapes(self, inputs: Sequence[TensorInfo]) -> PlainEngine:
         """Return an engine of the same session, chosen for inputs of known shapes."""

@@ -6,8 +6,10 @@ import math
 from collections.abc import Sequence
 
 from chrion.runtime.selection.guard import CandidateResult, Comparison
-from chrion.units import format_ms
+from chrion.units import format_count, format_ms
 
+#: Prefix of the names of plain sessions with a number of threads, before that number.
+PLAIN_THREADS = "plain, threads: "
 NOT_PARALLEL = "the plan runs the whole model as one segment"
 
 
@@ -30,6 +32,12 @@ def describe(comparison: Comparison, slo_ms: float | None, *, planned: bool) -> 
     return "; ".join(parts) + disturbed
 
 
+def candidate_name(name: str) -> str:
+    """Return the name of a candidate in messages: ``plain, 1 thread`` for ``plain, threads: 1``."""
+    count = name.removeprefix(PLAIN_THREADS)
+    return f"plain, {format_count(int(count), 'thread')}" if count != name and count.isdecimal() else name
+
+
 def missed_slo(results: Sequence[CandidateResult], slo_ms: float | None) -> str:
     """Return a message if no candidate meets the SLO; empty if one does, or if none was timed."""
     fastest_ms = min((result.latency_ms for result in results), default=math.inf)
@@ -40,8 +48,8 @@ def missed_slo(results: Sequence[CandidateResult], slo_ms: float | None) -> str:
 
 def _relation(comparison: Comparison, timed: Sequence[CandidateResult], slo_ms: float | None) -> str:
     """Return how the winner compares with the other candidates."""
-    winner = comparison.winner
-    own_ms = next((result.latency_ms for result in timed if result.name == winner), math.inf)
+    winner = candidate_name(comparison.winner)
+    own_ms = next((result.latency_ms for result in timed if result.name == comparison.winner), math.inf)
     if own_ms == math.inf:
         return f"{winner} was not timed"
     if own_ms <= min(result.latency_ms for result in timed):
@@ -55,5 +63,5 @@ def _relation(comparison: Comparison, timed: Sequence[CandidateResult], slo_ms: 
 
 def _figures(timed: Sequence[CandidateResult]) -> str:
     rounds = max(result.rounds for result in timed)
-    figures = ", ".join(f"{result.name}: {format_ms(result.latency_ms)}" for result in timed)
+    figures = "; ".join(f"{candidate_name(result.name)} {format_ms(result.latency_ms)}" for result in timed)
     return f"{figures}; {rounds} {'round' if rounds == 1 else 'rounds'}"

@@ -27,7 +27,7 @@ from chrion.runtime.execution.engine import CannotCutError, CutEngine, Engine, P
 from chrion.runtime.live_comparison import LiveComparison
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decisions import Decision, DecisionCache, TimedCandidate
-from chrion.runtime.selection.evidence import describe, missed_slo
+from chrion.runtime.selection.evidence import PLAIN_THREADS, describe, missed_slo
 from chrion.runtime.selection.footprint import MeasurementError, can_measure, measure_footprint
 from chrion.runtime.selection.guard import SHARE, Candidate, compare
 from chrion.runtime.selection.parallel_plan import parallel_plan
@@ -53,7 +53,6 @@ _EARLIER_PLANS = 4
 _PATIENCE_S = 20.0
 PLAIN = "plain"
 _PLAIN_CPU = "plain, on the CPU"
-_PLAIN_THREADS = "plain, threads: "
 
 #: Opens a plain session for a given reason.
 PlainOpener = Callable[[str], PlainEngine]
@@ -160,7 +159,7 @@ class EngineSelector:
 
     def one_thread(self, reason: str, *, arena: bool = True) -> PlainEngine | None:
         """Return the plain session of one thread; None if there cannot be one, see :meth:`SessionConfig.one_thread`."""
-        found = self._opened.get(f"{_PLAIN_THREADS}1") if arena else None  # if it was selected
+        found = self._opened.get(f"{PLAIN_THREADS}1") if arena else None  # if it was selected
         return found.because(reason) if found else self._config.one_thread(reason, arena=arena)
 
     def cache(self, *model: object) -> DecisionCache:
@@ -419,9 +418,7 @@ class EngineSelector:
         small = sum(graph.dag.weight_bytes) <= _ALTERNATIVE_BYTES
         if config.options is None and small and not graph.declared_free:
             cores = len(physical_cores())
-            names += [
-                f"{_PLAIN_THREADS}{count}" for count in ((1, cores // 2) if cores >= 8 else (1,)) if count < cores
-            ]
+            names += [f"{PLAIN_THREADS}{count}" for count in ((1, cores // 2) if cores >= 8 else (1,)) if count < cores]
         if config.budget_mb is not None and config.accelerator:
             names.append(_PLAIN_CPU)
         return names
@@ -432,12 +429,12 @@ class EngineSelector:
         Raises:
             InputError: No plain session has that name.
         """
-        count = name.removeprefix(_PLAIN_THREADS)
+        count = name.removeprefix(PLAIN_THREADS)
         if name == PLAIN:
             return self._config.on_cpu if self._lost else self._config.as_requested
         if name == _PLAIN_CPU:
             return self._config.plain
-        if name.startswith(_PLAIN_THREADS) and count.isdecimal():
+        if name.startswith(PLAIN_THREADS) and count.isdecimal():
             return partial(self._config.with_threads, int(count))
         raise InputError(f"cached decision: unknown session {name!r}")
 
@@ -484,7 +481,7 @@ class EngineSelector:
 
 def _one_thread_ms(decision: Decision) -> float | None:
     """Return the latency of the plain session of one thread in ms; None if it was not timed."""
-    return next((timed.latency_ms for timed in decision.timings if timed.name == f"{_PLAIN_THREADS}1"), None)
+    return next((timed.latency_ms for timed in decision.timings if timed.name == f"{PLAIN_THREADS}1"), None)
 
 
 def _software() -> tuple[str, bool]:

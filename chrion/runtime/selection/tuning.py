@@ -39,7 +39,8 @@ NotedShapes = Mapping[str, tuple[int, ...] | None]
 
 #: Reasons why a model runs plain.
 NOT_TUNED = "tuning has not finished"
-_NOT_CACHED = "tuning is switched off, and no decision is cached"
+NOT_CACHED = "tuning is switched off, and no cached decision is in use"
+UNTUNED = (NOT_TUNED, NOT_CACHED)
 _OPTIONS_CHANGED = "the session options were changed after the session was created"
 
 #: Tuning begins this many seconds after it is asked for, so that it does not slow down the first requests.
@@ -223,7 +224,7 @@ class Tuner:
         if decision is not None:
             return decision
         if self._cached_only:
-            return Decision(PLAIN, None, _NOT_CACHED)
+            return Decision(PLAIN, None, NOT_CACHED)
         with tuning_lock():
             decision = None if anew else cache.recall()  # another process may have made it meanwhile
             if decision is None:

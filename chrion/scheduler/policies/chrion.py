@@ -11,8 +11,9 @@ of the graph (recurrent operators in chunks of several lengths):
 So the policy is never predicted slower than a policy it starts from, nor than itself with fewer resources. All known
 solutions form one set; the price of memory, the SLO and the budget only select from it.
 
-If only latency counts, and HEFT is within 3 % of a lower bound, there is nothing to gain from a search of seconds: the
-published policies are the only solutions. Small graphs, of which the search takes a moment, are always searched.
+If latency alone decides (there is no price and no budget, or the SLO is below a lower bound), and HEFT is within 3 % of
+that bound, there is nothing to gain from a search of seconds: the published policies are the only solutions. Small
+graphs, of which the search takes a moment, are always searched.
 """
 
 from __future__ import annotations
@@ -283,7 +284,7 @@ def search_variants(task: PlanningTask) -> list[VariantSolution]:
     graphs = variants_of(graph)
     costs = {chunk: task.costs_of(variant.dag) for chunk, variant in graphs.items()}
     variants = {chunk: (variant.dag, costs[chunk]) for chunk, variant in graphs.items()}
-    known = (published_solutions(variants) if task.fastest_only else None) or _search(variants)
+    known = published_solutions(variants, task.slo_ms, fastest_only=task.fastest_only) or _search(variants)
     found = [
         VariantSolution(0.0, solution, chunk, graphs[chunk])
         for chunk, solutions in known.items()
@@ -301,17 +302,21 @@ def search_variants(task: PlanningTask) -> list[VariantSolution]:
 
 
 def published_solutions(
-    variants: Mapping[int | None, tuple[Dag, Costs]],
+    variants: Mapping[int | None, tuple[Dag, Costs]], slo_ms: float | None = None, *, fastest_only: bool = True
 ) -> Mapping[int | None, Sequence[Solution]] | None:
     """Return the solutions of published policies if HEFT is so fast that a search can gain little.
 
     Args:
         variants: As for :class:`PortfolioSearch`.
+        slo_ms: The SLO. If none can meet it, the fastest solution is selected.
+        fastest_only: Whether latency alone decides between the solutions that meet the SLO.
 
     Returns:
-        Solutions by chunk length; None if HEFT is not near the lower bound, or if the graph is small.
+        Solutions by chunk length; None if HEFT is not near the lower bound, if it misses an SLO that a search might
+        meet, if memory may decide, or if the graph is small.
     """
-    if max(len(dag) for dag, _ in variants.values()) <= _SMALL:
+    small = max(len(dag) for dag, _ in variants.values()) <= _SMALL
+    if small or (slo_ms is None and not fastest_only):
         return None
     starts: list[tuple[float, int, int | None, InitialSolutions]] = []
     for chunk, (dag, costs) in variants.items():
@@ -321,6 +326,9 @@ def published_solutions(
             starts.append((machine_bound_ms(dag, machine), len(starts), chunk, initial))
     starts.sort()
     bound_ms = starts[0][0]
+    limit_ms = math.inf if slo_ms is None or bound_ms > slo_ms else slo_ms
+    if limit_ms < math.inf and not fastest_only:
+        return None
     fastest_ms = math.inf
     known: dict[int | None, list[Solution]] = {}
     for make in (lambda initial: initial.by_finish([0.0]), InitialSolutions.published):
@@ -328,7 +336,7 @@ def published_solutions(
             if machine_ms < fastest_ms:  # else it cannot be faster
                 known.setdefault(chunk, []).extend(make(initial))
                 fastest_ms = min([fastest_ms, *(s.timeline.latency_ms for s in known[chunk])])
-        if fastest_ms > _NEAR_BOUND * bound_ms:
+        if fastest_ms > _NEAR_BOUND * bound_ms or fastest_ms > limit_ms:
             return None
     log.info("search: none, since HEFT with %s is near the bound of %s", format_ms(fastest_ms), format_ms(bound_ms))
     return known

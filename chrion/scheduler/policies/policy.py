@@ -44,6 +44,8 @@ class PlanningTask:
     budget_mb: float = math.inf
     #: True if only the fastest solutions are asked for, whatever their memory.
     fastest_only: bool = False
+    #: The only SLO that solutions will be selected for, in ms; None if there is none or there may be several.
+    slo_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

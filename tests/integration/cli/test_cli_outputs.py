@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from chrion import Plan, load
 from chrion.scheduler import fixed_plan
 from command_line import PAPER, Chrion, assert_each_refused, assert_refused
 from helpers import alternating_lanes, branches
+from seams.execution import interfere_at
 
 #: Commands with an option that names an output file. Their models and scenarios do not exist, so that an error about
 #: the output precedes all work.
@@ -26,6 +29,7 @@ OUTPUTS = (
     ("model", "rnn", "-o"),
     ("demo", "-o"),
 )
+MODELS = "models are not replaced by default"
 
 
 def save_plan(folder: Path) -> None:
@@ -53,7 +57,8 @@ def test_an_output_that_cannot_be_written_is_detected_first(cli: Chrion, tmp_pat
             code, out, err = cli(*command, path)
             assert (code, out, err.count("\n")) == (2, "", 1), (command, path, err)
             assert err.startswith(f"chrion: error: {command[-1]}: {path}: "), (command, err)
-            assert about in err, (command, path)
+            expected = about.replace("this command did not write it", MODELS) if command[0] == "model" else about
+            assert expected in err, (command, path)
     assert (tmp_path / "mine.png").read_text() == "mine"
 
 
@@ -77,6 +82,21 @@ def test_plans_and_profiles_are_replaced_by_their_kind(cli: Chrion, model: Path)
     assert_refused(cli("profile", str(model), "-o", "m.plan.json"), "--force")
     assert_refused(cli(*partition, "-o", "m.onnx"), "--force")
     Plan.load("m.plan.json")
+
+
+def test_a_profile_measured_beside_other_processes_is_reported(
+    cli: Chrion, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commands profile and partition warn of unreliable costs on stderr, until they are measured undisturbed."""
+    monkeypatch.setenv("CHRION_CACHE", str(tmp_path / "cache"))
+    warning = "warning: other processes used the cores; costs may be unreliable and are not cached"
+    for command in ("profile", "partition"):
+        with monkeypatch.context() as patch:
+            interfere_at(patch, range(99))
+            code, _, err = cli(command, str(model), "--cores", "1")
+        assert (code, warning in err) == (0, True)
+    assert warning not in cli("profile", str(model), "--cores", "1")[2]
+    assert warning not in cli("partition", str(model), "--cores", "1")[2]
 
 
 def test_a_stored_profile_is_drawn_and_not_written(cli: Chrion, model: Path) -> None:
@@ -107,8 +127,16 @@ def test_a_model_is_only_replaced_by_force(cli: Chrion) -> None:
     options = ("model", "rnn", "--seq", "2", "--layers", "1", "-o", "r.onnx")
     assert cli(*options)[0] == 0
     before = Path("r.onnx").read_bytes()
-    assert_refused(cli(*options, "--io", "8"), "--force")
+    code, _, err = cli(*options, "--io", "8")
+    assert (code, "the file exists, and models are not replaced by default (add --force" in err) == (2, True)
     assert Path("r.onnx").read_bytes() == before
+    assert cli(*options)[:2] == (0, f"unchanged: r.onnx (4 operators, {len(before) / 1e6:.1f} MB)\n")
+    decoder = ("model", "llama", "--layers", "1", "-o", "d.onnx", "--seq", "2")
+    assert cli(*decoder)[1].startswith("written: d.onnx")
+    assert cli(*decoder)[1].startswith("unchanged: d.onnx")
+    Path("d.onnx.data").write_bytes(b"mine")
+    assert cli(*decoder)[0] == 2
+    assert Path("d.onnx.data").read_bytes() == b"mine"
     code, out, _ = cli(*options, "--io", "8", "--force", "--json")
     assert code == 0
     assert json.loads(out)["bytes"] == len(Path("r.onnx").read_bytes()) != len(before)

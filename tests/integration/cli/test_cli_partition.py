@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
+import onnx
 import pytest
 
 import chrion
 from chrion import Plan
 from command_line import PAPER, Chrion, assert_refused
-from helpers import MACHINE
+from helpers import MACHINE, free_branches
 
 KEYS = {
     "model",
@@ -105,6 +107,23 @@ def test_the_table_has_the_baselines_beside_the_plan(cli: Chrion, lstm: Path) ->
     code, out, _ = cli("partition", str(lstm), "--profile", PAPER, "--policy", "heft", "--slo", "60ms")
     assert code == 0
     assert all(text in out for text in ("accelerator only", "CPU only", "heft", "meets the SLO of 60.0 ms"))
+    cores = Plan.load("lstm.plan.json").cpu_only_cores
+    assert next(line for line in out.splitlines() if line.startswith("CPU only")).split()[-1] == str(cores)
+    assert 1 <= cores <= 12
+    assert out.splitlines()[-1] == "next: chrion report lstm.plan.json --html timeline.html"
+
+
+def test_without_an_accelerator_the_reference_is_a_prediction(cli: Chrion, tmp_path: Path) -> None:
+    """The output says what the table compares with, and how to measure the plan beside plain onnxruntime."""
+    onnx.save(free_branches(), tmp_path / "a model.onnx")
+    code, out, _ = cli("partition", "a model.onnx", "--shape", "batch=2", "--cores", "2", "-o", "p.json")
+    assert code == 0
+    assert "vs. CPU only: both are predictions; chrion bench compares with plain onnxruntime" in out
+    commands = out.splitlines()[-1].removeprefix("next: ").split("; ")
+    assert commands[0] == "chrion bench 'a model.onnx' --shape batch=2 --plan p.json"
+    for command in commands:
+        words = shlex.split(command)[1:]
+        assert cli(*words, *(["--rounds", "1"] if words[0] == "bench" else []))[0] == 0
 
 
 def test_the_priced_memory_comes_first_and_the_other_beside_it(cli: Chrion, lstm: Path) -> None:

@@ -14,7 +14,7 @@ from chrion import Plan, Profile
 from chrion.cores import physical_cores
 from command_line import PAPER, Chrion, assert_each_refused
 from helpers import FLOAT, free_branches, make_model, node, value
-from seams.commands import lack_cores_and_lanes, note_sessions, offer_providers, shrink_demo
+from seams.commands import lack_cores_and_lanes, note_sessions, occupy_cores, offer_providers, shrink_demo
 
 
 def test_from_a_model_to_a_checked_run(cli: Chrion) -> None:
@@ -107,7 +107,26 @@ def test_bench_says_what_the_session_chose(cli: Chrion, model: Path) -> None:
     code, out, _ = cli("bench", str(model), "--rounds", "1")
     assert code == 0
     assert out.startswith("plain onnxruntime on CPUExecutionProvider")
+    assert "hybrid runs plain onnxruntime; a difference from a session of the same configuration is noise" in out
     assert "hybrid, predicted" not in out
+
+
+def test_comparisons_have_no_verdict_if_other_processes_use_the_cores(
+    cli: Chrion, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commands bench, compare and demo ask to be repeated, and call no session faster than another."""
+    occupy_cores(monkeypatch)
+    shrink_demo(monkeypatch)
+    for words in (
+        ("bench", str(model), "--rounds", "1"),
+        ("compare", str(model), "--rounds", "1", "--policies", "cpu"),
+        ("demo",),
+    ):
+        code, out, err = cli(*words)
+        assert (code, "warning: other processes used the cores" in err) == (0, True)
+        assert "the machine was too busy for a reliable comparison; repeat it" in out
+        assert "fastest plain session" not in out
+    assert json.loads(cli("bench", str(model), "--rounds", "1", "--json")[1])["interference"] is True
 
 
 @pytest.mark.parametrize("command", [("run", "--repeat", "2"), ("bench", "--rounds", "1")])
@@ -151,7 +170,7 @@ def test_the_demo_runs_plans_and_shows_a_model_without_gain(cli: Chrion, monkeyp
     slos = [line.split() for line in out.splitlines() if re.match(r"[3-6][05]\.0 ms ", line)]
     assert [float(row[0]) for row in slos] == [35, 40, 45, 50, 55, 60]
     assert "native lanes are missing" not in out
-    assert out.rstrip().endswith("HybridSession keeps the plain session where no plan is faster")
+    assert " ".join(out.split()).endswith("HybridSession keeps the plain session where no plan is faster")
     assert '"schema":"chrion.timeline/1"' in Path("timeline.html").read_text(encoding="utf-8")
 
 

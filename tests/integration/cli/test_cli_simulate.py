@@ -10,12 +10,17 @@ from command_line import Chrion, assert_each_refused, assert_refused
 
 
 def test_tables(cli: Chrion) -> None:
-    """A bundled scenario prints its three tables and one line of progress on stderr."""
-    code, out, err = cli("simulate", "table7", "--set", "requests=500")
+    """A bundled scenario prints a table and one line of progress on stderr; ``--details`` adds two tables."""
+    words = ("simulate", "table7", "--set", "requests=500")
+    code, out, err = cli(*words)
     assert (code, err) == (0, "chrion: simulating table7, 2000 requests ...\n")
     assert "table7: 9 models on 1 server" in out
+    assert "violations: requests whose execution time is above 1.05 x the latency of variant gpu" in out
+    assert "By " not in out
+    out = cli(*words, "--details")[1]
     assert "By model" in out
     assert "By server" in out
+    assert "response time is above 80 ms" in cli(*words, "--set", "slo.latency_ms=80", "--set", "measure=response")[1]
 
 
 def test_json_and_plot(cli: Chrion) -> None:
@@ -59,6 +64,7 @@ def test_bad_input_is_one_line(cli: Chrion) -> None:
         (("table7", "--replications", "1"), "--replications 1: expected at least 2"),
         (("table7", "--replications", "3", "--sweep", "seed=1,2"), "--sweep and --replications cannot be combined"),
         (("table7", "--replications", "3", "--export", "r.csv"), "--export cannot be combined with --replications"),
+        (("table7", "--sweep", "seed=1,2", "--details"), "--details cannot be combined with --sweep"),
         (("table7", "--sweep", "seed=1,2", "--sweep", "seed=3"), "--sweep: key 'seed' occurs twice"),
     ]
     rest = ("--set", "requests=100", "--json")
@@ -76,6 +82,11 @@ def test_find(cli: Chrion) -> None:
     out = cli(*words, "--set", "cost_per_hour=2")[1]
     assert "memory-optimal" in out
     assert "2.00" in out
+    words = ("simulate", "table7", "--set", "requests=100", "--find", "memory", "--until")
+    code, out, _ = cli(*words, "violations<=0%", "--set", 'patterns=["gpu", "shrink"]')
+    assert (code, out) == (0, "gpu, shrink: no memory meets violations <= 0.00%\n")
+    row = next(line for line in cli(*words, "violations<=90%")[1].splitlines() if line.startswith("gpu"))
+    assert len(row.split()) == 3  # every larger card meets it, and no model fits on a smaller one
 
 
 def test_replications(cli: Chrion) -> None:
