@@ -9,6 +9,7 @@ file ``docs/data/NAME.json``), commands and policies in ``docs/reference/cli.md`
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -47,6 +48,7 @@ def filled_pages() -> dict[Path, str]:
 
 def main() -> None:
     """Write all pages."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     for page, text in filled_pages().items():
         write_atomically(page, text)
 

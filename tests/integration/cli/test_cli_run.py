@@ -168,9 +168,10 @@ def test_the_demo_runs_plans_and_shows_a_model_without_gain(cli: Chrion, monkeyp
     assert all(re.search(rf"^onnxruntime, {count} thread", out, re.MULTILINE) for count in counts)
     assert {"accelerator only", "CPU only", "chrion"} <= {line.split("  ")[0] for line in out.splitlines()}
     slos = [line.split() for line in out.splitlines() if re.match(r"[3-6][05]\.0 ms ", line)]
-    assert [float(row[0]) for row in slos] == [35, 40, 45, 50, 55, 60]
+    assert [float(row[0]) for row in slos] == [40, 50, 60]
     assert "native lanes are missing" not in out
-    assert " ".join(out.split()).endswith("HybridSession keeps the plain session where no plan is faster")
+    conclusions = ("HybridSession keeps the plain session where no plan is faster", "reliable comparison; repeat it")
+    assert " ".join(out.split()).endswith(conclusions)
     assert '"schema":"chrion.timeline/1"' in Path("timeline.html").read_text(encoding="utf-8")
 
 
