@@ -36,7 +36,7 @@ from chrion.profiler.synthetic_inputs import synthetic_inputs
 try:
     import openvino
 except ImportError:
-    raise SystemExit("bench_openvino.py: OpenVINO is missing: pip install openvino") from None
+    openvino = None
 
 PLAIN, FLOAT32, DEFAULT = "onnxruntime", "OpenVINO float32", "OpenVINO default"
 #: One model of each kind.
@@ -130,6 +130,8 @@ def main() -> None:
     parser.add_argument("--only", default=MODELS, help="a regular expression that the names of models must match")
     parser.add_argument("--rounds", type=int, default=4, help="rounds of six trials of each candidate (default: 4)")
     arguments = parser.parse_args()
+    if openvino is None:
+        parser.error("OpenVINO is missing: pip install openvino")
     cases = [case for case in CASES if re.fullmatch(arguments.only, case.name)]
     if not cases:
         parser.error(f"--only: no model matches {arguments.only!r}; models are {', '.join(c.name for c in CASES)}")
