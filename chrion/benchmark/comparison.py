@@ -149,7 +149,7 @@ def time_plans(
     timings = {t.name: t for t in timed}
     results = tuple(replace(r, timing=timings.get(r.policy)) for r in checked)
     baselines = tuple(timings[name] for name in plain)
-    return replace(comparison, results=results, plain=baselines, interference=monitor.patience_s <= 0)
+    return replace(comparison, results=results, plain=baselines, interference=monitor.gave_up)
 
 
 def is_this_machine(profile: Profile) -> bool:

@@ -229,9 +229,9 @@ def time_sessions(candidates: Mapping[str, SessionFactory], rounds: int) -> tupl
     text = f"timing {format_count(len(candidates), 'session')} in {format_count(rounds, 'round')}"
     with step(text, animated=False) as update:
         timings = time_candidates(candidates, rounds=rounds, progress=update, monitor=monitor)
-    if monitor.patience_s <= 0:
+    if monitor.gave_up:
         note(INTERFERENCE)
-    return timings, monitor.patience_s <= 0
+    return timings, monitor.gave_up
 
 
 def check_reach(measured_ms: float, slo_ms: float | None, plan: Plan | None) -> int:

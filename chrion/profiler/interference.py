@@ -66,6 +66,11 @@ class CoreMonitor:
         for _ in range(_FIRST_MEASUREMENTS):
             self.measure_ms()
 
+    @property
+    def gave_up(self) -> bool:
+        """Whether the patience is used up, so that measurements go ahead beside other work."""
+        return self.patience_s <= 0
+
     def measure_ms(self) -> float:
         """Measure the arithmetic on all cores at once; return the time of the slowest core in ms."""
         now_ms = max(run_on_cores(self.cores, self._median_ms))

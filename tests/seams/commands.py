@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class _CalmMonitor(FakeInterferenceMonitor):
     """A monitor that finds no interference."""
 
-    patience_s = 1.0
+    gave_up = False
 
     def __init__(self, _cores: object, patience_s: float) -> None:  # noqa: ARG002 - that of CoreMonitor
         super().__init__()
@@ -41,7 +41,7 @@ class _CalmMonitor(FakeInterferenceMonitor):
 class _BusyMonitor(_CalmMonitor):
     """A monitor whose patience is used up."""
 
-    patience_s = 0.0
+    gave_up = True
 
 
 class _Terminal(io.StringIO):
