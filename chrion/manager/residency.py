@@ -198,7 +198,8 @@ class Residency:
     def try_out(self, now: float, number: int) -> list[Action]:
         """Request a load of a model that only shows whether it can be loaded; a pinned one stays."""
         entry = self.entries[number]
-        if entry.place is not Place.ABSENT or number in self.cold:
+        # One that never fits would keep the loads that requests wait for from being made.
+        if entry.place is not Place.ABSENT or number in self.cold or not self.fits(number):
             return []
         if entry.model.pinned:
             return self.request(now, number)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from chrion.manager import (
@@ -214,6 +214,7 @@ def test_loads_evictions_and_drops_equal_the_simulators(
     assert {number for number, end in found.ended.items() if end != "served"} == dropped
 
 
+@example(seed=13_866, eviction="lru", admission="none", budgets={ACCELERATOR: 6, HOST: 9})  # a trial that never fits
 @examples(150)
 @given(
     seed=st.integers(0, 10**6),
