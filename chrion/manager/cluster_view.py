@@ -7,6 +7,7 @@ The replicas report what is in their memory; between two reports the view counts
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
@@ -47,6 +48,11 @@ class _Replica:
         """Expected time until a further load could start, with the loads that it has not reported yet."""
         unreported = set(self.outstanding.values()) - self.state.homes - {""}
         return self.state.load_wait_ms + len(unreported) * self.state.load_ms
+
+    @property
+    def free_bytes(self) -> float:
+        """Free memory for models; a replica that has not reported yet has just started and is empty."""
+        return math.inf if self.state.number < 0 else self.state.free_bytes
 
 
 class ClusterView:
@@ -133,7 +139,7 @@ class ClusterView:
         self.repeated += bool(former) and self._is_lost(former, now_s)
         entries = {replica: self._replicas.setdefault(replica, _Replica()) for replica in replicas}
         replicas = [r for r in replicas if entries[r].suspended_until_s <= now_s] or replicas
-        replicas = sorted(replicas, key=lambda replica: (-entries[replica].state.free_bytes, replica))
+        replicas = sorted(replicas, key=lambda replica: (-entries[replica].free_bytes, replica))
         known = [entries[replica] for replica in replicas]
         fitting = [i for i, replica in enumerate(known) if model not in replica.state.unfit] or list(range(len(known)))
         index = {replica: i for i, replica in enumerate(replicas)}

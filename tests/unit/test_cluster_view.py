@@ -61,6 +61,12 @@ def test_a_missing_model_goes_where_its_load_starts_first(view: ClusterView) -> 
     assert chosen == ["c", "b", "a", "c"]
 
 
+def test_a_replica_that_has_just_started_counts_as_empty(view: ClusterView) -> None:
+    """It receives the next missing model, although it has not reported its memory yet."""
+    view.set_replicas([*REPLICAS, "d"])
+    assert choose(view, 0, "m/1", [*REPLICAS, "d"]) == "d"
+
+
 def test_a_replica_that_cannot_hold_the_model_is_not_chosen(view: ClusterView) -> None:
     """A model goes to the only replica that it fits on; if it fits on none, one of them refuses it."""
     for name in "ac":

@@ -98,6 +98,7 @@ def expected(models: Path, name: str, feeds: dict[str, np.ndarray[Any, Any]]) ->
 
 def test_models_spread_over_the_replicas(replicas: Server, models: Path) -> None:
     """Models go where most memory is free, results equal a plain session's, and no model is loaded twice."""
+    wait_until(lambda: replicas.get("/v2/health")[1]["replicas"] == 2)
     x = np.random.default_rng(0).standard_normal((2, SIDE)).astype(np.float32)
     for _ in range(3):
         for name in MODELS:
