@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from chrion.installation import warn_of_fault
-from chrion.lazy_names import import_on_first_use
+from chrion.common.installation import warn_of_fault
+from chrion.common.lazy_names import import_on_first_use
 
 if TYPE_CHECKING:
     from chrion.errors import ChrionError

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from gain_chart import PICTURES, THEMES, Theme
 
-from chrion.files import write_atomically
+from chrion.common.files import write_atomically
 
 WIDTH, HEIGHT = 760, 352
 TITLE = "From a model to a HybridSession: graph, profile and plan, then segments on lanes"

@@ -47,8 +47,8 @@ from page_markers import markdown_table
 from result_files import write_results
 
 from chrion import Generator
-from chrion.cores import physical_cores
 from chrion.devices.providers import provider_name, require_working
+from chrion.machine.cores import physical_cores
 from chrion.zoo.cached_decoder import build_llama_decoder
 
 #: Requests at a time, prompt and new tokens beside onnxruntime-genai.

@@ -66,10 +66,10 @@ from result_files import write_results
 
 import chrion
 from chrion import Generator
-from chrion.cores import pinned
 from chrion.generation.open_engine import open_engine
 from chrion.generation.scheduling import POLICIES
 from chrion.generation.session_threads import SPINNING_BETWEEN_CALLS, SessionThreads, lease_iteration_cores
+from chrion.machine.cores import pinned
 from chrion.simulator.iterations import draw_requests
 from chrion.zoo.cached_decoder import build_llama_decoder
 

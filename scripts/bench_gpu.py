@@ -43,11 +43,11 @@ from chrion.benchmark.latency import (
     plain_baseline,
     time_candidates,
 )
-from chrion.cores import physical_cores
+from chrion.common.files import write_atomically
 from chrion.devices import CPU_PROVIDER, Device, usable_provider
 from chrion.devices.nvml import MemoryMonitor
-from chrion.files import write_atomically
 from chrion.graph.model import TensorInfo
+from chrion.machine.cores import physical_cores
 from chrion.profiler import this_machine
 from chrion.profiler.costs import FREE
 from chrion.profiler.synthetic_inputs import synthetic_inputs

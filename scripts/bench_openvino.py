@@ -29,7 +29,7 @@ from result_files import write_results
 import chrion
 from chrion.benchmark.accuracy import largest_difference
 from chrion.benchmark.latency import Feed, RunRequest, SessionFactory, plain_baselines
-from chrion.cores import physical_cores
+from chrion.machine.cores import physical_cores
 from chrion.profiler import this_machine
 from chrion.profiler.synthetic_inputs import synthetic_inputs
 

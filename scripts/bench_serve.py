@@ -22,7 +22,7 @@ import onnxruntime as ort
 from model_serving import overhead, predictions, tables
 from page_markers import fill_sections
 
-from chrion.files import write_atomically
+from chrion.common.files import write_atomically
 from chrion.profiler import this_machine
 
 

@@ -39,7 +39,7 @@ from serving.scenarios import Requests, Scenario, scenarios
 from serving.surroundings import Neighbour
 from serving.worker import DEFAULT, ONE, OWN, TWIN
 
-from chrion.cores import physical_cores
+from chrion.machine.cores import physical_cores
 from chrion.profiler import this_machine
 
 #: Least and greatest number of rounds.

@@ -36,7 +36,7 @@ from page_markers import markdown_table
 from result_files import write_results
 from serving.models import FREE_DIMENSION, free_length_lstm, perceptron
 
-from chrion.allocator import trim
+from chrion.machine.allocator import trim
 from chrion.profiler import this_machine
 
 PLAIN, HYBRID = "plain", "hybrid"

@@ -23,7 +23,7 @@ from pages.options import option_tables
 from pages.results import result_sections
 
 from chrion.cli.app import app
-from chrion.files import write_atomically
+from chrion.common.files import write_atomically
 
 DOCS = Path(__file__).parents[1] / "docs"
 

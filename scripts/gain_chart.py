@@ -19,7 +19,7 @@ from xml.sax.saxutils import escape
 
 from result_files import read_parts
 
-from chrion.files import write_atomically
+from chrion.common.files import write_atomically
 
 ROOT = Path(__file__).parent.parent
 DATA, PICTURES = ROOT / "docs" / "data", ROOT / "docs" / "img"

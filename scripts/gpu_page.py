@@ -17,8 +17,8 @@ from derive_paper_profile import TABLE_6
 from page_markers import markdown_table
 from reproduction.table6 import PAPER, reduction_percent
 
+from chrion.common.files import read_json, write_atomically
 from chrion.errors import OptionError
-from chrion.files import read_json, write_atomically
 
 PATTERNS = ("gpu", "cpu", "latency-optimal", "memory-optimal")
 #: The aims: the paper's best reductions, in percent.

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from chrion.files import write_atomically
+from chrion.common.files import write_atomically
 
 #: Between two cells of a row; a bar inside a cell has no spaces around it.
 _SEPARATOR = re.compile(r"(?<=\s)\|(?=\s)")

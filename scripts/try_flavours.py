@@ -20,7 +20,7 @@ from command_arguments import add_output
 from page_markers import markdown_table
 from result_files import write_results
 
-from chrion.installation import FLAVOURS
+from chrion.common.installation import FLAVOURS
 
 #: Prints a digest of onnxruntime's files.
 _FILES = """

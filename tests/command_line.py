@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from chrion.cli import main
-from chrion.files import bundled_folder
+from chrion.common.files import bundled_folder
 from seams.commands import quicken_commands
 
 #: The stored profile of the paper's machine.

@@ -6,10 +6,9 @@ Layers = tuple[tuple[str, ...], ...]
 
 #: Packages and modules from the lowest layer up. A module imports from its own package and from lower layers.
 PACKAGES: Layers = (
-    ("errors", "installation", "suggestions"),
-    ("allocator", "cgroups", "files", "lane_numbers", "lazy_names", "native", "timing", "units", "waiting"),
-    ("cores", "hardware", "ray_cluster"),
-    ("core_leases", "cpu_use"),
+    ("errors",),
+    ("common",),
+    ("hardware", "machine", "native"),
     ("graph",),
     ("zoo",),
     ("devices",),

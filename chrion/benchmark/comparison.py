@@ -22,9 +22,9 @@ from chrion.benchmark.latency import (
     plain_baselines,
     time_candidates,
 )
-from chrion.cores import physical_cores
 from chrion.errors import ChrionError
 from chrion.graph.model import Graph
+from chrion.machine.cores import physical_cores
 from chrion.profiler.interference import CoreMonitor
 from chrion.profiler.machine import this_machine
 from chrion.profiler.profiles import Profile

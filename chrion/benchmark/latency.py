@@ -19,15 +19,15 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from chrion.cores import physical_cores
+from chrion.common.timing import time_calls_until
 from chrion.devices import CPU_PROVIDER
 from chrion.devices.nvml import MemoryMonitor
 from chrion.graph.model import Graph
 from chrion.graph.opened_model import OpenedModel
+from chrion.machine.cores import physical_cores
 from chrion.profiler.interference import CoreMonitor, InterferenceMonitor
 from chrion.runtime.session import HybridSession
 from chrion.scheduler.plan import Plan
-from chrion.timing import time_calls_until
 
 #: Default duration of a trial in seconds.
 TRIAL_S = 0.4

@@ -15,15 +15,15 @@ from typing import Any
 
 import onnxruntime as ort
 
-from chrion.cores import physical_cores, pinned
+from chrion.common.lane_numbers import is_accelerator_lane
 from chrion.devices import CPU_PROVIDER
 from chrion.errors import OptionError
 from chrion.graph.extract import Extractor, SubModel
 from chrion.graph.model import Graph
-from chrion.lane_numbers import is_accelerator_lane
+from chrion.machine.cores import physical_cores, pinned
+from chrion.machine.waiting import Counter
 from chrion.profiler.synthetic_inputs import synthetic_array
 from chrion.scheduler.policies.stages import DeviceLanes
-from chrion.waiting import Counter
 
 _WARM_UPS = 2
 _REPEATS = _CALLS = 6

@@ -14,8 +14,8 @@ import typer
 
 from chrion.cli.console import note, show, show_json
 from chrion.cli.options import JsonOption
+from chrion.common.files import cache_folder
 from chrion.errors import OptionError
-from chrion.files import cache_folder
 from chrion.report.figure_table import FigureTable, key, text
 
 #: Kinds of cached files: folders of the cache.

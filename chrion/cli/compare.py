@@ -27,6 +27,7 @@ from chrion.cli.options import (
     StreamsOption,
 )
 from chrion.cli.steps import INTERFERENCE, HardwareOptions, load_graph_and_feed, load_or_measure_profile
+from chrion.common.units import format_count
 from chrion.errors import OptionError
 from chrion.report import (
     comparison_json,
@@ -38,7 +39,6 @@ from chrion.report import (
 )
 from chrion.scheduler import policy_names
 from chrion.scheduler.planner import check_options
-from chrion.units import format_count
 
 
 def compare(

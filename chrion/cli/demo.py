@@ -16,10 +16,11 @@ from chrion.cli import outputs
 from chrion.cli.console import show, step
 from chrion.cli.options import CoresOption, ForceOption
 from chrion.cli.steps import load_or_measure_profile, time_sessions
-from chrion.cores import physical_cores
+from chrion.common.files import write_atomically
+from chrion.common.units import format_count, format_mb, format_ms
 from chrion.errors import ModelError
-from chrion.files import write_atomically
 from chrion.graph import Graph, load
+from chrion.machine.cores import physical_cores
 from chrion.native import available
 from chrion.profiler import Profile
 from chrion.profiler.machine import this_machine
@@ -33,7 +34,6 @@ from chrion.scheduler import Plan, partition
 from chrion.scheduler.planner import Planner
 from chrion.scheduler.priced_memory import MEMORY_NAMES
 from chrion.scheduler.search.alpha import Limits
-from chrion.units import format_count, format_mb, format_ms
 
 _PLAN = "chrion"
 _TRACES = 15

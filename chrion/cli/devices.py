@@ -9,10 +9,10 @@ import onnxruntime as ort
 
 from chrion.cli.console import show, show_json, step
 from chrion.cli.options import JsonOption
-from chrion.cores import physical_cores
 from chrion.devices.nvml import gpus
 from chrion.devices.probe import probe_provider
 from chrion.devices.providers import CPU_PROVIDER, detect_accelerator, remedy
+from chrion.machine.cores import physical_cores
 from chrion.native import available, operators_available
 from chrion.profiler.machine import machine_to_json, this_machine
 from chrion.report import machine_table

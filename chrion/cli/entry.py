@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 from chrion import __version__
-from chrion.installation import require_onnxruntime
+from chrion.common.installation import require_onnxruntime
 
 #: Exit code after Ctrl-C.
 INTERRUPTED = 130

@@ -7,7 +7,7 @@ from typing import Any
 
 from chrion import zoo
 from chrion.cli.console import show, show_json
-from chrion.files import bundled_folder
+from chrion.common.files import bundled_folder
 from chrion.report.figure_table import FigureTable, key, text
 
 _FAMILIES = {

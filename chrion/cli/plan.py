@@ -9,13 +9,13 @@ import typer
 
 from chrion.cli.console import show, show_json
 from chrion.cli.options import JsonOption, PlanArgument
-from chrion.lane_numbers import display_order, lane_name
+from chrion.common.lane_numbers import display_order, lane_name
+from chrion.common.units import format_mb, format_ms, format_shape
 from chrion.profiler.machine import machine_to_json
 from chrion.report import estimated_lines, verdict
 from chrion.report.figure_table import Column, FigureTable, key, text
 from chrion.scheduler import Plan
 from chrion.scheduler.priced_memory import MEMORY_NAMES
-from chrion.units import format_mb, format_ms, format_shape
 
 app = typer.Typer(help="Inspect a plan.", no_args_is_help=False, rich_markup_mode="rich")
 

@@ -20,9 +20,9 @@ from chrion.cli.options import (
     ShapeOption,
 )
 from chrion.cli.steps import HardwareOptions, load_graph, load_or_measure_profile
+from chrion.common.units import format_ms
 from chrion.errors import OptionError
 from chrion.report.profile_plots import plans_by_cores, plot_profile
-from chrion.units import format_ms
 
 
 def profile(

@@ -14,11 +14,11 @@ from chrion.cli.completion import complete_scenario
 from chrion.cli.console import note, show, show_json, step
 from chrion.cli.options import JsonOption
 from chrion.cli.serve import read_token, require_libraries
+from chrion.common.units import format_count, parse_duration_ms
 from chrion.errors import OptionError
 from chrion.report import simulation_tables
 from chrion.simulator import overrides, results, run
 from chrion.simulator.scenario import Scenario, find_scenario
-from chrion.units import format_count, parse_duration_ms
 
 
 def replay(

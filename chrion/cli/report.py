@@ -10,9 +10,9 @@ import typer
 from chrion.cli import outputs
 from chrion.cli.console import show, step
 from chrion.cli.options import ForceOption, PlanArgument
+from chrion.common.files import write_atomically
 from chrion.devices.nvml import MemoryMonitor
 from chrion.errors import OptionError
-from chrion.files import write_atomically
 from chrion.graph import Graph, load
 from chrion.profiler.synthetic_inputs import synthetic_inputs
 from chrion.report import (

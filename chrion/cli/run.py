@@ -27,8 +27,8 @@ from chrion.cli.options import (
     StreamsOption,
 )
 from chrion.cli.steps import ExecutionOptions, check_reach, load_graph_and_feed, open_session
+from chrion.common.units import format_ms
 from chrion.runtime import HybridSession
-from chrion.units import format_ms
 
 
 def run(

@@ -13,9 +13,9 @@ import typer
 
 from chrion.cli.console import note
 from chrion.cli.options import GpuBudgetOption
+from chrion.common.units import parse_duration_ms, parse_size_mb
 from chrion.errors import OptionError
 from chrion.manager import ManagerPolicies
-from chrion.units import parse_duration_ms, parse_size_mb
 
 if TYPE_CHECKING:
     from chrion.server.options import ClusterOptions, DeviceOptions, ServerOptions  # needs the extra

@@ -16,6 +16,7 @@ from chrion.cli.completion import complete_scenario
 from chrion.cli.console import show, show_json, step
 from chrion.cli.options import ForceOption, JsonOption
 from chrion.cli.simulate_decoder import simulate_decoders
+from chrion.common.units import format_count
 from chrion.errors import OptionError
 from chrion.report import capacity_tables, simulation_plots, simulation_tables
 from chrion.report.figure_table import FigureTable, key, text
@@ -26,7 +27,6 @@ from chrion.simulator.bundled_scenarios import scenario_descriptions
 from chrion.simulator.decoder_scenario import is_decoder_scenario
 from chrion.simulator.export import HEADER, export_requests
 from chrion.simulator.scenario import ScenarioSource, find_scenario
-from chrion.units import format_count
 
 #: The beginning of files that --export wrote before.
 EXPORT = ",".join(HEADER).encode()

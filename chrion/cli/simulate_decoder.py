@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from chrion.cli.console import show, show_json, step
+from chrion.common.units import format_count
 from chrion.errors import OptionError
 from chrion.report.decoder_tables import decoder_sweep_table, decoder_table, plot_decoder_sweep, sweeps_rate
 from chrion.simulator import overrides
@@ -14,7 +15,6 @@ from chrion.simulator.decoder_results import summarise, sweep_decoder, sweep_to_
 from chrion.simulator.decoder_scenario import build_decoder_scenario, decoder_path
 from chrion.simulator.iterations import simulate_decoder
 from chrion.simulator.scenario import ScenarioSource
-from chrion.units import format_count
 
 
 def simulate_decoders(

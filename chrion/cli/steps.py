@@ -10,12 +10,13 @@ from typing import Any
 from chrion.benchmark.feeds import read_arrays, read_feed
 from chrion.benchmark.latency import TRIAL_S, Feed, SessionFactory, Timing, time_candidates
 from chrion.cli.console import log, note, step
-from chrion.cores import physical_cores
+from chrion.common.units import format_count, format_mb, format_ms, parse_duration_ms, parse_shape
 from chrion.devices import usable_provider
 from chrion.devices.providers import CPU_PROVIDER
 from chrion.errors import OptionError
 from chrion.graph import Graph, load
 from chrion.hardware import hardware
+from chrion.machine.cores import physical_cores
 from chrion.profiler import Profile, profile
 from chrion.profiler.hardware_profile import estimate_profile, require_processor
 from chrion.profiler.interference import CoreMonitor
@@ -26,7 +27,6 @@ from chrion.scheduler import DEFAULT_POLICY, Plan, partition
 from chrion.scheduler.planner import check_options
 from chrion.scheduler.policies.ios_merging import merged_variants
 from chrion.scheduler.policies.registry import find_policy
-from chrion.units import format_count, format_mb, format_ms, parse_duration_ms, parse_shape
 
 #: Exit code if no plan meets the SLO or fits the GPU budget.
 OUT_OF_REACH = 3

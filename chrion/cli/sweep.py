@@ -26,13 +26,13 @@ from chrion.cli.options import (
     StreamsOption,
 )
 from chrion.cli.steps import HardwareOptions, load_graph, load_or_measure_profile
-from chrion.files import write_atomically
+from chrion.common.files import write_atomically
+from chrion.common.units import parse_range
 from chrion.report import alpha_sweep_json, alpha_sweep_table, plot_alpha_sweep
 from chrion.scheduler import DEFAULT_POLICY
 from chrion.scheduler.planner import Planner, check_options
 from chrion.scheduler.priced_memory import check_memory
 from chrion.scheduler.search.alpha import Limits
-from chrion.units import parse_range
 
 
 def sweep(

@@ -22,6 +22,7 @@ from chrion.cli.options import (
     SloOption,
 )
 from chrion.cli.steps import OUT_OF_REACH
+from chrion.common.units import format_ms, format_shape, parse_shape
 from chrion.devices import usable_provider
 from chrion.devices.providers import CPU_PROVIDER
 from chrion.errors import ModelError, OptionError
@@ -35,7 +36,6 @@ from chrion.runtime.selection.evidence import candidate_name
 from chrion.runtime.selection.shipped import ShippedDecision, shipped_path, write_beside
 from chrion.scheduler import DEFAULT_POLICY
 from chrion.scheduler.planner import check_options
-from chrion.units import format_ms, format_shape, parse_shape
 
 Shapes = Mapping[str, tuple[int, ...]]
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import onnxruntime as ort
 
+from chrion.common.suggestions import did_you_mean
 from chrion.devices.probe import failure_reason, load_libraries
 from chrion.errors import ProviderError
-from chrion.suggestions import did_you_mean
 
 CPU_PROVIDER = "CPUExecutionProvider"
 #: Full names of providers by their short names, in the order of the automatic choice: the first one that works.

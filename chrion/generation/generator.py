@@ -15,7 +15,6 @@ from typing import Any, Self
 
 import onnx
 
-from chrion.cores import physical_cores
 from chrion.devices.providers import CPU_PROVIDER, provider_name, require_working
 from chrion.errors import ChrionError, ModelError, OptionError
 from chrion.generation.arguments import at_least, length_error, whole_number
@@ -31,6 +30,7 @@ from chrion.generation.special_tokens import find_end_token, find_stop_tokens, s
 from chrion.generation.streams import Stream
 from chrion.generation.text import TextBuilder, find_tokenizer, load_tokenizer
 from chrion.graph import Graph, load
+from chrion.machine.cores import physical_cores
 from chrion.runtime import process_hooks
 
 log = logging.getLogger(__name__)

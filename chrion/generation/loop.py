@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 
-from chrion.cores import pin
 from chrion.errors import GenerationError
 from chrion.generation.cache import CacheManager
 from chrion.generation.iteration import Engine, Outcome, Work
@@ -25,6 +24,7 @@ from chrion.generation.requests import Request, of_unknown_context
 from chrion.generation.scheduling import Batch, IterationScheduler, Share
 from chrion.generation.session_threads import IterationCores
 from chrion.generation.streams import FINISH_REASONS, Stream
+from chrion.machine.cores import pin
 
 log = logging.getLogger(__name__)
 

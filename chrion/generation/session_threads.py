@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import onnxruntime as ort
 
-from chrion.core_leases import lease_cores
-from chrion.cores import affinity
 from chrion.devices.intra_op import pin_threads
+from chrion.machine.core_leases import lease_cores
+from chrion.machine.cores import affinity
 
 #: Session options. Between two operators a thread waits for the next one for a short time, in which its core does
 #: nothing else, because a thread that sleeps takes longer to wake up than a small operator to run.

@@ -5,9 +5,9 @@
 
 from typing import TYPE_CHECKING
 
+from chrion.common.lazy_names import import_on_first_use
 from chrion.graph.dag import Dag
 from chrion.graph.model import Graph, TensorInfo
-from chrion.lazy_names import import_on_first_use
 
 if TYPE_CHECKING:
     from chrion.graph.loader import load

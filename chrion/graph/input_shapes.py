@@ -8,9 +8,9 @@ from typing import SupportsIndex
 
 import onnx
 
+from chrion.common.suggestions import did_you_mean
+from chrion.common.units import format_shape
 from chrion.errors import ShapeError
-from chrion.suggestions import did_you_mean
-from chrion.units import format_shape
 
 
 def fix_shapes(proto: onnx.ModelProto, given: Mapping[str, tuple[int, ...]]) -> None:

@@ -26,8 +26,8 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from chrion.common.files import write_atomically
 from chrion.errors import ModelError
-from chrion.files import write_atomically
 from chrion.graph.model import Graph
 from chrion.graph.rewrite import (
     STANDARD,

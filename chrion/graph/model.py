@@ -14,10 +14,10 @@ from typing import Any, Protocol
 import numpy as np
 import onnx
 
+from chrion.common.units import format_shape
 from chrion.graph.dag import Dag
 from chrion.graph.opened_model import OpenedModel
 from chrion.graph.weights_folder import WeightsFolder
-from chrion.units import format_shape
 
 #: Bytes of one element, by the type's name in onnxruntime. Values of other types are never passed between segments.
 ELEMENT_BYTES = {

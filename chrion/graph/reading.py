@@ -8,8 +8,8 @@ from pathlib import Path
 import onnx
 from google.protobuf.message import DecodeError, EncodeError
 
+from chrion.common.files import read_bytes
 from chrion.errors import ModelError
-from chrion.files import read_bytes
 from chrion.graph.external import check_external, has_weights_beside
 
 #: The size limit of a protobuf file, and the hint for a model that exceeds it.

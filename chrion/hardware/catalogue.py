@@ -6,10 +6,10 @@ import functools
 from dataclasses import dataclass
 from pathlib import Path
 
+from chrion.common.files import bundled_folder
+from chrion.common.suggestions import did_you_mean
 from chrion.errors import HardwareError
-from chrion.files import bundled_folder
 from chrion.hardware.parts import Accelerator, Link, Part, Processor, rate_of, read_part
-from chrion.suggestions import did_you_mean
 
 #: The intensity in operations per byte at which :meth:`Hardware.gpu_speed` compares machines. It is that of a matrix
 #: product with few rows, as in recurrent networks and generation, and lies below the ridge point of every accelerator.

@@ -24,9 +24,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from chrion.common.files import read_toml
+from chrion.common.suggestions import did_you_mean
 from chrion.errors import HardwareError
-from chrion.files import read_toml
-from chrion.suggestions import did_you_mean
 
 #: Element types with rates of their own; any other type is converted to one of these.
 ELEMENT_TYPES = ("float64", "float32", "float16", "bfloat16", "int8")

@@ -5,7 +5,7 @@
 
 from typing import TYPE_CHECKING
 
-from chrion.lazy_names import import_on_first_use
+from chrion.common.lazy_names import import_on_first_use
 from chrion.profiler.costs import CopyCost, Costs, OperatorMemory, uniform_costs
 from chrion.profiler.machine import Machine, this_machine
 from chrion.profiler.profiles import OperatorCost, Profile

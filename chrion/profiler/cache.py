@@ -10,7 +10,7 @@ import hashlib
 from dataclasses import asdict
 from pathlib import Path
 
-from chrion.files import cache_folder, read_cached, write_cached
+from chrion.common.files import cache_folder, read_cached, write_cached
 from chrion.profiler.profiles import OperatorCost, operator_cost_from_json
 
 #: The version of the method of measurement. Files of other versions are ignored.

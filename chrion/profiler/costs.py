@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from chrion.common.lane_numbers import is_accelerator_lane
 from chrion.graph.dag import Dag
-from chrion.lane_numbers import is_accelerator_lane
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from chrion.cores import pinned
+from chrion.common.timing import time_call
 from chrion.devices import CPU_PROVIDER
 from chrion.devices.host import allocate
 from chrion.devices.probe import smallest_model, smallest_session
 from chrion.graph.model import TensorInfo
+from chrion.machine.cores import pinned
+from chrion.machine.waiting import Counter
 from chrion.native import NativeBinding, NativeFrame, NativeLanes, NativeProgram, NativeSession, available
 from chrion.native.bindings import RUN, SIGNAL, WAIT
-from chrion.timing import time_call
-from chrion.waiting import Counter
 
 _ROUNDS = 400
 

@@ -15,11 +15,11 @@ from typing import Protocol
 
 import numpy as np
 
-from chrion.cores import run_on_cores
-from chrion.cpu_use import cpu_use
+from chrion.common.timing import time_calls
 from chrion.devices import CPU_PROVIDER
 from chrion.devices.probe import product_session
-from chrion.timing import time_calls
+from chrion.machine.cores import run_on_cores
+from chrion.machine.cpu_use import cpu_use
 
 #: The rows and the width of a matrix product of about 0.1 ms, and the number of its calls in a measurement.
 _SIZE = (64, 256)

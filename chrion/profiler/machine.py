@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from chrion.cores import physical_cores
+from chrion.machine.cores import physical_cores
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
-from chrion.cores import check_cores, physical_cores, private_cache_bytes
+from chrion.common.units import format_shape
 from chrion.devices import Device, usable_provider
 from chrion.devices.probe import probe_provider
 from chrion.devices.single_provider import find_cpu_nodes
@@ -21,6 +21,7 @@ from chrion.graph.extract import Extractor
 from chrion.graph.model import Graph
 from chrion.graph.ort_sessions import first_line, weights_folder_option
 from chrion.graph.recurrent import chunk_choices, unroll
+from chrion.machine.cores import check_cores, physical_cores, private_cache_bytes
 from chrion.profiler.cache import Cache
 from chrion.profiler.chunk_costs import interpolate, measured_chunks
 from chrion.profiler.handoff import measure_handoff_ms
@@ -34,7 +35,6 @@ from chrion.profiler.transfer import CopyCosts, measure_copies
 from chrion.profiler.wake import measure_wake_ms
 from chrion.profiler.weight_reload import measure_reload_ms_per_byte
 from chrion.profiler.widths import measured_widths
-from chrion.units import format_shape
 
 log = logging.getLogger(__name__)
 

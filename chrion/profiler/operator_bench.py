@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from chrion.cores import physical_cores, private_cache_bytes, run_on_cores
+from chrion.common.timing import time_calls_until
 from chrion.devices import CPU_PROVIDER, Device
 from chrion.devices.intra_op import set_threads
 from chrion.devices.single_provider import open_on_one_provider
@@ -33,10 +33,10 @@ from chrion.graph.extract import Extractor, SubModel
 from chrion.graph.model import Graph, TensorInfo
 from chrion.graph.ort_sessions import first_line
 from chrion.graph.work import node_work
+from chrion.machine.cores import physical_cores, private_cache_bytes, run_on_cores
 from chrion.profiler.node_memory import scratch_bytes
 from chrion.profiler.synthetic_inputs import synthetic_array
 from chrion.profiler.widths import LEAST_WIDE_MS
-from chrion.timing import time_calls_until
 
 log = logging.getLogger(__name__)
 

@@ -9,16 +9,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from chrion.common.files import bundled_folder, read_json, write_atomically
+from chrion.common.suggestions import did_you_mean
+from chrion.common.units import format_count
 from chrion.errors import ProfileError
-from chrion.files import bundled_folder, read_json, write_atomically
 from chrion.graph.dag import Dag
 from chrion.profiler.costs import FREE, STREAMS, BufferSupport, CopyCost, Costs, OperatorMemory
 from chrion.profiler.estimate import Estimator, Work
 from chrion.profiler.machine import Machine, machine_from_json, machine_to_json
 from chrion.profiler.roofline import Roofline, operator_bytes
 from chrion.profiler.widths import describe_fit, fit_errors, measured_widths, planned_widths, times_at
-from chrion.suggestions import did_you_mean
-from chrion.units import format_count
 
 SCHEMA = "chrion.profile/1"
 #: The largest time, size or number of operations in a file; with larger ones sums and fits overflow.

@@ -10,11 +10,11 @@ from functools import partial
 import numpy as np
 import onnxruntime as ort
 
+from chrion.common.timing import time_calls
 from chrion.devices import Device
 from chrion.devices.host import allocate
 from chrion.graph.model import TensorInfo
 from chrion.profiler.costs import FREE, CopyCost
-from chrion.timing import time_calls
 
 _COPY_BYTES = (1 << 12, 1 << 16, 1 << 20, 1 << 23, 1 << 25)
 

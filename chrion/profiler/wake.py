@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 import onnxruntime as ort
 
-from chrion.cores import run_on_cores
+from chrion.common.timing import time_calls
 from chrion.devices import CPU_PROVIDER
 from chrion.devices.intra_op import set_threads
 from chrion.devices.probe import product_session
-from chrion.timing import time_calls
+from chrion.machine.cores import run_on_cores
 
 #: The product that is timed: some tenths of a millisecond on one core, so that waking a thread pays.
 _ROWS, _SIDE = 64, 512

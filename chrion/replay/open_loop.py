@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from chrion.common.files import parse_json
 from chrion.errors import ChrionError, ServerError
-from chrion.files import parse_json
 from chrion.replay.http_client import Answer, HttpClient
 from chrion.replay.target import Call
 from chrion.simulator.averages import BinnedAverage

@@ -18,8 +18,8 @@ import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
+from chrion.common.files import write_atomically
 from chrion.errors import OptionError, ScenarioError
-from chrion.files import write_atomically
 from chrion.replay.target import served_name
 from chrion.simulator.scenario import Scenario
 from chrion.simulator.scenario_models import SHRINK, ServedModel

@@ -12,8 +12,8 @@ from urllib.parse import quote
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from chrion.common.files import parse_json
 from chrion.errors import OptionError
-from chrion.files import parse_json
 from chrion.replay.http_client import Answer, HttpClient
 from chrion.server.rest_codec import HEADER_LENGTH
 from chrion.server.tensors import to_raw

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from chrion.common.units import format_mb, format_ms
 from chrion.report.categories import COLOURS
 from chrion.report.figure_table import FigureTable, key
 from chrion.report.figures import new_figure, plain_text, save_figure
 from chrion.scheduler.plan import Plan
-from chrion.units import format_mb, format_ms
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

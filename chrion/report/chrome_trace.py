@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from chrion.lane_numbers import lane_name
+from chrion.common.lane_numbers import lane_name
 from chrion.report.lane_chart import LaneChart
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from chrion.benchmark.comparison import PolicyComparison, PolicyResult
 from chrion.benchmark.latency import Timing
+from chrion.common.units import format_count, format_mb, format_ms
 from chrion.report.categories import COLOURS, OTHER_COLOUR
 from chrion.report.figure_table import FigureTable, key
 from chrion.report.figures import new_figure, plain_text, save_figure
 from chrion.report.tables import TOO_BUSY, compare_latency
-from chrion.units import format_count, format_mb, format_ms
 
 _FIGURES = ("predicted", "measured", "vs. plain", "memory (Eq. 4)", "resident memory", "lanes", "waits", "planning")
 

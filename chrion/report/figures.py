@@ -7,8 +7,8 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from chrion.common.files import write_atomically
 from chrion.errors import OptionError
-from chrion.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from chrion.lane_numbers import display_order, is_copy_lane, lane_name
+from chrion.common.lane_numbers import display_order, is_copy_lane, lane_name
+from chrion.common.units import format_ms
 from chrion.runtime.execution.executor import Event
 from chrion.scheduler.plan import Plan
-from chrion.units import format_ms
 
 #: Charts whose latencies differ by a greater factor have separate time scales by default.
 _COMMON_SCALE = 3.0

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from chrion.common.units import format_count, format_ms
 from chrion.graph.model import Graph
 from chrion.profiler.costs import Costs
 from chrion.profiler.profiles import Profile
@@ -15,7 +16,6 @@ from chrion.report.categories import COLOURS, OTHER_COLOUR
 from chrion.report.figures import new_figure, plain_text, save_figure, shorten_name
 from chrion.report.simulation_plots import line_style
 from chrion.scheduler import Plan, partition
-from chrion.units import format_count, format_ms
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

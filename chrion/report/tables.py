@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from chrion.benchmark.latency import Timing
-from chrion.lane_numbers import lane_name
+from chrion.common.lane_numbers import lane_name
+from chrion.common.units import format_count, format_mb, format_ms
 from chrion.profiler.machine import Machine
 from chrion.report.figure_table import Column, FigureTable, key, text
 from chrion.scheduler.plan import Plan, Prediction
 from chrion.scheduler.policies.registry import find_policy
 from chrion.scheduler.priced_memory import MEMORIES, MEMORY_NAMES, Memory
-from chrion.units import format_count, format_mb, format_ms
 
 #: Range of latency ratios that count as equal: measurements of one session differ by as much.
 _LEVEL = (0.97, 1.03)

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from chrion.common.lane_numbers import is_accelerator_lane, is_copy_lane, lane_name
 from chrion.graph.dag import Dag
 from chrion.graph.model import Graph
-from chrion.lane_numbers import is_accelerator_lane, is_copy_lane, lane_name
 from chrion.profiler.costs import Costs
 from chrion.profiler.profiles import Profile
 from chrion.report.categories import (

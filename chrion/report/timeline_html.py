@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from chrion.common.lane_numbers import lane_name
+from chrion.common.units import format_mb, format_ms
 from chrion.graph.model import Graph
-from chrion.lane_numbers import lane_name
 from chrion.profiler.profiles import Profile
 from chrion.report.lane_chart import LaneChart, prediction_error
 from chrion.report.timeline_data import OperatorFacts, timeline_data
 from chrion.scheduler.plan import Plan
-from chrion.units import format_mb, format_ms
 
 _FOLDER = Path(__file__).parent / "page"
 _SCRIPTS = ("functions.js", "timeline.js")

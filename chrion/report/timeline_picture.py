@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from chrion.common.lane_numbers import lane_name
+from chrion.common.units import format_ms
 from chrion.graph.model import Graph
-from chrion.lane_numbers import lane_name
 from chrion.profiler.profiles import Profile
 from chrion.report.categories import BACKGROUND, COPY_COLOUR, OTHER_COLOUR, Categories, mark
 from chrion.report.figures import new_figure, plain_text, save_figure, shorten_name
@@ -21,7 +22,6 @@ from chrion.report.timeline_data import (
     type_categories,
 )
 from chrion.scheduler.plan import Plan
-from chrion.units import format_ms
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

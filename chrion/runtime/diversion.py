@@ -7,7 +7,7 @@ import time
 import weakref
 from collections.abc import Callable
 
-from chrion.cores import current_cpu, move_to
+from chrion.machine.cores import current_cpu, move_to
 from chrion.runtime.arena_contention import ArenaContention, Sample
 from chrion.runtime.crowding import Crowding
 from chrion.runtime.execution.engine import Engine, PlainEngine

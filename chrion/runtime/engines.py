@@ -19,11 +19,11 @@ from typing import Any, TypeVar
 import onnx
 import onnxruntime as ort
 
-from chrion.allocator import trim
 from chrion.devices import usable_provider
 from chrion.graph.description import ModelDescription, describe_session
 from chrion.graph.model import Graph, TensorInfo
 from chrion.graph.ort_sessions import first_line
+from chrion.machine.allocator import trim
 from chrion.runtime.diversion import Diversion
 from chrion.runtime.execution.engine import CannotCutError, CutEngine, Engine, Footprint, PlainEngine, require_tensors
 from chrion.runtime.execution.executor import CLOSED, AcceleratorFailure

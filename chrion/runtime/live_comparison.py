@@ -30,7 +30,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from chrion.cpu_use import OtherWork
+from chrion.machine.cpu_use import OtherWork
 
 #: A window ends after this many requests and seconds; or, with slow requests, after fewer requests and more seconds.
 _WINDOW, _WINDOW_S = 16, 0.1

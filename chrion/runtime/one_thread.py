@@ -14,7 +14,7 @@ import time
 import weakref
 from collections.abc import Callable
 
-from chrion.allocator import trim
+from chrion.machine.allocator import trim
 from chrion.runtime.execution.engine import PlainEngine
 
 log = logging.getLogger(__name__)

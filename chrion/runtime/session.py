@@ -12,10 +12,11 @@ import onnx
 import onnxruntime as ort
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument
 
-from chrion.cores import check_cores
+from chrion.common.units import parse_duration_ms, parse_size_mb
 from chrion.devices import CPU_PROVIDER
 from chrion.devices.providers import why_unavailable
 from chrion.graph.model import Graph
+from chrion.machine.cores import check_cores
 from chrion.runtime import process_hooks
 from chrion.runtime.diversion import Observer
 from chrion.runtime.engines import Engines
@@ -32,7 +33,6 @@ from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.tuning_mode import tuning_mode
 from chrion.scheduler.plan import Plan
 from chrion.scheduler.priced_memory import Memory, check_memory
-from chrion.units import parse_duration_ms, parse_size_mb
 
 
 class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[misc]

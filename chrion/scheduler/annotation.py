@@ -20,14 +20,14 @@ from typing import Any
 
 import onnx
 
+from chrion.common.files import write_atomically
+from chrion.common.lane_numbers import display_order, lane_name
 from chrion.errors import OptionError
-from chrion.files import write_atomically
 from chrion.graph.assemble import node_reads
 from chrion.graph.external import tensors_of
 from chrion.graph.model import Graph
 from chrion.graph.reading import read_model, serialise
 from chrion.graph.rewrite import bodies_of
-from chrion.lane_numbers import display_order, lane_name
 from chrion.scheduler.plan import PLAN_KEY, Plan
 
 #: The name of the device configuration.

@@ -7,16 +7,16 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from chrion.common.lane_numbers import all_lanes, lane_name
+from chrion.common.units import format_mb, format_ms
 from chrion.errors import ModelError, OptionError
 from chrion.graph.model import Graph
-from chrion.lane_numbers import all_lanes, lane_name
 from chrion.profiler.costs import Costs
 from chrion.profiler.profiles import Profile
 from chrion.scheduler.evaluation.solution import Problem
 from chrion.scheduler.plan import Plan
 from chrion.scheduler.schedule import Schedule
 from chrion.scheduler.search.grouping import group_operators
-from chrion.units import format_mb, format_ms
 
 #: Most names that a list of operators shows.
 _MOST_LISTED = 8

@@ -9,17 +9,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from chrion.common.files import parse_json, read_json, write_atomically
+from chrion.common.lane_numbers import is_accelerator_lane
+from chrion.common.units import format_mb, format_ms
 from chrion.errors import ModelError, PlanError
-from chrion.files import parse_json, read_json, write_atomically
 from chrion.graph.merge import merge_operators
 from chrion.graph.model import Graph
 from chrion.graph.reading import read_model
 from chrion.graph.recurrent import unroll
-from chrion.lane_numbers import is_accelerator_lane
 from chrion.profiler.machine import Machine, machine_from_json, machine_to_json
 from chrion.scheduler.priced_memory import MEMORIES, Memory
 from chrion.scheduler.schedule import Schedule
-from chrion.units import format_mb, format_ms
 
 #: The schema of plans without widths, and that of plans with widths, which earlier versions cannot run.
 SCHEMA, SCHEMA_WITH_WIDTHS = "chrion.plan/1", "chrion.plan/2"
@@ -76,7 +76,7 @@ class Plan:
     #: Predicted start and end of each segment, in ms.
     segment_ms: tuple[tuple[float, float], ...]
     predicted: Prediction
-    #: Predicted busy time of each lane in ms, by lane number; see :mod:`chrion.lane_numbers`.
+    #: Predicted busy time of each lane in ms, by lane number; see :mod:`chrion.common.lane_numbers`.
     busy_ms: tuple[float, ...]
     #: Lower bound on the latency of any schedule of these operators on the same lanes.
     lower_bound_ms: float

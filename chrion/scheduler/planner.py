@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from chrion.common.lane_numbers import is_accelerator_lane
+from chrion.common.units import format_mb, format_ms, parse_duration_ms, parse_size_mb
 from chrion.errors import OptionError
 from chrion.graph.dag import Dag
 from chrion.graph.model import Graph
-from chrion.lane_numbers import is_accelerator_lane
 from chrion.profiler.costs import Costs
 from chrion.profiler.profiles import Profile
 from chrion.scheduler.evaluation.evaluate import Timeline
@@ -25,7 +26,6 @@ from chrion.scheduler.policies.stages import StageMeter
 from chrion.scheduler.priced_memory import MEMORY_NAMES, Memory, check_memory, priced_memory
 from chrion.scheduler.search.alpha import Limits, best_within, choose, raise_to_fit
 from chrion.scheduler.search.solution_pool import SolutionPool
-from chrion.units import format_mb, format_ms, parse_duration_ms, parse_size_mb
 
 
 def partition(  # noqa: PLR0913 - the options of the command of the same name

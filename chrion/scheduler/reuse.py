@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from chrion.common.units import format_shape
 from chrion.errors import ModelError, PlanError, ScheduleError
 from chrion.graph.model import Graph
 from chrion.graph.recurrent import unroll
@@ -17,7 +18,6 @@ from chrion.profiler.profiles import Profile
 from chrion.scheduler.evaluation.evaluate import evaluate
 from chrion.scheduler.evaluation.lower_bound import lower_bound_ms
 from chrion.scheduler.plan import Plan, Prediction
-from chrion.units import format_shape
 
 #: Beginning of the remark that names the shapes that a plan was made for.
 _ORIGIN = "reuses the plan for "

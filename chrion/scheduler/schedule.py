@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from chrion.common.lane_numbers import is_accelerator_lane
 from chrion.errors import ScheduleError
 from chrion.graph.dag import Dag
-from chrion.lane_numbers import is_accelerator_lane
 from chrion.profiler.costs import Costs
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """An order and a placement; for lane numbers see :mod:`chrion.lane_numbers`."""
+    """An order and a placement; for lane numbers see :mod:`chrion.common.lane_numbers`."""
 
     #: O: all operators, every predecessor before its successors. Each lane runs its operators in this order.
     order: tuple[int, ...]

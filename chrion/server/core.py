@@ -20,9 +20,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from chrion.cores import pin
+from chrion.common.units import format_ms
 from chrion.errors import ModelError
 from chrion.graph.ort_sessions import first_line
+from chrion.machine.cores import pin
 from chrion.manager import Action, Load, ModelManager, Reason, Refuse, Request, Run, Unload
 from chrion.manager.records import HOST
 from chrion.manager.residency import Place
@@ -40,7 +41,6 @@ from chrion.server.shared_arena import SharedArena
 from chrion.server.statistics import ModelStatistics
 from chrion.server.tensors import Array, OutputSizes, TensorSpec, check_request
 from chrion.server.trials import try_session
-from chrion.units import format_ms
 
 log = logging.getLogger("chrion.server")
 

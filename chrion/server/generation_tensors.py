@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from chrion.common.files import parse_json
 from chrion.errors import OptionError
-from chrion.files import parse_json
 from chrion.generation import Sampling
 from chrion.server.failures import RequestFailure, Status, invalid
 from chrion.server.generation_service import TextOptions

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from chrion.common.units import parse_size_mb
 from chrion.errors import ChrionError, ContextLengthError, OptionError
 from chrion.generation import Generator
 from chrion.generation.token_bytes import TokenBytes
@@ -22,7 +23,6 @@ from chrion.server.chat_template import ChatTemplate, find_chat_template
 from chrion.server.grace import Grace
 from chrion.server.repository import ServedVersion, scan, session_bytes
 from chrion.server.settings import GenerationSettings, read_settings
-from chrion.units import parse_size_mb
 
 log = logging.getLogger("chrion.server")
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from chrion.files import parse_json
+from chrion.common.files import parse_json
 from chrion.server.failures import RequestFailure, Status, invalid
 from chrion.server.number_text import NumberText
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from chrion.files import parse_json
+from chrion.common.files import parse_json
 from chrion.server.failures import invalid
 
 #: The types of parts of a content, with the keys of their texts.

@@ -10,7 +10,7 @@ from typing import Any
 
 import ray
 
-from chrion.cores import physical_cores
+from chrion.machine.cores import physical_cores
 from chrion.manager.cluster_view import ReplicaState
 from chrion.server import logs
 from chrion.server.catalogue import Catalogue

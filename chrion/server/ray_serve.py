@@ -18,13 +18,13 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus
 
 from chrion.errors import OptionError
-from chrion.ray_cluster import connected
 from chrion.server import documents, ray_router, ray_scaling, shared_view
 from chrion.server.failures import RequestFailure
 from chrion.server.generation_service import GenerationService
 from chrion.server.generators import list_generators
 from chrion.server.grace import Grace
 from chrion.server.options import ClusterOptions, ServerOptions
+from chrion.server.ray_cluster import connected
 from chrion.server.ray_replica import NO_TEXT, ModelReplica
 from chrion.server.ray_target import ClusterTarget
 from chrion.server.run import answer_until_stopped

@@ -13,8 +13,8 @@ from typing import Any
 
 import uvicorn
 
-from chrion.allocator import return_large_blocks
 from chrion.errors import OptionError
+from chrion.machine.allocator import return_large_blocks
 from chrion.server.connections import HEADER_BYTES, HEADER_S, limited_protocol
 from chrion.server.grace import StopSignals
 from chrion.server.grpc_service import bind_grpc

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from chrion.cores import physical_cores
+from chrion.common.units import format_count
+from chrion.machine.cores import physical_cores
 from chrion.manager import ModelManager
 from chrion.manager.records import HOST
 from chrion.server.catalogue import Catalogue
@@ -17,7 +18,6 @@ from chrion.server.grace import Grace
 from chrion.server.options import ServerOptions
 from chrion.server.repository import Key
 from chrion.server.target import LocalTarget, Target
-from chrion.units import format_count
 
 
 @dataclass(frozen=True, slots=True)

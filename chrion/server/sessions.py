@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from chrion.allocator import trim
-from chrion.cores import affinity
 from chrion.devices import CPU_PROVIDER
 from chrion.graph.opened_model import OpenedModel
+from chrion.machine.allocator import trim
+from chrion.machine.cores import affinity
 from chrion.runtime import HybridSession
 from chrion.runtime.options.terminable import TerminableRunOptions
 from chrion.scheduler.plan import Plan

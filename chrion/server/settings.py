@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from chrion.common.files import read_toml
+from chrion.common.units import parse_duration_ms, parse_size_mb
 from chrion.errors import InputError, ModelError
-from chrion.files import read_toml
 from chrion.simulator.settings import above_zero, at_least, one_of, read_section
-from chrion.units import parse_duration_ms, parse_size_mb
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ import numpy as np
 import onnxruntime as ort
 from onnx import TensorProto, helper
 
-from chrion.allocator import trim
 from chrion.devices import CPU_PROVIDER
+from chrion.machine.allocator import trim
 
 _MISSING = re.compile(r"Available memory of \d+ is smaller than requested bytes of (\d+)")
 #: The first region of an arena is never returned, so that it has to be small.

@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from chrion.common.suggestions import did_you_mean
 from chrion.errors import OptionError, ScenarioError
 from chrion.generation.scheduling import POLICIES
 from chrion.simulator.decoder_table import COSTS, DecoderSpec, complete_decoder, costs_table
 from chrion.simulator.scenario import ScenarioSource
 from chrion.simulator.settings import above_zero, at_least, read_section, refuse_unknown
-from chrion.suggestions import did_you_mean
 
 #: The table that makes a scenario one of this kind.
 DECODER = "decoder"

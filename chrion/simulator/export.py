@@ -40,7 +40,7 @@ def export_requests(path: Path, scenario: Scenario) -> Iterator[Keep]:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(_COLUMNS)
             yield lambda pattern, rows: writer.writerows(_lines(scenario, pattern, rows))
-        os.replace(scratch, path)  # noqa: PTH105 # as in chrion.files
+        os.replace(scratch, path)  # noqa: PTH105 # as in chrion.common.files
     except OSError as error:
         raise OptionError(f"{path}: cannot be written: {error.strerror}") from error
     finally:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from chrion.common.units import format_count
 from chrion.errors import ScenarioError
 from chrion.simulator.eligibility import Eligibility
 from chrion.simulator.scenario_models import ServedModel
 from chrion.simulator.settings import ServerSpec
 from chrion.simulator.variants import Variant
-from chrion.units import format_count
 
 
 def check_fit(models: Sequence[ServedModel], servers: Sequence[ServerSpec], levels: Sequence[str]) -> None:

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
+from chrion.common.suggestions import did_you_mean
 from chrion.errors import OptionError
 from chrion.simulator.settings import SECTIONS
-from chrion.suggestions import did_you_mean
 
 #: Keys at the top level of a scenario.
 TOP_KEYS = ("name", "description", "seed", "preload", "patterns", "shrink", "catalogue", "use", "total_models")

@@ -14,8 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from chrion.common.files import bundled_folder, read_toml
+from chrion.common.suggestions import did_you_mean
 from chrion.errors import ScenarioError
-from chrion.files import bundled_folder, read_toml
 from chrion.manager.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING, SPILL, Route, route_resident_first
 from chrion.simulator.cluster_state import ServerPolicies
 from chrion.simulator.engine import EngineConfig, read_ahead
@@ -48,7 +49,6 @@ from chrion.simulator.settings import (
     refuse_unknown,
 )
 from chrion.simulator.workload import Workload, build_workload
-from chrion.suggestions import did_you_mean
 
 _DEFAULT_CATALOGUE = "table6"
 #: Keys whose values are paths of files.

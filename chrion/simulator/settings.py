@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, TypeVar
 
+from chrion.common.suggestions import did_you_mean
 from chrion.errors import ScenarioError
 from chrion.manager.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING, SPILL
-from chrion.suggestions import did_you_mean
 
 Section = TypeVar("Section")
 

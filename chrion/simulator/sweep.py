@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from multiprocessing import active_children, get_context
 from typing import Any
 
-from chrion.ray_cluster import connected
+from chrion.server.ray_cluster import connected
 from chrion.simulator.results import PatternResult, summary
 from chrion.simulator.run import simulate
 from chrion.simulator.scenario import ScenarioSource

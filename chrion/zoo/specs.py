@@ -19,10 +19,10 @@ from typing import Any
 
 import onnx
 
+from chrion.common.files import bundled_folder, open_atomically, read_toml, write_atomically
+from chrion.common.suggestions import did_you_mean
 from chrion.errors import ModelError, OptionError
-from chrion.files import bundled_folder, open_atomically, read_toml, write_atomically
 from chrion.graph.reading import serialise
-from chrion.suggestions import did_you_mean
 from chrion.zoo.bert import BertSpec, build_bert
 from chrion.zoo.cached_decoder import GptDecoderSpec, LlamaDecoderSpec, build_gpt_decoder, build_llama_decoder
 from chrion.zoo.darts import DartsSpec, build_darts

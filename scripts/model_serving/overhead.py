@@ -22,7 +22,7 @@ import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper
 
-from chrion.files import write_atomically
+from chrion.common.files import write_atomically
 from chrion.replay.http_client import HttpClient
 from model_serving.servers import chrion_server, free_port, plain_server, running
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from page_markers import fill_sections, markdown_table
 
-from chrion.files import write_atomically
+from chrion.common.files import write_atomically
 
 ROOT = Path(__file__).parents[2]
 PAGE, DATA = ROOT / "docs" / "reproduction.md", ROOT / "docs" / "data" / "reproduction.json"

@@ -16,7 +16,7 @@ from typing import Any
 from derive_paper_profile import BASE_MB, TABLE_6
 
 from chrion import Graph, Plan, Profile, load, partition
-from chrion.files import bundled_folder
+from chrion.common.files import bundled_folder
 from chrion.report.categories import COLOURS
 from chrion.report.figures import new_figure, save_figure
 from chrion.scheduler.plan import Prediction

@@ -21,7 +21,7 @@ import numpy as np
 import onnxruntime as ort
 
 from chrion import HybridSession
-from chrion.cores import physical_cores
+from chrion.machine.cores import physical_cores
 from serving.models import Feed, feeds_of
 
 #: Names of the candidates: a HybridSession, and plain sessions with one thread, with as many as there are cores, and

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import onnxruntime as ort
 import pytest
 
-from chrion.cores import affinity, current_cpu, pinned
+from chrion.machine.cores import affinity, current_cpu, pinned
 from chrion.runtime.arena_contention import voluntary_switches
 from chrion.runtime.diversion import Diversion
 from chrion.runtime.execution.engine import PlainEngine

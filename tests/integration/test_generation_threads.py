@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from chrion import Generator
-from chrion.cores import physical_cores
+from chrion.machine.cores import physical_cores
 from decoder_support import small_decoder
 
 pytestmark = pytest.mark.skipif(

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from chrion import HybridSession, load
-from chrion.core_leases import lease_cores
-from chrion.cores import physical_cores
+from chrion.machine.core_leases import lease_cores
+from chrion.machine.cores import physical_cores
 from chrion.runtime.execution.engine import PlainEngine
 from chrion.runtime.execution.lane_groups import LaneGroup
 from chrion.scheduler import fixed_plan

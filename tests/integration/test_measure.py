@@ -12,8 +12,8 @@ import onnx
 import pytest
 
 from chrion import Graph, Profile, load, partition, profile
-from chrion.cores import physical_cores
 from chrion.errors import ModelError, OptionError, ProviderError, ShapeError
+from chrion.machine.cores import physical_cores
 from chrion.profiler import measure_graph
 from chrion.profiler.operator_bench import OperatorBench
 from chrion.profiler.synthetic_inputs import synthetic_inputs

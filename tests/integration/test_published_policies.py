@@ -9,8 +9,8 @@ import onnx
 import pytest
 
 from chrion import Graph, HybridSession, load, partition
+from chrion.common.lane_numbers import lane_name
 from chrion.errors import OptionError, PlanError
-from chrion.lane_numbers import lane_name
 from chrion.profiler import OperatorCost, Profile
 from chrion.report import chrome_trace, predicted_chart, timeline_html
 from chrion.scheduler import Plan

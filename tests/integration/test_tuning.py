@@ -18,8 +18,8 @@ import onnxruntime as ort
 import pytest
 
 from chrion import HybridSession, load
+from chrion.common.files import cache_folder
 from chrion.errors import OptionError, ProviderError, UnsafeModelError
-from chrion.files import cache_folder
 from chrion.graph.model import Graph
 from chrion.runtime.execution.engine import CutEngine
 from chrion.runtime.selection.decisions import Decision

@@ -20,8 +20,8 @@ import pytest
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 
 from chrion import HybridSession, load
+from chrion.common.files import cache_folder
 from chrion.errors import ProviderError
-from chrion.files import cache_folder
 from chrion.graph.model import Graph
 from chrion.graph.opened_model import OpenedModel
 from chrion.runtime import engines as engines_module

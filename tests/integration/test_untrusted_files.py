@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from chrion import HybridSession, Plan, Profile, load
+from chrion.common.files import bundled_folder
 from chrion.errors import InputError, ModelError, PlanError, ProfileError, ScenarioError, UnsafeModelError
-from chrion.files import bundled_folder
 from chrion.profiler.cache import Cache
 from chrion.profiler.profiles import OperatorCost
 from chrion.runtime.selection.decisions import Decision, DecisionCache

@@ -11,9 +11,9 @@ import onnxruntime as ort
 import pytest
 
 from chrion import HybridSession, Plan, load, partition, profile
-from chrion.cores import physical_cores
 from chrion.devices.intra_op import SPIN_US, set_threads
 from chrion.graph import Graph
+from chrion.machine.cores import physical_cores
 from chrion.profiler import CopyCost, OperatorCost, Profile
 from chrion.scheduler import fixed_plan
 from chrion.zoo import build

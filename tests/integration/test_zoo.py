@@ -12,8 +12,8 @@ import pytest
 import chrion
 from chrion import HybridSession
 from chrion.cli.model import HELP
+from chrion.common.files import bundled_folder
 from chrion.errors import OptionError
-from chrion.files import bundled_folder
 from chrion.scheduler import fixed_plan
 from chrion.zoo import BUILDERS, build, names, specification
 from chrion.zoo.randwire import wiring

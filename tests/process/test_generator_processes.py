@@ -12,7 +12,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from chrion.cores import allowed_cores
+from chrion.machine.cores import allowed_cores
 from decoder_support import PlainDecoder, small_decoder
 
 MODEL = small_decoder("llama-decoder", context=4000)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from chrion.core_leases import lease_cores
+from chrion.machine.core_leases import lease_cores
 from seams.machine import forget_leases, pretend_cores
 
 #: Lets a process use four cores.
@@ -21,7 +21,7 @@ FOUR_CORES = """
 import os, pytest, sys
 from seams.machine import pretend_cores
 pretend_cores(pytest.MonkeyPatch(), range(4))
-from chrion import core_leases
+from chrion.machine import core_leases
 lease = core_leases.lease_cores(2)
 """
 #: Another process, which leases two cores, prints them, and keeps them until its input ends.
@@ -45,7 +45,7 @@ assert os.wait()[1] == 0
 #: A program that frees 80 MB in fragments below one that stays in use, so that glibc does not return them itself.
 FRAGMENTS = """
 import numpy as np, psutil
-from chrion.allocator import trim
+from chrion.machine.allocator import trim
 rss = psutil.Process().memory_info
 pieces = [np.ones(250) for _ in range(40_000)]
 last = pieces[-1]
@@ -151,7 +151,7 @@ def test_a_real_group_of_version_1(real_group: Path) -> None:
     """A process in a group without a quota, inside one with a quota, reads the outer quota."""
     code = (
         f"import os; open({str(real_group / 'cgroup.procs')!r}, 'w').write(str(os.getpid()))\n"
-        "from chrion.cgroups import cpu_quota; print(cpu_quota())"
+        "from chrion.machine.cgroups import cpu_quota; print(cpu_quota())"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)  # noqa: S603
     assert float(found.stdout) == 1.5

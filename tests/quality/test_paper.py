@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from chrion import Graph, Profile, load, partition
-from chrion.files import bundled_folder
+from chrion.common.files import bundled_folder
 from chrion.scheduler import evaluate
 from chrion.scheduler.policies.registry import POLICIES
 from chrion.zoo import build

@@ -17,10 +17,11 @@ import onnxruntime as ort
 import pytest
 
 import mirror_device
-from chrion import Graph, HybridSession, Plan, Profile, core_leases
+from chrion import Graph, HybridSession, Plan, Profile
 from chrion.devices import CPU_PROVIDER, Device, providers
 from chrion.generation.rewrites import observation
 from chrion.graph import reading, source_weights, weights_folder
+from chrion.machine import core_leases
 from chrion.native import bindings
 from chrion.profiler import costs, measure_graph, operator_bench
 from chrion.profiler.costs import BufferSupport

@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
-from chrion import Generator, core_leases
+from chrion import Generator
 from chrion.generation import Stream, pooled_session, session_threads, split_session
 from chrion.generation.attention import AttentionPart
 from chrion.generation.engine import SelectiveEngine
 from chrion.generation.iteration import Outcome, Work
 from chrion.generation.loop import IterationLoop
 from chrion.generation.split_session import SplitSession
+from chrion.machine import core_leases
 
 Run = Callable[[Sequence[Work]], list[Outcome]]
 #: Runs an iteration in place of a method, which is its first argument.

@@ -11,8 +11,8 @@ from typing import Any
 import psutil
 import pytest
 
-from chrion import core_leases, cores
 from chrion.devices import nvml
+from chrion.machine import core_leases, cores
 
 
 def pretend_cores(

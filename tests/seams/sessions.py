@@ -19,9 +19,10 @@ import onnxruntime as ort
 import pytest
 
 from chrion import HybridSession
-from chrion.cpu_use import OtherWork
 from chrion.graph import assemble, extract, loader, reading
 from chrion.graph.model import Graph
+from chrion.machine.cpu_use import OtherWork
+from chrion.machine.waiting import Counter
 from chrion.profiler import measure_graph
 from chrion.runtime import arena_contention, crowding, diversion, engines, session
 from chrion.runtime.engines import Engines
@@ -38,7 +39,6 @@ from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decisions import Decision
 from chrion.runtime.selection.selector import EngineSelector
 from chrion.runtime.selection.tuning_process import NamedShapes
-from chrion.waiting import Counter
 
 #: The function of each step of selecting an engine, under the name by which the previous step calls it.
 _SELECTION: dict[str, tuple[object, str]] = {

@@ -6,7 +6,7 @@ import ctypes
 
 import pytest
 
-from chrion.allocator import trim
+from chrion.machine.allocator import trim
 
 
 def test_other_c_libraries_are_supported(monkeypatch: pytest.MonkeyPatch) -> None:

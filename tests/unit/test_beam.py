@@ -10,8 +10,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chrion.common.lane_numbers import all_lanes
 from chrion.graph import Dag
-from chrion.lane_numbers import all_lanes
 from chrion.profiler import CopyCost, Costs, OperatorMemory, uniform_costs
 from chrion.scheduler import Schedule, evaluate
 from chrion.scheduler.evaluation.solution import Problem

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from chrion.files import cache_folder, read_cached, write_cached
+from chrion.common.files import cache_folder, read_cached, write_cached
 from chrion.runtime.selection.tuning_lock import tuning_lock
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="the system has no users")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from chrion.cgroups import cpu_quota, free_memory
+from chrion.machine.cgroups import cpu_quota, free_memory
 from seams.machine import set_free_memory
 
 V2 = "30 25 0:26 {root} {at} rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate"

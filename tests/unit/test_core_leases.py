@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from chrion.core_leases import lease_cores
+from chrion.machine.core_leases import lease_cores
 from seams.machine import forget_leases, pretend_cores
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from chrion import cores
+from chrion.machine import cores
 from seams.machine import pretend_cores
 
 

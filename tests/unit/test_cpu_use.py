@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 
 import pytest
 
-from chrion.cpu_use import CpuUse, OtherWork, cpu_use
+from chrion.machine.cpu_use import CpuUse, OtherWork, cpu_use
 
 
 def counted(others: list[float], *, own: float = 0.0, cpus: int = 2) -> OtherWork:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from chrion.files import cache_folder
+from chrion.common.files import cache_folder
 from chrion.graph.opened_model import OpenedModel
 from chrion.runtime.selection import decisions
 from chrion.runtime.selection.decisions import Decision, DecisionCache, TimedCandidate

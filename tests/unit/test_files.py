@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from chrion.common.files import bundled_folder, cache_folder, open_atomically, parse_json, read_json, write_atomically
 from chrion.errors import OptionError, PlanError
-from chrion.files import bundled_folder, cache_folder, open_atomically, parse_json, read_json, write_atomically
 
 
 def test_a_file_is_written_and_replaced(tmp_path: Path) -> None:

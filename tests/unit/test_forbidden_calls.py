@@ -57,7 +57,7 @@ ALLOWED = {
     "chrion.replay.open_loop": {"asyncio"},
     "chrion.replay.run": {"asyncio", "ssl"},
     "chrion.replay.target": {"asyncio"},
-    "chrion.ray_cluster": {"socket"},  # checks whether the given Ray cluster is reachable
+    "chrion.server.ray_cluster": {"socket"},  # checks whether the given Ray cluster is reachable
 }
 
 

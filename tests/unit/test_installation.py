@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from chrion.installation import FLAVOURS, find_fault, find_flavours, repair, require_onnxruntime, warn_of_fault
+from chrion.common.installation import FLAVOURS, find_fault, find_flavours, repair, require_onnxruntime, warn_of_fault
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from chrion.cores import physical_cores
-from chrion.cpu_use import CpuUse
+from chrion.machine.cores import physical_cores
+from chrion.machine.cpu_use import CpuUse
 from chrion.profiler import interference as interference_module
 from chrion.profiler.interference import CoreMonitor, UsageMonitor
 

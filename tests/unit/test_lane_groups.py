@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from chrion.core_leases import lease_cores
-from chrion.lane_numbers import UPLOAD_LANE
+from chrion.common.lane_numbers import UPLOAD_LANE
+from chrion.machine.core_leases import lease_cores
 from chrion.runtime.execution.lane_groups import LaneGroups, assign_cores
 from seams.execution import use_cores
 

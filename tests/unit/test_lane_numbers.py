@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chrion.lane_numbers import all_lanes, display_order, is_accelerator_lane, lane_name
+from chrion.common.lane_numbers import all_lanes, display_order, is_accelerator_lane, lane_name
 from property_tests import examples
 
 

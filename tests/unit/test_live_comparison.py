@@ -10,7 +10,7 @@ from typing import cast
 
 import pytest
 
-from chrion.cpu_use import OtherWork
+from chrion.machine.cpu_use import OtherWork
 from chrion.runtime.live_comparison import LiveComparison
 
 #: Latency in ms of a request by its number.

@@ -8,9 +8,9 @@ import networkx as nx
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chrion.common.lane_numbers import DOWNLOAD_LANE, UPLOAD_LANE, is_copy_lane
 from chrion.graph import Dag
 from chrion.graph.segments import cut
-from chrion.lane_numbers import DOWNLOAD_LANE, UPLOAD_LANE, is_copy_lane
 from chrion.runtime.execution.program import Copy, Program, Run, Signal, Transfer, Wait, build_program
 from chrion.scheduler import Schedule
 from strategies import costs_for, dags, schedules

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from chrion.core_leases import lease_cores
 from chrion.generation.session_threads import SessionThreads, lease_iteration_cores
+from chrion.machine.core_leases import lease_cores
 from seams.generation import use_cores, without_leases
 
 AFFINITIES = "session.intra_op_thread_affinities"

@@ -4,7 +4,7 @@ import tomllib
 
 import pytest
 
-from chrion.files import bundled_folder
+from chrion.common.files import bundled_folder
 from chrion.simulator import ScenarioDescription, find_scenario, scenario_descriptions
 
 DESCRIPTIONS = scenario_descriptions()

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from chrion.timing import time_call, time_calls, time_calls_until
+from chrion.common.timing import time_call, time_calls, time_calls_until
 from helpers import FakeClock
 
 

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chrion.errors import OptionError
-from chrion.units import (
+from chrion.common.units import (
     format_count,
     format_mb,
     format_ms,
@@ -22,6 +21,7 @@ from chrion.units import (
     parse_shape,
     parse_size_mb,
 )
+from chrion.errors import OptionError
 from property_tests import examples
 
 

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from chrion import waiting
-from chrion.waiting import Counter, Gate
+from chrion.machine import waiting
+from chrion.machine.waiting import Counter, Gate
 
 
 def test_a_reached_count_needs_no_wait() -> None:

@@ -11,11 +11,11 @@ from onnx import TensorProto
 
 from accelerator_plans import fixed_webgpu_plan
 from chrion import HybridSession, load
+from chrion.common.lane_numbers import DOWNLOAD_LANE, UPLOAD_LANE
 from chrion.devices import Device
 from chrion.devices.device import Downloader
 from chrion.devices.host import allocate, on_host, to_host
 from chrion.graph.model import TensorInfo
-from chrion.lane_numbers import DOWNLOAD_LANE, UPLOAD_LANE
 from helpers import BOOL, FLOAT, INT64, assert_same_as_plain, branches, make_model, node, run_plain, value
 from seams.execution import cut_engine
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import onnx
 
+from chrion.common.files import parse_json
 from chrion.errors import ModelError
-from chrion.files import parse_json
 from chrion.generation.rewrites.model_folder import find_beside
 from chrion.graph.rewrite import int_attribute
 

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from chrion.core_leases import CoreLease, lease_cores
-from chrion.cores import physical_cores
+from chrion.common.lane_numbers import display_order, is_accelerator_lane, is_copy_lane, lane_name
+from chrion.common.units import format_mb, format_ms
 from chrion.devices import CPU_PROVIDER
 from chrion.devices.host import allocate, to_host
 from chrion.devices.nvml import MemoryMonitor
@@ -25,7 +25,8 @@ from chrion.errors import ChrionError, PlanError
 from chrion.graph.extract import Extractor
 from chrion.graph.model import ELEMENT_BYTES, Graph, SelectedTensors, TensorInfo, Tensors
 from chrion.graph.ort_sessions import first_line
-from chrion.lane_numbers import display_order, is_accelerator_lane, is_copy_lane, lane_name
+from chrion.machine.core_leases import CoreLease, lease_cores
+from chrion.machine.cores import physical_cores
 from chrion.native import NativeError
 from chrion.profiler.costs import BufferSupport
 from chrion.runtime.execution.accelerator import Accelerator
@@ -44,7 +45,6 @@ from chrion.runtime.requests import FastPathMatcher, output_names, prepare_reque
 from chrion.scheduler.evaluation.frame_buffers import plan_frame
 from chrion.scheduler.plan import Plan
 from chrion.scheduler.priced_memory import MEMORY_NAMES
-from chrion.units import format_mb, format_ms
 
 log = logging.getLogger(__name__)
 

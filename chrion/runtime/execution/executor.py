@@ -20,8 +20,8 @@ from typing import Any, Generic, TypeVar, cast
 
 import onnxruntime as ort
 
+from chrion.machine.waiting import Gate
 from chrion.runtime.execution.host_frame import Array, Frame
-from chrion.waiting import Gate
 
 CLOSED = "this session is closed"
 

@@ -5,7 +5,7 @@ soon as requests are in flight at the same time, and each request leases the lea
 number of groups share them: a lane carries out the parts of different requests one after another.
 
 The groups share the segments' sessions, which onnxruntime allows, so that a further group costs little more than its
-threads. Its cores are leased as further ones (:mod:`chrion.core_leases`): other sessions rather use those than the
+threads. Its cores are leased as further ones (:mod:`chrion.machine.core_leases`): other sessions rather use those than
 cores of a first group. If sessions have threads of their own, which are pinned to cores, there is one group.
 """
 
@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from chrion.core_leases import CoreLease, lease_cores
-from chrion.cores import physical_cores
-from chrion.lane_numbers import is_accelerator_lane, is_copy_lane
+from chrion.common.lane_numbers import is_accelerator_lane, is_copy_lane
+from chrion.machine.core_leases import CoreLease, lease_cores
+from chrion.machine.cores import physical_cores
 
 #: The logical CPU of each lane; None for a lane without a core of its own.
 Cores = Mapping[int, int | None]

@@ -21,8 +21,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from chrion.cores import pin
-from chrion.waiting import spin
+from chrion.machine.cores import pin
+from chrion.machine.waiting import spin
 
 #: Number of spins of an idle thread before it parks, and the time that they take at most.
 _IDLE_SPINS, IDLE_SPINS_S = 8, 2e-4

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 import numpy as np
 import onnxruntime as ort
 
-from chrion.core_leases import CoreLease
 from chrion.graph.model import ELEMENT_BYTES, Graph, Tensors
+from chrion.machine.core_leases import CoreLease
 from chrion.native import NativeError, NativeFrame, NativeLanes, NativeProgram, NativeRunOptions, available
 from chrion.native.bindings import PARK, RUN, SIGNAL, WAIT
 from chrion.runtime.execution.executor import Event, Executor

@@ -20,8 +20,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from chrion.common.lane_numbers import DOWNLOAD_LANE, UPLOAD_LANE, is_accelerator_lane, is_copy_lane
 from chrion.graph.dag import Dag
-from chrion.lane_numbers import DOWNLOAD_LANE, UPLOAD_LANE, is_accelerator_lane, is_copy_lane
 from chrion.scheduler.schedule import Schedule
 
 #: Number of segments and copies that each lane has finished.

@@ -16,11 +16,12 @@ from dataclasses import dataclass, field
 
 import onnxruntime as ort
 
-from chrion.core_leases import CoreLease
-from chrion.cores import affinity, pin
+from chrion.common.lane_numbers import lane_name
 from chrion.devices.host import zeros
 from chrion.graph.model import Graph
-from chrion.lane_numbers import lane_name
+from chrion.machine.core_leases import CoreLease
+from chrion.machine.cores import affinity, pin
+from chrion.machine.waiting import Counter
 from chrion.runtime.execution.accelerator import Accelerator
 from chrion.runtime.execution.device_frame import DeviceFrame
 from chrion.runtime.execution.executor import AcceleratorFailure, Event, Executor
@@ -30,7 +31,6 @@ from chrion.runtime.execution.lane_threads import LaneThreads
 from chrion.runtime.execution.program import Copy, Program, Run, Signal, Wait
 from chrion.runtime.execution.segments import Segment, locate_error
 from chrion.scheduler.evaluation.frame_buffers import NO_BUFFERS, FrameBuffers
-from chrion.waiting import Counter
 
 #: The count of a lane that has finished its part, successfully or not.
 _FINISHED = 1 << 60

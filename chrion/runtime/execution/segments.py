@@ -9,10 +9,10 @@ from typing import Any
 import onnx
 import onnxruntime as ort
 
+from chrion.common.lane_numbers import is_accelerator_lane
 from chrion.devices import CPU_PROVIDER
 from chrion.devices.intra_op import set_threads
 from chrion.graph.extract import Extractor
-from chrion.lane_numbers import is_accelerator_lane
 from chrion.native import NativeSession
 from chrion.runtime.execution.accelerator import Accelerator
 from chrion.runtime.options.session_options import inherit

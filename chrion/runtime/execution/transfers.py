@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from chrion.common.lane_numbers import is_accelerator_lane
 from chrion.devices import Device
 from chrion.graph.extract import Extractor
 from chrion.graph.model import Graph
-from chrion.lane_numbers import is_accelerator_lane
 from chrion.profiler.costs import BufferSupport
 from chrion.runtime.execution.program import Transfer
 from chrion.scheduler.evaluation.frame_buffers import FrameBuffers

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import onnxruntime as ort
 import psutil
 
-from chrion.cores import physical_cores
+from chrion.machine.cores import physical_cores
 
 #: Names the cores of threads, one for each thread; such options determine the number of threads.
 _AFFINITIES = "session.intra_op_thread_affinities"

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import onnx
 
-from chrion.allocator import trim
 from chrion.errors import InputError, SpaceError, UnsafeModelError
 from chrion.graph.model import Graph
 from chrion.graph.opened_model import OpenedModel
 from chrion.graph.optimise import original_name
 from chrion.graph.reading import read_model
+from chrion.machine.allocator import trim
 from chrion.runtime.options.session_options import hidden_reason, session_reason
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.selector import why_plain

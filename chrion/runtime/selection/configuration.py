@@ -10,13 +10,13 @@ from typing import Any, BinaryIO
 
 import onnxruntime as ort
 
-from chrion.cgroups import free_memory
-from chrion.cores import physical_cores
 from chrion.devices import CPU_PROVIDER
 from chrion.graph.loader import load
 from chrion.graph.model import Graph
 from chrion.graph.opened_model import OpenedModel
 from chrion.graph.reading import read_model
+from chrion.machine.cgroups import free_memory
+from chrion.machine.cores import physical_cores
 from chrion.runtime.execution.engine import PlainEngine
 from chrion.runtime.options.session_options import (
     fingerprint,

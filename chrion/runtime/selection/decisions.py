@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from chrion.common.files import cache_folder, read_cached, write_cached
 from chrion.errors import PlanError
-from chrion.files import cache_folder, read_cached, write_cached
 from chrion.graph.opened_model import FileState
 from chrion.runtime.execution.engine import Footprint
 from chrion.scheduler.plan import Plan

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from chrion.common.units import format_count, format_ms
 from chrion.runtime.selection.guard import CandidateResult, Comparison
-from chrion.units import format_count, format_ms
 
 #: Prefix of the names of plain sessions with a number of threads, before that number.
 PLAIN_THREADS = "plain, threads: "

@@ -19,9 +19,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
 
-from chrion.allocator import trim
 from chrion.errors import ChrionError
 from chrion.graph.model import Graph, TensorInfo
+from chrion.machine.allocator import trim
 from chrion.profiler.synthetic_inputs import synthetic_array
 from chrion.runtime.execution.engine import CutEngine, Footprint
 from chrion.runtime.selection.configuration import SessionConfig, config_from_data, config_to_data

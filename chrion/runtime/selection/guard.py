@@ -23,10 +23,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from chrion.cores import physical_cores
+from chrion.common.timing import time_calls_until
 from chrion.graph.ort_sessions import first_line
+from chrion.machine.cores import physical_cores
 from chrion.profiler.interference import InterferenceMonitor, UsageMonitor
-from chrion.timing import time_calls_until
 
 #: Duration of a trial in seconds, after a warm-up run, and its minimum number of runs.
 _TRIAL_S = 0.02

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping
 from typing import TypeVar
 
+from chrion.common.units import format_mb
 from chrion.runtime.execution.engine import CutEngine, Engine, Footprint
-from chrion.units import format_mb
 
 #: Maximum memory of a session with plans, relative to that of its plain session.
 LIMIT = 1.3

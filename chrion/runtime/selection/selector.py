@@ -12,12 +12,12 @@ from functools import partial
 import onnxruntime as ort
 
 import chrion
-from chrion.allocator import trim
-from chrion.cores import physical_cores
 from chrion.devices import usable_provider
 from chrion.errors import ChrionError, InputError, ModelError, ProviderError
 from chrion.graph.model import Graph
 from chrion.graph.ort_sessions import first_line
+from chrion.machine.allocator import trim
+from chrion.machine.cores import physical_cores
 from chrion.native import available
 from chrion.profiler.machine import this_machine
 from chrion.profiler.measure_graph import profile

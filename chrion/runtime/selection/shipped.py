@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from chrion.common.files import parse_json, read_bytes, write_atomically
 from chrion.errors import PlanError
-from chrion.files import parse_json, read_bytes, write_atomically
 from chrion.runtime.selection.decisions import Decision, decision_from_json
 
 log = logging.getLogger(__name__)

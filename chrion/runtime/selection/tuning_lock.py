@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from chrion.files import cache_folder, is_trusted
+from chrion.common.files import cache_folder, is_trusted
 
 log = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from chrion.common.lane_numbers import is_accelerator_lane, lane_name
 from chrion.errors import ScheduleError
 from chrion.graph.dag import Dag
-from chrion.lane_numbers import is_accelerator_lane, lane_name
 from chrion.profiler.costs import Costs
 from chrion.scheduler.evaluation.core_clock import CoreClock
 from chrion.scheduler.evaluation.transfers import Transfers

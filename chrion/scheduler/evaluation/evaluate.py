@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from chrion.common.lane_numbers import is_accelerator_lane
 from chrion.graph.dag import Dag
-from chrion.lane_numbers import is_accelerator_lane
 from chrion.profiler.costs import Costs
 from chrion.scheduler.evaluation.contention import RunTimes, barrier_ms, deadlock, simulate_contention
 from chrion.scheduler.evaluation.core_clock import CoreClock

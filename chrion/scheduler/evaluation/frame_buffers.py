@@ -22,8 +22,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from chrion.common.lane_numbers import is_accelerator_lane
 from chrion.graph.dag import Dag
-from chrion.lane_numbers import is_accelerator_lane
 from chrion.profiler.costs import BufferSupport
 from chrion.scheduler.evaluation.packing import Clock, DeviceValue, Place, pack, share_buffers
 from chrion.scheduler.schedule import Schedule

@@ -22,8 +22,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from chrion.common.lane_numbers import is_accelerator_lane
 from chrion.graph.dag import Dag
-from chrion.lane_numbers import is_accelerator_lane
 from chrion.profiler.costs import Costs
 from chrion.scheduler.evaluation.frame_buffers import FrameBuffers, plan_frame
 from chrion.scheduler.schedule import Schedule

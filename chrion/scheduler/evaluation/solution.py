@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from chrion.common.lane_numbers import is_accelerator_lane
 from chrion.graph.dag import Dag
 from chrion.graph.model import Graph
 from chrion.graph.segments import cut
-from chrion.lane_numbers import is_accelerator_lane
 from chrion.profiler.costs import Costs
 from chrion.scheduler.evaluation.evaluate import Timeline, complete, run_times
 from chrion.scheduler.evaluation.memory import device_memory, least_mb

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+from chrion.common.lane_numbers import is_accelerator_lane
 from chrion.graph.dag import Dag
-from chrion.lane_numbers import is_accelerator_lane
 from chrion.profiler.costs import Costs
 
 

@@ -6,9 +6,9 @@ import itertools
 from collections import defaultdict
 from collections.abc import Sequence
 
+from chrion.common.lane_numbers import is_accelerator_lane
 from chrion.errors import ScheduleError
 from chrion.graph.dag import Dag
-from chrion.lane_numbers import is_accelerator_lane
 from chrion.profiler.costs import Costs
 from chrion.scheduler.evaluation.solution import Solution
 from chrion.scheduler.schedule import Schedule, validate

@@ -12,8 +12,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from functools import lru_cache
 
+from chrion.common.lane_numbers import is_accelerator_lane
 from chrion.graph.dag import Dag
-from chrion.lane_numbers import is_accelerator_lane
 from chrion.profiler.costs import Costs
 from chrion.scheduler.schedule import Schedule
 

@@ -25,6 +25,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from chrion.common.units import format_ms
 from chrion.graph.dag import Dag
 from chrion.graph.model import Graph
 from chrion.graph.recurrent import chunk_choices, unroll
@@ -40,7 +41,6 @@ from chrion.scheduler.search.local_search import LocalSearch
 from chrion.scheduler.search.machines import contains, needed_machines, sub_machines
 from chrion.scheduler.search.pareto import descend, paper_figures, pareto_points, resident_figures, sample_evenly
 from chrion.scheduler.search.wide_lanes import widen, widen_offloaded
-from chrion.units import format_ms
 
 log = logging.getLogger(__name__)
 

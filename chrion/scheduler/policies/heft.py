@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from chrion.common.lane_numbers import is_accelerator_lane
 from chrion.graph.dag import Dag
-from chrion.lane_numbers import is_accelerator_lane
 from chrion.profiler.costs import Costs
 from chrion.scheduler.policies.list_scheduling import Lanes, ListScheduler, TimeSlot, by_rank, upward_ranks
 from chrion.scheduler.schedule import Schedule

@@ -17,8 +17,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from chrion.common.lane_numbers import all_lanes
 from chrion.graph.dag import Dag
-from chrion.lane_numbers import all_lanes
 from chrion.profiler.costs import Costs
 from chrion.scheduler.policies.edge_times import EdgeTimes, edge_times
 from chrion.scheduler.schedule import Schedule

@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 
+from chrion.common.suggestions import did_you_mean
 from chrion.errors import OptionError, ScheduleError
 from chrion.graph.dag import Dag
 from chrion.profiler.costs import Costs
@@ -42,7 +43,6 @@ from chrion.scheduler.policies.policy import schedule_policy as _policy
 from chrion.scheduler.policies.single_device import accelerator_only, cpu_only
 from chrion.scheduler.policies.wavefront import wavefront
 from chrion.scheduler.schedule import Schedule, validate
-from chrion.suggestions import did_you_mean
 
 #: Entry points of this group add policies.
 ENTRY_POINT_GROUP = "chrion.policies"

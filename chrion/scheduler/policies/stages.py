@@ -12,9 +12,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from chrion.common.lane_numbers import all_lanes, is_accelerator_lane
 from chrion.graph.dag import Dag
 from chrion.graph.model import Graph
-from chrion.lane_numbers import all_lanes, is_accelerator_lane
 from chrion.profiler.costs import Costs
 from chrion.scheduler.evaluation.contention import concurrent_ms
 from chrion.scheduler.schedule import Schedule

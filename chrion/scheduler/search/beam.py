@@ -26,7 +26,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from chrion.lane_numbers import is_accelerator_lane
+from chrion.common.lane_numbers import is_accelerator_lane
 from chrion.scheduler.policies.list_scheduling import Lanes
 from chrion.scheduler.schedule import Schedule
 

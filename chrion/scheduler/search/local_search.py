@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 
-from chrion.lane_numbers import all_lanes, is_accelerator_lane
+from chrion.common.lane_numbers import all_lanes, is_accelerator_lane
 from chrion.scheduler.evaluation.incremental import GraphTables, Trace, has_traces
 from chrion.scheduler.evaluation.solution import Problem, Solution
 from chrion.scheduler.policies.list_scheduling import Lanes

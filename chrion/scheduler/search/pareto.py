@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from chrion.lane_numbers import is_accelerator_lane
+from chrion.common.lane_numbers import is_accelerator_lane
 from chrion.scheduler.evaluation.solution import Problem, Solution
 from chrion.scheduler.search.local_search import LocalSearch
 

@@ -13,8 +13,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from chrion.common.lane_numbers import is_accelerator_lane
 from chrion.graph.dag import Dag
-from chrion.lane_numbers import is_accelerator_lane
 from chrion.profiler.costs import Costs
 from chrion.scheduler.policies.partial_offload import layer_units, one_by_one
 

@@ -20,7 +20,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from chrion.lane_numbers import is_accelerator_lane
+from chrion.common.lane_numbers import is_accelerator_lane
 from chrion.profiler.costs import Costs
 from chrion.scheduler.evaluation.solution import Problem, Solution
 from chrion.scheduler.search.critical_chain import critical_operators

@@ -10,7 +10,7 @@ import pytest
 
 from chrion import HybridSession
 from chrion.cli.model_list import model_descriptions
-from chrion.files import cache_folder
+from chrion.common.files import cache_folder
 from chrion.zoo import build, names
 from command_line import Chrion, assert_refused
 from helpers import branches

@@ -11,7 +11,7 @@ import onnx
 import pytest
 
 from chrion import Plan, Profile
-from chrion.cores import physical_cores
+from chrion.machine.cores import physical_cores
 from command_line import PAPER, Chrion, assert_each_refused
 from helpers import FLOAT, free_branches, make_model, node, value
 from seams.commands import lack_cores_and_lanes, note_sessions, occupy_cores, offer_providers, shrink_demo

@@ -14,7 +14,7 @@ import onnx
 import pytest
 
 from chrion import HybridSession
-from chrion.files import cache_folder
+from chrion.common.files import cache_folder
 from chrion.graph.model import Graph
 from chrion.runtime.selection import shipped
 from chrion.runtime.selection.decisions import Decision

@@ -14,8 +14,8 @@ from typing import TypeVar
 
 import psutil
 
-from chrion.cgroups import cpu_quota
 from chrion.errors import OptionError
+from chrion.machine.cgroups import cpu_quota
 
 _TOPOLOGY = Path("/sys/devices/system/cpu")
 #: The function ``sched_getcpu`` of the C library; None on systems without it.

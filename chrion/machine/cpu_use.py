@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import psutil
 
-from chrion.cores import affinity
+from chrion.machine.cores import affinity
 
 #: Kinds of CPU time that are not idle time; guests are counted as users.
 _USED = ("user", "nice", "system", "irq", "softirq", "steal")

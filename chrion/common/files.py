@@ -222,6 +222,6 @@ def _make_private(folder: Path) -> None:
 
 def bundled_folder(kind: str) -> Path:
     """Return the folder of files that are part of Chrion: ``models``, ``profiles`` or ``scenarios``."""
-    package = Path(__file__).parent
+    package = Path(__file__).parents[1]
     inside = package / "_data" / kind
     return inside if inside.is_dir() else package.parent / kind

@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from chrion.cores import allowed_cores, physical_cores
+from chrion.machine.cores import allowed_cores, physical_cores
 
 try:
     import fcntl

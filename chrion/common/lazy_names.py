@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from chrion.installation import require_onnxruntime
+from chrion.common.installation import require_onnxruntime
 
 
 def import_on_first_use(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
