@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 import chrion
-from chrion.simulator import find_scenario, simulate
+from chrion.serving.simulator import find_scenario, simulate
 from chrion.zoo import build
 
 PROFILE = Path(__file__).parent.parent / "profiles" / "gtx1080ti-paper.json"

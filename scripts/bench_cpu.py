@@ -39,12 +39,12 @@ from result_files import read_rows, write_results
 
 import chrion
 from chrion import Graph, HybridSession, Profile, zoo
-from chrion.benchmark.latency import Feed, RunRequest, SessionFactory, plain_baselines, time_candidates
 from chrion.machine.cores import physical_cores
 from chrion.profiler import this_machine
 from chrion.profiler.interference import CoreMonitor
 from chrion.profiler.synthetic_inputs import synthetic_inputs
 from chrion.profiler.widths import measured_widths, times_at
+from chrion.report.benchmark.latency import Feed, RunRequest, SessionFactory, plain_baselines, time_candidates
 from chrion.scheduler.plan import Plan
 
 HYBRID = "hybrid"

@@ -70,7 +70,7 @@ from chrion.generation.open_engine import open_engine
 from chrion.generation.scheduling import POLICIES
 from chrion.generation.session_threads import SPINNING_BETWEEN_CALLS, SessionThreads, lease_iteration_cores
 from chrion.machine.cores import pinned
-from chrion.simulator.iterations import draw_requests
+from chrion.serving.simulator.iterations import draw_requests
 from chrion.zoo.cached_decoder import build_llama_decoder
 
 Array = np.ndarray[Any, Any]

@@ -35,14 +35,6 @@ from derive_paper_profile import TABLE_6
 from reproduction.table6 import ALPHAS, FIGURE_10
 
 from chrion import Graph, HybridSession, Plan, Profile, load, partition, profile, zoo
-from chrion.benchmark.latency import (
-    Feed,
-    SessionFactory,
-    hybrid_candidate,
-    memory_held_mb,
-    plain_baseline,
-    time_candidates,
-)
 from chrion.common.files import write_atomically
 from chrion.devices import CPU_PROVIDER, Device, usable_provider
 from chrion.devices.nvml import MemoryMonitor
@@ -52,6 +44,14 @@ from chrion.profiler import this_machine
 from chrion.profiler.costs import FREE
 from chrion.profiler.synthetic_inputs import synthetic_inputs
 from chrion.report import measured_chart, plot_timelines, predicted_chart
+from chrion.report.benchmark.latency import (
+    Feed,
+    SessionFactory,
+    hybrid_candidate,
+    memory_held_mb,
+    plain_baseline,
+    time_candidates,
+)
 from chrion.report.lane_chart import LaneChart
 
 SCHEMA = "chrion.gpu-bench/1"

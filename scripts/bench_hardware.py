@@ -21,7 +21,6 @@ from command_arguments import add_output
 from page_markers import markdown_table
 from result_files import write_results
 
-from chrion.benchmark.latency import hybrid_candidate, time_candidates
 from chrion.graph import Graph, load
 from chrion.graph.recurrent import chunk_choices, unroll
 from chrion.graph.work import NodeWork, node_work
@@ -32,6 +31,7 @@ from chrion.profiler.corrections import Factors, Sample, fit_factors
 from chrion.profiler.datasheet import processor_parts
 from chrion.profiler.hardware_profile import estimate_profile, require_processor
 from chrion.profiler.synthetic_inputs import synthetic_inputs
+from chrion.report.benchmark.latency import hybrid_candidate, time_candidates
 from chrion.scheduler import partition
 from chrion.zoo import build
 

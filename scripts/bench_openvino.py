@@ -27,11 +27,11 @@ from ratios import ratio_to_best, undisturbed_trials
 from result_files import write_results
 
 import chrion
-from chrion.benchmark.accuracy import largest_difference
-from chrion.benchmark.latency import Feed, RunRequest, SessionFactory, plain_baselines
 from chrion.machine.cores import physical_cores
 from chrion.profiler import this_machine
 from chrion.profiler.synthetic_inputs import synthetic_inputs
+from chrion.report.benchmark.accuracy import largest_difference
+from chrion.report.benchmark.latency import Feed, RunRequest, SessionFactory, plain_baselines
 
 try:
     import openvino

@@ -20,10 +20,10 @@ from result_files import write_results
 
 import chrion
 from chrion import zoo
-from chrion.benchmark.comparison import PolicyComparison, PolicyResult, plan_policies, time_plans
 from chrion.common.units import format_ms
 from chrion.profiler import this_machine
 from chrion.profiler.synthetic_inputs import synthetic_inputs
+from chrion.report.benchmark.comparison import PolicyComparison, PolicyResult, plan_policies, time_plans
 from chrion.scheduler import POLICIES
 from chrion.scheduler.policies.ios_merging import merged_variants
 

@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from chrion.simulator.run import simulate
-from chrion.simulator.scenario import ScenarioSource
+from chrion.serving.simulator.run import simulate
+from chrion.serving.simulator.scenario import ScenarioSource
 
 SIZES = (100_000, 1_000_000, 10_000_000)
 #: Models and servers.

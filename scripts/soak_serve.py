@@ -29,10 +29,10 @@ import grpc
 import psutil
 from model_serving.servers import chrion_server, free_port
 
-from chrion.replay.http_client import HttpClient
-from chrion.replay.stand_ins import write_stand_ins
-from chrion.server.grpc_messages import SERVICE, message
-from chrion.simulator.scenario import ScenarioSource
+from chrion.serving.replay.http_client import HttpClient
+from chrion.serving.replay.stand_ins import write_stand_ins
+from chrion.serving.server.grpc_messages import SERVICE, message
+from chrion.serving.simulator.scenario import ScenarioSource
 
 MODELS, FITTING, MODEL_MB = 12, 4, 16.0
 CLIENTS = 4

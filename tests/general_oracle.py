@@ -9,8 +9,8 @@ from typing import Any
 
 import simpy
 
-from chrion.simulator.settings import ServerSpec
-from chrion.simulator.variants import Variant
+from chrion.serving.simulator.settings import ServerSpec
+from chrion.serving.simulator.variants import Variant
 
 Wait = Generator[Any, Any, None]
 

@@ -15,11 +15,9 @@ PACKAGES: Layers = (
     ("profiler",),
     ("scheduler",),
     ("runtime",),
-    ("manager",),
     ("generation",),
-    ("backend", "benchmark", "simulator"),
-    ("report", "server"),
-    ("replay",),
+    ("serving",),
+    ("backend", "report"),
     ("cli",),
     ("__main__",),
 )
@@ -35,5 +33,6 @@ INSIDE: dict[str, Layers] = {
         ("policies.registry",),
         ("explain", "fixed_placement", "planner"),
     ),
+    "serving": (("manager", "ray_cluster"), ("simulator",), ("server",), ("replay",)),
     "runtime": (("live_comparison", "options", "process_hooks", "requests"), ("execution",), ("selection",)),
 }

@@ -16,14 +16,14 @@ from typing import Any, TypeVar
 import httpx2
 import openai
 
-from chrion.manager.records import HOST
-from chrion.server.grace import Grace
-from chrion.server.grpc_service import bind_grpc
-from chrion.server.options import ServerOptions
-from chrion.server.rest import RestService
-from chrion.server.run import listen, web_server
-from chrion.server.served_models import local_models
-from chrion.server.tracing import RequestTracer
+from chrion.serving.manager.records import HOST
+from chrion.serving.server.grace import Grace
+from chrion.serving.server.grpc_service import bind_grpc
+from chrion.serving.server.options import ServerOptions
+from chrion.serving.server.rest import RestService
+from chrion.serving.server.run import listen, web_server
+from chrion.serving.server.served_models import local_models
+from chrion.serving.server.tracing import RequestTracer
 from server_client import Answer, Body, ServerClient
 
 Result = TypeVar("Result")

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from chrion.manager.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING
-from chrion.simulator.cluster_state import ServerPolicies
-from chrion.simulator.engine import Engine, EngineConfig
-from chrion.simulator.scenario import Scenario, ScenarioSource
-from chrion.simulator.settings import ServerSpec
-from chrion.simulator.variants import Variant
+from chrion.serving.manager.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING
+from chrion.serving.simulator.cluster_state import ServerPolicies
+from chrion.serving.simulator.engine import Engine, EngineConfig
+from chrion.serving.simulator.scenario import Scenario, ScenarioSource
+from chrion.serving.simulator.settings import ServerSpec
+from chrion.serving.simulator.variants import Variant
 
 
 def engine_of(  # every test sets another parameter

@@ -8,15 +8,6 @@ from typing import Any
 
 import typer
 
-from chrion.benchmark.latency import (
-    Feed,
-    RunRequest,
-    SessionFactory,
-    Timing,
-    hybrid_candidate,
-    memory_held_mb,
-    plain_baselines,
-)
 from chrion.cli.console import show, show_json
 from chrion.cli.options import (
     AcceleratorOption,
@@ -38,6 +29,15 @@ from chrion.devices.nvml import MemoryMonitor
 from chrion.devices.providers import CPU_PROVIDER
 from chrion.graph import Graph
 from chrion.report import bench_table, bench_verdict, memory_line
+from chrion.report.benchmark.latency import (
+    Feed,
+    RunRequest,
+    SessionFactory,
+    Timing,
+    hybrid_candidate,
+    memory_held_mb,
+    plain_baselines,
+)
 from chrion.report.tables import best_baseline
 from chrion.runtime import HybridSession
 from chrion.scheduler import Plan

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from chrion.benchmark.comparison import is_this_machine, plan_policies, time_plans
 from chrion.cli import outputs
 from chrion.cli.completion import complete_policies
 from chrion.cli.console import note, show, show_json, step
@@ -37,6 +36,7 @@ from chrion.report import (
     estimated_lines,
     plot_comparison,
 )
+from chrion.report.benchmark.comparison import is_this_machine, plan_policies, time_plans
 from chrion.scheduler import policy_names
 from chrion.scheduler.planner import check_options
 

@@ -10,8 +10,6 @@ import typer
 from rich.text import Text
 
 from chrion import zoo
-from chrion.benchmark.accuracy import TOLERANCE, largest_difference
-from chrion.benchmark.latency import Feed, Timing, hybrid_candidate, plain_baseline
 from chrion.cli import outputs
 from chrion.cli.console import show, step
 from chrion.cli.options import CoresOption, ForceOption
@@ -26,6 +24,8 @@ from chrion.profiler import Profile
 from chrion.profiler.machine import this_machine
 from chrion.profiler.synthetic_inputs import synthetic_inputs
 from chrion.report import bench_table, bench_verdict, measured_chart, plan_table, predicted_chart, timeline_html
+from chrion.report.benchmark.accuracy import TOLERANCE, largest_difference
+from chrion.report.benchmark.latency import Feed, Timing, hybrid_candidate, plain_baseline
 from chrion.report.figure_table import Column, FigureTable, key
 from chrion.report.lane_chart import LaneChart
 from chrion.report.tables import TOO_BUSY, best_baseline, compare_latency

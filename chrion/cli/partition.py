@@ -9,8 +9,6 @@ from typing import Annotated
 
 import typer
 
-from chrion.benchmark.comparison import is_this_machine
-from chrion.benchmark.stage_timer import StageTimer
 from chrion.cli import outputs
 from chrion.cli.console import log, show, show_json, step
 from chrion.cli.options import (
@@ -35,6 +33,8 @@ from chrion.cli.steps import OUT_OF_REACH, HardwareOptions, load_graph, load_or_
 from chrion.errors import OptionError
 from chrion.profiler import Profile
 from chrion.report import estimated_lines, plan_table, reference_lines, verdict
+from chrion.report.benchmark.comparison import is_this_machine
+from chrion.report.benchmark.stage_timer import StageTimer
 from chrion.scheduler import DEFAULT_POLICY, Plan
 from chrion.scheduler import partition as make_plan
 from chrion.scheduler.annotation import write_annotated

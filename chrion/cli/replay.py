@@ -17,8 +17,8 @@ from chrion.cli.serve import read_token, require_libraries
 from chrion.common.units import format_count, parse_duration_ms
 from chrion.errors import OptionError
 from chrion.report import simulation_tables
-from chrion.simulator import overrides, results, run
-from chrion.simulator.scenario import Scenario, find_scenario
+from chrion.serving.simulator import overrides, results, run
+from chrion.serving.simulator.scenario import Scenario, find_scenario
 
 
 def replay(
@@ -56,7 +56,7 @@ def replay(
     if write_models:
         _write_models(built, write_models, pattern)
         return
-    from chrion.replay import run as replays  # noqa: PLC0415 - needs the extra
+    from chrion.serving.replay import run as replays  # noqa: PLC0415 - needs the extra
 
     options = replays.ReplayOptions(
         url=url,
@@ -87,7 +87,7 @@ def _of_pattern(scenario: Scenario, pattern: str) -> Scenario:
 
 
 def _write_models(scenario: Scenario, folder: Path, pattern: str) -> None:
-    from chrion.replay import stand_ins  # noqa: PLC0415 - needs the extra
+    from chrion.serving.replay import stand_ins  # noqa: PLC0415 - needs the extra
 
     with step(f"writing {format_count(len(scenario.models), 'model')} to {folder}"):
         stand_ins.write_stand_ins(scenario, folder, pattern)

@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import onnxruntime as ort
 import typer
 
-from chrion.benchmark.accuracy import TOLERANCE, largest_difference
 from chrion.cli.console import note, show, show_json, step
 from chrion.cli.options import (
     AcceleratorOption,
@@ -28,6 +27,7 @@ from chrion.cli.options import (
 )
 from chrion.cli.steps import ExecutionOptions, check_reach, load_graph_and_feed, open_session
 from chrion.common.units import format_ms
+from chrion.report.benchmark.accuracy import TOLERANCE, largest_difference
 from chrion.runtime import HybridSession
 
 

@@ -15,10 +15,10 @@ from chrion.cli.console import note
 from chrion.cli.options import GpuBudgetOption
 from chrion.common.units import parse_duration_ms, parse_size_mb
 from chrion.errors import OptionError
-from chrion.manager import ManagerPolicies
+from chrion.serving.manager import ManagerPolicies
 
 if TYPE_CHECKING:
-    from chrion.server.options import ClusterOptions, DeviceOptions, ServerOptions  # needs the extra
+    from chrion.serving.server.options import ClusterOptions, DeviceOptions, ServerOptions  # needs the extra
 
 _POLL = "15s"
 _LIBRARIES = ("starlette", "uvicorn", "grpc", "grpc_health", "h11", "prometheus_client")
@@ -88,7 +88,7 @@ def serve(
 ) -> None:
     """Serve the models of a repository over the Open Inference Protocol, within a memory budget."""
     require_libraries("serve")
-    from chrion.server import options  # noqa: PLC0415 - needs the extra
+    from chrion.serving.server import options  # noqa: PLC0415 - needs the extra
 
     policies, scenario_bytes = options.scenario_policies(scenario) if scenario else (ManagerPolicies(), 0)
     tls = _tls_files(tls_certificate, tls_key)
@@ -144,7 +144,7 @@ def require_libraries(command: str) -> None:
 
 def _run(checked: ServerOptions, devices: DeviceOptions, cluster: ClusterOptions | None) -> None:
     """Serve from this process, or from replicas on a cluster."""
-    from chrion.server import logs, run  # noqa: PLC0415 - needs the extra
+    from chrion.serving.server import logs, run  # noqa: PLC0415 - needs the extra
 
     if cluster:
         run_ray = _ray_runner()
@@ -166,13 +166,13 @@ def _ray_runner() -> Callable[..., None]:
         from ray import serve  # noqa: F401, PLC0415 - needs the extra
     except ImportError as error:
         raise OptionError(f"--ray: {error.name} is not installed", hint="pip install 'chrion[ray,serve]'") from error
-    from chrion.server import ray_serve  # noqa: PLC0415 - needs the extra
+    from chrion.serving.server import ray_serve  # noqa: PLC0415 - needs the extra
 
     return ray_serve.run
 
 
 def _supervise(options: ServerOptions) -> NoReturn:
-    from chrion.server import logs, supervisor  # noqa: PLC0415 - needs the extra
+    from chrion.serving.server import logs, supervisor  # noqa: PLC0415 - needs the extra
 
     logs.set_up_logs()
     if 0 in (options.http[1], options.grpc[1] if options.grpc else None):

@@ -20,13 +20,13 @@ from chrion.common.units import format_count
 from chrion.errors import OptionError
 from chrion.report import capacity_tables, simulation_plots, simulation_tables
 from chrion.report.figure_table import FigureTable, key, text
-from chrion.simulator import find as limits
-from chrion.simulator import overrides, results, run, sweep
-from chrion.simulator import replications as repeated
-from chrion.simulator.bundled_scenarios import scenario_descriptions
-from chrion.simulator.decoder_scenario import is_decoder_scenario
-from chrion.simulator.export import HEADER, export_requests
-from chrion.simulator.scenario import ScenarioSource, find_scenario
+from chrion.serving.simulator import find as limits
+from chrion.serving.simulator import overrides, results, run, sweep
+from chrion.serving.simulator import replications as repeated
+from chrion.serving.simulator.bundled_scenarios import scenario_descriptions
+from chrion.serving.simulator.decoder_scenario import is_decoder_scenario
+from chrion.serving.simulator.export import HEADER, export_requests
+from chrion.serving.simulator.scenario import ScenarioSource, find_scenario
 
 #: The beginning of files that --export wrote before.
 EXPORT = ",".join(HEADER).encode()

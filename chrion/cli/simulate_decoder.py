@@ -10,11 +10,11 @@ from chrion.cli.console import show, show_json, step
 from chrion.common.units import format_count
 from chrion.errors import OptionError
 from chrion.report.decoder_tables import decoder_sweep_table, decoder_table, plot_decoder_sweep, sweeps_rate
-from chrion.simulator import overrides
-from chrion.simulator.decoder_results import summarise, sweep_decoder, sweep_to_json, to_json
-from chrion.simulator.decoder_scenario import build_decoder_scenario, decoder_path
-from chrion.simulator.iterations import simulate_decoder
-from chrion.simulator.scenario import ScenarioSource
+from chrion.serving.simulator import overrides
+from chrion.serving.simulator.decoder_results import summarise, sweep_decoder, sweep_to_json, to_json
+from chrion.serving.simulator.decoder_scenario import build_decoder_scenario, decoder_path
+from chrion.serving.simulator.iterations import simulate_decoder
+from chrion.serving.simulator.scenario import ScenarioSource
 
 
 def simulate_decoders(

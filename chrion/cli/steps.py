@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chrion.benchmark.feeds import read_arrays, read_feed
-from chrion.benchmark.latency import TRIAL_S, Feed, SessionFactory, Timing, time_candidates
 from chrion.cli.console import log, note, step
 from chrion.common.units import format_count, format_mb, format_ms, parse_duration_ms, parse_shape
 from chrion.devices import usable_provider
@@ -22,6 +20,8 @@ from chrion.profiler.hardware_profile import estimate_profile, require_processor
 from chrion.profiler.interference import CoreMonitor
 from chrion.profiler.measure_graph import require_shapes
 from chrion.profiler.synthetic_inputs import synthetic_inputs
+from chrion.report.benchmark.feeds import read_arrays, read_feed
+from chrion.report.benchmark.latency import TRIAL_S, Feed, SessionFactory, Timing, time_candidates
 from chrion.runtime import HybridSession
 from chrion.scheduler import DEFAULT_POLICY, Plan, partition
 from chrion.scheduler.planner import check_options

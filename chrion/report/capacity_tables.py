@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from chrion.report.figure_table import Column, FigureTable, key
-from chrion.simulator.find import Condition, Limit, Probe
-from chrion.simulator.replications import Interval
+from chrion.serving.simulator.find import Condition, Limit, Probe
+from chrion.serving.simulator.replications import Interval
 
 _UNITS = {"memory": "GB a server", "rate": "rate"}
 

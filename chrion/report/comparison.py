@@ -6,9 +6,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from chrion.benchmark.comparison import PolicyComparison, PolicyResult
-from chrion.benchmark.latency import Timing
 from chrion.common.units import format_count, format_mb, format_ms
+from chrion.report.benchmark.comparison import PolicyComparison, PolicyResult
+from chrion.report.benchmark.latency import Timing
 from chrion.report.categories import COLOURS, OTHER_COLOUR
 from chrion.report.figure_table import FigureTable, key
 from chrion.report.figures import new_figure, plain_text, save_figure

@@ -12,8 +12,8 @@ from chrion.common.units import format_count
 from chrion.report.figure_table import FigureTable, key
 from chrion.report.figures import new_figure, plain_text, save_figure
 from chrion.report.simulation_plots import line_style
-from chrion.simulator.decoder_results import DecoderPoint, DecoderSummary
-from chrion.simulator.decoder_scenario import DecoderScenario
+from chrion.serving.simulator.decoder_results import DecoderPoint, DecoderSummary
+from chrion.serving.simulator.decoder_scenario import DecoderScenario
 
 _FIGURES = (
     *("requests/s", "tokens/s", "ms/token p50", "ms/token p99", "first ms p50", "first ms p99", "between ms"),

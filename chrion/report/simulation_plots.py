@@ -11,9 +11,9 @@ import numpy as np
 from chrion.errors import OptionError
 from chrion.report.categories import COLOURS
 from chrion.report.figures import new_figure, plain_text, save_figure, shorten_name
-from chrion.simulator.histograms import Counts, bin_edges
-from chrion.simulator.results import PatternResult, Series
-from chrion.simulator.sweep import SweepPoint
+from chrion.serving.simulator.histograms import Counts, bin_edges
+from chrion.serving.simulator.results import PatternResult, Series
+from chrion.serving.simulator.sweep import SweepPoint
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

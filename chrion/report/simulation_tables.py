@@ -9,10 +9,10 @@ from rich.console import Group
 
 from chrion.common.units import format_count
 from chrion.report.figure_table import Column, FigureTable, key
-from chrion.simulator.results import PatternResult, RequestSummary
-from chrion.simulator.scenario import Scenario
-from chrion.simulator.settings import SloSpec, read_section
-from chrion.simulator.sweep import SweepPoint
+from chrion.serving.simulator.results import PatternResult, RequestSummary
+from chrion.serving.simulator.scenario import Scenario
+from chrion.serving.simulator.settings import SloSpec, read_section
+from chrion.serving.simulator.sweep import SweepPoint
 
 #: Models and servers that are listed; the JSON output has all of them.
 _LISTED = 12

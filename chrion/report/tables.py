@@ -6,10 +6,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from chrion.benchmark.latency import Timing
 from chrion.common.lane_numbers import lane_name
 from chrion.common.units import format_count, format_mb, format_ms
 from chrion.profiler.machine import Machine
+from chrion.report.benchmark.latency import Timing
 from chrion.report.figure_table import Column, FigureTable, key, text
 from chrion.scheduler.plan import Plan, Prediction
 from chrion.scheduler.policies.registry import find_policy

@@ -54,8 +54,8 @@ def partition(  # noqa: PLR0913 - the options of the command of the same name
             the chunk length of recurrent operators.
         cores: Most CPU cores to use; all cores of the profile if missing.
         streams: Most accelerator lanes to use, by policies that use several; four if missing.
-        meter: Measures stages for policy ``ios``, for example :class:`chrion.benchmark.stage_timer.StageTimer`; if
-            missing, their latencies are predicted from the profile.
+        meter: Measures stages for policy ``ios``, for example :class:`chrion.report.benchmark.stage_timer.StageTimer`;
+            if missing, their latencies are predicted from the profile.
         gpu_budget: Accelerator memory that must not be exceeded: ``600MB``, ``0.6GB``, or a number of megabytes. It
             limits resident memory with one request in flight (what a device runs out of), not the sum of Equation 4,
             and takes precedence over the SLO.

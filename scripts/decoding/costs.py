@@ -12,8 +12,8 @@ import numpy as np
 
 from chrion.generation import Generator
 from chrion.generation.scheduling import POLICIES
-from chrion.simulator.decoder_scenario import IterationCosts
-from chrion.simulator.iterations import draw_requests, fit_costs
+from chrion.serving.simulator.decoder_scenario import IterationCosts
+from chrion.serving.simulator.iterations import draw_requests, fit_costs
 from decoding.code_version import check_version
 from decoding.load import Costs, load_scenario, scheduled
 from decoding.recorder import Batch, recorded

@@ -9,10 +9,10 @@ import numpy as np
 from decoder_budget import DECODERS, GB, ITEM
 
 from chrion.generation.scheduling import POLICIES
-from chrion.simulator.decoder_results import summarise
-from chrion.simulator.decoder_scenario import DecoderScenario, build_decoder_scenario
-from chrion.simulator.iterations import simulate_decoder
-from chrion.simulator.scenario import ScenarioSource
+from chrion.serving.simulator.decoder_results import summarise
+from chrion.serving.simulator.decoder_scenario import DecoderScenario, build_decoder_scenario
+from chrion.serving.simulator.iterations import simulate_decoder
+from chrion.serving.simulator.scenario import ScenarioSource
 from decoding.load import equal_lengths, scaled_lengths
 from decoding.orca_experiment import LoadPoint
 from decoding.scheduling_gain import BATCHES, saturating_requests

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from chrion.generation import Generator, Stream
-from chrion.simulator.decoder_scenario import DecoderScenario, IterationCosts, build_decoder_scenario
-from chrion.simulator.iterations import DecoderWorkload
-from chrion.simulator.scenario import ScenarioSource
+from chrion.serving.simulator.decoder_scenario import DecoderScenario, IterationCosts, build_decoder_scenario
+from chrion.serving.simulator.iterations import DecoderWorkload
+from chrion.serving.simulator.scenario import ScenarioSource
 from chrion.zoo.cached_decoder import LlamaDecoderSpec
 from decoding.recorder import Batch, recorded
 

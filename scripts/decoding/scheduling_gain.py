@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from chrion.simulator.decoder_results import DecoderSummary, summarise
-from chrion.simulator.decoder_scenario import DecoderScenario
-from chrion.simulator.iterations import simulate_decoder
+from chrion.serving.simulator.decoder_results import DecoderSummary, summarise
+from chrion.serving.simulator.decoder_scenario import DecoderScenario
+from chrion.serving.simulator.iterations import simulate_decoder
 from decoding.load import Costs, load_scenario, scaled_lengths
 from decoding.orca_experiment import LoadPoint, format_lengths
 

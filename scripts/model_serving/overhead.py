@@ -23,7 +23,7 @@ import onnxruntime as ort
 from onnx import TensorProto, helper
 
 from chrion.common.files import write_atomically
-from chrion.replay.http_client import HttpClient
+from chrion.serving.replay.http_client import HttpClient
 from model_serving.servers import chrion_server, free_port, plain_server, running
 
 #: Least number of rounds, requests of a round one after another, connections and requests of a round with several.

@@ -24,8 +24,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from chrion.server.settings import read_settings
-from chrion.server.tensors import DTYPES
+from chrion.serving.server.settings import read_settings
+from chrion.serving.server.tensors import DTYPES
 
 LENGTH = "Inference-Header-Content-Length"
 

@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chrion.replay import run as replays
-from chrion.replay.http_client import HttpClient
-from chrion.replay.open_loop import TIMING
-from chrion.replay.stand_ins import write_stand_ins
-from chrion.replay.target import calls_of
-from chrion.simulator.results import PatternResult
-from chrion.simulator.run import simulate
-from chrion.simulator.scenario import Scenario, ScenarioSource
-from chrion.simulator.traces import MinuteCounts, read_trace
+from chrion.serving.replay import run as replays
+from chrion.serving.replay.http_client import HttpClient
+from chrion.serving.replay.open_loop import TIMING
+from chrion.serving.replay.stand_ins import write_stand_ins
+from chrion.serving.replay.target import calls_of
+from chrion.serving.simulator.results import PatternResult
+from chrion.serving.simulator.run import simulate
+from chrion.serving.simulator.scenario import Scenario, ScenarioSource
+from chrion.serving.simulator.traces import MinuteCounts, read_trace
 from model_serving.servers import chrion_server, plain_server
 
 MODELS, FITTING = 32, 8

@@ -20,7 +20,7 @@ from decoding.orca_experiment import LoadPoint, table_rows
 import chrion
 from chrion import Generator
 from chrion.generation.scheduling import POLICIES
-from chrion.simulator.iterations import draw_requests
+from chrion.serving.simulator.iterations import draw_requests
 from chrion.zoo.cached_decoder import build_llama_decoder
 from reproduction.results import Tables
 

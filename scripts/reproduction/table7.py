@@ -17,9 +17,9 @@ import numpy as np
 
 from chrion.errors import ChrionError
 from chrion.report.simulation_plots import plot_histograms
-from chrion.simulator.histograms import bin_edges
-from chrion.simulator.run import simulate
-from chrion.simulator.scenario import find_scenario
+from chrion.serving.simulator.histograms import bin_edges
+from chrion.serving.simulator.run import simulate
+from chrion.serving.simulator.scenario import find_scenario
 from reproduction.results import Tables
 
 #: Table 7; the violations of the GPU pattern are damaged in print and read as 3.4 %.

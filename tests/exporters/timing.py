@@ -25,7 +25,7 @@ import psutil
 from cases import feed_shapes, read_feeds
 
 from chrion import HybridSession
-from chrion.benchmark.latency import SessionFactory, plain_baseline, time_candidates
+from chrion.report.benchmark.latency import SessionFactory, plain_baseline, time_candidates
 
 PLAIN, COLD, WARM = "plain", "cold", "warm"
 _TIMEOUT_S = 300.0

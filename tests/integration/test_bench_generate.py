@@ -20,8 +20,8 @@ from decoding.repeated_iterations import Shape, draw_inputs, padded_run, selecti
 import chrion
 from chrion import Generator
 from chrion.generation.open_engine import open_engine
-from chrion.simulator.decoder_scenario import IterationCosts
-from chrion.simulator.iterations import draw_requests
+from chrion.serving.simulator.decoder_scenario import IterationCosts
+from chrion.serving.simulator.iterations import draw_requests
 from decoder_support import small_decoder
 from seams.commands import scheduler_of, set_arguments
 

@@ -10,13 +10,13 @@ import onnx
 import pytest
 
 import chrion
-from chrion.benchmark.comparison import PolicyComparison, PolicyResult, plan_policies, time_plans
 from chrion.errors import ScheduleError
 from chrion.graph import Dag
 from chrion.graph.opened_model import OpenedModel
 from chrion.profiler import Costs
 from chrion.profiler.synthetic_inputs import synthetic_inputs
 from chrion.report import comparison_json, comparison_table, comparison_verdict, plot_comparison
+from chrion.report.benchmark.comparison import PolicyComparison, PolicyResult, plan_policies, time_plans
 from chrion.scheduler import POLICIES, Policy, Schedule, fixed_plan
 from chrion.scheduler.evaluation.solution import Problem
 from chrion.scheduler.policies.policy import Solver

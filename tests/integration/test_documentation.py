@@ -22,7 +22,7 @@ import chrion
 from chrion import errors
 from chrion.cli.app import app
 from chrion.runtime.options.table import ARGUMENTS, RUN_KEYS, RUN_OPTIONS, SESSION_KEYS, SESSION_OPTIONS
-from chrion.simulator import find_scenario
+from chrion.serving.simulator import find_scenario
 from chrion.zoo import build
 from code_blocks import PAGES, ROOT, Block, blocks, check_chrion, check_python, commands, matches, run_page
 from command_line import Chrion

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import pytest
 
 from chrion import load
-from chrion.benchmark.latency import SessionFactory, hybrid_candidate, plain_baselines, time_candidates
 from chrion.profiler.synthetic_inputs import synthetic_inputs
+from chrion.report.benchmark.latency import SessionFactory, hybrid_candidate, plain_baselines, time_candidates
 from chrion.scheduler import fixed_plan
 from helpers import FakeInterferenceMonitor, alternating_lanes, assert_equal, branches, run_plain
 

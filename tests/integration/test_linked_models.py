@@ -17,7 +17,7 @@ import chrion
 from chrion import Generator, HybridSession
 from chrion.errors import UnsafeModelError
 from chrion.scheduler import fixed_plan
-from chrion.server.chat_template import find_chat_template
+from chrion.serving.server.chat_template import find_chat_template
 from chrion.zoo import build
 from decoder_support import PlainDecoder, small_decoder
 from helpers import alternating_lanes, run_plain

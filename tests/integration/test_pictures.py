@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 
 from chrion import Plan, Profile, load
-from chrion.benchmark.comparison import PolicyComparison, PolicyResult
-from chrion.benchmark.latency import Timing
 from chrion.errors import OptionError
 from chrion.report import (
     alpha_sweep,
@@ -23,12 +21,14 @@ from chrion.report import (
     predicted_chart,
     simulation_plots,
 )
+from chrion.report.benchmark.comparison import PolicyComparison, PolicyResult
+from chrion.report.benchmark.latency import Timing
 from chrion.report.figures import PICTURE_FORMATS
 from chrion.runtime import Event
 from chrion.scheduler import Prediction, fixed_plan
-from chrion.simulator import find_scenario, run_sweep, simulate
-from chrion.simulator.overrides import parameter_grid
-from chrion.simulator.results import PatternResult
+from chrion.serving.simulator import find_scenario, run_sweep, simulate
+from chrion.serving.simulator.overrides import parameter_grid
+from chrion.serving.simulator.results import PatternResult
 from helpers import MACHINE, alternating_lanes, branches
 from seams.commands import catch_figures
 

@@ -13,8 +13,6 @@ import pytest
 from rich.console import Console, RenderableType
 
 from chrion import Plan, Profile, load
-from chrion.benchmark.comparison import PolicyComparison, PolicyResult
-from chrion.benchmark.latency import Timing
 from chrion.report import (
     alpha_sweep_table,
     bench_table,
@@ -26,12 +24,14 @@ from chrion.report import (
     plan_table,
     verdict,
 )
+from chrion.report.benchmark.comparison import PolicyComparison, PolicyResult
+from chrion.report.benchmark.latency import Timing
 from chrion.report.figure_table import FigureTable
 from chrion.report.simulation_tables import simulation_tables, sweep_table
 from chrion.scheduler import Prediction, fixed_plan
-from chrion.simulator import find_scenario, run_sweep, simulate
-from chrion.simulator.overrides import parameter_grid
-from chrion.simulator.results import to_json
+from chrion.serving.simulator import find_scenario, run_sweep, simulate
+from chrion.serving.simulator.overrides import parameter_grid
+from chrion.serving.simulator.results import to_json
 from helpers import MACHINE, alternating_lanes, branches
 
 

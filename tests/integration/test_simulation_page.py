@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from chrion.simulator import scenario_descriptions
-from chrion.simulator.overrides import PLAN_KEYS, TOP_KEYS, VARIANT_KEYS
-from chrion.simulator.settings import SECTIONS
+from chrion.serving.simulator import scenario_descriptions
+from chrion.serving.simulator.overrides import PLAN_KEYS, TOP_KEYS, VARIANT_KEYS
+from chrion.serving.simulator.settings import SECTIONS
 from code_blocks import ROOT, blocks, commands
 
 PAGE = ROOT / "docs" / "simulation.md"

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from chrion import Graph, HybridSession, load, partition
-from chrion.benchmark import stage_timer
-from chrion.benchmark.stage_timer import StageTimer
 from chrion.errors import OptionError
+from chrion.report.benchmark import stage_timer
+from chrion.report.benchmark.stage_timer import StageTimer
 from chrion.scheduler.policies.ios_search import search_stages
 from chrion.scheduler.policies.stages import DeviceLanes
 from helpers import FLOAT, assert_same_as_plain, branches, make_model, node, value

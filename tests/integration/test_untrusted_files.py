@@ -21,8 +21,8 @@ from chrion.profiler.cache import Cache
 from chrion.profiler.profiles import OperatorCost
 from chrion.runtime.selection.decisions import Decision, DecisionCache
 from chrion.scheduler.fixed_placement import fixed_plan
-from chrion.simulator.scenario import find_scenario
-from chrion.simulator.traces import read_trace
+from chrion.serving.simulator.scenario import find_scenario
+from chrion.serving.simulator.traces import read_trace
 from chrion.zoo import RecurrentSpec, build_recurrent
 from damaged_files import damaged_bytes, damaged_json
 from helpers import FLOAT, alternating_lanes, assert_equal, branches, make_model, node, run_plain, value

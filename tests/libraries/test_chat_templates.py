@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from chrion.server.chat_template import ChatTemplate
+from chrion.serving.server.chat_template import ChatTemplate
 from template_cases import CHAT, RENDERED, TOKENS
 
 templates = pytest.importorskip("transformers.utils.chat_template_utils", reason="no transformers in this environment")

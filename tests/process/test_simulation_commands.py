@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 import chrion
-from chrion.simulator import find_scenario, simulate
+from chrion.serving.simulator import find_scenario, simulate
 from chrion.zoo import build
 from code_blocks import ROOT, Block, blocks, commands
 from command_line import PAPER, Chrion

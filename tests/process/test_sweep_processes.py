@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from chrion.errors import OptionError
-from chrion.simulator.overrides import parameter_grid
-from chrion.simulator.scenario import ScenarioSource, find_scenario
-from chrion.simulator.sweep import run_sweep
+from chrion.serving.simulator.overrides import parameter_grid
+from chrion.serving.simulator.scenario import ScenarioSource, find_scenario
+from chrion.serving.simulator.sweep import run_sweep
 from ray_clusters import start_cluster
 from server_client import wait_until
 

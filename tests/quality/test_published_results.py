@@ -12,8 +12,8 @@ from reproduction.table6 import PAPER, main_rows, paper_profile, plan_patterns
 from reproduction.table7 import expected_violations
 
 from chrion import load, partition
-from chrion.simulator.decoder_scenario import IterationCosts
-from chrion.simulator.iterations import simulate_decoder
+from chrion.serving.simulator.decoder_scenario import IterationCosts
+from chrion.serving.simulator.iterations import simulate_decoder
 from chrion.zoo import build
 
 

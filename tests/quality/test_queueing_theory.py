@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chrion.simulator.decoder_scenario import build_decoder_scenario
-from chrion.simulator.iterations import simulate_decoder
-from chrion.simulator.run import simulate
-from chrion.simulator.scenario import ScenarioSource
+from chrion.serving.simulator.decoder_scenario import build_decoder_scenario
+from chrion.serving.simulator.iterations import simulate_decoder
+from chrion.serving.simulator.run import simulate
+from chrion.serving.simulator.scenario import ScenarioSource
 from simulator_support import scenario_of
 
 EXPONENTIAL = {"memory_mb": 100.0, "latency_ms": 10.0, "distribution": "exponential"}

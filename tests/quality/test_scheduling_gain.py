@@ -9,8 +9,8 @@ from decoding.load import load_scenario, scaled_lengths
 from decoding.load_rates import choose_rates
 from decoding.scheduling_gain import BATCHES, Machine, expected_batch, gain_rows, simulate_summary
 
-from chrion.simulator.decoder_scenario import IterationCosts
-from chrion.simulator.iterations import simulate_decoder
+from chrion.serving.simulator.decoder_scenario import IterationCosts
+from chrion.serving.simulator.iterations import simulate_decoder
 
 #: Limits, and the direction from a machine's row in which they are.
 LIMITS = ((-1, "equal time"), (1, "time by tokens"))

@@ -5,9 +5,9 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from chrion.simulator.histograms import bin_edges
-from chrion.simulator.run import simulate
-from chrion.simulator.scenario import find_scenario
+from chrion.serving.simulator.histograms import bin_edges
+from chrion.serving.simulator.run import simulate
+from chrion.serving.simulator.scenario import find_scenario
 
 SEEDS = 20
 

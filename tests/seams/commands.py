@@ -17,11 +17,11 @@ import pytest
 import typer
 
 from chrion import Generator, HybridSession, zoo
-from chrion.benchmark import comparison, latency
 from chrion.cli import bench, demo, devices, steps
 from chrion.devices import providers
 from chrion.devices.probe import ProbeResult
 from chrion.generation.scheduling import IterationScheduler
+from chrion.report.benchmark import comparison, latency
 from chrion.runtime.selection import guard
 from helpers import FakeInterferenceMonitor
 

@@ -3,7 +3,7 @@
 import warnings
 
 from chrion.cli import main
-from chrion.server import ray_serve
+from chrion.serving.server import ray_serve
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")  # an interval that Ray will rename

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from chrion.replay import stand_ins, target
-from chrion.server import connections, grpc_service, rest, run, trials
-from chrion.server.options import ClusterOptions, ServerOptions
+from chrion.serving.replay import stand_ins, target
+from chrion.serving.server import connections, grpc_service, rest, run, trials
+from chrion.serving.server.options import ClusterOptions, ServerOptions
 
 
 def limit_reading(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
@@ -47,7 +47,7 @@ def serve_from_lost_replicas(monkeypatch: pytest.MonkeyPatch, options: ServerOpt
 
     It checks that the application is removed if serving ends with an exception.
     """
-    from chrion.server import ray_serve  # noqa: PLC0415 - needs the extra
+    from chrion.serving.server import ray_serve  # noqa: PLC0415 - needs the extra
 
     deleted: list[str] = []
 

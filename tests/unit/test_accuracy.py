@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from chrion.benchmark.accuracy import largest_difference
+from chrion.report.benchmark.accuracy import largest_difference
 
 NAN, INFINITE = float("nan"), float("inf")
 

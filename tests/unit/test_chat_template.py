@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from chrion.errors import ModelError, OptionError
-from chrion.server.chat_template import ChatTemplate, find_chat_template
-from chrion.server.generators import find_template
+from chrion.serving.server.chat_template import ChatTemplate, find_chat_template
+from chrion.serving.server.generators import find_template
 from template_cases import CHAT, RENDERED, TOKENS
 
 MESSAGES = [{"role": "user", "content": "one"}, {"role": "user", "content": "two"}]

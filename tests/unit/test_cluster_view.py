@@ -7,9 +7,9 @@ import random
 import pytest
 
 from chrion.errors import OptionError
-from chrion.manager.cluster_view import ClusterView, ReplicaState
-from chrion.manager.policies import route_resident_first, soonest
-from chrion.server.options import parse_replicas, parse_routing
+from chrion.serving.manager.cluster_view import ClusterView, ReplicaState
+from chrion.serving.manager.policies import route_resident_first, soonest
+from chrion.serving.server.options import parse_replicas, parse_routing
 
 REPLICAS = ["a", "b", "c"]
 

@@ -10,10 +10,10 @@ import pytest
 
 from chrion.errors import ScenarioError
 from chrion.report.decoder_tables import decoder_table
-from chrion.simulator.decoder_results import summarise, to_json
-from chrion.simulator.decoder_scenario import DecoderScenario, build_decoder_scenario
-from chrion.simulator.iterations import simulate_decoder
-from chrion.simulator.scenario import ScenarioSource
+from chrion.serving.simulator.decoder_results import summarise, to_json
+from chrion.serving.simulator.decoder_scenario import DecoderScenario, build_decoder_scenario
+from chrion.serving.simulator.iterations import simulate_decoder
+from chrion.serving.simulator.scenario import ScenarioSource
 
 
 def scenario(**decoder: Any) -> DecoderScenario:

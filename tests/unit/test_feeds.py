@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from chrion import load
-from chrion.benchmark.feeds import read_feed
 from chrion.errors import OptionError
+from chrion.report.benchmark.feeds import read_feed
 from helpers import branches
 
 

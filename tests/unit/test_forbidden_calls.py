@@ -47,17 +47,20 @@ ALLOWED = {
     "chrion.native.operators": {"register_custom_ops_library"},  # the libraries that Chrion compiles
     "chrion.native.bindings": {"register_custom_ops_library"},
     "chrion.native.library": {"CDLL"},
-    **{f"chrion.server.{name}": {"asyncio"} for name in SERVER},  # `chrion serve`
-    "chrion.server.origins": {"socket"},  # finds the addresses of the name that the server is bound to
-    "chrion.server.run": {"asyncio", "socket"},  # `chrion serve`
-    "chrion.server.supervisor": {"asyncio", "subprocess"},  # `--restart` runs `chrion serve` with the same interpreter
+    **{f"chrion.serving.server.{name}": {"asyncio"} for name in SERVER},  # `chrion serve`
+    "chrion.serving.server.origins": {"socket"},  # finds the addresses of the name that the server is bound to
+    "chrion.serving.server.run": {"asyncio", "socket"},  # `chrion serve`
+    "chrion.serving.server.supervisor": {
+        "asyncio",
+        "subprocess",
+    },  # `--restart` runs `chrion serve` with the same interpreter
     "chrion.generation.streams": {"asyncio"},  # tokens for `async for`, without connections
     "chrion.cli.replay": {"ssl"},  # `chrion replay`, a client of the server that it is given
-    "chrion.replay.http_client": {"asyncio", "ssl"},
-    "chrion.replay.open_loop": {"asyncio"},
-    "chrion.replay.run": {"asyncio", "ssl"},
-    "chrion.replay.target": {"asyncio"},
-    "chrion.server.ray_cluster": {"socket"},  # checks whether the given Ray cluster is reachable
+    "chrion.serving.replay.http_client": {"asyncio", "ssl"},
+    "chrion.serving.replay.open_loop": {"asyncio"},
+    "chrion.serving.replay.run": {"asyncio", "ssl"},
+    "chrion.serving.replay.target": {"asyncio"},
+    "chrion.serving.ray_cluster": {"socket"},  # checks whether the given Ray cluster is reachable
 }
 
 

@@ -11,13 +11,13 @@ from typing import Any, ClassVar
 
 from chrion import Generator
 from chrion.generation import Stream, Token
-from chrion.server.chat_template import find_chat_template
-from chrion.server.generation_metrics import GenerationMetrics
-from chrion.server.generation_service import GenerationService
-from chrion.server.generators import ServedGenerator
-from chrion.server.options import ServerOptions
-from chrion.server.request_memory import ByteAccount
-from chrion.server.rest import RestService
+from chrion.serving.server.chat_template import find_chat_template
+from chrion.serving.server.generation_metrics import GenerationMetrics
+from chrion.serving.server.generation_service import GenerationService
+from chrion.serving.server.generators import ServedGenerator
+from chrion.serving.server.options import ServerOptions
+from chrion.serving.server.request_memory import ByteAccount
+from chrion.serving.server.rest import RestService
 from local_server import LocalServer
 from served_decoders import put_decoder
 

@@ -14,9 +14,9 @@ import pytest
 
 from chrion.errors import OptionError
 from chrion.generation import Sampling, Stream, Token
-from chrion.server.failures import RequestFailure, Status
-from chrion.server.generation_service import GenerationService, TextOptions
-from chrion.server.generators import ServedGenerator
+from chrion.serving.server.failures import RequestFailure, Status
+from chrion.serving.server.generation_service import GenerationService, TextOptions
+from chrion.serving.server.generators import ServedGenerator
 
 
 def service(timeout_ms: float = math.inf) -> GenerationService:

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from chrion.generation import Sampling
-from chrion.server.failures import RequestFailure, Status
-from chrion.server.generation_service import TextOptions
-from chrion.server.generation_tensors import (
+from chrion.serving.server.failures import RequestFailure, Status
+from chrion.serving.server.generation_service import TextOptions
+from chrion.serving.server.generation_tensors import (
     INPUTS,
     OUTPUTS,
     Piece,
@@ -21,7 +21,7 @@ from chrion.server.generation_tensors import (
     read_tensors,
     read_values,
 )
-from chrion.server.rest_codec import InferenceRequest
+from chrion.serving.server.rest_codec import InferenceRequest
 
 
 def of_tensors(outputs: tuple[str, ...] = (), parameters: dict[str, Any] | None = None, **feeds: Any) -> Any:

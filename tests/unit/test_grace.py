@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from chrion.server.grace import Grace, StopSignals
+from chrion.serving.server.grace import Grace, StopSignals
 
 
 def test_an_event_ends_the_wait() -> None:

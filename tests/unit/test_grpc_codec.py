@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chrion.server import grpc_codec
-from chrion.server.failures import RequestFailure, Status
-from chrion.server.grpc_messages import message
-from chrion.server.rest_codec import InferenceRequest
-from chrion.server.tensors import TensorSpec
+from chrion.serving.server import grpc_codec
+from chrion.serving.server.failures import RequestFailure, Status
+from chrion.serving.server.grpc_messages import message
+from chrion.serving.server.rest_codec import InferenceRequest
+from chrion.serving.server.tensors import TensorSpec
 
 
 def request(**fields: Any) -> Any:

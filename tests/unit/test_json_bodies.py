@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from chrion.server.failures import RequestFailure, Status
-from chrion.server.json_bodies import parse_body, parse_tensors
-from chrion.server.number_text import NumberText
-from chrion.server.rest_codec import InferenceRequest, build_response, parse_request
-from chrion.server.tensors import TensorSpec
+from chrion.serving.server.failures import RequestFailure, Status
+from chrion.serving.server.json_bodies import parse_body, parse_tensors
+from chrion.serving.server.number_text import NumberText
+from chrion.serving.server.rest_codec import InferenceRequest, build_response, parse_request
+from chrion.serving.server.tensors import TensorSpec
 
 #: More than a body that is parsed as a whole.
 PADDING = " " * 70_000

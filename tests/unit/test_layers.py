@@ -104,7 +104,7 @@ def test_the_scheduler_is_independent_of_the_runtime() -> None:
 
 def test_the_policies_of_the_manager_are_pure() -> None:
     """Decisions that the simulator and a server share import nothing of the project, no threads and no sockets."""
-    assert not libraries(ROOT / "manager" / "policies.py") & {"chrion", "threading", "socket"}
+    assert not libraries(ROOT / "serving" / "manager" / "policies.py") & {"chrion", "threading", "socket"}
 
 
 def test_packages_list_all_they_import_in_order() -> None:
@@ -123,8 +123,8 @@ def test_packages_list_all_they_import_in_order() -> None:
 
 def test_importing_the_package_imports_no_library() -> None:
     """Names of the package and its sub-packages are imported on first use, so that commands start at once."""
-    code = "import sys, chrion, chrion.common.units; chrion.common.units.format_ms(1.0); chrion.ChrionError; assert 'load' in dir(chrion); "
-    code += "assert not {'numpy', 'onnx', 'onnxruntime'} & {*sys.modules}"
+    code = "import sys, chrion, chrion.common.units; chrion.common.units.format_ms(1.0); chrion.ChrionError; assert
+    'load' in dir(chrion); " code += "assert not {'numpy', 'onnx', 'onnxruntime'} & {*sys.modules}"
     subprocess.run([sys.executable, "-c", code], check=True)  # noqa: S603 - our own interpreter
     with pytest.raises(AttributeError, match="module 'chrion' has no attribute 'nothing'"):
         _ = chrion.nothing

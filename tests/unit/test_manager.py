@@ -15,7 +15,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from chrion.manager import (
+from chrion.serving.manager import (
     Load,
     ManagedModel,
     ManagedVariant,
@@ -27,13 +27,13 @@ from chrion.manager import (
     Run,
     Unload,
 )
-from chrion.manager.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING
-from chrion.manager.records import ACCELERATOR, HOST
-from chrion.manager.residency import Place
-from chrion.simulator.cluster_state import ServerPolicies
-from chrion.simulator.engine import Engine, EngineConfig
-from chrion.simulator.settings import ServerSpec
-from chrion.simulator.variants import Variant
+from chrion.serving.manager.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING
+from chrion.serving.manager.records import ACCELERATOR, HOST
+from chrion.serving.manager.residency import Place
+from chrion.serving.simulator.cluster_state import ServerPolicies
+from chrion.serving.simulator.engine import Engine, EngineConfig
+from chrion.serving.simulator.settings import ServerSpec
+from chrion.serving.simulator.variants import Variant
 from property_tests import examples
 
 MB = 1_000_000

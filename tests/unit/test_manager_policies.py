@@ -2,7 +2,7 @@
 
 import pytest
 
-from chrion.manager.policies import (
+from chrion.serving.manager.policies import (
     EVICTION,
     LOAD_ORDER,
     ROUTING,

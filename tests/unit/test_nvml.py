@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from chrion.benchmark.latency import RunRequest, memory_held_mb
 from chrion.devices import nvml
 from chrion.devices.nvml import Gpu
+from chrion.report.benchmark.latency import RunRequest, memory_held_mb
 from seams.machine import install_nvml
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from chrion.generation import Token
-from chrion.server.openai_logprobs import TokenLog
+from chrion.serving.server.openai_logprobs import TokenLog
 
 
 class Pieces:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from chrion.server.failures import RequestFailure, Status
-from chrion.server.openai_messages import read_messages
+from chrion.serving.server.failures import RequestFailure, Status
+from chrion.serving.server.openai_messages import read_messages
 
 USER = {"role": "user", "content": "hi"}
 

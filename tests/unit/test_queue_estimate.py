@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chrion.manager.queue_estimate import QueuedRequest, Release, expected_start
-from chrion.simulator.settings import ServerSpec
-from chrion.simulator.variants import Variant
+from chrion.serving.manager.queue_estimate import QueuedRequest, Release, expected_start
+from chrion.serving.simulator.settings import ServerSpec
+from chrion.serving.simulator.variants import Variant
 from simulator_support import engine_of
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from chrion.errors import OptionError
-from chrion.server.options import ClusterOptions, DeviceOptions, ServerOptions
+from chrion.serving.server.options import ClusterOptions, DeviceOptions, ServerOptions
 
 NODES: list[dict[str, Any]] = [
     {"Alive": True, "Resources": {"CPU": 4.0, "GPU": 2.0}},
@@ -20,7 +20,7 @@ NODES: list[dict[str, Any]] = [
 
 def test_one_replica_for_each_node_or_gpu() -> None:
     """Nodes that have ended do not count, nor do nodes without CPUs, such as a head that is kept free."""
-    scaling = pytest.importorskip("chrion.server.ray_scaling")
+    scaling = pytest.importorskip("chrion.serving.server.ray_scaling")
     assert scaling.count_places(NODES, gpus=False) == 2
     assert scaling.count_places(NODES, gpus=True) == 2
 
@@ -28,7 +28,7 @@ def test_one_replica_for_each_node_or_gpu() -> None:
 @pytest.mark.parametrize(("cores", "count"), [(8, 1), (8, 3), (2, 4), (1, 2)])
 def test_replicas_of_a_node_share_its_cores(cores: int, count: int) -> None:
     """Every replica has a core, no core is left out, and none has two replicas if there are enough."""
-    share = pytest.importorskip("chrion.server.ray_replica").share
+    share = pytest.importorskip("chrion.serving.server.ray_replica").share
     shares = [share(range(cores), index, count) for index in range(count)]
     assert all(shares)
     assert {core for own in shares for core in own} == set(range(cores))
@@ -38,7 +38,7 @@ def test_replicas_of_a_node_share_its_cores(cores: int, count: int) -> None:
 
 def test_impossible_clusters_are_refused(tmp_path: Path) -> None:
     """An address where nothing listens, and model control, are refused at once."""
-    run = pytest.importorskip("chrion.server.ray_serve").run
+    run = pytest.importorskip("chrion.serving.server.ray_serve").run
     cluster = ClusterOptions("127.0.0.1:1", DeviceOptions())
     with pytest.raises(OptionError, match=r"--ray 127.0.0.1:1: .*refused"):
         run(ServerOptions(tmp_path), cluster, print)

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from chrion.manager import ManagerPolicies, ModelManager
-from chrion.manager.records import HOST
-from chrion.server.core import ServingCore
-from chrion.server.grace import Grace
-from chrion.server.replica_state import StateReports, read_state
-from chrion.server.repository import ServedVersion, scan
+from chrion.serving.manager import ManagerPolicies, ModelManager
+from chrion.serving.manager.records import HOST
+from chrion.serving.server.core import ServingCore
+from chrion.serving.server.grace import Grace
+from chrion.serving.server.replica_state import StateReports, read_state
+from chrion.serving.server.repository import ServedVersion, scan
 from model_repository import product, put
 
 

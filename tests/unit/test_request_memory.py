@@ -7,8 +7,8 @@ import tracemalloc
 
 import pytest
 
-from chrion.server.failures import RequestFailure, Status
-from chrion.server.json_bodies import json_bytes
+from chrion.serving.server.failures import RequestFailure, Status
+from chrion.serving.server.json_bodies import json_bytes
 
 MANY = 5_000
 

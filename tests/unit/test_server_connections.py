@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from chrion.server.connections import client_key
+from chrion.serving.server.connections import client_key
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ import pytest
 from test_hardware import ACCELERATOR
 
 from chrion.errors import InputError, ScenarioError
-from chrion.simulator.results import to_json
-from chrion.simulator.run import simulate
-from chrion.simulator.scenario import Scenario, find_scenario
+from chrion.serving.simulator.results import to_json
+from chrion.serving.simulator.run import simulate
+from chrion.serving.simulator.scenario import Scenario, find_scenario
 
 MODEL = '[[models]]\nname = "m"\nvariants.gpu = {latency_ms = 20, memory_mb = 1000, gpu_busy_ms = 20}\n'
 LOAD = "workload = { rate_per_s = 1, requests = 50 }\n"

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from chrion.server.late_messages import MessageReceiver
+from chrion.serving.server.late_messages import MessageReceiver
 
 
 class Call:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from chrion.server import merging
+from chrion.serving.server import merging
 
 
 def entry(name: str, count: int, last: int, sizes: dict[int, int]) -> dict[str, Any]:

@@ -10,12 +10,12 @@ import pytest
 
 from chrion import load
 from chrion.errors import ModelError, OptionError
-from chrion.manager import ManagerPolicies
-from chrion.manager.records import ACCELERATOR, HOST
 from chrion.scheduler import fixed_plan
-from chrion.server.options import parse_address, parse_origin, parse_policies, scenario_policies
-from chrion.server.repository import BadVersion, ServedVersion, scan
-from chrion.server.settings import read_settings
+from chrion.serving.manager import ManagerPolicies
+from chrion.serving.manager.records import ACCELERATOR, HOST
+from chrion.serving.server.options import parse_address, parse_origin, parse_policies, scenario_policies
+from chrion.serving.server.repository import BadVersion, ServedVersion, scan
+from chrion.serving.server.settings import read_settings
 from helpers import alternating_lanes, branches, free_branches
 from model_repository import identity, product, put
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from chrion.errors import OptionError
-from chrion.server.options import ClusterOptions, DeviceOptions, ServerOptions
-from chrion.server.run import answer_until_stopped
-from chrion.server.served_models import ServedModels
+from chrion.serving.server.options import ClusterOptions, DeviceOptions, ServerOptions
+from chrion.serving.server.run import answer_until_stopped
+from chrion.serving.server.served_models import ServedModels
 from seams.serving import serve_from_lost_replicas
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from chrion.server.statistics import RECENT, ModelStatistics
+from chrion.serving.server.statistics import RECENT, ModelStatistics
 
 
 def test_quantiles_are_those_of_the_last_requests() -> None:

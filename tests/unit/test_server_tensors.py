@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from chrion.server import tensors
-from chrion.server.failures import RequestFailure, Status
-from chrion.server.rest_codec import parse_request
-from chrion.server.tensors import DTYPES, TensorSpec
+from chrion.serving.server import tensors
+from chrion.serving.server.failures import RequestFailure, Status
+from chrion.serving.server.rest_codec import parse_request
+from chrion.serving.server.tensors import DTYPES, TensorSpec
 
 NUMBERS = sorted(set(DTYPES) - {"BYTES", "BF16"})
 

@@ -13,9 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chrion.errors import ChrionError
-from chrion.simulator.decoder_scenario import DecoderScenario, IterationCosts, build_decoder_scenario
-from chrion.simulator.iterations import DecoderResult, DecoderWorkload, draw_requests, fit_costs, simulate_decoder
-from chrion.simulator.scenario import ScenarioSource
+from chrion.serving.simulator.decoder_scenario import DecoderScenario, IterationCosts, build_decoder_scenario
+from chrion.serving.simulator.iterations import (
+    DecoderResult,
+    DecoderWorkload,
+    draw_requests,
+    fit_costs,
+    simulate_decoder,
+)
+from chrion.serving.simulator.scenario import ScenarioSource
 from property_tests import examples
 
 

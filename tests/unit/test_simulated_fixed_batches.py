@@ -14,9 +14,9 @@ import simpy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chrion.simulator.decoder_scenario import DecoderScenario, build_decoder_scenario
-from chrion.simulator.iterations import draw_requests, simulate_decoder
-from chrion.simulator.scenario import ScenarioSource
+from chrion.serving.simulator.decoder_scenario import DecoderScenario, build_decoder_scenario
+from chrion.serving.simulator.iterations import draw_requests, simulate_decoder
+from chrion.serving.simulator.scenario import ScenarioSource
 from property_tests import examples
 
 

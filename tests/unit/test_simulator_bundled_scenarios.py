@@ -5,7 +5,7 @@ import tomllib
 import pytest
 
 from chrion.common.files import bundled_folder
-from chrion.simulator import ScenarioDescription, find_scenario, scenario_descriptions
+from chrion.serving.simulator import ScenarioDescription, find_scenario, scenario_descriptions
 
 DESCRIPTIONS = scenario_descriptions()
 

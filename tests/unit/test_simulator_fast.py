@@ -8,11 +8,11 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from chrion.simulator import fast, run
-from chrion.simulator.histograms import Floats
-from chrion.simulator.results import PatternResult
-from chrion.simulator.run import simulate
-from chrion.simulator.scenario import Scenario, ScenarioSource
+from chrion.serving.simulator import fast, run
+from chrion.serving.simulator.histograms import Floats
+from chrion.serving.simulator.results import PatternResult
+from chrion.serving.simulator.run import simulate
+from chrion.serving.simulator.scenario import Scenario, ScenarioSource
 from property_tests import repetitions
 
 REQUESTS = repetitions(500)

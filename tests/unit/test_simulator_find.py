@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from chrion.errors import OptionError, ScenarioError
-from chrion.simulator.export import export_requests
-from chrion.simulator.find import Condition, find_limits, first_true, parse_until
-from chrion.simulator.replications import interval, intervals, seeds, t_quantile
-from chrion.simulator.results import PatternResult
-from chrion.simulator.run import simulate
-from chrion.simulator.scenario import ScenarioSource, find_scenario
-from chrion.simulator.sweep import run_sweep
+from chrion.serving.simulator.export import export_requests
+from chrion.serving.simulator.find import Condition, find_limits, first_true, parse_until
+from chrion.serving.simulator.replications import interval, intervals, seeds, t_quantile
+from chrion.serving.simulator.results import PatternResult
+from chrion.serving.simulator.run import simulate
+from chrion.serving.simulator.scenario import ScenarioSource, find_scenario
+from chrion.serving.simulator.sweep import run_sweep
 
 
 @pytest.mark.parametrize("begin", [1, 7, 50, 100])

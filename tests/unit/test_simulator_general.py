@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chrion.manager.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING
-from chrion.simulator.cluster_state import ServerPolicies
-from chrion.simulator.engine import Engine, EngineConfig, NextUseOracle
-from chrion.simulator.general_server import Options
-from chrion.simulator.ready_queue import Batching
-from chrion.simulator.requests import Details, Requests
-from chrion.simulator.settings import ServerSpec
-from chrion.simulator.variants import Variant
+from chrion.serving.manager.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING
+from chrion.serving.simulator.cluster_state import ServerPolicies
+from chrion.serving.simulator.engine import Engine, EngineConfig, NextUseOracle
+from chrion.serving.simulator.general_server import Options
+from chrion.serving.simulator.ready_queue import Batching
+from chrion.serving.simulator.requests import Details, Requests
+from chrion.serving.simulator.settings import ServerSpec
+from chrion.serving.simulator.variants import Variant
 from general_oracle import Cluster, Request, Rules
 from property_tests import repetitions
 

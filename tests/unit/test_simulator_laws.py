@@ -9,11 +9,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chrion.manager.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING
-from chrion.simulator.cluster_state import ServerPolicies
-from chrion.simulator.engine import Engine, EngineConfig, NextUseOracle
-from chrion.simulator.settings import ServerSpec
-from chrion.simulator.variants import Variant
+from chrion.serving.manager.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING
+from chrion.serving.simulator.cluster_state import ServerPolicies
+from chrion.serving.simulator.engine import Engine, EngineConfig, NextUseOracle
+from chrion.serving.simulator.settings import ServerSpec
+from chrion.serving.simulator.variants import Variant
 from property_tests import examples
 
 LARGEST_MB, CORES = 900, 3

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from chrion.simulator.averages import BinnedAverage, BinnedCounts
-from chrion.simulator.histograms import SparseHistograms, bin_edges, bin_index, quantile
-from chrion.simulator.metrics import COLUMNS, OUTCOMES, BusyShares, RequestMetrics
+from chrion.serving.simulator.averages import BinnedAverage, BinnedCounts
+from chrion.serving.simulator.histograms import SparseHistograms, bin_edges, bin_index, quantile
+from chrion.serving.simulator.metrics import COLUMNS, OUTCOMES, BusyShares, RequestMetrics
 
 
 def test_quantiles_within_half_a_percent() -> None:

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from chrion.errors import ScenarioError, TraceError
-from chrion.simulator.export import export_requests
-from chrion.simulator.run import simulate
-from chrion.simulator.speeds import scaled
-from chrion.simulator.variants import Variant
+from chrion.serving.simulator.export import export_requests
+from chrion.serving.simulator.run import simulate
+from chrion.serving.simulator.speeds import scaled
+from chrion.serving.simulator.variants import Variant
 from property_tests import repetitions
 from simulator_support import scenario_of
 

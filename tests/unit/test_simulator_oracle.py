@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import simpy
 
-from chrion.manager.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING, route_resident_first
-from chrion.simulator.cluster_state import ServerPolicies
-from chrion.simulator.engine import Engine, EngineConfig
-from chrion.simulator.settings import ServerSpec
-from chrion.simulator.variants import Variant
+from chrion.serving.manager.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING, route_resident_first
+from chrion.serving.simulator.cluster_state import ServerPolicies
+from chrion.serving.simulator.engine import Engine, EngineConfig
+from chrion.serving.simulator.settings import ServerSpec
+from chrion.serving.simulator.variants import Variant
 from property_tests import repetitions
 
 

@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 
 from chrion.report.simulation_tables import simulation_tables
-from chrion.simulator.results import PatternResult, to_json
-from chrion.simulator.run import simulate
-from chrion.simulator.scenario import Scenario, find_scenario
+from chrion.serving.simulator.results import PatternResult, to_json
+from chrion.serving.simulator.run import simulate
+from chrion.serving.simulator.scenario import Scenario, find_scenario
 
 #: Two models of 600 MB on one server of 1 GB, requested alternately: every request loads, 3 + 600 / 6 = 103 ms.
 ALTERNATING = """

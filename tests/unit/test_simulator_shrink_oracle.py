@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import simpy
 
-from chrion.manager.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING
-from chrion.simulator.cluster_state import ServerPolicies
-from chrion.simulator.engine import Engine, EngineConfig
-from chrion.simulator.general_server import Options
-from chrion.simulator.settings import ServerSpec
-from chrion.simulator.variants import Variant
+from chrion.serving.manager.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING
+from chrion.serving.simulator.cluster_state import ServerPolicies
+from chrion.serving.simulator.engine import Engine, EngineConfig
+from chrion.serving.simulator.general_server import Options
+from chrion.serving.simulator.settings import ServerSpec
+from chrion.serving.simulator.variants import Variant
 from property_tests import repetitions
 from simulator_support import engine_of
 

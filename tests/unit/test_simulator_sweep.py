@@ -8,10 +8,10 @@ import pytest
 from chrion.errors import OptionError, ScenarioError
 from chrion.report import check_picture
 from chrion.report import simulation_plots as plots
-from chrion.simulator.overrides import parameter_grid
-from chrion.simulator.run import simulate
-from chrion.simulator.scenario import ScenarioSource, find_scenario
-from chrion.simulator.sweep import SweepPoint, run_sweep
+from chrion.serving.simulator.overrides import parameter_grid
+from chrion.serving.simulator.run import simulate
+from chrion.serving.simulator.scenario import ScenarioSource, find_scenario
+from chrion.serving.simulator.sweep import SweepPoint, run_sweep
 
 POINTS = parameter_grid([("gpu_memory_gb", (8, 10, 12)), ("eviction", ("lru", "lfu"))])
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from chrion.errors import ScenarioError, TraceError
-from chrion.simulator.traces import Arrivals, MinuteCounts, read_trace
+from chrion.serving.simulator.traces import Arrivals, MinuteCounts, read_trace
 
 FUNCTIONS_HEAD = "HashOwner,HashApp,HashFunction,Trigger,480,481,482\n"
 LLM_HEAD = "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from chrion.errors import ScenarioError
-from chrion.simulator.settings import WorkloadSpec
-from chrion.simulator.workload import (
+from chrion.serving.simulator.settings import WorkloadSpec
+from chrion.serving.simulator.workload import (
     SyntheticWorkload,
     Workload,
     build_workload,

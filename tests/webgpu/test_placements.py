@@ -11,8 +11,8 @@ import pytest
 
 from accelerator_plans import draw_mixed_plan, find_supported_operators, fixed_webgpu_plan
 from chrion import Graph, HybridSession, load
-from chrion.benchmark.accuracy import largest_difference
 from chrion.devices import Device
+from chrion.report.benchmark.accuracy import largest_difference
 from chrion.zoo.recurrent import RecurrentSpec, build_recurrent
 from helpers import FLOAT, assert_same_as_plain, branches, make_model, node, run_plain, value
 from random_cases import random_case

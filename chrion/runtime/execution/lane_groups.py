@@ -6,7 +6,7 @@ number of groups share them: a lane carries out the parts of different requests 
 
 The groups share the segments' sessions, which onnxruntime allows, so that a further group costs little more than its
 threads. Its cores are leased as further ones (:mod:`chrion.machine.core_leases`): other sessions rather use those than
-cores of a first group. If sessions have threads of their own, which are pinned to cores, there is one group.
+the cores of a first group. If sessions have threads of their own, which are pinned to cores, there is one group.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import typer
 import chrion
 from chrion.cli.app import app
 from chrion.scheduler import POLICIES, Policy
-from chrion.simulator.scenario import scenario_names
+from chrion.serving.simulator.scenario import scenario_names
 from chrion.zoo import names
 from command_line import PAPER, Chrion
 

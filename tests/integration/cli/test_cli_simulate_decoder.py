@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from chrion.report import decoder_tables
-from chrion.simulator.decoder_results import DecoderPoint, summarise
-from chrion.simulator.decoder_scenario import build_decoder_scenario
-from chrion.simulator.iterations import simulate_decoder
-from chrion.simulator.scenario import ScenarioSource, find_scenario
+from chrion.serving.simulator.decoder_results import DecoderPoint, summarise
+from chrion.serving.simulator.decoder_scenario import build_decoder_scenario
+from chrion.serving.simulator.iterations import simulate_decoder
+from chrion.serving.simulator.scenario import ScenarioSource, find_scenario
 from command_line import Chrion, assert_each_refused
 from seams.commands import catch_figures
 

@@ -20,13 +20,13 @@ import onnxruntime as ort
 import pytest
 
 from chrion.errors import OptionError, ServerError
-from chrion.manager import ManagerPolicies
-from chrion.replay import run
-from chrion.replay.http_client import Answer, HttpClient
-from chrion.replay.open_loop import OpenLoop, Outcome
-from chrion.replay.target import Call, wait_until_ready
-from chrion.simulator.metrics import RequestMetrics
-from chrion.simulator.scenario import find_scenario
+from chrion.serving.manager import ManagerPolicies
+from chrion.serving.replay import run
+from chrion.serving.replay.http_client import Answer, HttpClient
+from chrion.serving.replay.open_loop import OpenLoop, Outcome
+from chrion.serving.replay.target import Call, wait_until_ready
+from chrion.serving.simulator.metrics import RequestMetrics
+from chrion.serving.simulator.scenario import find_scenario
 from command_line import Chrion, assert_refused
 from helpers import FLOAT, make_model, node, value
 from local_server import local_server

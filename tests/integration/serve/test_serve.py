@@ -14,7 +14,7 @@ import onnxruntime as ort
 import pytest
 from prometheus_client import parser
 
-from chrion.server.logs import JsonFormatter
+from chrion.serving.server.logs import JsonFormatter
 from local_server import LocalServer, local_server
 from model_repository import counting, product, put
 from served_decoders import put_decoder

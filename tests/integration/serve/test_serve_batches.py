@@ -10,8 +10,8 @@ import numpy as np
 import onnx
 import pytest
 
-from chrion.server.batching import Batch
-from chrion.server.tensors import TensorSpec
+from chrion.serving.server.batching import Batch
+from chrion.serving.server.tensors import TensorSpec
 from helpers import FLOAT, INT64, make_model, node, value
 from local_server import LocalServer, local_server
 from model_repository import product, put

@@ -12,8 +12,8 @@ from typing import Any
 import grpc
 import pytest
 
-from chrion.server.disconnects import EventResponse
-from chrion.server.grpc_messages import message
+from chrion.serving.server.disconnects import EventResponse
+from chrion.serving.server.grpc_messages import message
 from decoder_support import PlainDecoder, small_decoder
 from local_server import LocalServer, local_server
 from model_repository import product, put

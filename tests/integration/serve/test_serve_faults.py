@@ -12,7 +12,7 @@ import numpy as np
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from chrion.server.sessions import is_out_of_memory
+from chrion.serving.server.sessions import is_out_of_memory
 from local_server import LocalServer, local_server
 from model_repository import product, put
 from property_tests import examples

@@ -12,8 +12,8 @@ from onnx import helper
 
 from chrion.errors import ModelError, OptionError
 from chrion.native import operators_available
-from chrion.server.generators import close_generators, open_generators
-from chrion.server.settings import read_settings
+from chrion.serving.server.generators import close_generators, open_generators
+from chrion.serving.server.settings import read_settings
 from decoder_support import small_decoder
 from local_server import local_server
 from model_repository import product, put

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import chrion
-from chrion.server.request_timing import Timing
+from chrion.serving.server.request_timing import Timing
 from local_server import LocalServer, local_server
 from model_repository import product, put
 from server_client import wait_until

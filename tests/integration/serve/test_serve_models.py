@@ -15,13 +15,13 @@ import onnxruntime as ort
 import pytest
 
 from chrion import load
-from chrion.manager import ManagerPolicies
-from chrion.manager.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING
 from chrion.scheduler import fixed_plan
-from chrion.simulator.cluster_state import ServerPolicies
-from chrion.simulator.engine import Engine, EngineConfig
-from chrion.simulator.settings import ServerSpec
-from chrion.simulator.variants import Variant
+from chrion.serving.manager import ManagerPolicies
+from chrion.serving.manager.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING
+from chrion.serving.simulator.cluster_state import ServerPolicies
+from chrion.serving.simulator.engine import Engine, EngineConfig
+from chrion.serving.simulator.settings import ServerSpec
+from chrion.serving.simulator.variants import Variant
 from helpers import FLOAT, alternating_lanes, branches, make_model, node, value
 from local_server import LocalServer, local_server
 from model_repository import identity, product, put

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chrion.server.options import ServerOptions
-from chrion.server.origins import SenderRules, is_loopback
+from chrion.serving.server.options import ServerOptions
+from chrion.serving.server.origins import SenderRules, is_loopback
 from local_server import LocalServer, local_server
 from model_repository import product, put
 from server_client import infer_body

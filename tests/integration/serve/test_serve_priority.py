@@ -10,8 +10,8 @@ from typing import Any
 import grpc
 import pytest
 
-from chrion.server.grpc_messages import SERVICE, message
-from chrion.server.request_timing import Timing
+from chrion.serving.server.grpc_messages import SERVICE, message
+from chrion.serving.server.request_timing import Timing
 from local_server import LocalServer, local_server
 from server_client import wait_until
 

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from chrion.manager import ModelManager
-from chrion.manager.records import HOST
-from chrion.server.core import ServingCore
-from chrion.server.failures import Status
-from chrion.server.grace import Grace
-from chrion.server.repository import scan
+from chrion.serving.manager import ModelManager
+from chrion.serving.manager.records import HOST
+from chrion.serving.server.core import ServingCore
+from chrion.serving.server.failures import Status
+from chrion.serving.server.grace import Grace
+from chrion.serving.server.repository import scan
 from model_repository import counting, product, put
 
 ROWS = {"x": ("FP32", np.ones((1, 4), np.float32))}

@@ -14,9 +14,9 @@ import onnxruntime as ort
 import pytest
 from onnx import helper
 
-from chrion.server.grpc_messages import SERVICE, message
-from chrion.server.rest_codec import HEADER_LENGTH
-from chrion.server.tensors import DTYPES, to_raw
+from chrion.serving.server.grpc_messages import SERVICE, message
+from chrion.serving.server.rest_codec import HEADER_LENGTH
+from chrion.serving.server.tensors import DTYPES, to_raw
 from local_server import LocalServer, local_server
 from model_repository import ELEMENTS, put
 

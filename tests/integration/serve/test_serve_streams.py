@@ -10,12 +10,12 @@ from typing import Any
 import grpc
 import pytest
 
-from chrion.server.grpc_messages import message
-from chrion.server.grpc_service import bind_grpc
-from chrion.server.grpc_stream import StreamedRequests
-from chrion.server.options import ServerOptions
-from chrion.server.request_memory import ByteAccount
-from chrion.server.target import Answer
+from chrion.serving.server.grpc_messages import message
+from chrion.serving.server.grpc_service import bind_grpc
+from chrion.serving.server.grpc_stream import StreamedRequests
+from chrion.serving.server.options import ServerOptions
+from chrion.serving.server.request_memory import ByteAccount
+from chrion.serving.server.target import Answer
 from local_server import run_in_loop
 from seams.serving import limit_reading
 

@@ -16,7 +16,7 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto
 
-from chrion.server.grpc_messages import SERVICE, message
+from chrion.serving.server.grpc_messages import SERVICE, message
 from helpers import FLOAT, INT64, make_model, node, value
 from local_server import LocalServer, local_server
 from model_repository import counting, product, put

@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 import pytest
 
-from chrion.server.run import listen
+from chrion.serving.server.run import listen
 from model_repository import counting, product, put
 from server_client import infer_body, wait_until
 from server_process import Server, serving

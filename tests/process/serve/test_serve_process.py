@@ -23,8 +23,8 @@ import onnx
 import psutil
 import pytest
 
-from chrion.server.grpc_messages import SERVICE, message
-from chrion.server.supervisor import Supervisor, server_command
+from chrion.serving.server.grpc_messages import SERVICE, message
+from chrion.serving.server.supervisor import Supervisor, server_command
 from code_blocks import ROOT, Command, blocks, commands, matches
 from decoder_support import small_decoder
 from helpers import FLOAT, make_model, node, value

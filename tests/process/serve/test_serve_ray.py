@@ -19,7 +19,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from chrion.server.ray_cluster import connected
+from chrion.serving.ray_cluster import connected
 from decoder_support import small_decoder
 from grafana_queries import check_queries
 from model_repository import counting, product, put, put_all

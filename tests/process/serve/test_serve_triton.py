@@ -12,7 +12,7 @@ import pytest
 import chrion
 from server_process import Server
 
-FOLDER = Path(chrion.__file__).parent / "server"
+FOLDER = Path(chrion.__file__).parent / "serving" / "server"
 CLIENT = Path(__file__).parents[2] / "triton_checks.py"
 
 needs_client = pytest.mark.skipif(

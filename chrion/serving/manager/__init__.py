@@ -1,0 +1,28 @@
+"""The manager of a model server: a state machine that decides about memory, queues, batches and cores."""
+
+from chrion.serving.manager.manager import ManagerPolicies, ModelManager
+from chrion.serving.manager.records import (
+    Action,
+    Load,
+    ManagedModel,
+    ManagedVariant,
+    Reason,
+    Refuse,
+    Request,
+    Run,
+    Unload,
+)
+
+__all__ = [
+    "Action",
+    "Load",
+    "ManagedModel",
+    "ManagedVariant",
+    "ManagerPolicies",
+    "ModelManager",
+    "Reason",
+    "Refuse",
+    "Request",
+    "Run",
+    "Unload",
+]

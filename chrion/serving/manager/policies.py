@@ -1,0 +1,259 @@
+"""Decisions of a model server, as pure functions of plain state.
+
+The functions do not depend on the simulator: a real server can call them with its own figures. There are four kinds of
+decision, each with a table from names to functions:
+
+- eviction: which resident model is evicted first when memory is short (:data:`EVICTION`, :func:`choose_victims`);
+- routing: which server receives a request (:data:`ROUTING`);
+- load order: which of the waiting models is loaded next (:data:`LOAD_ORDER`);
+- admission: which requests are served and which are dropped (:data:`ADMISSION`).
+
+Ties are decided by order: for the model that was loaded first, and for the server with the lowest index. Of several
+servers with the weights and equally few requests, the one that received the weights first is chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
+from typing import Any
+
+#: The default of ``spill``; see :func:`route_resident_first`.
+SPILL = 4
+
+
+@dataclass(slots=True, eq=False)
+class ResidentModel:
+    """A model in the memory of one server; the server updates it."""
+
+    key: int
+    bytes: int
+    #: Time to load the model again after an eviction.
+    load_ms: float
+    #: Importance, 1 by default; used by the cost-aware policy only.
+    weight: float = 1.0
+    #: A pinned model is never evicted.
+    pinned: bool = False
+    #: Number of its requests that run or are ready to run; the model can be evicted only if it is zero.
+    in_use: int = 0
+    #: Number of its requests that this server has started in the run, including those before an eviction.
+    uses: int = 0
+    #: The end of its last request, or of its load.
+    idle_since_ms: float = 0.0
+    #: The number of its next request; infinity without an oracle.
+    next_use: float = float("inf")
+    #: The variant in memory: 0 is the preferred one, and each further one needs less memory; see
+    #: :mod:`chrion.serving.manager.shrinking`.
+    level: int = 0
+
+
+@dataclass(slots=True)
+class WaitingModel:
+    """A model that waits for its load on one server."""
+
+    key: int
+    #: Arrival of the first request that waits for it.
+    oldest_ms: float
+    #: Total execution time of the requests that wait for it.
+    demand_ms: float = 0.0
+
+
+#: ``rank(resident, now_ms)``: the model with the lowest rank is evicted first.
+Rank = Callable[[ResidentModel, float], float]
+#: ``route(outstanding, eligible, homes, draw)``: the server's index; see :func:`route_random`.
+Route = Callable[[Sequence[int], Sequence[int], Sequence[int], float], int]
+#: ``order(waiting)``: the model with the lowest value is loaded first.
+Order = Callable[[WaitingModel], float]
+#: ``admit(now_ms, deadline_ms, wait_ms, latency_ms)``: true to serve the request, false to drop it.
+Admit = Callable[[float, float, float, float], bool]
+
+
+def rank_lru(resident: ResidentModel, now_ms: float) -> float:
+    """Rank the least recently used model first."""
+    del now_ms
+    return resident.idle_since_ms
+
+
+def rank_lfu(resident: ResidentModel, now_ms: float) -> float:
+    """Rank the least frequently used model first; uses are counted over the whole run, across evictions."""
+    del now_ms
+    return resident.uses
+
+
+def rank_cost(resident: ResidentModel, now_ms: float) -> float:
+    """Rank the model with the longest idle time / (load time x weight) first."""
+    return -(now_ms - resident.idle_since_ms) / (resident.load_ms * resident.weight + 1e-9)
+
+
+def rank_belady(resident: ResidentModel, now_ms: float) -> float:
+    """Rank the model with the furthest next use first (Belady 1966).
+
+    It needs an oracle, and gives a bound for models of equal size.
+    """
+    del now_ms
+    return -resident.next_use
+
+
+def choose_victims(
+    residents: Iterable[ResidentModel], needed: int, rank: Rank, now_ms: float
+) -> list[ResidentModel] | None:
+    """Choose models to evict until ``needed`` bytes are free.
+
+    Pinned models, models in use and models without bytes are not evicted. Models are chosen in the order of their rank.
+    Those that turn out to be unnecessary, because a later one is large, are kept, the one with the highest rank first.
+
+    Args:
+        residents: The models in memory.
+        needed: Bytes to free, above zero.
+        rank: The eviction policy.
+        now_ms: The time.
+
+    Returns:
+        The models to evict, in order; None if evicting all permitted models is not enough.
+    """
+    candidates = [r for r in residents if not r.in_use and r.bytes and not r.pinned]
+    if not candidates:
+        return None
+    key = _FIGURES.get(rank) or partial(_ranked, rank, now_ms)
+    first = min(candidates, key=key)  # of equal ranks, the model that was loaded first
+    if first.bytes >= needed:  # the most frequent case
+        return [first]
+    victims: list[ResidentModel] = []
+    for victim in sorted(candidates, key=key):
+        victims.append(victim)
+        needed -= victim.bytes
+        if needed <= 0:
+            return _without_unnecessary(victims, -needed)
+    return None
+
+
+def _ranked(rank: Rank, now_ms: float, resident: ResidentModel) -> float:
+    return rank(resident, now_ms)
+
+
+def _without_unnecessary(victims: list[ResidentModel], spare: int) -> list[ResidentModel]:
+    """Return victims, which free ``spare`` bytes too many, in order of rank and without the unnecessary ones."""
+    kept = []
+    for victim in reversed(victims):
+        if victim.bytes <= spare:
+            spare -= victim.bytes
+        else:
+            kept.append(victim)
+    kept.reverse()
+    return kept
+
+
+def route_random(outstanding: Sequence[int], eligible: Sequence[int], homes: Sequence[int], draw: float) -> int:
+    """Choose any server with equal probability.
+
+    Args:
+        outstanding: Requests at each server, waiting or running.
+        eligible: Servers whose memory can hold the model, in ascending order.
+        homes: Servers with the model's weights in memory, or with a pending load of them.
+        draw: A uniform random number in [0, 1).
+
+    Returns:
+        The index of a server.
+    """
+    del outstanding, homes
+    return eligible[int(draw * len(eligible))]
+
+
+def route_least_loaded(outstanding: Sequence[int], eligible: Sequence[int], homes: Sequence[int], draw: float) -> int:
+    """Choose the server with the fewest outstanding requests; arguments as in :func:`route_random`."""
+    del homes, draw
+    if len(eligible) == len(outstanding):  # all servers; these forms are faster
+        return outstanding.index(0) if 0 in outstanding else outstanding.index(min(outstanding))
+    return _least_loaded(outstanding, eligible)
+
+
+def _least_loaded(outstanding: Sequence[int], servers: Sequence[int]) -> int:
+    """Return the first of the servers with the fewest requests; the search ends at an idle one."""
+    best = servers[0]
+    fewest = outstanding[best]
+    for server in servers:
+        number = outstanding[server]
+        if number < fewest:
+            best, fewest = server, number
+        if not number:
+            break
+    return best
+
+
+def route_resident_first(
+    outstanding: Sequence[int], eligible: Sequence[int], homes: Sequence[int], draw: float, spill: int = SPILL
+) -> int:
+    """Choose the least loaded server that holds the weights; arguments as in :func:`route_random`.
+
+    If that server has at least ``spill`` requests more than the least loaded server of all, choose the latter, so that
+    a popular model spreads to more servers as its queue grows.
+    """
+    if not homes:
+        return route_least_loaded(outstanding, eligible, homes, draw)
+    home = homes[0] if len(homes) == 1 else _least_loaded(outstanding, homes)
+    if outstanding[home] < spill:  # the least loaded server has at least 0
+        return home
+    least_loaded = route_least_loaded(outstanding, eligible, homes, draw)
+    return home if outstanding[home] < outstanding[least_loaded] + spill else least_loaded
+
+
+def soonest(servers: Sequence[int], load_wait_ms: Sequence[float]) -> list[int]:
+    """Return the servers on which a load can start first, of those given.
+
+    Args:
+        servers: Indices of servers, at least one.
+        load_wait_ms: Time until a further load can start, for each server.
+    """
+    first = min(load_wait_ms[server] for server in servers)
+    return [server for server in servers if load_wait_ms[server] <= first]
+
+
+def order_fifo(waiting: WaitingModel) -> float:
+    """Order waiting models by the arrival of their first request."""
+    return waiting.oldest_ms
+
+
+def order_demand(waiting: WaitingModel) -> float:
+    """Order waiting models by demand, the greatest first, as Clockwork does (OSDI 2020)."""
+    return -waiting.demand_ms
+
+
+def admit_all(now_ms: float, deadline_ms: float, wait_ms: float, latency_ms: float) -> bool:
+    """Admit every request."""
+    del now_ms, deadline_ms, wait_ms, latency_ms
+    return True
+
+
+def admit_by_deadline(now_ms: float, deadline_ms: float, wait_ms: float, latency_ms: float) -> bool:
+    """Admit requests that can end by their deadline.
+
+    Args:
+        now_ms: The time.
+        deadline_ms: The time by which the request must end.
+        wait_ms: Its expected wait for a load and for the requests before it, or a lower bound of it.
+        latency_ms: Its expected execution time.
+    """
+    end_ms = now_ms + wait_ms + latency_ms
+    return bool(end_ms <= deadline_ms + rounding_ms(end_ms))
+
+
+def rounding_ms(time_ms: Any) -> Any:
+    """Return the difference from a deadline at ``time_ms``, a number or an array, that can be due to rounding."""
+    return 1e-9 + 1e-12 * time_ms
+
+
+#: Ranks that do not depend on the time, as functions of the model alone, which are faster.
+_FIGURES: dict[Rank, Callable[[ResidentModel], float]] = {
+    rank_lru: attrgetter("idle_since_ms"),
+    rank_lfu: attrgetter("uses"),
+}
+EVICTION: dict[str, Rank] = {"lru": rank_lru, "lfu": rank_lfu, "cost": rank_cost, "belady": rank_belady}
+ROUTING: dict[str, Route] = {
+    "random": route_random,
+    "least-loaded": route_least_loaded,
+    "resident-first": route_resident_first,
+}
+LOAD_ORDER: dict[str, Order] = {"fifo": order_fifo, "demand": order_demand}
+ADMISSION: dict[str, Admit] = {"none": admit_all, "deadline": admit_by_deadline}

@@ -1,0 +1,209 @@
+"""Stand-ins for a scenario's models: ONNX models that take the memory and the time that the scenario states.
+
+A stand-in multiplies a small matrix as often as its latency requires, on one core, and holds the rest of its memory as
+weights of a branch that is never taken: onnxruntime reads them when it opens a session, so that a load takes time and
+memory as it does for weights that are used. The weights are zeros in a sparse file, which takes no space on a disk.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from onnx import TensorProto, helper, numpy_helper
+
+from chrion.common.files import write_atomically
+from chrion.errors import OptionError, ScenarioError
+from chrion.serving.replay.target import served_name
+from chrion.serving.simulator.scenario import Scenario
+from chrion.serving.simulator.scenario_models import SHRINK, ServedModel
+from chrion.serving.simulator.variants import Variant
+
+#: Sides of the small matrix and of the weights, and bytes of a row of the weights.
+_SIDE, _ROW = 256, 4096
+_ROW_BYTES = _ROW * 4
+#: Rows of one weight at most: 64 MB.
+_MOST_ROWS = 4096
+#: Memory of a session besides its weights, in MB.
+_SESSION_MB = 4.0
+_WEIGHTS = "weights.bin"
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+_OPSET, _IR = 17, 9
+
+
+def write_stand_ins(scenario: Scenario, folder: Path, pattern: str = "") -> int:
+    """Write a repository with a stand-in for every model of a scenario.
+
+    Args:
+        scenario: The scenario.
+        folder: The repository; it must not exist, or be empty.
+        pattern: The pattern whose variants are served; by default ``shrink`` if the scenario has it, else its first.
+
+    Returns:
+        The number of models.
+
+    Raises:
+        OptionError: The folder is not empty or cannot be written, or the scenario has no such pattern.
+        ScenarioError: A name cannot be that of a model of a repository.
+    """
+    pattern = pattern or (SHRINK if SHRINK in scenario.patterns else scenario.patterns[0])
+    if pattern not in scenario.patterns:
+        raise OptionError(f"--pattern {pattern!r}: expected one of {', '.join(scenario.patterns)}")
+    _check_names(scenario)
+    try:
+        if folder.exists() and any(folder.iterdir()):
+            raise OptionError(f"--write-models {folder}: the folder is not empty")
+        round_ms = measure_round_ms()
+        for model in scenario.models:
+            _write_model(scenario, model, folder / served_name(model.name), scenario.levels(pattern), round_ms)
+    except OSError as error:
+        raise OptionError(f"--write-models {folder}: cannot be written: {error.strerror}") from error
+    return len(scenario.models)
+
+
+def measure_round_ms() -> float:
+    """Return the time of one multiplication of the small matrix on one core of this machine."""
+    few, many = 100, 500
+    sessions = {rounds: _session(compute_model(rounds, 0.0)) for rounds in (few, many)}
+    feed = {"x": np.ones(1, np.float32)}
+    differences = []
+    for _ in range(9):
+        took = {}
+        for rounds, session in sessions.items():
+            began = time.perf_counter()
+            session.run(None, feed)
+            took[rounds] = time.perf_counter() - began
+        differences.append((took[many] - took[few]) * 1000 / (many - few))
+    return max(statistics.median(differences), 1e-4)
+
+
+def compute_model(rounds: int, weights_mb: float) -> onnx.ModelProto:
+    """Build a model with one input of one number, which computes for a time and holds weights.
+
+    Args:
+        rounds: Multiplications of the small matrix.
+        weights_mb: Size of the weights; they are in the file ``weights.bin`` beside the model.
+    """
+    eye = numpy_helper.from_array(np.eye(_SIDE, dtype=np.float32), "eye")
+    loop_inputs = [_info("i", TensorProto.INT64), _info("condition", TensorProto.BOOL), _matrix("state")]
+    body = helper.make_graph(
+        [
+            helper.make_node("Identity", ["condition"], ["continues"]),
+            helper.make_node("MatMul", ["state", "eye"], ["next"]),
+        ],
+        "body",
+        loop_inputs,
+        [_info("continues", TensorProto.BOOL), _matrix("next")],
+    )
+    nodes = [
+        helper.make_node("Mul", ["eye", "x"], ["first"]),
+        helper.make_node("Loop", ["rounds", "", "first"], ["last"], body=body),
+        helper.make_node("ReduceMean", ["last"], ["mean"], keepdims=0),
+        *_branch_nodes(weights_mb),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "stand-in",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])],
+        [_info("y", TensorProto.FLOAT)],
+        [eye, numpy_helper.from_array(np.array(rounds, np.int64), "rounds")],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=_IR)
+
+
+def _branch_nodes(weights_mb: float) -> list[onnx.NodeProto]:
+    """Return the nodes of the branch with the weights, which runs only if the input is NaN; replays send no NaN."""
+    rows = round(weights_mb * 1e6 / _ROW_BYTES)
+    if not rows:
+        return [helper.make_node("Identity", ["mean"], ["y"])]
+    nodes: list[onnx.NodeProto] = []
+    weights: list[TensorProto] = []
+    at = 0
+    while at < rows:
+        size = min(_MOST_ROWS, rows - at)
+        name = f"w{len(weights)}"
+        weights.append(_external(name, size, at))
+        nodes += [
+            helper.make_node("Expand", ["mean", f"shape_{name}"], [f"row_{name}"]),
+            helper.make_node("MatMul", [f"row_{name}", name], [f"product_{name}"]),
+            helper.make_node("ReduceMean", [f"product_{name}"], [f"mean_{name}"], keepdims=0),
+        ]
+        weights.append(numpy_helper.from_array(np.array([1, size], np.int64), f"shape_{name}"))
+        at += size
+    nodes.append(helper.make_node("Sum", [n.output[0] for n in nodes if n.op_type == "ReduceMean"], ["taken"]))
+    taken = helper.make_graph(nodes, "taken", [], [_info("taken", TensorProto.FLOAT)], weights)
+    other = helper.make_graph(
+        [helper.make_node("Identity", ["mean"], ["other"])], "other", [], [_info("other", TensorProto.FLOAT)]
+    )
+    return [
+        helper.make_node("IsNaN", ["mean"], ["never"]),
+        helper.make_node("If", ["never"], ["y"], then_branch=taken, else_branch=other),
+    ]
+
+
+def _external(name: str, rows: int, at: int) -> onnx.TensorProto:
+    tensor = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=[rows, _ROW])
+    tensor.data_location = TensorProto.EXTERNAL
+    entries = {"location": _WEIGHTS, "offset": str(at * _ROW_BYTES), "length": str(rows * _ROW_BYTES)}
+    for key, value in entries.items():
+        tensor.external_data.add(key=key, value=value)
+    return tensor
+
+
+def _write_model(scenario: Scenario, model: ServedModel, folder: Path, levels: Sequence[str], round_ms: float) -> None:
+    version = folder / "1"
+    version.mkdir(parents=True)
+    spec, variants = model.spec, [model.variants[name] for name in levels]
+    lines = [f'slo = "{model.slo_ms:.6g}ms"'] if scenario.measure == "response" else []
+    lines += ["pinned = true"] if spec.pinned else []
+    lines += [f"weight = {spec.weight:g}"] if spec.weight != 1.0 else []
+    most_rows = 0
+    for number, variant in enumerate(variants):
+        file = "model.onnx" if number == 0 else f"{variant.name}.onnx"
+        weights_mb = max(0.0, variant.memory_mb - _SESSION_MB)
+        most_rows = max(most_rows, round(weights_mb * 1e6 / _ROW_BYTES))
+        proto = compute_model(max(1, round(variant.latency_ms / round_ms)), weights_mb)
+        write_atomically(version / file, proto.SerializeToString())
+        lines += ["", *_variant_lines(variant, file)]
+    with (version / _WEIGHTS).open("wb") as weights:
+        weights.truncate(max(1, most_rows) * _ROW_BYTES)
+    write_atomically(folder / "model.toml", "\n".join(lines).lstrip() + "\n")
+
+
+def _variant_lines(variant: Variant, file: str) -> list[str]:
+    return [
+        f"[variants.{variant.name}]",
+        f'model = "{file}"',
+        f"host_mb = {max(variant.memory_mb, 0.001):.6g}",
+        f"latency_ms = {variant.latency_ms:.6g}",
+    ]
+
+
+def _check_names(scenario: Scenario) -> None:
+    served = [served_name(model.name) for model in scenario.models]
+    names = {*served, *(name for pattern in scenario.patterns for name in scenario.levels(pattern))}
+    wrong = sorted(name for name in names if not _NAME.fullmatch(name))
+    if wrong:
+        raise ScenarioError(f"{wrong[0]!r}: expected a name of letters, digits and ._- for a model of a repository")
+    if len(set(served)) < len(served):
+        raise ScenarioError(f"two models would be served as {max(served, key=served.count)!r}", hint="rename one")
+
+
+def _session(proto: onnx.ModelProto) -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    return ort.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def _info(name: str, kind: int) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, kind, [])
+
+
+def _matrix(name: str) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT, [_SIDE, _SIDE])

@@ -1,0 +1,595 @@
+"""The core of the server: carries out what the manager decides, for requests of every protocol.
+
+All state belongs to the thread of the event loop. One thread opens and closes sessions, in the order of the manager's
+actions, so that memory is released before it is used again. As many threads as there are cores and slots run batches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+import logging
+import math
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from chrion.common.units import format_ms
+from chrion.errors import ModelError
+from chrion.graph.ort_sessions import first_line
+from chrion.machine.cores import pin
+from chrion.runtime.options.terminable import TerminableRunOptions
+from chrion.serving.manager import Action, Load, ModelManager, Reason, Refuse, Request, Run, Unload
+from chrion.serving.manager.records import HOST
+from chrion.serving.manager.residency import Place
+from chrion.serving.server import batching
+from chrion.serving.server.failures import ModelRemoved, RequestFailure, Status, refusal
+from chrion.serving.server.grace import Grace
+from chrion.serving.server.repository import Key, ServedVersion, file_states
+from chrion.serving.server.request_memory import ByteAccount
+from chrion.serving.server.request_timing import Timing
+from chrion.serving.server.run_failures import run_failure
+from chrion.serving.server.run_watch import RunWatch, WatchedRun
+from chrion.serving.server.sessions import OpenedFiles, Session, is_out_of_memory
+from chrion.serving.server.shared_arena import SharedArena
+from chrion.serving.server.statistics import ModelStatistics
+from chrion.serving.server.tensors import Array, OutputSizes, TensorSpec, check_request
+from chrion.serving.server.trials import try_session
+
+log = logging.getLogger("chrion.server")
+
+#: Interval at which the manager uses free memory, in seconds.
+_TICK_S = 1.0
+#: Memory of requests whose release leaves gaps that are worth returning to the system, in bytes.
+_LARGE_BYTES = 1 << 24
+_DRAINING = "the server is shutting down"
+_CHANGED = (
+    "its files have changed since it was added: restart the server or load the model again, "
+    "and replace files by renaming new ones over them"
+)
+#: The event of a version that cannot be served, in the log.
+CANNOT_BE_SERVED = "model cannot be served"
+
+
+@dataclass(slots=True)
+class Served:
+    """A version that is served, with its session while it is in memory."""
+
+    version: ServedVersion
+    number: int
+    statistics: ModelStatistics = field(default_factory=ModelStatistics)
+    session: Session | None = None
+    #: Reason of the last failed load; empty after a successful one.
+    failure: str = ""
+    #: Why a newer version of its files is not served instead; empty if there is none.
+    note: str = ""
+    removed: bool = False
+    #: What was opened first: a later load opens the same.
+    opened: OpenedFiles | None = None
+    #: Whether it has opened and run once.
+    tried: bool = False
+    #: Set when that has succeeded or failed, or is not done any more.
+    attempted: asyncio.Event = field(default_factory=asyncio.Event)
+    #: Requests that wait for a load, by their numbers.
+    cold: dict[int, _Pending] = field(default_factory=dict)
+    output_sizes: OutputSizes = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.output_sizes = OutputSizes(self.version.inputs, self.version.outputs)
+
+
+@dataclass(slots=True)
+class Result:
+    """The outputs of a request, spec and array of each, and its times."""
+
+    served: Served
+    outputs: list[tuple[TensorSpec, Array]]
+    timing: Timing
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A request that has not been answered."""
+
+    served: Served
+    request: Request
+    feeds: Mapping[str, tuple[str, Array]]
+    outputs: tuple[TensorSpec, ...]
+    future: asyncio.Future[tuple[list[Array], Timing]]
+    #: The run that it is part of, once it has started.
+    run: WatchedRun | None = None
+    #: End of the load that the request waited for.
+    loaded_ms: float | None = None
+
+
+class ServingCore:
+    """Serves requests for the models that have been added.
+
+    Args:
+        manager: The manager, with no models.
+        cores: The CPU cores that the manager leases.
+        slots: The accelerator's slots.
+        provider: The accelerator, if there is one.
+        request_bytes: Limit of the memory of requests in flight.
+        max_run_ms: Time that a run may take, unless its model has a limit of its own.
+
+    Attributes:
+        models: The versions that are served, by name and version.
+        account: The memory of requests in flight.
+        lane_busy_ms: Time for which each core was leased.
+        slot_busy_ms: Time for which the accelerator's slots were taken.
+        refused: Number of refused requests by reason.
+        memory_changes: Number of loads that began, ended or failed, and of unloads.
+    """
+
+    def __init__(  # noqa: PLR0913 - what a server is made of
+        self,
+        manager: ModelManager,
+        cores: Sequence[int],
+        *,
+        slots: int = 0,
+        provider: tuple[str, Mapping[str, Any]] | None = None,
+        request_bytes: int = 1 << 30,
+        max_run_ms: float = math.inf,
+    ) -> None:
+        self.manager = manager
+        self.models: dict[Key, Served] = {}
+        #: Versions that are tried before they replace those of ``models``.
+        self.candidates: dict[Key, Served] = {}
+        self.account = ByteAccount(request_bytes)
+        self._arena = SharedArena(manager.memory.budgets[HOST] + request_bytes)
+        self._swept = True
+        self.lane_busy_ms = dict.fromkeys(cores, 0.0)
+        self.slot_busy_ms = 0.0
+        self.refused: dict[Reason, int] = dict.fromkeys(Reason, 0)
+        self.memory_changes = 0
+        self.draining = False
+        self.started_s = time.time()
+        self._provider = provider
+        self._max_run_ms = max_run_ms
+        self._by_number: dict[int, Served] = {}
+        self._pending: dict[int, _Pending] = {}
+        self._watch = RunWatch()
+        self._closed = False
+        self._ids = itertools.count()
+        self._loader = ThreadPoolExecutor(1, "chrion-loader")
+        self._workers = ThreadPoolExecutor(max(1, len(cores) + slots), "chrion-worker")
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._ticker: asyncio.Task[None] | None = None
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def start(self) -> None:
+        """Begin to use free memory; called in the event loop."""
+        self._loop = asyncio.get_running_loop()
+        self._ticker = asyncio.create_task(self._tick())
+
+    async def close(self, grace: Grace) -> None:
+        """Refuse new requests, serve those in flight as long as the grace lasts, and release everything.
+
+        Runs that have not ended by then are terminated.
+        """
+        self.draining = True
+        self.manager.memory.trials.clear()
+        for served in self._by_number.values():
+            served.attempted.set()
+        if not await grace.wait_for(self._idle):
+            for pending in list(self._pending.values()):
+                self._fail(pending, RequestFailure(Status.UNAVAILABLE, _DRAINING))
+        self._closed = True
+        self._watch.close()
+        for timer in (self._ticker, self._timer):
+            if timer:
+                timer.cancel()
+        self._workers.shutdown(wait=False, cancel_futures=True)
+        loop = asyncio.get_running_loop()
+        for served in list(self._by_number.values()):
+            if served.session:
+                await loop.run_in_executor(self._loader, served.session.close)
+        self._loader.shutdown(wait=False, cancel_futures=True)
+
+    def add(self, version: ServedVersion) -> Served:
+        """Serve a version, in place of an earlier one of the same name and number."""
+        self.remove(version.key)
+        served = self.models[version.key] = self._register(version)
+        if version.managed.pinned and self.manager.memory.fits(served.number):
+            self._apply(self.manager.memory.request(_now_ms(), served.number))
+        return served
+
+    def try_out(self, served: Served, *, keep: bool = False) -> None:
+        """Open a version and run it once, after the loads that requests wait for; then ``served.attempted`` is set.
+
+        Args:
+            served: The version.
+            keep: Whether it stays in memory, as after a request.
+        """
+        memory = self.manager.memory
+        if served.attempted.is_set():
+            return
+        if not memory.fits(served.number):
+            self._reject_size(served)
+        elif keep and self.place(served)[0] is Place.ABSENT:
+            self._apply(memory.request(_now_ms(), served.number))
+        else:
+            self._apply(memory.try_out(_now_ms(), served.number))
+
+    def propose(self, version: ServedVersion) -> Served:
+        """Try a version, which is to replace one that is served until then; ends with ``replace`` or ``reject``."""
+        current = self.models[version.key]
+        self.reject(version.key)
+        served = self.candidates[version.key] = self._register(version)
+        for one in (current, served):  # in memory for one of them, both have to give way
+            self.manager.memory.pin(one.number, pinned=False)
+        self.try_out(served, keep=self.place(current)[0] is Place.RESIDENT)
+        return served
+
+    def replace(self, served: Served) -> None:
+        """Serve a version that has been tried."""
+        key = served.version.key
+        del self.candidates[key]
+        self.remove(key)
+        self.manager.memory.pin(served.number, pinned=served.version.managed.pinned)
+        self.models[key] = served
+
+    def reject(self, key: Key) -> None:
+        """Give up a version that was to replace another one, if there is one."""
+        candidate, current = self.candidates.pop(key, None), self.models.get(key)
+        if candidate is None:
+            return
+        self._discard(candidate)
+        if current is not None:
+            self.manager.memory.pin(current.number, pinned=current.version.managed.pinned)
+
+    def remove(self, key: Key) -> None:
+        """Stop serving a version; running requests are served."""
+        served = self.models.pop(key, None)
+        self.reject(key)
+        if served is not None:
+            self._discard(served)
+
+    def _register(self, version: ServedVersion) -> Served:
+        number = self.manager.add(_now_ms(), version.managed)
+        served = self._by_number[number] = Served(version, number)
+        return served
+
+    def _discard(self, served: Served) -> None:
+        served.removed = True
+        served.failure = served.failure or Reason.REMOVED.value
+        served.attempted.set()
+        self._apply(self.manager.remove(_now_ms(), served.number))
+        self._forget_if_unused(served)
+
+    def is_ready(self, served: Served) -> bool:
+        """Return whether requests for a version can be served: it has run, and is in memory or can be loaded again."""
+        works = served.tried and not served.failure
+        return works and not self.draining and self.manager.memory.fits(served.number)
+
+    def place(self, served: Served) -> tuple[Place, str]:
+        """Return the state of a version, and the variant that is in memory or being loaded."""
+        entry = self.manager.memory.entries.get(served.number)
+        if entry is None or entry.place is Place.ABSENT:
+            return Place.ABSENT, ""
+        return entry.place, entry.model.variants[entry.variant].name
+
+    async def infer(
+        self,
+        served: Served,
+        feeds: Mapping[str, tuple[str, Array]],
+        outputs: Sequence[str] = (),
+        timeout_ms: float = math.inf,
+        priority: int = 0,
+    ) -> Result:
+        """Serve a request.
+
+        Args:
+            served: The model.
+            feeds: Datatype and array of each input.
+            outputs: Names of the outputs to return; empty for all.
+            timeout_ms: Time within which the request must start.
+            priority: Its place in the queue of its model: 1 is the first, and 0, for none, the last.
+
+        Raises:
+            RequestFailure: The request does not fit the model, is refused, or fails.
+            asyncio.CancelledError: The client has left.
+        """
+        arrival = _now_ms()
+        try:
+            chosen = check_request(served.version.inputs, served.version.outputs, feeds, outputs)
+            found, timing = await self._queue(served, feeds, chosen, timeout_ms, arrival, priority)
+        except RequestFailure as failure:
+            replacement = self.models.get(served.version.key)
+            if isinstance(failure, ModelRemoved) and replacement is not None and replacement is not served:
+                return await self.infer(replacement, feeds, outputs, timeout_ms - (_now_ms() - arrival), priority)
+            served.statistics.fail.add(_now_ms() - arrival)
+            raise
+        return Result(served, list(zip(chosen, found, strict=True)), timing)
+
+    async def _queue(  # noqa: PLR0913, PLR0917 - of one request
+        self,
+        served: Served,
+        feeds: Mapping[str, tuple[str, Array]],
+        outputs: tuple[TensorSpec, ...],
+        timeout_ms: float,
+        arrival: float,
+        priority: int,
+    ) -> tuple[list[Array], Timing]:
+        if self.draining:
+            raise RequestFailure(Status.UNAVAILABLE, _DRAINING, retry_s=1.0)
+        rows, batch_key = batching.rows_and_key(served.version.managed.max_batch, feeds)
+        deadline = arrival + min(timeout_ms, served.version.settings.timeout_ms)
+        request = Request(next(self._ids), served.number, arrival, deadline, batch_key, rows, priority)
+        future: asyncio.Future[tuple[list[Array], Timing]] = asyncio.get_running_loop().create_future()
+        pending = self._pending[request.id] = _Pending(served, request, feeds, outputs, future)
+        if self.place(served)[0] is not Place.RESIDENT:
+            served.cold[request.id] = pending
+        self._idle.clear()
+        self._apply(self.manager.submit(arrival, request))
+        try:
+            return await future
+        except asyncio.CancelledError:
+            served.statistics.cancelled.add(_now_ms() - arrival)
+            self._apply(self.manager.cancel(_now_ms(), request.id))
+            if pending.run:
+                pending.run.end_if_unwanted()
+            raise
+        finally:
+            self._pending.pop(request.id, None)
+            served.cold.pop(request.id, None)
+            if not self._pending:
+                self._idle.set()
+
+    def _apply(self, actions: Sequence[Action]) -> None:
+        """Carry out actions of the manager; none after the end, when runs that were terminated still report."""
+        if self._closed:
+            return
+        for action in actions:
+            if isinstance(action, Refuse):
+                self._refuse(action)
+            elif isinstance(action, Run):
+                self._run(action)
+            elif isinstance(action, Load):
+                self._load(action)
+            else:
+                self._unload(action)
+        self._set_timer()
+
+    def _refuse(self, action: Refuse) -> None:
+        self.refused[action.reason] += 1
+        pending = self._pending.get(action.request.id)
+        if pending is not None:
+            served = pending.served
+            detail = served.failure if action.reason is Reason.LOAD_FAILED else ""
+            self._fail(pending, refusal(served.version.name, action.reason, action.retry_ms, detail))
+
+    def _load(self, action: Load) -> None:
+        self.memory_changes += 1
+        served = self._by_number[action.model]
+        source = served.version.sources[action.variant]
+        began = _now_ms()
+        cores = self._least_pinned(source.cores) if source.plan else ()
+
+        def open_session() -> Session:
+            opened = served.opened or OpenedFiles(served.version.sources)
+            if not opened.are_readable():
+                raise ModelError(_CHANGED)
+            session = Session(source, opened, self._provider, cores)
+            try:
+                if served.opened is None:
+                    _check_unchanged(served.version)
+                    try_session(session, served.version)
+            except BaseException:
+                session.close()
+                raise
+            served.opened = opened
+            return session
+
+        log.info("load", extra=_fields(served, variant=source.name))
+        self._in_background(self._loader, open_session, functools.partial(self._loaded, served, source.name, began))
+
+    def _least_pinned(self, count: int) -> tuple[int, ...]:
+        """Return the cores that the fewest sessions in memory are pinned to."""
+        pinned = Counter(core for entry in self.manager.memory.entries.values() for core in entry.cores)
+        return tuple(sorted(sorted(self.lane_busy_ms, key=lambda core: pinned[core])[:count]))
+
+    def _loaded(self, served: Served, variant: str, began: float, done: Future[Session]) -> None:
+        now = _now_ms()
+        self.memory_changes += 1
+        error = done.exception()
+        if error is None:
+            served.session = done.result()
+            served.failure = ""
+            served.tried = True
+            size = self._bytes(served)
+            for pending in served.cold.values():
+                pending.loaded_ms = now
+            served.cold.clear()
+            log.info("loaded", extra=_fields(served, variant=variant, duration_ms=round(now - began, 3)))
+            actions = self.manager.loaded(now, served.number, now - began, served.session.cores)
+            if not any(isinstance(a, Unload) and (a.model, a.cause) == (served.number, "trial") for a in actions):
+                served.statistics.add_load(now - began, size)
+        else:
+            served.failure = first_line(error) or type(error).__name__
+            served.statistics.load_failures += 1
+            log.warning("load failed", extra=_fields(served, variant=variant, reason=served.failure))
+            actions = self.manager.load_failed(now, served.number, out_of_memory=is_out_of_memory(error))
+        memory = self.manager.memory
+        if error is None or (self.place(served)[0] is Place.ABSENT and served.number not in memory.cold):
+            served.attempted.set()  # else a smaller variant is loaded
+        self._apply(actions)
+        self._forget_if_unused(served)
+
+    def _bytes(self, served: Served) -> int:
+        """Return the bytes of the variant in memory on the device that variants differ in."""
+        entry, memory = self.manager.memory.entries[served.number], self.manager.memory
+        return entry.model.variants[entry.variant].bytes.get(memory.primary, 0)
+
+    def _unload(self, action: Unload) -> None:
+        self.memory_changes += 1
+        served = self._by_number[action.model]
+        session, served.session = served.session, None
+        statistics = served.statistics
+        statistics.evictions += action.cause == "evict"
+        statistics.shrinks += action.cause == "shrink"
+        statistics.grows += action.cause == "grow"
+        log.info(action.cause, extra=_fields(served, variant=served.version.sources[action.variant].name))
+        if session:
+            self._loader.submit(session.close)
+
+    def _run(self, action: Run) -> None:
+        served = self._by_number[action.model]
+        batch = [self._pending[r.id] for r in action.requests if r.id in self._pending]
+        options = TerminableRunOptions()
+        limit_ms = served.version.settings.max_run_ms or self._max_run_ms
+        expired = functools.partial(self._expired, served, batch, limit_ms)
+        run = WatchedRun(options, [pending.future for pending in batch], limit_ms, expired)
+        for pending in batch:
+            pending.run = run
+        self._watch.add(action.id, run)
+        session = served.session
+        job = batching.Batch([p.feeds for p in batch], [p.outputs for p in batch], served.version.outputs)
+
+        def work() -> batching.BatchResult:
+            _pin_to(action.cores)
+            if session is None or not batch:  # all clients have left
+                return batching.BatchResult([], (0.0, 0.0, 0.0))
+            return job.run(session, options)
+
+        self._in_background(self._workers, work, functools.partial(self._finished, served, action, batch))
+
+    def _expired(self, served: Served, batch: list[_Pending], limit_ms: float) -> None:
+        """Answer the requests of a terminated run at once, since it may be in an operator that takes long."""
+        log.warning("run terminated", extra=_fields(served, requests=len(batch), limit_ms=limit_ms))
+        text = f"model {served.version.name!r}: a run took longer than its max_run of {format_ms(limit_ms)}"
+        for pending in batch:
+            self._fail(pending, RequestFailure(Status.EXPIRED, text))
+
+    def _finished(self, served: Served, run: Run, batch: list[_Pending], done: Future[batching.BatchResult]) -> None:
+        self._watch.remove(run.id)
+        for pending in batch:
+            pending.run = None  # else a cycle would hold the outputs until the next garbage collection
+        now = _now_ms()
+        self._swept = False
+        for core in run.cores:
+            self.lane_busy_ms[core] += now - run.started_ms
+        self.slot_busy_ms += run.slots * (now - run.started_ms)
+        error = done.exception()
+        if isinstance(error, Exception):  # before the batch could run
+            result = batching.BatchResult([error] * len(batch), (0.0, 0.0, 0.0))
+        else:
+            result = done.result()
+        self._deliver(served, run, batch, result, now)
+        took = None if result.failed or not batch else now - run.started_ms
+        self._apply(self.manager.finish(now, run.id, took))
+        self._forget_if_unused(served)
+
+    def _deliver(
+        self, served: Served, run: Run, batch: list[_Pending], result: batching.BatchResult, now: float
+    ) -> None:
+        statistics = served.statistics
+        answered = []
+        for pending, found in zip(batch, result.outputs, strict=True):
+            if isinstance(found, Exception):
+                self._fail(pending, run_failure(served.version.name, found, self._arena.limit))
+            else:
+                answered.append((pending, found))
+        if answered:
+            statistics.add_run(sum(pending.request.rows for pending, _ in answered), *result.parts_ms)
+        for pending, outputs in answered:
+            total = now - pending.request.arrival_ms
+            queued = run.started_ms - pending.request.arrival_ms
+            statistics.add_success(pending.request.rows, total, queued, result.parts_ms)
+            statistics.slo_violations += total > served.version.managed.slo_ms
+            loaded = pending.loaded_ms
+            load_ms = None if loaded is None else loaded - pending.request.arrival_ms
+            timing = Timing(queued - (load_ms or 0.0), load_ms, now - run.started_ms)
+            statistics.add_times(total, timing.queue_ms, timing.load_ms, timing.compute_ms)
+            if not pending.future.done():
+                pending.future.set_result((outputs, timing))
+
+    def _fail(self, pending: _Pending, failure: RequestFailure) -> None:
+        if not pending.future.done():
+            pending.future.set_exception(failure)
+
+    def _forget_if_unused(self, served: Served) -> None:
+        if served.removed and served.number not in self.manager.memory.entries:
+            self._by_number.pop(served.number, None)
+
+    def _in_background(
+        self, executor: ThreadPoolExecutor, work: Callable[[], Any], done: Callable[[Future[Any]], None]
+    ) -> None:
+        """Run work in a thread, and then ``done`` in the event loop."""
+        loop = asyncio.get_running_loop()
+
+        def hand_over(future: Future[Any]) -> None:
+            if not (future.cancelled() or loop.is_closed() or self._closed):
+                loop.call_soon_threadsafe(done, future)
+
+        executor.submit(work).add_done_callback(hand_over)
+
+    def _set_timer(self) -> None:
+        if self._timer:
+            self._timer.cancel()
+            self._timer = None
+        now = _now_ms()
+        at = self.manager.next_event_ms(now)
+        if at < math.inf and self._loop:
+            self._timer = self._loop.call_later((at - now) / 1000 + 1e-4, self._advance)
+
+    def _advance(self) -> None:
+        self._give_up_trial()
+        self._apply(self.manager.advance(_now_ms()))
+
+    def _give_up_trial(self) -> None:
+        """End the next trial if its model does not fit any more, beside one that has been pinned since."""
+        memory = self.manager.memory
+        number = next(iter(memory.trials), None)
+        if number is not None and not memory.fits(number):
+            del memory.trials[number]
+            self._reject_size(self._by_number[number])
+
+    def _reject_size(self, served: Served) -> None:
+        """End the trial of a version that does not fit into the budgets."""
+        least, budgets = served.version.managed.variants[-1].bytes, self.manager.memory.budgets
+        served.failure = Reason.TOO_LARGE.value
+        served.attempted.set()
+        sizes = {"bytes": {device: least.get(device, 0) for device in budgets}, "budget_bytes": dict(budgets)}
+        log.warning(CANNOT_BE_SERVED, extra=_fields(served, reason=served.failure, **sizes))
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK_S)
+            self._advance()
+            if not self._swept or self.account.peak > _LARGE_BYTES:
+                self._swept, self.account.peak = True, self.account.used
+                self._loader.submit(self._arena.sweep)
+
+
+def _check_unchanged(version: ServedVersion) -> None:
+    if file_states(*(Path(path) for path, *_ in version.files)) != version.files:
+        raise ModelError(_CHANGED)
+
+
+def _pin_to(cores: tuple[int, ...]) -> None:
+    """Pin a worker to the leased core; with several cores, or none, it may use all of them."""
+    if len(cores) == 1:
+        pin(cores[0])
+    elif hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, _ALL_CPUS)
+
+
+def _fields(served: Served, **more: object) -> dict[str, Any]:
+    return {"fields": {"model": served.version.name, "version": served.version.version, **more}}
+
+
+def _now_ms() -> float:
+    return time.monotonic() * 1000
+
+
+_ALL_CPUS = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()

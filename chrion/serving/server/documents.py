@@ -1,0 +1,183 @@
+"""Answers that the HTTP and gRPC services have in common, as data for JSON."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import chrion
+from chrion.serving.manager.residency import Place
+from chrion.serving.server.core import Served, ServingCore
+from chrion.serving.server.public_texts import without_folders
+from chrion.serving.server.repository import BadVersion, ServedVersion
+from chrion.serving.server.statistics import Duration
+from chrion.serving.server.tensors import TensorSpec
+
+#: Extensions of the protocol, as Triton names them.
+EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository", "statistics"]
+NAME, PLATFORM = "chrion", "onnxruntime_onnx"
+READY, LOADING, UNAVAILABLE = "READY", "LOADING", "UNAVAILABLE"
+
+
+def server_metadata(*, model_control: bool) -> dict[str, Any]:
+    """Return the server's metadata."""
+    extensions = [name for name in EXTENSIONS if name != "model_repository" or model_control]
+    return {"name": NAME, "version": chrion.__version__, "extensions": extensions}
+
+
+def model_metadata(core: ServingCore, served: Served) -> dict[str, Any]:
+    """Return a model's metadata."""
+    version = served.version
+    versions = [number for name, number in core.models if name == version.name]
+    return {
+        "name": version.name,
+        "versions": sorted(versions, key=int),
+        "platform": PLATFORM,
+        "inputs": [tensor(spec) for spec in version.inputs],
+        "outputs": [tensor(spec) for spec in version.outputs],
+    }
+
+
+def model_config(served: Served) -> dict[str, Any]:
+    """Return the part of Triton's model configuration that clients read."""
+    version = served.version
+    batch = version.managed.max_batch if version.managed.max_batch > 1 else 0
+    return {
+        "name": version.name,
+        "platform": PLATFORM,
+        "backend": "onnxruntime",
+        "max_batch_size": batch,
+        "input": [configured(spec, batched=batch > 0) for spec in version.inputs],
+        "output": [configured(spec, batched=batch > 0) for spec in version.outputs],
+    }
+
+
+def model_statistics(core: ServingCore, served: Served) -> dict[str, Any]:
+    """Return the statistics of a version."""
+    found = served.statistics
+    zero = Duration()
+    place, _variant = core.place(served)
+    entry = core.manager.memory.entries.get(served.number)
+    used = entry.model.variants[entry.variant].bytes if entry and place is not Place.ABSENT else {}
+    return {
+        "name": served.version.name,
+        "version": served.version.version,
+        "last_inference": found.last_inference_ms,
+        "inference_count": found.inferences,
+        "execution_count": found.executions,
+        "inference_stats": {
+            "success": _duration(found.success),
+            "fail": _duration(found.fail),
+            "queue": _duration(found.queue),
+            "compute_input": _duration(found.compute_input),
+            "compute_infer": _duration(found.compute_infer),
+            "compute_output": _duration(found.compute_output),
+            "cache_hit": _duration(zero),
+            "cache_miss": _duration(zero),
+        },
+        "batch_stats": [
+            {
+                "batch_size": size,
+                "compute_input": _duration(batch.compute_input),
+                "compute_infer": _duration(batch.compute_infer),
+                "compute_output": _duration(batch.compute_output),
+            }
+            for size, batch in sorted(found.batches.items())
+        ],
+        "memory_usage": [
+            {"type": "GPU" if device == "accelerator" else "CPU", "id": 0, "byte_size": size}
+            for device, size in used.items()
+            if size
+        ],
+        "response_stats": {},
+    }
+
+
+def repository_index(
+    core: ServingCore, found: dict[tuple[str, str], ServedVersion | BadVersion]
+) -> list[dict[str, str]]:
+    """Return the state of every version of the repository.
+
+    Args:
+        core: The server.
+        found: The versions in the repository.
+    """
+    index = []
+    for key in sorted(found.keys() | core.models.keys()):
+        served, entry = core.models.get(key), found.get(key)
+        if served is None:
+            state, reason = UNAVAILABLE, entry.reason if isinstance(entry, BadVersion) else "unloaded"
+        else:
+            state = LOADING if not served.attempted.is_set() else READY if core.is_ready(served) else UNAVAILABLE
+            reason = served.failure or served.note
+        index.append({"name": key[0], "version": key[1], "state": state, "reason": without_folders(reason)})
+    return index
+
+
+def snapshot(core: ServingCore, found: Mapping[tuple[str, str], ServedVersion | BadVersion]) -> dict[str, Any]:
+    """Return the state of the server for the web page.
+
+    Args:
+        core: The server.
+        found: The versions in the repository.
+    """
+    memory = core.manager.memory
+    devices = {device: {"used": memory.used(device), "budget": budget} for device, budget in memory.budgets.items()}
+    unserved = [
+        {"name": bad.name, "version": bad.version, "reason": without_folders(bad.reason)}
+        for key, bad in sorted(found.items())
+        if isinstance(bad, BadVersion) and key not in core.models
+    ]
+    return {
+        "devices": devices,
+        "cores": {"count": len(core.lane_busy_ms), "busy_ms": sum(core.lane_busy_ms.values())},
+        "models": [_model_state(core, served) for served in core.models.values()],
+        "unserved": unserved,
+        "generators": [],
+        "pending": core.manager.pending,
+        "draining": core.draining,
+        "uptime_s": time.time() - core.started_s,
+    }
+
+
+def _model_state(core: ServingCore, served: Served) -> dict[str, Any]:
+    """Return the state of a version for the web page."""
+    entry, found, slo = core.manager.memory.entries[served.number], served.statistics, served.version.managed.slo_ms
+    place, variant = core.place(served)
+    p50, p99 = found.quantiles_ms(0.5, 0.99)
+    return {
+        "name": served.version.name,
+        "version": served.version.version,
+        "place": place.value,
+        "variant": variant,
+        "bytes": dict(entry.model.variants[entry.variant].bytes) if place is not Place.ABSENT else {},
+        "waiting": core.manager.waiting(served.number),
+        "requests": found.success.count,
+        "failures": found.fail.count,
+        "p50_ms": p50,
+        "p99_ms": p99,
+        "slo_ms": slo if slo < float("inf") else None,
+        "violations": found.slo_violations,
+        "loads": found.loads,
+        "evictions": found.evictions,
+        "idle_s": time.time() - found.last_inference_ms / 1000 if found.last_inference_ms else None,
+        "failure": without_folders(served.failure),
+        "note": without_folders(served.note),
+    }
+
+
+def tensor(spec: TensorSpec) -> dict[str, Any]:
+    """Return an input or output in a model's metadata."""
+    return {"name": spec.name, "datatype": spec.datatype, "shape": list(spec.shape or ())}
+
+
+def configured(spec: TensorSpec, *, batched: bool = False) -> dict[str, Any]:
+    """Return an input or output in a model's configuration, with the first dimension only if it is not batched."""
+    shape = list(spec.shape or ())
+    name = "STRING" if spec.datatype == "BYTES" else spec.datatype
+    return {"name": spec.name, "data_type": f"TYPE_{name}", "dims": shape[1:] if batched else shape}
+
+
+def _duration(duration: Duration) -> dict[str, int]:
+    return {"count": duration.count, "ns": duration.ns}

@@ -1,0 +1,85 @@
+"""Failures of requests, with the status that each protocol has for them."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from chrion.serving.manager import Reason
+from chrion.serving.server.public_texts import without_folders
+
+
+class Status(Enum):
+    """Kinds of failure: the HTTP status and the name of the gRPC status."""
+
+    INVALID = (400, "INVALID_ARGUMENT")
+    UNAUTHENTICATED = (401, "UNAUTHENTICATED")
+    FORBIDDEN = (403, "PERMISSION_DENIED")
+    NOT_FOUND = (404, "NOT_FOUND")
+    NOT_ALLOWED = (405, "UNIMPLEMENTED")
+    TIMED_OUT = (408, "DEADLINE_EXCEEDED")
+    TOO_LARGE = (413, "RESOURCE_EXHAUSTED")
+    MEDIA_TYPE = (415, "INVALID_ARGUMENT")
+    CANCELLED = (499, "CANCELLED")
+    OVERLOADED = (429, "RESOURCE_EXHAUSTED")
+    INTERNAL = (500, "INTERNAL")
+    UNSUPPORTED = (501, "UNIMPLEMENTED")
+    UNAVAILABLE = (503, "UNAVAILABLE")
+    EXPIRED = (504, "DEADLINE_EXCEEDED")
+
+    @property
+    def http(self) -> int:
+        """HTTP status."""
+        return self.value[0]
+
+    @property
+    def grpc(self) -> str:
+        """Name of the gRPC status."""
+        return self.value[1]
+
+
+class RequestFailure(Exception):  # noqa: N818 - a failure of one request, not of the server
+    """A request that is answered with an error.
+
+    Attributes:
+        status: The kind of failure.
+        message: The text for the client.
+        retry_s: Time after which the client should try again; None for no such time.
+        param: The field at fault, in the OpenAI API; empty if the message begins with it.
+        code: The code of the OpenAI API; empty for the one that the status has.
+    """
+
+    def __init__(
+        self, status: Status, message: str, *, retry_s: float | None = None, param: str = "", code: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.retry_s = retry_s
+        self.param = param
+        self.code = code
+
+
+class ModelRemoved(RequestFailure):
+    """A request whose model was removed, or replaced, before the request could start."""
+
+
+def invalid(message: str) -> RequestFailure:
+    """Return the failure of a request that contradicts the protocol or the model."""
+    return RequestFailure(Status.INVALID, message)
+
+
+_REASONS = {
+    Reason.QUEUE_FULL: Status.OVERLOADED,
+    Reason.NO_TIME: Status.OVERLOADED,
+    Reason.EXPIRED: Status.EXPIRED,
+    Reason.LOAD_FAILED: Status.UNAVAILABLE,
+    Reason.TOO_LARGE: Status.UNAVAILABLE,
+    Reason.REMOVED: Status.UNAVAILABLE,
+}
+
+
+def refusal(model: str, reason: Reason, retry_ms: float, detail: str = "") -> RequestFailure:
+    """Return the failure of a request that the manager refused."""
+    text = f"model {model!r}: {reason.value}" + (f": {without_folders(detail)}" if detail else "")
+    kind = ModelRemoved if reason is Reason.REMOVED else RequestFailure
+    return kind(_REASONS[reason], text, retry_s=retry_ms / 1000 if retry_ms > 0 else None)

@@ -1,0 +1,95 @@
+"""Triton's generate extension of the REST protocol: text in and out as plain JSON, or as server-sent events."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from chrion.generation import Stream
+from chrion.serving.server.disconnects import EventResponse, until_disconnect
+from chrion.serving.server.failures import RequestFailure, invalid
+from chrion.serving.server.generation_service import GenerationService
+from chrion.serving.server.generation_tensors import Piece, TextRequest, read_document
+from chrion.serving.server.protocol_decoder import ProtocolDecoder, find_decoder
+
+ReadBody = Callable[[Request], Awaitable[dict[str, Any]]]
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class GenerateRoutes:
+    """The handlers of the extension.
+
+    Args:
+        service: The models.
+    """
+
+    def __init__(self, service: GenerationService) -> None:
+        self._service = service
+
+    def routes(self, read: ReadBody) -> list[tuple[str, Handler, str]]:
+        """Return paths with their handlers and methods.
+
+        Args:
+            read: Returns the JSON object in the body of a request, whose time it stores as
+                ``request.state.arrival_s``.
+        """
+        bases = ("/v2/models/{name}", "/v2/models/{name}/versions/{version}")
+        handlers = {
+            "generate": functools.partial(self._generate, read),
+            "generate_stream": functools.partial(self._generate_stream, read),
+        }
+        return [(f"{base}/{name}", handler, "POST") for base in bases for name, handler in handlers.items()]
+
+    async def _generate(self, read: ReadBody, request: Request) -> Response:
+        decoder, wanted, common = await self._read(read, request)
+        if wanted.stream:
+            raise invalid("input 'stream': several responses need generate_stream")
+        return JSONResponse(common | _document(await until_disconnect(request, decoder.generate(wanted))))
+
+    async def _generate_stream(self, read: ReadBody, request: Request) -> Response:
+        decoder, wanted, common = await self._read(read, request)
+        stream = await decoder.submit(wanted)
+        return EventResponse(_events(decoder, wanted, stream, common), stream.cancel)
+
+    async def _read(self, read: ReadBody, request: Request) -> tuple[ProtocolDecoder, TextRequest, dict[str, Any]]:
+        """Return the decoder, the text that is wanted, and what all responses have in common."""
+        name, version = request.path_params["name"], request.path_params.get("version", "")
+        decoder = find_decoder(self._service, name, version)
+        if decoder is None:
+            raise self._service.unknown(name, " in this version")
+        body = await read(request)
+        identity, parameters = body.pop("id", ""), body.pop("parameters", {})
+        if not isinstance(identity, str):
+            raise invalid(f"id: expected text, found {str(identity)[:100]!r}")
+        if not isinstance(parameters, dict):
+            raise invalid("parameters: expected an object")
+        common = dict(zip(("model_name", "model_version"), decoder.model, strict=True))
+        wanted = replace(read_document({**parameters, **body}), arrival_s=request.state.arrival_s)
+        return decoder, wanted, common | ({"id": identity} if identity else {})
+
+
+async def _events(
+    decoder: ProtocolDecoder, wanted: TextRequest, stream: Stream, common: dict[str, Any]
+) -> AsyncIterator[str]:
+    """Yield a server-sent event for each response."""
+    try:
+        async with contextlib.aclosing(decoder.pieces(wanted, stream)) as pieces:
+            async for piece in pieces:
+                yield _event(common | _document(piece))
+    except RequestFailure as failure:
+        yield _event({"error": failure.message})
+
+
+def _document(piece: Piece) -> dict[str, Any]:
+    return {"text_output": piece.text, "output_ids": list(piece.ids), "finish_reason": piece.reason}
+
+
+def _event(document: dict[str, Any]) -> str:
+    return f"data: {json.dumps(document)}\n\n"

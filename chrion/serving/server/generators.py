@@ -1,0 +1,216 @@
+"""The generators of a server: one for each model whose ``model.toml`` has a table ``[generation]``.
+
+They are opened at the start and stay in memory. Their sessions, and their keys and values, are deducted from the memory
+for other models.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chrion.common.units import parse_size_mb
+from chrion.errors import ChrionError, ContextLengthError, OptionError
+from chrion.generation import Generator
+from chrion.generation.token_bytes import TokenBytes
+from chrion.serving.server.chat_template import ChatTemplate, find_chat_template
+from chrion.serving.server.grace import Grace
+from chrion.serving.server.repository import ServedVersion, scan, session_bytes
+from chrion.serving.server.settings import GenerationSettings, read_settings
+
+log = logging.getLogger("chrion.server")
+
+Prompt = str | list[int]
+
+#: Copies of a model without its external weights while it is read and taken apart, beside that of its session.
+_COPIES_READ = 3
+#: The most characters of a prompt for one of its tokens: tokenizers may drop white space.
+_UNUSED_TEXT = 4
+_POLL_S = 0.01
+_NO_CONTEXT = "longer requests may fail; config.json beside the model may have max_position_embeddings"
+
+
+@dataclass(frozen=True)
+class ServedGenerator:
+    """A decoder that is served."""
+
+    name: str
+    version: str
+    generator: Generator
+    template: ChatTemplate | None
+    #: Bytes of its sessions, and those that its keys and values may need.
+    reserved_bytes: int
+    #: Time within which a text must begin, unless its request has a shorter one.
+    timeout_ms: float
+
+    @functools.cached_property
+    def pieces(self) -> TokenBytes:
+        """The bytes of its tokens."""
+        return TokenBytes(self.generator.tokenizer)
+
+    def encode(self, prompt: Prompt, *, special: bool = True) -> list[int]:
+        """Return the tokens of a prompt.
+
+        A text that is certainly too long is refused before it is tokenised, which takes many times its memory.
+
+        Args:
+            prompt: Text or tokens.
+            special: As in :meth:`chrion.Generator.encode`.
+
+        Raises:
+            ContextLengthError: The text has more tokens than fit.
+            OptionError: The prompt is empty, or has unknown tokens.
+        """
+        limit = self.generator.most_new_tokens(1)
+        if isinstance(prompt, str) and len(prompt) > _UNUSED_TEXT * limit * self._longest_token:
+            message = f"the prompt has {len(prompt)} characters, more than {limit} tokens have"
+            raise ContextLengthError(message, limit=limit, memory=limit != self.generator.context)
+        return self.generator.encode(prompt, special=special)
+
+    def text_of(self, prompt: Prompt) -> str:
+        """Return the text of a prompt."""
+        tokenizer: Any = self.generator.tokenizer  # every decoder that is served has one
+        return prompt if isinstance(prompt, str) else str(tokenizer.decode(prompt))
+
+    @functools.cached_property
+    def _longest_token(self) -> int:
+        """The characters of the longest token; a character may be a byte of the text."""
+        tokenizer: Any = self.generator.tokenizer
+        return max((len(token) for token in tokenizer.get_vocab()), default=1)
+
+
+def open_generators(repository: Path, budget: int, names: Collection[str] | None = None) -> dict[str, ServedGenerator]:
+    """Open the generators of a repository, of the highest version of each model.
+
+    A model that cannot generate is logged and left out. One whose chat template cannot be read serves completions.
+
+    Args:
+        repository: The folder.
+        budget: Bytes of host memory for all models.
+        names: The models to open; None for all of them.
+
+    Raises:
+        OptionError: The generators need more memory than the budget.
+    """
+    latest: dict[str, ServedVersion] = {}
+    for entry in scan(repository, accelerator=False).values():
+        if isinstance(entry, ServedVersion) and entry.settings.generation is not None:
+            if names is not None and entry.name not in names:
+                continue
+            known = latest.get(entry.name)
+            if known is None or int(entry.version) > int(known.version):
+                latest[entry.name] = entry
+    found: dict[str, ServedGenerator] = {}
+    for name, version in sorted(latest.items()):
+        settings = version.settings.generation or GenerationSettings()
+        _check_budget(budget, found, {name: _opening_bytes(version) + _kv_bytes(settings)})
+        try:
+            found[name] = _open(name, version, settings)
+        except ChrionError as error:
+            log.warning("cannot generate", extra={"fields": {"model": name, "reason": str(error)}})
+        _check_budget(budget, found)
+    return found
+
+
+def _check_budget(budget: int, found: Mapping[str, ServedGenerator], next_one: Mapping[str, int] | None = None) -> None:
+    """Close the generators if they exceed the budget.
+
+    Args:
+        budget: Bytes of host memory for all models.
+        found: The generators that are open.
+        next_one: What the next one needs while it is opened, by its name.
+
+    Raises:
+        OptionError: They do.
+    """
+    each = {name: served.reserved_bytes for name, served in found.items()} | dict(next_one or {})
+    needed = sum(each.values())
+    if needed > budget:
+        close_generators([*found.values()])
+        raise OptionError(
+            f"the generators of {', '.join(each)} need at least {needed / 1e6:.0f} MB "
+            f"of {budget / 1e6:.0f} MB for models",
+            hint="set a smaller kv_memory in [generation], or a larger --memory-budget",
+        )
+
+
+def list_generators(repository: Path) -> list[str]:
+    """Return the names of the models whose settings have a table ``[generation]``; wrong settings are left out."""
+    names = []
+    for path in sorted(repository.glob("*/model.toml")):
+        with contextlib.suppress(ChrionError):
+            names += [path.parent.name] if read_settings(path).generation is not None else []
+    return names
+
+
+def find_template(name: str, path: Path) -> ChatTemplate | None:
+    """Return the chat template of a model; log if there is none, or one that cannot be used.
+
+    Args:
+        name: The model's name.
+        path: Its file.
+    """
+    template = None
+    try:
+        template = find_chat_template(path)
+    except ChrionError as error:
+        log.warning("cannot chat", extra={"fields": {"model": name, "reason": str(error)}})
+    else:
+        if template is None:
+            log.info("no chat template", extra={"fields": {"model": name, "folder": str(path.parent)}})
+        elif template.obstacle:
+            log.warning("cannot chat", extra={"fields": {"model": name, "reason": template.obstacle}})
+    return template
+
+
+def drain_generators(served: Sequence[ServedGenerator], grace: Grace) -> None:
+    """Wait for the requests of generators as long as the grace lasts, and close them."""
+    while not grace.is_over and any(one.generator.statistics().requests for one in served):
+        time.sleep(_POLL_S)
+    close_generators(served)
+
+
+def close_generators(served: Sequence[ServedGenerator]) -> None:
+    """Close generators; their requests end."""
+    for one in served:
+        one.generator.close()
+
+
+def _kv_bytes(settings: GenerationSettings) -> int:
+    return round(parse_size_mb(settings.kv_memory, "generation.kv_memory") * 1e6)
+
+
+def _opening_bytes(version: ServedVersion) -> int:
+    """Return the bytes of host memory that a generator needs while it is opened, without its keys and values.
+
+    External weights of most decoders are in memory once; whether it is one of the others is known when it is open.
+    """
+    source = version.sources[0]
+    return session_bytes(source.model_bytes) + _COPIES_READ * source.model.stat().st_size
+
+
+def _open(name: str, version: ServedVersion, settings: GenerationSettings) -> ServedGenerator:
+    path = version.sources[0].model
+    template = find_template(name, path)
+    generator = Generator(
+        path,
+        max_batch=settings.max_batch,
+        kv_bytes=_kv_bytes(settings),
+        chunk=settings.chunk,
+        threads=version.settings.cores,
+    )
+    if generator.tokenizer is None:
+        generator.close()
+        raise OptionError(f"{path.parent}: no tokenizer.json, which text needs")
+    if not generator.context:
+        log.warning("the context length is unknown", extra={"fields": {"model": name, "hint": _NO_CONTEXT}})
+    if generator.refused:
+        log.warning("requests run one by one", extra={"fields": {"model": name, "reason": generator.refused}})
+    reserved = generator.weight_copies * session_bytes(version.sources[0].model_bytes) + _kv_bytes(settings)
+    return ServedGenerator(name, version.version, generator, template, reserved, version.settings.timeout_ms)

@@ -1,0 +1,64 @@
+"""The service ``grpc.health.v1.Health``, which probes of Kubernetes and clients that balance load ask."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from chrion.serving.server.grpc_messages import SERVICE
+from chrion.serving.server.target import Target
+
+#: The services that have a state, which is that of the server; the empty name is the server as a whole.
+_SERVICES = ("", SERVICE)
+#: Interval at which a change is looked for on behalf of clients that watch, in seconds.
+_INTERVAL_S = 0.5
+#: Clients that watch at the same time. They need no token, and each takes one of the calls that the server allows.
+MOST_WATCHERS = 64
+
+_States = health_pb2.HealthCheckResponse
+
+
+class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
+    """Answers whether the server is ready; like readiness in the other protocols it needs no token.
+
+    Args:
+        target: The models.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._watchers = 0
+
+    async def Check(self, request: Any, context: Any) -> Any:  # noqa: N802 - the protocol's name
+        """Return the state now; NOT_FOUND for another service."""
+        if request.service not in _SERVICES:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"unknown service {request.service[:200]!r}")
+        return _States(status=await self._state())
+
+    async def Watch(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
+        """Yield the state now, and again when it changes; the end of the server ends it."""
+        if self._watchers >= MOST_WATCHERS:
+            text = f"{MOST_WATCHERS} clients watch the health already: use Check"
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
+        self._watchers += 1
+        try:
+            last = None
+            while True:
+                draining = self._target.draining  # read first: the last state has to be that of its end
+                state = await self._state() if request.service in _SERVICES else _States.SERVICE_UNKNOWN
+                if state != last:
+                    yield _States(status=state)
+                    last = state
+                if draining:
+                    return
+                await asyncio.sleep(_INTERVAL_S)
+        finally:
+            self._watchers -= 1
+
+    async def _state(self) -> int:
+        ready = (await self._target.health())["ready"]
+        return int(_States.SERVING if ready else _States.NOT_SERVING)

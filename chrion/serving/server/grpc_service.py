@@ -1,0 +1,361 @@
+"""The gRPC service ``inference.GRPCInferenceService``."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import hmac
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+from google.protobuf.json_format import ParseDict
+from google.protobuf.message import DecodeError
+from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
+
+from chrion.errors import OptionError
+from chrion.serving.server import documents, grpc_codec
+from chrion.serving.server.connections import READ_BYTES_PER_S, READ_S
+from chrion.serving.server.failures import RequestFailure, Status, invalid
+from chrion.serving.server.generation_service import GenerationService
+from chrion.serving.server.grpc_health import HealthService
+from chrion.serving.server.grpc_messages import SERVICE, message, methods
+from chrion.serving.server.grpc_stream import StreamedRequests
+from chrion.serving.server.late_messages import MessageReceiver
+from chrion.serving.server.options import ServerOptions
+from chrion.serving.server.protocol_decoder import ProtocolDecoder, find_decoder, has_cache
+from chrion.serving.server.request_log import log_request
+from chrion.serving.server.request_memory import RequestMemory
+from chrion.serving.server.request_timing import SERVER_TIMING, Timing
+from chrion.serving.server.target import Answer, Target
+from chrion.serving.server.tracing import RequestTracer
+
+#: The parameter of responses that says whether it is the last of its request; Triton's name.
+_FINAL = "triton_final_response"
+#: Time within which the message of a call must have arrived, in seconds, and the speed by which the largest has longer.
+_MESSAGE_S, _MESSAGE_BYTES_PER_S = 20.0, 1_000_000
+#: Bytes of a request that is not one for inference.
+_MOST_OPTIONS = 1 << 18
+_CHANNEL_OPTIONS = (
+    ("grpc.so_reuseport", 0),
+    ("grpc.keepalive_time_ms", 60_000),  # finds peers that are gone
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.server_handshake_timeout_ms", 20_000),
+    ("grpc.max_connection_idle_ms", 30_000),  # it may take twice as long; clients connect again by themselves
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+)
+
+_STREAM = "ModelStreamInfer"
+
+_Method = Callable[[Any], Awaitable[Any]]
+
+
+class GrpcService:
+    """The methods of the service.
+
+    Args:
+        target: The models.
+        token: Bearer token that every request but those for health must have; empty for none.
+        tracer: Receives the spans of requests outside streams; None for no traces.
+        generation: The decoders; None without them.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        token: str = "",
+        tracer: RequestTracer | None = None,
+        generation: GenerationService | None = None,
+    ) -> None:
+        self._target = target
+        self._generation = generation
+        self._token = token
+        self._tracer = tracer
+        self._open = {"ServerLive": self._server_live, "ServerReady": self._server_ready}
+        self._answers: dict[str, _Method] = self._open | {
+            "ModelReady": self._model_ready,
+            "ServerMetadata": self._server_metadata,
+            "ModelMetadata": self._model_metadata,
+            "ModelConfig": self._model_config,
+            "ModelStatistics": self._model_statistics,
+            "RepositoryIndex": self._repository_index,
+            "RepositoryModelLoad": self._load,
+            "RepositoryModelUnload": self._unload,
+        }
+
+    def handlers(self, message_s: float) -> Any:
+        """Return the handlers of all methods.
+
+        Args:
+            message_s: Time within which the message of a call must have arrived, in seconds.
+        """
+        found, receiver = {}, MessageReceiver(message_s)
+        for name, method in methods().items():
+            request, response = message(method.input_type.name), message(method.output_type.name)
+            if name == _STREAM:
+                make = grpc.stream_stream_rpc_method_handler
+                call: Callable[..., Any] = self._stream
+            else:
+                # As calls of one message they would not reach a handler, which can end them, before their message.
+                make = grpc.stream_unary_rpc_method_handler
+                answer = functools.partial(self._answer, name, request, response)
+                call = functools.partial(_receive, receiver, self._infer if name == "ModelInfer" else answer)
+            # Messages are parsed by the handlers, which answer damaged ones with INVALID_ARGUMENT.
+            found[name] = make(call, request_deserializer=None, response_serializer=_serialise)
+        return grpc.method_handlers_generic_handler(SERVICE, found)
+
+    async def _answer(self, name: str, request: Any, response: Any, content: bytes, context: Any) -> Any:
+        began_s = time.monotonic()
+        try:
+            if name not in self._open:
+                self._authorise(context)
+            return ParseDict(
+                await self._answers[name](_parse(request, content)), response(), ignore_unknown_fields=True
+            )
+        except RequestFailure as failure:
+            _log_failure(context, name, failure, began_s)
+            await _abort(context, failure)
+
+    async def _infer(self, content: bytes, context: Any) -> Any:
+        began_ns, began_s = time.time_ns(), time.monotonic()
+        try:
+            self._authorise(context)
+            memory = RequestMemory(self._target.account)
+            context.add_done_callback(lambda _: memory.release())  # after the answer has been sent
+            remaining = context.time_remaining()
+            answer = await self._run(content, remaining * 1000 if remaining is not None else float("inf"), memory)
+        except RequestFailure as failure:
+            self._trace(context, content, began_ns, failure=failure.message)
+            _log_failure(context, "ModelInfer", failure, began_s)
+            return await _abort(context, failure)
+        self._trace(context, content, began_ns, answer)
+        context.set_trailing_metadata(tuple((name.lower(), value) for name, value in answer.headers.items()))
+        return answer.content
+
+    def _trace(
+        self, context: Any, content: bytes, began_ns: int, answer: Answer | None = None, failure: str = ""
+    ) -> None:
+        if self._tracer is None:
+            return
+        about = {}
+        with contextlib.suppress(RequestFailure):
+            request = grpc_codec.parse_request(content).head
+            about = {"model": request.model_name[:200], "version": request.model_version, "request_id": request.id}
+        carrier = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+        timing = Timing.of_header(answer.headers.get(SERVER_TIMING, "")) if answer else None
+        self._tracer.add(carrier, about, began_ns, timing, failure)
+
+    async def _run(self, content: bytes, remaining_ms: float, memory: RequestMemory) -> Answer:
+        """Serve an inference request, given as bytes."""
+        memory.take(len(content))
+        answer = await self._target.infer_grpc(content, remaining_ms)
+        memory.take(len(answer.content))
+        return answer
+
+    async def _stream(self, requests: AsyncIterator[bytes], context: Any) -> None:
+        """Serve the requests of a stream; it ends if its client does not read a response in time."""
+        began_s = time.monotonic()
+        try:
+            self._authorise(context)
+        except RequestFailure as failure:
+            _log_failure(context, _STREAM, failure, began_s)
+            await _abort(context, failure)
+        held: dict[int, RequestMemory] = {}
+
+        async def answer(content: bytes) -> Any:
+            memory = RequestMemory(self._target.account)
+            try:
+                response = await self._run_in_stream(content, memory, context)
+            except BaseException:
+                memory.release()
+                raise
+            held[id(response)] = memory  # until it has been sent
+            return response
+
+        silent = False
+        texts = functools.partial(self._texts, context)
+        try:
+            async with contextlib.aclosing(StreamedRequests(answer, texts).responses(requests)) as responses:
+                async for response in responses:
+                    async with asyncio.timeout(READ_S + response.ByteSize() / READ_BYTES_PER_S):
+                        await context.write(response)
+                    if memory := held.pop(id(response), None):
+                        memory.release()
+        except TimeoutError:
+            silent = True
+        finally:
+            for memory in held.values():
+                memory.release()
+        if silent:  # the status waits until the client reads or leaves
+            await _abort(context, RequestFailure(Status.TIMED_OUT, "the client does not read the answers"))
+
+    async def _run_in_stream(self, content: bytes, memory: RequestMemory, context: Any) -> Any:
+        """Return the only response to a request of a stream."""
+        began_s = time.monotonic()
+        found = message("ModelStreamInferResponse")()
+        try:
+            answer = await self._run(content, float("inf"), memory)
+            found.infer_response.MergeFromString(answer.content)
+        except RequestFailure as failure:
+            _log_failure(context, _STREAM, failure, began_s)
+            found.error_message = failure.message
+            with contextlib.suppress(RequestFailure):
+                found.infer_response.id = grpc_codec.parse_request(content).head.id
+        return found
+
+    def _texts(self, context: Any, content: bytes) -> AsyncGenerator[Any, None] | None:
+        """Return the responses to a request of a stream, if it may have several."""
+        if self._generation is None:
+            return None
+        with contextlib.suppress(RequestFailure):
+            given = grpc_codec.parse_request(content)
+            decoder = find_decoder(self._generation, given.head.model_name, given.head.model_version)
+            if decoder is not None and not has_cache(entry.name for entry in given.head.inputs):
+                return self._generate(context, decoder, given, len(content))
+        return None
+
+    async def _generate(
+        self, context: Any, decoder: ProtocolDecoder, given: grpc_codec.WireRequest, size: int
+    ) -> AsyncGenerator[Any, None]:
+        """Yield the responses of a decoder; a failure is the last of them."""
+        kind = message("ModelStreamInferResponse")
+        began_s = time.monotonic()
+        try:
+            with RequestMemory(self._target.account) as memory:
+                memory.take(size + given.parsed_bytes)
+                request = grpc_codec.read_request(given, memory.take)
+                async with contextlib.aclosing(decoder.stream(request)) as found:
+                    async for outputs, final in found:
+                        response = grpc_codec.build_response(request, decoder.model, outputs)
+                        response.parameters[_FINAL].bool_param = final
+                        yield kind(infer_response=response)
+        except RequestFailure as failure:
+            _log_failure(context, _STREAM, failure, began_s)
+            response = kind(error_message=failure.message, infer_response={"id": given.head.id})
+            response.infer_response.parameters[_FINAL].bool_param = True
+            yield response
+
+    def _authorise(self, context: Any) -> None:
+        if not self._token:
+            return
+        given = dict(context.invocation_metadata() or ()).get("authorization", "")
+        expected = f"Bearer {self._token}".encode()
+        if not hmac.compare_digest(str(given).encode(), expected):
+            raise RequestFailure(Status.UNAUTHENTICATED, "a valid bearer token is required")
+
+    async def _server_live(self, request: Any) -> dict[str, Any]:
+        del request
+        return {"live": True}
+
+    async def _server_ready(self, request: Any) -> dict[str, Any]:
+        del request
+        return {"ready": (await self._target.health())["ready"]}
+
+    async def _model_ready(self, request: Any) -> dict[str, Any]:
+        return {"ready": not await self._target.model_obstacle(request.name, request.version)}
+
+    async def _server_metadata(self, request: Any) -> dict[str, Any]:
+        del request
+        return documents.server_metadata(model_control=self._target.control)
+
+    async def _model_metadata(self, request: Any) -> dict[str, Any]:
+        return await self._target.model_metadata(request.name, request.version)
+
+    async def _model_config(self, request: Any) -> dict[str, Any]:
+        return {"config": await self._target.model_config(request.name, request.version)}
+
+    async def _model_statistics(self, request: Any) -> dict[str, Any]:
+        return {"model_stats": await self._target.statistics(request.name, request.version)}
+
+    async def _repository_index(self, request: Any) -> dict[str, Any]:
+        return {"models": await self._target.index(documents.READY if request.ready else "")}
+
+    async def _load(self, request: Any) -> dict[str, Any]:
+        if any(name == "config" or name.startswith("file:") for name in request.parameters):
+            raise RequestFailure(Status.UNSUPPORTED, "loading with a configuration or files in the request")
+        await self._target.load(request.model_name)
+        return {}
+
+    async def _unload(self, request: Any) -> dict[str, Any]:
+        await self._target.unload(request.model_name)
+        return {}
+
+
+def bind_grpc(
+    options: ServerOptions,
+    target: Target,
+    tracer: RequestTracer | None = None,
+    generation: GenerationService | None = None,
+) -> tuple[Any, int]:
+    """Bind the service to its address.
+
+    Returns:
+        The server, which has to be started, and its port.
+
+    Raises:
+        OptionError: The address cannot be bound.
+    """
+    assert options.grpc is not None  # noqa: S101 # the caller has checked it
+    host, port = options.grpc
+    limits = (
+        ("grpc.max_receive_message_length", options.body_bytes),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.max_concurrent_streams", options.max_connections),
+        ("grpc.max_allowed_incoming_connections", options.max_connections),
+    )
+    server = grpc.aio.server(options=(*_CHANNEL_OPTIONS, *limits), maximum_concurrent_rpcs=options.max_connections)
+    limit_s = _MESSAGE_S + options.body_bytes / _MESSAGE_BYTES_PER_S
+    handlers = GrpcService(target, options.token, tracer, generation).handlers(limit_s)
+    server.add_generic_rpc_handlers((handlers,))
+    add_HealthServicer_to_server(HealthService(target), server)
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    try:
+        if options.tls:
+            certificate, key = (path.read_bytes() for path in options.tls)
+            bound = server.add_secure_port(address, grpc.ssl_server_credentials([(key, certificate)]))
+        else:
+            bound = server.add_insecure_port(address)
+    except (RuntimeError, OSError) as error:
+        raise OptionError(f"--grpc {address}: cannot be bound") from error
+    return server, int(bound)
+
+
+async def _receive(receiver: MessageReceiver, answer: Callable[..., Awaitable[Any]], _: Any, context: Any) -> Any:
+    """Receive the message of a call with one message, and return the answer to it."""
+    try:
+        content = await receiver.receive(context)
+    except TimeoutError:
+        await _abort(context, RequestFailure(Status.TIMED_OUT, "the message of the call is incomplete"))
+    if content is grpc.aio.EOF:
+        await _abort(context, invalid("the call has no message"))
+    return await answer(content, context)
+
+
+def _serialise(found: Any) -> bytes:
+    return found if isinstance(found, bytes) else bytes(found.SerializeToString())
+
+
+def _parse(kind: Any, content: bytes) -> Any:
+    if len(content) > _MOST_OPTIONS:  # its parser would hold the event loop
+        raise RequestFailure(Status.TOO_LARGE, f"the request has more than {_MOST_OPTIONS} bytes")
+    try:
+        return kind.FromString(content)
+    except DecodeError as error:
+        raise invalid(f"the request is not a {kind.DESCRIPTOR.name}") from error
+
+
+def _log_failure(context: Any, method: str, failure: RequestFailure, began_s: float) -> None:
+    """Log a call, or a request of a stream, that failed."""
+    status = failure.status
+    fields = {"method": method, "client": context.peer(), "status": status.grpc}
+    log_request(logging.INFO if status.http < 500 else logging.WARNING, fields, began_s, failure.message)
+
+
+async def _abort(context: Any, failure: RequestFailure) -> None:
+    metadata: tuple[tuple[str, str], ...] = ()
+    if failure.retry_s is not None:
+        metadata = (("retry-after", f"{failure.retry_s:.3f}"),)
+    await context.abort(getattr(grpc.StatusCode, failure.status.grpc), failure.message, metadata)

@@ -1,0 +1,148 @@
+"""Bounded parsing of JSON bodies.
+
+A parser in C holds the GIL, and with it the event loop, as long as it parses, whatever thread it runs in. So no call
+gets more than a small document. The numbers of tensors, which are what makes honest bodies large, are cut out of a body
+and become arrays piece by piece (:mod:`chrion.serving.server.number_text`); what remains of it has few values.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from chrion.common.files import parse_json
+from chrion.serving.server.failures import RequestFailure, Status, invalid
+from chrion.serving.server.number_text import NumberText
+
+Take = Callable[[int], None]
+
+#: Limits of a document without numbers of tensors: bytes, values, and lists and objects among them.
+_MOST_BYTES, _MOST_VALUES, _MOST_CONTAINERS = 1 << 22, 1 << 17, 1 << 15
+#: Limit of the text of these numbers, which keeps a thread busy for seconds.
+_MOST_NUMBER_BYTES = 1 << 26
+#: Documents below this size are parsed as a whole: their numbers are few.
+_SMALL = 1 << 16
+#: Number lists below this size stay in their document.
+_SHORT = 1 << 10
+#: Bytes of a value beside its text, and more of a list and of an object.
+_VALUE_BYTES, _LIST_BYTES, _OBJECT_BYTES = 64, 32, 170
+#: Bytes of a character of text that is not ASCII.
+_CHARACTER_BYTES = 4
+#: Bytes that are searched in one call, and those that the next call searches again.
+_WINDOW, _OVERLAP = 1 << 18, 64
+#: The beginning of a tensor's data. In a text its quotes would be escaped: the second one does not match, and before
+#: the first one is a backslash, which is looked for afterwards: the search for a fixed beginning is ten times as fast.
+_DATA = re.compile(rb'"data"\s{0,8}:\s{0,8}(?=\[)')
+_NO_NUMBER = re.compile(rb'["{}]')
+_BACKSLASH = ord("\\")
+_HINT = "send large tensors as binary data"
+
+
+def parse_body(document: bytes | memoryview, take: Take, what: str = "the body") -> Any:
+    """Return the data of a JSON document.
+
+    Args:
+        document: The document.
+        take: Takes a bound on the memory of its values, in bytes.
+        what: The name of the document in messages.
+
+    Raises:
+        RequestFailure: It is too large, or not JSON.
+    """
+    if len(document) > _MOST_BYTES:
+        text = f"{what} has {len(document)} bytes of JSON beside the numbers of tensors, more than {_MOST_BYTES}"
+        raise RequestFailure(Status.TOO_LARGE, f"{text}: {_HINT}")
+    content = bytes(document)
+    take(json_bytes(content, what))
+    return _parse(content, what)
+
+
+def parse_tensors(document: memoryview, take: Take) -> Any:
+    """Return the data of a JSON document whose tensors may have any number of numbers.
+
+    Args:
+        document: The document.
+        take: As in :func:`parse_body`; also called for the arrays of tensors when they are read.
+
+    Returns:
+        The data, in which long lists below a key ``data`` without strings and objects are a :class:`NumberText`.
+
+    Raises:
+        RequestFailure: It is too large, or not JSON.
+    """
+    if len(document) <= _SMALL:
+        return parse_body(document, take)
+    spans = list(_number_lists(document))
+    starts, ends = [0, *(end for _, end in spans)], [*(start for start, _ in spans), len(document)]
+    size = sum(end - start for start, end in spans)
+    if size > _MOST_NUMBER_BYTES:
+        text = f"the body has {size} bytes of numbers in JSON, more than {_MOST_NUMBER_BYTES}"
+        raise RequestFailure(Status.TOO_LARGE, f"{text}: {_HINT}")
+    if not spans or len(document) - size > _MOST_BYTES:
+        return parse_body(document[: len(document) - size], take)
+    parts = [bytes(document[start:end]) for start, end in zip(starts, ends, strict=True)]
+    if any(word in part for word in (b"NaN", b"Infinity") for part in parts):
+        return parse_body(document, take)  # the parser could not tell these from the placeholders
+    # The parser calls a function for each constant that JSON does not have, in the order of the text.
+    texts = (document[start:end] for start, end in spans)
+    numbers = iter([NumberText(text, take, partial(parse_body, text, take, "data")) for text in texts])
+    content = b"NaN".join(parts)
+    take(json_bytes(content))
+    return _parse(content, constant=lambda _: next(numbers))
+
+
+def json_bytes(document: bytes, what: str = "the body") -> int:
+    """Return a bound on the memory of the values in a JSON document.
+
+    Each value but the first follows a bracket, a comma or a colon. Those in texts are counted, too.
+
+    Raises:
+        RequestFailure: It may have too many values.
+    """
+    objects, lists = document.count(b"{"), document.count(b"[")
+    values = 1 + objects + lists + document.count(b",") + document.count(b":")
+    if values > _MOST_VALUES or objects + lists > _MOST_CONTAINERS:
+        found = f"{values} values of JSON, {objects + lists} of them lists and objects"
+        most = f"more than {_MOST_VALUES}, or {_MOST_CONTAINERS} of them"
+        raise RequestFailure(Status.TOO_LARGE, f"{what} may have {found}, {most}: {_HINT}")
+    width = 1 if document.isascii() and b"\\" not in document else _CHARACTER_BYTES
+    return width * len(document) + _VALUE_BYTES * values + _LIST_BYTES * lists + _OBJECT_BYTES * objects
+
+
+def _parse(content: bytes, what: str = "the body", constant: Callable[[str], Any] | None = None) -> Any:
+    try:
+        return parse_json(content, constant)
+    except ValueError as error:
+        raise invalid(f"{what} is not JSON: {error}") from error
+
+
+def _number_lists(document: memoryview) -> Iterator[tuple[int, int]]:
+    """Yield the beginning and the end of each long list of numbers below a key ``data``."""
+    at = others = 0
+    while (found := _search(_DATA, document, at)) and others <= _MOST_BYTES:
+        start = found.end()
+        end = start
+        if document[found.start() - 1] != _BACKSLASH:
+            stop = _search(_NO_NUMBER, document, start)
+            end = _list_end(document, start, stop.start() if stop else len(document))
+        others += (start if end - start > _SHORT else end) - at
+        if end - start > _SHORT:
+            yield start, end
+        at = end
+
+
+def _list_end(document: memoryview, start: int, stop: int) -> int:
+    """Return the end of the list before the next key or the end of the object; ``start`` without one."""
+    tail = bytes(document[max(start, stop - _OVERLAP) : stop]).rstrip().removesuffix(b",").rstrip()
+    return max(start, stop - _OVERLAP) + len(tail) if tail.endswith(b"]") else start
+
+
+def _search(pattern: re.Pattern[bytes], document: memoryview, at: int) -> re.Match[bytes] | None:
+    """Search a document from a position on, in several calls."""
+    while at < len(document):
+        if found := pattern.search(document, at, at + _WINDOW):
+            return found
+        at += _WINDOW - _OVERLAP
+    return None

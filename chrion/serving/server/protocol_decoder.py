@@ -1,0 +1,157 @@
+"""Decoders in the Open Inference Protocol: a text is one response, or with ``stream`` one response for each token."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Iterable
+from typing import Any
+
+from chrion.errors import ChrionError
+from chrion.generation import Stream
+from chrion.serving.server import documents
+from chrion.serving.server.failures import invalid
+from chrion.serving.server.generation_service import GenerationService, failure_of
+from chrion.serving.server.generation_tensors import INPUTS, OUTPUTS, Piece, TextRequest, piece_tensors, read_tensors
+from chrion.serving.server.generators import ServedGenerator
+from chrion.serving.server.rest_codec import InferenceRequest
+from chrion.serving.server.tensors import Array, TensorSpec
+
+#: Outputs of a response, and the pieces of a text.
+Outputs = list[tuple[TensorSpec, Array]]
+Pieces = AsyncGenerator[Piece, None]
+
+
+class ProtocolDecoder:
+    """A decoder as a model of the protocol.
+
+    Args:
+        service: The decoders of the server.
+        served: The decoder.
+    """
+
+    def __init__(self, service: GenerationService, served: ServedGenerator) -> None:
+        self._service, self._served = service, served
+        #: Name and version.
+        self.model = served.name, served.version
+
+    def metadata(self) -> dict[str, Any]:
+        """Return the model's metadata."""
+        return {
+            "name": self._served.name,
+            "versions": [self._served.version],
+            "platform": documents.PLATFORM,
+            "inputs": [documents.tensor(spec) for spec in INPUTS],
+            "outputs": [documents.tensor(spec) for spec in OUTPUTS],
+        }
+
+    def configuration(self) -> dict[str, Any]:
+        """Return the part of Triton's model configuration that clients read."""
+        return {
+            "name": self._served.name,
+            "platform": documents.PLATFORM,
+            "backend": "onnxruntime",
+            "max_batch_size": 0,
+            "model_transaction_policy": {"decoupled": True},
+            "input": [documents.configured(spec) | {"optional": True} for spec in INPUTS],
+            "output": [documents.configured(spec) for spec in OUTPUTS],
+        }
+
+    async def infer(self, request: InferenceRequest) -> Outputs:
+        """Return the outputs of a request with one response.
+
+        Raises:
+            RequestFailure: The request is wrong, cannot start in its time, or fails.
+        """
+        wanted = read_tensors(request)
+        if wanted.stream:
+            raise invalid("input 'stream': several responses need ModelStreamInfer, or generate_stream in REST")
+        return piece_tensors(await self.generate(wanted), wanted.outputs)
+
+    async def stream(self, request: InferenceRequest) -> AsyncGenerator[tuple[Outputs, bool], None]:
+        """Yield the outputs of each response to a request, and whether it is the last.
+
+        Raises:
+            RequestFailure: The request is wrong, cannot start in its time, or fails.
+        """
+        wanted = read_tensors(request)
+        stream = await self.submit(wanted)
+        try:
+            async with contextlib.aclosing(self.pieces(wanted, stream)) as pieces:
+                async for piece in pieces:
+                    yield piece_tensors(piece, wanted.outputs), piece.final
+        finally:
+            stream.cancel()
+
+    async def generate(self, wanted: TextRequest) -> Piece:
+        """Return a whole text.
+
+        Raises:
+            RequestFailure: The text cannot start in its time, or fails.
+        """
+        stream = await self.submit(wanted)
+        try:
+            return await self._joined(wanted, stream)
+        finally:
+            stream.cancel()
+
+    async def submit(self, wanted: TextRequest) -> Stream:
+        """Queue a text.
+
+        Raises:
+            RequestFailure: It may not be queued now, or its prompt or a number is out of range.
+        """
+        try:
+            (stream,) = await self._service.submit(
+                self._served, [wanted.prompt], [wanted.sampling], wanted.options, lambda _: wanted.max_tokens
+            )
+        except ChrionError as error:
+            raise failure_of(error) from error
+        return stream
+
+    async def pieces(self, wanted: TextRequest, stream: Stream) -> Pieces:
+        """Yield the whole text or, if a stream is wanted, a piece for each token and one for the end.
+
+        The last piece of several has no token, since a text may end because of a token that is not part of it. It has
+        the text that was held back until then.
+
+        Raises:
+            RequestFailure: The text cannot start in its time, or fails.
+        """
+        if not wanted.stream:
+            yield await self._joined(wanted, stream)
+            return
+        async with contextlib.aclosing(self._parts(wanted, stream)) as parts:
+            async for part in parts:
+                yield part
+
+    async def _joined(self, wanted: TextRequest, stream: Stream) -> Piece:
+        pieces = [piece async for piece in self._parts(wanted, stream)]
+        ids = tuple(token for piece in pieces for token in piece.ids)
+        return Piece("".join(piece.text for piece in pieces), ids, pieces[-1].reason)
+
+    async def _parts(self, wanted: TextRequest, stream: Stream) -> Pieces:
+        before = self._served.text_of(wanted.prompt) if wanted.echo else ""
+        found = self._service.events(self._served.name, [stream], wanted.arrival_s, wanted.timeout_ms)
+        try:
+            async with contextlib.aclosing(found) as events:
+                async for _, token in events:
+                    before += token.text if token is not None else ""
+                    if token is not None and token.id is not None:
+                        yield Piece(before, (token.id,))
+                        before = ""
+        except ChrionError as error:
+            raise failure_of(error) from error
+        yield Piece(before, (), stream.finish_reason)
+
+
+def has_cache(inputs: Iterable[str]) -> bool:
+    """Return whether a request has keys and values: it is one for the model itself, which returns logits."""
+    return any(name.startswith("past_key_values.") for name in inputs)
+
+
+def find_decoder(service: GenerationService | None, name: str, version: str = "") -> ProtocolDecoder | None:
+    """Return the decoder that serves a version of a model, or None for another model."""
+    served = service.served.get(name) if service is not None else None
+    if service is None or served is None or version not in ("", served.version):
+        return None
+    return ProtocolDecoder(service, served)

@@ -1,0 +1,62 @@
+"""The state of a server, as the router of a cluster needs it."""
+
+from __future__ import annotations
+
+from chrion.serving.manager.cluster_view import ReplicaState
+from chrion.serving.manager.residency import Place
+from chrion.serving.server.core import ServingCore
+
+#: Age from which the state is read again although no model was loaded or unloaded, in ms.
+_AGE_MS = 5.0
+
+
+class StateReports:
+    """The numbered reports of a replica, which are made again if they are old.
+
+    Making one takes longer the more models there are. The first one after a load or an unload is new in any case,
+    as the router sends the next model to the replica with the most free memory.
+
+    Args:
+        core: The replica's core.
+        node: The node that it runs on.
+    """
+
+    def __init__(self, core: ServingCore, node: str) -> None:
+        self._core = core
+        self._state = ReplicaState(node=node)
+        self._read_ms = 0.0
+        self._changes = -1
+
+    def latest(self, now: float) -> ReplicaState:
+        """Return the report for a time in ms, as the core measures it."""
+        if now >= self._read_ms + _AGE_MS or self._core.memory_changes != self._changes:
+            self._read_ms, self._changes = now, self._core.memory_changes
+            self._state = read_state(self._core, now, self._state.number + 1, self._state.node)
+        return self._state
+
+
+def read_state(core: ServingCore, now: float, number: int, node: str) -> ReplicaState:
+    """Return the report of a replica.
+
+    Args:
+        core: The replica's core.
+        now: The time in ms, as the core measures it.
+        number: The number of the report.
+        node: The node that it runs on.
+    """
+    memory = core.manager.memory
+    homes, unfit = set(), set()
+    highest: dict[str, int] = {}
+    for (name, version), served in core.models.items():
+        highest[name] = max(highest.get(name, 0), int(version))
+        if memory.entries[served.number].place is not Place.ABSENT or served.number in memory.cold:
+            homes.add(f"{name}/{version}")
+        elif not memory.fits(served.number):
+            unfit.add(f"{name}/{version}")
+    for found in (homes, unfit):
+        found |= {f"{name}/" for name, version in highest.items() if f"{name}/{version}" in found}
+    expected = {key: memory.load_ms(entry, entry.variant) for key, entry in memory.entries.items()}
+    wait = max(0.0, memory.loading_until_ms - now) if memory.loading is not None else 0.0
+    wait += sum(expected[key] for key in memory.cold)
+    mean = sum(expected.values()) / len(expected) if expected else 0.0
+    return ReplicaState(number, frozenset(homes), frozenset(unfit), wait, mean, memory.free[memory.primary], node)

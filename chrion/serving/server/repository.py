@@ -1,0 +1,325 @@
+"""The model repository: folders ``NAME/VERSION/model.onnx`` with optional plans and ``NAME/model.toml``.
+
+:func:`scan` reads it. A model that cannot be served becomes a :class:`BadVersion` with the reason, and does not affect
+the others. Files that have not changed since the previous scan are not read again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+
+from chrion.errors import ChrionError, ModelError, OptionError
+from chrion.graph.external import external_files
+from chrion.graph.reading import read_model
+from chrion.graph.weights_folder import file_state
+from chrion.scheduler.plan import Plan
+from chrion.serving.manager import ManagedModel, ManagedVariant
+from chrion.serving.manager.records import ACCELERATOR, HOST
+from chrion.serving.server.settings import ModelSettings, VariantSettings, read_settings
+from chrion.serving.server.tensors import DATATYPES, TensorSpec
+from chrion.serving.simulator.variants import from_plan
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+_VERSION = re.compile(r"[1-9][0-9]{0,17}")
+_MODEL, _SETTINGS, _PLANS = "model.onnx", "model.toml", "*.plan.json"
+#: Host memory of a session: its weights times a factor, and a constant, in bytes.
+_HOST_FACTOR, _HOST_CONSTANT = 1.1, 4_000_000
+#: Expected latency of a variant before its first request, and loading speed before its first load.
+_GUESSED_MS, _GUESSED_GB_PER_S = 10.0, 0.5
+
+#: A file's path, device, inode, size and modification time.
+FileState = tuple[str, int, int, int, int]
+#: A model's name and version.
+Key = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class VariantSource:
+    """The files that a variant's session is opened from."""
+
+    name: str
+    model: Path
+    plan: Path | None
+    accelerated: bool
+    cores: int
+    #: The model's file and those of its external weights, wherever links lead.
+    files: tuple[Path, ...]
+
+    @property
+    def model_bytes(self) -> int:
+        """The bytes of these files."""
+        return sum(size for *_, size, _ in file_states(*self.files))
+
+
+@dataclass(frozen=True, slots=True)
+class ServedVersion:
+    """A version of a model that can be served."""
+
+    name: str
+    version: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    settings: ModelSettings
+    sources: tuple[VariantSource, ...]
+    managed: ManagedModel
+    #: State of all files, external weights elsewhere included; if it changes, the version is read again.
+    files: tuple[FileState, ...]
+
+    @property
+    def key(self) -> Key:
+        """Name and version."""
+        return self.name, self.version
+
+
+@dataclass(frozen=True, slots=True)
+class BadVersion:
+    """A version that cannot be served; the version is empty if the whole model cannot."""
+
+    name: str
+    version: str
+    reason: str
+    files: tuple[FileState, ...]
+
+    @property
+    def key(self) -> Key:
+        """Name and version."""
+        return self.name, self.version
+
+
+Found = dict[Key, ServedVersion | BadVersion]
+
+
+def scan(root: Path, *, accelerator: bool, before: Mapping[Key, ServedVersion | BadVersion] | None = None) -> Found:
+    """Read a repository.
+
+    Args:
+        root: The repository.
+        accelerator: Whether there is an accelerator; without one, variants that need it are left out.
+        before: The result of the previous scan.
+
+    Raises:
+        OptionError: The folder cannot be read.
+    """
+    try:
+        folders = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+    except OSError as error:
+        raise OptionError(f"repository {root}: {error.strerror}") from error
+    found: Found = {}
+    for folder in folders:
+        for entry in _scan_model(folder, before or {}, accelerator=accelerator):
+            found[entry.key] = entry
+    return found
+
+
+def file_states(*folders_and_files: Path) -> tuple[FileState, ...]:
+    """Return the state of files, and of all files below folders; what cannot be read is left out."""
+    states = []
+    for given in folders_and_files:
+        for path in sorted(given.rglob("*")) if given.is_dir() else [given]:
+            try:
+                found = path.stat()
+            except OSError:
+                continue
+            if not path.is_dir():
+                states.append((str(path), *file_state(found)))
+    return tuple(states)
+
+
+def _scan_model(
+    folder: Path, before: Mapping[Key, ServedVersion | BadVersion], *, accelerator: bool
+) -> list[ServedVersion | BadVersion]:
+    toml = folder / _SETTINGS
+    states = file_states(toml)
+    if not _NAME.fullmatch(folder.name):
+        expected = "expected letters, digits and ._- after a letter, a digit or _"
+        return [BadVersion(folder.name, "", f"folder name: {expected}", states)]
+    try:
+        settings = read_settings(toml)
+        versions = sorted((p for p in folder.iterdir() if p.is_dir() and _VERSION.fullmatch(p.name)), key=_number)
+    except (ChrionError, OSError) as error:
+        return [BadVersion(folder.name, "", str(error), states)]
+    if not versions:
+        return [BadVersion(folder.name, "", "no folder of a version, such as 1", states)]
+    if settings.versions == "latest":
+        versions = versions[-1:]
+    elif settings.versions != "all":
+        versions = [path for path in versions if _number(path) in settings.versions]
+    entries: list[ServedVersion | BadVersion] = []
+    for path in versions:
+        known = before.get((folder.name, path.name))
+        elsewhere = [Path(file) for file, *_ in known.files if folder not in Path(file).parents] if known else []
+        now = file_states(toml, path, *elsewhere)
+        unchanged = known is not None and known.files == now
+        entries.append(known if known is not None and unchanged else _scan_version(path, settings, now, accelerator))
+    return entries
+
+
+def _scan_version(
+    folder: Path,
+    settings: ModelSettings,
+    states: tuple[FileState, ...],
+    accelerator: bool,  # noqa: FBT001
+) -> ServedVersion | BadVersion:
+    name = folder.parent.name
+    try:
+        return _read_version(folder, settings, states, accelerator=accelerator)
+    except (ChrionError, OSError, ValueError) as error:
+        return BadVersion(name, folder.name, " ".join(str(error).split()), states)
+
+
+def _read_version(
+    folder: Path, settings: ModelSettings, states: tuple[FileState, ...], *, accelerator: bool
+) -> ServedVersion:
+    proto = read_model(folder / _MODEL)[0]
+    inputs, outputs = _interface(proto)
+    chosen = [
+        (name, variant)
+        for name, variant in _variants(folder, settings, accelerator=accelerator).items()
+        if accelerator or not _accelerated(folder, variant)
+    ]
+    if not chosen:
+        raise ModelError("variants: all of them need an accelerator, and there is none")
+    sources = tuple(_source(folder, name, variant, settings) for name, variant in chosen)
+    for source in sources:
+        if source.model.name != _MODEL and _interface(read_model(source.model)[0]) != (inputs, outputs):
+            raise ModelError(f"variant {source.name}: its inputs or outputs differ from those of {_MODEL}")
+    managed = [_managed(source, variant) for source, (_, variant) in zip(sources, chosen, strict=True)]
+    _check_order(managed, ACCELERATOR if accelerator else HOST)
+    first = _first_by_alpha(managed, settings.alpha)
+    root = folder.parent.resolve()
+    elsewhere = {file for source in sources for file in source.files[1:] if root not in file.parents}
+    batching = settings.batching
+    if batching:
+        _check_batching(inputs, outputs)
+    return ServedVersion(
+        folder.parent.name,
+        folder.name,
+        inputs,
+        outputs,
+        settings,
+        sources[first:],
+        ManagedModel(
+            tuple(managed[first:]),
+            settings.slo_ms,
+            settings.weight,
+            settings.pinned,
+            settings.priority,
+            batching.max_size if batching else 1,
+            batching.max_delay_ms if batching else 0.0,
+            settings.max_queue,
+        ),
+        (*states, *file_states(*sorted(elsewhere))),
+    )
+
+
+def _variants(folder: Path, settings: ModelSettings, *, accelerator: bool) -> Mapping[str, VariantSettings]:
+    """Return the variants of the settings; by default the accelerator alone, the plans, and the CPU."""
+    if settings.variants:
+        return settings.variants
+    plans = [(path.name.removesuffix(".plan.json"), Plan.load(path), path) for path in folder.glob(_PLANS)]
+    plans.sort(key=lambda plan: (-plan[1].predicted.resident_mb, plan[0]))
+    found = {"gpu": VariantSettings(device="accelerator")} if accelerator else {}
+    found |= {name: VariantSettings(plan=path.name) for name, _, path in plans}
+    return found | {"cpu": VariantSettings()}
+
+
+def _accelerated(folder: Path, variant: VariantSettings) -> bool:
+    if not variant.plan:
+        return variant.device == "accelerator"
+    accelerator = Plan.load(_inside(folder, variant.plan)).accelerator
+    return accelerator is not None and accelerator != "CPUExecutionProvider"
+
+
+def _source(folder: Path, name: str, variant: VariantSettings, settings: ModelSettings) -> VariantSource:
+    model = _inside(folder, variant.model or _MODEL)
+    plan = _inside(folder, variant.plan) if variant.plan else None
+    cores = len(from_plan(name, plan, {}).core_busy_ms) if plan else variant.cores or settings.cores
+    return VariantSource(name, model, plan, _accelerated(folder, variant), cores, _model_files(model))
+
+
+def session_bytes(weights: int) -> int:
+    """Return the bytes of host memory of a session with weights of that many bytes."""
+    return round(weights * _HOST_FACTOR) + _HOST_CONSTANT
+
+
+def _managed(source: VariantSource, variant: VariantSettings) -> ManagedVariant:
+    weights = source.model_bytes
+    figures = from_plan(source.name, source.plan, {"memory": "resident"}) if source.plan else None
+    accelerator_mb = variant.memory_mb or (figures.memory_mb if figures else weights * _HOST_FACTOR / 1e6)
+    alone = source.accelerated and not source.plan
+    host = round(variant.host_mb * 1e6) or session_bytes(0 if alone else weights)
+    return ManagedVariant(
+        source.name,
+        {ACCELERATOR: round(accelerator_mb * 1e6) if source.accelerated else 0, HOST: host},
+        variant.latency_ms or (figures.latency_ms if figures else _GUESSED_MS),
+        weights / 1e6 / _GUESSED_GB_PER_S + 1.0,
+        0 if alone else source.cores,
+        slots=int(source.accelerated),
+    )
+
+
+def _first_by_alpha(variants: list[ManagedVariant], alpha: float) -> int:
+    """Return the index of the variant with the least L + alpha * M; variants before it are not used."""
+    if not alpha:
+        return 0
+    prices = [v.latency_ms + alpha * v.bytes[ACCELERATOR] / 1e6 for v in variants]
+    return prices.index(min(prices))
+
+
+def _check_order(variants: list[ManagedVariant], device: str) -> None:
+    for larger, smaller in itertools.pairwise(variants):
+        if smaller.bytes[device] > larger.bytes[device]:
+            sizes = ", ".join(f"{v.name}: {v.bytes[device] / 1e6:g} MB" for v in (larger, smaller))
+            raise ModelError(f"variants: each must need at most the {device} memory of the one before it ({sizes})")
+
+
+def _model_files(model: Path) -> tuple[Path, ...]:
+    """Return a model's file and those of its external weights, wherever links lead."""
+    proto, path = read_model(model)
+    return model, *external_files(proto, path or model)
+
+
+def _interface(proto: onnx.ModelProto) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+    weights = {tensor.name for tensor in proto.graph.initializer}
+    weights |= {tensor.values.name for tensor in proto.graph.sparse_initializer}
+    inputs = tuple(_spec(info, "input") for info in proto.graph.input if info.name not in weights)
+    return inputs, tuple(_spec(info, "output") for info in proto.graph.output)
+
+
+def _spec(info: onnx.ValueInfoProto, what: str) -> TensorSpec:
+    kind = info.type.WhichOneof("value")
+    tensor = info.type.tensor_type
+    names = {"FLOAT": "float", "DOUBLE": "double", "BOOL": "bool"}
+    word = onnx.TensorProto.DataType.Name(tensor.elem_type) if kind == "tensor_type" else str(kind)
+    datatype = DATATYPES.get(f"tensor({names.get(word, word.lower())})")
+    if datatype is None:
+        raise ModelError(f"{what} {info.name!r}: type {word} has no datatype in the protocol")
+    if not tensor.HasField("shape"):
+        return TensorSpec(info.name, datatype, None)
+    shape = tuple(d.dim_value if d.HasField("dim_value") and d.dim_value > 0 else -1 for d in tensor.shape.dim)
+    return TensorSpec(info.name, datatype, shape, tuple(d.dim_param for d in tensor.shape.dim))
+
+
+def _check_batching(inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> None:
+    for spec in (*inputs, *outputs):
+        if not spec.shape or spec.shape[0] != -1:
+            raise ModelError(f"batching: the first dimension of {spec.name!r} is not free")
+
+
+def _inside(folder: Path, name: str) -> Path:
+    path = folder / name
+    if Path(name).is_absolute() or ".." in Path(name).parts:
+        raise ModelError(f"{name}: expected a file in the folder of the version")
+    if not path.is_file():
+        raise ModelError(f"{name}: file not found")
+    return path
+
+
+def _number(path: Path) -> int:
+    return int(path.name)

@@ -1,0 +1,265 @@
+"""Inference requests and responses of the REST protocol, with the binary tensor extension.
+
+With binary data the body is a JSON object, whose length the header ``Inference-Header-Content-Length`` gives, and after
+it the data of the binary tensors in their order.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from chrion.serving.server import tensors
+from chrion.serving.server.failures import RequestFailure, Status, invalid
+from chrion.serving.server.json_bodies import parse_tensors
+from chrion.serving.server.tensors import Array, TensorSpec
+
+#: The header with the length of the JSON part of a body with binary data.
+HEADER_LENGTH = "Inference-Header-Content-Length"
+_REFUSED_PARAMETERS = {
+    "sequence_id": "sequences are not supported",
+    "sequence_start": "sequences are not supported",
+    "sequence_end": "sequences are not supported",
+}
+_REFUSED_TENSOR_PARAMETERS = {
+    "shared_memory_region": "shared memory is not supported",
+    "classification": "classification is not supported",
+}
+
+
+#: Limit of the JSON of outputs, in bytes.
+_MOST_TEXT = 1 << 26
+_TOO_MUCH_TEXT = f"the outputs have more than {_MOST_TEXT} bytes of JSON: ask for binary data with binary_data_output"
+#: Bytes that are decompressed in one call, and bytes that it returns.
+_COMPRESSED, _DECOMPRESSED = 1 << 14, 1 << 20
+#: The largest integer of a parameter in gRPC.
+_MOST = (1 << 63) - 1
+
+
+@dataclass(slots=True)
+class InferenceRequest:
+    """An inference request."""
+
+    id: str = ""
+    feeds: dict[str, tuple[str, Array]] = field(default_factory=dict)
+    #: Outputs to return, and whether each is returned as binary data; empty for all.
+    outputs: dict[str, bool] = field(default_factory=dict)
+    #: Whether outputs that are not named are returned as binary data.
+    binary: bool = False
+    timeout_ms: float = math.inf
+    #: 1 is the highest; 0 for none.
+    priority: int = 0
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+
+def decompress(body: bytearray, encoding: str, most: int, take: Callable[[int], None]) -> bytearray:
+    """Return a body without its content encoding.
+
+    Args:
+        body: The body.
+        encoding: Its encoding.
+        most: The most bytes that the result may have.
+        take: Takes the memory of each piece of the result before it is decompressed, in bytes.
+
+    Raises:
+        RequestFailure: The encoding is unknown, the body is damaged, or it has more than ``most`` bytes.
+    """
+    if encoding == "identity":
+        return body
+    if encoding not in ("gzip", "deflate"):
+        raise RequestFailure(Status.INVALID, f"Content-Encoding {encoding[:50]!r}: expected gzip or deflate")
+    decoder = zlib.decompressobj(zlib.MAX_WBITS | 32)  # either header
+    content, at = bytearray(), 0
+    while not decoder.eof:
+        given = decoder.unconsumed_tail or body[at : at + _COMPRESSED]
+        at += 0 if decoder.unconsumed_tail else len(given)
+        try:
+            part = decoder.decompress(given, _DECOMPRESSED)
+        except zlib.error as error:
+            raise invalid(f"the body is not {encoding} data: {error}") from error
+        if not (given or part):
+            raise invalid(f"the {encoding} body is truncated")
+        if len(content) + len(part) > most:
+            content.clear()
+            raise RequestFailure(Status.TOO_LARGE, f"the body has more than {most} bytes when decompressed")
+        try:
+            take(len(part))
+        except RequestFailure:
+            content.clear()  # before other requests may take its memory
+            raise
+        content += part
+    return content
+
+
+def parse_request(
+    body: bytes | bytearray, header_length: str | None, take: Callable[[int], None] = lambda _: None
+) -> InferenceRequest:
+    """Return the request of a body.
+
+    Args:
+        body: The body; binary tensors are views of it.
+        header_length: The length of its JSON part, if binary data follows.
+        take: Takes the memory of what the body becomes, in bytes.
+
+    Raises:
+        RequestFailure: The body is not a valid request.
+    """
+    size = len(body)
+    if header_length is not None:
+        if not (header_length.isascii() and header_length.isdigit()) or int(header_length[:20]) > len(body):
+            raise invalid(f"{HEADER_LENGTH}: expected a number of at most {len(body)}")
+        size = int(header_length)
+    content = memoryview(body)
+    document, binary = _object(parse_tensors(content[:size], take), "the body"), content[size:]
+    request = InferenceRequest(id=_text(document.get("id", ""), "id"))
+    _read_parameters(request, _object(document.get("parameters", {}), "parameters"))
+    at = 0
+    for entry in _list(document.get("inputs"), "inputs"):
+        at = _read_input(request, _object(entry, "input"), binary, at, take)
+    if at != len(binary):
+        raise invalid(f"the body has {len(binary)} bytes of binary data, and its inputs have {at}")
+    for entry in _list(document.get("outputs", []), "outputs"):
+        _read_output(request, _object(entry, "output"))
+    return request
+
+
+def build_response(
+    request: InferenceRequest, model: tuple[str, str], found: Sequence[tuple[TensorSpec, Array]]
+) -> tuple[bytes, int | None]:
+    """Return the body of a response, and the length of its JSON part if binary data follows.
+
+    Args:
+        request: The request.
+        model: The name and the version of the model.
+        found: The outputs.
+
+    Raises:
+        RequestFailure: Their numbers take too much JSON, whose pieces are joined in one call.
+    """
+    # Put together from texts: the encoder of an object costs as much as 64 numbers.
+    quoted = tensors.compact_json
+    number = f',"id":{quoted(request.id)}' if request.id else ""
+    head = f'{{"model_name":{quoted(model[0])},"model_version":{quoted(model[1])}{number},"outputs":['
+    text, parts = [head.encode()], []
+    size = 0
+    for at, (spec, array) in enumerate(found):
+        shape = ",".join(map(str, array.shape))
+        entry = f'{{"name":{quoted(spec.name)},"datatype":{quoted(spec.datatype)},"shape":[{shape}],'
+        text += [b"," if at else b"", entry.encode()]
+        if request.outputs.get(spec.name, request.binary):
+            parts.append(tensors.to_raw(spec.datatype, array))
+            text.append(b'"parameters":{"binary_data_size":%d}}' % len(parts[-1]))
+        else:
+            text.append(b'"data":[')
+            for piece in tensors.json_text(spec.datatype, array):
+                size += len(piece)
+                if size > _MOST_TEXT:
+                    raise RequestFailure(Status.TOO_LARGE, _TOO_MUCH_TEXT)
+                text.append(piece)
+            text.append(b"]}")
+    header = b"".join([*text, b"]}"])
+    return b"".join([header, *parts]) if parts else header, len(header) if parts else None
+
+
+def read_timeout_ms(parameters: Mapping[str, Any]) -> float:
+    """Return the parameter ``timeout``, which is in microseconds, in milliseconds.
+
+    Raises:
+        RequestFailure: It is not a whole number, or a parameter is not supported.
+    """
+    for name, reason in _REFUSED_PARAMETERS.items():
+        if parameters.get(name):
+            raise RequestFailure(Status.UNSUPPORTED, f"parameter {name!r}: {reason}")
+    timeout = parameters.get("timeout", 0)
+    if type(timeout) is not int or not 0 <= timeout <= _MOST:
+        raise invalid("parameter 'timeout': expected a whole number of microseconds")
+    return timeout / 1000 if timeout else math.inf
+
+
+def read_priority(parameters: Mapping[str, Any]) -> int:
+    """Return the parameter ``priority``: 1 is the highest, 0 is none.
+
+    Raises:
+        RequestFailure: It is not such a number.
+    """
+    priority = parameters.get("priority", 0)
+    if type(priority) is not int or not 0 <= priority <= _MOST:
+        raise invalid("parameter 'priority': expected a whole number, 1 for the highest priority or 0 for none")
+    return priority
+
+
+def refuse_tensor_parameters(name: str, parameters: Mapping[str, Any]) -> None:
+    """Refuse parameters of tensors that are not supported.
+
+    Raises:
+        RequestFailure: There is one.
+    """
+    for key, reason in _REFUSED_TENSOR_PARAMETERS.items():
+        if parameters.get(key):
+            raise RequestFailure(Status.UNSUPPORTED, f"tensor {name!r}: {reason}")
+
+
+def _read_parameters(request: InferenceRequest, parameters: Mapping[str, Any]) -> None:
+    request.parameters = parameters
+    request.timeout_ms = read_timeout_ms(parameters)
+    request.priority = read_priority(parameters)
+    request.binary = _boolean(parameters.get("binary_data_output", False), "binary_data_output")
+
+
+def _read_input(
+    request: InferenceRequest, entry: Mapping[str, Any], binary: memoryview, at: int, take: Callable[[int], None]
+) -> int:
+    """Add an input to the request; return the end of its binary data."""
+    name = _text(entry.get("name"), "input name")
+    if name in request.feeds:
+        raise invalid(f"input {name[:200]!r} is given twice")
+    datatype = _text(entry.get("datatype"), f"input {name[:200]!r}: datatype")
+    shape = _list(entry.get("shape"), f"input {name[:200]!r}: shape")
+    parameters = _object(entry.get("parameters", {}), f"input {name[:200]!r}: parameters")
+    refuse_tensor_parameters(name, parameters)
+    size = parameters.get("binary_data_size")
+    if size is None:
+        array = tensors.from_json(name, datatype, shape, entry.get("data"))
+    else:
+        if "data" in entry:
+            raise invalid(f"input {name[:200]!r}: both data and binary_data_size")
+        if type(size) is not int or not 0 <= size <= len(binary) - at:
+            raise invalid(f"input {name[:200]!r}: binary_data_size: the body has {len(binary) - at} more bytes")
+        array = tensors.from_raw(name, datatype, shape, binary[at : at + size], take)
+        at += size
+    request.feeds[name] = (datatype, array)
+    return at
+
+
+def _read_output(request: InferenceRequest, entry: Mapping[str, Any]) -> None:
+    name = _text(entry.get("name"), "output name")
+    parameters = _object(entry.get("parameters", {}), f"output {name[:200]!r}: parameters")
+    refuse_tensor_parameters(name, parameters)
+    request.outputs[name] = _boolean(parameters.get("binary_data", request.binary), "binary_data")
+
+
+def _object(value: Any, what: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise invalid(f"{what}: expected an object")
+    return value
+
+
+def _list(value: Any, what: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise invalid(f"{what}: expected a list")
+    return value
+
+
+def _text(value: Any, what: str) -> str:
+    if not isinstance(value, str):
+        raise invalid(f"{what}: expected text")
+    return value
+
+
+def _boolean(value: Any, what: str) -> bool:
+    if type(value) is not bool:
+        raise invalid(f"{what}: expected true or false")
+    return value

@@ -1,0 +1,99 @@
+"""The models of a server, with what makes them ready and ends them; without sockets and signals."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from chrion.common.units import format_count
+from chrion.machine.cores import physical_cores
+from chrion.serving.manager import ModelManager
+from chrion.serving.manager.records import HOST
+from chrion.serving.server.catalogue import Catalogue
+from chrion.serving.server.core import ServingCore
+from chrion.serving.server.generation_service import GenerationService
+from chrion.serving.server.generators import open_generators
+from chrion.serving.server.grace import Grace
+from chrion.serving.server.options import ServerOptions
+from chrion.serving.server.repository import Key
+from chrion.serving.server.target import LocalTarget, Target
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModels:
+    """The models that the services of a server answer for."""
+
+    target: Target
+    #: Makes the models ready, and returns what is served, in words.
+    begin: Callable[[], Awaitable[str]]
+    #: Refuses new requests, and ends those in flight within their grace; called also if ``begin`` fails.
+    end: Callable[[Grace], Awaitable[None]]
+    #: The models that generate; None if there are none.
+    generation: GenerationService | None = None
+
+
+def describe_versions(served: Collection[Key], unserved: int) -> str:
+    """Return how many models are served, in words.
+
+    Args:
+        served: The versions that are served.
+        unserved: The number of versions that cannot be served.
+    """
+    names = {name for name, _ in served}
+    details = [] if len(served) == len(names) else [format_count(len(served), "version")]
+    if unserved:
+        details.append(f"{unserved if details else format_count(unserved, 'version')} cannot be served, see the log")
+    return format_count(len(names), "model") + (f" ({'; '.join(details)})" if details else "")
+
+
+def serving_core(options: ServerOptions, budgets: Mapping[str, int], cores: Sequence[int]) -> ServingCore:
+    """Return a core without models.
+
+    Args:
+        options: The options of the server.
+        budgets: Memory for models by device, in bytes.
+        cores: The CPU cores that requests may use.
+    """
+    slots = 1 if options.provider else 0
+    return ServingCore(
+        ModelManager(budgets, cores, slots=slots, policies=options.policies, max_waiting=options.max_waiting),
+        cores,
+        slots=slots,
+        provider=options.provider,
+        request_bytes=options.request_bytes,
+        max_run_ms=options.max_run_s * 1000,
+    )
+
+
+def local_models(options: ServerOptions) -> ServedModels:
+    """Return the models of a repository, served from this process; its generators are open.
+
+    Raises:
+        OptionError: The repository cannot be read, or its generators do not fit in memory.
+    """
+    cores = physical_cores()
+    chosen = options.load if options.control == "explicit" and "*" not in options.load else None
+    generators = open_generators(options.repository, options.budgets.get(HOST, 0), chosen)
+    taken = sum(served.reserved_bytes for served in generators.values())
+    budgets = {**options.budgets, HOST: options.budgets.get(HOST, 0) - taken}
+    core = serving_core(options, budgets, cores)
+    accelerator = options.provider is not None
+    generated = {(served.name, served.version) for served in generators.values()}
+    catalogue = Catalogue(options.repository, core, options.control, accelerator=accelerator, generated=generated)
+    generation = GenerationService(generators, options.max_waiting) if generators else None
+    pollers: list[asyncio.Task[None]] = []
+
+    async def begin() -> str:
+        core.start()
+        await catalogue.start(options.load)
+        if options.control == "poll":
+            pollers.append(asyncio.create_task(catalogue.poll_forever(options.poll_s)))
+        return describe_versions(catalogue.served, len(catalogue.unserved))
+
+    async def end(grace: Grace) -> None:
+        for poller in pollers:
+            poller.cancel()
+        await asyncio.gather(core.close(grace), *([generation.close(grace)] if generation else []))
+
+    return ServedModels(LocalTarget(core, catalogue, generation), begin, end, generation)

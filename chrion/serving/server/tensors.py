@@ -1,0 +1,325 @@
+"""Tensors of the Open Inference Protocol: their datatypes, JSON data and binary data.
+
+Binary data is little-endian and row-major. An element of a BYTES tensor is its length in four bytes and its content. In
+memory, BYTES tensors are object arrays of str, as onnxruntime takes them, and BF16 tensors are uint16 arrays.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from chrion.serving.server.failures import invalid
+from chrion.serving.server.number_text import NumberText
+
+Array = npt.NDArray[Any]
+
+#: The numpy type of each datatype.
+DTYPES: dict[str, np.dtype[Any]] = {
+    "BOOL": np.dtype(np.bool_),
+    "UINT8": np.dtype(np.uint8),
+    "UINT16": np.dtype("<u2"),
+    "UINT32": np.dtype("<u4"),
+    "UINT64": np.dtype("<u8"),
+    "INT8": np.dtype(np.int8),
+    "INT16": np.dtype("<i2"),
+    "INT32": np.dtype("<i4"),
+    "INT64": np.dtype("<i8"),
+    "FP16": np.dtype("<f2"),
+    "FP32": np.dtype("<f4"),
+    "FP64": np.dtype("<f8"),
+    "BF16": np.dtype("<u2"),
+    "BYTES": np.dtype(object),
+}
+#: The datatype of each type that onnxruntime names.
+DATATYPES = {
+    "tensor(bool)": "BOOL",
+    "tensor(uint8)": "UINT8",
+    "tensor(uint16)": "UINT16",
+    "tensor(uint32)": "UINT32",
+    "tensor(uint64)": "UINT64",
+    "tensor(int8)": "INT8",
+    "tensor(int16)": "INT16",
+    "tensor(int32)": "INT32",
+    "tensor(int64)": "INT64",
+    "tensor(float16)": "FP16",
+    "tensor(float)": "FP32",
+    "tensor(double)": "FP64",
+    "tensor(bfloat16)": "BF16",
+    "tensor(string)": "BYTES",
+}
+#: Returns data as JSON without spaces; json.dumps would make an encoder in each call.
+compact_json = json.JSONEncoder(separators=(",", ":")).encode
+_MOST_DIMENSIONS = 64
+#: Elements that are converted in one call, which holds the GIL.
+_PIECE = 1 << 12
+#: Bytes of an element of BYTES beside its content: in a list, in an array, and in onnxruntime's tensor.
+_STRING_BYTES = 150
+_JSON_TYPES: dict[str, set[type]] = {"BOOL": {bool}, "BYTES": {str}, "FP32": {int, float}, "FP64": {int, float}}
+_JSON_TYPES["FP16"] = {int, float}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """An input or output of a model."""
+
+    name: str
+    datatype: str
+    #: Sizes of the dimensions, -1 for a free one; None if even their number is free.
+    shape: tuple[int, ...] | None
+    #: Names of the dimensions, empty for one without a name.
+    names: tuple[str, ...] = field(default=(), compare=False)
+
+
+def element_count(name: str, datatype: str, shape: Sequence[Any]) -> int:
+    """Return the number of elements of a tensor.
+
+    Raises:
+        RequestFailure: The datatype is unknown, or the shape is not a list of sizes.
+    """
+    if datatype not in DTYPES:
+        raise invalid(f"tensor {name!r}: unknown datatype {datatype!r}: expected one of {', '.join(DTYPES)}")
+    if len(shape) > _MOST_DIMENSIONS or not all(type(d) is int and 0 <= d < 2**63 for d in shape):
+        raise invalid(f"tensor {name!r}: shape: expected at most {_MOST_DIMENSIONS} whole numbers of at least 0")
+    if 0 in shape and math.prod(d for d in shape if d) * DTYPES[datatype].itemsize >= 2**63:  # numpy refuses it
+        raise invalid(f"tensor {name!r}: shape: {list(shape)} is too large, although it has no elements")
+    return math.prod(shape)
+
+
+def from_raw(
+    name: str,
+    datatype: str,
+    shape: Sequence[int],
+    data: bytes | memoryview,
+    take: Callable[[int], None] = lambda _: None,
+) -> Array:
+    """Return a tensor of binary data; the array is a view of the data, except for BYTES.
+
+    Args:
+        name: The name of the tensor.
+        datatype: Its datatype.
+        shape: Its shape.
+        data: The data.
+        take: Takes the memory of the elements of BYTES, in bytes.
+
+    Raises:
+        RequestFailure: The data does not have the size that the shape requires.
+    """
+    elements = element_count(name, datatype, shape)
+    if datatype == "BYTES":
+        take(_STRING_BYTES * min(elements, len(data) // 4) + len(data))
+        return _strings(name, data, elements).reshape(shape)
+    expected = elements * DTYPES[datatype].itemsize
+    if len(data) != expected:
+        raise invalid(f"tensor {name!r}: expected {expected} bytes for shape {list(shape)}, found {len(data)}")
+    array = np.frombuffer(data, DTYPES[datatype]).reshape(shape)
+    if datatype == "BOOL" and array.size and array.view(np.uint8).max() > 1:
+        raise invalid(f"tensor {name!r}: BOOL elements must be 0 or 1")
+    return array
+
+
+def to_raw(datatype: str, array: Array) -> bytes:
+    """Return the binary data of a tensor."""
+    if datatype != "BYTES":
+        return np.ascontiguousarray(array, DTYPES[datatype]).tobytes()
+    parts = []
+    for element in array.ravel():
+        content = element.encode() if isinstance(element, str) else bytes(element)
+        parts += [struct.pack("<I", len(content)), content]
+    return b"".join(parts)
+
+
+def from_json(name: str, datatype: str, shape: Sequence[int], data: Any) -> Array:
+    """Return a tensor of JSON data, a list that is flat or nested like the shape, or a :class:`NumberText`.
+
+    Raises:
+        RequestFailure: The number of elements differs from the shape's, or an element does not fit the datatype.
+    """
+    elements = element_count(name, datatype, shape)
+    if datatype == "BF16":
+        raise invalid(f"tensor {name!r}: BF16 must be sent as binary data")
+    if isinstance(data, NumberText):
+        count = data.count()
+        if elements and count != elements:
+            raise invalid(f"tensor {name!r}: expected {elements} elements for shape {list(shape)}, found {count}")
+        found = data.read(shape, elements, DTYPES[datatype], functools.partial(_array, name, datatype))
+        if found is not None:
+            return found.reshape(shape)
+        data = data.parse()
+    if not isinstance(data, list):
+        raise invalid(f"tensor {name!r}: data: expected a list")
+    flat = _flatten(name, data, elements)
+    if len(flat) != elements:
+        raise invalid(f"tensor {name!r}: expected {elements} elements for shape {list(shape)}, found {len(flat)}")
+    return _array(name, datatype, flat).reshape(shape)
+
+
+def json_text(datatype: str, array: Array) -> Iterator[bytes]:
+    """Yield the elements of a tensor as JSON, separated by commas, in pieces for which no other thread waits long."""
+    flat = array.ravel()
+    for at in range(0, flat.size, _PIECE):
+        piece = flat[at : at + _PIECE]
+        if datatype == "BF16":
+            piece = (np.asarray(piece, np.uint32) << 16).view(np.float32)
+        yield (b"," if at else b"") + compact_json(piece.tolist())[1:-1].encode()
+
+
+def from_contents(name: str, datatype: str, shape: Sequence[int], values: Sequence[Any]) -> Array:
+    """Return a tensor of the typed contents of a gRPC message.
+
+    Raises:
+        RequestFailure: The number of elements differs from the shape's, or an element is out of range.
+    """
+    elements = element_count(name, datatype, shape)
+    if len(values) != elements:
+        raise invalid(f"tensor {name!r}: expected {elements} elements for shape {list(shape)}, found {len(values)}")
+    if datatype == "BYTES":
+        return _decoded(name, list(values)).reshape(shape)
+    found = np.empty(elements, DTYPES[datatype])
+    for at in range(0, elements, _PIECE):
+        found[at : at + _PIECE] = _numbers(name, datatype, list(values[at : at + _PIECE]))
+    return found.reshape(shape)
+
+
+class OutputSizes:
+    """The bytes of a model's outputs as far as the shapes of its inputs tell them before it runs.
+
+    Args:
+        inputs: The model's inputs.
+        outputs: The outputs; a dimension that is no dimension of an input, too, counts as 1.
+    """
+
+    def __init__(self, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
+        places = {name: (spec.name, axis) for spec in inputs for axis, name in enumerate(spec.names) if name}
+        #: For each output the bytes of its fixed dimensions, and the inputs and axes that have the free ones.
+        self._outputs = []
+        for spec in outputs:
+            item = _STRING_BYTES if spec.datatype == "BYTES" else DTYPES[spec.datatype].itemsize
+            shape = spec.shape or ()
+            free = [places[name] for size, name in zip(shape, spec.names, strict=True) if size < 0 and name in places]
+            self._outputs.append((item * math.prod(size for size in shape if size >= 0), free))
+
+    def total(self, feeds: Mapping[str, tuple[str, Array]]) -> int:
+        """Return the bytes for a request with these inputs, datatype and array of each, which may not fit the model."""
+        total = 0
+        for fixed, free in self._outputs:
+            size = fixed
+            for name, axis in free:
+                shape = feeds[name][1].shape if name in feeds else ()
+                size *= shape[axis] if axis < len(shape) else 1
+            total += size
+        return total
+
+
+def check_input(spec: TensorSpec, datatype: str, shape: Sequence[int]) -> None:
+    """Check an input against the model.
+
+    Raises:
+        RequestFailure: The datatype or the shape does not fit.
+    """
+    if datatype != spec.datatype:
+        raise invalid(f"input {spec.name!r}: expected datatype {spec.datatype}, found {datatype}")
+    expected = spec.shape
+    if expected is not None and (
+        len(shape) != len(expected) or any(e not in (-1, d) for d, e in zip(shape, expected, strict=True))
+    ):
+        raise invalid(f"input {spec.name!r}: expected shape {list(expected)}, found {list(shape)}")
+
+
+def check_request(
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    feeds: Mapping[str, tuple[str, Array]],
+    asked: Sequence[str],
+) -> tuple[TensorSpec, ...]:
+    """Check a request against the model, and return the outputs that it asks for.
+
+    Args:
+        inputs: Those of the model.
+        outputs: Those of the model.
+        feeds: Datatype and array of each input of the request.
+        asked: Names of the outputs that it asks for; empty for all.
+
+    Raises:
+        RequestFailure: An input or output is unknown, or an input is missing or does not fit.
+    """
+    known = {spec.name: spec for spec in inputs}
+    for name, (datatype, array) in feeds.items():
+        if name not in known:
+            raise invalid(f"unknown input {name[:200]!r}: expected {', '.join(known)}")
+        check_input(known[name], datatype, array.shape)
+    missing = [name for name in known if name not in feeds]
+    if missing:
+        raise invalid(f"missing input {missing[0]!r}")
+    offered = {spec.name: spec for spec in outputs}
+    for name in asked:
+        if name not in offered:
+            raise invalid(f"unknown output {name[:200]!r}: expected one of {', '.join(offered)}")
+    return tuple(offered[name] for name in dict.fromkeys(asked)) if asked else tuple(outputs)
+
+
+def _array(name: str, datatype: str, values: list[Any]) -> Array:
+    """Return elements of JSON as a flat array."""
+    found = set(map(type, values)) - _JSON_TYPES.get(datatype, {int})
+    if found:
+        raise invalid(f"tensor {name!r}: {datatype} elements cannot be {', '.join(sorted(t.__name__ for t in found))}")
+    return _numbers(name, datatype, values)
+
+
+def _numbers(name: str, datatype: str, values: list[Any]) -> Array:
+    try:
+        return np.array(values, DTYPES[datatype])
+    except (OverflowError, ValueError) as error:
+        raise invalid(f"tensor {name!r}: an element is out of the range of {datatype}") from error
+
+
+def _flatten(name: str, data: list[Any], most: int) -> list[Any]:
+    """Return the elements of nested lists of equal depth, without recursion."""
+    for _ in range(_MOST_DIMENSIONS):
+        kinds = set(map(type, data))
+        if list not in kinds:
+            return data
+        if len(kinds) > 1:
+            raise invalid(f"tensor {name!r}: data: lists and elements at the same depth")
+        if len({len(part) for part in data}) > 1:
+            raise invalid(f"tensor {name!r}: data: lists of different lengths at the same depth")
+        data = [element for part in data for element in part]
+        if not data and not most:
+            return data
+    raise invalid(f"tensor {name!r}: data: nested more than {_MOST_DIMENSIONS} times")
+
+
+def _strings(name: str, data: bytes | memoryview, elements: int) -> Array:
+    found: list[bytes] = []
+    at, end = 0, len(data)
+    while at < end:
+        if end - at < 4 or len(found) == elements:
+            break
+        (length,) = struct.unpack_from("<I", data, at)
+        at += 4
+        if length > end - at:
+            at = -1
+            break
+        found.append(bytes(data[at : at + length]))
+        at += length
+    if at != end or len(found) != elements:
+        raise invalid(f"tensor {name!r}: expected {elements} BYTES elements, each with its length before it")
+    return _decoded(name, found)
+
+
+def _decoded(name: str, values: list[bytes]) -> Array:
+    array = np.empty(len(values), object)
+    try:
+        for at in range(0, len(values), _PIECE):
+            array[at : at + _PIECE] = [value.decode() for value in values[at : at + _PIECE]]
+    except UnicodeDecodeError as error:
+        raise invalid(f"tensor {name!r}: BYTES elements must be UTF-8, which is what ONNX strings are") from error
+    return array

@@ -1,0 +1,19 @@
+"""Simulation of GPU servers that serve more models than their memory holds."""
+
+from chrion.serving.simulator.bundled_scenarios import ScenarioDescription, scenario_descriptions
+from chrion.serving.simulator.results import PatternResult
+from chrion.serving.simulator.run import simulate
+from chrion.serving.simulator.scenario import Scenario, ScenarioSource, find_scenario
+from chrion.serving.simulator.sweep import SweepPoint, run_sweep
+
+__all__ = [
+    "PatternResult",
+    "Scenario",
+    "ScenarioDescription",
+    "ScenarioSource",
+    "SweepPoint",
+    "find_scenario",
+    "run_sweep",
+    "scenario_descriptions",
+    "simulate",
+]

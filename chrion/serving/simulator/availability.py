@@ -1,0 +1,217 @@
+"""Servers that come and go: failures with repairs, and autoscaling with a cold start.
+
+A server receives requests while it is on, is not starting, not draining, and has not failed. With it goes the content
+of its memories: after a start or a repair it holds the pinned models alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Sequence
+from heapq import heappush
+
+import numpy as np
+
+from chrion.serving.manager.policies import Route
+from chrion.serving.simulator.cluster_state import ClusterState, Job
+from chrion.serving.simulator.host import Host
+from chrion.serving.simulator.settings import AutoscalingSpec
+
+_HOUR_MS = 3_600_000.0
+#: A request that waits on servers that fail is sent to another one so many times; then it fails.
+MOST_RETRIES = 3
+_NAN = float("nan")
+
+
+class Availability:
+    """The servers that receive requests, over time.
+
+    Args:
+        hosts: The servers.
+        cluster: Their shared state.
+        eligible: The GPUs that can serve each model, which this object changes.
+        route: The routing policy.
+        autoscaling: Its rules; None if all servers are always on.
+        seed: The seed of failures and of the routing after them.
+    """
+
+    def __init__(  # noqa: PLR0913, PLR0917 - the parts of a cluster
+        self,
+        hosts: Sequence[Host],
+        cluster: ClusterState,
+        eligible: list[Sequence[int]],
+        route: Route,
+        autoscaling: AutoscalingSpec | None,
+        seed: np.random.SeedSequence,
+    ) -> None:
+        self._hosts = hosts
+        self._cluster = cluster
+        self._eligible, self._all_eligible = eligible, list(eligible)
+        self._policy = route
+        self._spec = autoscaling
+        self._host_of = [host for host in hosts for _ in host.gpus]
+        *failures, routing = seed.spawn(len(hosts) + 1)
+        self._failures = [np.random.default_rng(stream) for stream in failures]
+        self._draws = np.random.default_rng(routing)
+        self._failed: set[int] = set()
+        self._draining: set[int] = set()
+        self._starting: set[int] = set()
+        self._retries: Counter[int] = Counter()
+        #: Time and wanted servers of the decisions within ``stop_after_s``.
+        self._wanted: deque[tuple[float, int]] = deque()
+        #: True while requests arrive.
+        self.open = True
+
+    def begin(self) -> None:
+        """Switch off the servers that are not needed at first, and schedule failures and decisions."""
+        for host in self._hosts:
+            if host.spec.mtbf_h:
+                self._schedule_failure(0.0, host)
+        if self._spec:
+            for host in self._hosts[self._spec.min_servers :]:
+                host.on = False
+            self._at(self._spec.period_s * 1000, self._decide, self._spec)
+        for host in self._hosts:
+            for gpu in host.gpus:
+                gpu.on_left = self._note_left
+        self._refresh()
+
+    def route(self, outstanding: Sequence[int], eligible: Sequence[int], homes: Sequence[int], draw: float) -> int:
+        """Return the GPU of a request, or the number of GPUs if none is available."""
+        if not eligible:
+            return len(self._host_of)
+        return self._policy(outstanding, eligible, [i for i in homes if self._host_of[i].available], draw)
+
+    def refuse(self, now: float, number: int, model: int, factor: object) -> None:
+        """Record a request for which there is no server."""
+        del factor
+        self._record_failed(now, (number, model, now, None, False))
+
+    def on_ms(self, host: Host, end_ms: float) -> float:
+        """Return the time for which a server was on."""
+        return host.on_ms + (end_ms - host.on_since_ms if host.on else 0.0)
+
+    def _record_failed(self, now: float, job: Job) -> None:
+        number, model, arrival, _, cold = job
+        self._cluster.record((number, model, len(self._host_of), arrival, _NAN, now, cold, model))
+
+    def _at(self, time_ms: float, action: object, payload: object) -> None:
+        heappush(self._cluster.events, (time_ms, next(self._cluster.sequence), action, payload))  # type: ignore[misc] # a handler
+
+    def _goes_on(self) -> bool:
+        return self.open or any(self._cluster.outstanding)
+
+    def _schedule_failure(self, now: float, host: Host) -> None:
+        up_ms = float(self._failures[host.index].exponential(host.spec.mtbf_h * _HOUR_MS))
+        self._at(now + up_ms, self._fail, host)
+
+    def _fail(self, now: float, host: Host) -> None:
+        if not self._goes_on():
+            return
+        down_ms = float(self._failures[host.index].exponential(host.spec.mttr_s * 1000))
+        self._at(now + down_ms, self._repair, host)
+        self._log(now, "fail", host)
+        self._failed.add(host.index)
+        waiting = self._reset(now, host)
+        self._refresh()
+        for job in waiting:
+            self._send_again(now, job)
+        self._note_left(now)
+
+    def _reset(self, now: float, host: Host) -> list[Job]:
+        waiting = sorted((job for gpu in host.gpus for job in gpu.reset(now)), key=lambda job: job[0])
+        host.held.clear()
+        return waiting
+
+    def _send_again(self, now: float, job: Job) -> None:
+        number, model, *_ = job
+        self._retries[number] += 1
+        outstanding, homes = self._cluster.outstanding, self._cluster.homes[model]
+        target = self.route(outstanding, self._eligible[model], homes, float(self._draws.random()))
+        if target == len(self._host_of) or self._retries[number] > MOST_RETRIES:
+            self._record_failed(now, job)
+            return
+        host = self._host_of[target]
+        next(gpu for gpu in host.gpus if gpu.index == target).accept(now, job)
+
+    def _repair(self, now: float, host: Host) -> None:
+        self._failed.discard(host.index)
+        self._log(now, "repair", host)
+        if self._goes_on():
+            self._schedule_failure(now, host)
+        if host.on:
+            self._load_pinned(now, host)
+        self._refresh()
+
+    def _load_pinned(self, now: float, host: Host) -> None:
+        for model, pinned in enumerate(self._cluster.policies.pinned):
+            if pinned:
+                for gpu in host.gpus:
+                    gpu.preload(model, now=now)
+
+    def _decide(self, now: float, spec: AutoscalingSpec) -> None:
+        """Switch servers on or off; see ``docs/simulation.md``."""
+        if self._goes_on():
+            self._at(now + spec.period_s * 1000, self._decide, spec)
+        least, most = min(spec.min_servers, len(self._hosts)), len(self._hosts)
+        wanted = max(least, min(most, math.ceil(sum(self._cluster.outstanding) / spec.target)))
+        while self._wanted and self._wanted[0][0] <= now - spec.stop_after_s * 1000:
+            self._wanted.popleft()
+        self._wanted.append((now, wanted))
+        present = [host for host in self._hosts if host.on and host.index not in self._draining]
+        if wanted > len(present):
+            self._add(now, wanted - len(present), spec.cold_start_s * 1000)
+        elif now >= spec.stop_after_s * 1000:
+            needed = max(number for _, number in self._wanted)
+            for host in present[needed:]:
+                self._draining.add(host.index)
+                self._log(now, "drain", host)
+            self._refresh()
+            self._note_left(now)
+
+    def _add(self, now: float, number: int, start_ms: float) -> None:
+        """Let servers that drain continue, and then switch on others, in the order of their numbers."""
+        kept = [host for host in self._hosts if host.index in self._draining][:number]
+        self._draining -= {host.index for host in kept}
+        for host in [host for host in self._hosts if not host.on][: number - len(kept)]:
+            host.on, host.on_since_ms = True, now
+            self._starting.add(host.index)
+            self._at(now + start_ms, self._started, (host, now))
+            self._log(now, "start", host)
+        self._refresh()
+
+    def _started(self, now: float, begun: tuple[Host, float]) -> None:
+        host, since_ms = begun
+        if host.on and host.on_since_ms == since_ms:
+            self._starting.discard(host.index)
+            if host.index not in self._failed:
+                self._load_pinned(now, host)
+            self._log(now, "started", host)
+            self._refresh()
+
+    def _note_left(self, now: float) -> None:
+        """Switch off draining servers whose requests have all left."""
+        for host in [self._hosts[i] for i in sorted(self._draining)]:
+            if not host.outstanding:
+                self._draining.discard(host.index)
+                self._starting.discard(host.index)
+                self._reset(now, host)
+                host.on_ms += now - host.on_since_ms
+                host.on = False
+                self._log(now, "off", host)
+
+    def _refresh(self) -> None:
+        """Update the servers that receive requests."""
+        gone = self._failed | self._draining | self._starting
+        for host in self._hosts:
+            host.available = host.on and host.index not in gone
+        known: dict[int, Sequence[int]] = {}
+        for every in self._all_eligible:
+            if id(every) not in known:
+                known[id(every)] = [i for i in every if self._host_of[i].available]
+        self._eligible[:] = [known[id(every)] for every in self._all_eligible]
+
+    def _log(self, now: float, event: str, host: Host) -> None:
+        if self._cluster.journal:
+            self._cluster.journal(now, event, host.index, 0)

@@ -1,0 +1,63 @@
+"""What the servers of a cluster share: policies, figures, the queue of events, inputs of routing and metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from chrion.serving.manager.policies import Admit, Order, Rank
+from chrion.serving.simulator.requests import Objectives
+from chrion.serving.simulator.service import ServiceTable
+
+#: A request: its number, model, arrival in ms, random factor (with shrinking: one for each level), and true if it
+#: waited for a load.
+Job = tuple[int, int, float, Any, bool]
+#: The handler of an event: ``action(now_ms, payload)``.
+Action = Callable[[float, Any], None]
+#: An event: its time in ms, a number that orders events of one time, its handler, and the handler's payload.
+Event = tuple[float, int, Action, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerPolicies:
+    """The policies of a server, and the figures that they need."""
+
+    rank: Rank
+    order: Order
+    admit: Admit
+    #: True if ``admit`` uses deadlines; otherwise it is not called.
+    deadlines: bool
+    #: Time from arrival to deadline, by model.
+    slo_ms: Sequence[float]
+    #: Importance by model.
+    weights: Sequence[float]
+    #: True for models that are never evicted, by model.
+    pinned: Sequence[bool]
+    #: The number of a model's next request; for Belady's policy only.
+    next_use: Callable[[int], float] | None = None
+
+
+@dataclass(slots=True)
+class ClusterState:
+    """What the servers share: figures, policies, the queue of events, and the inputs of routing and metrics."""
+
+    #: What requests and loads take.
+    table: ServiceTable
+    policies: ServerPolicies
+    #: The queue of events, a heap.
+    events: list[Event]
+    #: Requests at each server, waiting or running.
+    outstanding: list[int]
+    #: By model: the servers that hold its weights, or have a pending load of them.
+    homes: list[list[int]]
+    objectives: Objectives
+    #: Loads by model.
+    loads: list[int]
+    #: Records a request; see :data:`chrion.serving.simulator.metrics.COLUMNS`.
+    record: Callable[[tuple[float, ...]], None]
+    #: ``journal(time_ms, event, server, kind)`` is called for ``load``, ``loaded``, ``shrink`` and ``evict``.
+    journal: Callable[[float, str, int, int], None] | None = None
+    #: Numbers of events.
+    sequence: Iterator[int] = field(default_factory=count)

@@ -1,0 +1,105 @@
+"""The table ``[decoder]`` of a scenario; with ``hardware = "l4"`` in it, costs come from a datasheet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chrion.errors import ScenarioError
+from chrion.hardware.parts import rate_of
+from chrion.serving.simulator.server_hardware import find_machine
+from chrion.serving.simulator.settings import above_zero, at_least, one_of, read_section
+
+#: The tables in it.
+COSTS = ("costs", "prompt_costs")
+#: Keys that count with ``hardware`` only.
+_OF_HARDWARE = ("weights_gb", "element_type", "kernels")
+#: Bytes of an element.
+ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderSpec:
+    """``[decoder]``: what the cache needs and has."""
+
+    #: Memory of the keys and values of one token in all layers.
+    slot_bytes: int = at_least(131_072, 1)
+    #: Memory for keys and values.
+    cache_gb: float = above_zero(2.0)
+    #: Tokens whose keys and values are kept, in place of ``cache_gb``; 0 uses that.
+    slots: int = at_least(0)
+    #: An accelerator whose datasheet provides costs and memory that are not given; see :mod:`chrion.hardware`.
+    hardware: str = ""
+    #: The weights that it reads in an iteration, their type, and its kernels; only with ``hardware``.
+    weights_gb: float = above_zero(1.0)
+    element_type: str = one_of("float16", tuple(ELEMENT_BYTES))
+    kernels: int = at_least(400)
+
+
+def complete_decoder(table: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return a ``[decoder]`` table with costs and memory of its hardware, if it has any; its own keys take precedence.
+
+    The figures are estimates: an iteration reads all weights once and starts the kernels of the model, each new token
+    takes two operations for each weight, and each token that a new one attends to is read once. These times are added,
+    although a GPU overlaps traffic and arithmetic. The attention of prompts is left out: its keys and values are read
+    once for many tokens. Beside prompts, requests with one new token read theirs as they do without prompts; see
+    :meth:`chrion.serving.simulator.decoder_scenario.DecoderScenario.iteration_ms`.
+
+    Args:
+        table: The table, in which ``hardware`` names an accelerator that has the weights, keys and values.
+        folder: The folder that paths of files refer to.
+
+    Raises:
+        ScenarioError: A value is invalid, a part is unknown or damaged, there is no accelerator, or it has no room for
+            the keys and values; or there are figures of weights without hardware.
+    """
+    if not table.get("hardware"):
+        if useless := next((key for key in _OF_HARDWARE if key in table), None):
+            raise ScenarioError(f"decoder.{useless}: has no effect without hardware", hint='add hardware = "l4"')
+        return dict(table)
+    spec = read_section(DecoderSpec, {key: value for key, value in table.items() if key not in COSTS}, "decoder")
+    accelerator = find_machine(table, "hardware", "", folder, "decoder").accelerator
+    if accelerator is None:
+        raise ScenarioError(f"decoder.hardware: {table['hardware']!r} has no accelerator")
+    room_gb = accelerator.memory_gb - accelerator.base_memory_mb / 1e3 - spec.weights_gb
+    if room_gb <= 0:
+        raise ScenarioError(
+            f"decoder.weights_gb = {spec.weights_gb:g}: {accelerator.title} has no room for keys and values",
+            hint=f"it has {accelerator.memory_gb:g} GB",
+        )
+    given_gb = {"cache_gb": spec.cache_gb if "cache_gb" in table else 0.0, "slots": spec.slots * spec.slot_bytes / 1e9}
+    for name, needed_gb in given_gb.items():
+        if needed_gb > room_gb:
+            raise ScenarioError(
+                f"decoder.{name} = {getattr(spec, name):.12g}: {accelerator.title} has room for {room_gb:.3g} GB of "
+                f"keys and values, found {needed_gb:.4g} GB",
+                hint=f"it has {accelerator.memory_gb:g} GB, of which weights take {spec.weights_gb:g}",
+            )
+    per_ms = accelerator.bandwidth_gb_per_s * 1e6
+    weights = spec.weights_gb * 1e9 / ELEMENT_BYTES[spec.element_type]
+    costs = {
+        "fixed_ms": spec.weights_gb * 1e9 / per_ms + spec.kernels * accelerator.launch_us / 1e3,
+        "token_ms": 2 * weights / (rate_of(accelerator.matrix_tflops, spec.element_type) * 1e9),
+        "request_ms": 0.0,
+        "pair_ms": spec.slot_bytes / per_ms,
+    }
+    return {
+        "cache_gb": room_gb,
+        **table,
+        "costs": {**costs, **costs_table(table, "costs")},
+        "prompt_costs": {"pair_ms": 0.0, **costs_table(table, "prompt_costs")},
+    }
+
+
+def costs_table(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return one of the tables :data:`COSTS` of a ``[decoder]`` table, empty if it is missing.
+
+    Raises:
+        ScenarioError: It is not a table.
+    """
+    given = table.get(name, {})
+    if not isinstance(given, Mapping):
+        raise ScenarioError(f"decoder.{name}: expected a table, found {given!r}")
+    return given

@@ -1,0 +1,290 @@
+"""The event loop: requests in order of arrival, and between them the events that they cause.
+
+Events are kept in a heap as ``(time, sequence, action, payload)``. The sequence number orders events of the same time
+by their creation, so that equal seeds give equal runs. An event at the time of an arrival precedes the arrival.
+Arrivals never enter the heap: they come in chunks that are already in order, so memory does not grow with their number.
+A request costs one event for its end, and one for each earlier time at which a hybrid variant releases its slot or a
+core.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from chrion.serving.manager.policies import Route
+from chrion.serving.simulator.availability import Availability
+from chrion.serving.simulator.cluster_parts import ClusterParts
+from chrion.serving.simulator.cluster_state import ClusterState, Event, ServerPolicies
+from chrion.serving.simulator.eligibility import eligible_by_model
+from chrion.serving.simulator.general_server import Options
+from chrion.serving.simulator.host import Host
+from chrion.serving.simulator.metrics import RequestMetrics
+from chrion.serving.simulator.requests import Floats, Indices, Requests
+from chrion.serving.simulator.server import Server
+from chrion.serving.simulator.service import busy_shares, service_table
+from chrion.serving.simulator.settings import AutoscalingSpec, ServerSpec
+from chrion.serving.simulator.speeds import scaled_levels
+from chrion.serving.simulator.variants import Jitter, Variant
+
+#: Requests in order of arrival: times in ms and models, both of shape [n], and optionally their details.
+Chunk = Requests | tuple[Floats, Indices]
+#: Events between two flushes of the metrics while the last requests end.
+DRAIN = 1 << 16
+#: Requests of a chunk that are Python objects at the same time.
+_PART = 1 << 12
+
+
+class NextUseOracle:
+    """The number of each model's next request, for Belady's policy. It keeps the whole trace in memory."""
+
+    def __init__(self, models: Indices) -> None:
+        order = np.argsort(models, kind="stable")
+        bounds = np.searchsorted(models[order], np.arange(int(models.max(initial=-1)) + 2))
+        self._positions = [order[a:b].tolist() for a, b in pairwise(bounds)]
+
+    def next_use(self, model: int, number: int) -> float:
+        """Return the number of the first request for ``model`` after request ``number``, or infinity."""
+        positions = self._positions[model] if model < len(self._positions) else []
+        index = bisect_right(positions, number)
+        return float(positions[index]) if index < len(positions) else float("inf")
+
+
+def read_ahead(chunks: Iterable[Chunk]) -> NextUseOracle:
+    """Return an oracle of all requests of a workload."""
+    return NextUseOracle(np.concatenate([np.zeros(0, np.int64), *(chunk[1] for chunk in chunks)]))
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """The inputs of a run, apart from its requests."""
+
+    #: One entry for each server.
+    servers: Sequence[ServerSpec]
+    #: One entry for each model.
+    variants: Sequence[Variant]
+    policies: ServerPolicies
+    route: Route
+    seed: int
+    #: True to compare the response time with the objective, false to compare the execution time.
+    from_arrival: bool = True
+    #: True to load models before the first request, in their order and as far as they fit.
+    preload: bool = False
+    #: The future requests; only Belady's policy uses them.
+    oracle: NextUseOracle | None = None
+    #: Smaller variants that models change to before they are evicted, by level and model.
+    smaller: Sequence[Sequence[Variant]] = ()
+    #: The latency in ms, by model, to which the duration of a request refers; default: of the variants.
+    reference_ms: Sequence[float] = ()
+    #: What servers do beyond first come, first served on one GPU; None for nothing.
+    options: Options | None = None
+    #: None if all servers are always on.
+    autoscaling: AutoscalingSpec | None = None
+
+    @property
+    def gpus(self) -> list[ServerSpec]:
+        """The server of each GPU."""
+        return [spec for spec in self.servers for _ in range(spec.gpus)]
+
+
+class Engine:
+    """One run of one cluster.
+
+    Args:
+        config: The inputs of the run.
+        journal: Called for loads and evictions; see :class:`chrion.serving.simulator.server.ClusterState`.
+    """
+
+    def __init__(self, config: EngineConfig, journal: Callable[[float, str, int, int], None] | None = None) -> None:
+        models, gpus = len(config.variants), config.gpus
+        jitter, routing = np.random.SeedSequence([config.seed, 1]).spawn(2)
+        self.config = config
+        levels = [config.variants, *config.smaller]
+        speeds = list(dict.fromkeys(spec.gpu_speed for spec in gpus))
+        tables = [service_table(scaled_levels(levels, speed)) for speed in speeds]
+        classes = [speeds.index(spec.gpu_speed) for spec in gpus]
+        self.metrics = RequestMetrics(
+            models,
+            len(gpus) + 1,  # the last one stands for requests that no server receives
+            config.policies.slo_ms,
+            from_arrival=config.from_arrival,
+            busy_shares=busy_shares(tables, [*classes, 0]),
+        )
+        self._events: list[Event] = []
+        self._jitter = Jitter(levels, jitter)
+        self._draws = np.random.default_rng(routing)
+        self._reference_ms = config.reference_ms or [variant.latency_ms for variant in config.variants]
+        self._number = 0
+        #: The time of the last event or arrival in ms.
+        self.now = 0.0
+        policies = replace(config.policies, next_use=self._next_use) if config.oracle else config.policies
+        self.cluster = ClusterState(
+            table=tables[0],
+            policies=policies,
+            objectives=self.metrics.objectives,
+            events=self._events,
+            outstanding=[0] * len(gpus),
+            homes=[[] for _ in range(models)],
+            loads=[0] * models,
+            record=self.metrics.record,
+            journal=journal,
+        )
+        self.eligible = eligible_by_model(levels, gpus)
+        states = [self.cluster, *(replace(self.cluster, table=table) for table in tables[1:])]
+        parts = ClusterParts(config.servers, [states[i] for i in classes], self._options())
+        self.servers: Sequence[Server] = parts.servers
+        self.hosts: Sequence[Host] = parts.hosts
+        self.availability: Availability | None = None
+        self._route = config.route
+        if config.autoscaling or any(spec.mtbf_h for spec in config.servers):
+            seeds = np.random.SeedSequence([config.seed, 2])
+            self.availability = Availability(
+                self.hosts, self.cluster, self.eligible, config.route, config.autoscaling, seeds
+            )
+            self.availability.begin()
+            self._route = self.availability.route
+        self._preload()
+
+    def _options(self) -> Options | None:
+        """Return the options of servers, or None if the simple server has all of them."""
+        config = self.config
+        general = config.options or config.autoscaling
+        if general or any(spec.gpus > 1 or spec.mtbf_h or spec.host_memory_gb for spec in config.servers):
+            return config.options or Options()
+        return None
+
+    def run(
+        self,
+        chunks: Iterable[Chunk],
+        progress: Callable[[int], None] = lambda _: None,
+        keep: Callable[[Floats], None] | None = None,
+    ) -> RequestMetrics:
+        """Serve all requests until the last has ended.
+
+        Args:
+            chunks: The requests.
+            progress: Called after each chunk with the number of requests that have arrived.
+            keep: Called with the records of requests and their outcomes, shape [n, 9], in the order in which they
+                started or were dropped; see :data:`chrion.serving.simulator.metrics.COLUMNS` and ``OUTCOMES``.
+
+        Returns:
+            The metrics of all requests.
+        """
+        for chunk in chunks:
+            requests = Requests(*chunk)
+            factors, draws = self.draw(requests)
+            for first in range(0, len(factors), _PART):
+                part = slice(first, first + _PART)
+                arrivals = requests.times_ms[part].tolist(), requests.models[part].tolist()
+                self._replay(*arrivals, factors[part], draws[part].tolist())
+                self.metrics.pack()
+            self.flush(keep)
+            progress(self._number)
+        if self.availability:
+            self.availability.open = False
+        while self._events:
+            self._drain()
+            self.flush(keep)
+        self.flush(keep, force=True)
+        return self.metrics
+
+    def draw(self, requests: Requests) -> tuple[list[Any], Floats]:
+        """Return the factors of a chunk's requests and the random numbers of its routing; note what they require."""
+        factors, draws = self._jitter.draw(requests.models), self._draws.random(len(requests.models))
+        if requests.details:
+            self.metrics.objectives.add(requests.details)
+            if self.config.options:
+                self.config.options.priorities.extend(requests.details.priority.tolist())
+            self._set_durations(factors, requests)
+        return factors, draws
+
+    def _set_durations(self, factors: list[Any], requests: Requests) -> None:
+        """Replace the random factors of requests whose duration is given."""
+        assert requests.details  # noqa: S101 # the caller has checked it
+        durations, levels = requests.details.duration_ms, len(self.cluster.table.variants)
+        for i in np.flatnonzero(~np.isnan(durations)).tolist():
+            factor = float(durations[i]) / self._reference_ms[requests.models[i]]
+            factors[i] = factor if levels == 1 else (factor,) * levels
+
+    def _replay(self, times: list[float], models: list[int], factors: list[Any], draws: list[float]) -> None:
+        events, pop, route = self._events, heapq.heappop, self._route
+        outstanding, homes, eligible = self.cluster.outstanding, self.cluster.homes, self.eligible
+        offers = [server.offer for server in self.servers]
+        if self.availability:
+            offers.append(self.availability.refuse)
+        number = self._number
+        for now, model, factor, draw in zip(times, models, factors, draws, strict=True):
+            while events and events[0][0] <= now:
+                at, _, action, payload = pop(events)
+                action(at, payload)
+            self._number = number + 1
+            offers[route(outstanding, eligible[model], homes[model], draw)](now, number, model, factor)
+            number += 1
+        self.now = max([self.now, *times[-1:]])
+
+    def _drain(self) -> None:
+        for _ in range(min(DRAIN, len(self._events))):
+            if self.hosts and not self._is_busy():
+                self._events.clear()  # only failures, decisions and ends of keep-alive times remain
+                return
+            if not self._events:
+                return
+            at, _, action, payload = heapq.heappop(self._events)
+            action(at, payload)
+            self.now = max(self.now, at)
+
+    def _is_busy(self) -> bool:
+        """Return whether a request waits or runs, or a model is loaded."""
+        return any(self.cluster.outstanding) or any(host.loading for host in self.hosts)
+
+    def _next_use(self, model: int) -> float:
+        assert self.config.oracle  # noqa: S101 # servers have this method only if there is an oracle
+        return self.config.oracle.next_use(model, self._number - 1)
+
+    def flush(self, keep: Callable[[Floats], None] | None, *, force: bool = False) -> None:
+        """Add the records of requests to the metrics if there are many, or all of them, and give them to ``keep``."""
+        added = self.metrics.flush(force=force)
+        if added is not None and keep:
+            keep(np.column_stack(added))
+
+    def _preload(self) -> None:
+        """Load pinned models on every server that can hold them.
+
+        With ``preload``, then load every model once, on the server with most free memory, and then fill the memory that
+        is left on all servers with further copies. All of it in the order of the models, as far as they fit.
+        """
+        pinned = self.config.policies.pinned
+        for model in (model for model in range(len(pinned)) if pinned[model]):
+            for server in self.servers:
+                if server.is_on:
+                    server.preload(model)
+        if not self.config.preload:
+            return
+        sizes, free = self.cluster.table.bytes, [server.free_bytes for server in self.servers]
+        for model, eligible in enumerate(self.eligible):
+            if sizes[model] and eligible and not self.cluster.homes[model]:
+                best = max(eligible, key=free.__getitem__)
+                self.servers[best].preload(model, shrink=True)
+                free[best] = self.servers[best].free_bytes
+        self._fill()
+        for host in self.hosts:
+            host.fill(range(len(pinned)))
+
+    def _fill(self) -> None:
+        """Load further copies of models, in their order, into free memory."""
+        smallest = min((size for size in self.cluster.table.bytes[: self.cluster.table.models] if size), default=0)
+        open_ = {i for i, server in enumerate(self.servers) if server.free_bytes >= smallest > 0}
+        for model, size in enumerate(self.cluster.table.bytes[: self.cluster.table.models]):
+            if not open_ or not size:
+                continue
+            eligible = self.eligible[model]
+            for i in [i for i in sorted(open_) if i in eligible]:
+                self.servers[i].preload(model)
+                if self.servers[i].free_bytes < smallest:
+                    open_.remove(i)

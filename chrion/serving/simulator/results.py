@@ -1,0 +1,356 @@
+"""Results of a simulation, as frozen records and as JSON.
+
+Rates follow the paper: SLO violations = (late + dropped + failed) / arrivals (Equation 12), swapping = loads / arrivals
+(Equation 13). Requests fail only if servers do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+import numpy as np
+
+from chrion import __version__
+from chrion.serving.simulator.engine import Engine
+from chrion.serving.simulator.histograms import Counts, NamedHistograms, bin_edges, quantile
+from chrion.serving.simulator.metrics import RequestMetrics
+from chrion.serving.simulator.scenario import Scenario
+
+SCHEMA = "chrion.simulation/1"
+#: A model misses its objective if a greater share of its requests violates it.
+_TOLERATED = 0.01
+#: The quantiles of a :class:`LatencySummary`.
+_SHARES = (0.5, 0.95, 0.99)
+SWEEP_SCHEMA = "chrion.simulation-sweep/1"
+
+
+@dataclass(frozen=True, slots=True)
+class LatencySummary:
+    """Mean and quantiles of latencies in ms; NaN without requests."""
+
+    mean_ms: float
+    p50_ms: float
+    p95_ms: float
+    p99_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSummary:
+    """Counts and latencies of the requests of one model, or of all models."""
+
+    name: str
+    arrivals: int
+    #: Requests that ended, in time or late.
+    completed: int
+    dropped: int
+    #: Requests that ran, or had no server, when servers failed.
+    failed: int
+    late: int
+    #: Completed requests that waited for a load.
+    cold: int
+    loads: int
+    #: Times from arrival to end.
+    response: LatencySummary
+    #: Times from start to end, while the weights are in memory.
+    execution: LatencySummary
+    mean_wait_ms: float
+
+    @property
+    def violation_rate(self) -> float:
+        """The rate of SLO violations (Equation 12)."""
+        return (self.late + self.dropped + self.failed) / self.arrivals if self.arrivals else 0.0
+
+    @property
+    def swapping_rate(self) -> float:
+        """The rate of swapping (Equation 13)."""
+        return self.loads / self.arrivals if self.arrivals else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServerResult:
+    """The work and the memory of one server."""
+
+    index: int
+    arrivals: int
+    loads: int
+    loaded_mb: float
+    evictions: int
+    #: Busy shares of the run's time: of the GPU slots, of the cores, of the PCIe link.
+    gpu_busy: float
+    cpu_busy: float
+    link_busy: float
+    memory_budget_mb: float
+    memory_peak_mb: float
+    memory_mean_mb: float
+    #: Memory over time: the width of a bin in ms, and the mean of each bin.
+    memory_bin_ms: float
+    memory_mb: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Figures over time, one for each bin."""
+
+    #: Width of a bin.
+    bin_ms: float
+    arrivals_per_s: tuple[float, ...]
+    #: Requests at the end of the bin that have arrived and not started.
+    waiting: tuple[int, ...]
+    #: Violations / arrivals, of the requests that arrive in the bin; NaN without arrivals.
+    violation_rate: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Figures of servers that may be off, or have a disk."""
+
+    #: Time for which servers were on, summed, and its price.
+    server_hours: float = 0.0
+    cost: float = 0.0
+    #: Loads that read the disk.
+    disk_loads: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PatternResult:
+    """The results of one pattern."""
+
+    pattern: str
+    #: From time 0 to the last arrival, end of a request, or end of a load.
+    duration_ms: float
+    total: RequestSummary
+    models: tuple[RequestSummary, ...]
+    servers: tuple[ServerResult, ...]
+    #: Response times of requests that waited for a load; their mean is not kept and is NaN.
+    cold_response: LatencySummary
+    usage: Usage
+    series: Series = field(repr=False)
+    #: Histograms of execution time by family of models, and of all response times; see
+    #: :func:`chrion.serving.simulator.histograms.bin_edges`.
+    executions: Mapping[str, Counts] = field(repr=False)
+    responses: Counts = field(repr=False)
+
+    @property
+    def models_missing(self) -> int:
+        """The number of models with more than 1 % of their requests in violation, which the overall rate may hide."""
+        return sum(model.violation_rate > _TOLERATED for model in self.models)
+
+    @property
+    def loads_per_s(self) -> float:
+        """Loads per second."""
+        return self.total.loads / self.duration_ms * 1000 if self.duration_ms else 0.0
+
+    @property
+    def loaded_mb_per_s(self) -> float:
+        """Megabytes loaded per second over all links."""
+        return sum(s.loaded_mb for s in self.servers) / self.duration_ms * 1000 if self.duration_ms else 0.0
+
+
+def collect(scenario: Scenario, pattern: str, engine: Engine) -> PatternResult:
+    """Return the results of an engine after its run."""
+    duration_ms = max(engine.metrics.end_ms, engine.now)
+    servers = tuple(_server(engine, i, duration_ms) for i in range(len(engine.servers)))
+    usage = _usage(engine, duration_ms)
+    return from_metrics(scenario, pattern, engine.metrics, engine.cluster.loads, servers, duration_ms, usage)
+
+
+def from_metrics(  # noqa: PLR0913, PLR0917 - the parts of a result
+    scenario: Scenario,
+    pattern: str,
+    metrics: RequestMetrics,
+    loads: Sequence[int],
+    servers: tuple[ServerResult, ...],
+    duration_ms: float,
+    usage: Usage = Usage(),  # it cannot be changed
+) -> PatternResult:
+    """Return the results of requests that were simulated or measured, given the loads of each model."""
+    latencies = zip(
+        *(found.quantiles(len(loads), _SHARES) for found in (metrics.responses, metrics.executions)), strict=True
+    )
+    models = tuple(_model(scenario, metrics, loads[i], i, *own) for i, own in enumerate(latencies))
+    families = {model.family: i for i, model in enumerate({m.family: m for m in scenario.models}.values())}
+    groups = np.array([families[model.family] for model in scenario.models])
+    executions = metrics.executions if len(families) == len(groups) else metrics.executions.grouped(groups)
+    return PatternResult(
+        pattern=pattern,
+        duration_ms=duration_ms,
+        total=_total(metrics, sum(loads)),
+        models=models,
+        servers=servers,
+        cold_response=_latency(metrics.cold_responses, math.nan),
+        usage=usage,
+        series=_series(metrics, duration_ms),
+        executions=NamedHistograms(list(families), executions),
+        responses=metrics.responses.total(),
+    )
+
+
+def to_json(scenario: Scenario, results: tuple[PatternResult, ...]) -> dict[str, Any]:
+    """Return results as plain data for JSON; values that are not known are null."""
+    return {
+        "schema": SCHEMA,
+        "version": __version__,
+        "scenario": scenario.name,
+        "seed": scenario.seed,
+        "servers": len(scenario.servers),
+        "models": len(scenario.models),
+        "slo_measure": scenario.measure,
+        "policies": asdict(scenario.policies),
+        "cost_per_hour": sum(spec.cost_per_hour for spec in scenario.servers),
+        "estimated_hardware": list(scenario.estimated_hardware),
+        "content": dict(scenario.content),
+        "patterns": [_pattern_json(result) for result in results],
+    }
+
+
+def summary(result: PatternResult) -> dict[str, Any]:
+    """Return a pattern's figures as plain data, without models, servers and histograms."""
+    return {
+        "pattern": result.pattern,
+        "duration_ms": result.duration_ms,
+        **_summary_json(result.total),
+        "cold_response": plain(result.cold_response),
+        "models_missing": result.models_missing,
+        "loads_per_s": result.loads_per_s,
+        "loaded_mb_per_s": result.loaded_mb_per_s,
+        **plain(result.usage),
+        "memory_peak_mb": max(s.memory_peak_mb for s in result.servers),
+    }
+
+
+def _pattern_json(result: PatternResult) -> dict[str, Any]:
+    return {
+        **summary(result),
+        "per_model": [_summary_json(model) for model in result.models],
+        "per_server": [plain(server) for server in result.servers],
+        "series": plain(result.series),
+        "response_histogram": histogram_rows(result.responses),
+        "execution_histograms": {name: histogram_rows(counts) for name, counts in result.executions.items()},
+    }
+
+
+def histogram_rows(counts: Counts) -> list[list[float]]:
+    """Return the bins that are not empty, as ``[from_ms, to_ms, count]``."""
+    edges = bin_edges()
+    return [[float(edges[i]), float(edges[i + 1]), int(counts[i])] for i in np.flatnonzero(counts)]
+
+
+def _summary_json(requests: RequestSummary) -> dict[str, Any]:
+    rates = {"violation_rate": requests.violation_rate, "swapping_rate": requests.swapping_rate}
+    return {**plain(requests), **rates}
+
+
+def plain(record: Any) -> Any:
+    """Return a record as plain data for JSON: objects for records, lists for tuples, null for NaN."""
+    if isinstance(record, float):
+        return record if math.isfinite(record) else None
+    if isinstance(record, tuple):
+        return [plain(value) for value in record]
+    if hasattr(record, "__dataclass_fields__"):
+        return {f.name: plain(getattr(record, f.name)) for f in fields(record)}
+    return record
+
+
+def _total(metrics: RequestMetrics, loads: int) -> RequestSummary:
+    arrivals, dropped, failed = (int(x.sum()) for x in (metrics.arrivals, metrics.dropped, metrics.failed))
+    completed = arrivals - dropped - failed
+    return RequestSummary(
+        name="all",
+        arrivals=arrivals,
+        completed=completed,
+        dropped=dropped,
+        failed=failed,
+        late=int(metrics.late.sum()),
+        cold=int(metrics.cold.sum()),
+        loads=loads,
+        response=_latency(metrics.responses.total(), _mean(metrics.response_ms.sum(), completed)),
+        execution=_latency(metrics.executions.total(), _mean(metrics.execution_ms.sum(), completed)),
+        mean_wait_ms=_mean(metrics.wait_ms.sum(), completed),
+    )
+
+
+def _model(  # noqa: PLR0913, PLR0917 - the parts of a summary
+    scenario: Scenario,
+    metrics: RequestMetrics,
+    loads: int,
+    i: int,
+    responses: tuple[float, ...],
+    executions: tuple[float, ...],
+) -> RequestSummary:
+    """Return the summary of a model, given the quantiles of its latencies."""
+    completed = int(metrics.arrivals[i] - metrics.dropped[i] - metrics.failed[i])
+    return RequestSummary(
+        name=scenario.models[i].name,
+        arrivals=int(metrics.arrivals[i]),
+        completed=completed,
+        dropped=int(metrics.dropped[i]),
+        failed=int(metrics.failed[i]),
+        late=int(metrics.late[i]),
+        cold=int(metrics.cold[i]),
+        loads=loads,
+        response=LatencySummary(_mean(metrics.response_ms[i], completed), *responses),
+        execution=LatencySummary(_mean(metrics.execution_ms[i], completed), *executions),
+        mean_wait_ms=_mean(metrics.wait_ms[i], completed),
+    )
+
+
+def _server(engine: Engine, i: int, end_ms: float) -> ServerResult:
+    server, spec = engine.servers[i], engine.config.gpus[i]
+    on_gpu, on_cores = engine.metrics.gpu_ms[i], engine.metrics.cores_ms[i]
+    width_ms, memory = server.memory.means(end_ms)
+    return ServerResult(
+        index=i,
+        arrivals=int(engine.metrics.server_arrivals[i]),
+        loads=server.loads,
+        loaded_mb=server.loaded_mb,
+        evictions=server.evictions,
+        gpu_busy=_share(on_gpu, spec.gpu_slots * end_ms),
+        cpu_busy=_share(on_cores, spec.cpu_cores * end_ms),
+        link_busy=_share(server.link_busy_ms, end_ms),
+        memory_budget_mb=spec.budget_bytes / 1e6,
+        memory_peak_mb=server.memory.peak / 1e6,
+        memory_mean_mb=_share(server.memory.area, server.memory.now) / 1e6,
+        memory_bin_ms=width_ms,
+        memory_mb=tuple(mean / 1e6 for mean in memory),
+    )
+
+
+def _usage(engine: Engine, duration_ms: float) -> Usage:
+    specs = engine.config.servers
+    on_ms = [duration_ms] * len(specs)
+    if engine.availability:
+        on_ms = [engine.availability.on_ms(host, duration_ms) for host in engine.hosts]
+    hours = [ms / 3_600_000 for ms in on_ms]
+    cost = sum(spec.cost_per_hour * own for spec, own in zip(specs, hours, strict=True))
+    return Usage(sum(hours), cost, sum(host.disk_loads for host in engine.hosts))
+
+
+def _series(metrics: RequestMetrics, duration_ms: float) -> Series:
+    width_ms = metrics.series.width_ms
+    bins = min(metrics.series.counts.shape[1], int(duration_ms / width_ms) + 1)
+    arrivals, left, violations = metrics.series.counts[:, :bins]
+    # The last bin ends with the run.
+    seconds = np.minimum(width_ms, np.maximum(duration_ms - np.arange(bins) * width_ms, 1e-9)) / 1000
+    with np.errstate(invalid="ignore"):
+        rates = violations / arrivals
+    return Series(
+        width_ms,
+        tuple((arrivals / seconds).tolist()),
+        tuple(np.cumsum(arrivals - left).tolist()),
+        tuple(rates.tolist()),
+    )
+
+
+def _latency(counts: Counts, mean_ms: float) -> LatencySummary:
+    return LatencySummary(mean_ms, *(quantile(counts, share) for share in _SHARES))
+
+
+def _mean(total: float, number: int) -> float:
+    return float(total) / number if number else math.nan
+
+
+def _share(part: float, whole: float) -> float:
+    return float(part) / whole if whole else 0.0

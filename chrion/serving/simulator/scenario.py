@@ -1,0 +1,357 @@
+"""Scenarios: read from TOML files, completed with defaults and checked.
+
+All errors are found before the simulation starts: names, ranges, plan and trace files, and models that fit no server.
+All keys have defaults; an empty file simulates the paper's nine models. ``docs/simulation.md`` lists the keys.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from chrion.common.files import bundled_folder, read_toml
+from chrion.common.suggestions import did_you_mean
+from chrion.errors import ScenarioError
+from chrion.serving.manager.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING, SPILL, Route, route_resident_first
+from chrion.serving.simulator.cluster_state import ServerPolicies
+from chrion.serving.simulator.engine import EngineConfig, read_ahead
+from chrion.serving.simulator.fit import check_fit
+from chrion.serving.simulator.general_server import Options
+from chrion.serving.simulator.overrides import TOP_KEYS, apply_sets
+from chrion.serving.simulator.planned import with_planned
+from chrion.serving.simulator.ready_queue import Batching
+from chrion.serving.simulator.scenario_models import (
+    PLANNED,
+    SHRINK,
+    Family,
+    ServedModel,
+    read_family,
+    read_patterns,
+    read_shrink,
+    served_models,
+    with_total,
+)
+from chrion.serving.simulator.server_hardware import complete_server
+from chrion.serving.simulator.settings import (
+    SECTIONS,
+    AutoscalingSpec,
+    ModelSpec,
+    PolicySpec,
+    ServerSpec,
+    SloSpec,
+    WorkloadSpec,
+    read_section,
+    refuse_unknown,
+)
+from chrion.serving.simulator.workload import Workload, build_workload
+
+_DEFAULT_CATALOGUE = "table6"
+#: Keys whose values are paths of files.
+_FILES = ("path", "plan")
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A checked scenario: a cluster, its models and its requests."""
+
+    name: str
+    seed: int
+    #: True if models are loaded before the first request.
+    preload: bool
+    #: The patterns to compare, each with the same requests.
+    patterns: tuple[str, ...]
+    #: The variants of the pattern ``shrink``, the largest first; empty without this pattern.
+    shrink: tuple[str, ...]
+    #: One entry for each server.
+    servers: tuple[ServerSpec, ...]
+    policies: PolicySpec
+    #: None if all servers are always on.
+    autoscaling: AutoscalingSpec | None
+    #: The latency that is compared with the objective: ``response`` or ``execution``.
+    measure: str
+    models: tuple[ServedModel, ...]
+    workload: Workload
+    #: The variant to whose latency the objectives of models refer; empty for the first variant of each model.
+    reference: str
+    #: The content of the scenario file with all changes and the models of its catalogue.
+    content: Mapping[str, Any] = field(repr=False)
+
+    def levels(self, pattern: str) -> tuple[str, ...]:
+        """Return the variants of a pattern: one, or those of ``shrink``."""
+        return self.shrink if pattern == SHRINK and self.shrink else (pattern,)
+
+    @property
+    def gpus(self) -> list[ServerSpec]:
+        """The server of each GPU."""
+        return [spec for spec in self.servers for _ in range(spec.gpus)]
+
+    @property
+    def estimated_hardware(self) -> tuple[str, ...]:
+        """The hardware of servers whose figures are from datasheets."""
+        return tuple(dict.fromkeys(spec.hardware for spec in self.servers if spec.hardware))
+
+    @property
+    def is_simple(self) -> bool:
+        """Whether all servers have one GPU, of one speed, and none of the options of general servers."""
+        alike = len({spec.gpu_speed for spec in self.servers}) == 1
+        plain = not any(spec.gpus > 1 or spec.host_memory_gb or spec.mtbf_h for spec in self.servers)
+        return alike and plain and not self.autoscaling and self._options(self.patterns[0]) is None
+
+    def _options(self, pattern: str) -> Options | None:
+        """Return what servers do beyond first come, first served; None for nothing."""
+        details, specs = self.workload.details, [model.spec for model in self.models]
+        batches = any(spec.max_batch > 1 for spec in specs)
+        if not (batches or self.policies.keep_alive_s or (details and details.priority.any())):
+            return None
+        batching = Batching([spec.max_batch for spec in specs], [spec.max_delay_ms for spec in specs])
+        costs = [[model.variants[name].batch_cost for model in self.models] for name in self.levels(pattern)]
+        return Options(
+            batching=batching if batches else None,
+            batch_cost=costs,
+            keep_alive_ms=self.policies.keep_alive_s * 1000 or math.inf,
+        )
+
+    def engine_config(self, pattern: str) -> EngineConfig:
+        """Return the inputs of an engine that runs one pattern."""
+        names = self.policies
+        first, *smaller = [[model.variants[name] for model in self.models] for name in self.levels(pattern)]
+        policies = ServerPolicies(
+            rank=EVICTION[names.eviction],
+            order=LOAD_ORDER[names.load_order],
+            admit=ADMISSION[names.admission],
+            deadlines=names.admission == "deadline",
+            slo_ms=[model.slo_ms for model in self.models],
+            weights=[model.spec.weight for model in self.models],
+            pinned=[model.spec.pinned for model in self.models],
+        )
+        return EngineConfig(
+            servers=self.servers,
+            variants=first,
+            smaller=smaller,
+            policies=policies,
+            route=route_of(names),
+            seed=self.seed,
+            from_arrival=self.measure == "response",
+            preload=self.preload,
+            reference_ms=[model.reference_ms for model in self.models],
+            options=self._options(pattern),
+            autoscaling=self.autoscaling,
+            oracle=read_ahead(self.workload.chunks()) if names.eviction == "belady" else None,
+        )
+
+
+def route_of(policies: PolicySpec) -> Route:
+    """Return the routing function of a scenario's policies."""
+    if policies.routing == "resident-first" and policies.spill != SPILL:
+        return partial(route_resident_first, spill=policies.spill)
+    return ROUTING[policies.routing]
+
+
+@dataclass(frozen=True, slots=True)
+class ScenarioSource:
+    """The content of a scenario file and changes to it; :meth:`build` makes the scenario."""
+
+    name: str
+    content: Mapping[str, Any]
+    #: The folder that relative paths in the file refer to.
+    folder: Path
+    #: Values by key that replace the file's, as ``--set`` takes them.
+    sets: Mapping[str, Any] = field(default_factory=dict)
+
+    def changed(self, sets: Mapping[str, Any]) -> ScenarioSource:
+        """Return a copy with some values set; paths among the values are relative to the current folder."""
+        files = {k: str(Path(v).absolute()) for k, v in sets.items() if k.rsplit(".", 1)[-1] in _FILES and v}
+        return replace(self, sets={**self.sets, **sets, **files})
+
+    def build(self) -> Scenario:
+        """Return the scenario, with all changes and defaults, checked.
+
+        Raises:
+            OptionError: The key of a change is unknown or ambiguous.
+            ScenarioError: The scenario is invalid.
+            PlanError: A plan file cannot be read, is damaged, or lacks the figures of its ``part``.
+            TraceError: A row of the trace is malformed.
+        """
+        given = dict(self.sets)
+        top = {key: given.pop(key) for key in list(given) if key in TOP_KEYS}
+        with self.named():
+            content = apply_sets(with_catalogue({**self.content, **top}, self.folder), given)
+            return _build(content, self.name, self.folder)
+
+    @contextlib.contextmanager
+    def named(self) -> Iterator[None]:
+        """Name the file in an error about its content that is raised within the context.
+
+        Raises:
+            ScenarioError: The one that was raised, with the file.
+        """
+        try:
+            yield
+        except ScenarioError as error:
+            path = str(self.folder / f"{self.name}.toml")
+            sets = ", ".join(f"{key}={value}" for key, value in self.sets.items())
+            where = f"{path} with {sets}" if sets else path
+            raise ScenarioError(f"{where}: {error.message.removeprefix(f'{path}: ')}", hint=error.hint) from error
+
+
+def find_scenario(name: str) -> ScenarioSource:
+    """Return the source of a scenario, given its file or the name of a bundled scenario.
+
+    Raises:
+        ScenarioError: The file does not exist, or is not TOML.
+    """
+    path = Path(name)
+    if not path.is_file() and not name.endswith(".toml"):
+        path = bundled_folder("scenarios") / f"{name}.toml"
+    if not path.is_file():
+        hint = did_you_mean(name, scenario_names(), f"bundled: {', '.join(scenario_names())}")
+        raise ScenarioError(f"scenario {name!r} not found: neither a file nor a bundled scenario", hint=hint)
+    return ScenarioSource(path.stem, _read_toml(path), path.parent)
+
+
+def scenario_names() -> list[str]:
+    """Return the names of the bundled scenarios."""
+    return sorted(path.stem for path in bundled_folder("scenarios").glob("*.toml"))
+
+
+def with_catalogue(content: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return a copy of a scenario's content with the models of its catalogue.
+
+    Keys of a scenario's own entry override those of the catalogue's entry of the same name.
+
+    Raises:
+        ScenarioError: There is no such catalogue, or the models or the entries of ``use`` are invalid.
+    """
+    own = content.get("models", [])
+    if not isinstance(own, list) or not all(isinstance(entry, Mapping) for entry in own):
+        raise ScenarioError("models: expected [[models]] tables")
+    name = content.get("catalogue", "" if own else _DEFAULT_CATALOGUE)
+    merged = {entry["name"]: dict(entry) for entry in (_catalogue(str(name), folder) if name else [])}
+    use = content.get("use", list(merged))
+    if not isinstance(use, list) or not all(isinstance(entry, str) for entry in use):
+        raise ScenarioError(f"use = {use!r}: expected a list of names")
+    refuse_unknown(dict.fromkeys(use), merged, f"use: catalogue {name}")
+    models = {key: merged[key] for key in use}
+    names = [str(entry.get("name")) for entry in own]
+    if len(set(names)) < len(names):
+        raise ScenarioError(
+            f"models: duplicate name {max(names, key=names.count)!r}", hint="use copies for equal models"
+        )
+    for key, entry in zip(names, own, strict=True):
+        models[key] = {**models.get(key, {}), **entry}
+    rest = {key: value for key, value in content.items() if key not in ("catalogue", "use")}
+    return {**rest, "models": list(models.values())}
+
+
+def _catalogue(name: str, folder: Path) -> list[dict[str, Any]]:
+    path = folder / name if name.endswith(".toml") else bundled_folder("scenarios") / "catalogues" / f"{name}.toml"
+    if not path.is_file():
+        raise ScenarioError(f"catalogue = {name!r}: {path.name} not found")
+    entries = _read_toml(path).get("models", [])
+    if not isinstance(entries, list) or not all(isinstance(e, dict) and "name" in e for e in entries):
+        raise ScenarioError(f"{path}: expected [[models]] tables with names")
+    return entries
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return read_toml(path)
+    except (OSError, ValueError) as error:
+        raise ScenarioError(f"{path}: not a scenario: {error}") from error
+
+
+def _build(content: Mapping[str, Any], name: str, folder: Path) -> Scenario:
+    refuse_unknown(content, (*TOP_KEYS, *SECTIONS, "variants"), "scenario")
+    seed, preload = content.get("seed", 0), content.get("preload", False)
+    if type(seed) is not int or seed < 0:
+        raise ScenarioError(f"seed = {seed!r}: expected a whole number of at least 0")
+    if type(preload) is not bool:
+        raise ScenarioError(f"preload = {preload!r}: expected true or false")
+    for key in ("name", "description"):
+        if not isinstance(content.get(key, ""), str):
+            raise ScenarioError(f"{key} = {content[key]!r}: expected text")
+    slo = read_section(SloSpec, content.get("slo", {}), "slo")
+    policies = read_section(PolicySpec, content.get("policies", {}), "policies")
+    if policies.admission == "deadline" and slo.measure != "response":
+        raise ScenarioError("policies.admission = 'deadline' requires slo.measure = 'response'")
+    servers = _servers(content.get("servers", [{}]), folder)
+    defaults = content.get("variants", {})
+    families = [read_family(entry, defaults, folder) for entry in content["models"]]
+    refuse_unknown(defaults, list(dict.fromkeys(name for _, variants in families for name in variants)), "variants")
+    _check_batches([spec for spec, _ in families], policies)
+    shrink = read_shrink(content.get("shrink", []), families)
+    patterns = read_patterns(content.get("patterns"), families, shrink)
+    reference = slo.of or _reference(patterns[0], shrink, families)
+    models = served_models(with_total(families, content.get("total_models", 0)), slo, reference)
+    gpus = [spec for spec in servers for _ in range(spec.gpus)]
+    planned = PLANNED in patterns and not all(PLANNED in variants for _, variants in families)
+    for pattern in patterns:
+        if not (planned and pattern == PLANNED):
+            check_fit(models, gpus, shrink if pattern == SHRINK and shrink else (pattern,))
+    workload = build_workload(
+        read_section(WorkloadSpec, content.get("workload", {}), "workload"),
+        [model.name for model in models],
+        [model.spec.share for model in models],
+        seed,
+        folder,
+    )
+    if planned:
+        models = with_planned(models, gpus, workload)
+        check_fit(models, gpus, (PLANNED,))
+    title = content.get("name", name)
+    return Scenario(
+        name=title,
+        seed=seed,
+        preload=preload,
+        patterns=patterns,
+        shrink=shrink,
+        servers=servers,
+        policies=policies,
+        autoscaling=_autoscaling(content.get("autoscaling", {}), servers),
+        measure=slo.measure,
+        models=models,
+        workload=workload,
+        reference=reference,
+        content=content,
+    )
+
+
+def _reference(pattern: str, shrink: tuple[str, ...], families: Sequence[Family]) -> str:
+    """Return the variant of the first pattern; empty if it has no common one."""
+    if pattern == SHRINK and shrink:
+        return shrink[0]
+    return pattern if all(pattern in variants for _, variants in families) else ""
+
+
+def _servers(groups: Any, folder: Path) -> tuple[ServerSpec, ...]:
+    if not isinstance(groups, list) or not groups:
+        raise ScenarioError("servers: expected [[servers]] tables")
+    specs = [read_section(ServerSpec, complete_server(group, folder), "servers") for group in groups]
+    for spec in specs:
+        if spec.budget_bytes < 0:
+            raise ScenarioError(f"servers.reserved_gb = {spec.reserved_gb:g}: exceeds gpu_memory_gb")
+    return tuple(spec for spec in specs for _ in range(spec.count))
+
+
+def _autoscaling(table: Any, servers: Sequence[ServerSpec]) -> AutoscalingSpec | None:
+    spec = read_section(AutoscalingSpec, table, "autoscaling")
+    if table and not spec.min_servers:
+        raise ScenarioError("autoscaling.min_servers is missing", hint="at least 1")
+    if spec.min_servers > len(servers):
+        raise ScenarioError(
+            f"autoscaling.min_servers = {spec.min_servers}: expected at most {len(servers)}, the number of servers"
+        )
+    return spec if table else None
+
+
+def _check_batches(specs: Sequence[ModelSpec], policies: PolicySpec) -> None:
+    for spec in specs:
+        if spec.max_delay_ms and spec.max_batch == 1:
+            raise ScenarioError(f"models.{spec.name}.max_delay_ms = {spec.max_delay_ms:g}: only with max_batch above 1")
+        if spec.max_batch > 1 and policies.admission == "deadline":
+            raise ScenarioError(f"models.{spec.name}.max_batch: not with policies.admission = 'deadline'")

@@ -1,0 +1,168 @@
+"""The models of a scenario and their variants, and the patterns that select variants."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from heapq import heapify, heapreplace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from chrion.errors import PlanError, ScenarioError
+from chrion.serving.simulator.overrides import MEASURED_KEYS, PLAN_KEYS, VARIANT_KEYS, WORD_KEYS
+from chrion.serving.simulator.settings import LARGEST, ModelSpec, SloSpec, read_section, refuse_unknown
+from chrion.serving.simulator.variants import PLAN_MEMORY, PLAN_PARTS, Variant, from_plan, from_table
+
+#: The pattern in which models change to smaller variants before they are evicted.
+SHRINK = "shrink"
+#: The pattern with one variant for each model, which the planner chooses.
+PLANNED = "planned"
+_MODEL_KEYS = (*(f.name for f in fields(ModelSpec)), "variants")
+MOST_MODELS = 100_000
+#: A ``[[models]]`` entry and its variants by name.
+Family = tuple[ModelSpec, dict[str, Variant]]
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """One model of the cluster; copies of one ``[[models]]`` entry share its name as their family."""
+
+    name: str
+    family: str
+    spec: ModelSpec
+    #: The variants that can serve it, by name, and the one of the pattern ``planned``.
+    variants: Mapping[str, Variant]
+    slo_ms: float
+    #: The latency of the reference variant, to which the durations of single requests refer.
+    reference_ms: float
+
+
+def read_family(entry: Mapping[str, Any], defaults: Any, folder: Path) -> Family:
+    """Return the record of a ``[[models]]`` entry and its variants."""
+    where = f"models.{entry.get('name', '?')}"
+    refuse_unknown(entry, _MODEL_KEYS, where)
+    spec = read_section(ModelSpec, {k: v for k, v in entry.items() if k != "variants"}, where)
+    tables = entry.get("variants", {})
+    if not isinstance(tables, Mapping) or not tables:
+        raise ScenarioError(f"{where}: expected tables [models.variants.NAME]")
+    if not isinstance(defaults, Mapping):
+        raise ScenarioError("variants: expected tables [variants.NAME]")
+    return spec, {name: _variant(name, table, defaults.get(name, {}), where, folder) for name, table in tables.items()}
+
+
+def _variant(name: str, table: Any, defaults: Any, where: str, folder: Path) -> Variant:
+    if not isinstance(table, Mapping) or not isinstance(defaults, Mapping):
+        raise ScenarioError(f"{where}.variants.{name}: expected a table")
+    full = {**defaults, **table}
+    _check_variant(full, f"{where}.variants.{name}")
+    try:
+        return from_plan(name, folder / full["plan"], full) if "plan" in full else from_table(name, full)
+    except PlanError:
+        raise
+    except ValueError as error:
+        raise ScenarioError(f"{where}: {error}") from error
+
+
+def _check_variant(table: Mapping[str, Any], where: str) -> None:
+    """Refuse unknown keys, wrong types, and figures beside the plan that provides them."""
+    refuse_unknown(table, VARIANT_KEYS, where)
+    for key, value in table.items():
+        types = (str,) if key in WORD_KEYS else (int,) if key == "cores" else (int, float)
+        if not isinstance(value, types) or isinstance(value, bool):
+            expected = "text" if key in WORD_KEYS else "a whole number" if key == "cores" else "a number"
+            raise ScenarioError(f"{where}.{key} = {value!r}: expected {expected}")
+        if isinstance(value, int) and abs(value) > LARGEST:
+            raise ScenarioError(f"{where}.{key}: expected a number of at most {LARGEST:g}")
+        if key in MEASURED_KEYS and "plan" in table:
+            raise ScenarioError(f"{where}.{key}: the plan file provides it", hint="leave out the key or the plan")
+    for key, words in zip(PLAN_KEYS, (PLAN_PARTS, PLAN_MEMORY), strict=True):
+        if key in table and "plan" not in table:
+            raise ScenarioError(f"{where}.{key} = {table[key]!r}: only for a variant with the key 'plan'")
+        if key in table and table[key] not in words:
+            raise ScenarioError(f"{where}.{key} = {table[key]!r}: expected one of {', '.join(words)}")
+
+
+def read_shrink(given: Any, families: Sequence[Family]) -> tuple[str, ...]:
+    """Return the variants of the pattern ``shrink``; all models must have them, and memory must not increase."""
+    words = isinstance(given, list) and all(isinstance(name, str) for name in given)
+    if not words or len(given) == 1 or len(set(given)) < len(given):
+        raise ScenarioError(f"shrink = {given!r}: expected a list of two or more names of variants, the largest first")
+    for spec, variants in families:
+        for name in given:
+            if name not in variants:
+                hint = f"known: {', '.join(variants)}"
+                raise ScenarioError(f"shrink: models.{spec.name} has no variant {name!r}", hint=hint)
+        for before, after in pairwise(given):
+            if variants[after].memory_bytes > variants[before].memory_bytes:
+                raise ScenarioError(
+                    f"shrink: models.{spec.name}: variant {after!r} needs {variants[after].memory_mb:g} MB, "
+                    f"more than {before!r} with {variants[before].memory_mb:g} MB",
+                    hint="list the largest variant first",
+                )
+        if given and SHRINK in variants:
+            raise ScenarioError(f"models.{spec.name}: a variant cannot have the name {SHRINK!r}", hint="rename it")
+    return tuple(given)
+
+
+def read_patterns(given: Any, families: Sequence[Family], shrink: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the patterns of a scenario; by default, every variant that all models have, and ``shrink``."""
+    if not families:
+        raise ScenarioError("models: expected at least one model")
+    common = [name for name in families[0][1] if all(name in variants for _, variants in families)]
+    if given is None and shrink:
+        common.append(SHRINK)
+    if given is None and not common:
+        names = "; ".join(f"{spec.name}: {', '.join(variants)}" for spec, variants in families)
+        raise ScenarioError(f"models: no variant is common to all models ({names})", hint="rename variants")
+    patterns = common if given is None else given
+    words = isinstance(patterns, list) and all(isinstance(pattern, str) for pattern in patterns)
+    if not words or not patterns or len(set(patterns)) < len(patterns):
+        raise ScenarioError(f"patterns = {given!r}: expected a list of distinct names of variants")
+    for spec, variants in families:
+        for pattern in patterns:
+            if pattern == SHRINK and not (shrink or SHRINK in variants):
+                raise ScenarioError("patterns: 'shrink' needs the key shrink, a list of variants, the largest first")
+            if pattern not in variants and not (pattern == SHRINK and shrink) and pattern != PLANNED:
+                known = ", ".join(variants)
+                raise ScenarioError(
+                    f"models.{spec.name}: pattern {pattern!r} is not one of its variants", hint=f"known: {known}"
+                )
+    return tuple(patterns)
+
+
+def with_total(families: Sequence[Family], total: Any) -> list[Family]:
+    """Return the families with as many copies as there are to be models in all; with 0, those that are given.
+
+    The next copy always goes to the family with the greatest quotient of its given copies and those that it has plus
+    one (D'Hondt's method), the first of equal ones, so that more models include fewer.
+    """
+    if type(total) is not int or not 0 <= total <= MOST_MODELS:
+        raise ScenarioError(f"total_models = {total!r}: expected a whole number from 0 to {MOST_MODELS}")
+    if not total:
+        return list(families)
+    copies = [0] * len(families)
+    heap = [(-float(spec.copies), i) for i, (spec, _) in enumerate(families)]
+    heapify(heap)
+    for _ in range(total):
+        _, i = heap[0]
+        copies[i] += 1
+        heapreplace(heap, (-families[i][0].copies / (copies[i] + 1), i))
+    numbered = zip(families, copies, strict=True)
+    return [(replace(spec, copies=number), variants) for (spec, variants), number in numbered if number]
+
+
+def served_models(families: Sequence[Family], slo: SloSpec, reference: str) -> tuple[ServedModel, ...]:
+    """Return all models, the first copy of every family before the second, so that ranks alternate between families."""
+    models = []
+    for copy in range(max(spec.copies for spec, _ in families)):
+        for spec, variants in families:
+            if copy >= spec.copies:
+                continue
+            if reference and reference not in variants:
+                raise ScenarioError(f"slo.of = {reference!r}: model {spec.name} has no variant of that name")
+            reference_ms = variants[reference or next(iter(variants))].latency_ms
+            objective = spec.slo_ms or slo.latency_ms or slo.factor * reference_ms
+            name = spec.name if spec.copies == 1 else f"{spec.name}#{copy + 1}"
+            models.append(ServedModel(name, spec.name, spec, variants, objective, reference_ms))
+    return tuple(models)

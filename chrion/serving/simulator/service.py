@@ -1,0 +1,93 @@
+"""Figures of every variant that all servers share, so that a server does not hold a list of all models.
+
+A *kind* identifies a model and one of its variants: ``level * models + model``. Without shrinking there is one level,
+and a model's kind is its number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from chrion.serving.simulator.metrics import BusyShares
+from chrion.serving.simulator.settings import ServerSpec
+from chrion.serving.simulator.variants import Variant
+
+#: GPU slots and CPU cores.
+Resources = tuple[int, int]
+#: A time in ms since the start of a request, and what is released then.
+Freed = tuple[float, Resources]
+#: What a request takes: GPU slots and cores when it starts, its latency in ms, its releases before its end, and what is
+#: released at its end; see :func:`releases`. One tuple, because each look-up costs time in every request.
+Service = tuple[int, int, float, tuple[Freed, ...], Resources]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ServiceTable:
+    """What a load and a request of each kind take. Sequences are indexed by kind unless said otherwise."""
+
+    #: By level and model, at least one level; memory does not increase with the level.
+    variants: tuple[tuple[Variant, ...], ...]
+    bytes: list[int]
+    latency_ms: list[float]
+    service: list[Service]
+    #: Data that a load transfers.
+    load_mb: list[float]
+    #: Bytes by level and model.
+    sizes: list[list[int]]
+
+    @property
+    def models(self) -> int:
+        """The number of models."""
+        return len(self.variants[0])
+
+    def load_ms(self, spec: ServerSpec) -> list[float]:
+        """Return the time of a load over a server's link by kind; servers with equal links can share it."""
+        return [v.load_ms(spec.pcie_gb_per_s, spec.load_fixed_ms) for row in self.variants for v in row]
+
+
+def busy_shares(tables: Sequence[ServiceTable], classes: Sequence[int]) -> BusyShares:
+    """Return the busy shares of all servers.
+
+    Args:
+        tables: The table of each class of servers.
+        classes: The class of each server.
+    """
+    flat = [[v for row in table.variants for v in row] for table in tables]
+    gpu = np.array([[v.gpu_busy_ms / v.latency_ms for v in row] for row in flat])
+    cores = np.array([[sum(v.core_busy_ms) / v.latency_ms for v in row] for row in flat])
+    return BusyShares(gpu, cores, np.array(classes, np.int64))
+
+
+def service_table(variants: Sequence[Sequence[Variant]]) -> ServiceTable:
+    """Return the table of variants given by level and model."""
+    flat = [v for row in variants for v in row]
+    # Copies of a model share their variants.
+    known = {id(v): (int(v.gpu_busy_ms > 0), v.cores, v.latency_ms, *releases(v)) for v in flat}
+    return ServiceTable(
+        variants=tuple(tuple(row) for row in variants),
+        bytes=[v.memory_bytes for v in flat],
+        latency_ms=[v.latency_ms for v in flat],
+        service=[known[id(v)] for v in flat],
+        load_mb=[v.load_mb for v in flat],
+        sizes=[[v.memory_bytes for v in row] for row in variants],
+    )
+
+
+def releases(variant: Variant) -> tuple[tuple[Freed, ...], Resources]:
+    """Return the times at which a request releases its GPU slot and its cores.
+
+    Returns:
+        The releases before the end, and what is released at the end.
+    """
+    end_ms = variant.latency_ms * (1 - 1e-9)
+    freed: dict[float, list[int]] = {}
+    if variant.gpu_busy_ms > 0:
+        freed.setdefault(variant.gpu_busy_ms, [0, 0])[0] += 1
+    for busy_ms in variant.core_busy_ms:
+        freed.setdefault(busy_ms, [0, 0])[1] += 1
+    early = tuple((at_ms, (slots, cores)) for at_ms, (slots, cores) in sorted(freed.items()) if at_ms < end_ms)
+    late = [pair for at_ms, pair in freed.items() if at_ms >= end_ms]
+    return early, (sum(slots for slots, _ in late), sum(cores for _, cores in late))

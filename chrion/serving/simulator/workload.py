@@ -1,0 +1,321 @@
+"""Workloads: requests as chunks of arrival times and models, in order of time, synthetic or replayed from a trace.
+
+A workload is a small record that yields the same requests each time: arrival times, models and the scaling of traces
+have separate random streams, all from one seed.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from chrion.errors import ScenarioError
+from chrion.serving.simulator.requests import Details, Floats, Indices, Requests
+from chrion.serving.simulator.settings import SYNTHETIC, WorkloadSpec
+from chrion.serving.simulator.traces import MinuteCounts, read_trace
+
+#: Requests in a chunk.
+_CHUNK = 1 << 15
+#: A minute or a gap of a scaled trace with more requests than this is divided, so that memory is bounded.
+_PIECE = 1 << 16
+#: The most requests of a run: they take about half a day.
+MOST_REQUESTS = 1e10
+_MINUTE_MS = 60_000.0
+_DEFAULT_MAPPING = {"csv": "name", "azure-functions-2019": "rank", "azure-llm-2023": "draw"}
+
+
+class Workload(Protocol):
+    """The requests to a cluster."""
+
+    @property
+    def requests(self) -> int:
+        """The number of requests; for a scaled trace, its expected value."""
+
+    @property
+    def details(self) -> Details | None:
+        """The figures of single requests before scaling; None if there are none."""
+
+    def chunks(self) -> Iterator[Requests]:
+        """Yield chunks of requests in order of time."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SyntheticWorkload:
+    """Independent requests with gaps of mean ``1 / rate``: constant, exponential (Poisson) or Gamma-distributed."""
+
+    kind: str
+    requests: int
+    rate_per_s: float
+    burst_cv: float
+    #: Probability of each model. Shape [models].
+    chances: Floats
+    seed: int
+
+    @property
+    def details(self) -> None:
+        """None: no request has figures of its own."""
+        return
+
+    def chunks(self) -> Iterator[Requests]:
+        """Yield chunks of requests; see :class:`Workload`."""
+        gaps, models = _streams(self.seed, 2)
+        start_ms, mean_ms = 0.0, 1000.0 / self.rate_per_s
+        for first in range(0, self.requests, _CHUNK):
+            size = min(_CHUNK, self.requests - first)
+            times = start_ms + np.cumsum(mean_ms * self._gaps(gaps, size))
+            start_ms = float(times[-1])
+            yield Requests(times, _draw(models, self.chances, size))
+
+    def _gaps(self, rng: np.random.Generator, size: int) -> Floats:
+        if self.kind == "uniform":
+            return np.ones(size)
+        if self.kind == "poisson":
+            return rng.standard_exponential(size)
+        shape = self.burst_cv**-2
+        return rng.gamma(shape, 1 / shape, size)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TraceReplay:
+    """The requests of a trace at their times; with a rate scale above 1, copies fill the gap to the next one."""
+
+    #: Not decreasing. Shape [n].
+    times_ms: Floats
+    #: The model of each request, shape [n]; None if models are drawn.
+    models: Indices | None
+    #: Probability of each model if models are drawn. Shape [models].
+    chances: Floats
+    rate_scale: float
+    seed: int
+    #: Figures of single requests, which copies of a request share; None if there are none.
+    details: Details | None = None
+
+    @property
+    def requests(self) -> int:
+        """The expected number of requests; the fractional part of the scale is applied at random."""
+        return round(len(self.times_ms) * self.rate_scale)
+
+    def chunks(self) -> Iterator[Requests]:
+        """Yield chunks of requests; see :class:`Workload`."""
+        thinning, models = _streams(self.seed, 2)
+        ends = np.append(self.times_ms[1:], self.times_ms[-1])
+        for first in range(0, len(self.times_ms), _CHUNK):
+            part = slice(first, first + _CHUNK)
+            copies = scale_counts(np.ones(len(self.times_ms[part])), self.rate_scale, thinning)
+            for rows in _pieces(copies):
+                for times, index in self._scaled(first + rows.start, copies[rows], ends, thinning):
+                    own = _draw(models, self.chances, len(index)) if self.models is None else self.models[index]
+                    yield Requests(times, own, self.details.rows(index) if self.details else None)
+
+    def _scaled(
+        self, first: int, copies: Indices, ends: Floats, rng: np.random.Generator
+    ) -> Iterator[tuple[Floats, Indices]]:
+        """Yield times and rows of requests: ``copies`` of each row from ``first`` on, the first of them at its time."""
+        if len(copies) == 1 and copies[0] > _PIECE:
+            begin, length = self.times_ms[first], ends[first] - self.times_ms[first]
+            yield np.array([begin]), np.array([first])
+            for shares, size in _divided(np.array([copies[0] - 1]), rng):
+                times = begin + np.sort(rng.uniform(*shares, int(size[0]))) * length
+                yield times, np.full(len(times), first)
+            return
+        index = first + np.repeat(np.arange(len(copies)), copies)
+        times = self.times_ms[index]
+        if self.rate_scale > 1:
+            repeated = np.append([False], index[1:] == index[:-1]) if len(index) else np.zeros(0, bool)
+            times = times + repeated * rng.random(len(index)) * (ends[index] - times)
+        order = np.argsort(times, kind="stable")
+        yield times[order], index[order]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MinuteReplay:
+    """Requests counted by minute, at times drawn uniformly within each minute."""
+
+    #: Shape [functions, minutes].
+    counts: Indices
+    #: The model of each function. Shape [functions].
+    models: Indices
+    rate_scale: float
+    time_scale: float
+    seed: int
+
+    @property
+    def details(self) -> None:
+        """None: no request has figures of its own."""
+        return
+
+    @property
+    def requests(self) -> int:
+        """The expected number of requests; the fractional part of the scale is applied at random."""
+        return round(float(self.counts.sum()) * self.rate_scale)
+
+    def chunks(self) -> Iterator[Requests]:
+        """Yield chunks of requests; see :class:`Workload`."""
+        thinning, moments = _streams(self.seed, 2)
+        for minute in range(self.counts.shape[1]):
+            copies = scale_counts(self.counts[:, minute].astype(float), self.rate_scale, thinning)
+            for (begin, end), counts in _divided(copies, moments):
+                models = np.repeat(self.models, counts)
+                times = (minute + moments.uniform(begin, end, len(models))) * _MINUTE_MS * self.time_scale
+                order = np.argsort(times, kind="stable")
+                yield Requests(times[order], models[order])
+
+
+def build_workload(
+    spec: WorkloadSpec, names: Sequence[str], shares: Sequence[float], seed: int, folder: Path
+) -> Workload:
+    """Return the workload of a scenario; a trace is read and checked.
+
+    Args:
+        spec: The section ``[workload]``.
+        names: The models.
+        shares: Their shares of the requests.
+        seed: Equal seeds give equal requests.
+        folder: The folder of a relative path of a trace.
+
+    Raises:
+        ScenarioError: There is no trace file, its mapping does not suit it, the selected part has no requests, or there
+            are more than :data:`MOST_REQUESTS`.
+        TraceError: A row of the trace is malformed.
+    """
+    workload = _build(spec, names, shares, seed, folder)
+    if workload.requests > MOST_REQUESTS:
+        key = "requests" if spec.kind in SYNTHETIC else "rate_scale"
+        raise ScenarioError(
+            f"workload: {workload.requests:.3g} requests: expected at most {MOST_REQUESTS:g}", hint=f"reduce {key}"
+        )
+    return workload
+
+
+def _build(spec: WorkloadSpec, names: Sequence[str], shares: Sequence[float], seed: int, folder: Path) -> Workload:
+    chances = popularity(shares, spec.zipf_exponent)
+    if spec.kind in SYNTHETIC:
+        return SyntheticWorkload(spec.kind, spec.requests, spec.rate_per_s, spec.burst_cv, chances, seed)
+    if not spec.path:
+        raise ScenarioError(f"workload.path is missing: kind {spec.kind!r} requires a trace file")
+    trace = read_trace(spec.kind, folder / spec.path)
+    mapping = spec.mapping or _DEFAULT_MAPPING[spec.kind]
+    if isinstance(trace, MinuteCounts):
+        return _per_minute(trace, spec, mapping, names, seed)
+    begin = spec.start_s
+    end = begin + spec.length_s if spec.length_s else np.inf
+    part = (trace.times_s >= begin) & (trace.times_s < end)
+    if not part.any():
+        until = f"to {end:g} s" if spec.length_s else "to its end"
+        raise ScenarioError(f"workload: the trace has no requests from {begin:g} s {until}")
+    totals = np.bincount(trace.functions, minlength=len(trace.names))
+    functions = _with_default(trace.names, spec.default_model, names) if mapping == "name" else trace.names
+    models = None if mapping == "draw" else map_functions(functions, totals, mapping, names)[trace.functions[part]]
+    times_ms = (trace.times_s[part] - begin) * 1000.0 * spec.time_scale
+    details = trace.details.rows(np.flatnonzero(part)) if trace.details else None
+    return TraceReplay(times_ms, models, chances, spec.rate_scale, seed, details)
+
+
+def _with_default(functions: Sequence[str], default: str, names: Sequence[str]) -> list[str]:
+    """Return the functions of a trace with the default model in the place of an empty name."""
+    if default and default not in names:
+        known = ", ".join(names[:12])
+        raise ScenarioError(f"workload.default_model = {default!r}: not a model", hint=f"known: {known}")
+    if "" in functions and not default:
+        hint = "set workload.default_model, or mapping = 'draw'"
+        raise ScenarioError("workload: the trace has requests without a model", hint=hint)
+    return [function or default for function in functions]
+
+
+def popularity(shares: Sequence[float], zipf_exponent: float) -> Floats:
+    """Return the probability of each model, share / rank ** exponent, normalised to sum 1. Shape [models]."""
+    logs = np.log(shares) - zipf_exponent * np.log(np.arange(1, len(shares) + 1))
+    raw = np.exp(logs - logs.max())
+    chances: Floats = raw / raw.sum()
+    return chances
+
+
+def map_functions(functions: Sequence[str], totals: Indices, mapping: str, names: Sequence[str]) -> Indices:
+    """Return the model of each function of a trace.
+
+    Args:
+        functions: Names of the functions.
+        totals: Their numbers of requests. Shape [functions].
+        mapping: ``name``: the model of the function's name. ``round-robin``: the models in rotation, in the order of
+            the file. ``rank``: the models in rotation, most requested function first. ``hash``: by a checksum of the
+            name, so that a function has the same model in every part of a trace.
+        names: Names of the models.
+
+    Raises:
+        ScenarioError: The trace does not name functions, or a function is not the name of a model.
+    """
+    if not functions:
+        raise ScenarioError(f"workload.mapping = {mapping!r}: the trace names no functions", hint="use draw")
+    if mapping == "name":
+        index = {name: i for i, name in enumerate(names)}
+        for function in functions:
+            if function not in index:
+                hint = "other mappings: 'round-robin', 'rank', 'hash'"
+                raise ScenarioError(f"workload: the trace requests {function!r}, which is not a model", hint=hint)
+        return np.array([index[function] for function in functions])
+    if mapping == "hash":
+        return np.array([zlib.crc32(function.encode()) % len(names) for function in functions])
+    if mapping == "round-robin":
+        return np.arange(len(functions)) % len(names)
+    ranks = np.empty(len(functions), np.int64)
+    ranks[np.argsort(-totals, kind="stable")] = np.arange(len(functions))
+    return ranks % len(names)
+
+
+def scale_counts(counts: Floats, scale: float, rng: np.random.Generator) -> Indices:
+    """Return counts times ``scale``; a fraction is rounded up with a probability equal to it, which keeps the mean."""
+    wanted = counts * scale
+    whole = np.floor(wanted)
+    return (whole + (rng.random(len(counts)) < wanted - whole)).astype(np.int64)
+
+
+def _per_minute(trace: MinuteCounts, spec: WorkloadSpec, mapping: str, names: Sequence[str], seed: int) -> MinuteReplay:
+    if mapping == "draw":
+        raise ScenarioError("workload.mapping = 'draw': the trace names functions", hint="use rank or hash")
+    begin, length = spec.start_s / 60, spec.length_s / 60
+    if begin % 1 or length % 1:
+        raise ScenarioError("workload: expected start_s and length_s in whole minutes for a trace of minutes")
+    counts = trace.counts[:, int(begin) : int(begin + length) if length else None]
+    if not counts.any():
+        until = f"to minute {begin + length:g}" if length else "to its end"
+        raise ScenarioError(f"workload: the trace has no requests from minute {begin:g} {until}")
+    models = map_functions(trace.names, trace.counts.sum(axis=1), mapping, names)
+    return MinuteReplay(counts, models, spec.rate_scale, spec.time_scale, seed)
+
+
+def _pieces(copies: Indices) -> Iterator[slice]:
+    """Yield consecutive parts of a sequence whose sums are at most ``_PIECE``, or which have one entry."""
+    sums = np.cumsum(copies)
+    first = 0
+    while first < len(copies):
+        before = int(sums[first - 1]) if first else 0
+        after = max(first + 1, int(np.searchsorted(sums, before + _PIECE, side="right")))
+        yield slice(first, after)
+        first = after
+
+
+def _divided(counts: Indices, rng: np.random.Generator) -> Iterator[tuple[tuple[float, float], Indices]]:
+    """Yield equal parts of the interval [0, 1) and the counts of events in them, about ``_PIECE`` in all.
+
+    The counts are those of events at uniformly distributed times: the part ``i`` of ``n`` has a binomial number of the
+    remaining events, with probability 1 / (n - i).
+    """
+    parts = max(1, round(int(counts.sum()) / _PIECE))
+    for i in range(parts):
+        taken = rng.binomial(counts, 1 / (parts - i)) if i + 1 < parts else counts
+        counts = counts - taken
+        yield (i / parts, (i + 1) / parts), taken
+
+
+def _streams(seed: int, number: int) -> list[np.random.Generator]:
+    return [np.random.default_rng(s) for s in np.random.SeedSequence([seed, 0]).spawn(number)]
+
+
+def _draw(rng: np.random.Generator, chances: Floats, size: int) -> Indices:
+    picked = np.searchsorted(np.cumsum(chances), rng.random(size), side="right")
+    return np.minimum(picked, len(chances) - 1)
