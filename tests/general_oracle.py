@@ -10,7 +10,7 @@ from typing import Any
 import simpy
 
 from chrion.serving.simulator.settings import ServerSpec
-from chrion.serving.simulator.variants import Variant
+from chrion.serving.variants import Variant
 
 Wait = Generator[Any, Any, None]
 

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 Layers = tuple[tuple[str, ...], ...]
 
-#: Packages and modules from the lowest layer up. A module imports from its own package and from lower layers.
-PACKAGES: Layers = (
-    ("errors",),
-    ("common",),
-    ("hardware", "machine", "native"),
+#: Packages and modules by floor, from the lowest up. A module imports from its own package and those listed before.
+FLOORS: Layers = (
+    ("errors", "common", "machine", "native", "hardware"),
     ("graph",),
-    ("zoo",),
-    ("devices",),
-    ("profiler",),
+    ("devices", "profiler", "zoo"),
     ("scheduler",),
     ("runtime",),
     ("generation",),
     ("serving",),
-    ("backend", "report"),
-    ("cli",),
-    ("__main__",),
+    ("report", "backend"),
+    ("cli", "__main__"),
 )
-#: The same inside two packages; modules that are not listed belong to the highest layer.
+#: Layers inside three packages; modules that are not listed belong to the highest. Entries of one layer do not import
+#: each other.
 INSIDE: dict[str, Layers] = {
     "scheduler": (
         ("schedule", "priced_memory"),
@@ -33,6 +29,6 @@ INSIDE: dict[str, Layers] = {
         ("policies.registry",),
         ("explain", "fixed_placement", "planner"),
     ),
-    "serving": (("manager", "ray_cluster"), ("simulator",), ("server",), ("replay",)),
+    "serving": (("ray_cluster", "toml_sections"), ("manager", "variants"), ("server", "simulator"), ("replay",)),
     "runtime": (("live_comparison", "options", "process_hooks", "requests"), ("execution",), ("selection",)),
 }

@@ -10,7 +10,7 @@ from chrion.serving.simulator.cluster_state import ServerPolicies
 from chrion.serving.simulator.engine import Engine, EngineConfig
 from chrion.serving.simulator.scenario import Scenario, ScenarioSource
 from chrion.serving.simulator.settings import ServerSpec
-from chrion.serving.simulator.variants import Variant
+from chrion.serving.variants import Variant
 
 
 def engine_of(  # every test sets another parameter

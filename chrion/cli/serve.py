@@ -16,6 +16,7 @@ from chrion.cli.options import GpuBudgetOption
 from chrion.common.units import parse_duration_ms, parse_size_mb
 from chrion.errors import OptionError
 from chrion.serving.manager import ManagerPolicies
+from chrion.serving.manager.policy_settings import PolicySpec
 
 if TYPE_CHECKING:
     from chrion.serving.server.options import ClusterOptions, DeviceOptions, ServerOptions  # needs the extra
@@ -90,13 +91,16 @@ def serve(
     require_libraries("serve")
     from chrion.serving.server import options  # noqa: PLC0415 - needs the extra
 
-    policies, scenario_bytes = options.scenario_policies(scenario) if scenario else (ManagerPolicies(), 0)
+    simulated, scenario_bytes = scenario_policies(scenario) if scenario else (PolicySpec(), 0)
+    policies = ManagerPolicies()
+    if scenario:
+        policies = ManagerPolicies(simulated.eviction, simulated.load_order, simulated.admission)
     tls = _tls_files(tls_certificate, tls_key)
     if replicas != "nodes" and not ray:
         raise OptionError("--replicas: only with --ray")
     if poll and model_control != "poll":
         raise OptionError("--poll: only with --model-control poll")
-    names, routing = options.parse_routing(policy_names, scenario) if ray else (policy_names, None)
+    names, routing = options.parse_routing(policy_names, simulated) if ray else (policy_names, None)
     devices = options.DeviceOptions(
         accelerator or ("auto" if gpu_budget or scenario else "none"),
         parse_size_mb(gpu_budget, "--gpu-budget") if gpu_budget else scenario_bytes / 1e6,
@@ -129,6 +133,21 @@ def serve(
     if restart:
         _supervise(checked)
     _run(checked, devices, cluster)
+
+
+def scenario_policies(name: str) -> tuple[PolicySpec, int]:
+    """Return the policies of a scenario, and the accelerator memory of its first server in bytes.
+
+    Raises:
+        ScenarioError: The scenario is invalid.
+        OptionError: Its policy needs the future.
+    """
+    from chrion.serving.simulator.scenario import find_scenario  # noqa: PLC0415 - imported on use
+
+    scenario = find_scenario(name).build()
+    if scenario.policies.eviction == "belady":
+        raise OptionError(f"--scenario {name}: eviction 'belady' needs the future requests: a server cannot use it")
+    return scenario.policies, scenario.servers[0].budget_bytes
 
 
 def require_libraries(command: str) -> None:

@@ -11,8 +11,9 @@ from chrion.common.units import format_count
 from chrion.report.figure_table import Column, FigureTable, key
 from chrion.serving.simulator.results import PatternResult, RequestSummary
 from chrion.serving.simulator.scenario import Scenario
-from chrion.serving.simulator.settings import SloSpec, read_section
+from chrion.serving.simulator.settings import SloSpec
 from chrion.serving.simulator.sweep import SweepPoint
+from chrion.serving.toml_sections import read_section
 
 #: Models and servers that are listed; the JSON output has all of them.
 _LISTED = 12

@@ -9,6 +9,7 @@ import pytest
 from chrion.errors import OptionError
 from chrion.serving.manager.cluster_view import ClusterView, ReplicaState
 from chrion.serving.manager.policies import route_resident_first, soonest
+from chrion.serving.manager.policy_settings import PolicySpec
 from chrion.serving.server.options import parse_replicas, parse_routing
 
 REPLICAS = ["a", "b", "c"]
@@ -155,11 +156,11 @@ def test_soonest() -> None:
 
 def test_options_of_clusters() -> None:
     """The routing policy is one name among those of --policy; replicas are a number, a range, or those of the nodes."""
-    names, policies = parse_routing("cost, least-loaded,deadline", None)
+    names, policies = parse_routing("cost, least-loaded,deadline", PolicySpec())
     assert (names, policies.routing) == ("cost,deadline", "least-loaded")
-    assert parse_routing("lru", "table7")[1].routing == "resident-first"
+    assert parse_routing("lru", PolicySpec(routing="random"))[1].routing == "random"
     with pytest.raises(OptionError, match="two policies for routing: 'random'"):
-        parse_routing("least-loaded,random", None)
+        parse_routing("least-loaded,random", PolicySpec())
     assert [parse_replicas(text) for text in ("nodes", "3", "2..8")] == [(0, 0), (3, 3), (2, 8)]
     for text in ("", "0", "3..2", "a", "1..", "-1", "1..2..3"):
         with pytest.raises(OptionError, match="--replicas"):

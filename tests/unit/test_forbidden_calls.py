@@ -53,7 +53,7 @@ ALLOWED = {
     "chrion.serving.server.supervisor": {
         "asyncio",
         "subprocess",
-    },  # `--restart` runs `chrion serve` with the same interpreter
+    },  # `--restart`: `chrion serve` in a process of its own
     "chrion.generation.streams": {"asyncio"},  # tokens for `async for`, without connections
     "chrion.cli.replay": {"ssl"},  # `chrion replay`, a client of the server that it is given
     "chrion.serving.replay.http_client": {"asyncio", "ssl"},

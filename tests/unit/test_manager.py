@@ -33,7 +33,7 @@ from chrion.serving.manager.residency import Place
 from chrion.serving.simulator.cluster_state import ServerPolicies
 from chrion.serving.simulator.engine import Engine, EngineConfig
 from chrion.serving.simulator.settings import ServerSpec
-from chrion.serving.simulator.variants import Variant
+from chrion.serving.variants import Variant
 from property_tests import examples
 
 MB = 1_000_000

@@ -9,7 +9,7 @@ import pytest
 
 from chrion.serving.manager.queue_estimate import QueuedRequest, Release, expected_start
 from chrion.serving.simulator.settings import ServerSpec
-from chrion.serving.simulator.variants import Variant
+from chrion.serving.variants import Variant
 from simulator_support import engine_of
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from math import inf
 from pathlib import Path
 
@@ -9,11 +10,13 @@ import onnx
 import pytest
 
 from chrion import load
+from chrion.cli.serve import scenario_policies
 from chrion.errors import ModelError, OptionError
 from chrion.scheduler import fixed_plan
 from chrion.serving.manager import ManagerPolicies
+from chrion.serving.manager.policy_settings import PolicySpec
 from chrion.serving.manager.records import ACCELERATOR, HOST
-from chrion.serving.server.options import parse_address, parse_origin, parse_policies, scenario_policies
+from chrion.serving.server.options import parse_address, parse_origin, parse_policies
 from chrion.serving.server.repository import BadVersion, ServedVersion, scan
 from chrion.serving.server.settings import read_settings
 from helpers import alternating_lanes, branches, free_branches
@@ -201,9 +204,24 @@ def test_memory_includes_external_weights(place: str, tmp_path: Path) -> None:
     assert found.managed.variants[0].bytes[HOST] == round(size * 1.1) + 4_000_000
 
 
+def test_a_folder_that_cannot_be_read_is_left_out(tmp_path: Path) -> None:
+    """The rest of the repository is served; here its path is too long for the system."""
+    put(tmp_path, "m", product(4))
+    folder = os.open(tmp_path / "m" / "1", os.O_RDONLY)
+    for _ in range(20):
+        os.mkdir("d" * 250, dir_fd=folder)
+        inner = os.open("d" * 250, os.O_RDONLY, dir_fd=folder)
+        os.close(folder)
+        folder = inner
+    os.close(folder)
+    (entry,) = scan(tmp_path, accelerator=False).values()
+    assert isinstance(entry, ServedVersion)
+    assert [Path(name).name for name, *_ in entry.files] == ["model.onnx"]
+
+
 def test_a_scenario_gives_its_policies_and_memory(tmp_path: Path) -> None:
     """The server uses what was simulated."""
-    assert scenario_policies("table7") == (ManagerPolicies("lru", "fifo", "none"), 8_000_000_000)
+    assert scenario_policies("table7") == (PolicySpec(), 8_000_000_000)
     scenario = tmp_path / "s.toml"
     scenario.write_text("[policies]\neviction = 'belady'\n", encoding="utf-8")
     with pytest.raises(OptionError, match="future"):

@@ -8,7 +8,7 @@ import pytest
 from chrion.serving.manager.policies import ResidentModel, rank_lru
 from chrion.serving.manager.shrinking import Memory, Room, make_room
 from chrion.serving.simulator.settings import ServerSpec
-from chrion.serving.simulator.variants import Variant
+from chrion.serving.variants import Variant
 from simulator_support import engine_of
 
 #: Bytes by level and model: three models of three variants.

@@ -15,7 +15,7 @@ from chrion.serving.simulator.general_server import Options
 from chrion.serving.simulator.ready_queue import Batching
 from chrion.serving.simulator.requests import Details, Requests
 from chrion.serving.simulator.settings import ServerSpec
-from chrion.serving.simulator.variants import Variant
+from chrion.serving.variants import Variant
 from general_oracle import Cluster, Request, Rules
 from property_tests import repetitions
 

@@ -13,7 +13,7 @@ from chrion.serving.manager.policies import ADMISSION, EVICTION, LOAD_ORDER, ROU
 from chrion.serving.simulator.cluster_state import ServerPolicies
 from chrion.serving.simulator.engine import Engine, EngineConfig, NextUseOracle
 from chrion.serving.simulator.settings import ServerSpec
-from chrion.serving.simulator.variants import Variant
+from chrion.serving.variants import Variant
 from property_tests import examples
 
 LARGEST_MB, CORES = 900, 3

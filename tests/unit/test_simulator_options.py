@@ -13,7 +13,7 @@ from chrion.errors import ScenarioError, TraceError
 from chrion.serving.simulator.export import export_requests
 from chrion.serving.simulator.run import simulate
 from chrion.serving.simulator.speeds import scaled
-from chrion.serving.simulator.variants import Variant
+from chrion.serving.variants import Variant
 from property_tests import repetitions
 from simulator_support import scenario_of
 

@@ -13,7 +13,7 @@ from chrion.errors import ScenarioError
 from chrion.serving.simulator.planned import choose_variants, pareto_hull
 from chrion.serving.simulator.run import simulate
 from chrion.serving.simulator.scenario import Scenario, ScenarioSource, find_scenario
-from chrion.serving.simulator.variants import Variant
+from chrion.serving.variants import Variant
 from property_tests import examples
 
 VARIANTS = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 80)), min_size=1, max_size=4)

@@ -10,7 +10,7 @@ from chrion.errors import InputError, OptionError, PlanError, ScenarioError
 from chrion.serving.simulator.overrides import parameter_grid, parse_set, parse_sweep
 from chrion.serving.simulator.run import simulate
 from chrion.serving.simulator.scenario import Scenario, find_scenario, scenario_names
-from chrion.serving.simulator.variants import Variant, from_plan, from_table
+from chrion.serving.variants import Variant, from_plan, from_table
 
 MODEL = """
 [[models]]

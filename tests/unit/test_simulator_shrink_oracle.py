@@ -16,7 +16,7 @@ from chrion.serving.simulator.cluster_state import ServerPolicies
 from chrion.serving.simulator.engine import Engine, EngineConfig
 from chrion.serving.simulator.general_server import Options
 from chrion.serving.simulator.settings import ServerSpec
-from chrion.serving.simulator.variants import Variant
+from chrion.serving.variants import Variant
 from property_tests import repetitions
 from simulator_support import engine_of
 

@@ -14,8 +14,8 @@ from chrion.serving.manager.policies import EVICTION, ROUTING
 from chrion.serving.simulator.engine import Engine, EngineConfig, NextUseOracle
 from chrion.serving.simulator.histograms import SparseHistograms
 from chrion.serving.simulator.settings import ServerSpec
-from chrion.serving.simulator.variants import Variant
 from chrion.serving.simulator.workload import SyntheticWorkload
+from chrion.serving.variants import Variant
 from simulator_support import engine_of
 
 GPU_MODEL = Variant("gpu", 100.0, 10.0, 10.0, load_mb=100.0)

@@ -23,7 +23,7 @@ from chrion.errors import OptionError, ScenarioError
 from chrion.serving.replay.target import served_name
 from chrion.serving.simulator.scenario import Scenario
 from chrion.serving.simulator.scenario_models import SHRINK, ServedModel
-from chrion.serving.simulator.variants import Variant
+from chrion.serving.variants import Variant
 
 #: Sides of the small matrix and of the weights, and bytes of a row of the weights.
 _SIDE, _ROW = 256, 4096

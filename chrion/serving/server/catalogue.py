@@ -136,7 +136,7 @@ class Catalogue:
         async with self._lock:
             try:
                 now = await self._scan()
-            except ChrionError as error:
+            except (ChrionError, OSError) as error:
                 log.warning("poll failed", extra={"fields": {"reason": str(error)}})
                 return
             before, self.found = self.found, now

@@ -14,10 +14,9 @@ from chrion.devices import CPU_PROVIDER, usable_provider
 from chrion.errors import OptionError
 from chrion.serving.manager import ManagerPolicies
 from chrion.serving.manager.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING
+from chrion.serving.manager.policy_settings import PolicySpec
 from chrion.serving.manager.records import ACCELERATOR, HOST
 from chrion.serving.server.catalogue import CONTROL_MODES
-from chrion.serving.simulator.scenario import find_scenario
-from chrion.serving.simulator.settings import PolicySpec
 
 #: Share of the free host memory that models may use by default.
 _HOST_SHARE = 0.5
@@ -112,42 +111,22 @@ def parse_policies(text: str, base: ManagerPolicies) -> ManagerPolicies:
     return replace(base, **chosen)  # type: ignore[arg-type] # all of them are names
 
 
-def scenario_policies(name: str) -> tuple[ManagerPolicies, int]:
-    """Return the policies of a scenario, and the accelerator memory of its first server in bytes.
-
-    Raises:
-        ScenarioError: The scenario is invalid.
-        OptionError: Its policy needs the future.
-    """
-    scenario = find_scenario(name).build()
-    if scenario.policies.eviction == "belady":
-        raise OptionError(f"--scenario {name}: eviction 'belady' needs the future requests: a server cannot use it")
-    policies = scenario.policies
-    return (
-        ManagerPolicies(policies.eviction, policies.load_order, policies.admission),
-        scenario.servers[0].budget_bytes,
-    )
-
-
-def parse_routing(text: str, scenario: str | None) -> tuple[str, PolicySpec]:
+def parse_routing(text: str, base: PolicySpec) -> tuple[str, PolicySpec]:
     """Return the names of a ``--policy`` without that of a routing policy, and the routing policy.
 
     Args:
         text: Names separated by commas.
-        scenario: A scenario whose routing policy is used if the names have none.
+        base: The policies whose routing is used if the names have none.
 
     Raises:
-        ScenarioError: The scenario is invalid.
         OptionError: Two names are of routing policies.
     """
     names = [part.strip() for part in text.split(",")]
     routing = [name for name in names if name in ROUTING]
     if len(routing) > 1:
         raise OptionError(f"--policy: two policies for routing: {routing[1]!r}", hint=f"routing: {', '.join(ROUTING)}")
-    policies = find_scenario(scenario).build().policies if scenario else PolicySpec()
-    if routing:
-        policies = replace(policies, routing=routing[0])
-    return ",".join(name for name in names if name not in ROUTING), policies
+    chosen = replace(base, routing=routing[0]) if routing else base
+    return ",".join(name for name in names if name not in ROUTING), chosen
 
 
 def parse_replicas(text: str) -> tuple[int, int]:

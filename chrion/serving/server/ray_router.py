@@ -15,9 +15,9 @@ from typing import Any
 from ray.serve.request_router import RequestRouter
 
 from chrion.serving.manager.cluster_view import ReplicaState
+from chrion.serving.manager.policy_settings import PolicySpec
 from chrion.serving.server import shared_view
 from chrion.serving.server.ray_replica import Call
-from chrion.serving.simulator.settings import PolicySpec
 
 
 class ModelRouter(RequestRouter):  # type: ignore[misc]

@@ -7,7 +7,9 @@ the others. Files that have not changed since the previous scan are not read aga
 from __future__ import annotations
 
 import itertools
+import os
 import re
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +25,7 @@ from chrion.serving.manager import ManagedModel, ManagedVariant
 from chrion.serving.manager.records import ACCELERATOR, HOST
 from chrion.serving.server.settings import ModelSettings, VariantSettings, read_settings
 from chrion.serving.server.tensors import DATATYPES, TensorSpec
-from chrion.serving.simulator.variants import from_plan
+from chrion.serving.variants import from_plan
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _VERSION = re.compile(r"[1-9][0-9]{0,17}")
@@ -121,12 +123,14 @@ def file_states(*folders_and_files: Path) -> tuple[FileState, ...]:
     """Return the state of files, and of all files below folders; what cannot be read is left out."""
     states = []
     for given in folders_and_files:
-        for path in sorted(given.rglob("*")) if given.is_dir() else [given]:
+        # Unlike Path.rglob, os.walk goes on if a folder is removed while it reads.
+        below = [Path(top, name) for top, _, names in os.walk(given) for name in names]
+        for path in sorted(below) if given.is_dir() else [given]:
             try:
                 found = path.stat()
             except OSError:
                 continue
-            if not path.is_dir():
+            if not stat.S_ISDIR(found.st_mode):
                 states.append((str(path), *file_state(found)))
     return tuple(states)
 

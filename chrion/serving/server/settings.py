@@ -11,7 +11,7 @@ from typing import Any
 from chrion.common.files import read_toml
 from chrion.common.units import parse_duration_ms, parse_size_mb
 from chrion.errors import InputError, ModelError
-from chrion.serving.simulator.settings import above_zero, at_least, one_of, read_section
+from chrion.serving.toml_sections import above_zero, at_least, one_of, read_section
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import threading
 
 from chrion.serving.manager.cluster_view import ClusterView
-from chrion.serving.simulator.scenario import route_of
-from chrion.serving.simulator.settings import PolicySpec
+from chrion.serving.manager.policy_settings import PolicySpec, route_of
 
 #: Time for which a replica gets no further requests after one was lost, in seconds.
 SUSPENDED_S = 10.0

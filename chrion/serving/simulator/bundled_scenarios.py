@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from chrion.serving.simulator.scenario import find_scenario, scenario_names, with_catalogue
-from chrion.serving.simulator.settings import SYNTHETIC, ModelSpec, ServerSpec, WorkloadSpec, read_section
+from chrion.serving.simulator.settings import SYNTHETIC, ModelSpec, ServerSpec, WorkloadSpec
+from chrion.serving.toml_sections import read_section
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from chrion.errors import OptionError, ScenarioError
 from chrion.generation.scheduling import POLICIES
 from chrion.serving.simulator.decoder_table import COSTS, DecoderSpec, complete_decoder, costs_table
 from chrion.serving.simulator.scenario import ScenarioSource
-from chrion.serving.simulator.settings import above_zero, at_least, read_section, refuse_unknown
+from chrion.serving.toml_sections import above_zero, at_least, read_section, refuse_unknown
 
 #: The table that makes a scenario one of this kind.
 DECODER = "decoder"

@@ -10,7 +10,7 @@ from typing import Any
 from chrion.errors import ScenarioError
 from chrion.hardware.parts import rate_of
 from chrion.serving.simulator.server_hardware import find_machine
-from chrion.serving.simulator.settings import above_zero, at_least, one_of, read_section
+from chrion.serving.toml_sections import above_zero, at_least, one_of, read_section
 
 #: The tables in it.
 COSTS = ("costs", "prompt_costs")

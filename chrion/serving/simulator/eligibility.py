@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from chrion.serving.simulator.settings import ServerSpec
-from chrion.serving.simulator.variants import Variant
+from chrion.serving.variants import Variant
 
 
 class Eligibility:

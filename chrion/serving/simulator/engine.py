@@ -31,7 +31,7 @@ from chrion.serving.simulator.server import Server
 from chrion.serving.simulator.service import busy_shares, service_table
 from chrion.serving.simulator.settings import AutoscalingSpec, ServerSpec
 from chrion.serving.simulator.speeds import scaled_levels
-from chrion.serving.simulator.variants import Jitter, Variant
+from chrion.serving.variants import Jitter, Variant
 
 #: Requests in order of arrival: times in ms and models, both of shape [n], and optionally their details.
 Chunk = Requests | tuple[Floats, Indices]

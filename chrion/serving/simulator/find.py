@@ -17,7 +17,8 @@ from chrion.serving.simulator.results import PatternResult
 from chrion.serving.simulator.run import simulate
 from chrion.serving.simulator.scenario import Scenario, ScenarioSource
 from chrion.serving.simulator.scenario_models import MOST_MODELS, PLANNED, SHRINK
-from chrion.serving.simulator.settings import SYNTHETIC, WorkloadSpec, read_section
+from chrion.serving.simulator.settings import SYNTHETIC, WorkloadSpec
+from chrion.serving.toml_sections import read_section
 
 FIND_SCHEMA = "chrion.simulation-find/1"
 

@@ -9,7 +9,7 @@ from chrion.errors import ScenarioError
 from chrion.serving.simulator.eligibility import Eligibility
 from chrion.serving.simulator.scenario_models import ServedModel
 from chrion.serving.simulator.settings import ServerSpec
-from chrion.serving.simulator.variants import Variant
+from chrion.serving.variants import Variant
 
 
 def check_fit(models: Sequence[ServedModel], servers: Sequence[ServerSpec], levels: Sequence[str]) -> None:

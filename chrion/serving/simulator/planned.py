@@ -20,8 +20,8 @@ from chrion.serving.simulator.eligibility import Eligibility
 from chrion.serving.simulator.requests import Floats
 from chrion.serving.simulator.scenario_models import PLANNED, ServedModel
 from chrion.serving.simulator.settings import ServerSpec
-from chrion.serving.simulator.variants import Variant
 from chrion.serving.simulator.workload import SyntheticWorkload, Workload
+from chrion.serving.variants import Variant
 
 
 def with_planned(

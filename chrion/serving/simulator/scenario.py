@@ -10,14 +10,14 @@ import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from chrion.common.files import bundled_folder, read_toml
 from chrion.common.suggestions import did_you_mean
 from chrion.errors import ScenarioError
-from chrion.serving.manager.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING, SPILL, Route, route_resident_first
+from chrion.serving.manager.policies import ADMISSION, EVICTION, LOAD_ORDER
+from chrion.serving.manager.policy_settings import PolicySpec, route_of
 from chrion.serving.simulator.cluster_state import ServerPolicies
 from chrion.serving.simulator.engine import EngineConfig, read_ahead
 from chrion.serving.simulator.fit import check_fit
@@ -41,14 +41,12 @@ from chrion.serving.simulator.settings import (
     SECTIONS,
     AutoscalingSpec,
     ModelSpec,
-    PolicySpec,
     ServerSpec,
     SloSpec,
     WorkloadSpec,
-    read_section,
-    refuse_unknown,
 )
 from chrion.serving.simulator.workload import Workload, build_workload
+from chrion.serving.toml_sections import read_section, refuse_unknown
 
 _DEFAULT_CATALOGUE = "table6"
 #: Keys whose values are paths of files.
@@ -143,13 +141,6 @@ class Scenario:
             autoscaling=self.autoscaling,
             oracle=read_ahead(self.workload.chunks()) if names.eviction == "belady" else None,
         )
-
-
-def route_of(policies: PolicySpec) -> Route:
-    """Return the routing function of a scenario's policies."""
-    if policies.routing == "resident-first" and policies.spill != SPILL:
-        return partial(route_resident_first, spill=policies.spill)
-    return ROUTING[policies.routing]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,9 @@ from typing import Any
 
 from chrion.errors import PlanError, ScenarioError
 from chrion.serving.simulator.overrides import MEASURED_KEYS, PLAN_KEYS, VARIANT_KEYS, WORD_KEYS
-from chrion.serving.simulator.settings import LARGEST, ModelSpec, SloSpec, read_section, refuse_unknown
-from chrion.serving.simulator.variants import PLAN_MEMORY, PLAN_PARTS, Variant, from_plan, from_table
+from chrion.serving.simulator.settings import ModelSpec, SloSpec
+from chrion.serving.toml_sections import LARGEST, read_section, refuse_unknown
+from chrion.serving.variants import PLAN_MEMORY, PLAN_PARTS, Variant, from_plan, from_table
 
 #: The pattern in which models change to smaller variants before they are evicted.
 SHRINK = "shrink"

@@ -13,7 +13,7 @@ import numpy as np
 
 from chrion.serving.simulator.metrics import BusyShares
 from chrion.serving.simulator.settings import ServerSpec
-from chrion.serving.simulator.variants import Variant
+from chrion.serving.variants import Variant
 
 #: GPU slots and CPU cores.
 Resources = tuple[int, int]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from chrion.serving.simulator.variants import Variant
+from chrion.serving.variants import Variant
 
 
 def scaled(variant: Variant, gpu_speed: float) -> Variant:

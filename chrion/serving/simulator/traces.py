@@ -31,7 +31,7 @@ import numpy.typing as npt
 
 from chrion.errors import ScenarioError, TraceError
 from chrion.serving.simulator.requests import Details
-from chrion.serving.simulator.settings import LARGEST, SMALLEST
+from chrion.serving.toml_sections import LARGEST, SMALLEST
 
 _FUNCTION_COLUMNS = ["HashOwner", "HashApp", "HashFunction", "Trigger"]
 _LLM_COLUMNS = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]

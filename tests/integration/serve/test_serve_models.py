@@ -21,7 +21,7 @@ from chrion.serving.manager.policies import ADMISSION, EVICTION, LOAD_ORDER, ROU
 from chrion.serving.simulator.cluster_state import ServerPolicies
 from chrion.serving.simulator.engine import Engine, EngineConfig
 from chrion.serving.simulator.settings import ServerSpec
-from chrion.serving.simulator.variants import Variant
+from chrion.serving.variants import Variant
 from helpers import FLOAT, alternating_lanes, branches, make_model, node, value
 from local_server import LocalServer, local_server
 from model_repository import identity, product, put

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from chrion.errors import PlanError
-from chrion.serving.simulator.settings import LARGEST
+from chrion.serving.toml_sections import LARGEST
 
 #: Distributions of the factor, of mean 1, that multiplies the latency of a request.
 DISTRIBUTIONS = ("constant", "lognormal", "exponential")
