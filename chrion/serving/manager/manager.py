@@ -199,9 +199,8 @@ class ModelManager:
         """Refuse requests whose deadline has passed, start batches that need not wait longer, and use free memory."""
         actions: list[Action] = []
         for number, requests in self._waiting.items():
-            if self.memory.entries[number].place is Place.ABSENT and not self.memory.fits(
-                number
-            ):  # one was pinned since
+            absent = self.memory.entries[number].place is Place.ABSENT
+            if absent and not self.memory.fits(number):  # one was pinned since
                 actions += [self._refuse(r, Reason.TOO_LARGE) for r in requests]
                 self._waiting[number] = []
                 self.memory.forget(number)
@@ -217,6 +216,8 @@ class ModelManager:
 
     def next_event_ms(self, now: float) -> float:
         """Return the time after ``now`` of the next deadline or the end of a wait for a batch; infinite for none."""
+        if not self._models_of:
+            return math.inf
         times = [r.deadline_ms for requests in self._waiting.values() for r in requests]
         for number, queue in self._ready.items():
             times += [item[2].deadline_ms for item in queue]
@@ -234,6 +235,8 @@ class ModelManager:
 
     def _start_ready(self, now: float) -> list[Action]:
         actions: list[Action] = []
+        if not self._ready:
+            return actions
         held: set[int] = set()
         while True:
             number = min((n for n in self._ready if n not in held), key=self._start_order, default=None)
