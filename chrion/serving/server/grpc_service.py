@@ -186,6 +186,8 @@ class GrpcService:
                         memory.release()
         except TimeoutError:
             silent = True
+        except grpc.aio.InternalError as error:  # the client has left while an answer was sent
+            raise asyncio.CancelledError from error
         finally:
             for memory in held.values():
                 memory.release()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import pytest
 
 from chrion.serving.server.grpc_messages import message
-from chrion.serving.server.grpc_service import bind_grpc
+from chrion.serving.server.grpc_service import GrpcService, bind_grpc
 from chrion.serving.server.grpc_stream import StreamedRequests
 from chrion.serving.server.options import ServerOptions
 from chrion.serving.server.request_memory import ByteAccount
@@ -113,6 +114,26 @@ def test_a_client_that_leaves_its_stream_takes_its_requests_along(tmp_path: Path
         await until(lambda: target.account.used == 0)
 
     run(tmp_path, use)
+
+
+def test_a_client_that_leaves_while_an_answer_is_sent_ends_its_stream() -> None:
+    """The failed write counts as the end of the call, not as an error of the server; memory is given back."""
+    target: Any = LargeAnswers()
+
+    class Left:
+        def invocation_metadata(self) -> tuple[()]:
+            return ()
+
+        async def write(self, response: Any) -> None:
+            raise grpc.aio.InternalError(f"cannot send {response.ByteSize()} bytes")
+
+    async def serve() -> None:
+        handlers = GrpcService(target).handlers(20.0)
+        with pytest.raises(asyncio.CancelledError):
+            await handlers.service(SimpleNamespace(method=METHOD)).stream_stream(empty_requests(), Left())
+        await until(lambda: target.account.used == 0)
+
+    run_in_loop(serve())
 
 
 def test_an_error_while_requests_are_read_ends_the_stream() -> None:
