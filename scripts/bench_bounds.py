@@ -197,7 +197,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--only", action="append", choices=_KINDS, help="kinds of requests; repeatable")
     found = parser.parse_args()
     found.against = found.against.resolve()
-    if not (found.against / "chrion" / "server").is_dir():
+    if not (found.against / "chrion" / "__init__.py").is_file():
         parser.error(f"--against {found.against}: expected a checkout")
     return found
 

@@ -30,5 +30,10 @@ INSIDE: dict[str, Layers] = {
         ("explain", "fixed_placement", "planner"),
     ),
     "serving": (("ray_cluster", "toml_sections"), ("manager", "variants"), ("server", "simulator"), ("replay",)),
-    "runtime": (("live_comparison", "options", "process_hooks", "requests"), ("execution",), ("selection",)),
+    "runtime": (
+        ("live_comparison", "options", "process_hooks", "requests"),
+        ("iobinding",),
+        ("execution",),
+        ("selection",),
+    ),
 }

@@ -20,7 +20,7 @@ import pytest
 
 from chrion import HybridSession
 from chrion.native import available
-from chrion.runtime.execution.engine import CutEngine
+from chrion.runtime.execution.cut_engine import CutEngine
 from chrion.runtime.live_comparison import LiveComparison
 from helpers import FLOAT, INT64, cut_session, make_model, node, run_plain, value
 from seams.sessions import counting, crowd_at_two, engines_of, set_patience, wrapped_requests

@@ -11,7 +11,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from chrion.runtime.execution.engine import Engine, PlainEngine
+from chrion.runtime.execution.engine import Engine
+from chrion.runtime.execution.plain_engine import PlainEngine
 from chrion.runtime.one_thread import OneThreadSession
 from chrion.runtime.process_hooks import in_flight
 

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from chrion.machine.cores import current_cpu, move_to
 from chrion.runtime.arena_contention import ArenaContention, Sample
 from chrion.runtime.crowding import Crowding
-from chrion.runtime.execution.engine import Engine, PlainEngine
+from chrion.runtime.execution.engine import Engine
+from chrion.runtime.execution.plain_engine import PlainEngine
 from chrion.runtime.live_comparison import LiveComparison
 from chrion.runtime.one_thread import OneThreadSession
 from chrion.runtime.process_hooks import in_flight
@@ -76,7 +77,7 @@ class Diversion:
         Other requests share a session that has one thread itself; it is replaced only by one without an arena.
         """
         other = self.crowding.engine(engine)
-        alike = isinstance(engine, PlainEngine) and engine.has_one_thread and not engine.accelerated
+        alike = engine.has_one_thread and not engine.accelerated
         if alike and other is None and not self.one_thread.arena and len(in_flight) > 1:
             other = self.one_thread.get()
         sampled = self.one_thread.replaceable and (other is not None or (alike and fits))

@@ -25,12 +25,13 @@ from chrion.graph.model import Graph, TensorInfo
 from chrion.graph.ort_sessions import first_line
 from chrion.machine.allocator import trim
 from chrion.runtime.diversion import Diversion
-from chrion.runtime.execution.engine import CannotCutError, CutEngine, Engine, Footprint, PlainEngine, require_tensors
-from chrion.runtime.execution.executor import CLOSED, AcceleratorFailure
+from chrion.runtime.execution.engine import CannotCutError, Engine, Footprint, SegmentFailure, require_tensors
+from chrion.runtime.execution.executor import CLOSED, AcceleratorFailure, Event
+from chrion.runtime.execution.plain_engine import PlainEngine
 from chrion.runtime.live_comparison import LiveComparison
-from chrion.runtime.options.session_options import run_reason, session_reason
+from chrion.runtime.options.session_options import session_reason
 from chrion.runtime.process_hooks import in_flight
-from chrion.runtime.requests import check_feed, known_shape, shape_of
+from chrion.runtime.requests import check_arguments, check_feed, known_shape, shape_of
 from chrion.runtime.selection.admission import admit, raise_if_unsafe, reason_of_options
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decisions import Decision
@@ -89,7 +90,7 @@ class Engines:
         self._lent = False
         self._tuner: Tuner | None = None
         #: The plain session, for shapes that have no engine of their own yet.
-        self._untuned: PlainEngine | None = None
+        self._untuned: Engine | None = None
         #: Shapes of requests that the plain session has served; None if all requests have the same shapes.
         self.noted: deque[NotedShapes] | None = None
         #: The loaded model; None if the model runs plain for all shapes (``_reason``) or is loaded by another process.
@@ -118,10 +119,10 @@ class Engines:
     def explain(self) -> str:
         """Describe the engine of the last request, and whether the one-thread session serves in its place."""
         engine, lines = self.current, []
-        if isinstance(engine, PlainEngine) and engine.reason in UNTUNED and self._tuner and self._tuner.failure:
-            engine = engine.because(self._tuner.failure)
+        if engine.reason in UNTUNED and self._tuner and self._tuner.failure:
+            engine = self.plain(self._tuner.failure)
         if engine.comparison and engine.comparison.plain_serves:
-            slower = "the plan" if isinstance(engine, CutEngine) else "the session above"
+            slower = "the plan" if engine.plan else "the session above"
             lines = [f"a single-threaded plain session serves at present: on live requests {slower} is slower"]
         if self._config.model.note:
             lines.append(self._config.model.note)
@@ -140,7 +141,7 @@ class Engines:
         if self._overridable and not self._overridable.isdisjoint(feed):
             return self.plain("the request gives values to weights")
         engine = self.current
-        if not self.by_shapes or (engine.fast_path and engine.fast_path.matches(feed)):
+        if not self.by_shapes or engine.matches(feed):
             return engine
         return self._tuned_now(feed) if self._tune == "now" else self._tuned_in_background(feed)
 
@@ -161,6 +162,42 @@ class Engines:
         if self.refusal:
             raise RuntimeError(self.refusal)
 
+    def run(
+        self, names: Sequence[str] | None, feed: Mapping[str, Any], run_options: ort.RunOptions | None
+    ) -> list[Any]:
+        """Serve :meth:`HybridSession.run`; nearly every request is one that :meth:`Engine.run_usual` takes."""
+        engine, observer, other = self.current, None, None
+        try:
+            in_flight.append(None)  # inside, since an interrupt may be raised as soon as it returns
+            if len(in_flight) > 1 or self.diversion.crowding.active or engine.comparison:
+                fits = not self.by_shapes or engine.matches(feed)
+                other, observer = self.diversion.divert(engine, fits=fits)
+            start_s = time.perf_counter()
+            outputs = None
+            if not self.refusal:
+                any_shapes = other is not None or not self.by_shapes
+                outputs = (other or engine).run_usual(names, feed, run_options, any_shapes=any_shapes)
+            if outputs is None:
+                check_arguments(names, feed, run_options)
+                return self._serve(feed, lambda chosen: chosen.run(names, feed, run_options), run_options)
+        except (SegmentFailure, AcceleratorFailure) as failure:
+            return self._recover(engine, feed, lambda chosen: chosen.run(names, feed, run_options), failure)
+        else:
+            if self.noted is not None:
+                self.note(feed)
+            if observer:
+                self.diversion.record(observer, start_s, diverted=other is not None)
+            return outputs
+        finally:
+            in_flight.pop()
+
+    def trace(self, feed: Mapping[str, Any]) -> list[Event]:
+        """Run a request on the engine for its shapes; see :meth:`Engine.trace`."""
+        try:
+            return self.for_feed(feed).trace(feed)
+        except (SegmentFailure, AcceleratorFailure) as failure:
+            raise failure.reason from failure.__cause__
+
     def serve(self, feed: Mapping[str, Any], run: Callable[[Engine], T], run_options: ort.RunOptions | None) -> T:
         """Serve a request. If its engine fails and ``strict`` is false, repeat the request on a fallback.
 
@@ -170,7 +207,7 @@ class Engines:
             run_options: The request's options.
         """
         try:
-            in_flight.append(None)  # inside, since an interrupt may be raised as soon as it returns
+            in_flight.append(None)
             return self._serve(feed, run, run_options)
         finally:
             in_flight.pop()
@@ -188,39 +225,46 @@ class Engines:
         other, observer = self.diversion.divert(engine)
         engine = other or engine
         start_s = time.perf_counter()
-        if isinstance(engine, CutEngine) and (reason := run_reason(run_options, accelerated=engine.accelerated)):
+        if reason := engine.find_obstacle(run_options):
             engine, observer = self.plain(reason), None
         try:
             result = run(engine)
-        except AcceleratorFailure as failure:
-            if self._config.strict:
-                raise failure.reason from failure.__cause__
-            error = failure.reason
-        except Exception as failure:
-            if isinstance(engine, CutEngine):
-                if self._strict or self.refusal or not _of_segment(failure, run_options):
-                    raise
-                return self.serve_plain(engine, run, failure)
-            if self._config.strict or not engine.accelerated:
-                raise
-            error = failure
-        else:
-            self.note(feed)
-            if observer:
-                self.diversion.record(observer, start_s, diverted=other is not None)
-            return result
-        return self._serve_on_cpu(engine, feed, run, error)
+        except (SegmentFailure, AcceleratorFailure) as failure:
+            return self._recover(engine, feed, run, failure)
+        self.note(feed)
+        if observer:
+            self.diversion.record(observer, start_s, diverted=other is not None)
+        return result
 
-    def serve_plain(self, engine: CutEngine, run: Callable[[Engine], T], error: Exception) -> T:
+    def _recover(
+        self,
+        engine: Engine,
+        feed: Mapping[str, Any],
+        run: Callable[[Engine], T],
+        failure: SegmentFailure | AcceleratorFailure,
+    ) -> T:
+        """Serve a request whose engine has failed: on the CPU, or by the plain session.
+
+        Raises:
+            Exception: The original error, if the session is strict or closed.
+        """
+        accelerated = isinstance(failure, AcceleratorFailure)
+        if self._config.strict if accelerated else self._strict or self.refusal:
+            raise failure.reason from failure.__cause__
+        recover = self._serve_on_cpu if accelerated else self._serve_plain
+        return recover(engine, feed, run, failure.reason)
+
+    def _serve_plain(self, engine: Engine, feed: Mapping[str, Any], run: Callable[[Engine], T], error: Exception) -> T:
         """Serve a request by the plain session after a segment failed; if that succeeds, later requests as well.
 
         Raises:
-            Exception: Raised by InferenceSession for the request, or ``error`` if the session is strict.
+            Exception: Raised by InferenceSession for the request.
         """
-        if self._strict or self.refusal:
-            raise error
         plain = self.plain(f"a segment failed: {first_line(error)}")
-        result = run(plain)
+        try:
+            result = run(plain)
+        except AcceleratorFailure as failure:
+            return self._recover(plain, feed, run, failure)
         log.warning("the model runs plain from now on: %s", plain.reason)
         with self._lock:
             self._replace(engine, plain)
@@ -243,13 +287,13 @@ class Engines:
         with self._lock:
             self._lent = True
             engine = self.current
-            if isinstance(engine, PlainEngine) and not self.by_shapes and self._tuner is None:
+            if engine.session and not self.by_shapes and self._tuner is None:
                 return engine.session
             return self.plain().session
 
     def has_whole_session(self) -> bool:
         """Return whether the session of :meth:`whole_session` is open, or requests are refused."""
-        closed = self._plain is None and (isinstance(self.current, CutEngine) or self.by_shapes)
+        closed = self._plain is None and (self.current.session is None or self.by_shapes)
         return not closed or bool(self.refusal)
 
     def set_strict(self, *, strict: bool) -> None:
@@ -325,7 +369,7 @@ class Engines:
         self.diversion = self._new_diversion()  # the thread that opens its session belongs to the parent
         if self._tuner:
             self._tuner.after_fork()
-        if any(isinstance(engine, CutEngine) for engine in (self.current, *self._by_shape.values())):
+        if any(engine.plan for engine in (self.current, *self._by_shape.values())):
             self.refusal = _WITHOUT_LANES
         elif in_flight:
             self.refusal = _IN_FLIGHT
@@ -384,7 +428,7 @@ class Engines:
 
     def _limit_memory(self, engine: Engine) -> Engine:
         """Return the engine; or if its plan has no room, the plain session, beside which other plans may be closed."""
-        footprint = engine.footprint if isinstance(engine, CutEngine) else None
+        footprint = engine.footprint
         if footprint is None or has_room(self._by_shape, footprint, plain_open=self._needs_plain()):
             return engine
         engine.close()
@@ -436,7 +480,7 @@ class Engines:
         with self._lock:
             for shapes, engine in self._by_shape.items():
                 if engine.comparison is comparison:
-                    if isinstance(engine, CutEngine):
+                    if engine.selected_for:
                         self._selector.graph_cache(engine.selected_for, free=free).doubt()
                     if self._tuner:
                         self._tuner.reconsider({info.name: s for info, s in zip(self._inputs, shapes, strict=False)})
@@ -448,7 +492,7 @@ class Engines:
         """
         warn_of_slo(self._config.name, decision)
         before = self._by_shape.get(self._key(named) if named else ())
-        if isinstance(before, CutEngine) and before.plan == decision.plan:
+        if before and before.plan and before.plan == decision.plan:
             return  # decided again
         try:
             engine = self._make_room(tuner, named, decision.footprint) or self._open(named, decision)
@@ -468,7 +512,7 @@ class Engines:
     def _install_for(self, shapes: Shapes, engine: Engine) -> None:
         """Use an engine for some shapes of a model with free dimensions, whose plain session serves all others."""
         before = self._by_shape.pop(shapes, self._untuned)
-        if isinstance(engine, PlainEngine) and self._plain and engine.session is self._plain.session:
+        if self._plain and engine.session is self._plain.session:
             self._untuned = engine  # with the reason of the latest decision
         else:
             # A request reads ``current``, then ``by_shapes``, and takes no lock: set them in the opposite order, so
@@ -533,11 +577,11 @@ class Engines:
 
     def _put(self, shapes: Shapes, engine: Engine) -> Engine:
         """Store an engine for some shapes, evicting the least recently used ones; return the stored engine."""
-        if isinstance(engine, PlainEngine) and self.by_shapes:
+        if self.by_shapes:
             infos = zip(self._inputs, shapes, strict=True)
             engine = engine.for_shapes([replace(info, shape=shape) for info, shape in infos])
         self._by_shape[shapes] = engine
-        plans = [known for known, kept in self._by_shape.items() if isinstance(kept, CutEngine)]
+        plans = [known for known, kept in self._by_shape.items() if kept.plan]
         if len(plans) > _MAX_PLANS:
             del self._by_shape[plans[0]]  # its lanes stop when no request uses it any longer
         if len(self._by_shape) > _MAX_SHAPES:
@@ -552,7 +596,7 @@ class Engines:
 
     def _needs_plain(self) -> bool:
         """Return whether some shapes use the plain session, or callers may hold it."""
-        used = {id(engine.session) for engine in self._by_shape.values() if isinstance(engine, PlainEngine)}
+        used = {id(engine.session) for engine in self._by_shape.values() if engine.session}
         return self._plain is not None and (self._lent or id(self._plain.session) in used)
 
     def _replace(self, engine: Engine, other: Engine) -> None:
@@ -588,11 +632,6 @@ class Engines:
             self.current = self._first()
         else:
             self.for_feed(feed)
-
-
-def _of_segment(error: Exception, run_options: ort.RunOptions | None) -> bool:
-    """Return whether a segment failed, as opposed to a run that was terminated or a call with wrong arguments."""
-    return isinstance(error, RuntimeError) and not (run_options is not None and run_options.terminate)
 
 
 def _fixed(info: TensorInfo) -> tuple[int, ...]:

@@ -11,7 +11,6 @@ import onnxruntime as ort
 from onnx import helper
 
 from chrion.devices.host import numpy_dtype, to_host
-from chrion.runtime.interface import NodeArg
 from chrion.runtime.requests import check_ort_value
 
 
@@ -22,8 +21,8 @@ class HybridIOBinding:
 
     Args:
         owner: The session that the binding is for.
-        inputs: The model's inputs.
-        outputs: The model's outputs.
+        inputs: Names of the model's inputs.
+        outputs: Names of its outputs.
 
     Attributes:
         inputs: Bound inputs by name.
@@ -32,9 +31,9 @@ class HybridIOBinding:
         results: Outputs of the last run, in the order of binding.
     """
 
-    def __init__(self, owner: object, inputs: Sequence[NodeArg], outputs: Sequence[NodeArg]) -> None:
+    def __init__(self, owner: object, inputs: Sequence[str], outputs: Sequence[str]) -> None:
         self.owner = owner
-        self._known = {"input": [i.name for i in inputs], "output": [o.name for o in outputs]}
+        self._known = {"input": inputs, "output": outputs}
         self.inputs: dict[str, ort.OrtValue] = {}
         self.outputs: dict[str, ort.OrtValue | None] = {}
         self.devices: dict[str, tuple[str, int]] = {}

@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable
 
 from chrion.machine.allocator import trim
-from chrion.runtime.execution.engine import PlainEngine
+from chrion.runtime.execution.plain_engine import PlainEngine
 
 log = logging.getLogger(__name__)
 

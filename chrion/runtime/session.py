@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -10,23 +9,19 @@ from typing import Any, Self
 
 import onnx
 import onnxruntime as ort
-from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument
+from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 
 from chrion.common.units import parse_duration_ms, parse_size_mb
-from chrion.devices import CPU_PROVIDER
 from chrion.devices.providers import why_unavailable
 from chrion.graph.model import Graph
 from chrion.machine.cores import check_cores
 from chrion.runtime import process_hooks
-from chrion.runtime.diversion import Observer
 from chrion.runtime.engines import Engines
-from chrion.runtime.execution.engine import CutEngine, Engine, PlainEngine
+from chrion.runtime.execution.engine import Engine
 from chrion.runtime.execution.executor import Event
 from chrion.runtime.interface import InferenceInterface
 from chrion.runtime.iobinding import HybridIOBinding
 from chrion.runtime.options.session_options import known_arguments, wants_errors
-from chrion.runtime.options.terminable import fits_native_lanes
-from chrion.runtime.process_hooks import in_flight
 from chrion.runtime.requests import MissingInputError, check_arguments, check_run_options
 from chrion.runtime.selection.admission import open_model
 from chrion.runtime.selection.configuration import SessionConfig
@@ -148,45 +143,7 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
             InvalidArgument: A name is unknown, or an array has another type or shape than the model requires.
             Exception: Raised by onnxruntime while running, with the names of operators.
         """
-        engines = self._engines
-        try:
-            in_flight.append(None)  # inside, since an interrupt may be raised as soon as it returns
-            engine = engines.current
-            other: PlainEngine | None = None
-            observer: Observer | None = None
-            if len(in_flight) > 1 or engines.diversion.crowding.active or engine.comparison:
-                fits = not engines.by_shapes or engine.matches(input_feed)
-                other, observer = engines.diversion.divert(engine, fits=fits)
-            outputs: list[Any] | None = None
-            start_s = time.perf_counter()
-            chosen = other or engine
-            if isinstance(chosen, PlainEngine) and (other or not engines.by_shapes or chosen.matches(input_feed)):
-                if not chosen.accelerated:
-                    engines.require_open()
-                    outputs = chosen.session.run(output_names, input_feed, run_options)  # checks the call
-                    if engines.noted is not None:
-                        engines.note(input_feed)
-            elif (  # the fast path of nearly every request: the code below would give the same result
-                isinstance(chosen, CutEngine)
-                and chosen.native
-                and not (output_names or engines.refusal)
-                and fits_native_lanes(run_options)
-                and chosen.fast_path.matches(input_feed)
-            ):
-                try:
-                    outputs = chosen.run_fast_path(input_feed, run_options)
-                except RuntimeError as error:
-                    _raise_if_terminated(error, run_options)
-                    return engines.serve_plain(chosen, lambda plain: _run(plain, None, input_feed, None), error)
-            else:
-                check_arguments(output_names, input_feed, run_options)
-            if outputs is not None:
-                if observer:
-                    engines.diversion.record(observer, start_s, diverted=other is not None)
-                return outputs
-        finally:
-            in_flight.pop()
-        return self._serve_arrays(output_names, input_feed, run_options)
+        return self._engines.run(output_names, input_feed, run_options)
 
     def run_with_ort_values(
         self,
@@ -196,18 +153,15 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
     ) -> list[ort.OrtValue]:
         """Run the model on OrtValues and return OrtValues; otherwise like :meth:`run`."""
         check_arguments(output_names, input_dict_ort_values, run_options, ort_values=True)
-
-        def serve(engine: Engine) -> list[ort.OrtValue]:
-            if isinstance(engine, PlainEngine):
-                return list(engine.session.run_with_ort_values(output_names, input_dict_ort_values, run_options))
-            return _run_cut(engine, output_names, input_dict_ort_values, run_options, arrays=False)
-
-        return self._engines.serve(input_dict_ort_values, serve, run_options)
+        arguments = output_names, input_dict_ort_values, run_options
+        return self._engines.serve(
+            input_dict_ort_values, lambda engine: engine.run_with_ort_values(*arguments), run_options
+        )
 
     def io_binding(self) -> HybridIOBinding:
         """Return a new binding for :meth:`run_with_iobinding`."""
-        inputs = [*self.get_inputs(), *self.get_overridable_initializers()]
-        return HybridIOBinding(self, inputs, self.get_outputs())
+        inputs = [info.name for info in (*self.get_inputs(), *self.get_overridable_initializers())]
+        return HybridIOBinding(self, inputs, [info.name for info in self.get_outputs()])
 
     def run_with_iobinding(
         self, iobinding: HybridIOBinding | ort.IOBinding, run_options: ort.RunOptions | None = None
@@ -230,37 +184,20 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
         check_run_options(run_options, AttributeError)
         if not iobinding.outputs and not engines.refusal:
             raise RuntimeError("Error in execution: At least one output should be requested.")
-        targets = {name: value for name, value in iobinding.outputs.items() if value is not None}
-
-        def serve(engine: Engine) -> list[ort.OrtValue]:
-            if isinstance(engine, PlainEngine):
-                return iobinding.run_plain(engine.session, run_options)
-            names, feeds = engine.prepare(list(iobinding.outputs), iobinding.inputs)
-            on_device = set(iobinding.devices)
-            values = engine.run(feeds, names, targets=targets, on_device=on_device, run_options=run_options)
-            return [values[name] for name in names]
-
         try:
-            iobinding.results = engines.serve(iobinding.inputs, serve, run_options)
+            iobinding.results = engines.serve(
+                iobinding.inputs, lambda engine: engine.run_bound(iobinding, run_options), run_options
+            )
         except (MissingInputError, InvalidArgument) as error:
             raise RuntimeError(str(error)) from error
 
     def get_providers(self) -> list[str]:
         """Return the execution providers in use, the accelerator's first."""
-        engine = self._engine
-        if isinstance(engine, PlainEngine):
-            return list(engine.session.get_providers())
-        first = engine.plan.accelerator
-        return [first, CPU_PROVIDER] if first and first != CPU_PROVIDER else [CPU_PROVIDER]
+        return self._engine.providers
 
     def get_provider_options(self) -> dict[str, dict[str, str]]:
         """Return the options of each execution provider in use."""
-        engine = self._engine
-        if isinstance(engine, PlainEngine):
-            return dict(engine.session.get_provider_options())
-        given = self._engines.config.accelerator
-        options = {name: str(value) for name, value in given[1].items()} if given else {}
-        return {name: {} if name == CPU_PROVIDER else options for name in self.get_providers()}
+        return self._engine.provider_options
 
     def get_session_options(self) -> ort.SessionOptions:
         """Return the options that the session was created with."""
@@ -294,8 +231,7 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
     @property
     def plan(self) -> Plan | None:
         """Plan in use; None while the model runs plain."""
-        engine = self._engine
-        return engine.plan if isinstance(engine, CutEngine) else None
+        return self._engine.plan
 
     def explain(self) -> str:
         """Return the placement and its predicted cost, or the reason why the model runs plain.
@@ -308,12 +244,7 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
 
     def trace(self, input_feed: Mapping[str, Any]) -> list[Event]:
         """Run one request and return the start and end of each segment; empty while the model runs plain."""
-        engine = self._engines.for_feed(input_feed)
-        events: list[Event] = []
-        if isinstance(engine, CutEngine):
-            names, feeds = engine.prepare(None, input_feed)
-            engine.run(feeds, names, events=events, arrays=True)
-        return events
+        return self._engines.trace(input_feed)
 
     def wait_until_tuned(self, timeout: float | None = None) -> bool:
         """Wait until tuning has ended for all shapes requested so far.
@@ -359,36 +290,4 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
         self, output_names: Sequence[str] | None, feed: Mapping[str, Any], run_options: ort.RunOptions | None
     ) -> list[Any]:
         """Serve a request whose arguments have been checked."""
-        return self._engines.serve(feed, lambda engine: _run(engine, output_names, feed, run_options), run_options)
-
-
-def _run(
-    engine: Engine, names: Sequence[str] | None, feed: Mapping[str, Any], run_options: ort.RunOptions | None
-) -> list[Any]:
-    """Run a request on an engine and return its outputs as arrays."""
-    if isinstance(engine, PlainEngine):
-        return list(engine.session.run(names, feed, run_options))
-    return _run_cut(engine, names, feed, run_options, arrays=True)
-
-
-def _run_cut(
-    engine: CutEngine,
-    output_names: Sequence[str] | None,
-    feed: Mapping[str, Any],
-    run_options: ort.RunOptions | None,
-    *,
-    arrays: bool,
-) -> list[Any]:
-    names, feeds = engine.prepare(output_names, feed)
-    try:
-        values = engine.run(feeds, names, run_options=run_options, arrays=arrays)
-    except RuntimeError as error:
-        _raise_if_terminated(error, run_options)
-        raise
-    return [values[name] for name in names]
-
-
-def _raise_if_terminated(error: RuntimeError, run_options: ort.RunOptions | None) -> None:
-    """Raise ``Fail`` in place of an error of a terminated request, as InferenceSession does."""
-    if run_options is not None and run_options.terminate:
-        raise Fail(str(error)) from error
+        return self._engines.serve(feed, lambda engine: engine.run(output_names, feed, run_options), run_options)

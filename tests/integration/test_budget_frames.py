@@ -10,7 +10,7 @@ from hypothesis import given, reject
 from hypothesis import strategies as st
 
 from chrion import HybridSession, Plan, partition
-from chrion.runtime.execution.engine import CutEngine
+from chrion.runtime.execution.cut_engine import CutEngine
 from helpers import assert_equal
 from mirror_device import MirrorDevice
 from property_tests import examples

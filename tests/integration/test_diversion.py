@@ -11,7 +11,7 @@ import pytest
 from chrion.machine.cores import affinity, current_cpu, pinned
 from chrion.runtime.arena_contention import voluntary_switches
 from chrion.runtime.diversion import Diversion
-from chrion.runtime.execution.engine import PlainEngine
+from chrion.runtime.execution.plain_engine import PlainEngine
 from chrion.runtime.live_comparison import LiveComparison
 from chrion.runtime.process_hooks import in_flight
 from helpers import branches

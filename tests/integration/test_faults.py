@@ -18,7 +18,8 @@ from onnxruntime.capi.onnxruntime_pybind11_state import Fail, RuntimeException
 
 from chrion import Graph, HybridSession, Plan, Profile, load
 from chrion.errors import ProviderError
-from chrion.runtime.execution.engine import CutEngine, PlainEngine
+from chrion.runtime.execution.cut_engine import CutEngine
+from chrion.runtime.execution.plain_engine import PlainEngine
 from chrion.scheduler import fixed_plan
 from helpers import FLOAT, INT64, assert_same_as_plain, branches, make_model, node, value
 from seams.execution import engine_of, fail, fail_provider, select_by

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from chrion import Graph, HybridSession, load
-from chrion.runtime.execution.engine import CutEngine
+from chrion.runtime.execution.cut_engine import CutEngine
 from chrion.runtime.execution.program import Copy, Instruction, Run
 from chrion.scheduler import fixed_plan
 from chrion.zoo import RecurrentSpec, build_recurrent

@@ -15,8 +15,8 @@ import pytest
 from chrion import HybridSession, load
 from chrion.machine.core_leases import lease_cores
 from chrion.machine.cores import physical_cores
-from chrion.runtime.execution.engine import PlainEngine
 from chrion.runtime.execution.lane_groups import LaneGroup
+from chrion.runtime.execution.plain_engine import PlainEngine
 from chrion.scheduler import fixed_plan
 from helpers import assert_equal, branches, cut_session, remaining_lane_threads, run_plain
 from seams.execution import around, cut_engine, groups_of, leases, use_cores

@@ -12,7 +12,8 @@ import pytest
 
 from chrion import HybridSession, load
 from chrion.graph.model import Graph
-from chrion.runtime.execution.engine import CutEngine, PlainEngine
+from chrion.runtime.execution.cut_engine import CutEngine
+from chrion.runtime.execution.plain_engine import PlainEngine
 from chrion.runtime.live_comparison import LiveComparison
 from chrion.runtime.process_hooks import in_flight
 from chrion.runtime.selection.decisions import Decision, TimedCandidate

@@ -18,7 +18,8 @@ import pytest
 from chrion import HybridSession, load
 from chrion.graph.model import Graph
 from chrion.graph.opened_model import OpenedModel
-from chrion.runtime.execution.engine import CutEngine, Footprint
+from chrion.runtime.execution.cut_engine import CutEngine
+from chrion.runtime.execution.engine import Footprint
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decisions import Decision
 from chrion.runtime.selection.footprint import can_measure

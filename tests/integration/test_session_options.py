@@ -17,7 +17,7 @@ import pytest
 from chrion import HybridSession
 from chrion.graph.opened_model import OpenedModel
 from chrion.machine.cores import physical_cores
-from chrion.runtime.execution.engine import PlainEngine
+from chrion.runtime.execution.plain_engine import PlainEngine
 from chrion.runtime.options.session_options import fingerprint
 from chrion.runtime.options.table import ARGUMENTS, RUN_OPTIONS, SESSION_KEYS, SESSION_OPTIONS
 from chrion.runtime.selection.selector import SessionConfig

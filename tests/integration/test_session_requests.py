@@ -16,7 +16,7 @@ import onnxruntime as ort
 import pytest
 
 from chrion import HybridSession, load
-from chrion.runtime.execution.engine import PlainEngine
+from chrion.runtime.execution.plain_engine import PlainEngine
 from chrion.runtime.process_hooks import in_flight
 from chrion.runtime.selection.decisions import Decision
 from chrion.scheduler import fixed_plan

@@ -21,7 +21,7 @@ from chrion import HybridSession, load
 from chrion.common.files import cache_folder
 from chrion.errors import OptionError, ProviderError, UnsafeModelError
 from chrion.graph.model import Graph
-from chrion.runtime.execution.engine import CutEngine
+from chrion.runtime.execution.cut_engine import CutEngine
 from chrion.runtime.selection.decisions import Decision
 from chrion.runtime.selection.tuning_process import NamedShapes
 from helpers import assert_same_as_plain, branches, free_branches

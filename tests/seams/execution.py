@@ -29,17 +29,21 @@ from chrion.runtime import crowding
 from chrion.runtime.execution import (
     accelerator,
     device_frame,
-    engine,
     host_frame,
     lane_groups,
     lane_threads,
     native_executor,
     segments,
 )
+from chrion.runtime.execution import (
+    cut_engine as cut_engines,
+)
+from chrion.runtime.execution.cut_engine import CutEngine
 from chrion.runtime.execution.device_frame import BufferKey, DeviceFrame
-from chrion.runtime.execution.engine import CutEngine, Engine
+from chrion.runtime.execution.engine import Engine
 from chrion.runtime.execution.executor import Executor
 from chrion.runtime.execution.lane_groups import LaneGroups
+from chrion.runtime.execution.plain_engine import PlainEngine
 from chrion.runtime.execution.program import Copy, Run, Signal, Wait
 from chrion.runtime.execution.python_executor import PythonExecutor
 from chrion.runtime.options import probe
@@ -61,12 +65,12 @@ _CALLS: dict[str, tuple[Any, str]] = {
     "run a lane": (PythonExecutor, "run_lane"),
     "spin": (lane_threads, "spin"),
     # of engines
-    "open segments": (engine, "SegmentFactory"),
+    "open segments": (cut_engines, "SegmentFactory"),
     "open a native segment": (segments, "NativeSession"),
     "find native lanes": (native_executor, "available"),
-    "start native lanes": (engine, "NativeExecutor"),
+    "start native lanes": (cut_engines, "NativeExecutor"),
     "open a cut engine": (CutEngine, "__init__"),
-    "open a plain engine": (engine.PlainEngine, "__init__"),
+    "open a plain engine": (PlainEngine, "__init__"),
     "probe options": (probe, "_open"),
     # of devices
     "open on the accelerator": (accelerator.Accelerator, "open"),
@@ -253,7 +257,7 @@ def kill_lane(monkeypatch: pytest.MonkeyPatch, killed: int, at: int) -> None:
 
 def forget_warnings() -> None:
     """Log warnings that a process logs once, again."""
-    engine._warn_not_compiled.cache_clear()
+    cut_engines._warn_not_compiled.cache_clear()
 
 
 def note_releases(monkeypatch: pytest.MonkeyPatch) -> list[int]:

@@ -24,13 +24,16 @@ from chrion.graph.model import Graph
 from chrion.machine.cpu_use import OtherWork
 from chrion.machine.waiting import Counter
 from chrion.profiler import measure_graph
-from chrion.runtime import arena_contention, crowding, diversion, engines, session
+from chrion.runtime import arena_contention, crowding, diversion, engines
 from chrion.runtime.engines import Engines
-from chrion.runtime.execution import engine, lane_groups
+from chrion.runtime.execution import cut_engine, lane_groups
 from chrion.runtime.execution.accelerator import Accelerator
-from chrion.runtime.execution.engine import CutEngine, Engine, PlainEngine
+from chrion.runtime.execution.cut_engine import CutEngine
+from chrion.runtime.execution.engine import Engine
+from chrion.runtime.execution.executor import Executor
 from chrion.runtime.execution.host_frame import HostFrame
 from chrion.runtime.execution.native_executor import NativeExecutor
+from chrion.runtime.execution.plain_engine import PlainEngine
 from chrion.runtime.execution.python_executor import PythonExecutor
 from chrion.runtime.live_comparison import LiveComparison
 from chrion.runtime.one_thread import OneThreadSession
@@ -62,11 +65,11 @@ _SELECTION: dict[str, tuple[object, str]] = {
 #: The same for the steps of opening a plan.
 _OPENING: dict[str, tuple[object, str]] = {
     "extract": (extract.Extractor, "extract"),
-    "find transfers": (engine, "find_transfers"),
-    "build the program": (engine, "build_program"),
+    "find transfers": (cut_engine, "find_transfers"),
+    "build the program": (cut_engine, "build_program"),
     "choose cores": (lane_groups, "assign_cores"),
-    "open segments": (engine.SegmentFactory, "open"),
-    "start the lanes": (engine, "NativeExecutor"),
+    "open segments": (cut_engine.SegmentFactory, "open"),
+    "start the lanes": (cut_engine, "NativeExecutor"),
 }
 #: Further functions that tests replace or watch.
 _OTHERS: dict[str, tuple[object, str]] = {
@@ -247,8 +250,7 @@ def measure_machine_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def count_in_flight(monkeypatch: pytest.MonkeyPatch, count: deque[None]) -> None:
     """Count the requests of sessions that are in flight in another list."""
-    for module in (session, engines):
-        monkeypatch.setattr(module, "in_flight", count)
+    monkeypatch.setattr(engines, "in_flight", count)
 
 
 def set_patience(monkeypatch: pytest.MonkeyPatch, requests: float) -> None:
@@ -322,8 +324,7 @@ def fail_segments(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    for method in ("run", "run_fast_path"):
-        monkeypatch.setattr(CutEngine, method, fail)
+    monkeypatch.setattr(Executor, "run", fail)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import onnxruntime as ort
 import pytest
 
 from chrion.runtime.crowding import Crowding, in_flight
-from chrion.runtime.execution.engine import PlainEngine
+from chrion.runtime.execution.plain_engine import PlainEngine
 from helpers import FakeClock, branches
 from seams.machine import pretend_cores
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chrion.runtime.execution.engine import CutEngine, Footprint
+from chrion.runtime.execution.cut_engine import CutEngine
+from chrion.runtime.execution.engine import Footprint
 from chrion.runtime.selection.plan_memory import LIMIT, PlanMemory, find_excess, find_room, has_room, never_fits
 from property_tests import examples
 

@@ -1,52 +1,18 @@
-"""Engines, each of which runs a model: either by a plan's program on lanes, or by one plain session."""
+"""What runs a model: the protocol of engines, and the failures that they report."""
 
 from __future__ import annotations
 
-import copy
-import functools
-import logging
-import sys
-import threading
-import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, Self
 
-import numpy as np
 import onnxruntime as ort
 
-from chrion.common.lane_numbers import display_order, is_accelerator_lane, is_copy_lane, lane_name
-from chrion.common.units import format_mb, format_ms
-from chrion.devices import CPU_PROVIDER
-from chrion.devices.host import allocate, to_host
-from chrion.devices.nvml import MemoryMonitor
-from chrion.devices.providers import require_working
-from chrion.errors import ChrionError, PlanError
-from chrion.graph.extract import Extractor
-from chrion.graph.model import ELEMENT_BYTES, Graph, SelectedTensors, TensorInfo, Tensors
-from chrion.graph.ort_sessions import first_line
-from chrion.machine.core_leases import CoreLease, lease_cores
-from chrion.machine.cores import physical_cores
-from chrion.native import NativeError
-from chrion.profiler.costs import BufferSupport
-from chrion.runtime.execution.accelerator import Accelerator
-from chrion.runtime.execution.executor import CLOSED, Event
-from chrion.runtime.execution.host_frame import Array
-from chrion.runtime.execution.lane_groups import assign_cores
-from chrion.runtime.execution.native_executor import NOT_COMPILED, NativeExecutor, find_obstacle
-from chrion.runtime.execution.program import build_program
-from chrion.runtime.execution.python_executor import PythonExecutor
-from chrion.runtime.execution.segments import Segment, SegmentFactory
-from chrion.runtime.execution.transfers import find_buffer_support, find_transfers
+from chrion.graph.model import ELEMENT_BYTES, Graph, TensorInfo
+from chrion.runtime.execution.executor import Event
+from chrion.runtime.iobinding import HybridIOBinding
 from chrion.runtime.live_comparison import LiveComparison
-from chrion.runtime.options.terminable import TerminableRunOptions, fits_native_lanes
-from chrion.runtime.options.thread_limit import limited_threads
-from chrion.runtime.requests import FastPathMatcher, output_names, prepare_request
-from chrion.scheduler.evaluation.frame_buffers import plan_frame
 from chrion.scheduler.plan import Plan
-from chrion.scheduler.priced_memory import MEMORY_NAMES
-
-log = logging.getLogger(__name__)
 
 
 class CannotCutError(Exception):
@@ -63,339 +29,118 @@ class Footprint:
     plan_mb: float
 
 
-class CutEngine:
-    """A plan in execution: sessions of its segments, and an executor with its lanes.
+class SegmentFailure(Exception):  # noqa: N818 - carries the error proper
+    """The failure of a segment of a plan; a plain session may serve the request. ``reason`` is the original error."""
 
-    Requests run on native lanes if possible, and otherwise on lane threads. If there are native lanes, lane threads are
-    started for the first request that cannot run on native lanes.
+    def __init__(self, reason: RuntimeError) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
 
-    Args:
-        graph: The graph.
-        plan: A plan of this graph.
-        options: The caller's session options, or None.
-        provider_options: Options of the plan's accelerator.
-        reload: Loads the model again, with the graph's shapes. With it, an engine with native lanes keeps no graph, and
-            loads the model for the first request that cannot run on native lanes.
 
-    Raises:
-        PlanError: The plan uses more cores than this process may use.
-        ProviderError: The plan's accelerator does not work on this machine.
-        CannotCutError: A plain session serves the model as well or better, or only a plain session can serve it.
+class Engine(Protocol):
+    """Runs a model: a plan on lanes (:class:`chrion.runtime.execution.cut_engine.CutEngine`), or one plain session.
+
+    The methods that run a request raise what InferenceSession raises for it, and besides
+
+    - :class:`chrion.runtime.execution.executor.AcceleratorFailure`, after which the CPU may serve it,
+    - :class:`SegmentFailure`, after which a plain session may serve it.
+
+    Attributes:
+        comparison: Comparison with the one-thread session; None if the engine serves in any case.
     """
 
-    def __init__(
-        self,
-        graph: Graph,
-        plan: Plan,
-        options: ort.SessionOptions | None,
-        provider_options: Mapping[str, Any],
-        reload: Callable[[], Graph] | None = None,
-    ) -> None:
-        require_tensors(graph)
-        self._accelerator = accelerator = _open_accelerator(plan, provider_options)
-        if len(plan.segments) < 2:  # a plain session serves it on the accelerator, which therefore has to work
-            raise CannotCutError("the plan runs the whole model as one segment")
-        self.plan = plan
-        self._reload = reload
-        #: Returns the graph, or None once it is no longer in memory.
-        self._held: Callable[[], Graph | None] = functools.partial(_same, graph)
-        #: Reason why the plan was selected; empty if the caller gave it.
-        self.reason = ""
-        #: Recognises requests for the fast path.
-        self.fast_path = FastPathMatcher(graph.inputs)
-        #: Comparison with the one-thread session; None if the plan serves in any case.
-        self.comparison: LiveComparison | None = None
-        #: Digest of the graph for which the plan was selected; the plan may be for a variant of it, in chunks.
-        self.selected_for = plan.digest
-        #: Memory of the plan; None if it is not limited.
-        self.footprint: Footprint | None = None
-        #: Number of requests; counted without a lock, since a lost count does not matter.
-        self.requests = 0
-        self._options = options
-        device = accelerator.device if accelerator else None
-        transfers = find_transfers(Extractor(graph), plan.schedule.lanes, device)
-        support = find_buffer_support(graph, device) if device else BufferSupport()
-        #: Accelerator memory that each request in flight needs for the values between segments.
-        self.frame_buffers = plan_frame(graph.dag, plan.schedule, plan.segments, support)
-        self.program = build_program(graph.dag, plan.schedule, plan.segments, transfers)
-        _require_cores(plan)
-        #: Reentrant, since a signal handler may close the engine while its thread holds it.
-        self._lock = threading.RLock()
-        self._closed = False
-        monitor = MemoryMonitor()
-        #: Reason why requests run on lane threads; empty if they run on native lanes.
-        self._obstacle = "the plan uses an accelerator" if accelerator else find_obstacle(graph, self.program)
-        if self._obstacle == NOT_COMPILED:
-            _warn_not_compiled()
-        self._native = None if self._obstacle else self._open_native()
-        #: Executor on lane threads. If there are native lanes, None until a request needs it.
-        self._python = None if self._native else self._open_python()
-        #: Types of the values that requests use.
-        self._tensors: Tensors = graph
-        if self._native and reload:
-            self._tensors, self._held = graph.select(()), weakref.ref(graph)
-        #: GPU memory that the sessions allocated when they were opened, in MB; None if it cannot be measured.
-        self.loaded_mb = monitor.growth_mb() if accelerator else None
-        self._outputs = [info.name for info in graph.outputs]
-        self._constants = {
-            o.name: ort.OrtValue.ortvalue_from_numpy(value)
-            for o in graph.outputs
-            if (value := graph.constant(o.name)) is not None
-        }
-        #: Whether no output is also an input or a weight, so that none has to be copied.
-        self._all_computed = not {*self._constants, *(i.name for i in graph.inputs)}.intersection(self._outputs)
+    comparison: LiveComparison | None
 
     @property
-    def graph(self) -> Graph:
-        """The graph of the plan's operators, loaded again if it is no longer in memory.
-
-        Raises:
-            RuntimeError: The model can no longer be loaded, or has changed.
-        """
-        graph = self._held()
-        if graph is not None or self._reload is None:
-            return graph  # type: ignore[return-value] # without a reload, the graph is held
-        try:
-            return self.plan.apply(self._reload())
-        except ChrionError as error:
-            raise RuntimeError(f"model {self.plan.model}: cannot be loaded again: {error}") from error
+    def session(self) -> ort.InferenceSession | None:
+        """The plain session; None for a plan."""
 
     @property
-    def capacity(self) -> int:
-        """Number of requests that the lanes can serve at the same time, each on cores of its own; at least one."""
-        executor = self._native or self._python
-        return executor.capacity if executor else 1
+    def plan(self) -> Plan | None:
+        """The plan; None for a plain session."""
 
     @property
-    def native(self) -> bool:
-        """True if requests run on native lanes, unless they have run options that these do not take."""
-        return self._native is not None
+    def reason(self) -> str:
+        """Reason why the engine was selected; empty if the caller gave its plan."""
 
-    def matches(self, feed: Mapping[str, Any]) -> bool:
-        """Return whether a request has the shapes of this engine, in arrays that need no conversion."""
-        return self.fast_path.matches(feed)
+    @property
+    def footprint(self) -> Footprint | None:
+        """Memory of the plan; None if it is not limited."""
 
-    def prepare(self, names: Sequence[str] | None, feed: Mapping[str, Any]) -> tuple[list[str], Mapping[str, Any]]:
-        """Check a request against the model, and convert its inputs; see :func:`prepare_request`."""
-        if self.fast_path.matches(feed):
-            return output_names(self._tensors.outputs, names), feed
-        return prepare_request(self._tensors.inputs, self._tensors.outputs, names, feed)
-
-    def run_fast_path(self, feeds: Mapping[str, Array], run_options: TerminableRunOptions | None = None) -> list[Any]:
-        """Run one request that :attr:`fast_path` matches; return all outputs as arrays."""
-        if self._native is not None and self._all_computed:
-            self.requests += 1
-            values = self._native.run(feeds, self._outputs, run_options=run_options, arrays=True)
-        else:
-            values = self.run(feeds, self._outputs, run_options=run_options, arrays=True)
-        return [values[name] for name in self._outputs]
-
-    def run(  # noqa: PLR0913 - the parts of a request
-        self,
-        feeds: Mapping[str, ort.OrtValue | Array],
-        outputs: Sequence[str],
-        *,
-        targets: Mapping[str, ort.OrtValue] | None = None,
-        on_device: Collection[str] = (),
-        run_options: ort.RunOptions | None = None,
-        events: list[Event] | None = None,
-        arrays: bool = False,
-    ) -> dict[str, Any]:
-        """Run one request; see :meth:`chrion.runtime.execution.executor.Executor.run`.
-
-        Outputs that are also inputs or weights of the model are copied.
-        """
-        self.requests += 1
-        computed = [name for name in outputs if name not in feeds and name not in self._constants]
-        native = self._native if fits_native_lanes(run_options) else None
-        executor = native or self._python_executor()
-        values = executor.run(
-            feeds,
-            computed,
-            targets=targets,
-            on_device=on_device,
-            run_options=run_options,
-            events=events,
-            arrays=arrays,
-        )
-        for name in outputs if len(computed) < len(outputs) else ():
-            if name not in values:
-                source = feeds[name] if name in feeds else self._constants[name]
-                value = (targets or {}).get(name) or allocate(self._tensors.values[name])
-                value.update_inplace(source if isinstance(source, np.ndarray) else to_host(source).numpy())
-                values[name] = value.numpy() if arrays else value
-        return values
+    @property
+    def selected_for(self) -> str:
+        """Digest of the graph for which the plan was selected; empty for a plain session."""
 
     @property
     def accelerated(self) -> bool:
-        """True if the plan uses an accelerator."""
-        return self.plan.accelerator is not None
+        """Whether any operator may run on an accelerator."""
 
-    def uses(self, provider: str) -> bool:
-        """Return whether the plan uses an execution provider."""
-        return provider == self.plan.accelerator
-
-    def explain(self) -> str:
-        """Describe the plan in a few lines: its lanes, its segments, its predicted cost, and why it was selected."""
-        plan, lanes = self.plan, [lane for lane in self.program.occupied if not is_copy_lane(lane)]
-        counts = f"{self.session_count} sessions, {self.program.waits} waits, {self.program.copies} copies"
-        lane_kind = "native lanes" if self._native else f"lane threads ({self._obstacle})"
-        memory = f", {format_mb(plan.predicted.accelerator_mb(plan.memory))} of {MEMORY_NAMES[plan.memory]}"
-        lines = [
-            f"{plan.model}: {len(plan.operators)} operators in {len(plan.segments)} segments on {len(lanes)} lanes",
-            f"policy {plan.policy}, {counts}, {lane_kind}",
-            f"predicted {format_ms(plan.predicted.latency_ms)}{memory if self.accelerated else ''}",
-        ]
-        if self.accelerated:
-            lines.append(
-                f"each request in flight holds {format_mb(self.frame_buffers.bytes / 1e6)} of it between segments"
-            )
-        if self.loaded_mb is not None:
-            lines.append(f"GPU memory taken by loading: {format_mb(self.loaded_mb)}")
-        schedule = plan.schedule
-        for lane in display_order(lanes):
-            own = [s for s in plan.segments if lane in schedule.occupied(s[0])]
-            wide = sum(schedule.width(s[0]) > 1 for s in own)
-            shared = f" ({wide} on several cores)" if wide else ""
-            where = lane_name(lane) + (f" ({plan.accelerator})" if is_accelerator_lane(lane) else "")
-            busy = format_ms(plan.busy_ms[lane])
-            count = sum(map(len, own))
-            lines.append(f"  {where}: {count} operators in {len(own)} segments{shared}, busy {busy}")
-        return "\n".join([*lines, *plan.remarks, *([f"selected: {self.reason}"] if self.reason else [])])
-
-    def close(self, until: float | None = None) -> None:
-        """Refuse new requests, and stop the lanes when those in flight have finished.
-
-        Args:
-            until: Time at which to stop waiting, in seconds of ``time.monotonic``; None waits without limit.
-        """
-        with self._lock:
-            self._closed = True
-        for executor in (self._native, self._python):
-            if executor:
-                executor.close(until)
-
-    def _open_native(self) -> NativeExecutor | None:
-        """Open the program on native lanes; warn and return None if onnxruntime or the system refuses."""
-        try:
-            lease = self._lease(further=False)
-            self.segments, self.session_count = self._open_segments(lease, native=True)
-            tensors = _boundary(self.graph, self.segments)
-            return NativeExecutor(tensors, self.program, self.segments, lease)
-        except (NativeError, RuntimeError) as error:
-            self._obstacle = f"native lanes failed: {first_line(error)}"
-            log.warning("model %s runs on lane threads, which are slower: %s", self.plan.model, self._obstacle)
-            return None
-
-    def _python_executor(self) -> PythonExecutor:
-        """Return the executor on lane threads, opened if necessary."""
-        with self._lock:
-            if self._python is None and not self._closed:
-                self._python = self._open_python()
-            if self._python is None:
-                raise RuntimeError(CLOSED)
-            if self._closed:  # by a signal handler, while it was opened
-                self._python.close()
-            return self._python
-
-    def _open_python(self) -> PythonExecutor:
-        further = self._native is not None
-        lease = self._lease(further=further)
-        segments, session_count = self._open_segments(lease, native=False)
-        if self._native is None:
-            self.segments, self.session_count = segments, session_count
-        return PythonExecutor(
-            self.graph, self.program, segments, self._accelerator, self.frame_buffers, further=further, lease=lease
-        )
-
-    def _lease(self, *, further: bool) -> CoreLease | None:
-        """Lease cores before the sessions are opened if threads of sessions are pinned to them."""
-        wide = any(width > 1 for width in self.plan.schedule.widths)
-        return lease_cores(len(self.program.occupied), further=further) if wide else None
-
-    def _open_segments(self, lease: CoreLease | None, *, native: bool) -> tuple[list[Segment], int]:
-        """Open all segments; return them and the number of their sessions."""
-        cores = assign_cores(self.program.occupied, lease.cores) if lease else {}
-        factory = SegmentFactory(Extractor(self.graph), self._options, self._accelerator, native=native, cores=cores)
-        schedule = self.plan.schedule
-        segments = [factory.open(s, schedule.lanes[s[0]], schedule.width(s[0])) for s in self.plan.segments]
-        return segments, factory.session_count
-
-
-class PlainEngine:
-    """The whole model in one onnxruntime session.
-
-    Args:
-        source: The model's file or bytes.
-        options: The caller's session options, or None.
-        providers: As for InferenceSession.
-        provider_options: As for InferenceSession.
-        reason: Reason why the model runs plain.
-        rest: Further arguments of InferenceSession.
-    """
-
-    def __init__(
-        self,
-        source: str | bytes,
-        options: ort.SessionOptions | None,
-        providers: Sequence[Any] | None,
-        provider_options: Sequence[Mapping[Any, Any]] | None,
-        reason: str,
-        **rest: Any,
-    ) -> None:
-        with limited_threads(options) as limited:
-            self.session = ort.InferenceSession(source, limited, providers, provider_options, **rest)
-        #: Whether any operator may run on an accelerator.
-        self.accelerated = list(self.session.get_providers()) != [CPU_PROVIDER]
-        self.reason = reason
-        #: Recognises requests of the shapes that this engine was chosen for; None if it was chosen for any shapes.
-        self.fast_path: FastPathMatcher | None = None
-
-    #: Plain sessions are not compared with one another.
-    comparison: LiveComparison | None = None
-
-    def matches(self, feed: Mapping[str, Any]) -> bool:
-        """Return whether a request has the shapes that this engine was chosen for."""
-        return self.fast_path is not None and self.fast_path.matches(feed)
-
-    @functools.cached_property
-    def capacity(self) -> int:
-        """Number of requests in flight for which several threads each are worthwhile, at least one.
-
-        Without limit if the session has one thread anyway.
-        """
-        return sys.maxsize if self.has_one_thread else max(1, len(physical_cores()) - 1)
-
-    @functools.cached_property
+    @property
     def has_one_thread(self) -> bool:
         """Whether each request has a single thread."""
-        return bool(self.session.get_session_options().intra_op_num_threads == 1)
+
+    @property
+    def capacity(self) -> int:
+        """Number of requests in flight that are served best by this engine; at least one."""
+
+    @property
+    def providers(self) -> list[str]:
+        """The execution providers in use, the accelerator's first."""
+
+    @property
+    def provider_options(self) -> dict[str, dict[str, str]]:
+        """The options of each execution provider in use."""
+
+    def matches(self, feed: Mapping[str, Any]) -> bool:
+        """Return whether a request has the shapes that this engine was chosen for, in arrays without conversion."""
+
+    def find_obstacle(self, run_options: ort.RunOptions | None) -> str:
+        """Return the reason why a request with some run options has to run plain; empty if there is none."""
+
+    def run_usual(
+        self,
+        names: Sequence[str] | None,
+        feed: Mapping[str, Any],
+        run_options: ort.RunOptions | None,
+        *,
+        any_shapes: bool,
+    ) -> list[Any] | None:
+        """Run a request of the usual kind without checking it first; return None for any other, which is not run.
+
+        Args:
+            names: Outputs to return; None or empty for all.
+            feed: Values by input name.
+            run_options: As for InferenceSession.
+            any_shapes: Whether this engine serves requests of any shapes that the model accepts.
+        """
+
+    def run(
+        self, names: Sequence[str] | None, feed: Mapping[str, Any], run_options: ort.RunOptions | None
+    ) -> list[Any]:
+        """Run a request, and return its outputs as arrays that belong to the caller."""
+
+    def run_with_ort_values(
+        self, names: Sequence[str] | None, feed: Mapping[str, ort.OrtValue], run_options: ort.RunOptions | None
+    ) -> list[ort.OrtValue]:
+        """Run a request on OrtValues."""
+
+    def run_bound(self, binding: HybridIOBinding, run_options: ort.RunOptions | None) -> list[ort.OrtValue]:
+        """Run a request on a binding, and return the outputs in the order in which they were bound."""
+
+    def trace(self, feed: Mapping[str, Any]) -> list[Event]:
+        """Run a request, and return the times of its segments and copies; a plain session does nothing."""
 
     def uses(self, provider: str) -> bool:
-        """Return whether the session runs on an execution provider."""
-        return provider in self.session.get_providers()
+        """Return whether the engine uses an execution provider."""
 
-    def for_shapes(self, inputs: Sequence[TensorInfo]) -> PlainEngine:
-        """Return an engine of the same session, chosen for inputs of known shapes."""
-        twin = copy.copy(self)
-        twin.fast_path = FastPathMatcher(inputs)
-        return twin
-
-    def because(self, reason: str) -> PlainEngine:
-        """Return an engine of the same session with another reason."""
-        twin = copy.copy(self)
-        twin.reason = reason
-        return twin
+    def for_shapes(self, inputs: Sequence[TensorInfo]) -> Self:
+        """Return the engine, chosen for inputs of known shapes."""
 
     def explain(self) -> str:
-        """Return the execution providers, and the reason why the model runs plain."""
-        return f"plain onnxruntime on {', '.join(self.session.get_providers())}: {self.reason}"
+        """Describe the engine, and why it was selected, in a few lines."""
 
     def close(self, until: float | None = None) -> None:
-        """Do nothing: a plain session has no lanes to stop."""
-
-
-Engine = CutEngine | PlainEngine
+        """Refuse new requests, and wait for those in flight, no longer than ``until`` of ``time.monotonic``."""
 
 
 def require_tensors(graph: Graph) -> None:
@@ -412,39 +157,3 @@ def require_tensors(graph: Graph) -> None:
             raise CannotCutError(f"output {info.name!r} is a {info.type or 'value of unknown type'}, not a tensor")
         if info.type == "tensor(string)" and graph.constant(info.name) is not None:
             raise CannotCutError(f"output {info.name!r} is a constant text")  # an OrtValue cannot be made of one
-
-
-def _same(graph: Graph) -> Graph:
-    return graph
-
-
-def _boundary(graph: Graph, segments: Iterable[Segment]) -> SelectedTensors:
-    """Return the values that segments read and write."""
-    return graph.select(name for segment in segments for _, name in (*segment.inputs, *segment.outputs))
-
-
-@functools.cache
-def _warn_not_compiled() -> None:
-    log.warning("models run on lane threads, which are slower: %s", NOT_COMPILED)
-
-
-def _open_accelerator(plan: Plan, provider_options: Mapping[str, Any]) -> Accelerator | None:
-    if plan.accelerator is None:
-        return None
-    if plan.accelerator != CPU_PROVIDER:
-        require_working(plan.accelerator, f"plan of {plan.model!r}")
-    return Accelerator(plan.accelerator, provider_options)
-
-
-def _require_cores(plan: Plan) -> None:
-    """Raise if a plan needs more cores than there are.
-
-    Raises:
-        PlanError: The plan uses more cores than this process may use.
-    """
-    available = len(physical_cores())
-    if plan.schedule.cores > available:
-        raise PlanError(
-            f"plan of {plan.model!r}: uses {plan.schedule.cores} cores, but this process may use {available}",
-            hint="make a new plan with: chrion partition",
-        )

@@ -17,7 +17,7 @@ from chrion.graph.opened_model import OpenedModel
 from chrion.graph.reading import read_model
 from chrion.machine.cgroups import free_memory
 from chrion.machine.cores import physical_cores
-from chrion.runtime.execution.engine import PlainEngine
+from chrion.runtime.execution.plain_engine import PlainEngine
 from chrion.runtime.options.session_options import (
     fingerprint,
     hidden_reason,

@@ -23,7 +23,8 @@ from chrion.errors import ChrionError
 from chrion.graph.model import Graph, TensorInfo
 from chrion.machine.allocator import trim
 from chrion.profiler.synthetic_inputs import synthetic_array
-from chrion.runtime.execution.engine import CutEngine, Footprint
+from chrion.runtime.execution.cut_engine import CutEngine
+from chrion.runtime.execution.engine import Footprint
 from chrion.runtime.selection.configuration import SessionConfig, config_from_data, config_to_data
 from chrion.runtime.selection.orphans import exit_with_parent
 from chrion.scheduler.plan import Plan
@@ -103,7 +104,7 @@ def _measure(stream: BinaryIO) -> tuple[float, float]:
         thread.start()
         thread.join()
         for _ in range(_RUNS):
-            kept[0].run(feed, [info.name for info in plain.session.get_outputs()], arrays=True)
+            kept[0].run(None, feed, None)
     return plain_mb - started_mb, _resident_mb() - plain_mb
 
 

@@ -12,7 +12,8 @@ from collections.abc import Hashable, Iterable, Mapping
 from typing import TypeVar
 
 from chrion.common.units import format_mb
-from chrion.runtime.execution.engine import CutEngine, Engine, Footprint
+from chrion.runtime.execution.cut_engine import CutEngine
+from chrion.runtime.execution.engine import Engine, Footprint
 
 #: Maximum memory of a session with plans, relative to that of its plain session.
 LIMIT = 1.3

@@ -23,7 +23,9 @@ from chrion.profiler.machine import this_machine
 from chrion.profiler.measure_graph import profile
 from chrion.profiler.profiles import Profile
 from chrion.profiler.synthetic_inputs import synthetic_inputs
-from chrion.runtime.execution.engine import CannotCutError, CutEngine, Engine, PlainEngine, require_tensors
+from chrion.runtime.execution.cut_engine import CutEngine
+from chrion.runtime.execution.engine import CannotCutError, Engine, require_tensors
+from chrion.runtime.execution.plain_engine import PlainEngine
 from chrion.runtime.live_comparison import LiveComparison
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decisions import Decision, DecisionCache, TimedCandidate
@@ -447,7 +449,6 @@ class EngineSelector:
             first: The best plan, whose prediction for the accelerator alone is that of the plain session.
         """
         feed = synthetic_inputs(graph)
-        names = [o.name for o in graph.outputs]
 
         def open_plain(make: PlainOpener) -> tuple[Callable[[], object], Callable[[], None]]:
             session = make("").session
@@ -455,7 +456,7 @@ class EngineSelector:
 
         def open_plan(plan: Plan) -> tuple[Callable[[], object], Callable[[], None]]:
             engine = self._cut(graph, plan)
-            return lambda: engine.run(feed, names, arrays=True), engine.close
+            return lambda: engine.run(None, feed, None), engine.close
 
         few_weights = sum(graph.dag.weight_bytes) * len(plans) <= _KEPT_OPEN_BYTES
         candidates = []

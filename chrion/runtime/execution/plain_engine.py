@@ -1,0 +1,159 @@
+"""A plain session of the whole model."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import onnxruntime as ort
+
+from chrion.devices import CPU_PROVIDER
+from chrion.graph.model import TensorInfo
+from chrion.machine.cores import physical_cores
+from chrion.runtime.execution.executor import AcceleratorFailure, Event
+from chrion.runtime.iobinding import HybridIOBinding
+from chrion.runtime.live_comparison import LiveComparison
+from chrion.runtime.options.thread_limit import limited_threads
+from chrion.runtime.requests import FastPathMatcher
+
+
+class PlainEngine:
+    """The engine of one onnxruntime session, which runs the whole model and checks requests itself.
+
+    Args:
+        source: The model's file or bytes.
+        options: The caller's session options, or None.
+        providers: As for InferenceSession.
+        provider_options: As for InferenceSession.
+        reason: Reason why the model runs plain.
+        rest: Further arguments of InferenceSession.
+    """
+
+    #: Plans have these.
+    plan = footprint = None
+    selected_for = ""
+
+    def __init__(
+        self,
+        source: str | bytes,
+        options: ort.SessionOptions | None,
+        providers: Sequence[Any] | None,
+        provider_options: Sequence[Mapping[Any, Any]] | None,
+        reason: str,
+        **rest: Any,
+    ) -> None:
+        with limited_threads(options) as limited:
+            self.session = ort.InferenceSession(source, limited, providers, provider_options, **rest)
+        #: Whether any operator may run on an accelerator.
+        self.accelerated = list(self.session.get_providers()) != [CPU_PROVIDER]
+        self.reason = reason
+        self.comparison: LiveComparison | None = None
+        #: Recognises requests of the shapes that this engine was chosen for; None if it was chosen for any shapes.
+        self.fast_path: FastPathMatcher | None = None
+
+    def matches(self, feed: Mapping[str, Any]) -> bool:
+        """Return whether a request has the shapes that this engine was chosen for, in arrays without conversion."""
+        return self.fast_path is not None and self.fast_path.matches(feed)
+
+    def find_obstacle(self, run_options: ort.RunOptions | None) -> str:
+        """Return an empty string: a plain session takes all run options."""
+        del run_options
+        return ""
+
+    def run_usual(
+        self,
+        names: Sequence[str] | None,
+        feed: Mapping[str, Any],
+        run_options: ort.RunOptions | None,
+        *,
+        any_shapes: bool,
+    ) -> list[Any] | None:
+        """Run a request of the shapes that this engine was chosen for."""
+        return self.run(names, feed, run_options) if any_shapes or self.matches(feed) else None
+
+    def run(
+        self, names: Sequence[str] | None, feed: Mapping[str, Any], run_options: ort.RunOptions | None
+    ) -> list[Any]:
+        """Run a request, and return its outputs as arrays that belong to the caller."""
+        try:
+            return self.session.run(names, feed, run_options)  # type: ignore[no-any-return]
+        except Exception as error:
+            self._blame_accelerator(error)
+            raise
+
+    def run_with_ort_values(
+        self, names: Sequence[str] | None, feed: Mapping[str, ort.OrtValue], run_options: ort.RunOptions | None
+    ) -> list[ort.OrtValue]:
+        """Run a request on OrtValues."""
+        try:
+            return list(self.session.run_with_ort_values(names, feed, run_options))
+        except Exception as error:
+            self._blame_accelerator(error)
+            raise
+
+    def run_bound(self, binding: HybridIOBinding, run_options: ort.RunOptions | None) -> list[ort.OrtValue]:
+        """Run a request on a binding, and return the outputs in the order in which they were bound."""
+        try:
+            return binding.run_plain(self.session, run_options)
+        except Exception as error:
+            self._blame_accelerator(error)
+            raise
+
+    def trace(self, feed: Mapping[str, Any]) -> list[Event]:
+        """Return an empty list: there are no segments."""
+        del feed
+        return []
+
+    def _blame_accelerator(self, error: Exception) -> None:
+        """Raise an error as a failure of the accelerator if it may be one."""
+        if self.accelerated:
+            raise AcceleratorFailure(error) from error.__cause__
+
+    @functools.cached_property
+    def capacity(self) -> int:
+        """Number of requests in flight for which several threads each are worthwhile, at least one.
+
+        Without limit if the session has one thread anyway.
+        """
+        return sys.maxsize if self.has_one_thread else max(1, len(physical_cores()) - 1)
+
+    @functools.cached_property
+    def has_one_thread(self) -> bool:
+        """Whether each request has a single thread."""
+        return bool(self.session.get_session_options().intra_op_num_threads == 1)
+
+    @property
+    def providers(self) -> list[str]:
+        """The execution providers in use, the accelerator's first."""
+        return list(self.session.get_providers())
+
+    @property
+    def provider_options(self) -> dict[str, dict[str, str]]:
+        """The options of each execution provider in use."""
+        return dict(self.session.get_provider_options())
+
+    def uses(self, provider: str) -> bool:
+        """Return whether the session runs on an execution provider."""
+        return provider in self.providers
+
+    def for_shapes(self, inputs: Sequence[TensorInfo]) -> PlainEngine:
+        """Return an engine of the same session, chosen for inputs of known shapes."""
+        twin = copy.copy(self)
+        twin.fast_path = FastPathMatcher(inputs)
+        return twin
+
+    def because(self, reason: str) -> PlainEngine:
+        """Return an engine of the same session with another reason."""
+        twin = copy.copy(self)
+        twin.reason = reason
+        return twin
+
+    def explain(self) -> str:
+        """Return the execution providers, and the reason why the model runs plain."""
+        return f"plain onnxruntime on {', '.join(self.providers)}: {self.reason}"
+
+    def close(self, until: float | None = None) -> None:
+        """Do nothing: a plain session has no lanes to stop."""
