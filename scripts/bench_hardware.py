@@ -27,7 +27,7 @@ from chrion.graph.work import NodeWork, node_work
 from chrion.hardware import Processor, hardware
 from chrion.profiler import Profile, profile
 from chrion.profiler.chunk_costs import measured_chunks
-from chrion.profiler.corrections import Factors, Sample, fit_factors
+from chrion.profiler.corrections import CorrectionSample, Factors, fit_factors
 from chrion.profiler.datasheet import processor_parts
 from chrion.profiler.hardware_profile import estimate_profile, require_processor
 from chrion.profiler.synthetic_inputs import synthetic_inputs
@@ -89,9 +89,11 @@ class Measured:
     works: tuple[NodeWork, ...]
     measured_ms: float
 
-    def sample(self, processor: Processor) -> Sample:
+    def sample(self, processor: Processor) -> CorrectionSample:
         """Return the operator with its estimate for a processor."""
-        return Sample(self.op_type, tuple(processor_parts(work, processor) for work in self.works), self.measured_ms)
+        return CorrectionSample(
+            self.op_type, tuple(processor_parts(work, processor) for work in self.works), self.measured_ms
+        )
 
 
 def measure(models: Iterable[Model]) -> dict[str, Measured]:
@@ -112,19 +114,19 @@ def measure(models: Iterable[Model]) -> dict[str, Measured]:
     return found
 
 
-def error(sample: Sample, factors: Factors | None = None) -> float:
+def error(sample: CorrectionSample, factors: Factors | None = None) -> float:
     """Return the relative error of an estimate, corrected by factors."""
     return abs((factors or Factors()).time_ms(sample.op_type, sample.parts) / sample.measured_ms - 1)
 
 
-def error_table(samples: Sequence[Sample]) -> str:
+def error_table(samples: Sequence[CorrectionSample]) -> str:
     """Return the errors by operator type, the most frequent type first.
 
     Corrections are fitted from a few operators of each type, drawn at random, and judged by the others.
     """
     few = _few_of_each_type(samples)
     factors = fit_factors(few)
-    by_type: dict[str, list[Sample]] = {}
+    by_type: dict[str, list[CorrectionSample]] = {}
     for each in samples:
         by_type.setdefault(each.op_type, []).append(each)
     head = ("operator type", "operators", "median", "90th percentile", "estimated / measured, median")
@@ -140,10 +142,10 @@ def error_table(samples: Sequence[Sample]) -> str:
     return markdown_table(rows)
 
 
-def _few_of_each_type(samples: Sequence[Sample], seed: int = 0) -> list[Sample]:
+def _few_of_each_type(samples: Sequence[CorrectionSample], seed: int = 0) -> list[CorrectionSample]:
     """Return at most :data:`FEW` operators of each type, and at most half of them."""
     pick = random.Random(seed)  # noqa: S311 - which operators are measured
-    few: list[Sample] = []
+    few: list[CorrectionSample] = []
     for op_type in sorted({each.op_type for each in samples}):
         same = [each for each in samples if each.op_type == op_type]
         few += pick.sample(same, min(FEW, len(same) // 2))
@@ -162,7 +164,7 @@ def correction_table(operators: Sequence[Measured]) -> str:
     return markdown_table(rows)
 
 
-def _corrected_error(samples: Sequence[Sample], count: int, share: float) -> str:
+def _corrected_error(samples: Sequence[CorrectionSample], count: int, share: float) -> str:
     """Return a quantile of the errors over the operators that the corrections are not fitted from."""
     errors: list[float] = []
     for seed in range(DRAWS):

@@ -6,7 +6,7 @@ import numpy as np
 
 from chrion.generation.cache import CachePool, RequestCache
 from chrion.generation.equivalence import Run
-from chrion.generation.iteration import Engine, Work
+from chrion.generation.iteration import DecoderEngine, Work
 from decoder_support import PlainDecoder, check_scores
 
 LENGTH = 40
@@ -15,7 +15,7 @@ LENGTH = 40
 class Conversation:
     """A request with all tokens that it has had so far, and its cache, in a pool or with memory of its own."""
 
-    def __init__(self, engine: Engine, pool: CachePool | None = None) -> None:
+    def __init__(self, engine: DecoderEngine, pool: CachePool | None = None) -> None:
         self.engine = engine
         self.cache = RequestCache(engine.signature, LENGTH, by_token=engine.by_token, pool=pool)
         self.ids: list[int] = []
@@ -26,7 +26,7 @@ class Conversation:
         return work
 
 
-def check_random_mixes(engine: Engine, plain: PlainDecoder, iterations: int, run: Run | None = None) -> None:
+def check_random_mixes(engine: DecoderEngine, plain: PlainDecoder, iterations: int, run: Run | None = None) -> None:
     """Run random batches of initiations, increments and chunks, of which a few scores are not wanted."""
     pick = np.random.default_rng(1)
     memory = CachePool(engine.signature, 6 * LENGTH)

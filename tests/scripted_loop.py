@@ -15,7 +15,7 @@ from chrion.generation import Sampling, Stream
 from chrion.generation.cache import CacheManager
 from chrion.generation.iteration import Outcome, Work
 from chrion.generation.loop import IterationLoop
-from chrion.generation.requests import Request
+from chrion.generation.requests import GenerationRequest
 from chrion.generation.rewrites.decoder import DecoderSignature
 from chrion.generation.sampling import Sampler
 from chrion.generation.scheduling import IterationScheduler
@@ -79,7 +79,7 @@ class Served:
         stream = Stream(len(prompt), lambda stream: self.loop.cancel(number, stream))
         capacity = self.loop.scheduler.needed_slots(len(prompt), count)
         sampler = Sampler(Sampling(), prompt)
-        self.loop.submit(Request(number, stream, sampler, prompt, count, frozenset(), text, capacity))
+        self.loop.submit(GenerationRequest(number, stream, sampler, prompt, count, frozenset(), text, capacity))
         return stream
 
     def check_idle(self) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from chrion.serving.manager.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING
 from chrion.serving.simulator.cluster_state import ServerPolicies
-from chrion.serving.simulator.engine import Engine, EngineConfig
+from chrion.serving.simulator.engine import ClusterEngine, EngineConfig
 from chrion.serving.simulator.scenario import Scenario, ScenarioSource
 from chrion.serving.simulator.settings import ServerSpec
 from chrion.serving.variants import Variant
@@ -22,7 +22,7 @@ def engine_of(  # every test sets another parameter
     slo_ms: float = math.inf,
     seed: int = 1,
     **setting: Any,
-) -> Engine:
+) -> ClusterEngine:
     """Return an engine of one server with simple policies."""
     size = len(variants)
     policies = ServerPolicies(
@@ -35,7 +35,7 @@ def engine_of(  # every test sets another parameter
         pinned=[False] * size,
     )
     servers = [spec or ServerSpec()]
-    return Engine(EngineConfig(servers, variants, policies, ROUTING["least-loaded"], seed, **setting))
+    return ClusterEngine(EngineConfig(servers, variants, policies, ROUTING["least-loaded"], seed, **setting))
 
 
 def scenario_of(variant: dict[str, Any], models: int = 1, **sets: Any) -> Scenario:

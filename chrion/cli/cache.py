@@ -39,7 +39,7 @@ KindArgument = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class CacheUsage:
     """Cached files of one kind, or of one machine within a kind."""
 
     kind: str
@@ -119,15 +119,15 @@ def _kinds(kind: str | None) -> list[str]:
     return [kind] if kind else list(KINDS)
 
 
-def _usages(folder: Path, kind: str) -> Iterator[Usage]:
+def _usages(folder: Path, kind: str) -> Iterator[CacheUsage]:
     by_machine: dict[str, list[Path]] = {}
     for path in _entries(folder / kind):
         machine = path.parent.name if path.parent != folder / kind else ""
         by_machine.setdefault(machine, []).append(path)
     if not by_machine:
-        yield Usage(kind, "", 0, 0)
+        yield CacheUsage(kind, "", 0, 0)
     for machine, files in sorted(by_machine.items()):
-        yield Usage(kind, machine, len(files), sum(map(_size_bytes, files)))
+        yield CacheUsage(kind, machine, len(files), sum(map(_size_bytes, files)))
 
 
 def _entries(folder: Path) -> list[Path]:

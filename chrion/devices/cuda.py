@@ -72,7 +72,7 @@ def run_entries(*, wait: bool, graph: int | None = None, replayed: bool = True) 
     return entries
 
 
-class Stream:
+class CudaStream:
     """A CUDA stream for the sessions of one accelerator lane, which it must outlive.
 
     Args:

@@ -139,7 +139,7 @@ class SelectiveEngine:
         return outcomes
 
 
-class PlainEngine:
+class PlainDecoderEngine:
     """An engine of one session of the whole model, which runs the requests of a batch one by one.
 
     Args:

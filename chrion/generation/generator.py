@@ -21,7 +21,7 @@ from chrion.generation.arguments import at_least, length_error, whole_number
 from chrion.generation.cache import CacheManager, slots_of_bytes
 from chrion.generation.loop import IterationLoop
 from chrion.generation.open_engine import open_engine
-from chrion.generation.requests import Request
+from chrion.generation.requests import GenerationRequest
 from chrion.generation.rewrites.decoder import decoder_signature
 from chrion.generation.sampling import Sampler, Sampling
 from chrion.generation.scheduling import IterationScheduler
@@ -197,7 +197,9 @@ class Generator:
         capacity = self._loop.scheduler.needed_slots(len(ids), max_new_tokens)
         number = next(self._numbers)
         stream = Stream(len(ids), functools.partial(self._cancel, number))  # which keeps the generator alive
-        self._loop.submit(Request(number, stream, sampler, ids, max_new_tokens, ends, builder, capacity, logprobs))
+        self._loop.submit(
+            GenerationRequest(number, stream, sampler, ids, max_new_tokens, ends, builder, capacity, logprobs)
+        )
         return stream
 
     def _cancel(self, number: int, stream: Stream) -> None:

@@ -32,7 +32,7 @@ class Work:
 Outcome = Array | GenerationError | None
 
 
-class Engine(Protocol):
+class DecoderEngine(Protocol):
     """A decoder that runs iterations."""
 
     #: The decoder's inputs and outputs.

@@ -19,8 +19,8 @@ from queue import SimpleQueue
 
 from chrion.errors import GenerationError
 from chrion.generation.cache import CacheManager
-from chrion.generation.iteration import Engine, Outcome, Work
-from chrion.generation.requests import Request, of_unknown_context
+from chrion.generation.iteration import DecoderEngine, Outcome, Work
+from chrion.generation.requests import GenerationRequest, of_unknown_context
 from chrion.generation.scheduling import Batch, IterationScheduler, Share
 from chrion.generation.session_threads import IterationCores
 from chrion.generation.streams import FINISH_REASONS, Stream
@@ -38,7 +38,7 @@ class _Flight:
     """A batch in flight."""
 
     batch: Batch
-    requests: Sequence[Request]
+    requests: Sequence[GenerationRequest]
     #: What it has returned, if it has.
     outcomes: list[Outcome] | None = None
 
@@ -72,7 +72,7 @@ class IterationLoop:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: DecoderEngine,
         scheduler: IterationScheduler,
         caches: CacheManager,
         context: int,
@@ -83,10 +83,10 @@ class IterationLoop:
         #: Held while arrivals are taken and batches are selected. Iterations do not begin while it is held.
         self.gate = threading.Lock()
         self._context, self._cores = context, cores
-        self._requests: dict[int, Request] = {}
-        self._arrivals: deque[Request] = deque()
+        self._requests: dict[int, GenerationRequest] = {}
+        self._arrivals: deque[GenerationRequest] = deque()
         self._cancelled: deque[int] = deque()
-        self._leaving: Request | None = None  # one that ends in this moment
+        self._leaving: GenerationRequest | None = None  # one that ends in this moment
         self._flights: deque[_Flight] = deque()
         self._wake: SimpleQueue[None] = SimpleQueue()
         self._jobs: SimpleQueue[_Flight | None] = SimpleQueue()
@@ -116,7 +116,7 @@ class IterationLoop:
         """The requests that have not begun."""
         return len(self._arrivals) + self.scheduler.waiting
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: GenerationRequest) -> None:
         """Queue a request whose slots the scheduler has."""
         self._arrivals.append(request)
         self._wake.put(None)
@@ -240,7 +240,7 @@ class IterationLoop:
         if numbers:
             self.caches.give_back()
 
-    def _finish(self, request: Request, reason: str, error: Exception | None = None, text: str = "") -> None:
+    def _finish(self, request: GenerationRequest, reason: str, error: Exception | None = None, text: str = "") -> None:
         """End the stream of a request and count it."""
         self.counts.finished_requests += 1
         request.stream.finish(reason, error, text)
@@ -305,7 +305,7 @@ class IterationLoop:
         self.counts.iteration_requests += len(flight.batch)
         self._leave(self.scheduler.complete([request.number for request in flight.requests if request.reason]))
 
-    def _advance(self, share: Share, request: Request, outcome: Outcome) -> None:
+    def _advance(self, share: Share, request: GenerationRequest, outcome: Outcome) -> None:
         if isinstance(outcome, Exception):
             request.reason, request.error = "error", outcome if self._context else of_unknown_context(outcome, request)
             return

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from chrion.errors import ModelError
-from chrion.generation.engine import PlainEngine, SelectiveEngine
-from chrion.generation.iteration import Engine, Outcome, Work
+from chrion.generation.engine import PlainDecoderEngine, SelectiveEngine
+from chrion.generation.iteration import DecoderEngine, Outcome, Work
 from chrion.generation.rewrites.decoder import DecoderSignature, decoder_signature
 from chrion.generation.rewrites.merged_decoder import cached_branch, check_prompts
 from chrion.generation.rewrites.selective import split_decoder
@@ -14,7 +14,7 @@ from chrion.generation.session_threads import SessionThreads
 from chrion.graph.model import Graph
 
 
-class MergedEngine(PlainEngine):
+class MergedEngine(PlainDecoderEngine):
     """An engine of a merged decoder that is not split: a prompt by one branch, each token after it by the other."""
 
     def run(self, batch: Sequence[Work]) -> list[Outcome]:
@@ -33,7 +33,7 @@ class MergedEngine(PlainEngine):
 
 def open_merged(
     graph: Graph, signature: DecoderSignature, threads: SessionThreads, providers: Sequence[str], most_tokens: int = 0
-) -> Engine:
+) -> DecoderEngine:
     """Return the selective engine of the branch with a cache if it computes prompts, too; else that of both branches.
 
     Args:

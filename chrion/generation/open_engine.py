@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from chrion.devices.providers import CPU_PROVIDER
 from chrion.errors import ModelError
-from chrion.generation.engine import PlainEngine, SelectiveEngine
-from chrion.generation.iteration import Engine
+from chrion.generation.engine import PlainDecoderEngine, SelectiveEngine
+from chrion.generation.iteration import DecoderEngine
 from chrion.generation.merged import open_merged
 from chrion.generation.rewrites.decoder import BRANCH, decoder_signature
 from chrion.generation.rewrites.selective import split_decoder
@@ -21,7 +21,7 @@ def open_engine(
     providers: Sequence[str] = (CPU_PROVIDER,),
     cores: Sequence[int] = (),
     most_tokens: int = 0,
-) -> Engine:
+) -> DecoderEngine:
     """Return the selective engine of a decoder, or the plain engine if the decoder cannot be split.
 
     Args:
@@ -40,5 +40,5 @@ def open_engine(
     try:
         split = split_decoder(graph, signature)
     except ModelError as error:
-        return PlainEngine(graph, signature, own, providers, error.message)
+        return PlainDecoderEngine(graph, signature, own, providers, error.message)
     return SelectiveEngine(split, own, providers, most_tokens)

@@ -14,7 +14,7 @@ from chrion.generation.text import TextBuilder
 
 
 @dataclass(slots=True)
-class Request:
+class GenerationRequest:
     """A request that waits or runs. It belongs to the thread of the generator, but for its cache."""
 
     number: int
@@ -70,7 +70,7 @@ class Request:
         return 1
 
 
-def of_unknown_context(error: Exception, request: Request) -> Exception:
+def of_unknown_context(error: Exception, request: GenerationRequest) -> Exception:
     """Return an error of a model whose context length is unknown, which may have been exceeded.
 
     The error of a first iteration, or one that has a hint of its own, is left as it is.

@@ -17,7 +17,7 @@ from chrion.profiler.profiles import OperatorCost, operator_cost_from_json
 _METHOD = 4
 
 
-class Cache:
+class MeasurementCache:
     """The cached measurements of one machine with one number of cores and one accelerator."""
 
     def __init__(self, fingerprint: str, cores: int) -> None:

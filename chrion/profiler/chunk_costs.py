@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from chrion.graph.dag import Dag
-from chrion.profiler.estimate import Estimator, Work
+from chrion.profiler.estimate import Estimator, OperatorWork
 from chrion.profiler.profiles import OperatorCost
 from chrion.profiler.roofline import operator_bytes
 
@@ -90,10 +90,10 @@ def _wide(a: OperatorCost, b: OperatorCost, value: Callable[[float, float], floa
 
 def _estimated(dag: Dag, i: int, same: Sequence[OperatorCost]) -> OperatorCost:
     """Return the cost estimated from operators of the same type."""
-    work = Work(dag.op_types[i], dag.flops[i], operator_bytes(dag, i))
+    work = OperatorWork(dag.op_types[i], dag.flops[i], operator_bytes(dag, i))
 
     def time_ms(times: Sequence[float]) -> float:
-        known = [Work(c.op_type, c.flops, c.bytes, ms) for c, ms in zip(same, times, strict=True)]
+        known = [OperatorWork(c.op_type, c.flops, c.bytes, ms) for c, ms in zip(same, times, strict=True)]
         return Estimator(known).time_ms(work)
 
     accelerated = [cost.accelerator_ms for cost in same if cost.accelerator_ms is not None]

@@ -36,7 +36,7 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class CorrectionSample:
     """An operator that was estimated and measured on one device."""
 
     op_type: str
@@ -58,7 +58,7 @@ class Factors:
         return self.types.get(op_type, 1.0) * sum(part.time_ms(self.bounds) for part in parts)
 
 
-def fit_factors(samples: Sequence[Sample]) -> Factors:
+def fit_factors(samples: Sequence[CorrectionSample]) -> Factors:
     """Return the most probable factors given some measured operators; all are 1 without any.
 
     Each step takes O(n (b + t)^2 + (b + t)^3) for n operators, b bounds and t types.
@@ -78,7 +78,7 @@ def fit_factors(samples: Sequence[Sample]) -> Factors:
     return _factors(logs, types)
 
 
-def _linearise(samples: Sequence[Sample], types: Sequence[str], logs: Floats) -> tuple[Floats, Floats]:
+def _linearise(samples: Sequence[CorrectionSample], types: Sequence[str], logs: Floats) -> tuple[Floats, Floats]:
     """Return the errors of corrected times in logarithms, and their derivatives by the logarithms of the factors."""
     factors = _factors(logs, types)
     errors = np.zeros(len(samples))

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class OperatorWork:
     """The work of an operator, and its time if it was measured."""
 
     op_type: str
@@ -24,11 +24,11 @@ class Work:
 class Estimator:
     """An estimator fitted to the known operators of the same type, or to all of non-zero time if there are none."""
 
-    def __init__(self, known: Sequence[Work]) -> None:
+    def __init__(self, known: Sequence[OperatorWork]) -> None:
         self._known = known
         self._fits: dict[str, npt.NDArray[np.float64]] = {}
 
-    def time_ms(self, work: Work) -> float:
+    def time_ms(self, work: OperatorWork) -> float:
         """Return the estimated time in ms; zero if no operator is known."""
         if work.op_type not in self._fits:
             same = [w for w in self._known if w.op_type == work.op_type] or [w for w in self._known if w.time_ms]
@@ -36,7 +36,7 @@ class Estimator:
         return float(self._fits[work.op_type] @ np.array([1.0, work.flops, work.bytes]))
 
 
-def fit(known: Sequence[Work]) -> npt.NDArray[np.float64]:
+def fit(known: Sequence[OperatorWork]) -> npt.NDArray[np.float64]:
     """Return the coefficients of 1, flops and bytes, none negative, with the least squared relative error.
 
     This is non-negative least squares over three columns: each of the seven non-empty sets of columns is fitted, and

@@ -10,7 +10,7 @@ from chrion.graph.model import Graph
 from chrion.graph.recurrent import chunk_choices, unroll
 from chrion.graph.work import NodeWork, node_work
 from chrion.hardware import Accelerator, Hardware, Processor
-from chrion.profiler.corrections import Factors, Sample, fit_factors
+from chrion.profiler.corrections import CorrectionSample, Factors, fit_factors
 from chrion.profiler.costs import FREE, CopyCost
 from chrion.profiler.datasheet import KERNELS, accelerator_parts, cached_bytes_per_ms, processor_parts
 from chrion.profiler.estimate_parts import Parts
@@ -166,9 +166,11 @@ class _Estimator:
             )
         self._measured = {signature: profile.operators[signature] for signature in common}
         pairs = [(operators[signature], cost) for signature, cost in self._measured.items()]
-        self._on_cpu = fit_factors([Sample(o.op_type, self._cpu_parts(o), cost.cpu_ms[0]) for o, cost in pairs])
+        self._on_cpu = fit_factors(
+            [CorrectionSample(o.op_type, self._cpu_parts(o), cost.cpu_ms[0]) for o, cost in pairs]
+        )
         self._on_accelerator = fit_factors(
-            [Sample(o.op_type, self._accelerator_parts(o), cost.accelerator_ms or 0.0) for o, cost in pairs]
+            [CorrectionSample(o.op_type, self._accelerator_parts(o), cost.accelerator_ms or 0.0) for o, cost in pairs]
         )
         return len(common)
 

@@ -22,7 +22,7 @@ from chrion.graph.model import Graph
 from chrion.graph.ort_sessions import first_line, weights_folder_option
 from chrion.graph.recurrent import chunk_choices, unroll
 from chrion.machine.cores import check_cores, physical_cores, private_cache_bytes
-from chrion.profiler.cache import Cache
+from chrion.profiler.cache import MeasurementCache
 from chrion.profiler.chunk_costs import interpolate, measured_chunks
 from chrion.profiler.handoff import measure_handoff_ms
 from chrion.profiler.interference import UsageMonitor
@@ -85,7 +85,7 @@ def profile(  # noqa: PLR0913 - optional arguments are keyword-only
     provider = usable_provider(accelerator)
     device = Device(provider) if provider else None
     machine = this_machine(provider)
-    cache = Cache(machine.fingerprint, len(lanes))
+    cache = MeasurementCache(machine.fingerprint, len(lanes))
     choices = chunk_choices(graph)
     first = _representatives([graph, *(unroll(graph, chunk) for chunk in measured_chunks(choices)), *variants])
     known = {} if fresh else {s: cost for s in first if (cost := cache.get(s)) is not None}
@@ -175,7 +175,7 @@ def _unknown(first: Mapping[str, Operator], known: Mapping[str, OperatorCost]) -
 
 
 def _measure_into(
-    cache: Cache,
+    cache: MeasurementCache,
     operators: Sequence[Operator],
     lanes: tuple[int, ...],
     device: Device | None,

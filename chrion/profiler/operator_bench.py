@@ -57,7 +57,7 @@ _LARGE_WEIGHT_BYTES = 64e6
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class OperatorSample:
     """The measured time of one operator."""
 
     time_ms: float
@@ -194,7 +194,7 @@ class _OperatorSession:
 
 def time_in_rounds(
     benches: Sequence[OperatorBench], sets: Sequence[Sequence[int]], wide: Sequence[Sequence[int]] = ()
-) -> list[list[Sample]]:
+) -> list[list[OperatorSample]]:
     """Time several operators alternately, each of them on several sets of cores.
 
     Args:
@@ -232,14 +232,14 @@ def _wide_actions(bench: OperatorBench, wide: Sequence[Sequence[int]]) -> list[C
     return [partial(bench.time_wide, cores) for cores in wide]
 
 
-def _sample(windows: Sequence[Sequence[float]]) -> Sample:
+def _sample(windows: Sequence[Sequence[float]]) -> OperatorSample:
     """Return the least lower quartile of the windows, and the spread over all of their calls."""
     times = [ms for window in windows for ms in window]
     low, median, high = statistics.quantiles(times, n=4)
     least = min(
         statistics.quantiles(window, n=4, method="inclusive")[0] if len(window) > 1 else window[0] for window in windows
     )
-    return Sample(least, (high - low) / median if median else 0.0)
+    return OperatorSample(least, (high - low) / median if median else 0.0)
 
 
 def _touched_bytes(graph: Graph, i: int) -> float:

@@ -15,7 +15,7 @@ from chrion.common.units import format_count
 from chrion.errors import ProfileError
 from chrion.graph.dag import Dag
 from chrion.profiler.costs import FREE, STREAMS, BufferSupport, CopyCost, Costs, OperatorMemory
-from chrion.profiler.estimate import Estimator, Work
+from chrion.profiler.estimate import Estimator, OperatorWork
 from chrion.profiler.machine import Machine, machine_from_json, machine_to_json
 from chrion.profiler.roofline import Roofline, operator_bytes
 from chrion.profiler.widths import describe_fit, fit_errors, measured_widths, planned_widths, times_at
@@ -160,7 +160,7 @@ class Profile:
         known = self.operators.get(dag.signatures[i])
         if known is not None:
             return known
-        work = Work(dag.op_types[i], dag.flops[i], operator_bytes(dag, i))
+        work = OperatorWork(dag.op_types[i], dag.flops[i], operator_bytes(dag, i))
         accelerator = self._estimator(0).time_ms(work) if self._runs_on_accelerator(work.op_type) else None
         return OperatorCost(
             op_type=work.op_type,
@@ -179,7 +179,7 @@ class Profile:
         """Return the estimator for ``busy`` CPU cores, or for the accelerator if 0."""
         if busy not in self._estimators:
             known = [
-                Work(o.op_type, o.flops, o.bytes, ms)
+                OperatorWork(o.op_type, o.flops, o.bytes, ms)
                 for o in self.operators.values()
                 if (ms := o.cpu_ms[busy - 1] if busy else o.accelerator_ms) is not None
             ]

@@ -40,7 +40,7 @@ def voluntary_switches() -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class SwitchSample:
     """A request whose voluntary context switches are counted.
 
     Attributes:
@@ -77,15 +77,15 @@ class ArenaContention:
         self._lock = threading.RLock()  # a signal handler may serve a request
         self._switches: list[float] = []
 
-    def sample(self) -> Sample | None:
+    def sample(self) -> SwitchSample | None:
         """Return a sample for the request that the calling thread begins, if it is selected."""
         self._requests += 1  # a lost count does not matter
         if self._requests % _INTERVAL:
             return None
         switches = self._count_switches()
-        return None if switches is None else Sample(self._clock(), switches)
+        return None if switches is None else SwitchSample(self._clock(), switches)
 
-    def add(self, sample: Sample) -> None:
+    def add(self, sample: SwitchSample) -> None:
         """Count the switches of a request that the calling thread has ended."""
         switches = self._count_switches()
         if switches is None:

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable
 
 from chrion.machine.cores import current_cpu, move_to
-from chrion.runtime.arena_contention import ArenaContention, Sample
+from chrion.runtime.arena_contention import ArenaContention, SwitchSample
 from chrion.runtime.crowding import Crowding
 from chrion.runtime.execution.engine import Engine
 from chrion.runtime.execution.plain_engine import PlainEngine
@@ -17,7 +17,7 @@ from chrion.runtime.one_thread import OneThreadSession
 from chrion.runtime.process_hooks import in_flight
 
 #: What records a request when it has ended.
-Observer = LiveComparison | Sample
+Observer = LiveComparison | SwitchSample
 
 
 class Diversion:
@@ -71,7 +71,7 @@ class Diversion:
             return None, None
         return self.one_thread.get() if comparison.diverts else None, comparison
 
-    def _divert_crowded(self, engine: Engine, *, fits: bool) -> tuple[PlainEngine | None, Sample | None]:
+    def _divert_crowded(self, engine: Engine, *, fits: bool) -> tuple[PlainEngine | None, SwitchSample | None]:
         """Decide whether the one-thread session serves a request during a crowd.
 
         Other requests share a session that has one thread itself; it is replaced only by one without an arena.
@@ -91,7 +91,7 @@ class Diversion:
             start_s: Start of the request, of ``time.perf_counter()``.
             diverted: Whether the one-thread session has served it.
         """
-        if isinstance(observer, Sample):
+        if isinstance(observer, SwitchSample):
             self._contention.add(observer)
         elif len(in_flight) <= 1:
             self._compare(observer, start_s, diverted=diverted)

@@ -22,7 +22,7 @@ MASKED = -1e9
 
 
 @dataclass(frozen=True, slots=True)
-class Rotation:
+class RotaryTables:
     """Cosines and sines of rotary position embeddings: values that broadcast to [batch, heads, steps, width / 2]."""
 
     cos: str
@@ -59,12 +59,12 @@ class Decoder(Network):
         scale = self.constant(self.unique("scale"), np.ones(self.hidden, np.float32))
         return self.op("Mul", self.op("Div", x, root), scale)
 
-    def rotation(self, steps: int) -> Rotation:
+    def rotation(self, steps: int) -> RotaryTables:
         """Add the constant rotation of the steps 0 to ``steps - 1``."""
         angles = rotary_angles(steps, self.width)[None, None]
-        return Rotation(self.constant("cos", np.cos(angles)), self.constant("sin", np.sin(angles)))
+        return RotaryTables(self.constant("cos", np.cos(angles)), self.constant("sin", np.sin(angles)))
 
-    def rotation_at(self, positions: str, limit: int) -> Rotation:
+    def rotation_at(self, positions: str, limit: int) -> RotaryTables:
         """Add the rotation of given positions.
 
         Args:
@@ -76,9 +76,9 @@ class Decoder(Network):
         cos, sin = (
             self.op("Unsqueeze", self.op("Gather", table, positions, axis=0), self.integers(1)) for table in tables
         )
-        return Rotation(cos, sin)
+        return RotaryTables(cos, sin)
 
-    def rotate(self, x: str, rotation: Rotation) -> str:
+    def rotate(self, x: str, rotation: RotaryTables) -> str:
         """Rotate each pair of elements ``i`` and ``i + width / 2`` of every head by the angle of its position."""
         halves = [self.unique("half") for _ in range(2)]
         self.node("Split", [x, self.integers(*[self.width // 2] * 2)], halves, axis=-1)
@@ -90,11 +90,11 @@ class Decoder(Network):
             axis=-1,
         )
 
-    def queries(self, x: str, rotation: Rotation) -> str:
+    def queries(self, x: str, rotation: RotaryTables) -> str:
         """Add the queries of attention: [batch, heads, steps, width]."""
         return self.rotate(self._heads(x, self.heads, "query"), rotation)
 
-    def keys_and_values(self, x: str, rotation: Rotation) -> tuple[str, str]:
+    def keys_and_values(self, x: str, rotation: RotaryTables) -> tuple[str, str]:
         """Add the keys and the values of attention, both [batch, kv_heads, steps, width]."""
         return self.rotate(self._heads(x, self.kv_heads, "key"), rotation), self._heads(x, self.kv_heads, "value")
 
@@ -126,7 +126,7 @@ class Decoder(Network):
         mask = np.triu(np.full((steps, steps), MASKED, np.float32), 1)
         return self.constant("causal_mask", mask[None, None, None])
 
-    def self_attention(self, x: str, rotation: Rotation, mask: str) -> str:
+    def self_attention(self, x: str, rotation: RotaryTables, mask: str) -> str:
         """Add causal self-attention without a cache, with normalisation and a residual connection."""
         with self.scope("attention"):
             normal = self.rms_norm(x)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from chrion.generation.cache import CacheManager
-from chrion.generation.iteration import Engine, Outcome, Work
+from chrion.generation.iteration import DecoderEngine, Outcome, Work
 from chrion.generation.rewrites.decoder import DecoderSignature
 
 Array = np.ndarray[Any, Any]
@@ -40,7 +40,7 @@ def draw_inputs(signature: DecoderSignature, shape: Shape, number: int) -> tuple
     return ids, caches
 
 
-def selective_run(engine: Engine, shapes: Sequence[Shape]) -> Callable[[], object]:
+def selective_run(engine: DecoderEngine, shapes: Sequence[Shape]) -> Callable[[], object]:
     """Return an iteration by selective batching, which can be repeated."""
     batch = []
     slots = sum(shape.past + shape.new for shape in shapes)

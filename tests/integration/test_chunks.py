@@ -14,7 +14,7 @@ from onnxruntime.quantization import quantize_dynamic
 from test_computed_positions import ARRANGED, compute_positions
 
 import chrion
-from chrion.generation.engine import PlainEngine, SelectiveEngine
+from chrion.generation.engine import PlainDecoderEngine, SelectiveEngine
 from chrion.generation.rewrites.position_reductions import reduces_positions
 from decoder_support import PlainDecoder, small_decoder
 from seams.generation import loop_of
@@ -96,7 +96,7 @@ def test_a_decoder_that_runs_one_request_after_another() -> None:
     """Its prompts are divided if that was tried with equal results."""
     plain = PlainDecoder(model := with_unknown_operator(small_decoder("llama-decoder")))
     expected = [plain.generate_with_cache(prompt, 9) for prompt in PROMPTS]
-    assert generated(model, CHUNK) == (expected, CHUNK, PlainEngine)
+    assert generated(model, CHUNK) == (expected, CHUNK, PlainDecoderEngine)
 
 
 def with_length(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -119,12 +119,12 @@ def with_length(model: onnx.ModelProto) -> onnx.ModelProto:
     ("change", "engine"),
     [
         (lambda model, _: seeing_all(model), SelectiveEngine),
-        (lambda model, _: with_unknown_operator(seeing_all(model)), PlainEngine),
-        (with_int8, PlainEngine),
-        (lambda model, _: with_long_positions(model, 20), PlainEngine),
-        (lambda model, _: trim_caches(model, 6), PlainEngine),
+        (lambda model, _: with_unknown_operator(seeing_all(model)), PlainDecoderEngine),
+        (with_int8, PlainDecoderEngine),
+        (lambda model, _: with_long_positions(model, 20), PlainDecoderEngine),
+        (lambda model, _: trim_caches(model, 6), PlainDecoderEngine),
         (lambda model, _: with_length(model), SelectiveEngine),
-        (lambda model, _: with_unknown_operator(with_length(model)), PlainEngine),
+        (lambda model, _: with_unknown_operator(with_length(model)), PlainDecoderEngine),
     ],
     ids=["prefix", "prefix one by one", "int8", "branches", "window", "length", "length one by one"],
 )

@@ -15,7 +15,7 @@ import chrion
 from chrion.devices.providers import CPU_PROVIDER
 from chrion.errors import ModelError
 from chrion.generation.cache import RequestCache
-from chrion.generation.engine import PlainEngine, SelectiveEngine
+from chrion.generation.engine import PlainDecoderEngine, SelectiveEngine
 from chrion.generation.iteration import Work
 from chrion.generation.rewrites.decoder import decoder_signature
 from chrion.generation.session_threads import SessionThreads
@@ -139,7 +139,7 @@ def test_texts_equal_plain_onnxruntime(name: str, change: Change) -> None:
         assert engine.pooled is not None
         streams = [generator.submit(prompt, 10) for prompt in PROMPTS]
         assert [stream.result(60) for stream in streams] == [plain.generate(prompt, 10) for prompt in PROMPTS]
-    alone = PlainEngine(graph, decoder_signature(graph), SessionThreads(1), [CPU_PROVIDER], "not split")
+    alone = PlainDecoderEngine(graph, decoder_signature(graph), SessionThreads(1), [CPU_PROVIDER], "not split")
     cache = RequestCache(alone.signature, 4, by_token=False)
     for end, past in ((3, 0), (4, 3)):
         check_scores(alone.run([Work(cache, range(past, end), past)]), [range(end)], plain)

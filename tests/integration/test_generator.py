@@ -26,7 +26,7 @@ from tokenizers.pre_tokenizers import Whitespace
 
 from chrion import Generator, Graph, Sampling, load
 from chrion.errors import ContextLengthError, GenerationError, OptionError, ProviderError
-from chrion.generation.engine import PlainEngine
+from chrion.generation.engine import PlainDecoderEngine
 from decoder_support import PlainDecoder, log_softmax, small_decoder, wait_until_idle
 from seams.generation import loop_of
 
@@ -297,7 +297,7 @@ def test_models_that_cannot_be_split_are_served_one_by_one() -> None:
     model.graph.node.append(helper.make_node("ReduceMean", ["own"], ["mean"], "over-tokens", axes=[1], keepdims=1))
     model.graph.node.append(helper.make_node("Sub", ["own", "mean"], ["logits"]))
     with Generator(model, threads=1) as generator:
-        assert isinstance(loop_of(generator).engine, PlainEngine)
+        assert isinstance(loop_of(generator).engine, PlainDecoderEngine)
         assert "over-tokens" in generator.refused
         assert generator.submit([1, 2], 5).result(60) == PlainDecoder(model).generate_with_cache([1, 2], 5)
 

@@ -17,7 +17,7 @@ import pytest
 
 from chrion import Graph, HybridSession, load
 from chrion.runtime.execution.cut_engine import CutEngine
-from chrion.runtime.execution.program import Copy, Instruction, Run
+from chrion.runtime.execution.program import Copy, Instruction, RunSegment
 from chrion.scheduler import fixed_plan
 from chrion.zoo import RecurrentSpec, build_recurrent
 from helpers import alternating_lanes, assert_equal, branches, run_plain
@@ -134,9 +134,9 @@ def opened(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
         one.session.close()
 
 
-def names_of(one: Subject, step: Run | Copy) -> str:
+def names_of(one: Subject, step: RunSegment | Copy) -> str:
     """Return the name that a message about an instruction must contain."""
-    if isinstance(step, Run):
+    if isinstance(step, RunSegment):
         return repr(one.engine.segments[step.segment].operators[0])
     return repr(step.value)
 
@@ -144,13 +144,13 @@ def names_of(one: Subject, step: Run | Copy) -> str:
 def test_a_step_that_fails(opened: Callable[[], Subject]) -> None:
     """A failure of any segment or copy fails one request, with a message that names it."""
     one = opened()
-    steps = [step for _, _, step in one.instructions if isinstance(step, Run | Copy)]
+    steps = [step for _, _, step in one.instructions if isinstance(step, RunSegment | Copy)]
     segments = one.engine.segments
     assert len(steps) >= len(segments)
     for kind, step in zip(itertools.cycle([RuntimeError, MemoryError]), steps, strict=False):
         fault = Fault(kind)
         with pytest.MonkeyPatch.context() as patch:
-            if isinstance(step, Run):
+            if isinstance(step, RunSegment):
                 whole = segments[step.segment]
                 segments[step.segment] = replace(whole, session=FaultySession(whole.session, fault))
             else:
@@ -167,7 +167,7 @@ def test_a_lane_that_dies(opened: Callable[[], Subject]) -> None:
         if lane != first:
             with pytest.MonkeyPatch.context() as patch:
                 kill_lane(patch, lane, at)
-                named = names_of(one, step) if isinstance(step, Run | Copy) else ""
+                named = names_of(one, step) if isinstance(step, RunSegment | Copy) else ""
                 one.assert_struck_once(RuntimeError, "died", named)
 
 

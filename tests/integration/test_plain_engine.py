@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 import chrion
 from chrion.errors import GenerationError, ModelError
 from chrion.generation.cache import RequestCache
-from chrion.generation.engine import PlainEngine
+from chrion.generation.engine import PlainDecoderEngine
 from chrion.generation.iteration import Work
 from chrion.generation.open_engine import open_engine
 from decoder_support import PlainDecoder, small_decoder
@@ -71,7 +71,7 @@ def test_a_cache_of_an_unexpected_size_fails_its_request(rows: int) -> None:
     for name, value in constants.items():
         model.graph.initializer.append(numpy_helper.from_array(np.array(value), name))
     engine = open_engine(chrion.load(model), threads=1)
-    assert isinstance(engine, PlainEngine)
+    assert isinstance(engine, PlainDecoderEngine)
     cache = RequestCache(engine.signature, 8, by_token=False)
     (outcome,) = engine.run([Work(cache, np.array([1, 2, 3]), 0)])
     assert isinstance(outcome, GenerationError)

@@ -12,7 +12,7 @@ from sample import read_sample
 
 import chrion
 from chrion.errors import GenerationError, ModelError
-from chrion.generation.engine import PlainEngine, SelectiveEngine
+from chrion.generation.engine import PlainDecoderEngine, SelectiveEngine
 from chrion.generation.iteration import Outcome, Work
 from chrion.generation.open_engine import open_engine
 from chrion.generation.rewrites.decoder import decoder_signature
@@ -111,7 +111,7 @@ def test_a_model_that_mixes_tokens_is_refused_by_name_and_served_one_by_one() ->
     with pytest.raises(ModelError, match="no selective batching: ReduceMean 'over-tokens' may mix tokens"):
         split_decoder(graph, decoder_signature(graph))
     engine = open_engine(graph, threads=1)
-    assert isinstance(engine, PlainEngine)
+    assert isinstance(engine, PlainDecoderEngine)
     assert "may mix tokens" in engine.refused
     request = Conversation(engine)
     check_scores(engine.run([request.work([3, 4, 5])]), [[3, 4, 5]], PlainDecoder(model))

@@ -17,7 +17,7 @@ from onnx import TensorProto, helper
 from chrion import HybridSession, Plan, Profile, load
 from chrion.common.files import bundled_folder
 from chrion.errors import InputError, ModelError, PlanError, ProfileError, ScenarioError, UnsafeModelError
-from chrion.profiler.cache import Cache
+from chrion.profiler.cache import MeasurementCache
 from chrion.profiler.profiles import OperatorCost
 from chrion.runtime.selection.decisions import Decision, DecisionCache
 from chrion.scheduler.fixed_placement import fixed_plan
@@ -281,7 +281,7 @@ def only_file(folder: Path) -> Path:
 def test_damaged_measurements_are_ignored(content: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A damaged file of measurements counts as missing."""
     monkeypatch.setenv("CHRION_CACHE", str(tmp_path))
-    cache = Cache("damaged", 2)
+    cache = MeasurementCache("damaged", 2)
     cache.put("s", OperatorCost("Relu", (1.0, 2.0)))
     only_file(tmp_path).write_bytes(content)
     found = cache.get("s")
@@ -319,7 +319,7 @@ def test_cached_files_are_private(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.setenv("CHRION_CACHE", str(tmp_path / "cache"))
     before = os.umask(0)
     try:
-        Cache("private", 1).put("s", OperatorCost("Relu", (1.0,)))
+        MeasurementCache("private", 1).put("s", OperatorCost("Relu", (1.0,)))
         DecisionCache("private").keep(Decision("plain", None, "why"))
     finally:
         os.umask(before)
@@ -333,7 +333,7 @@ def test_an_unwritable_cache_is_not_used(monkeypatch: pytest.MonkeyPatch, tmp_pa
     """If a file is in the place of the cache's folder, nothing is cached and sessions work."""
     (tmp_path / "file").touch()
     monkeypatch.setenv("CHRION_CACHE", str(tmp_path / "file" / "cache"))
-    cache = Cache("f", 1)
+    cache = MeasurementCache("f", 1)
     cache.put("s", OperatorCost("Relu", (1.0,)))
     assert cache.get("s") is None
     with HybridSession(branches(), cores=1) as session:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from chrion.profiler.cache import Cache
+from chrion.profiler.cache import MeasurementCache
 from chrion.profiler.profiles import OperatorCost
 
 
 def _write_and_read(start: int) -> int:
-    cache, whole = Cache("shared", 1), 0
+    cache, whole = MeasurementCache("shared", 1), 0
     for count in range(300):
         cache.put("s", OperatorCost("Relu", (float(start + count),), bytes=10**6))
         found = cache.get("s")

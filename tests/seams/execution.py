@@ -44,7 +44,7 @@ from chrion.runtime.execution.engine import Engine
 from chrion.runtime.execution.executor import Executor
 from chrion.runtime.execution.lane_groups import LaneGroups
 from chrion.runtime.execution.plain_engine import PlainEngine
-from chrion.runtime.execution.program import Copy, Run, Signal, Wait
+from chrion.runtime.execution.program import Copy, RunSegment, Signal, Wait
 from chrion.runtime.execution.python_executor import PythonExecutor
 from chrion.runtime.options import probe
 from chrion.runtime.selection import guard, selector
@@ -73,8 +73,8 @@ _CALLS: dict[str, tuple[Any, str]] = {
     "open a plain engine": (PlainEngine, "__init__"),
     "probe options": (probe, "_open"),
     # of devices
-    "open on the accelerator": (accelerator.Accelerator, "open"),
-    "run on the accelerator": (accelerator.Accelerator, "run"),
+    "open on the accelerator": (accelerator.AcceleratorSessions, "open"),
+    "run on the accelerator": (accelerator.AcceleratorSessions, "run"),
     "want graphs": (accelerator, "wants_graphs"),
     "make a device frame": (DeviceFrame, "__init__"),
     "keep a buffer": (DeviceFrame, "_keep"),
@@ -248,7 +248,7 @@ def kill_lane(monkeypatch: pytest.MonkeyPatch, killed: int, at: int) -> None:
             else:
                 request.current[lane] = step
                 executor._carry_out(request, lane, step)
-        if isinstance(steps[at], Run | Copy):
+        if isinstance(steps[at], RunSegment | Copy):
             request.current[lane] = steps[at]
         raise SystemExit
 

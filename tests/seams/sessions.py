@@ -27,7 +27,7 @@ from chrion.profiler import measure_graph
 from chrion.runtime import arena_contention, crowding, diversion, engines
 from chrion.runtime.engines import Engines
 from chrion.runtime.execution import cut_engine, lane_groups
-from chrion.runtime.execution.accelerator import Accelerator
+from chrion.runtime.execution.accelerator import AcceleratorSessions
 from chrion.runtime.execution.cut_engine import CutEngine
 from chrion.runtime.execution.engine import Engine
 from chrion.runtime.execution.executor import Executor
@@ -78,7 +78,7 @@ _OTHERS: dict[str, tuple[object, str]] = {
     "move to a CPU": (diversion, "move_to"),
     "wait for other processes": (ahead, "tuning_lock"),
     "lock a file": (filelock.FileLock, "acquire"),
-    "run on the accelerator": (Accelerator, "run"),
+    "run on the accelerator": (AcceleratorSessions, "run"),
     "begin a request": (HostFrame, "begin"),
     "return an array": (HostFrame, "array"),
     "run a segment": (PythonExecutor, "_run_segment"),

@@ -8,7 +8,7 @@ import statistics
 
 import pytest
 
-from chrion.profiler.corrections import Factors, Sample, fit_factors
+from chrion.profiler.corrections import CorrectionSample, Factors, fit_factors
 from chrion.profiler.estimate_parts import Bound, Parts
 
 TYPES = ("Conv", "MatMul", "Add", "Concat", "Gather", "Relu")
@@ -16,7 +16,7 @@ TYPES = ("Conv", "MatMul", "Add", "Concat", "Gather", "Relu")
 
 def operators(
     count: int, bounds: dict[Bound, float], types: dict[str, float], noise: float = 0.0, seed: int = 0
-) -> list[Sample]:
+) -> list[CorrectionSample]:
     """Return operators with parts of random sizes, on a machine with these factors."""
     rng = random.Random(seed)
     samples = []
@@ -29,11 +29,11 @@ def operators(
         )
         op_type = rng.choice(TYPES)
         exact = Factors(bounds, types).time_ms(op_type, (parts,))
-        samples.append(Sample(op_type, (parts,), exact * math.exp(rng.gauss(0, noise))))
+        samples.append(CorrectionSample(op_type, (parts,), exact * math.exp(rng.gauss(0, noise))))
     return samples
 
 
-def median_error(samples: list[Sample], factors: Factors) -> float:
+def median_error(samples: list[CorrectionSample], factors: Factors) -> float:
     return statistics.median(abs(factors.time_ms(s.op_type, s.parts) / s.measured_ms - 1) for s in samples)
 
 
@@ -77,7 +77,7 @@ def test_a_type_has_a_factor_of_its_own() -> None:
 def test_one_outlier_changes_little() -> None:
     """A measurement of a hundred times the estimate, among twenty exact ones, moves no other operator by a fifth."""
     samples = operators(20, {}, {})
-    spoilt = [*samples[1:], Sample(samples[0].op_type, samples[0].parts, 100 * samples[0].measured_ms)]
+    spoilt = [*samples[1:], CorrectionSample(samples[0].op_type, samples[0].parts, 100 * samples[0].measured_ms)]
     factors = fit_factors(spoilt)
     assert max(abs(factors.time_ms(s.op_type, s.parts) / s.measured_ms - 1) for s in samples) < 0.2
 
@@ -89,7 +89,7 @@ def test_one_operator_corrects_with_caution() -> None:
     0.7^2 and 0.15^2, and that of the measurement, 0.4^2.
     """
     parts = Parts(arithmetic_ms=1.0)
-    factors = fit_factors([Sample("Conv", (parts,), 4.0)])
+    factors = fit_factors([CorrectionSample("Conv", (parts,), 4.0)])
     expected = 4 ** ((0.7**2 + 0.15**2) / (0.7**2 + 0.15**2 + 0.4**2))
     assert factors.time_ms("Conv", (parts,)) == pytest.approx(expected)
     assert factors.time_ms("Add", (parts,)) < expected
@@ -99,7 +99,12 @@ def test_one_operator_corrects_with_caution() -> None:
 def test_nothing_measured_corrects_nothing() -> None:
     """Without operators, or with times of zero, all factors are 1."""
     parts = (Parts(arithmetic_ms=1.0),)
-    for samples in ([], [Sample("Conv", parts, 0.0)], [Sample("Conv", (Parts(),), 1.0)], [Sample("Conv", (), 1.0)]):
+    for samples in (
+        [],
+        [CorrectionSample("Conv", parts, 0.0)],
+        [CorrectionSample("Conv", (Parts(),), 1.0)],
+        [CorrectionSample("Conv", (), 1.0)],
+    ):
         assert fit_factors(samples).time_ms("Conv", parts) == 1.0
 
 

@@ -36,7 +36,7 @@ def test_other_providers_get_the_callers_options() -> None:
     assert cuda.provider_options("WebGpuExecutionProvider", {"a": "b"}, None, graph=False) == {"a": "b"}
     assert cuda.session_entries("WebGpuExecutionProvider") == {}
     assert cuda.session_entries(CUDA_PROVIDER) == {"session.use_device_allocator_for_initializers": "1"}
-    assert cuda.Stream("WebGpuExecutionProvider").handle is None
+    assert cuda.CudaStream("WebGpuExecutionProvider").handle is None
     assert cuda.pinned_memory("WebGpuExecutionProvider") is None
 
 
@@ -75,9 +75,9 @@ def test_streams_and_pinned_memory_belong_to_a_gpu(monkeypatch: pytest.MonkeyPat
     devices = [SimpleNamespace(ep_name="CPUExecutionProvider"), FakeGpu(0), FakeGpu(1)]
     monkeypatch.setattr(ort, "get_ep_devices", lambda: devices)
     monkeypatch.setattr(ort, "OrtDeviceMemoryType", SimpleNamespace(HOST_ACCESSIBLE="host"), raising=False)
-    assert cuda.Stream(CUDA_PROVIDER, 1).handle == 1001
+    assert cuda.CudaStream(CUDA_PROVIDER, 1).handle == 1001
     assert cuda.pinned_memory(CUDA_PROVIDER, 0) == ("pinned", "host")
-    assert cuda.Stream(CUDA_PROVIDER, 2).handle is None
+    assert cuda.CudaStream(CUDA_PROVIDER, 2).handle is None
     assert cuda.pinned_memory(CUDA_PROVIDER, 2) is None
 
 
@@ -92,5 +92,5 @@ def test_a_gpu_without_streams_is_usable(monkeypatch: pytest.MonkeyPatch) -> Non
             raise RuntimeError("no")
 
     monkeypatch.setattr(ort, "get_ep_devices", lambda: [Refusing(0)])
-    assert cuda.Stream(CUDA_PROVIDER).handle is None
+    assert cuda.CudaStream(CUDA_PROVIDER).handle is None
     assert cuda.pinned_memory(CUDA_PROVIDER) is None

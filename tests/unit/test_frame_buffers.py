@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from chrion.graph import Dag
 from chrion.graph.segments import cut
 from chrion.profiler.costs import BufferSupport
-from chrion.runtime.execution.program import Copy, Run, Signal, Transfer, Wait, build_program
+from chrion.runtime.execution.program import Copy, RunSegment, Signal, Transfer, Wait, build_program
 from chrion.scheduler import Schedule
 from chrion.scheduler.evaluation.frame_buffers import FrameBuffers, plan_frame
 from strategies import costs_for, dags, schedules
@@ -145,7 +145,7 @@ def test_no_run_overwrites_a_value_that_is_read_later(data: st.DataObject) -> No
     simulation = Simulation(dag, plan_frame(dag, schedule, segments, data.draw(st.sampled_from([VIEWS, WHOLE]))))
     on_device = [lane <= 0 for lane in schedule.lanes]
 
-    def accesses(step: Run | Copy) -> tuple[set[str], set[str]]:
+    def accesses(step: RunSegment | Copy) -> tuple[set[str], set[str]]:
         """Return the values in buffers that a step reads and writes."""
         if isinstance(step, Copy):
             return (set(), {step.value}) if step.upload else ({step.value}, set())
@@ -165,7 +165,7 @@ def test_no_run_overwrites_a_value_that_is_read_later(data: st.DataObject) -> No
 
     at = dict.fromkeys(program.lanes, 0)
     signalled = dict.fromkeys(program.lanes, 0)
-    running: dict[int, Run | Copy] = {}
+    running: dict[int, RunSegment | Copy] = {}
     while any(at[lane] < len(program.lanes[lane]) for lane in at):
         ready = []
         for lane, steps in program.lanes.items():
@@ -174,7 +174,7 @@ def test_no_run_overwrites_a_value_that_is_read_later(data: st.DataObject) -> No
                 ready.append(lane)
         lane = data.draw(st.sampled_from(ready))
         step = program.lanes[lane][at[lane]]
-        if isinstance(step, Run | Copy):
+        if isinstance(step, RunSegment | Copy):
             if lane not in running:
                 running[lane] = step
                 simulation.begin(*accesses(step))

@@ -31,7 +31,7 @@ from chrion.serving.manager.policies import ADMISSION, EVICTION, LOAD_ORDER, ROU
 from chrion.serving.manager.records import ACCELERATOR, HOST
 from chrion.serving.manager.residency import Place
 from chrion.serving.simulator.cluster_state import ServerPolicies
-from chrion.serving.simulator.engine import Engine, EngineConfig
+from chrion.serving.simulator.engine import ClusterEngine, EngineConfig
 from chrion.serving.simulator.settings import ServerSpec
 from chrion.serving.variants import Variant
 from property_tests import examples
@@ -195,7 +195,7 @@ def test_loads_evictions_and_drops_equal_the_simulators(
         pinned=[False] * 6,
     )
     expected: list[tuple[float, str, int]] = []
-    engine = Engine(
+    engine = ClusterEngine(
         EngineConfig([spec], variants, policies, ROUTING["random"], seed),
         lambda at, event, _, model: expected.append((at, event, model)),
     )

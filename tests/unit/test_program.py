@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from chrion.common.lane_numbers import DOWNLOAD_LANE, UPLOAD_LANE, is_copy_lane
 from chrion.graph import Dag
 from chrion.graph.segments import cut
-from chrion.runtime.execution.program import Copy, Program, Run, Signal, Transfer, Wait, build_program
+from chrion.runtime.execution.program import Copy, Program, RunSegment, Signal, Transfer, Wait, build_program
 from chrion.scheduler import Schedule
 from strategies import costs_for, dags, schedules
 
@@ -81,7 +81,7 @@ def test_any_interleaving_respects_all_dependencies_and_ends(data: st.DataObject
             assert lane == (UPLOAD_LANE if step.upload else DOWNLOAD_LANE)
             assert step.value == "input" or int(step.value) in done
             copied.add(step.value)
-        elif isinstance(step, Run):
+        elif isinstance(step, RunSegment):
             for core in schedule.occupied(segments[step.segment][0]):
                 earlier = (s for s in segments[: step.segment] if core in schedule.occupied(s[0]))
                 assert all(done.issuperset(s) for s in earlier)
@@ -110,7 +110,7 @@ def test_waits_are_the_transitive_reduction(data: st.DataObject) -> None:
     program = build_program(dag, schedule, segments, transfers)
     # The work of each lane in order: segments by index, copies by the name of their value.
     own = {
-        lane: [s.segment if isinstance(s, Run) else s.value for s in steps if isinstance(s, Run | Copy)]
+        lane: [s.segment if isinstance(s, RunSegment) else s.value for s in steps if isinstance(s, RunSegment | Copy)]
         for lane, steps in program.lanes.items()
     }
     lane_of = {step: lane for lane, steps in own.items() for step in steps}
@@ -135,8 +135,8 @@ def test_waits_are_the_transitive_reduction(data: st.DataObject) -> None:
         for step in steps:
             if isinstance(step, Wait):
                 waits.append(step)
-            elif isinstance(step, Run | Copy):
-                name = step.segment if isinstance(step, Run) else step.value
+            elif isinstance(step, RunSegment | Copy):
+                name = step.segment if isinstance(step, RunSegment) else step.value
                 found += [(own[w.lane][w.count - 1], name) for w in waits]
                 waits = []
         assert not waits
@@ -153,9 +153,9 @@ def test_lanes_signal_only_what_is_awaited(data: st.DataObject) -> None:
     for lane, steps in program.lanes.items():
         runs = 0
         for before, step in zip((None, *steps), steps, strict=False):
-            runs += isinstance(step, Run | Copy)
+            runs += isinstance(step, RunSegment | Copy)
             if isinstance(step, Signal):
-                assert isinstance(before, Run | Copy)
+                assert isinstance(before, RunSegment | Copy)
                 assert step.count == runs
                 signalled.add((lane, step.count))
     assert signalled == awaited
@@ -178,8 +178,8 @@ def test_results_are_complete_when_another_lane_or_the_caller_reads_them(data: s
     *_, program = draw_program(data)
     for lane, steps in program.lanes.items():
         for at, step in enumerate(steps):
-            if isinstance(step, Run):
-                last = not any(isinstance(later, Run) for later in steps[at + 1 :])
+            if isinstance(step, RunSegment):
+                last = not any(isinstance(later, RunSegment) for later in steps[at + 1 :])
                 signalled = at + 1 < len(steps) and isinstance(steps[at + 1], Signal)
                 assert step.complete == (lane > 0 or last or signalled)
 
@@ -189,8 +189,8 @@ def test_a_diamond_by_hand() -> None:
     dag = Dag.from_edges(4, [(0, 1), (0, 2), (1, 3), (2, 3)])
     program = build_program(dag, Schedule((0, 1, 2, 3), (1, 1, 2, 1), 2), ((0,), (1,), (2,), (3,)))
     assert program.lanes == {
-        1: (Run(0), Signal(1), Run(1), Wait(2, 1), Run(3)),
-        2: (Wait(1, 1), Run(2), Signal(1)),
+        1: (RunSegment(0), Signal(1), RunSegment(1), Wait(2, 1), RunSegment(3)),
+        2: (Wait(1, 1), RunSegment(2), Signal(1)),
     }
 
 
@@ -198,7 +198,7 @@ def test_a_wait_that_another_implies_is_left_out() -> None:
     """Operator 2 needs 0 and 1; lane 2 has waited for 0 before it runs 1, so that lane 3 waits for 1 only."""
     dag = Dag.from_edges(3, [(0, 1), (0, 2), (1, 2)])
     program = build_program(dag, Schedule((0, 1, 2), (1, 2, 3), 3), ((0,), (1,), (2,)))
-    assert program.lanes[3] == (Wait(2, 1), Run(2))
+    assert program.lanes[3] == (Wait(2, 1), RunSegment(2))
 
 
 def test_a_wide_segment_by_hand() -> None:
@@ -210,8 +210,8 @@ def test_a_wide_segment_by_hand() -> None:
     schedule = Schedule((0, 1, 2, 3), (2, 1, 2, 2), 3, widths=(1, 2, 1, 2))
     program = build_program(dag, schedule, ((0,), (1,), (2,), (3,)))
     assert program.lanes == {
-        2: (Run(0), Signal(1), Wait(1, 1, park=True), Run(2), Run(3)),
-        1: (Wait(2, 1), Run(1), Signal(1)),
+        2: (RunSegment(0), Signal(1), Wait(1, 1, park=True), RunSegment(2), RunSegment(3)),
+        1: (Wait(2, 1), RunSegment(1), Signal(1)),
     }
     assert program.occupied == (2, 1, 3)
 
@@ -222,8 +222,8 @@ def test_a_barrier_by_hand() -> None:
     schedule = Schedule((0, 1, 2, 3), (0, -1, 0, -1), 0, 2, (0, 0, 1, 1))
     program = build_program(dag, schedule, ((0,), (1,), (2,), (3,)))
     assert program.lanes == {
-        0: (Run(0), Signal(1), Wait(-1, 1), Run(2)),
-        -1: (Run(1), Signal(1), Wait(0, 1), Run(3)),
+        0: (RunSegment(0), Signal(1), Wait(-1, 1), RunSegment(2)),
+        -1: (RunSegment(1), Signal(1), Wait(0, 1), RunSegment(3)),
     }
 
 
@@ -238,9 +238,9 @@ def test_a_value_is_copied_once_for_all_its_readers_by_hand() -> None:
     program = build_program(dag, schedule, ((0,), (1,), (2,), (3,)), transfers)
     assert program.copies == 2
     assert program.lanes == {
-        1: (Run(0), Signal(1), Wait(DOWNLOAD_LANE, 1), Run(3)),
-        0: (Wait(UPLOAD_LANE, 1), Run(1), Signal(1)),
-        -1: (Wait(UPLOAD_LANE, 1), Run(2)),
+        1: (RunSegment(0), Signal(1), Wait(DOWNLOAD_LANE, 1), RunSegment(3)),
+        0: (Wait(UPLOAD_LANE, 1), RunSegment(1), Signal(1)),
+        -1: (Wait(UPLOAD_LANE, 1), RunSegment(2)),
         UPLOAD_LANE: (Wait(1, 1), Copy("a", upload=True), Signal(1)),
         DOWNLOAD_LANE: (Wait(0, 1), Copy("b", upload=False), Signal(1)),
     }

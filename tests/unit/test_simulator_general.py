@@ -10,7 +10,7 @@ import pytest
 
 from chrion.serving.manager.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING
 from chrion.serving.simulator.cluster_state import ServerPolicies
-from chrion.serving.simulator.engine import Engine, EngineConfig, NextUseOracle
+from chrion.serving.simulator.engine import ClusterEngine, EngineConfig, NextUseOracle
 from chrion.serving.simulator.general_server import Options
 from chrion.serving.simulator.ready_queue import Batching
 from chrion.serving.simulator.requests import Details, Requests
@@ -51,7 +51,7 @@ def needing_a_core_more(variant: Variant) -> Variant:
     return replace(variant, memory_mb=variant.memory_mb / 2, load_mb=variant.load_mb / 2, core_busy_ms=cores)
 
 
-def records(engine: Engine, chunk: Requests | tuple[Any, Any]) -> np.ndarray:
+def records(engine: ClusterEngine, chunk: Requests | tuple[Any, Any]) -> np.ndarray:
     """Return the records of all requests in the order of their numbers."""
     rows: list[Any] = []
     engine.run([chunk], keep=rows.append)
@@ -79,7 +79,7 @@ def test_without_options_the_servers_are_equal(eviction: str, admission: str, ro
             specs, variants, own, ROUTING[routing], 3, preload=True, oracle=oracle, smaller=smaller, options=options
         )
         journal: list[Any] = []
-        engine = Engine(config, lambda *note, journal=journal: journal.append(note))
+        engine = ClusterEngine(config, lambda *note, journal=journal: journal.append(note))
         found.append((records(engine, (times, models)), journal, engine.now, engine.metrics.gpu_ms.tolist()))
     assert np.array_equal(found[0][0], found[1][0], equal_nan=True)
     assert found[0][1:] == found[1][1:]
@@ -93,7 +93,7 @@ def compare(
     rate_per_s: float,
     priorities: int = 1,
     batch_cost: float = 1.0,
-) -> tuple[Engine, np.ndarray, Cluster]:
+) -> tuple[ClusterEngine, np.ndarray, Cluster]:
     """Check that requests are served at the times of the independent model; return the engine and the records."""
     requests = repetitions(3000)
     rng = np.random.default_rng(requests)
@@ -111,7 +111,7 @@ def compare(
     )
     config = EngineConfig(specs, variants, policies(12), ROUTING["resident-first"], 1, options=options)
     notes: list[Any] = []
-    engine = Engine(config, lambda *note: notes.append(note))
+    engine = ClusterEngine(config, lambda *note: notes.append(note))
     rows = records(engine, Requests(times, models, details))
     rules.down = downtimes(notes)
     factors = np.where(given, durations / np.array([variants[m].latency_ms for m in models]), 1.0)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from chrion.serving.manager.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING
 from chrion.serving.simulator.cluster_state import ServerPolicies
-from chrion.serving.simulator.engine import Engine, EngineConfig, NextUseOracle
+from chrion.serving.simulator.engine import ClusterEngine, EngineConfig, NextUseOracle
 from chrion.serving.simulator.settings import ServerSpec
 from chrion.serving.variants import Variant
 from property_tests import examples
@@ -24,7 +24,7 @@ class Run:
     """A run that Hypothesis chose, and its records."""
 
     config: EngineConfig
-    engine: Engine
+    engine: ClusterEngine
     #: One row a request; see ``COLUMNS``.
     rows: Any
     #: (time, event, server, model) of loads and evictions.
@@ -73,7 +73,7 @@ def runs(draw: st.DrawFn) -> Run:
     route = ROUTING[draw(st.sampled_from(sorted(ROUTING)))]
     config = EngineConfig(servers, models, policies, route, 1, preload=draw(st.booleans()), oracle=NextUseOracle(picks))
     journal: list[tuple[float, str, int, int]] = []
-    engine = Engine(config, lambda *note: journal.append(note))
+    engine = ClusterEngine(config, lambda *note: journal.append(note))
     before = [set(server.residents) for server in engine.servers]
     rows: list[Any] = []
     engine.run([(times, picks)], keep=rows.append)

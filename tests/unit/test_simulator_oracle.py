@@ -13,7 +13,7 @@ import simpy
 
 from chrion.serving.manager.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING, route_resident_first
 from chrion.serving.simulator.cluster_state import ServerPolicies
-from chrion.serving.simulator.engine import Engine, EngineConfig
+from chrion.serving.simulator.engine import ClusterEngine, EngineConfig
 from chrion.serving.simulator.settings import ServerSpec
 from chrion.serving.variants import Variant
 from property_tests import repetitions
@@ -257,7 +257,7 @@ def compare(
     route = ROUTING[rules.routing]
     if rules.routing == "resident-first":
         route = partial(route_resident_first, spill=rules.spill)
-    engine = Engine(EngineConfig(specs, variants, policies, route, 1))
+    engine = ClusterEngine(EngineConfig(specs, variants, policies, route, 1))
     rows: list[Any] = []
     engine.run([(times, models)], keep=rows.append)
     found = np.concatenate(rows)

@@ -13,7 +13,7 @@ import simpy
 
 from chrion.serving.manager.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING
 from chrion.serving.simulator.cluster_state import ServerPolicies
-from chrion.serving.simulator.engine import Engine, EngineConfig
+from chrion.serving.simulator.engine import ClusterEngine, EngineConfig
 from chrion.serving.simulator.general_server import Options
 from chrion.serving.simulator.settings import ServerSpec
 from chrion.serving.variants import Variant
@@ -216,7 +216,7 @@ def test_same_trace_same_results(rate_per_s: float, slots: int, memory_gb: float
     )
     notes: Counter[str] = Counter()
     config = EngineConfig([spec], levels[0], policies, ROUTING["least-loaded"], 1, smaller=levels[1:])
-    engine = Engine(config, lambda _, what, *__: notes.update([what]))
+    engine = ClusterEngine(config, lambda _, what, *__: notes.update([what]))
     rows: list[Any] = []
     engine.run([(times, models)], keep=rows.append)
     found = np.concatenate(rows)

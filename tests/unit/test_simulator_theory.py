@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from chrion.serving.manager.policies import EVICTION, ROUTING
-from chrion.serving.simulator.engine import Engine, EngineConfig, NextUseOracle
+from chrion.serving.simulator.engine import ClusterEngine, EngineConfig, NextUseOracle
 from chrion.serving.simulator.histograms import SparseHistograms
 from chrion.serving.simulator.settings import ServerSpec
 from chrion.serving.simulator.workload import SyntheticWorkload
@@ -25,7 +25,7 @@ def poisson(rate_per_s: float, requests: int, seed: int = 3) -> SyntheticWorkloa
     return SyntheticWorkload("poisson", requests, rate_per_s, 1.0, np.ones(1), seed)
 
 
-def records(engine: Engine, workload: SyntheticWorkload) -> Any:
+def records(engine: ClusterEngine, workload: SyntheticWorkload) -> Any:
     """Return the records of all requests in the order of their arrivals."""
     rows: list[Any] = []
     engine.run(workload.chunks(), keep=rows.append)
@@ -177,7 +177,7 @@ def test_an_end_comes_before_an_arrival_at_the_same_time() -> None:
     """A server whose request ends when another one arrives counts as idle."""
     rows: list[Any] = []
     config = replace(engine_of([GPU_MODEL], preload=True).config, servers=[ServerSpec()] * 2)
-    Engine(config).run([(np.array([0.0, 10.0]), np.array([0, 0]))], keep=rows.append)
+    ClusterEngine(config).run([(np.array([0.0, 10.0]), np.array([0, 0]))], keep=rows.append)
     assert rows[0][:, 2].tolist() == [0, 0]
 
 
@@ -232,7 +232,7 @@ def test_preload_fills_all_servers(servers: int) -> None:
     policies = engine_of(variants).config.policies
     spec = ServerSpec(gpu_memory_gb=0.95)
     config = EngineConfig([spec] * servers, variants, policies, ROUTING["least-loaded"], 1, preload=True)
-    engine = Engine(config)
+    engine = ClusterEngine(config)
     assert all(engine.cluster.homes)
     for server in engine.servers:
         missing = [v.memory_bytes for i, v in enumerate(variants) if i not in server.residents]
@@ -243,7 +243,7 @@ def test_servers_share_the_figures_of_models() -> None:
     """A server that is added does not copy the figures of all models."""
     variants = [GPU_MODEL] * 500
     config = EngineConfig([ServerSpec()] * 40, variants, engine_of(variants).config.policies, ROUTING["random"], 1)
-    engine = Engine(config)
+    engine = ClusterEngine(config)
     for server in engine.servers:
         own = [value for value in vars(server).values() if isinstance(value, list | dict)]
         shared = vars(engine.servers[0]).values()

@@ -12,7 +12,7 @@ import pytest
 from accelerator_plans import fixed_webgpu_plan
 from chrion import HybridSession, load
 from chrion.devices import Device
-from chrion.runtime.execution.accelerator import Accelerator
+from chrion.runtime.execution.accelerator import AcceleratorSessions
 from helpers import FLOAT, INT64, assert_same_as_plain, branches, make_model, node, run_plain, value
 from seams.execution import answer
 
@@ -30,14 +30,14 @@ class Call(NamedTuple):
 def calls(device: Device, monkeypatch: pytest.MonkeyPatch) -> list[Call]:  # noqa: ARG001 - skipped without it
     """Return the list of runs on the accelerator, with graphs requested."""
     found: list[Call] = []
-    run = Accelerator.run
+    run = AcceleratorSessions.run
 
-    def recorded(self: Accelerator, *args: Any, cuda_graph: int | None, replayed: bool, **more: Any) -> None:
+    def recorded(self: AcceleratorSessions, *args: Any, cuda_graph: int | None, replayed: bool, **more: Any) -> None:
         found.append(Call(cuda_graph, replayed))
         run(self, *args, cuda_graph=cuda_graph, replayed=replayed, **more)
 
     answer(monkeypatch, "want graphs", True)  # noqa: FBT003 - what the call returns
-    monkeypatch.setattr(Accelerator, "run", recorded)
+    monkeypatch.setattr(AcceleratorSessions, "run", recorded)
     return found
 
 

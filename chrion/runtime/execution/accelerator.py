@@ -9,12 +9,12 @@ from typing import Any
 import onnxruntime as ort
 
 from chrion.devices import Device
-from chrion.devices.cuda import Stream, provider_options, run_entries, session_entries, wants_graphs
+from chrion.devices.cuda import CudaStream, provider_options, run_entries, session_entries, wants_graphs
 from chrion.devices.single_provider import open_on_one_provider
 from chrion.runtime.options.terminable import TerminableRunOptions
 
 
-class Accelerator:
+class AcceleratorSessions:
     """Opens and runs sessions on one execution provider.
 
     Args:
@@ -30,7 +30,7 @@ class Accelerator:
         self.device = Device(provider, options)
         self.captures_graphs = wants_graphs(provider, options)
         self._options = dict(options)
-        self._streams: dict[int, Stream] = {}
+        self._streams: dict[int, CudaStream] = {}
         self._cuda_graph_ids = itertools.count(1)
         self._run_options: dict[tuple[bool, int | None, bool], ort.RunOptions] = {}
 
@@ -98,9 +98,9 @@ class Accelerator:
         if complete:
             self.device.fence()
 
-    def _stream(self, lane: int) -> Stream:
+    def _stream(self, lane: int) -> CudaStream:
         if lane not in self._streams:
-            self._streams[lane] = Stream(self.device.provider, self.device.index)
+            self._streams[lane] = CudaStream(self.device.provider, self.device.index)
         return self._streams[lane]
 
     def _own_options(self, wait: bool, cuda_graph: int | None, replayed: bool) -> ort.RunOptions | None:  # noqa: FBT001 - a key

@@ -27,7 +27,7 @@ from chrion.machine.core_leases import CoreLease, lease_cores
 from chrion.machine.cores import physical_cores
 from chrion.native import NativeError
 from chrion.profiler.costs import BufferSupport
-from chrion.runtime.execution.accelerator import Accelerator
+from chrion.runtime.execution.accelerator import AcceleratorSessions
 from chrion.runtime.execution.engine import CannotCutError, Footprint, SegmentFailure, require_tensors
 from chrion.runtime.execution.executor import CLOSED, Event
 from chrion.runtime.execution.host_frame import Array
@@ -386,12 +386,12 @@ def _warn_not_compiled() -> None:
     log.warning("models run on lane threads, which are slower: %s", NOT_COMPILED)
 
 
-def _open_accelerator(plan: Plan, provider_options: Mapping[str, Any]) -> Accelerator | None:
+def _open_accelerator(plan: Plan, provider_options: Mapping[str, Any]) -> AcceleratorSessions | None:
     if plan.accelerator is None:
         return None
     if plan.accelerator != CPU_PROVIDER:
         require_working(plan.accelerator, f"plan of {plan.model!r}")
-    return Accelerator(plan.accelerator, provider_options)
+    return AcceleratorSessions(plan.accelerator, provider_options)
 
 
 def _require_cores(plan: Plan) -> None:

@@ -25,7 +25,7 @@ from chrion.machine.cores import physical_cores
 Cores = Mapping[int, int | None]
 
 
-class Lanes(Protocol):
+class GroupLanes(Protocol):
     """The lanes of one group."""
 
     @property
@@ -36,7 +36,7 @@ class Lanes(Protocol):
         """Stop the lanes after the requests that were submitted to them."""
 
 
-L = TypeVar("L", bound=Lanes)
+L = TypeVar("L", bound=GroupLanes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from chrion.machine.waiting import spin
 _IDLE_SPINS, IDLE_SPINS_S = 8, 2e-4
 
 
-class Part(Protocol):
+class LanePart(Protocol):
     """One lane's part of a request."""
 
     def __call__(self) -> None:
@@ -44,9 +44,9 @@ class _LaneThread:
 
     name: str
     core: int | None
-    parts: queue.SimpleQueue[Part | None] = field(default_factory=queue.SimpleQueue)
+    parts: queue.SimpleQueue[LanePart | None] = field(default_factory=queue.SimpleQueue)
     #: The part in progress.
-    part: Part | None = None
+    part: LanePart | None = None
     #: Whether the thread was pinned to the core.
     pinned: bool = False
     #: Whether the thread has stopped on request.
@@ -93,7 +93,7 @@ class LaneThreads:
         for lane in self._lanes.values():
             lane.start()
 
-    def submit(self, parts: Mapping[int, Part]) -> None:
+    def submit(self, parts: Mapping[int, LanePart]) -> None:
         """Give lanes their parts of one request: all of them or, if this raises, none.
 
         Raises:

@@ -21,7 +21,7 @@ from chrion.native.bindings import PARK, RUN, SIGNAL, WAIT
 from chrion.runtime.execution.executor import Event, Executor
 from chrion.runtime.execution.host_frame import Array, HostFrame
 from chrion.runtime.execution.lane_groups import Cores, LaneGroups
-from chrion.runtime.execution.program import Program, Run, Signal, Wait
+from chrion.runtime.execution.program import Program, RunSegment, Signal, Wait
 from chrion.runtime.execution.segments import Segment
 from chrion.runtime.options.terminable import fits_native_lanes
 
@@ -72,7 +72,9 @@ class NativeExecutor(Executor[_NativeHostFrame]):
             return NativeLanes(encoded, [cores[lane] for lane in program.lanes])
 
         self._groups = LaneGroups(program.occupied, open_lanes, 1 if lease else None, lease=lease)
-        self._lane_of = {i.segment: lane for lane, steps in program.lanes.items() for i in steps if isinstance(i, Run)}
+        self._lane_of = {
+            i.segment: lane for lane, steps in program.lanes.items() for i in steps if isinstance(i, RunSegment)
+        }
 
     @property
     def capacity(self) -> int:
@@ -118,7 +120,7 @@ def _encode(program: Program) -> list[list[tuple[int, int, int]]]:
         for step in instructions:
             if isinstance(step, Wait):
                 steps.append((PARK if step.park else WAIT, index[step.lane], step.count))
-            elif isinstance(step, Run):
+            elif isinstance(step, RunSegment):
                 steps.append((RUN, step.segment, 0))
             elif isinstance(step, Signal):
                 steps.append((SIGNAL, step.count, 0))

@@ -58,7 +58,7 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RunSegment:
     """Run a segment, given by its index in the plan."""
 
     segment: int
@@ -81,7 +81,7 @@ class Signal:
     count: int
 
 
-Instruction = Wait | Run | Copy | Signal
+Instruction = Wait | RunSegment | Copy | Signal
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,7 @@ class _ProgramBuilder:
         #: The counts of other lanes that each lane knows, now and at each of its own counts.
         self._known: dict[int, Clock] = {}
         self._known_at_signal: dict[tuple[int, int], Clock] = {}
-        self._steps: dict[int, list[Wait | Run | Copy]] = {}
+        self._steps: dict[int, list[Wait | RunSegment | Copy]] = {}
         #: Count of each lane at the end of the stages before the current one.
         self._barrier: Clock = {}
         #: Operator -> transfers of the values that it computes.
@@ -176,7 +176,7 @@ class _ProgramBuilder:
         for core in occupied:
             _merge(needed, dict([self._used_by.get(core, (lane, 0))]))
         needed.pop(lane, None)
-        self._add_step(lane, needed, Run(index))
+        self._add_step(lane, needed, RunSegment(index))
         done = (lane, self._counts[lane])
         self._done_at.update(dict.fromkeys(segment, done))
         for core in occupied:
@@ -206,7 +206,7 @@ class _ProgramBuilder:
             else:  # a reader of several values of one producer needs the last copy
                 self._copied_at[producer, reader] = max(self._copied_at.get((producer, reader), copied), copied)
 
-    def _add_step(self, lane: int, needed: Clock, step: Run | Copy) -> None:
+    def _add_step(self, lane: int, needed: Clock, step: RunSegment | Copy) -> None:
         known = self._known.setdefault(lane, {})
         steps = self._steps.setdefault(lane, [])
         for wait in _undominated(needed, known, self._known_at_signal):
@@ -253,7 +253,7 @@ def _merge(clock: Clock, other: Mapping[int, int]) -> None:
 
 
 def _with_signals(
-    lane: int, steps: Sequence[Wait | Run | Copy], awaited: set[tuple[int, int]]
+    lane: int, steps: Sequence[Wait | RunSegment | Copy], awaited: set[tuple[int, int]]
 ) -> tuple[Instruction, ...]:
     instructions: list[Instruction] = []
     count = 0
@@ -263,8 +263,8 @@ def _with_signals(
             continue
         count += 1
         signalled = (lane, count) in awaited
-        if isinstance(step, Run) and is_accelerator_lane(lane):
-            instructions.append(Run(step.segment, complete=signalled or at == len(steps) - 1))
+        if isinstance(step, RunSegment) and is_accelerator_lane(lane):
+            instructions.append(RunSegment(step.segment, complete=signalled or at == len(steps) - 1))
         else:
             instructions.append(step)
         if signalled:

@@ -22,13 +22,13 @@ from chrion.graph.model import Graph
 from chrion.machine.core_leases import CoreLease
 from chrion.machine.cores import affinity, pin
 from chrion.machine.waiting import Counter
-from chrion.runtime.execution.accelerator import Accelerator
+from chrion.runtime.execution.accelerator import AcceleratorSessions
 from chrion.runtime.execution.device_frame import DeviceFrame
 from chrion.runtime.execution.executor import AcceleratorFailure, Event, Executor
 from chrion.runtime.execution.host_frame import Array, HostFrame
 from chrion.runtime.execution.lane_groups import Cores, LaneGroup, LaneGroups
 from chrion.runtime.execution.lane_threads import LaneThreads
-from chrion.runtime.execution.program import Copy, Program, Run, Signal, Wait
+from chrion.runtime.execution.program import Copy, Program, RunSegment, Signal, Wait
 from chrion.runtime.execution.segments import Segment, locate_error
 from chrion.scheduler.evaluation.frame_buffers import NO_BUFFERS, FrameBuffers
 
@@ -55,7 +55,7 @@ class _Request:
     #: Guards ``failure``: parallel lanes may fail at once, and the first failure counts.
     lock: threading.Lock = field(default_factory=threading.Lock)
     #: The instruction that each lane started last.
-    current: dict[int, Run | Copy] = field(default_factory=dict)
+    current: dict[int, RunSegment | Copy] = field(default_factory=dict)
 
     def fail(self, error: BaseException) -> None:
         with self.lock:
@@ -96,7 +96,7 @@ class PythonExecutor(Executor[HostFrame | DeviceFrame]):
         graph: Graph,
         program: Program,
         segments: Sequence[Segment],
-        accelerator: Accelerator | None = None,
+        accelerator: AcceleratorSessions | None = None,
         buffers: FrameBuffers = NO_BUFFERS,
         *,
         further: bool = False,
@@ -154,7 +154,7 @@ class PythonExecutor(Executor[HostFrame | DeviceFrame]):
 
     def fail_lane(self, request: _Request, lane: int) -> None:
         """Fail a request after the thread of one of its lanes has died."""
-        first = next(step for step in self._program.lanes[lane] if isinstance(step, Run | Copy))
+        first = next(step for step in self._program.lanes[lane] if isinstance(step, RunSegment | Copy))
         request.fail(RuntimeError(f"lane {lane_name(lane)} died at {self._describe(request.current.get(lane, first))}"))
         request.counters[lane].advance(_FINISHED)
 
@@ -252,18 +252,18 @@ class PythonExecutor(Executor[HostFrame | DeviceFrame]):
         for lane in lanes:
             request.counters[lane].wait(_FINISHED, on_timeout=request.group.lanes.replace_dead)
 
-    def _carry_out(self, request: _Request, lane: int, step: Run | Copy) -> None:
+    def _carry_out(self, request: _Request, lane: int, step: RunSegment | Copy) -> None:
         """Run a segment or copy a value."""
         start_s = time.perf_counter() if request.events is not None else 0.0
-        if isinstance(step, Run):
+        if isinstance(step, RunSegment):
             self._run_segment(request, lane, step)
         elif isinstance(request.frame, DeviceFrame):  # programs of host frames have no copies
             self._copy(request.frame, step)
         if request.events is not None:
-            segment, copied = (step.segment, "") if isinstance(step, Run) else (-1, step.value)
+            segment, copied = (step.segment, "") if isinstance(step, RunSegment) else (-1, step.value)
             request.events.append((lane, segment, start_s, time.perf_counter(), copied))
 
-    def _run_segment(self, request: _Request, lane: int, step: Run) -> None:
+    def _run_segment(self, request: _Request, lane: int, step: RunSegment) -> None:
         segment, frame = self._segments[step.segment], request.frame
         if segment.on_device and self._accelerator is not None and isinstance(frame, DeviceFrame):
             try:
@@ -278,9 +278,9 @@ class PythonExecutor(Executor[HostFrame | DeviceFrame]):
 
     def _run_on_device(
         self,
-        accelerator: Accelerator,
+        accelerator: AcceleratorSessions,
         frame: DeviceFrame,
-        step: Run,
+        step: RunSegment,
         lane: int,
         run_options: ort.RunOptions | None = None,
     ) -> None:
@@ -302,17 +302,19 @@ class PythonExecutor(Executor[HostFrame | DeviceFrame]):
         except Exception as error:
             raise AcceleratorFailure(locate_error(error, self._describe(step))) from error
 
-    def _describe(self, step: Run | Copy) -> str:
+    def _describe(self, step: RunSegment | Copy) -> str:
         """Describe an instruction by its operators, for error messages."""
-        if isinstance(step, Run):
+        if isinstance(step, RunSegment):
             return str(self._segments[step.segment])
         producer = self._producers.get(step.value)
         made = f" of operator {producer!r}" if producer else ""
         return f"copy of {step.value!r}{made} {'to' if step.upload else 'from'} the accelerator"
 
-    def _capture(self, frame: DeviceFrame, accelerator: Accelerator) -> None:
+    def _capture(self, frame: DeviceFrame, accelerator: AcceleratorSessions) -> None:
         """Capture the frame's CUDA graphs on zeros, while no request uses the device."""
-        lanes = {i.segment: lane for lane, steps in self._program.lanes.items() for i in steps if isinstance(i, Run)}
+        lanes = {
+            i.segment: lane for lane, steps in self._program.lanes.items() for i in steps if isinstance(i, RunSegment)
+        }
         with self._gate.exclusive():
             frame.begin({info.name: zeros(info) for info in self._graph.inputs}, {})
             for index, segment in enumerate(self._segments):
@@ -320,4 +322,4 @@ class PythonExecutor(Executor[HostFrame | DeviceFrame]):
                     frame.cuda_graphs[index] = accelerator.new_cuda_graph()
                     if frame.replayable(index):
                         frame.fill_with_zeros(index)
-                        self._run_on_device(accelerator, frame, Run(index), lanes[index])
+                        self._run_on_device(accelerator, frame, RunSegment(index), lanes[index])

@@ -14,7 +14,7 @@ from chrion.devices import CPU_PROVIDER
 from chrion.devices.intra_op import set_threads
 from chrion.graph.extract import Extractor
 from chrion.native import NativeSession
-from chrion.runtime.execution.accelerator import Accelerator
+from chrion.runtime.execution.accelerator import AcceleratorSessions
 from chrion.runtime.options.session_options import inherit
 
 #: A segment has an arena of its own if the values that it computes take more than this many bytes. The arena of a
@@ -62,7 +62,7 @@ class SegmentFactory:
         self,
         extractor: Extractor,
         base: ort.SessionOptions | None,
-        accelerator: Accelerator | None = None,
+        accelerator: AcceleratorSessions | None = None,
         *,
         native: bool = False,
         cores: Mapping[int, int | None] | None = None,

@@ -11,7 +11,7 @@ from chrion.graph.model import Graph
 from chrion.profiler.costs import BufferSupport
 from chrion.runtime.execution.program import Transfer
 from chrion.scheduler.evaluation.frame_buffers import FrameBuffers
-from chrion.scheduler.evaluation.packing import Place
+from chrion.scheduler.evaluation.packing import BufferPlace
 
 
 def find_transfers(extractor: Extractor, lanes: Sequence[int], device: Device | None) -> tuple[Transfer, ...]:
@@ -48,7 +48,7 @@ def find_transfers(extractor: Extractor, lanes: Sequence[int], device: Device | 
     return tuple(transfers)
 
 
-def name_places(graph: Graph, buffers: FrameBuffers) -> dict[str, Place]:
+def name_places(graph: Graph, buffers: FrameBuffers) -> dict[str, BufferPlace]:
     """Return the place of each value that frames keep on the accelerator, by the value's name."""
     names = list(dict.fromkeys(name for node in graph.model.graph.node for name in node.output if name))
     inputs = [info.name for info in graph.inputs if info.bytes]

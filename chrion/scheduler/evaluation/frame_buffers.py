@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from chrion.common.lane_numbers import is_accelerator_lane
 from chrion.graph.dag import Dag
 from chrion.profiler.costs import BufferSupport
-from chrion.scheduler.evaluation.packing import Clock, DeviceValue, Place, pack, share_buffers
+from chrion.scheduler.evaluation.packing import BufferPlace, Clock, DeviceValue, pack, share_buffers
 from chrion.scheduler.schedule import Schedule
 
 
@@ -36,9 +36,9 @@ class FrameBuffers:
     #: Size of each buffer in bytes.
     sizes: tuple[int, ...] = ()
     #: The place of each value that the frame keeps, by its index into ``Dag.value_bytes``.
-    of_value: Mapping[int, Place] = field(default_factory=dict)
+    of_value: Mapping[int, BufferPlace] = field(default_factory=dict)
     #: The place of each input of the request, by its index into ``Dag.request_inputs``.
-    of_input: Mapping[int, Place] = field(default_factory=dict)
+    of_input: Mapping[int, BufferPlace] = field(default_factory=dict)
 
     @property
     def bytes(self) -> int:

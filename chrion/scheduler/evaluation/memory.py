@@ -85,7 +85,7 @@ def least_mb(dag: Dag, costs: Costs, lanes: Sequence[int]) -> float:
     return costs.base_memory_mb + sum(dag.weight_bytes[w] for w in weights) / 1e6
 
 
-class DeviceMemory(NamedTuple):
+class ResidentMemory(NamedTuple):
     """Resident memory of a schedule with one request in flight."""
 
     #: All of it, with the accelerator's base memory if any operator runs on the accelerator.
@@ -94,7 +94,7 @@ class DeviceMemory(NamedTuple):
     frame_mb: float
 
 
-def device_memory(dag: Dag, costs: Costs, schedule: Schedule, segments: Sequence[Sequence[int]]) -> DeviceMemory:
+def device_memory(dag: Dag, costs: Costs, schedule: Schedule, segments: Sequence[Sequence[int]]) -> ResidentMemory:
     """Return the resident memory of a schedule.
 
     Args:
@@ -104,7 +104,7 @@ def device_memory(dag: Dag, costs: Costs, schedule: Schedule, segments: Sequence
         segments: Its segments, in topological order.
     """
     if not any(map(is_accelerator_lane, schedule.lanes)):
-        return DeviceMemory(0.0, 0.0)
+        return ResidentMemory(0.0, 0.0)
     frame = plan_frame(dag, schedule, segments, costs.buffers)
     arenas: dict[int, float] = {}
     for segment in segments:
@@ -112,7 +112,7 @@ def device_memory(dag: Dag, costs: Costs, schedule: Schedule, segments: Sequence
         if is_accelerator_lane(lane):
             arenas[lane] = max(arenas.get(lane, 0.0), _arena_mb(dag, costs, segment, frame))
     frame_mb = frame.bytes / 1e6
-    return DeviceMemory(least_mb(dag, costs, schedule.lanes) + sum(arenas.values()) + frame_mb, frame_mb)
+    return ResidentMemory(least_mb(dag, costs, schedule.lanes) + sum(arenas.values()) + frame_mb, frame_mb)
 
 
 def _arena_mb(dag: Dag, costs: Costs, segment: Sequence[int], frame: FrameBuffers) -> float:

@@ -20,7 +20,7 @@ Clock = list[int]
 ALIGNMENT = 256
 
 
-class Place(NamedTuple):
+class BufferPlace(NamedTuple):
     """The place of a value in the buffers of a frame."""
 
     buffer: int
@@ -59,7 +59,7 @@ class DeviceValue:
         return None
 
 
-def pack(values: Sequence[DeviceValue]) -> tuple[tuple[int, ...], list[Place]]:
+def pack(values: Sequence[DeviceValue]) -> tuple[tuple[int, ...], list[BufferPlace]]:
     """Give each value an offset in one buffer: in the smallest gap between conflicting values in which it fits.
 
     Args:
@@ -70,7 +70,7 @@ def pack(values: Sequence[DeviceValue]) -> tuple[tuple[int, ...], list[Place]]:
     """
     lanes = {value.writer: _Lane(values) for value in values}
     spans = {writer: _Spans() for writer in lanes}
-    places: list[Place] = []
+    places: list[BufferPlace] = []
     ends: list[int] = []
     for at, value in enumerate(values):
         own = spans[value.writer]
@@ -78,7 +78,7 @@ def pack(values: Sequence[DeviceValue]) -> tuple[tuple[int, ...], list[Place]]:
             own.remove(places[other].offset, ends[other])
         size = -(-value.size // ALIGNMENT) * ALIGNMENT
         offset = own.find(size)
-        places.append(Place(0, offset))
+        places.append(BufferPlace(0, offset))
         ends.append(offset + size)
         for writer, lane in lanes.items():
             lane.add(at)
@@ -139,7 +139,7 @@ class _Spans:
         return [(begins[at + 1] - begins[at], begins[at]) for at in range(first, end) if not counts[at]]
 
 
-def share_buffers(values: Sequence[DeviceValue]) -> tuple[tuple[int, ...], list[Place]]:
+def share_buffers(values: Sequence[DeviceValue]) -> tuple[tuple[int, ...], list[BufferPlace]]:
     """Give each value a whole buffer of its kind: the one that was written last among those it may follow.
 
     Values of one buffer are a chain of the partial order, so the fewest buffers of a kind are its width (Dilworth).
@@ -155,7 +155,7 @@ def share_buffers(values: Sequence[DeviceValue]) -> tuple[tuple[int, ...], list[
     free: dict[tuple[int, str], list[int]] = {}
     followed: set[int] = set()
     sizes: list[int] = []
-    places: list[Place] = []
+    places: list[BufferPlace] = []
     for at, value in enumerate(values):
         for other in lanes[value.writer].release(value.known):
             insort(free.setdefault((value.writer, values[other].kind), []), other)
@@ -167,7 +167,7 @@ def share_buffers(values: Sequence[DeviceValue]) -> tuple[tuple[int, ...], list[
             followed.add(before)
             places.append(places[before])
         else:
-            places.append(Place(len(sizes)))
+            places.append(BufferPlace(len(sizes)))
             sizes.append(value.size)
         for lane in lanes.values():
             lane.add(at)

@@ -23,7 +23,7 @@ _KEPT = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class GroupSelection:
     """Groups on the accelerator, as a bit mask."""
 
     size: int
@@ -31,7 +31,7 @@ class Selection:
     groups: int
 
 
-def knapsack(sizes: Sequence[int], gains_ms: Sequence[float], kept: int = _KEPT) -> list[Selection]:
+def knapsack(sizes: Sequence[int], gains_ms: Sequence[float], kept: int = _KEPT) -> list[GroupSelection]:
     """Return the selections of items that none with less size and more gain beats, by increasing size.
 
     Args:
@@ -39,13 +39,13 @@ def knapsack(sizes: Sequence[int], gains_ms: Sequence[float], kept: int = _KEPT)
         gains_ms: The gain of each item; items without a gain are never selected.
         kept: The most selections; if there are more, those at even distances are kept, the first and the last included.
     """
-    front = [Selection(0, 0.0, 0)]
+    front = [GroupSelection(0, 0.0, 0)]
     # The items with the greatest gain for their size first: if selections are dropped, these are decided exactly.
     order = sorted(range(len(sizes)), key=lambda i: -gains_ms[i] / max(sizes[i], 1))
     for i in order:
         if gains_ms[i] <= 0:
             continue
-        added = [Selection(s.size + sizes[i], s.gain_ms + gains_ms[i], s.groups | 1 << i) for s in front]
+        added = [GroupSelection(s.size + sizes[i], s.gain_ms + gains_ms[i], s.groups | 1 << i) for s in front]
         merged = sorted([*front, *added], key=lambda s: (s.size, -s.gain_ms))
         front, most = [], -math.inf
         for selection in merged:
@@ -122,7 +122,7 @@ def _follow(dag: Dag, lanes: list[int], light: set[int]) -> tuple[int, ...]:
     return tuple(lanes)
 
 
-def _thin(front: list[Selection], most: int) -> list[Selection]:
+def _thin(front: list[GroupSelection], most: int) -> list[GroupSelection]:
     """Return at most so many selections at even distances, the first and the last included."""
     if len(front) <= most:
         return front

@@ -25,7 +25,7 @@ class ConnectionLost(OSError):  # noqa: N818 - a condition, like those of the ba
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HttpAnswer:
     """An answer: status, headers with lower-case names, and body."""
 
     status: int
@@ -81,7 +81,7 @@ class HttpClient:
         body: bytes = b"",
         headers: Mapping[str, str] | None = None,
         on_start: Callable[[], None] = lambda: None,
-    ) -> Answer:
+    ) -> HttpAnswer:
         """Send a request and return its answer.
 
         Args:
@@ -127,7 +127,7 @@ class HttpClient:
             connection.writer.close()
         return None
 
-    async def _exchange(self, connection: _Connection, message: list[Any]) -> Answer:
+    async def _exchange(self, connection: _Connection, message: list[Any]) -> HttpAnswer:
         """Send a message and read its answer; the connection is idle afterwards, or closed."""
         keep = False
         try:
@@ -150,7 +150,7 @@ class HttpClient:
                 connection.writer.close()
         return answer
 
-    async def _read(self, connection: _Connection) -> Answer:
+    async def _read(self, connection: _Connection) -> HttpAnswer:
         status, headers, parts = 0, {}, []
         while True:
             event = connection.protocol.next_event()
@@ -165,4 +165,4 @@ class HttpClient:
             elif isinstance(event, h11.Data):
                 parts.append(bytes(event.data))
             elif isinstance(event, h11.EndOfMessage):
-                return Answer(status, headers, b"".join(parts))
+                return HttpAnswer(status, headers, b"".join(parts))

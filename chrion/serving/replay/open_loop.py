@@ -18,8 +18,8 @@ import numpy as np
 
 from chrion.common.files import parse_json
 from chrion.errors import ChrionError, ServerError
-from chrion.serving.replay.http_client import Answer, HttpClient
-from chrion.serving.replay.target import Call
+from chrion.serving.replay.http_client import HttpAnswer, HttpClient
+from chrion.serving.replay.target import HttpCall
 from chrion.serving.simulator.averages import BinnedAverage
 from chrion.serving.simulator.histograms import BINS, Counts, bin_index, quantile
 from chrion.serving.simulator.metrics import RequestMetrics
@@ -103,7 +103,7 @@ class OpenLoop:
     """
 
     def __init__(
-        self, client: HttpClient, calls: Sequence[Call], outcome: Outcome, timeout_s: float, gone_s: float
+        self, client: HttpClient, calls: Sequence[HttpCall], outcome: Outcome, timeout_s: float, gone_s: float
     ) -> None:
         self._client = client
         self._calls = calls
@@ -222,7 +222,7 @@ async def repeated(work: Callable[[], Awaitable[None]], interval_s: float) -> As
         await asyncio.gather(task, return_exceptions=True)
 
 
-def error_text(answer: Answer) -> str:
+def error_text(answer: HttpAnswer) -> str:
     """Return the message of an answer that is an error; empty if it has none."""
     try:
         return str(parse_json(answer.body)["error"])[:200]

@@ -24,7 +24,7 @@ from chrion.serving.replay.open_loop import (
     error_text,
     repeated,
 )
-from chrion.serving.replay.target import Call, ServerFigures, calls_of, read_figures, served_name, wait_until_ready
+from chrion.serving.replay.target import HttpCall, ServerFigures, calls_of, read_figures, served_name, wait_until_ready
 from chrion.serving.simulator.metrics import RequestMetrics
 from chrion.serving.simulator.results import PatternResult, ServerResult, from_metrics
 from chrion.serving.simulator.scenario import Scenario
@@ -147,7 +147,7 @@ async def _client(options: ReplayOptions) -> AsyncIterator[HttpClient]:
         await client.close()
 
 
-async def _load(client: HttpClient, name: str, call: Call, timeout_s: float) -> None:
+async def _load(client: HttpClient, name: str, call: HttpCall, timeout_s: float) -> None:
     """Request a model until it is in memory; with admission by deadline, the first requests may be refused.
 
     Another answer than a refusal means that the model was loaded, also if it raised an error.

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from chrion.common.files import parse_json
 from chrion.errors import OptionError
-from chrion.serving.replay.http_client import Answer, HttpClient
+from chrion.serving.replay.http_client import HttpAnswer, HttpClient
 from chrion.serving.server.rest_codec import HEADER_LENGTH
 from chrion.serving.server.tensors import to_raw
 from chrion.serving.server.trials import synthetic_input
@@ -30,7 +30,7 @@ _NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class HttpCall:
     """What is sent for a request of one model."""
 
     path: str
@@ -57,7 +57,7 @@ def served_name(name: str) -> str:
     return name.replace("#", "-")
 
 
-async def calls_of(client: HttpClient, names: Sequence[str]) -> list[Call]:
+async def calls_of(client: HttpClient, names: Sequence[str]) -> list[HttpCall]:
     """Return the call of each model of a scenario.
 
     Raises:
@@ -125,7 +125,7 @@ async def read_figures(client: HttpClient) -> ServerFigures:
     return ServerFigures(totals, by_model, used, budget, policies)
 
 
-async def ask(client: HttpClient, path: str) -> Answer:
+async def ask(client: HttpClient, path: str) -> HttpAnswer:
     """Return the answer to a GET request.
 
     Raises:
@@ -145,7 +145,7 @@ async def ask(client: HttpClient, path: str) -> Answer:
     return answer
 
 
-def _call(path: str, metadata: Mapping[str, Any]) -> Call:
+def _call(path: str, metadata: Mapping[str, Any]) -> HttpCall:
     entries, parts = [], []
     for spec in metadata["inputs"]:
         array = synthetic_input(spec["datatype"], spec["shape"])
@@ -154,10 +154,10 @@ def _call(path: str, metadata: Mapping[str, Any]) -> Call:
         entries.append({**spec, "shape": list(array.shape), "parameters": parameters})
     document = json.dumps({"inputs": entries, "parameters": {"binary_data_output": True}}).encode()
     headers = {HEADER_LENGTH: str(len(document)), "Content-Type": "application/octet-stream"}
-    return Call(path, b"".join((document, *parts)), headers)
+    return HttpCall(path, b"".join((document, *parts)), headers)
 
 
-def _document(answer: Answer, path: str) -> Mapping[str, Any]:
+def _document(answer: HttpAnswer, path: str) -> Mapping[str, Any]:
     try:
         found = parse_json(answer.body)
     except ValueError:

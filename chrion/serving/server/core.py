@@ -33,7 +33,7 @@ from chrion.serving.server.failures import ModelRemoved, RequestFailure, Status,
 from chrion.serving.server.grace import Grace
 from chrion.serving.server.repository import Key, ServedVersion, file_states
 from chrion.serving.server.request_memory import ByteAccount
-from chrion.serving.server.request_timing import Timing
+from chrion.serving.server.request_timing import RequestTiming
 from chrion.serving.server.run_failures import run_failure
 from chrion.serving.server.run_watch import RunWatch, WatchedRun
 from chrion.serving.server.sessions import OpenedFiles, Session, is_out_of_memory
@@ -90,7 +90,7 @@ class Result:
 
     served: Served
     outputs: list[tuple[TensorSpec, Array]]
-    timing: Timing
+    timing: RequestTiming
 
 
 @dataclass(slots=True)
@@ -101,7 +101,7 @@ class _Pending:
     request: Request
     feeds: Mapping[str, tuple[str, Array]]
     outputs: tuple[TensorSpec, ...]
-    future: asyncio.Future[tuple[list[Array], Timing]]
+    future: asyncio.Future[tuple[list[Array], RequestTiming]]
     #: The run that it is part of, once it has started.
     run: WatchedRun | None = None
     #: End of the load that the request waited for.
@@ -319,13 +319,13 @@ class ServingCore:
         timeout_ms: float,
         arrival: float,
         priority: int,
-    ) -> tuple[list[Array], Timing]:
+    ) -> tuple[list[Array], RequestTiming]:
         if self.draining:
             raise RequestFailure(Status.UNAVAILABLE, _DRAINING, retry_s=1.0)
         rows, batch_key = batching.rows_and_key(served.version.managed.max_batch, feeds)
         deadline = arrival + min(timeout_ms, served.version.settings.timeout_ms)
         request = Request(next(self._ids), served.number, arrival, deadline, batch_key, rows, priority)
-        future: asyncio.Future[tuple[list[Array], Timing]] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[tuple[list[Array], RequestTiming]] = asyncio.get_running_loop().create_future()
         pending = self._pending[request.id] = _Pending(served, request, feeds, outputs, future)
         if self.place(served)[0] is not Place.RESIDENT:
             served.cold[request.id] = pending
@@ -508,7 +508,7 @@ class ServingCore:
             statistics.slo_violations += total > served.version.managed.slo_ms
             loaded = pending.loaded_ms
             load_ms = None if loaded is None else loaded - pending.request.arrival_ms
-            timing = Timing(queued - (load_ms or 0.0), load_ms, now - run.started_ms)
+            timing = RequestTiming(queued - (load_ms or 0.0), load_ms, now - run.started_ms)
             statistics.add_times(total, timing.queue_ms, timing.load_ms, timing.compute_ms)
             if not pending.future.done():
                 pending.future.set_result((outputs, timing))

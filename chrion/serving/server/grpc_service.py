@@ -29,7 +29,7 @@ from chrion.serving.server.options import ServerOptions
 from chrion.serving.server.protocol_decoder import ProtocolDecoder, find_decoder, has_cache
 from chrion.serving.server.request_log import log_request
 from chrion.serving.server.request_memory import RequestMemory
-from chrion.serving.server.request_timing import SERVER_TIMING, Timing
+from chrion.serving.server.request_timing import SERVER_TIMING, RequestTiming
 from chrion.serving.server.target import Answer, Target
 from chrion.serving.server.tracing import RequestTracer
 
@@ -145,7 +145,7 @@ class GrpcService:
             request = grpc_codec.parse_request(content).head
             about = {"model": request.model_name[:200], "version": request.model_version, "request_id": request.id}
         carrier = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
-        timing = Timing.of_header(answer.headers.get(SERVER_TIMING, "")) if answer else None
+        timing = RequestTiming.of_header(answer.headers.get(SERVER_TIMING, "")) if answer else None
         self._tracer.add(carrier, about, began_ns, timing, failure)
 
     async def _run(self, content: bytes, remaining_ms: float, memory: RequestMemory) -> Answer:

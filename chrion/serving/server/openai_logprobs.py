@@ -21,7 +21,7 @@ _CONTINUATION = bytes(range(0x80, 0xC0))
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LogprobEntry:
     """A token of a choice."""
 
     token: Token
@@ -67,26 +67,26 @@ class TokenLog:
         self._pieces, self._chat = pieces, chat
         self._counter = _CharacterCounter()
         self._released = 0
-        self._waiting: deque[Entry] = deque()
+        self._waiting: deque[LogprobEntry] = deque()
 
-    def add(self, token: Token) -> list[Entry]:
+    def add(self, token: Token) -> list[LogprobEntry]:
         """Add a token, or text that was held back; return the tokens that begin in the text so far."""
         if token.id is not None:
             data = b"" if token.id in self._pieces.special else self._pieces.of(token.id)
-            self._waiting.append(Entry(token, data, self._counter.add(data)))
+            self._waiting.append(LogprobEntry(token, data, self._counter.add(data)))
         self._released += len(token.text)
         found = []
         while self._waiting and self._waiting[0].offset < self._released:
             found.append(self._waiting.popleft())
         return found
 
-    def finish(self, reason: str) -> list[Entry]:
+    def finish(self, reason: str) -> list[LogprobEntry]:
         """Return the last tokens at the end of the choice."""
         found = [entry for entry in self._waiting if reason == "length" or not entry.data]
         self._waiting.clear()
         return found
 
-    def document(self, entries: Sequence[Entry]) -> dict[str, Any] | None:
+    def document(self, entries: Sequence[LogprobEntry]) -> dict[str, Any] | None:
         """Return tokens as the API has them; None for no tokens."""
         if not entries:
             return None
@@ -99,7 +99,7 @@ class TokenLog:
             "text_offset": [entry.offset for entry in entries],
         }
 
-    def _content(self, entry: Entry) -> dict[str, Any]:
+    def _content(self, entry: LogprobEntry) -> dict[str, Any]:
         top = [self._described(token, logprob) for token, logprob in entry.token.top]
         return {**self._described(entry.token.id, entry.token.logprob), "top_logprobs": top}
 

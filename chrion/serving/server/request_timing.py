@@ -11,7 +11,7 @@ _TIMING = re.compile(r"(queue|load|compute);dur=(\d+(?:\.\d+)?)")
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
+class RequestTiming:
     """Where the time of a request went: waiting for cores, waiting for the model's load, and running."""
 
     queue_ms: float
@@ -25,7 +25,7 @@ class Timing:
         return f"queue;dur={self.queue_ms:.3f}, {load}compute;dur={self.compute_ms:.3f}"
 
     @classmethod
-    def of_header(cls, text: str) -> Timing | None:
+    def of_header(cls, text: str) -> RequestTiming | None:
         """Return the times of such a header; None without them."""
         parts = {name: float(ms) for name, ms in _TIMING.findall(text)}
         return cls(parts["queue"], parts.get("load"), parts["compute"]) if {"queue", "compute"} <= {*parts} else None

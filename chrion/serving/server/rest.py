@@ -35,7 +35,7 @@ from chrion.serving.server.options import ServerOptions
 from chrion.serving.server.origins import SenderRules
 from chrion.serving.server.request_log import log_request
 from chrion.serving.server.request_memory import RequestMemory
-from chrion.serving.server.request_timing import SERVER_TIMING, Timing
+from chrion.serving.server.request_timing import SERVER_TIMING, RequestTiming
 from chrion.serving.server.target import Target, not_ready
 from chrion.serving.server.tracing import RequestTracer
 
@@ -279,7 +279,7 @@ class RestService:
         except ClientDisconnect:
             add(failure="the client left")
             raise
-        add(Timing.of_header(response.headers.get(SERVER_TIMING, "")))
+        add(RequestTiming.of_header(response.headers.get(SERVER_TIMING, "")))
         return response
 
     async def _run(self, request: Request) -> Response:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from chrion.errors import OptionError
-from chrion.serving.server.request_timing import Timing
+from chrion.serving.server.request_timing import RequestTiming
 
 _MODULES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
 _SERVICE = "chrion"
@@ -43,7 +43,7 @@ class RequestTracer:
         carrier: Mapping[str, str],
         attributes: Mapping[str, str],
         began_ns: int,
-        timing: Timing | None = None,
+        timing: RequestTiming | None = None,
         failure: str = "",
     ) -> None:
         """Add the spans of a request that has ended.

@@ -93,7 +93,7 @@ class EngineConfig:
         return [spec for spec in self.servers for _ in range(spec.gpus)]
 
 
-class Engine:
+class ClusterEngine:
     """One run of one cluster.
 
     Args:

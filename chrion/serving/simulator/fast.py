@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from chrion.serving.simulator import kernel
-from chrion.serving.simulator.engine import DRAIN, Chunk, Engine
+from chrion.serving.simulator.engine import DRAIN, Chunk, ClusterEngine
 from chrion.serving.simulator.histograms import Floats
 from chrion.serving.simulator.kernel import Pools, State
 from chrion.serving.simulator.metrics import COLUMNS, RequestMetrics
@@ -31,13 +31,13 @@ def covers(scenario: Scenario, pattern: str) -> bool:
 
 
 def run_compiled(
-    engine: Engine,
+    engine: ClusterEngine,
     scenario: Scenario,
     chunks: Iterable[Chunk],
     progress: Callable[[int], None] = lambda _: None,
     keep: Callable[[Floats], None] | None = None,
 ) -> RequestMetrics:
-    """Serve all requests on the kernel, as :meth:`chrion.serving.simulator.engine.Engine.run` does; arguments as there.
+    """Serve all requests on the kernel, as :meth:`chrion.serving.simulator.engine.ClusterEngine.run` does.
 
     The engine provides the state before the first request, the random factors and the metrics, and has the state of its
     servers that results use after the run.
@@ -65,12 +65,12 @@ def run_compiled(
     return engine.metrics
 
 
-def _record(engine: Engine, state: State, pools: Pools) -> None:
+def _record(engine: ClusterEngine, state: State, pools: Pools) -> None:
     engine.metrics.record_rows(pools.rows[: state.counters[kernel.ROWS]])
     state.counters[kernel.ROWS] = 0
 
 
-def _state(engine: Engine, scenario: Scenario) -> State:
+def _state(engine: ClusterEngine, scenario: Scenario) -> State:
     """Return the kernel's form of an engine's state before its first request."""
     table, servers = engine.cluster.table, engine.servers
     m, s = table.models, len(servers)
@@ -154,7 +154,7 @@ def _enlarged(state: State, pools: Pools, arrivals: int, most_early: int) -> Poo
     return larger
 
 
-def _write_back(engine: Engine, state: State) -> None:
+def _write_back(engine: ClusterEngine, state: State) -> None:
     """Give an engine the figures of its servers that results use."""
     engine.cluster.loads[:] = state.models.loads.tolist()
     for i, server in enumerate(engine.servers):

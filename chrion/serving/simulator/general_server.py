@@ -15,7 +15,7 @@ from chrion.serving.manager.policies import ResidentModel
 from chrion.serving.manager.queue_estimate import Release
 from chrion.serving.simulator.cluster_state import ClusterState, Job
 from chrion.serving.simulator.host import Host
-from chrion.serving.simulator.ready_queue import Batch, Batching, ReadyQueue
+from chrion.serving.simulator.ready_queue import Batching, ReadyBatch, ReadyQueue
 from chrion.serving.simulator.server import Server
 from chrion.serving.simulator.service import Resources
 
@@ -117,7 +117,7 @@ class GeneralServer(Server):
             until = now + self._options.batching.delay_ms[batch.model] if self._options.batching else now
             heappush(self._events, (until, next(self._sequence), self._on_delay, batch))
 
-    def _on_delay(self, now: float, batch: Batch) -> None:
+    def _on_delay(self, now: float, batch: ReadyBatch) -> None:
         """Let a batch start although it has room."""
         self.ready.enter(batch)
         self.host.start_ready(now)

@@ -26,7 +26,7 @@ class Batching:
 
 
 @dataclass(slots=True, eq=False)
-class Batch:
+class ReadyBatch:
     """Requests that start together."""
 
     model: int
@@ -47,33 +47,33 @@ class ReadyQueue:
     def __init__(self, batching: Batching | None, ticket: Iterator[int] | None = None) -> None:
         self._batching = batching
         self._ticket = count() if ticket is None else ticket
-        self._heap: list[tuple[int, int, Batch]] = []
+        self._heap: list[tuple[int, int, ReadyBatch]] = []
         #: Batches that have room and have not started, by model and priority.
-        self._open: dict[tuple[int, int], Batch] = {}
+        self._open: dict[tuple[int, int], ReadyBatch] = {}
 
     def __bool__(self) -> bool:
         """Return whether there is a batch at the head of the queue."""
         return bool(self._heap)
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[ReadyBatch]:
         """Return an iterator of the queued batches in order."""
         return (batch for _, _, batch in sorted(self._heap))
 
     @property
-    def head(self) -> tuple[int, int, Batch]:
+    def head(self) -> tuple[int, int, ReadyBatch]:
         """The batch that starts next, after two numbers by which it is compared with those of other GPUs."""
         return self._heap[0]
 
-    def add(self, job: Job, priority: int) -> Batch | None:
+    def add(self, job: Job, priority: int) -> ReadyBatch | None:
         """Add a request that is ready; return the batch that it begins and that is not queued yet."""
         model = job[1]
         if self._batching is None:
-            self.enter(Batch(model, priority, [job]))
+            self.enter(ReadyBatch(model, priority, [job]))
             return None
         batch = self._open.get((model, priority))
         begins = batch is None
         if batch is None:
-            batch = self._open[model, priority] = Batch(model, priority)
+            batch = self._open[model, priority] = ReadyBatch(model, priority)
         batch.jobs.append(job)
         if len(batch.jobs) == self._batching.most[model]:
             del self._open[model, priority]
@@ -82,13 +82,13 @@ class ReadyQueue:
             self.enter(batch)
         return batch if begins and not batch.queued else None
 
-    def enter(self, batch: Batch) -> None:
+    def enter(self, batch: ReadyBatch) -> None:
         """Put a batch into the queue, unless it is there or has started."""
         if not batch.queued:
             batch.queued = True
             heapq.heappush(self._heap, (-batch.priority, next(self._ticket), batch))
 
-    def pop(self) -> Batch:
+    def pop(self) -> ReadyBatch:
         """Remove the batch at the head."""
         batch = heapq.heappop(self._heap)[2]
         if self._open.get((batch.model, batch.priority)) is batch:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from chrion import __version__
-from chrion.serving.simulator.engine import Engine
+from chrion.serving.simulator.engine import ClusterEngine
 from chrion.serving.simulator.histograms import Counts, NamedHistograms, bin_edges, quantile
 from chrion.serving.simulator.metrics import RequestMetrics
 from chrion.serving.simulator.scenario import Scenario
@@ -149,7 +149,7 @@ class PatternResult:
         return sum(s.loaded_mb for s in self.servers) / self.duration_ms * 1000 if self.duration_ms else 0.0
 
 
-def collect(scenario: Scenario, pattern: str, engine: Engine) -> PatternResult:
+def collect(scenario: Scenario, pattern: str, engine: ClusterEngine) -> PatternResult:
     """Return the results of an engine after its run."""
     duration_ms = max(engine.metrics.end_ms, engine.now)
     servers = tuple(_server(engine, i, duration_ms) for i in range(len(engine.servers)))
@@ -297,7 +297,7 @@ def _model(  # noqa: PLR0913, PLR0917 - the parts of a summary
     )
 
 
-def _server(engine: Engine, i: int, end_ms: float) -> ServerResult:
+def _server(engine: ClusterEngine, i: int, end_ms: float) -> ServerResult:
     server, spec = engine.servers[i], engine.config.gpus[i]
     on_gpu, on_cores = engine.metrics.gpu_ms[i], engine.metrics.cores_ms[i]
     width_ms, memory = server.memory.means(end_ms)
@@ -318,7 +318,7 @@ def _server(engine: Engine, i: int, end_ms: float) -> ServerResult:
     )
 
 
-def _usage(engine: Engine, duration_ms: float) -> Usage:
+def _usage(engine: ClusterEngine, duration_ms: float) -> Usage:
     specs = engine.config.servers
     on_ms = [duration_ms] * len(specs)
     if engine.availability:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 
-from chrion.serving.simulator.engine import Engine
+from chrion.serving.simulator.engine import ClusterEngine
 from chrion.serving.simulator.histograms import Floats
 from chrion.serving.simulator.results import PatternResult, collect
 from chrion.serving.simulator.scenario import Scenario
@@ -42,7 +42,7 @@ def simulate(
     results = []
     done = 0
     for pattern in scenario.patterns:
-        engine = Engine(scenario.engine_config(pattern))
+        engine = ClusterEngine(scenario.engine_config(pattern))
         told = partial(_add, progress, done), partial(keep, pattern) if keep else None
         if not (compiled and _run_compiled(engine, scenario, pattern, *told)):
             engine.run(scenario.workload.chunks(), *told)
@@ -52,7 +52,7 @@ def simulate(
 
 
 def _run_compiled(
-    engine: Engine,
+    engine: ClusterEngine,
     scenario: Scenario,
     pattern: str,
     progress: Callable[[int], None],

@@ -22,9 +22,9 @@ import pytest
 from chrion.errors import OptionError, ServerError
 from chrion.serving.manager import ManagerPolicies
 from chrion.serving.replay import run
-from chrion.serving.replay.http_client import Answer, HttpClient
+from chrion.serving.replay.http_client import HttpAnswer, HttpClient
 from chrion.serving.replay.open_loop import OpenLoop, Outcome
-from chrion.serving.replay.target import Call, wait_until_ready
+from chrion.serving.replay.target import HttpCall, wait_until_ready
 from chrion.serving.simulator.metrics import RequestMetrics
 from chrion.serving.simulator.scenario import find_scenario
 from command_line import Chrion, assert_refused
@@ -426,11 +426,11 @@ def test_a_slow_server_is_not_flattered() -> None:
             if self.sent == 20:
                 self.all.set()
             await self.all.wait()
-            return Answer(200, {"server-timing": "queue;dur=1.0, compute;dur=2.5"}, b"")
+            return HttpAnswer(200, {"server-timing": "queue;dur=1.0, compute;dur=2.5"}, b"")
 
     async def send_all() -> RequestMetrics:
         metrics = RequestMetrics(1, 1, [100.0], from_arrival=True)
-        await OpenLoop(Slow(), [Call("/", b"", {})], Outcome(metrics), 30.0, 10.0).run(Times(), lambda _: None)  # type: ignore[arg-type]
+        await OpenLoop(Slow(), [HttpCall("/", b"", {})], Outcome(metrics), 30.0, 10.0).run(Times(), lambda _: None)  # type: ignore[arg-type]
         return metrics
 
     metrics = asyncio.run(send_all())

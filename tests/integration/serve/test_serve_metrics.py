@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import chrion
-from chrion.serving.server.request_timing import Timing
+from chrion.serving.server.request_timing import RequestTiming
 from local_server import LocalServer, local_server
 from model_repository import product, put
 from server_client import wait_until
@@ -35,7 +35,7 @@ def test_histograms_agree_with_the_times_of_answers(tmp_path: Path) -> None:
     put(tmp_path, "m", product())
     with local_server(tmp_path) as server:
         assert server.infer("m", np.ones((1, 5), np.float32))[0] == 400
-        times = [Timing.of_header(server.infer("m", ROWS)[2]["server-timing"]) for _ in range(8)]
+        times = [RequestTiming.of_header(server.infer("m", ROWS)[2]["server-timing"]) for _ in range(8)]
         for part in PARTS:
             own = [ms for time in times if (ms := getattr(time, f"{part}_ms")) is not None]
             assert len(own) == (1 if part == "load" else 8)

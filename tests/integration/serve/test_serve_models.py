@@ -19,7 +19,7 @@ from chrion.scheduler import fixed_plan
 from chrion.serving.manager import ManagerPolicies
 from chrion.serving.manager.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING
 from chrion.serving.simulator.cluster_state import ServerPolicies
-from chrion.serving.simulator.engine import Engine, EngineConfig
+from chrion.serving.simulator.engine import ClusterEngine, EngineConfig
 from chrion.serving.simulator.settings import ServerSpec
 from chrion.serving.variants import Variant
 from helpers import FLOAT, alternating_lanes, branches, make_model, node, value
@@ -297,7 +297,7 @@ def test_the_server_loads_and_evicts_as_the_simulation_predicts(tmp_path: Path, 
         ROUTING["random"],
         1,
     )  # fmt: skip
-    engine = Engine(config, lambda _, event, __, model: journal.append((event, model)))
+    engine = ClusterEngine(config, lambda _, event, __, model: journal.append((event, model)))
     engine.run([(np.arange(120.0) * 1000, order)])  # each ends long before the next
     policies = ManagerPolicies(eviction=eviction)
     with local_server(tmp_path, memory_mb=fitting * 10 + 5, policies=policies) as server:

@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from chrion.serving.server.grpc_messages import SERVICE, message
-from chrion.serving.server.request_timing import Timing
+from chrion.serving.server.request_timing import RequestTiming
 from local_server import LocalServer, local_server
 from server_client import wait_until
 
@@ -38,7 +38,7 @@ def by_grpc(server: LocalServer, priority: int) -> float:
 
 def queue_s(timing: str) -> float:
     """Return the time in the queue in a header ``Server-Timing``, in seconds."""
-    found = Timing.of_header(timing)
+    found = RequestTiming.of_header(timing)
     assert found is not None
     return found.queue_ms / 1000
 
