@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from chrion.common.installation import warn_of_fault
 from chrion.common.lazy_names import import_on_first_use
+from chrion.common.version import __version__
 
 if TYPE_CHECKING:
     from chrion.errors import ChrionError
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from chrion.profiler import Profile, profile
     from chrion.runtime import HybridSession
     from chrion.scheduler import Plan, partition
-
-__version__ = "0.1.0"
 
 __all__ = [
     "ChrionError",

@@ -12,7 +12,6 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-import chrion
 from chrion.cli.bench import bench
 from chrion.cli.cache import app as cache_app
 from chrion.cli.compare import compare
@@ -33,6 +32,7 @@ from chrion.cli.serve import serve
 from chrion.cli.simulate import simulate
 from chrion.cli.sweep import sweep
 from chrion.cli.tune import tune
+from chrion.common.version import __version__
 from chrion.errors import ChrionError, SpaceError
 from chrion.scheduler import POLICIES, policy_names
 
@@ -96,7 +96,7 @@ def _set_verbosity(count: int) -> int:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(f"chrion {chrion.__version__}")  # noqa: T201 - this is what stdout is for
+        print(f"chrion {__version__}")  # noqa: T201 - this is what stdout is for
         raise typer.Exit
 
 

@@ -19,8 +19,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
-from chrion import __version__
 from chrion.common.installation import require_onnxruntime
+from chrion.common.version import __version__
 
 #: Exit code after Ctrl-C.
 INTERRUPTED = 130

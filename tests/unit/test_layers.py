@@ -116,7 +116,7 @@ def test_packages_list_all_they_import_in_order() -> None:
         for part in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(part, ast.ImportFrom) and (part.module or "").startswith("chrion"):
                 bound |= {alias.asname or alias.name for alias in part.names} - {"import_on_first_use", "warn_of_fault"}
-        assert {name for name in package.__all__ if not name.startswith("__")} == bound, name
+        assert {*package.__all__} == bound, name
         assert list(package.__all__) == sorted(package.__all__), name
         assert all(hasattr(package, name) for name in package.__all__), name
 

@@ -11,7 +11,7 @@ from functools import partial
 
 import onnxruntime as ort
 
-import chrion
+from chrion.common.version import __version__
 from chrion.devices import usable_provider
 from chrion.errors import ChrionError, InputError, ModelError, ProviderError
 from chrion.graph.model import Graph
@@ -487,7 +487,7 @@ def _one_thread_ms(decision: Decision) -> float | None:
 
 def _software() -> tuple[str, bool]:
     """Return the version of Chrion, and whether lanes in C are available."""
-    return chrion.__version__, available()
+    return __version__, available()
 
 
 def why_plain(error: Exception) -> str:

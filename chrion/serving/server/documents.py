@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import chrion
+from chrion.common.version import __version__
 from chrion.serving.manager.residency import Place
 from chrion.serving.server.core import Served, ServingCore
 from chrion.serving.server.public_texts import without_folders
@@ -23,7 +23,7 @@ READY, LOADING, UNAVAILABLE = "READY", "LOADING", "UNAVAILABLE"
 def server_metadata(*, model_control: bool) -> dict[str, Any]:
     """Return the server's metadata."""
     extensions = [name for name in EXTENSIONS if name != "model_repository" or model_control]
-    return {"name": NAME, "version": chrion.__version__, "extensions": extensions}
+    return {"name": NAME, "version": __version__, "extensions": extensions}
 
 
 def model_metadata(core: ServingCore, served: Served) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import prometheus_client
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.utils import floatToGoString
 
-import chrion
+from chrion.common.version import __version__
 from chrion.serving.manager.residency import Place
 from chrion.serving.server.core import Served, ServingCore
 from chrion.serving.server.repository import Key
@@ -148,7 +148,7 @@ class _Collector:
         policies = core.manager.policies
         labels = ["version", "eviction", "load_order", "admission"]
         info = GaugeMetricFamily("chrion_server_info", "Version and policies", labels=labels)
-        info.add_metric([chrion.__version__, policies.eviction, policies.load_order, policies.admission], 1)
+        info.add_metric([__version__, policies.eviction, policies.load_order, policies.admission], 1)
         yield info
         refused = CounterMetricFamily("chrion_requests_refused", "Refused requests", labels=["reason"])
         for reason, count in core.refused.items():

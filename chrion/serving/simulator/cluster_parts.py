@@ -24,7 +24,7 @@ class ClusterParts:
         #: One entry for each GPU.
         self.servers: list[Server] = []
         #: One entry for each server; empty without options.
-        self.hosts: list[Host] = []
+        self.hosts: list[Host[GeneralServer]] = []
         self._states = states
         self._load_ms: dict[tuple[float, float], list[float]] = {}
         for i, spec in enumerate(servers):
@@ -35,7 +35,7 @@ class ClusterParts:
 
     def _add_host(self, spec: ServerSpec, options: Options) -> None:
         weights_mb = self._states[0].table.load_mb[: self._states[0].table.models]
-        host = Host(len(self.hosts), spec, weights_mb)
+        host = Host[GeneralServer](len(self.hosts), spec, weights_mb)
         for _ in range(spec.gpus):
             i = len(self.servers)
             gpu = GeneralServer(i, host, self._load_times(spec), self._states[i], options)

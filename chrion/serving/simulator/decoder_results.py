@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from chrion import __version__
+from chrion.common.version import __version__
 from chrion.serving.simulator.decoder_scenario import DecoderScenario, build_decoder_scenario
 from chrion.serving.simulator.iterations import DecoderResult, Floats, simulate_decoder
 from chrion.serving.simulator.results import plain

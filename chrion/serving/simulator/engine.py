@@ -23,7 +23,7 @@ from chrion.serving.simulator.availability import Availability
 from chrion.serving.simulator.cluster_parts import ClusterParts
 from chrion.serving.simulator.cluster_state import ClusterState, Event, ServerPolicies
 from chrion.serving.simulator.eligibility import eligible_by_model
-from chrion.serving.simulator.general_server import Options
+from chrion.serving.simulator.general_server import GeneralServer, Options
 from chrion.serving.simulator.host import Host
 from chrion.serving.simulator.metrics import RequestMetrics
 from chrion.serving.simulator.requests import Floats, Indices, Requests
@@ -139,7 +139,7 @@ class ClusterEngine:
         states = [self.cluster, *(replace(self.cluster, table=table) for table in tables[1:])]
         parts = ClusterParts(config.servers, [states[i] for i in classes], self._options())
         self.servers: Sequence[Server] = parts.servers
-        self.hosts: Sequence[Host] = parts.hosts
+        self.hosts: Sequence[Host[GeneralServer]] = parts.hosts
         self.availability: Availability | None = None
         self._route = config.route
         if config.autoscaling or any(spec.mtbf_h for spec in config.servers):

@@ -60,7 +60,7 @@ class GeneralServer(Server):
     """
 
     def __init__(
-        self, index: int, host: Host, load_ms: Sequence[float], cluster: ClusterState, options: Options
+        self, index: int, host: Host[GeneralServer], load_ms: Sequence[float], cluster: ClusterState, options: Options
     ) -> None:
         super().__init__(index, host.spec, load_ms, cluster)
         self.host = host

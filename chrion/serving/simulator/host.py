@@ -11,17 +11,46 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Any, Generic, Protocol, TypeVar
 
+from chrion.serving.simulator.ready_queue import ReadyQueue
 from chrion.serving.simulator.settings import ServerSpec
-
-if TYPE_CHECKING:
-    from chrion.serving.simulator.general_server import GeneralServer
 
 _INFINITY = float("inf")
 
 
-class Host:
+class HostedGpu(Protocol):
+    """A GPU of a host, as :class:`chrion.serving.simulator.general_server.GeneralServer` is one."""
+
+    index: int
+    ready: ReadyQueue
+    free_slots: int
+    cold: dict[int, Any]
+
+    @property
+    def outstanding(self) -> int:
+        """Requests on the GPU, waiting or running."""
+
+    def head_needs(self) -> tuple[int, int]:
+        """Return the slots and cores of the head of its queue."""
+
+    def start_head(self, now: float) -> None:
+        """Start the head of its queue."""
+
+    def first_cold(self) -> tuple[tuple[int, float], int, Any, int]:
+        """Return the model to load first: its place in the order, the GPU's index, the GPU, and the model."""
+
+    def start_load(self, now: float, model: int) -> bool:
+        """Start a load if the memory has room for it, and return whether it has."""
+
+    def last_use_ms(self, model: int) -> float:
+        """Return the time of the last use of a model; infinity while it is used, -1 if it never was."""
+
+
+Gpu = TypeVar("Gpu", bound=HostedGpu)
+
+
+class Host(Generic[Gpu]):
     """The shared state of the GPUs of one server.
 
     Args:
@@ -33,10 +62,10 @@ class Host:
     def __init__(self, index: int, spec: ServerSpec, weights_mb: Sequence[float]) -> None:
         self.index = index
         self.spec = spec
-        self.gpus: list[GeneralServer] = []
+        self.gpus: list[Gpu] = []
         self.free_cores = spec.cpu_cores
         #: The GPU that is being loaded.
-        self.loading: GeneralServer | None = None
+        self.loading: Gpu | None = None
         #: True if requests are sent to this server.
         self.available = True
         #: True if it is powered on; it may be unavailable because it starts, fails or drains.
@@ -60,7 +89,7 @@ class Host:
         while gpu := self._next_gpu():
             gpu.start_head(now)
 
-    def _next_gpu(self) -> GeneralServer | None:
+    def _next_gpu(self) -> Gpu | None:
         """Return the GPU whose head can start now and comes first."""
         heads = sorted((gpu.ready.head[:2], gpu.index, gpu) for gpu in self.gpus if gpu.ready)
         awaited = False

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from chrion import __version__
+from chrion.common.version import __version__
 from chrion.serving.simulator.engine import ClusterEngine
 from chrion.serving.simulator.histograms import Counts, NamedHistograms, bin_edges, quantile
 from chrion.serving.simulator.metrics import RequestMetrics
