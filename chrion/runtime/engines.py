@@ -275,7 +275,7 @@ class Engines:
         with self._lock:
             if self._plain is None:
                 self._plain = self._selector.plain(reason)
-            return self._plain.because(reason) if reason else self._plain
+            return self._plain.with_reason(reason) if reason else self._plain
 
     def whole_session(self) -> ort.InferenceSession:
         """Return a plain session, opened if necessary, for methods that only a single onnxruntime session has.
@@ -481,7 +481,7 @@ class Engines:
             for shapes, engine in self._by_shape.items():
                 if engine.comparison is comparison:
                     if engine.selected_for:
-                        self._selector.graph_cache(engine.selected_for, free=free).doubt()
+                        self._selector.graph_cache(engine.selected_for, free=free).mark_uncertain()
                     if self._tuner:
                         self._tuner.reconsider({info.name: s for info, s in zip(self._inputs, shapes, strict=False)})
 

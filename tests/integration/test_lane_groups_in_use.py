@@ -98,4 +98,4 @@ def test_capacity() -> None:
     with HybridSession(graph, plan=plan) as session:
         assert cut_engine(session).capacity == 1
     plain = PlainEngine(branches().SerializeToString(), None, ["CPUExecutionProvider"], None, "")
-    assert plain.capacity == plain.because("another").capacity == max(1, cores - 1)
+    assert plain.capacity == plain.with_reason("another").capacity == max(1, cores - 1)

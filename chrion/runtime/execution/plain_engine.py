@@ -145,7 +145,7 @@ class PlainEngine:
         twin.fast_path = FastPathMatcher(inputs)
         return twin
 
-    def because(self, reason: str) -> PlainEngine:
+    def with_reason(self, reason: str) -> PlainEngine:
         """Return an engine of the same session with another reason."""
         twin = copy.copy(self)
         twin.reason = reason

@@ -192,7 +192,7 @@ class DecisionCache:
         write_cached(self._path, decision.to_json())
         return decision
 
-    def doubt(self) -> None:
+    def mark_uncertain(self) -> None:
         """Mark the stored decision as uncertain, so that it is made again after a while."""
         decision, _ = self._stored()
         if decision:

@@ -162,7 +162,7 @@ class EngineSelector:
     def one_thread(self, reason: str, *, arena: bool = True) -> PlainEngine | None:
         """Return the plain session of one thread; None if there cannot be one, see :meth:`SessionConfig.one_thread`."""
         found = self._opened.get(f"{PLAIN_THREADS}1") if arena else None  # if it was selected
-        return found.because(reason) if found else self._config.one_thread(reason, arena=arena)
+        return found.with_reason(reason) if found else self._config.one_thread(reason, arena=arena)
 
     def cache(self, *model: object) -> DecisionCache:
         """Return the cache entry for decisions on a model.
@@ -304,7 +304,7 @@ class EngineSelector:
         engine = self._opened.get(name)
         if engine is None:
             engine = self._opened[name] = make(reason)
-        return engine.because(reason)  # another thread may have dropped it meanwhile
+        return engine.with_reason(reason)  # another thread may have dropped it meanwhile
 
     def _select_on_cpu(self, graph: Graph) -> Engine:
         """Select an engine without the accelerator; a plain session if nothing was profiled yet."""
