@@ -35,8 +35,9 @@ from chrion.runtime.requests import check_arguments, check_feed, known_shape, sh
 from chrion.runtime.selection.admission import admit, raise_if_unsafe, reason_of_options
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decisions import Decision
+from chrion.runtime.selection.plain_sessions import PLAIN, PlainSessions
 from chrion.runtime.selection.plan_memory import PlanMemory, explain_refusal, find_excess, has_room
-from chrion.runtime.selection.selector import PLAIN, EngineSelector, warn_of_slo, why_plain
+from chrion.runtime.selection.selector import EngineSelector, warn_of_slo, why_plain
 from chrion.runtime.selection.tuning import NOT_CACHED, NOT_TUNED, UNTUNED, NotedShapes, Tuner
 from chrion.runtime.selection.tuning_process import NamedShapes
 from chrion.scheduler.plan import Plan
@@ -110,6 +111,10 @@ class Engines:
     def config(self) -> SessionConfig:
         """Configuration in use."""
         return self._config
+
+    @property
+    def _plain_sessions(self) -> PlainSessions:
+        return self._selector.plain_sessions
 
     @property
     def description(self) -> ModelDescription | None:
@@ -274,7 +279,7 @@ class Engines:
         """Return the plain session, which serves all requests without an engine of their own; opened once."""
         with self._lock:
             if self._plain is None:
-                self._plain = self._selector.plain(reason)
+                self._plain = self._plain_sessions.get(reason)
             return self._plain.with_reason(reason) if reason else self._plain
 
     def whole_session(self) -> ort.InferenceSession:
@@ -343,7 +348,7 @@ class Engines:
             self._by_shape.clear()
             if self._graph is not None:  # the graph describes the model from now on
                 self._plain = None
-            self._selector.forget()
+            self._plain_sessions.forget()
         self.stop_tuning()
         self.diversion.one_thread.close()
         for engine in engines:
@@ -481,7 +486,7 @@ class Engines:
             for shapes, engine in self._by_shape.items():
                 if engine.comparison is comparison:
                     if engine.selected_for:
-                        self._selector.graph_cache(engine.selected_for, free=free).mark_uncertain()
+                        self._selector.known.of_digest(engine.selected_for, free=free).mark_uncertain()
                     if self._tuner:
                         self._tuner.reconsider({info.name: s for info, s in zip(self._inputs, shapes, strict=False)})
 
@@ -549,9 +554,11 @@ class Engines:
     def _open(self, named: NamedShapes, decision: Decision) -> Engine:
         if decision.plan is None:
             if decision.winner != PLAIN:
-                return self._selector.open_plain(decision)
+                return self._plain_sessions.of_decision(decision)
             plain = self.plain(decision.evidence)
-            return plain if named else self._selector.compare_live(plain, decision)  # it serves other shapes as well
+            return (
+                plain if named else self._plain_sessions.compare_live(plain, decision)
+            )  # it serves other shapes as well
         config = self._config
         graph = config.load(named)
         if reason := reason_of_options(config, graph):
@@ -568,7 +575,9 @@ class Engines:
 
     def _open_one_thread(self, arena: bool) -> PlainEngine | None:  # noqa: FBT001 - called by the session alone
         """Return a plain session of one thread, or None if there cannot be one."""
-        return self._selector.one_thread("several requests are in flight, or other work uses the cores", arena=arena)
+        return self._plain_sessions.one_thread(
+            "several requests are in flight, or other work uses the cores", arena=arena
+        )
 
     def _describe(self, description: ModelDescription) -> None:
         self._description = description
@@ -592,7 +601,7 @@ class Engines:
         """Drop the plain session, which holds all weights, if no shapes use it."""
         if not self._needs_plain():
             self._plain = self._untuned = None
-            self._selector.forget()
+            self._plain_sessions.forget()
 
     def _needs_plain(self) -> bool:
         """Return whether some shapes use the plain session, or callers may hold it."""
@@ -616,7 +625,10 @@ class Engines:
         except Exception:  # noqa: BLE001 - the error of the engine in use says more
             raise error from None
         with self._lock:
-            if self._selector.lose_accelerator(error) or engine in (self.current, *self._by_shape.values()):
+            if self._plain_sessions.lose_accelerator(error) or engine in (
+                self.current,
+                *self._by_shape.values(),
+            ):
                 self._drop_accelerated(feed)
         return result
 

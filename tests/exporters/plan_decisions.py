@@ -28,13 +28,13 @@ def decide_on_plans(folder: Path) -> None:
     source = str(folder / "model.onnx")
     config = SessionConfig(OpenedModel(source))
     decider, own = Decider(config), selector.EngineSelector(config)
-    inputs = [info for info in own.plain("").session.get_inputs() if info.type.startswith("tensor(")]
+    inputs = [info for info in own.plain_sessions.get("").session.get_inputs() if info.type.startswith("tensor(")]
     free = any(not all(isinstance(d, int) for d in info.shape) for info in inputs)
     for feed in read_feeds(folder) if free else [{}]:
         shapes = {info.name: tuple(feed[info.name].shape) for info in inputs} if feed else {}
         with contextlib.suppress(Exception):  # a session that cannot decide runs plain as well
             decision = decider.decide(shapes)
-            own.cache("source", config.model.identity, sorted(shapes.items())).keep(decision)
+            own.known.cache("source", config.model.identity, sorted(shapes.items())).keep(decision)
 
 
 def _prefer_plans(candidates: Sequence[Candidate], *_: Any) -> Comparison:

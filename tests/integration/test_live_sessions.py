@@ -17,7 +17,7 @@ from chrion.runtime.execution.plain_engine import PlainEngine
 from chrion.runtime.live_comparison import LiveComparison
 from chrion.runtime.process_hooks import in_flight
 from chrion.runtime.selection.decisions import Decision, TimedCandidate
-from chrion.runtime.selection.selector import EngineSelector
+from chrion.runtime.selection.known_decisions import KnownDecisions
 from chrion.scheduler import fixed_plan
 from helpers import alternating_lanes, assert_equal, branches, free_branches, run_plain
 from seams.sessions import (
@@ -135,7 +135,7 @@ def test_a_session_tuned_now_doubts_the_decision_for_later_ones(plans: Plans) ->
     with HybridSession(branches(), tune="now") as session:
         engine = engine_of(session)
         assert isinstance(engine, CutEngine)
-        cache = EngineSelector(engines_of(session).config).graph_cache(engine.plan.digest, free=False)
+        cache = KnownDecisions(engines_of(session).config).of_digest(engine.plan.digest, free=False)
         found = cache.recall()
         assert found is not None
         assert not found.uncertain

@@ -27,7 +27,7 @@ from chrion.graph.opened_model import OpenedModel
 from chrion.runtime import engines as engines_module
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decisions import Decision
-from chrion.runtime.selection.selector import EngineSelector
+from chrion.runtime.selection.known_decisions import KnownDecisions
 from chrion.runtime.selection.tuning_process import NamedShapes
 from chrion.scheduler import fixed_plan
 from helpers import assert_equal, assert_same_as_plain, branches, free_branches, run_plain
@@ -342,7 +342,7 @@ def test_a_cached_decision_that_does_not_fit_is_made_again(
     """A session of an unknown name, as of another release, is ignored with a warning."""
     decided = decide_by(monkeypatch, alternate)
     graph = load(branches())
-    cache = EngineSelector(SessionConfig(OpenedModel(branches().SerializeToString()))).graph_cache(
+    cache = KnownDecisions(SessionConfig(OpenedModel(branches().SerializeToString()))).of_digest(
         graph.digest, free=False
     )
     cache.keep(Decision("plain, on the Moon", None, "of another release"))

@@ -37,7 +37,16 @@ from chrion.runtime.execution.plain_engine import PlainEngine
 from chrion.runtime.execution.python_executor import PythonExecutor
 from chrion.runtime.live_comparison import LiveComparison
 from chrion.runtime.one_thread import OneThreadSession
-from chrion.runtime.selection import admission, ahead, decisions, selector, shapes, tuning
+from chrion.runtime.selection import (
+    admission,
+    ahead,
+    decisions,
+    known_decisions,
+    plain_sessions,
+    selector,
+    shapes,
+    tuning,
+)
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decisions import Decision
 from chrion.runtime.selection.selector import EngineSelector
@@ -54,13 +63,13 @@ _SELECTION: dict[str, tuple[object, str]] = {
     "load": (SessionConfig, "load"),
     "probe the options": (admission, "hidden_reason"),
     "unroll": (measure_graph, "chunk_choices"),
-    "describe the machine": (selector, "this_machine"),
+    "describe the machine": (known_decisions, "this_machine"),
     "profile": (selector, "profile"),
-    "recall the decision": (selector.DecisionCache, "recall"),
+    "recall the decision": (decisions.DecisionCache, "recall"),
     "plan": (selector, "alternatives"),
     "synthesise inputs": (selector, "synthetic_inputs"),
     "compare": (selector, "compare"),
-    "keep the decision": (selector.DecisionCache, "keep"),
+    "keep the decision": (decisions.DecisionCache, "keep"),
 }
 #: The same for the steps of opening a plan.
 _OPENING: dict[str, tuple[object, str]] = {
@@ -315,7 +324,8 @@ def script_latencies(monkeypatch: pytest.MonkeyPatch, latency_ms: Callable[[bool
             start_s, now_s[0] = now_s[0], now_s[0] + latency_ms(diverted) / 1e3
             super().record(start_s, now_s[0], diverted=diverted)
 
-    monkeypatch.setattr(selector, "LiveComparison", Scripted)
+    for module in (selector, plain_sessions):
+        monkeypatch.setattr(module, "LiveComparison", Scripted)
 
 
 def fail_segments(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:

@@ -53,9 +53,9 @@ def tune_ahead(
         for at, shapes in enumerate(shape_sets):
             on_start(at)
             decision = _decide(decider, shapes, anew=anew)
-            cache = selector.cache("source", config.model.identity, sorted(shapes.items()))
+            cache = selector.known.cache("source", config.model.identity, sorted(shapes.items()))
             found.append(ShippedDecision(shapes, decider.digest(shapes), cache.keep(decision)))
-    return AheadResult(selector.conditions, tuple(found))
+    return AheadResult(selector.known.conditions, tuple(found))
 
 
 def _decide(decider: Decider, shapes: Mapping[str, tuple[int, ...]], *, anew: bool) -> Decision:

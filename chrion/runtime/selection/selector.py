@@ -11,29 +11,25 @@ from functools import partial
 
 import onnxruntime as ort
 
-from chrion.common.version import __version__
 from chrion.devices import usable_provider
 from chrion.errors import ChrionError, InputError, ModelError, ProviderError
 from chrion.graph.model import Graph
 from chrion.graph.ort_sessions import first_line
 from chrion.machine.allocator import trim
-from chrion.machine.cores import physical_cores
-from chrion.native import available
-from chrion.profiler.machine import this_machine
 from chrion.profiler.measure_graph import profile
 from chrion.profiler.profiles import Profile
 from chrion.profiler.synthetic_inputs import synthetic_inputs
 from chrion.runtime.execution.cut_engine import CutEngine
 from chrion.runtime.execution.engine import CannotCutError, Engine, require_tensors
-from chrion.runtime.execution.plain_engine import PlainEngine
 from chrion.runtime.live_comparison import LiveComparison
 from chrion.runtime.selection.configuration import SessionConfig
-from chrion.runtime.selection.decisions import Decision, DecisionCache, TimedCandidate
-from chrion.runtime.selection.evidence import PLAIN_THREADS, describe, missed_slo
+from chrion.runtime.selection.decisions import Decision, TimedCandidate
+from chrion.runtime.selection.evidence import describe, missed_slo
 from chrion.runtime.selection.footprint import MeasurementError, can_measure, measure_footprint
 from chrion.runtime.selection.guard import SHARE, Candidate, compare
+from chrion.runtime.selection.known_decisions import KnownDecisions
 from chrion.runtime.selection.parallel_plan import parallel_plan
-from chrion.runtime.selection.shipped import Conditions, recall
+from chrion.runtime.selection.plain_sessions import PLAIN, PlainOpener, PlainSessions, one_thread_ms
 from chrion.runtime.selection.tuning_lock import BusyError, tuning_lock
 from chrion.scheduler.plan import Plan, Prediction
 from chrion.scheduler.planner import alternatives
@@ -41,23 +37,13 @@ from chrion.scheduler.reuse import find_near_plan, is_near, is_near_optimal
 
 log = logging.getLogger(__name__)
 
-#: Plain sessions with other numbers of threads are candidates only for models with at most this many bytes of weights,
-#: since two sessions are open at once for a while.
-_ALTERNATIVE_BYTES = 32e6
 #: Plans stay open between their trials if the weights of all of them take at most this many bytes.
 _KEPT_OPEN_BYTES = 256e6
 #: A plan of a model with free dimensions holds all weights a second time, since the plain session stays open for other
 #: shapes. It must have a clear gain: it is selected if it takes at most this share of a plain session's latency.
 _SHARE_BESIDE_PLAIN = 0.8
-#: Number of plans that are kept as candidates for further shapes of a model.
-_EARLIER_PLANS = 4
 #: Longest time to wait for another process that tunes, in seconds.
 _PATIENCE_S = 20.0
-PLAIN = "plain"
-_PLAIN_CPU = "plain, on the CPU"
-
-#: Opens a plain session for a given reason.
-PlainOpener = Callable[[str], PlainEngine]
 
 
 class EngineSelector:
@@ -65,17 +51,29 @@ class EngineSelector:
 
     Args:
         config: The session's configuration.
+
+    Attributes:
+        plain_sessions: The plain sessions of the model, and the configuration in use.
     """
 
     def __init__(self, config: SessionConfig) -> None:
-        self._config = config
+        self.plain_sessions = PlainSessions(config)
         self._provider_options = config.accelerator[1] if config.accelerator else {}
         #: Profile of the first shapes; the costs of further shapes are scaled from it.
         self._profile: Profile | None = None
-        #: Reason why the accelerator is no longer used; empty while it works.
-        self._lost = ""
-        #: Plain sessions by name; one serves all shapes.
-        self._opened: dict[str, PlainEngine] = {}
+
+    @property
+    def known(self) -> KnownDecisions:
+        """Decisions that were made before."""
+        return KnownDecisions(self._config)
+
+    @property
+    def _config(self) -> SessionConfig:
+        return self.plain_sessions.config
+
+    @property
+    def _lost(self) -> str:
+        return self.plain_sessions.lost
 
     def engine(self, graph: Graph) -> Engine:
         """Return the engine for a graph of known shapes.
@@ -97,7 +95,7 @@ class EngineSelector:
                 raise
             if not isinstance(error, CannotCutError):
                 log.warning("model %s runs plain: %s", graph.name, why_plain(error))
-            return self.plain(why_plain(error))
+            return self.plain_sessions.get(why_plain(error))
         finally:
             trim()
 
@@ -113,7 +111,7 @@ class EngineSelector:
             ChrionError: The model cannot be profiled or planned.
         """
         require_tensors(graph)
-        return (None if anew else self._recall(graph)) or self._decide_anew(graph)
+        return (None if anew else self.known.recall(graph)) or self._decide_anew(graph)
 
     def open(self, graph: Graph, decision: Decision) -> Engine:
         """Open the engine that a decision selects.
@@ -127,102 +125,15 @@ class EngineSelector:
                 engine.footprint = decision.footprint
                 engine.reason = decision.evidence
                 if decision.latency_ms and not engine.accelerated:
-                    plain_ms = _one_thread_ms(decision) or decision.plain_ms
+                    plain_ms = one_thread_ms(decision) or decision.plain_ms
                     engine.comparison = LiveComparison(decision.latency_ms, plain_ms)
             return engine
-        return self.open_plain(decision)
-
-    def open_plain(self, decision: Decision) -> PlainEngine:
-        """Open the plain session that a decision selects; no graph is needed.
-
-        Raises:
-            InputError: The decision selects a plan, or a session unknown to this release.
-        """
-        return self.compare_live(
-            self._shared(decision.winner, self._plain_opener(decision.winner), decision.evidence), decision
-        )
-
-    def compare_live(self, engine: PlainEngine, decision: Decision) -> PlainEngine:
-        """Have a plain session of several threads compared with that of one thread."""
-        if not (engine.has_one_thread or engine.accelerated):
-            engine.comparison = LiveComparison(decision.latency_ms, _one_thread_ms(decision))
-        return engine
-
-    def graph_cache(self, digest: str, *, free: bool) -> DecisionCache:
-        """Return the cache entry for decisions on a graph.
-
-        Args:
-            digest: The graph's digest, which is the same for a model of fixed shapes and one of free dimensions that
-                has these shapes.
-            free: Whether the model declares free dimensions: then it keeps its plain session, and its candidates are
-                others.
-        """
-        return self.cache(digest, free)
-
-    def one_thread(self, reason: str, *, arena: bool = True) -> PlainEngine | None:
-        """Return the plain session of one thread; None if there cannot be one, see :meth:`SessionConfig.one_thread`."""
-        found = self._opened.get(f"{PLAIN_THREADS}1") if arena else None  # if it was selected
-        return found.with_reason(reason) if found else self._config.one_thread(reason, arena=arena)
-
-    def cache(self, *model: object) -> DecisionCache:
-        """Return the cache entry for decisions on a model.
-
-        Args:
-            model: Identity of the model and its shapes.
-        """
-        return DecisionCache(self._machine(), _software(), model, self._config.decision_key)
-
-    def shipped(self, *, shapes: Mapping[str, tuple[int, ...]] | None = None, graph: str = "") -> Decision | None:
-        """Return the decision in the file beside the model; see :func:`chrion.runtime.selection.shipped.recall`."""
-        model = self._config.model
-        if not model.path or not model.is_unchanged():
-            return None
-        return recall(model.path, self.conditions, shapes=shapes, graph=graph)
-
-    @property
-    def conditions(self) -> Conditions:
-        """Conditions of decisions in the file beside the model."""
-        return Conditions.of(self._machine(), _software(), self._config.decision_key)
+        return self.plain_sessions.of_decision(decision)
 
     def set_strict(self, *, strict: bool) -> SessionConfig:
         """Set whether failures of the accelerator are raised; return the new configuration."""
-        self._config = replace(self._config, strict=strict)
+        self.plain_sessions.config = replace(self._config, strict=strict)
         return self._config
-
-    def lose_accelerator(self, error: Exception) -> bool:
-        """Stop using the accelerator, with a warning; return False if it was no longer used already."""
-        if self._lost:
-            return False
-        self._lost = f"the accelerator failed: {error}"
-        self._opened.clear()
-        log.warning("the model runs on the CPU: %s", self._lost)
-        return True
-
-    def plain(self, reason: str) -> PlainEngine:
-        """Return the plain session the caller would have created; on the CPU if the accelerator cannot open the model.
-
-        Raises:
-            Exception: Raised by InferenceSession, if the CPU cannot open the model either or ``strict`` is true.
-        """
-        config = self._config
-        if self._lost:
-            return self._shared(PLAIN, config.on_cpu, self._lost)
-        try:
-            return self._shared(PLAIN if config.budget_mb is None else _PLAIN_CPU, config.plain, reason)
-        except Exception as error:
-            if config.strict or config.accelerator is None:
-                raise
-            try:
-                engine = config.on_cpu(f"the accelerator failed: {error}")
-            except Exception:  # noqa: BLE001 - the model is at fault, not the accelerator
-                raise error from None
-            self.lose_accelerator(error)
-            self._opened[PLAIN] = engine
-            return engine
-
-    def forget(self) -> None:
-        """Drop the plain sessions; each is closed when no request uses it any longer."""
-        self._opened.clear()
 
     def _engine(self, graph: Graph, plan: Plan | None) -> Engine:
         if self._lost:
@@ -230,7 +141,7 @@ class EngineSelector:
         if plan is not None:
             return self._open(graph, plan)
         require_tensors(graph)
-        decision = self._recall(graph)
+        decision = self.known.recall(graph)
         if decision is not None:
             try:
                 engine = self.open(graph, decision)
@@ -254,29 +165,15 @@ class EngineSelector:
             except BusyError:
                 with suppress(BusyError):  # it tunes other models, or hangs
                     held.enter_context(tuning_lock(_PATIENCE_S))
-                if decision := self._recall(graph):
+                if decision := self.known.recall(graph):
                     return decision
             return self._decide_anew(graph)
 
-    def _recall(self, graph: Graph) -> Decision | None:
-        """Return the decision of the cache, or else of the file beside the model."""
-        return self._cache_of(graph).recall() or self.shipped(graph=graph.digest)
-
-    def _cache_of(self, graph: Graph) -> DecisionCache:
-        return self.graph_cache(graph.digest, free=graph.declared_free)
-
-    def _machine(self) -> str:
-        """Return the fingerprint of this machine with the accelerator in use."""
-        return this_machine(self._config.accelerator[0] if self._config.accelerator else None).fingerprint
-
     def _decide_anew(self, graph: Graph) -> Decision:
         """Compare the candidates and cache the decision."""
-        if self._drop_broken_accelerator(graph) and (decision := self._cache_of(graph).recall()):
+        if self._drop_broken_accelerator(graph) and (decision := self.known.of_graph(graph).recall()):
             return decision
-        decision = self._weighed(graph, self._compare(graph))
-        if decision.plan and graph.declared_free:
-            self._plan_cache(int(graph.digest[:8], 16) % _EARLIER_PLANS).keep(decision)
-        return self._cache_of(graph).keep(decision)
+        return self.known.keep(graph, self._weighed(graph, self._compare(graph)))
 
     def _weighed(self, graph: Graph, decision: Decision) -> Decision:
         """Return the decision with the memory of its plan, if the plain session stays open beside it.
@@ -299,20 +196,13 @@ class EngineSelector:
             return given or not isinstance(error, ModelError)
         return self._config.strict and (isinstance(error, ProviderError) or (given and not _is_reason(error)))
 
-    def _shared(self, name: str, make: PlainOpener, reason: str) -> PlainEngine:
-        """Return the plain session of a name, which is opened once, with the given reason."""
-        engine = self._opened.get(name)
-        if engine is None:
-            engine = self._opened[name] = make(reason)
-        return engine.with_reason(reason)  # another thread may have dropped it meanwhile
-
     def _select_on_cpu(self, graph: Graph) -> Engine:
         """Select an engine without the accelerator; a plain session if nothing was profiled yet."""
         if self._profile is None:
-            return self.plain(self._lost)
+            return self.plain_sessions.get(self._lost)
         decision = self._compare(graph)
         if decision.plan is None:
-            return self.open_plain(replace(decision, why=f"{self._lost}; {decision.why}"))
+            return self.plain_sessions.of_decision(replace(decision, why=f"{self._lost}; {decision.why}"))
         return self._cut(graph, replace(decision.plan, remarks=(*decision.plan.remarks, self._lost)))
 
     def _open(self, graph: Graph, plan: Plan) -> Engine:
@@ -332,7 +222,7 @@ class EngineSelector:
                 if isinstance(error, ProviderError):
                     raise
                 raise ProviderError(f"plan of {plan.model!r}: {plan.accelerator} failed: {error}") from error
-            self.lose_accelerator(error)
+            self.plain_sessions.lose_accelerator(error)
             return self._select_on_cpu(graph)
 
     def _cut(self, graph: Graph, plan: Plan) -> CutEngine:
@@ -360,7 +250,7 @@ class EngineSelector:
         if self._profile is None:
             self._profile = profile(graph, config.lanes, self._usable_accelerator(graph))
         usable = replace(self._profile, accelerator=None) if self._lost else self._profile
-        near = find_near_plan(self._earlier_plans(graph), graph, usable)
+        near = find_near_plan(self.known.earlier_plans(graph), graph, usable)
         if near and is_near_optimal(near):
             return [near]
         plans = alternatives(
@@ -371,18 +261,6 @@ class EngineSelector:
         ):
             plans.append(parallel)
         return [near] if near and is_near(near, plans[0]) else plans
-
-    def _earlier_plans(self, graph: Graph) -> list[Plan]:
-        """Return plans that were selected for other shapes of a model, unless devices or limits determine the plan."""
-        config = self._config
-        if not graph.declared_free or config.accelerator or (config.slo_ms, config.alpha) != (None, None):
-            return []
-        decisions = [self._plan_cache(slot).recall() for slot in range(_EARLIER_PLANS)]
-        return [decision.plan for decision in decisions if decision and decision.plan]
-
-    def _plan_cache(self, slot: int) -> DecisionCache:
-        """Return the cache entry of a plan for any shapes of the model."""
-        return self.cache("plan for any shapes", self._config.model.identity, slot)
 
     def _drop_broken_accelerator(self, graph: Graph) -> bool:
         """Drop the accelerator if onnxruntime offers it and it does not work; return whether it was dropped.
@@ -395,7 +273,7 @@ class EngineSelector:
             return False
         if self._usable_accelerator(graph) is not None:
             return False
-        self._config = self._config.without_accelerator()
+        self.plain_sessions.config = self._config.without_accelerator()
         self._provider_options = self._config.accelerator[1] if self._config.accelerator else {}
         return True
 
@@ -409,36 +287,6 @@ class EngineSelector:
                 raise
             log.warning("model %s runs without an accelerator: %s", graph.name, error)
             return None
-
-    def _plain_names(self, graph: Graph) -> list[str]:
-        """List the plain sessions to compare: the caller's first, then those with other numbers of threads.
-
-        For a model with free dimensions the caller's session stays open for shapes that are not tuned; a second plain
-        session would hold all weights once more.
-        """
-        config, names = self._config, [PLAIN]
-        small = sum(graph.dag.weight_bytes) <= _ALTERNATIVE_BYTES
-        if config.options is None and small and not graph.declared_free:
-            cores = len(physical_cores())
-            names += [f"{PLAIN_THREADS}{count}" for count in ((1, cores // 2) if cores >= 8 else (1,)) if count < cores]
-        if config.budget_mb is not None and config.accelerator:
-            names.append(_PLAIN_CPU)
-        return names
-
-    def _plain_opener(self, name: str) -> PlainOpener:
-        """Return the function that opens the plain session of a name.
-
-        Raises:
-            InputError: No plain session has that name.
-        """
-        count = name.removeprefix(PLAIN_THREADS)
-        if name == PLAIN:
-            return self._config.on_cpu if self._lost else self._config.as_requested
-        if name == _PLAIN_CPU:
-            return self._config.plain
-        if name.startswith(PLAIN_THREADS) and count.isdecimal():
-            return partial(self._config.with_threads, int(count))
-        raise InputError(f"cached decision: unknown session {name!r}")
 
     def _candidates(self, graph: Graph, plans: Mapping[str, Plan], first: Plan) -> list[Candidate]:
         """Return all candidates within the memory budget, plain ones first.
@@ -460,11 +308,11 @@ class EngineSelector:
 
         few_weights = sum(graph.dag.weight_bytes) * len(plans) <= _KEPT_OPEN_BYTES
         candidates = []
-        for name in self._plain_names(graph):
+        for name in self.plain_sessions.names(graph):
             held = first.accelerator_only if name == PLAIN else None
             if not held or self._fits(held):
                 held_mb = held.accelerator_mb(first.memory) if held else 0.0
-                candidates.append(Candidate(name, partial(open_plain, self._plain_opener(name)), held_mb))
+                candidates.append(Candidate(name, partial(open_plain, self.plain_sessions.opener(name)), held_mb))
         for name, plan in plans.items():
             if not self._fits(plan.predicted):
                 continue
@@ -478,16 +326,6 @@ class EngineSelector:
     def _fits(self, predicted: Prediction) -> bool:
         """Return whether a prediction is within the memory budget."""
         return self._config.budget_mb is None or predicted.resident_mb <= self._config.budget_mb
-
-
-def _one_thread_ms(decision: Decision) -> float | None:
-    """Return the latency of the plain session of one thread in ms; None if it was not timed."""
-    return next((timed.latency_ms for timed in decision.timings if timed.name == f"{PLAIN_THREADS}1"), None)
-
-
-def _software() -> tuple[str, bool]:
-    """Return the version of Chrion, and whether lanes in C are available."""
-    return __version__, available()
 
 
 def why_plain(error: Exception) -> str:

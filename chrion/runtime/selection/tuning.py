@@ -26,7 +26,8 @@ from chrion.errors import ChrionError
 from chrion.runtime.options.session_options import fingerprint
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decisions import Decision, decision_from_json, retry_s
-from chrion.runtime.selection.selector import PLAIN, EngineSelector, why_plain
+from chrion.runtime.selection.plain_sessions import PLAIN
+from chrion.runtime.selection.selector import EngineSelector, why_plain
 from chrion.runtime.selection.shapes import ShapeCounter
 from chrion.runtime.selection.tuning_lock import BusyError, tuning_lock
 from chrion.runtime.selection.tuning_process import NamedShapes, TuningProcess
@@ -219,8 +220,8 @@ class Tuner:
         """
         if fingerprint(self._config.options) != self._options:
             return Decision(PLAIN, None, _OPTIONS_CHANGED)
-        cache = self._selector.cache("source", self._config.model.identity, sorted(shapes.items()))
-        decision = None if anew else cache.recall() or self._selector.shipped(shapes=shapes)
+        cache = self._selector.known.cache("source", self._config.model.identity, sorted(shapes.items()))
+        decision = None if anew else cache.recall() or self._selector.known.shipped(shapes=shapes)
         if decision is not None:
             return decision
         if self._cached_only:

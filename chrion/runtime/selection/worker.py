@@ -22,8 +22,9 @@ from chrion.runtime.selection.configuration import SessionConfig, config_from_da
 from chrion.runtime.selection.decisions import Decision
 from chrion.runtime.selection.footprint import MeasurementError, can_measure, measure_footprint
 from chrion.runtime.selection.orphans import exit_with_parent
+from chrion.runtime.selection.plain_sessions import PLAIN
 from chrion.runtime.selection.plan_memory import explain_refusal, never_fits
-from chrion.runtime.selection.selector import PLAIN, EngineSelector, why_plain
+from chrion.runtime.selection.selector import EngineSelector, why_plain
 
 #: Operators that read some rows of a weight.
 _PICKING = {"Gather", "GatherND", "GatherElements", "GatherBlockQuantized"}

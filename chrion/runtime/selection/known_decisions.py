@@ -1,0 +1,92 @@
+"""Decisions that were made before: in the cache of this machine, and in the file beside the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from chrion.common.version import __version__
+from chrion.graph.model import Graph
+from chrion.native import available
+from chrion.profiler.machine import this_machine
+from chrion.runtime.selection.configuration import SessionConfig
+from chrion.runtime.selection.decisions import Decision, DecisionCache
+from chrion.runtime.selection.shipped import Conditions, recall
+from chrion.scheduler.plan import Plan
+
+#: Number of plans that are kept as candidates for further shapes of a model.
+_EARLIER_PLANS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class KnownDecisions:
+    """Decisions on the engines of a model with one configuration."""
+
+    config: SessionConfig
+
+    def recall(self, graph: Graph) -> Decision | None:
+        """Return the decision of the cache, or else of the file beside the model."""
+        return self.of_graph(graph).recall() or self.shipped(graph=graph.digest)
+
+    def keep(self, graph: Graph, decision: Decision) -> Decision:
+        """Store a decision in the cache, and return what was stored; its plan may serve further shapes."""
+        if decision.plan and graph.declared_free:
+            self._of_slot(int(graph.digest[:8], 16) % _EARLIER_PLANS).keep(decision)
+        return self.of_graph(graph).keep(decision)
+
+    def earlier_plans(self, graph: Graph) -> list[Plan]:
+        """Return plans that were selected for other shapes of a model, unless devices or limits determine the plan."""
+        config = self.config
+        if not graph.declared_free or config.accelerator or (config.slo_ms, config.alpha) != (None, None):
+            return []
+        decisions = [self._of_slot(slot).recall() for slot in range(_EARLIER_PLANS)]
+        return [decision.plan for decision in decisions if decision and decision.plan]
+
+    def cache(self, *model: object) -> DecisionCache:
+        """Return the cache entry for decisions on a model.
+
+        Args:
+            model: Identity of the model and its shapes.
+        """
+        return DecisionCache(self._machine, _software(), model, self.config.decision_key)
+
+    def of_graph(self, graph: Graph) -> DecisionCache:
+        """Return the cache entry for decisions on a graph."""
+        return self.of_digest(graph.digest, free=graph.declared_free)
+
+    def of_digest(self, digest: str, *, free: bool) -> DecisionCache:
+        """Return the cache entry for decisions on a graph.
+
+        Args:
+            digest: The graph's digest, which is the same for a model of fixed shapes and one of free dimensions that
+                has these shapes.
+            free: Whether the model declares free dimensions: then it keeps its plain session, and its candidates are
+                others.
+        """
+        return self.cache(digest, free)
+
+    def shipped(self, *, shapes: Mapping[str, tuple[int, ...]] | None = None, graph: str = "") -> Decision | None:
+        """Return the decision in the file beside the model; see :func:`chrion.runtime.selection.shipped.recall`."""
+        model = self.config.model
+        if not model.path or not model.is_unchanged():
+            return None
+        return recall(model.path, self.conditions, shapes=shapes, graph=graph)
+
+    @property
+    def conditions(self) -> Conditions:
+        """Conditions of decisions in the file beside the model."""
+        return Conditions.of(self._machine, _software(), self.config.decision_key)
+
+    def _of_slot(self, slot: int) -> DecisionCache:
+        """Return the cache entry of a plan for any shapes of the model."""
+        return self.cache("plan for any shapes", self.config.model.identity, slot)
+
+    @property
+    def _machine(self) -> str:
+        """Fingerprint of this machine with the accelerator in use."""
+        return this_machine(self.config.accelerator[0] if self.config.accelerator else None).fingerprint
+
+
+def _software() -> tuple[str, bool]:
+    """Return the version of Chrion, and whether lanes in C are available."""
+    return __version__, available()
