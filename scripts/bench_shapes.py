@@ -147,7 +147,7 @@ def serve(connection: Connection, kind: str, model: Path, traffic: Traffic, tuni
             session.run(None, feed)
         connection.send(time.perf_counter() - start_s)
     del feeds
-    engines = session._engines._by_shape.values() if kind == HYBRID else ()  # noqa: SLF001 - reported, not used
+    engines = session._engines._table.engines() if kind == HYBRID else ()  # noqa: SLF001 - reported, not used
     connection.send((resident_mb() - started_mb, sum(type(engine).__name__ == "CutEngine" for engine in engines)))
 
 

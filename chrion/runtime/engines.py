@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +25,7 @@ from chrion.graph.model import Graph, TensorInfo
 from chrion.graph.ort_sessions import first_line
 from chrion.machine.allocator import trim
 from chrion.runtime.diversion import Diversion
+from chrion.runtime.engine_table import EngineTable, Shapes
 from chrion.runtime.execution.engine import CannotCutError, Engine, Footprint, SegmentFailure, require_tensors
 from chrion.runtime.execution.executor import CLOSED, AcceleratorFailure, Event
 from chrion.runtime.execution.plain_engine import PlainEngine
@@ -36,7 +37,7 @@ from chrion.runtime.selection.admission import admit, raise_if_unsafe, reason_of
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decisions import Decision
 from chrion.runtime.selection.plain_sessions import PLAIN, PlainSessions
-from chrion.runtime.selection.plan_memory import PlanMemory, explain_refusal, find_excess, has_room
+from chrion.runtime.selection.plan_memory import explain_refusal
 from chrion.runtime.selection.selector import EngineSelector, warn_of_slo, why_plain
 from chrion.runtime.selection.tuning import NOT_CACHED, NOT_TUNED, UNTUNED, NotedShapes, Tuner
 from chrion.runtime.selection.tuning_process import NamedShapes
@@ -44,8 +45,6 @@ from chrion.scheduler.plan import Plan
 
 log = logging.getLogger(__name__)
 
-#: Maximum numbers of shapes with a plan, and of all shapes, that have an engine; the least recently used are evicted.
-_MAX_PLANS, _MAX_SHAPES = 8, 256
 #: Maximum number of requests whose shapes wait for the tuning thread, which counts them a few times a second.
 _MAX_NOTED = 64
 _FORKED = (
@@ -55,7 +54,6 @@ _FORKED = (
 _WITHOUT_LANES = _FORKED.format("its lanes do not exist in the child")
 _IN_FLIGHT = _FORKED.format("requests were in flight then, whose locks in onnxruntime may be held forever in the child")
 
-Shapes = tuple[tuple[int, ...], ...]
 T = TypeVar("T")
 
 
@@ -84,8 +82,7 @@ class Engines:
         self._lock = threading.RLock()
         self.refusal = ""
         self.by_shapes = False
-        self._by_shape: OrderedDict[Shapes, Engine] = OrderedDict()
-        self._plan_memory = PlanMemory()
+        self._table = EngineTable()
         self._plain: PlainEngine | None = None
         #: Whether callers may hold the plain session, so that it must stay open.
         self._lent = False
@@ -314,15 +311,14 @@ class Engines:
         """
         with self._lock:
             self.require_open()
-            before = self._config, self._selector, self._plain, self._by_shape, self._tuner
+            before = self._config, self._selector, self._plain, self._table, self._tuner
             self._config = replace(self._config, providers=providers, provider_options=options)
-            self._selector, self._plain, self._by_shape = EngineSelector(self._config), None, OrderedDict()
-            self._plan_memory = PlanMemory()
+            self._selector, self._plain, self._table = EngineSelector(self._config), None, EngineTable()
             self._tuner = None
             try:
                 self.current = self._first()
             except BaseException:
-                self._config, self._selector, self._plain, self._by_shape, self._tuner = before
+                self._config, self._selector, self._plain, self._table, self._tuner = before
                 raise
             if before[-1]:
                 before[-1].close()
@@ -344,8 +340,8 @@ class Engines:
             return
         with self._lock:
             self.refusal = CLOSED
-            engines = [self.current, *self._by_shape.values()]
-            self._by_shape.clear()
+            engines = [self.current, *self._table.engines()]
+            self._table = EngineTable()
             if self._graph is not None:  # the graph describes the model from now on
                 self._plain = None
             self._plain_sessions.forget()
@@ -361,7 +357,7 @@ class Engines:
         self.diversion.one_thread.close(until)
         if not self.refusal:
             self.refusal = CLOSED
-            for engine in (self.current, *tuple(self._by_shape.values())):
+            for engine in (self.current, *self._table.engines()):
                 engine.close(until)
 
     def refuse_in_child(self) -> None:
@@ -374,7 +370,7 @@ class Engines:
         self.diversion = self._new_diversion()  # the thread that opens its session belongs to the parent
         if self._tuner:
             self._tuner.after_fork()
-        if any(engine.plan for engine in (self.current, *self._by_shape.values())):
+        if any(engine.plan for engine in (self.current, *self._table.engines())):
             self.refusal = _WITHOUT_LANES
         elif in_flight:
             self.refusal = _IN_FLIGHT
@@ -399,7 +395,7 @@ class Engines:
         if self._graph.free_dimensions:
             return self.plain("no request has fixed the free dimensions yet")
         engine = self._selector.engine(self._graph)
-        self._by_shape[tuple(_fixed(i) for i in self._graph.inputs)] = engine
+        self._table.put(tuple(_fixed(i) for i in self._graph.inputs), engine)
         return engine
 
     def _tuned_now(self, feed: Mapping[str, Any]) -> Engine:
@@ -413,13 +409,13 @@ class Engines:
             check_feed(graph.declared_inputs, feed)
             raise
         with self._lock:
-            if shapes not in self._by_shape:
+            engine = self._table.use(shapes)
+            if engine is None:
                 check_feed(graph.declared_inputs, feed)  # a request that is refused must not cause tuning
-                self._put(shapes, self._limit_memory(self._select(graph, shapes)))
+                engine = self._put(shapes, self._limit_memory(self._select(graph, shapes)))
                 self._drop_plain()
-            self._by_shape.move_to_end(shapes)
-            self.current = self._by_shape[shapes]
-            return self.current
+            self.current = engine
+            return engine
 
     def _select(self, graph: Graph, shapes: Shapes) -> Engine:
         if isinstance(self._config.plan, Plan):
@@ -434,11 +430,10 @@ class Engines:
     def _limit_memory(self, engine: Engine) -> Engine:
         """Return the engine; or if its plan has no room, the plain session, beside which other plans may be closed."""
         footprint = engine.footprint
-        if footprint is None or has_room(self._by_shape, footprint, plain_open=self._needs_plain()):
+        if footprint is None or self._table.has_room(footprint, plain_open=self._needs_plain()):
             return engine
         engine.close()
-        for shapes in find_excess(self._by_shape):
-            del self._by_shape[shapes]
+        self._table.remove_excess()
         return self.plain(explain_refusal(footprint))
 
     # Tuning in the background.
@@ -450,12 +445,7 @@ class Engines:
         except (KeyError, AttributeError, TypeError, ValueError, RuntimeError):  # onnxruntime raises its own error
             return self.plain()
         with self._lock:
-            engine = self._by_shape.get(shapes)
-            if engine is None:
-                self.current = self._untuned or self.plain()
-            else:
-                self._by_shape.move_to_end(shapes)
-                self.current = engine
+            self.current = self._table.use(shapes) or self._untuned or self.plain()
             return self.current
 
     def _start_plain(self) -> Engine:
@@ -483,7 +473,7 @@ class Engines:
         """Have a decision made again that live requests contradict: by this session, or by later ones if tuned now."""
         free = any(info.free for info in self._inputs)
         with self._lock:
-            for shapes, engine in self._by_shape.items():
+            for shapes, engine in self._table.items():
                 if engine.comparison is comparison:
                     if engine.selected_for:
                         self._selector.known.of_digest(engine.selected_for, free=free).mark_uncertain()
@@ -496,7 +486,7 @@ class Engines:
         Called by the tuning thread.
         """
         warn_of_slo(self._config.name, decision)
-        before = self._by_shape.get(self._key(named) if named else ())
+        before = self._table.find(self._key(named) if named else ())
         if before and before.plan and before.plan == decision.plan:
             return  # decided again
         try:
@@ -510,13 +500,14 @@ class Engines:
             elif named:
                 self._install_for(self._key(named), engine)
             else:
-                self.current = self._by_shape[()] = engine
+                self.current = engine
+                self._table.put((), engine)
                 self._drop_plain()
         trim()
 
     def _install_for(self, shapes: Shapes, engine: Engine) -> None:
         """Use an engine for some shapes of a model with free dimensions, whose plain session serves all others."""
-        before = self._by_shape.pop(shapes, self._untuned)
+        before = self._table.pop(shapes) or self._untuned
         if self._plain and engine.session is self._plain.session:
             self._untuned = engine  # with the reason of the latest decision
         else:
@@ -529,9 +520,9 @@ class Engines:
 
     def _wanted(self, tuner: Tuner, named: NamedShapes) -> bool:
         """Return whether a plan for some shapes might have room, as far as the memory of earlier plans tells."""
-        engine = self._make_room(tuner, named, self._plan_memory.least, evict=False)
+        engine = self._make_room(tuner, named, self._table.least, evict=False)
         with self._lock:
-            if engine and self._key(named) not in self._by_shape:
+            if engine and self._table.find(self._key(named)) is None:
                 self._install_for(self._key(named), engine)
         return engine is None
 
@@ -543,11 +534,11 @@ class Engines:
             return None
         requests, halvings = tuner.recent_requests(named)
         with self._lock:
-            evicted = self._plan_memory.find_room(self._by_shape, self._key(named), footprint, requests, halvings)
+            evicted = self._table.find_room(self._key(named), footprint, requests, halvings)
             if evicted is None:
                 return self.plain(explain_refusal(footprint))
             for shapes in evicted if evict else ():
-                if self._by_shape.pop(shapes) is self.current:
+                if self._table.pop(shapes) is self.current:
                     self.current = self._untuned or self.plain()
         return None
 
@@ -556,9 +547,8 @@ class Engines:
             if decision.winner != PLAIN:
                 return self._plain_sessions.of_decision(decision)
             plain = self.plain(decision.evidence)
-            return (
-                plain if named else self._plain_sessions.compare_live(plain, decision)
-            )  # it serves other shapes as well
+            # With free dimensions it serves other shapes as well.
+            return plain if named else self._plain_sessions.compare_live(plain, decision)
         config = self._config
         graph = config.load(named)
         if reason := reason_of_options(config, graph):
@@ -589,12 +579,7 @@ class Engines:
         if self.by_shapes:
             infos = zip(self._inputs, shapes, strict=True)
             engine = engine.for_shapes([replace(info, shape=shape) for info, shape in infos])
-        self._by_shape[shapes] = engine
-        plans = [known for known, kept in self._by_shape.items() if kept.plan]
-        if len(plans) > _MAX_PLANS:
-            del self._by_shape[plans[0]]  # its lanes stop when no request uses it any longer
-        if len(self._by_shape) > _MAX_SHAPES:
-            self._by_shape.popitem(last=False)
+        self._table.put(shapes, engine)
         return engine
 
     def _drop_plain(self) -> None:
@@ -605,12 +590,10 @@ class Engines:
 
     def _needs_plain(self) -> bool:
         """Return whether some shapes use the plain session, or callers may hold it."""
-        used = {id(engine.session) for engine in self._by_shape.values() if engine.session}
-        return self._plain is not None and (self._lent or id(self._plain.session) in used)
+        return self._plain is not None and (self._lent or self._table.uses(self._plain.session))
 
     def _replace(self, engine: Engine, other: Engine) -> None:
-        for shapes in [shapes for shapes, known in self._by_shape.items() if known is engine]:
-            self._by_shape[shapes] = other
+        self._table.replace(engine, other)
         if self.current is engine:
             self.current = other
 
@@ -625,18 +608,14 @@ class Engines:
         except Exception:  # noqa: BLE001 - the error of the engine in use says more
             raise error from None
         with self._lock:
-            if self._plain_sessions.lose_accelerator(error) or engine in (
-                self.current,
-                *self._by_shape.values(),
-            ):
+            if self._plain_sessions.lose_accelerator(error) or engine in (self.current, *self._table.engines()):
                 self._drop_accelerated(feed)
         return result
 
     def _drop_accelerated(self, feed: Mapping[str, Any]) -> None:
         """Drop the engines that use the accelerator; other ones are selected when their shapes are requested."""
         self._plain = None
-        for shapes in [shapes for shapes, engine in self._by_shape.items() if engine.accelerated]:
-            del self._by_shape[shapes]
+        self._table.remove(shapes for shapes, engine in self._table.items() if engine.accelerated)
         if self._tune != "now":
             self.stop_tuning()  # tuning would select the accelerator again
             self.current = self._untuned = self.plain()

@@ -25,6 +25,7 @@ from chrion.machine.cpu_use import OtherWork
 from chrion.machine.waiting import Counter
 from chrion.profiler import measure_graph
 from chrion.runtime import arena_contention, crowding, diversion, engines
+from chrion.runtime.engine_table import Shapes
 from chrion.runtime.engines import Engines
 from chrion.runtime.execution import cut_engine, lane_groups
 from chrion.runtime.execution.accelerator import AcceleratorSessions
@@ -113,9 +114,9 @@ def engine_of(session: HybridSession) -> Engine:
     return session._engines.current
 
 
-def engines_by_shapes(session: HybridSession) -> OrderedDict[engines.Shapes, Engine]:
+def engines_by_shapes(session: HybridSession) -> OrderedDict[Shapes, Engine]:
     """Return the engines of a session by the shapes of inputs, the least recently used first."""
-    return session._engines._by_shape
+    return session._engines._table._engines
 
 
 def install_decision(session: HybridSession, shapes: NamedShapes, decision: Decision) -> None:
