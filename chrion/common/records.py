@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from types import UnionType
+from types import NoneType, UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -38,6 +38,8 @@ _TERMS = {
     r"\bint\b": "a whole number",
     r"\bfloat\b": "a number",
     r" \| ": " or ",
+    r" of length <= (\d+)": r" of at most \1 entries",
+    r" of length >= (\d+)": r" of at least \1 entries",
     r" >= 1e-09$": f" above 0, at least {SMALLEST:g}",
     r" > ": " above ",
     r" >= ": " of at least ",
@@ -86,20 +88,23 @@ def _explain(kind: Any, value: Any, where: str, message: str, failure: type[Inpu
     """Return the error for a message of msgspec such as ``Expected `int` >= 1 - at `$.servers[0].count```."""
     problem, _, path = message.partition(" - at `$")
     for name, index in re.findall(r"\.(\w+)|\[(\d+|\.\.\.)\]", path):
+        bare = _bare(kind, value)
         if index == "...":  # an entry of a mapping, without its key
             for key, entry in value.items():
-                read_record(get_args(_bare(kind))[1], entry, f"{where}.{key}", failure)
-        kind = get_type_hints(_bare(kind), include_extras=True)[name] if name else get_args(_bare(kind))[0]
+                shown = key if key.isprintable() else repr(key)
+                read_record(get_args(bare)[1], entry, f"{where}.{shown[:100]}", failure)
+        kind = get_type_hints(bare, include_extras=True)[name] if name else get_args(bare)[0]
         value = value[name or int(index)]
         where = f"{where}.{name}".removeprefix(".") if name else f"{where}[{index}]"
+    bare = _bare(kind, value)
     if problem.startswith("Object "):  # contains unknown field `key`, or: missing required field `key`
         key = problem.split("`")[1]
         if "missing" in problem:
             return failure(f"{where}.{key}".removeprefix(".") + " is missing")
-        hint = did_you_mean(key, _bare(kind).__struct_fields__)
+        hint = did_you_mean(key, bare.__struct_fields__)
         return failure(f"{where}: unknown key {key!r}".removeprefix(": "), hint=hint)
     if problem.startswith("Invalid enum value"):
-        problem = f"expected one of {', '.join(filter(None, get_args(_bare(kind))))}"
+        problem = f"expected one of {', '.join(filter(None, get_args(bare)))}"
     for pattern, term in _TERMS.items():
         problem = re.sub(pattern, term, problem)
     problem = re.sub(r"\d+(\.\d+)?(e[+-]?\d+)?$", lambda number: f"{float(number[0]):g}", problem)
@@ -107,8 +112,9 @@ def _explain(kind: Any, value: Any, where: str, message: str, failure: type[Inpu
     return failure(f"{where}: {problem}, found {found}" if "a table" in problem else f"{where} = {found}: {problem}")
 
 
-def _bare(kind: Any) -> Any:
-    """Return a type without its annotations, and the first one of a union."""
-    while get_origin(kind) in (Annotated, Union, UnionType):
-        kind = get_args(kind)[0]
+def _bare(kind: Any, value: Any) -> Any:
+    """Return a type without its annotations; of a union, the last type for a list, and the first one otherwise."""
+    while (origin := get_origin(kind)) in (Annotated, Union, UnionType):
+        kinds = [one for one in get_args(kind) if one is not NoneType]
+        kind = kinds[-1] if origin is not Annotated and isinstance(value, list) else kinds[0]
     return kind
