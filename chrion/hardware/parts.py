@@ -26,7 +26,7 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from chrion.common.files import read_toml
-from chrion.common.records import NonNegative, Positive, Record, read_record
+from chrion.common.records import NonNegative, Positive, Record, read_record, refuse_unknown
 from chrion.errors import HardwareError
 
 
@@ -144,6 +144,8 @@ class Link(Record, frozen=True):
 Part = Accelerator | Processor | Link
 
 
+#: Keys of a file outside of ``[figures]``.
+_TOP_KEYS = ("title", "provider", "link", "figures", "matrix_tflops", "vector_tflops", "flops_per_cycle", "caches")
 _KINDS: Mapping[str, type[Part]] = {"accelerator": Accelerator, "processor": Processor, "link": Link}
 
 
@@ -171,6 +173,7 @@ def _read(path: Path, content: dict[str, Any]) -> Part:
     kind = _KINDS.get(name) if isinstance(name, str) else None
     if kind is None:
         raise HardwareError(f"kind = {name!r}: expected one of {', '.join(_KINDS)}")
+    refuse_unknown(content, _TOP_KEYS, "", HardwareError)
     figures: dict[str, Any] = {}
     values = _collect_figures(content, "", path.name, figures)
     values |= read_record(dict[str, Any], values.pop("figures", {}), "figures", HardwareError)

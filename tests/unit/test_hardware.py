@@ -164,6 +164,8 @@ def test_wrong_names_are_refused(name: str, message: str) -> None:
         ('kind = "accelerator"', "", "kind = None"),
         ('title = "Mine"', "", "title is missing"),
         ('title = "Mine"', "title = 3", "title = 3: expected text"),
+        ('title = "Mine"', 'title = "Mine"\nname = "x"', "unknown key 'name'"),
+        ('title = "Mine"', 'title = "Mine"\nmemory_gb = 8', "unknown key 'memory_gb'"),
         ("memory_gb = 8", "", "memory_gb is missing"),
         ("memory_gb = 8", "memory_gb = true", "memory_gb = True: expected a number"),
         ("memory_gb = 8", 'memory_gb = "8"', "memory_gb = '8': expected a number"),
