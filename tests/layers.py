@@ -29,7 +29,7 @@ INSIDE: dict[str, Layers] = {
         ("policies.registry",),
         ("explain", "fixed_placement", "planner"),
     ),
-    "serving": (("ray_cluster", "toml_sections"), ("manager", "variants"), ("server", "simulator"), ("replay",)),
+    "serving": (("ray_cluster",), ("manager", "variants"), ("server", "simulator"), ("replay",)),
     "runtime": (
         ("live_comparison", "options", "process_hooks", "requests"),
         ("iobinding",),

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
+from msgspec.structs import asdict
 
 from chrion.cli.completion import complete_hardware
 from chrion.cli.console import show, show_json
@@ -72,8 +72,8 @@ def _figures(part: Part) -> tuple[str, ...]:
         return "", "", bandwidth, "", ""
     memory, price = f"{part.memory_gb:g} GB", f"{part.price_per_hour:.2f}" if part.price_per_hour else ""
     if isinstance(part, Accelerator):
-        return "", memory, bandwidth, f"{part.matrix_tflops['float32']:g} TFLOPS", price
-    peak = part.cores * part.all_core_ghz * part.flops_per_cycle["float32"] / 1e3
+        return "", memory, bandwidth, f"{part.matrix_tflops.float32:g} TFLOPS", price
+    peak = part.cores * part.all_core_ghz * part.flops_per_cycle.float32 / 1e3
     return str(part.cores), memory, bandwidth, f"{peak:.3g} TFLOPS", price
 
 

@@ -9,8 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from chrion.errors import ModelError
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 
 @dataclass(frozen=True)
@@ -123,6 +127,18 @@ class Dag:
 
     def __len__(self) -> int:
         return len(self.names)
+
+    def to_networkx(self) -> nx.DiGraph[int]:
+        """Return the graph for networkx: nodes with ``name`` and ``op_type``, edges with ``bytes``."""
+        import networkx as nx  # noqa: PLC0415 - takes a tenth of a second to import
+
+        graph: nx.DiGraph[int] = nx.DiGraph()
+        for i, (name, op_type) in enumerate(zip(self.names, self.op_types, strict=True)):
+            graph.add_node(i, name=name, op_type=op_type)
+        for i, before in enumerate(self.predecessors):
+            for m, size in zip(before, self.edge_bytes[i], strict=True):
+                graph.add_edge(m, i, bytes=size)
+        return graph
 
     @cached_property
     def topological_order(self) -> tuple[int, ...]:

@@ -19,54 +19,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from chrion.common.files import read_toml
-from chrion.common.suggestions import did_you_mean
+from chrion.common.records import NonNegative, Positive, Record, read_record, refuse_unknown
 from chrion.errors import HardwareError
 
-#: Element types with rates of their own; any other type is converted to one of these.
-ELEMENT_TYPES = ("float64", "float32", "float16", "bfloat16", "int8")
-#: The range of every figure: sums and quotients stay finite.
-_SMALLEST, _LARGEST = 1e-6, 1e12
-#: Figures that may be zero.
-_MAY_BE_ZERO = ("launch_us", "latency_us", "base_memory_mb", "price_per_hour")
 
-
-@dataclass(frozen=True, slots=True)
-class Figure:
+class Figure(Record, frozen=True):
     """A value, and the document that it is from."""
 
     value: float
     source: str
 
 
-#: Rates by element type; float32 always has one.
-Rates = Mapping[str, float]
+class Rates(Record, frozen=True):
+    """Rates by element type; any other type is converted to one of these."""
+
+    float32: Positive
+    float64: Positive | None = None
+    float16: Positive | None = None
+    bfloat16: Positive | None = None
+    int8: Positive | None = None
 
 
 def rate_of(rates: Rates, element: str) -> float:
     """Return the rate of an element type; a type without a rate of its own is computed as float32."""
-    return rates.get(element, rates["float32"])
+    return getattr(rates, element, None) or rates.float32
 
 
-@dataclass(frozen=True, slots=True)
-class Cache:
+class Cache(Record, frozen=True):
     """A cache of a processor."""
 
-    name: str
-    bytes: float
+    kilobytes: Positive
     #: The number of cores that share it.
-    cores: int
+    cores: Annotated[int, Meta(ge=1)]
     #: Bytes that one core reads from it in a cycle.
-    bytes_per_cycle: float
+    bytes_per_cycle: Positive
+
+    @property
+    def bytes(self) -> float:
+        """Its size."""
+        return self.kilobytes * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Accelerator:
+class Accelerator(Record, frozen=True):
     """An accelerator."""
 
     name: str
@@ -75,45 +76,44 @@ class Accelerator:
     provider: str
     #: The name of the link to the host.
     link: str
-    memory_gb: float
+    memory_gb: Positive
     #: The bandwidth of its memory.
-    bandwidth_gb_per_s: float
+    bandwidth_gb_per_s: Positive
     #: Time of a kernel in addition to its arithmetic and memory traffic.
-    launch_us: float
+    launch_us: NonNegative
     #: Peak rates of matrix products, by element type; 1 TFLOPS = 10^12 operations per second.
     matrix_tflops: Rates
     #: Peak rates of all other arithmetic, by element type.
     vector_tflops: Rates
     #: Memory that is taken as soon as any model runs on it.
-    base_memory_mb: float = 0.0
+    base_memory_mb: NonNegative = 0.0
     #: The price of a server with this accelerator for an hour; zero if unknown.
-    price_per_hour: float = 0.0
+    price_per_hour: NonNegative = 0.0
     #: Every figure of the file by its dotted key, with its source.
-    figures: Mapping[str, Figure] = field(default_factory=dict, repr=False)
+    figures: dict[str, Figure] = {}  # noqa: RUF012 - each record gets its own
 
 
-@dataclass(frozen=True, slots=True)
-class Processor:
+class Processor(Record, frozen=True):
     """A processor."""
 
     name: str
     title: str
     link: str
-    cores: int
-    memory_gb: float
+    cores: Annotated[int, Meta(ge=1)]
+    memory_gb: Positive
     #: The bandwidth of main memory, which all cores share.
-    bandwidth_gb_per_s: float
+    bandwidth_gb_per_s: Positive
     #: The bandwidth of main memory that one core reaches.
-    core_bandwidth_gb_per_s: float
+    core_bandwidth_gb_per_s: Positive
     #: The clock with one busy core, and with all cores busy.
-    clock_ghz: float
-    all_core_ghz: float
+    clock_ghz: Positive
+    all_core_ghz: Positive
     #: Peak rates of one core by element type; a multiply-add counts as two operations.
     flops_per_cycle: Rates
     #: Caches, the smallest first.
     caches: tuple[Cache, ...] = ()
-    price_per_hour: float = 0.0
-    figures: Mapping[str, Figure] = field(default_factory=dict, repr=False)
+    price_per_hour: NonNegative = 0.0
+    figures: dict[str, Figure] = {}  # noqa: RUF012 - each record gets its own
 
     def clock(self, busy: int) -> float:
         """Return the clock in GHz while ``busy`` cores are busy: linear between one core and all cores."""
@@ -122,19 +122,18 @@ class Processor:
         return self.clock_ghz + (self.all_core_ghz - self.clock_ghz) * (busy - 1) / (self.cores - 1)
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
+class Link(Record, frozen=True):
     """A link between the host and an accelerator."""
 
     name: str
     title: str
     #: The bandwidth of one direction.
-    bandwidth_gb_per_s: float
+    bandwidth_gb_per_s: Positive
     #: The share of the bandwidth that large copies reach.
-    efficiency: float
+    efficiency: Annotated[float, Meta(gt=0, le=1)]
     #: The fixed time of a copy.
-    latency_us: float
-    figures: Mapping[str, Figure] = field(default_factory=dict, repr=False)
+    latency_us: NonNegative
+    figures: dict[str, Figure] = {}  # noqa: RUF012 - each record gets its own
 
     @property
     def copy_gb_per_s(self) -> float:
@@ -145,39 +144,9 @@ class Link:
 Part = Accelerator | Processor | Link
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """The keys of one kind of part."""
-
-    texts: tuple[str, ...]
-    figures: tuple[str, ...]
-    optional: tuple[str, ...] = ()
-    rates: tuple[str, ...] = ()
-
-
-_KINDS = {
-    "accelerator": _Kind(
-        texts=("title", "provider", "link"),
-        figures=("memory_gb", "bandwidth_gb_per_s", "launch_us"),
-        optional=("base_memory_mb", "price_per_hour"),
-        rates=("matrix_tflops", "vector_tflops"),
-    ),
-    "processor": _Kind(
-        texts=("title", "link"),
-        figures=(
-            "cores",
-            "memory_gb",
-            "bandwidth_gb_per_s",
-            "core_bandwidth_gb_per_s",
-            "clock_ghz",
-            "all_core_ghz",
-        ),
-        optional=("price_per_hour",),
-        rates=("flops_per_cycle",),
-    ),
-    "link": _Kind(texts=("title",), figures=("bandwidth_gb_per_s", "efficiency", "latency_us")),
-}
-_CACHE_KEYS = ("kilobytes", "cores", "bytes_per_cycle")
+#: Keys of a file outside of ``[figures]``.
+_TOP_KEYS = ("title", "provider", "link", "figures", "matrix_tflops", "vector_tflops", "flops_per_cycle", "caches")
+_KINDS: Mapping[str, type[Part]] = {"accelerator": Accelerator, "processor": Processor, "link": Link}
 
 
 def read_part(path: Path) -> Part:
@@ -193,104 +162,39 @@ def read_part(path: Path) -> Part:
         raise HardwareError(f"{path}: cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise HardwareError(f"{path}: not TOML: {error}") from error
-    return _Reader(path, content).part()
+    try:
+        return _read(path, content)
+    except HardwareError as error:
+        raise HardwareError(f"{path}: {error.message}", hint=error.hint) from error
 
 
-class _Reader:
-    """A reader of one file's content; it collects every figure with its source."""
+def _read(path: Path, content: dict[str, Any]) -> Part:
+    name = content.pop("kind", None)
+    kind = _KINDS.get(name) if isinstance(name, str) else None
+    if kind is None:
+        raise HardwareError(f"kind = {name!r}: expected one of {', '.join(_KINDS)}")
+    refuse_unknown(content, _TOP_KEYS, "", HardwareError)
+    figures: dict[str, Any] = {}
+    values = _collect_figures(content, "", path.name, figures)
+    values |= read_record(dict[str, Any], values.pop("figures", {}), "figures", HardwareError)
+    if str(values.get("link")).endswith(".toml") and (beside := path.parent / values["link"]).is_file():
+        values["link"] = str(beside)
+    caches = read_record(dict[str, Cache], values.pop("caches", {}), "caches", HardwareError)
+    if caches:
+        values["caches"] = tuple(sorted(caches.values(), key=lambda cache: cache.bytes))
+    return read_record(kind, {**values, "name": path.stem, "figures": figures}, "", HardwareError)
 
-    def __init__(self, path: Path, content: Mapping[str, Any]) -> None:
-        self._path, self._content = path, content
-        self._figures: dict[str, Figure] = {}
 
-    def part(self) -> Part:
-        """Return the part."""
-        name = self._content.get("kind")
-        kind = _KINDS.get(name) if isinstance(name, str) else None
-        if kind is None:
-            raise self._error(f"kind = {name!r}: expected one of {', '.join(_KINDS)}")
-        tables = ("figures", *kind.rates, *(("caches",) if name == "processor" else ()))
-        self._refuse_unknown(self._content, ("kind", *kind.texts, *tables), "")
-        values: dict[str, Any] = {"name": self._path.stem}
-        values |= {key: self._text(key) for key in kind.texts}
-        if "link" in values:
-            values["link"] = self._beside(values["link"])
-        values |= self._read_figures("figures", kind.figures, kind.optional)
-        values |= {key: self._read_figures(key, ("float32",), ELEMENT_TYPES) for key in kind.rates}
-        if name == "link":
-            self._check_share(values["efficiency"], "figures.efficiency")
-            return Link(**values, figures=self._figures)
-        if name == "accelerator":
-            return Accelerator(**values, figures=self._figures)
-        values["cores"] = self._whole(values["cores"], "figures.cores")
-        return Processor(**values, caches=self._caches(), figures=self._figures)
-
-    def _beside(self, name: str) -> str:
-        """Return the path of a file in the folder of this one, if there is one of that name; else the name."""
-        path = self._path.parent / name
-        return str(path) if name.endswith(".toml") and path.is_file() else name
-
-    def _caches(self) -> tuple[Cache, ...]:
-        tables = self._table(self._content.get("caches", {}), "caches")
-        found = []
-        for name in tables:
-            given = self._read_figures(f"caches.{name}", _CACHE_KEYS, (), tables[name])
-            cores = self._whole(given["cores"], f"caches.{name}.cores")
-            found.append(Cache(name, given["kilobytes"] * 1024, cores, given["bytes_per_cycle"]))
-        return tuple(sorted(found, key=lambda cache: cache.bytes))
-
-    def _read_figures(
-        self, where: str, required: Iterable[str], optional: Iterable[str], given: Any = None
-    ) -> dict[str, float]:
-        """Return the figures of a table, and keep them with their sources."""
-        table = self._table(self._content.get(where, {}) if given is None else given, where)
-        required = tuple(required)
-        self._refuse_unknown(table, (*required, *optional), f"{where}.")
-        for key in required:
-            if key not in table:
-                raise self._error(f"{where}.{key} is missing")
-        return {key: self._figure(value, f"{where}.{key}") for key, value in table.items()}
-
-    def _figure(self, given: Any, where: str) -> float:
-        value, source = given, self._path.name
-        if isinstance(given, Mapping):
-            self._refuse_unknown(given, ("value", "source"), f"{where}.")
-            value, source = given.get("value"), given.get("source", source)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self._error(f"{where}: expected a number, or {{ value = NUMBER, source = TEXT }}, found {given!r}")
-        if not isinstance(source, str):
-            raise self._error(f"{where}.source = {source!r}: expected text")
-        least = 0.0 if where.rsplit(".", 1)[-1] in _MAY_BE_ZERO else _SMALLEST
-        if not least <= value <= _LARGEST:
-            raise self._error(f"{where} = {value!r}: expected a number from {least:g} to {_LARGEST:g}")
-        self._figures[where.removeprefix("figures.")] = Figure(float(value), source)
-        return float(value)
-
-    def _whole(self, value: float, where: str) -> int:
-        if value != int(value):
-            raise self._error(f"{where} = {value:g}: expected a whole number")
-        return int(value)
-
-    def _check_share(self, value: float, where: str) -> None:
-        if value > 1:
-            raise self._error(f"{where} = {value:g}: expected a number above 0, at most 1")
-
-    def _text(self, key: str) -> str:
-        value = self._content.get(key)
-        if not isinstance(value, str) or not value:
-            raise self._error(f"{key} is missing" if value is None else f"{key} = {value!r}: expected text")
-        return value
-
-    def _table(self, value: Any, where: str) -> Mapping[str, Any]:
-        if not isinstance(value, Mapping):
-            raise self._error(f"{where}: expected a table, found {value!r}")
-        return value
-
-    def _refuse_unknown(self, table: Mapping[str, Any], known: Iterable[str], prefix: str) -> None:
-        known = list(dict.fromkeys(known))
-        for key in table:
-            if key not in known:
-                raise HardwareError(f"{self._path}: unknown key {prefix + key!r}", hint=did_you_mean(key, known))
-
-    def _error(self, message: str) -> HardwareError:
-        return HardwareError(f"{self._path}: {message}")
+def _collect_figures(table: Mapping[str, Any], prefix: str, source: str, figures: dict[str, Any]) -> dict[str, Any]:
+    """Return a table with numbers in place of figures, which are collected by their dotted keys, with their sources."""
+    plain = {}
+    for key, given in table.items():
+        at = f"{prefix}{key}"
+        if isinstance(given, Mapping) and "value" not in given:
+            plain[key] = _collect_figures(given, "" if at == "figures" else f"{at}.", source, figures)
+            continue
+        figure = given if isinstance(given, Mapping) else {"value": given}
+        if isinstance(given, Mapping) or type(given) in {int, float}:
+            figures[at] = {"source": source, **figure}
+        plain[key] = figure["value"]
+    return plain

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 from rich.console import Group
 
+from chrion.common.records import read_record
 from chrion.common.units import format_count
 from chrion.report.figure_table import Column, FigureTable, key
 from chrion.serving.simulator.results import PatternResult, RequestSummary
 from chrion.serving.simulator.scenario import Scenario
 from chrion.serving.simulator.settings import SloSpec
 from chrion.serving.simulator.sweep import SweepPoint
-from chrion.serving.toml_sections import read_section
 
 #: Models and servers that are listed; the JSON output has all of them.
 _LISTED = 12
@@ -30,7 +30,7 @@ def simulation_tables(scenario: Scenario, results: Sequence[PatternResult]) -> G
 
 def _objective(scenario: Scenario) -> str:
     """Return a line that says which latency is compared with which objective."""
-    slo = read_section(SloSpec, scenario.content.get("slo", {}), "slo")
+    slo = read_record(SloSpec, scenario.content.get("slo", {}), "slo")
     of = f"of variant {scenario.reference}" if scenario.reference else "of the model's first variant"
     objective = f"{slo.latency_ms:g} ms" if slo.latency_ms else f"{slo.factor:g} x the latency {of}"
     some = any(model.get("slo_ms") for model in scenario.content.get("models", []))

@@ -7,24 +7,46 @@ Its figures come from a table of a scenario, or from a plan file that ``chrion p
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Meta
 
+from chrion.common.records import LARGEST, NonNegative, Positive, Record
 from chrion.errors import PlanError
-from chrion.serving.toml_sections import LARGEST
 
-#: Distributions of the factor, of mean 1, that multiplies the latency of a request.
-DISTRIBUTIONS = ("constant", "lognormal", "exponential")
-#: Parts of a plan file that can be served: the plan, or the whole model on the accelerator.
-PLAN_PARTS = ("plan", "accelerator_only")
-#: Figures that can count as memory: all tensors summed (Equation 4), or what one request in flight holds.
-PLAN_MEMORY = ("summed", "resident")
-_MOST_CORES = 10_000
+
+class VariantTable(Record, frozen=True):
+    """``[models.variants.NAME]``: figures of a variant, or the plan file that provides them."""
+
+    memory_mb: NonNegative | None = None
+    latency_ms: Positive | None = None
+    #: By default the latency if the variant has GPU memory.
+    gpu_busy_ms: NonNegative | None = None
+    #: The sum over the cores.
+    cpu_busy_ms: NonNegative | None = None
+    cores: Annotated[int, Meta(ge=0, le=10_000)] | None = None
+    #: By default the memory.
+    load_mb: NonNegative | None = None
+    #: The distribution of the factor, of mean 1, that multiplies the latency of a request.
+    distribution: Literal["constant", "lognormal", "exponential"] = "lognormal"
+    jitter_cv: NonNegative = 0.0
+    batch_cost: NonNegative = 1.0
+    #: A file that ``chrion partition -o`` wrote.
+    plan: str = ""
+    #: The part of the plan file that is served: the plan, or the whole model on the accelerator.
+    part: Literal["plan", "accelerator_only"] | None = None
+    #: The figure that counts as memory: all tensors summed (Equation 4), or what one request in flight holds.
+    memory: Literal["summed", "resident"] | None = None
+
+
+#: Keys of a variant's table whose values a plan file provides, and keys that require a plan file.
+MEASURED_KEYS = ("memory_mb", "latency_ms", "gpu_busy_ms", "cpu_busy_ms", "cores")
+PLAN_KEYS = ("part", "memory")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +69,7 @@ class Variant:
     core_busy_ms: tuple[float, ...] = ()
     #: Data that a load transfers over PCIe.
     load_mb: float = 0.0
-    #: One of :data:`DISTRIBUTIONS`.
+    #: As in :class:`VariantTable`.
     distribution: str = "lognormal"
     #: Standard deviation over mean; the exponential distribution has 1 and ignores this value.
     jitter_cv: float = 0.0
@@ -72,48 +94,32 @@ class Variant:
         return fixed_ms + self.load_mb / bandwidth_gb_per_s
 
 
-def from_table(name: str, table: Mapping[str, Any]) -> Variant:
-    """Return the variant of a scenario's table.
-
-    Args:
-        name: The variant's name.
-        table: ``memory_mb``, ``latency_ms``, and optionally ``gpu_busy_ms`` (default: the latency if the variant has
-            GPU memory), ``cpu_busy_ms`` (sum over the cores), ``cores``, ``load_mb`` (default: the memory),
-            ``distribution``, ``jitter_cv`` and ``batch_cost``.
+def from_table(name: str, table: VariantTable) -> Variant:
+    """Return the variant of a scenario's table with figures.
 
     Raises:
-        ValueError: A figure is missing or out of range.
+        ValueError: A figure is missing, or figures contradict each other.
     """
-    missing = [key for key in ("memory_mb", "latency_ms") if key not in table]
-    if missing:
-        raise ValueError(f"variant {name}: {missing[0]} is missing")
-    memory_mb, latency_ms = float(table["memory_mb"]), float(table["latency_ms"])
-    cpu_busy_ms = float(table.get("cpu_busy_ms", 0.0))
-    cores = int(table.get("cores", 1 if cpu_busy_ms else 0))
-    if bool(cpu_busy_ms) != (cores > 0) or not 0 <= cores <= _MOST_CORES:
-        expected = f"1 to {_MOST_CORES}" if cpu_busy_ms else "0 without cpu_busy_ms"
+    memory_mb, latency_ms, cpu_busy_ms = table.memory_mb, table.latency_ms, table.cpu_busy_ms or 0.0
+    if memory_mb is None or latency_ms is None:
+        raise ValueError(f"variant {name}: {'memory_mb' if memory_mb is None else 'latency_ms'} is missing")
+    cores = (1 if cpu_busy_ms else 0) if table.cores is None else table.cores
+    if bool(cpu_busy_ms) != (cores > 0):
+        expected = "1 or more" if cpu_busy_ms else "0 without cpu_busy_ms"
         raise ValueError(f"variant {name}: cores = {cores}: expected {expected}")
-    return Variant(
-        name=name,
-        memory_mb=memory_mb,
-        latency_ms=latency_ms,
-        gpu_busy_ms=float(table.get("gpu_busy_ms", latency_ms if memory_mb else 0.0)),
-        core_busy_ms=(cpu_busy_ms / cores,) * cores if cpu_busy_ms else (),
-        load_mb=float(table.get("load_mb", memory_mb)),
-        distribution=str(table.get("distribution", "lognormal")),
-        jitter_cv=float(table.get("jitter_cv", 0.0)),
-        batch_cost=float(table.get("batch_cost", 1.0)),
-    )
+    gpu_busy_ms = table.gpu_busy_ms
+    if gpu_busy_ms is None:
+        gpu_busy_ms = latency_ms if memory_mb else 0.0
+    return _make_variant(name, table, memory_mb, latency_ms, gpu_busy_ms, (cpu_busy_ms / max(cores, 1),) * cores)
 
 
-def from_plan(name: str, path: Path, table: Mapping[str, Any]) -> Variant:
+def from_plan(name: str, path: Path, table: VariantTable) -> Variant:
     """Return the variant of a plan file, with its predicted latency and memory and the busy time of each lane.
 
     Args:
         name: The variant's name.
         path: A file that ``chrion partition -o`` wrote.
-        table: Optionally ``distribution``, ``jitter_cv``, ``batch_cost`` and ``load_mb``, which are not in a plan;
-            ``part``, one of :data:`PLAN_PARTS`; and ``memory``, one of :data:`PLAN_MEMORY`.
+        table: What is not in a plan.
 
     Raises:
         PlanError: The file cannot be read, is damaged, or lacks the figures of that part.
@@ -125,30 +131,34 @@ def from_plan(name: str, path: Path, table: Mapping[str, Any]) -> Variant:
     further = plan.schedule.streams - 1
     predicted, busy_ms = plan.predicted, plan.busy_ms[: len(plan.busy_ms) - further]
     shared_ms = sum(plan.busy_ms[len(busy_ms) :])
-    if table.get("part", PLAN_PARTS[0]) == "accelerator_only":
+    if table.part == "accelerator_only":
         if plan.accelerator_only is None:
             raise PlanError(f"{path}: no figures for accelerator_only: the plan was made without an accelerator")
         predicted = plan.accelerator_only
         busy_ms, shared_ms = (predicted.latency_ms,), 0.0
-    resident = table.get("memory", PLAN_MEMORY[0]) == "resident"
+    resident = table.memory == "resident"
     memory_mb = predicted.resident_mb if resident else predicted.memory_mb
     # Rounding may make the sum over many operators exceed the latency.
     gpu_busy_ms, *lanes = (min(busy, predicted.latency_ms) for busy in busy_ms or (0.0,))
     gpu_busy_ms = min(gpu_busy_ms + shared_ms, predicted.latency_ms)
+    cores_ms = tuple(sorted((busy for busy in lanes if busy), reverse=True))
     try:
-        return Variant(
-            name=name,
-            memory_mb=memory_mb,
-            latency_ms=predicted.latency_ms,
-            gpu_busy_ms=gpu_busy_ms,
-            core_busy_ms=tuple(sorted((busy for busy in lanes if busy), reverse=True)),
-            load_mb=float(table.get("load_mb", memory_mb)),
-            distribution=str(table.get("distribution", "lognormal")),
-            jitter_cv=float(table.get("jitter_cv", 0.0)),
-            batch_cost=float(table.get("batch_cost", 1.0)),
-        )
+        return _make_variant(name, table, memory_mb, predicted.latency_ms, gpu_busy_ms, cores_ms)
     except ValueError as error:
         raise PlanError(f"{path}: {error}") from error
+
+
+def _make_variant(  # noqa: PLR0913, PLR0917 - the figures of a variant
+    name: str,
+    table: VariantTable,
+    memory_mb: float,
+    latency_ms: float,
+    gpu_busy_ms: float,
+    core_busy_ms: tuple[float, ...],
+) -> Variant:
+    load_mb = memory_mb if table.load_mb is None else table.load_mb
+    given = table.distribution, table.jitter_cv, table.batch_cost
+    return Variant(name, memory_mb, latency_ms, gpu_busy_ms, core_busy_ms, load_mb, *given)
 
 
 class Jitter:
@@ -186,9 +196,7 @@ def _sigma(variant: Variant) -> float:
 
 def _check(variant: Variant) -> None:
     where = f"variant {variant.name}"
-    figures = {
-        field: getattr(variant, field) for field in ("memory_mb", "gpu_busy_ms", "load_mb", "jitter_cv", "batch_cost")
-    }
+    figures = {field: getattr(variant, field) for field in ("memory_mb", "gpu_busy_ms", "load_mb")}
     figures |= {f"busy time of core {i + 1}": busy for i, busy in enumerate(variant.core_busy_ms)}
     for what, value in figures.items():
         if not 0 <= value <= LARGEST:
@@ -200,5 +208,3 @@ def _check(variant: Variant) -> None:
         raise ValueError(f"{where}: a lane is busy for {longest:g} ms, longer than the latency")
     if longest <= 0:
         raise ValueError(f"{where}: no busy time on the GPU or on a core")
-    if variant.distribution not in DISTRIBUTIONS:
-        raise ValueError(f"{where}: distribution {variant.distribution!r}: expected one of {', '.join(DISTRIBUTIONS)}")

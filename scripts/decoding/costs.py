@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from msgspec import to_builtins
 
 from chrion.generation import Generator
 from chrion.generation.scheduling import POLICIES
@@ -91,7 +92,7 @@ def _fit(rows: Sequence[tuple[Batch, float]]) -> IterationCosts:
 def append_costs(path: Path, found: MeasuredCosts) -> None:
     """Add costs to a file of JSON lines."""
     with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(asdict(found)) + "\n")
+        file.write(json.dumps(to_builtins(found)) + "\n")
 
 
 def read_costs(path: Path) -> dict[tuple[str, int], Costs]:
@@ -110,5 +111,5 @@ def read_costs(path: Path) -> dict[tuple[str, int], Costs]:
 
 
 def _mean(several: Sequence[IterationCosts]) -> IterationCosts:
-    terms = {term.name: float(np.mean([getattr(c, term.name) for c in several])) for term in fields(IterationCosts)}
+    terms = {name: float(np.mean([getattr(c, name) for c in several])) for name in IterationCosts.__struct_fields__}
     return IterationCosts(**terms)

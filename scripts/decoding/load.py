@@ -10,11 +10,12 @@ import functools
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, astuple, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 
 from chrion.generation import Generator, Stream
 from chrion.serving.simulator.decoder_scenario import DecoderScenario, IterationCosts, build_decoder_scenario
@@ -50,7 +51,7 @@ class IterationTotals:
     @classmethod
     def of(cls, iterations: Sequence[tuple[Batch, float]]) -> IterationTotals:
         """Return the sums over iterations."""
-        sums = [np.zeros(len(fields(IterationCosts))), np.zeros(len(fields(IterationCosts)))]
+        sums = [np.zeros(len(IterationCosts.__struct_fields__)), np.zeros(len(IterationCosts.__struct_fields__))]
         for batch, _ in iterations:
             sums[max(batch[0]) > 1] += IterationCosts.features(*batch)
         return cls(sum(span for _, span in iterations), *(tuple(one.tolist()) for one in sums))
@@ -58,7 +59,7 @@ class IterationTotals:
     def slowdown(self, costs: Costs) -> float:
         """Return the time of the iterations relative to that of costs without and with prompts; 1 without any."""
         sums = (self.features, self.prompt_features)
-        expected_ms = sum(float(np.dot(one, astuple(terms))) for one, terms in zip(sums, costs, strict=True))
+        expected_ms = sum(float(np.dot(one, structs.astuple(terms))) for one, terms in zip(sums, costs, strict=True))
         return self.time_ms / expected_ms if expected_ms else 1.0
 
 
@@ -96,7 +97,7 @@ def load_scenario(  # noqa: PLR0913, PLR0917 - what determines a run
     """
     decoder: dict[str, Any] = {"slots": _SLOTS}
     if costs is not None:
-        decoder |= {"costs": asdict(costs[0]), "prompt_costs": asdict(costs[1])}
+        decoder |= {"costs": structs.asdict(costs[0]), "prompt_costs": structs.asdict(costs[1])}
     content = {
         "seed": seed,
         "decoder": decoder,
@@ -111,7 +112,7 @@ def equal_lengths(scenario: DecoderScenario) -> DecoderScenario:
     spec = scenario.requests
     prompt, new = (spec.prompt_least + spec.prompt_most) // 2, (spec.new_least + spec.new_most) // 2
     same = {"prompt_least": prompt, "prompt_most": prompt, "new_least": new, "new_most": new}
-    return replace(scenario, requests=replace(spec, **same))
+    return replace(scenario, requests=structs.replace(spec, **same))
 
 
 @contextlib.contextmanager

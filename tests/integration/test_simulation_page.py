@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from chrion.serving.simulator import scenario_descriptions
-from chrion.serving.simulator.overrides import PLAN_KEYS, TOP_KEYS, VARIANT_KEYS
+from chrion.serving.simulator.overrides import TOP_KEYS, VARIANT_KEYS
 from chrion.serving.simulator.settings import SECTIONS
+from chrion.serving.variants import PLAN_KEYS
 from code_blocks import ROOT, blocks, commands
 
 PAGE = ROOT / "docs" / "simulation.md"
@@ -22,7 +23,7 @@ def test_the_template_names_every_key() -> None:
     """The first scenario lists all keys of all sections, in the form of a key or in a comment."""
     text = SCENARIOS[0].body
     keys = {*TOP_KEYS, *VARIANT_KEYS} - {*PLAN_KEYS, "plan"}
-    keys |= {name for section in SECTIONS.values() for name in section.__dataclass_fields__}
+    keys |= {name for section in SECTIONS.values() for name in section.__struct_fields__}
     assert {key for key in keys if f"\n{key} =" not in text and f"\n# {key} =" not in text} == set()
 
 

@@ -11,7 +11,7 @@ import pytest
 from chrion.zoo import build
 
 #: Libraries that take long to import and that most programs never need.
-HEAVY = ["matplotlib", "networkx", "onnx_ir", "rich", "sympy", "typer"]
+HEAVY = ["matplotlib", "msgspec", "networkx", "onnx_ir", "rich", "sympy", "typer"]
 
 
 @pytest.fixture

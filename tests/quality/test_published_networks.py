@@ -16,7 +16,7 @@ from chrion.zoo import build
 
 def concurrency(dag: Dag) -> int:
     """Return the size of the largest antichain: by Dilworth, n minus a maximum matching of the transitive closure."""
-    graph: nx.DiGraph[int] = nx.DiGraph([(m, i) for i in range(len(dag)) for m in dag.predecessors[i]])
+    graph = dag.to_networkx()
     for i in list(nx.topological_sort(graph)):  # a chain has a width of one operator
         before = list(graph.predecessors(i))
         if len(before) == 1 and graph.out_degree(before[0]) == 1:

@@ -23,6 +23,13 @@ def test_predecessors_keep_the_order_of_their_edges() -> None:
     assert (dag.input_bytes[3], dag.output_bytes[0]) == (18, 8)
 
 
+def test_a_graph_for_networkx() -> None:
+    """Nodes have the names and types of operators, edges the bytes, and isolated operators are kept."""
+    graph = Dag.from_edges(3, [(0, 2)], [5]).to_networkx()
+    assert list(graph.nodes(data=True)) == [(i, {"name": str(i), "op_type": "Operator"}) for i in range(3)]
+    assert list(graph.edges(data=True)) == [(0, 2, {"bytes": 5})]
+
+
 def test_a_repeated_edge_counts_once() -> None:
     """The bytes of equal edges are added up."""
     dag = Dag.from_edges(2, [(0, 1), (0, 1)], [2, 3])

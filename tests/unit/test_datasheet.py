@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from chrion.graph.work import NodeWork, Product, Setup
-from chrion.hardware import Accelerator, Cache, Processor, known_parts
+from chrion.hardware import Accelerator, Cache, Processor, Rates, known_parts
 from chrion.profiler import datasheet
 from chrion.profiler.datasheet import Kernels, accelerator_ms, cached_bytes_per_ms, processor_ms, processor_parts
 from chrion.profiler.estimate_parts import Bound
@@ -34,11 +35,11 @@ CPU = Processor(
     core_bandwidth_gb_per_s=5,
     clock_ghz=2,
     all_core_ghz=1,
-    flops_per_cycle={"float32": 10, "int8": 40},
-    caches=(Cache("L2", 1e6, 1, 16), Cache("L3", 8e6, 4, 4)),
+    flops_per_cycle=Rates(10, int8=40),
+    caches=(Cache(1e6 / 1024, 1, 16), Cache(8e6 / 1024, 4, 4)),
 )
 #: 10 TFLOPS of products, 2 of other arithmetic, 100 GB/s: the ridge point is at 100 operations per byte.
-GPU = Accelerator("gpu", "GPU", "CUDA", "pcie-4", 8, 100, 5, {"float32": 10, "float16": 40}, {"float32": 2})
+GPU = Accelerator("gpu", "GPU", "CUDA", "pcie-4", 8, 100, 5, Rates(10, float16=40), Rates(2))
 
 
 @pytest.fixture
@@ -135,7 +136,7 @@ def test_overheads_are_added() -> None:
     for setup in Setup:
         prepared = processor_ms(NodeWork(setup=setup), CPU)
         assert prepared == pytest.approx((cycles.node_cycles + cycles.setup_cycles[setup]) / 2e6)
-    wide = processor_ms(NodeWork(steps=3), replace(CPU, all_core_ghz=2), width=2)
+    wide = processor_ms(NodeWork(steps=3), structs.replace(CPU, all_core_ghz=2), width=2)
     assert wide == pytest.approx((cycles.node_cycles + 3 * cycles.fork_cycles) / 2e6)
 
 
@@ -152,8 +153,8 @@ def test_published_ridge_points() -> None:
     """A100: 19.5 TFLOPS at 1555 GB/s is 12.5 operations per byte in float32 without TF32, 200 in float16."""
     part = known_parts()["a100-40"]
     assert isinstance(part, Accelerator)
-    assert part.vector_tflops["float32"] / part.bandwidth_gb_per_s * 1e3 == pytest.approx(12.5, rel=0.01)
-    assert part.matrix_tflops["float16"] / part.bandwidth_gb_per_s * 1e3 == pytest.approx(200.6, rel=0.01)
+    assert part.vector_tflops.float32 / part.bandwidth_gb_per_s * 1e3 == pytest.approx(12.5, rel=0.01)
+    assert part.matrix_tflops.float16 / part.bandwidth_gb_per_s * 1e3 == pytest.approx(200.6, rel=0.01)
 
 
 @pytest.mark.usefixtures("ideal")

@@ -18,14 +18,6 @@ from strategies import dags
 Edge = tuple[int, int]
 
 
-def digraph(dag: Dag) -> nx.DiGraph[int]:
-    """Return the same graph for networkx."""
-    graph: nx.DiGraph[int] = nx.DiGraph()
-    graph.add_nodes_from(range(len(dag)))
-    graph.add_edges_from((m, i) for i, before in enumerate(dag.predecessors) for m in before)
-    return graph
-
-
 def concurrent(graph: nx.DiGraph[int], streams: Sequence[int]) -> bool:
     """Return True for maximum logical concurrency: operators without a path between them have different streams."""
     return all(
@@ -77,7 +69,7 @@ def test_theorem_1_the_reduction_stands_for_the_graph(dag: Dag) -> None:
 
     If it is maximal, they also have as many synchronisations.
     """
-    graph = digraph(dag)
+    graph = dag.to_networkx()
     reduced = nx.transitive_reduction(graph)
     for streams in assignments(len(dag)):
         assert concurrent(graph, streams) == concurrent(reduced, streams)
@@ -90,7 +82,7 @@ def test_theorem_1_the_reduction_stands_for_the_graph(dag: Dag) -> None:
 @given(dag=dags(6))
 def test_theorem_3_a_matched_edge_saves_a_synchronisation(dag: Dag) -> None:
     """For every matching of the reduction's edges, the edges that remain need one synchronisation each."""
-    reduced = nx.transitive_reduction(digraph(dag))
+    reduced = nx.transitive_reduction(dag.to_networkx())
     for matching in itertools.islice(matchings(list(reduced.edges)), 60):
         streams = chains(len(dag), matching)
         assert fewest_synchronisations(reduced, streams) == len(reduced.edges) - len(matching)
@@ -100,7 +92,7 @@ def test_theorem_3_a_matched_edge_saves_a_synchronisation(dag: Dag) -> None:
 @given(dag=dags(6))
 def test_theorem_4_no_assignment_as_concurrent_synchronises_less(dag: Dag) -> None:
     """No assignment of operators to streams with the same concurrency has fewer synchronisations."""
-    graph = digraph(dag)
+    graph = dag.to_networkx()
     streams = nimble_streams(dag)
     assert concurrent(graph, streams)
     possible = [other for other in assignments(len(dag)) if concurrent(graph, other)]
@@ -110,7 +102,7 @@ def test_theorem_4_no_assignment_as_concurrent_synchronises_less(dag: Dag) -> No
 @given(dag=dags(12))
 def test_shared_streams_are_as_few_as_concurrency_allows(dag: Dag) -> None:
     """Sharing loses no concurrency; there are as many streams as chains that may all overlap (Dilworth)."""
-    graph = digraph(dag)
+    graph = dag.to_networkx()
     apart, shared = nimble_streams(dag), nimble_streams(dag, share=True)
     assert concurrent(graph, shared)
     members = [[i for i in dag.topological_order if apart[i] == chain] for chain in range(max(apart) + 1)]
@@ -135,7 +127,7 @@ def test_streams_are_numbered_in_topological_order(dag: Dag) -> None:
 @given(dag=dags(12))
 def test_the_transitive_reduction_is_that_of_networkx(dag: Dag) -> None:
     """The transitive reduction, descendants and ancestors equal those of networkx."""
-    graph = digraph(dag)
+    graph = dag.to_networkx()
     assert set(nx.transitive_reduction(graph).edges) == {(i, s) for i, own in enumerate(dag.reduced) for s in own}
     for i in range(len(dag)):
         assert dag.descendants[i] == sum(1 << j for j in nx.descendants(graph, i))

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from chrion.serving.manager.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING
 from chrion.serving.simulator.cluster_state import ServerPolicies
@@ -202,4 +203,4 @@ def test_everything_together() -> None:
         gpus=2, gpu_memory_gb=3.0, cpu_cores=3, host_memory_gb=6.0, mtbf_h=0.01, mttr_s=6.0, gpu_speed=0.8, gpu_slots=2
     )
     rules = Rules(keep_alive_ms=2000.0, max_batch=3, max_delay_ms=15.0)
-    compare([spec, replace(spec, gpu_speed=1.3)], rules, rate_per_s=50.0, priorities=3, batch_cost=0.4)
+    compare([spec, structs.replace(spec, gpu_speed=1.3)], rules, rate_per_s=50.0, priorities=3, batch_cost=0.4)

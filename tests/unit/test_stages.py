@@ -39,10 +39,7 @@ def test_the_timeline_is_the_sum_of_the_stages(data: st.DataObject) -> None:
 @given(dag=dags(12))
 def test_greedy_stages_are_the_topological_generations(dag: Dag) -> None:
     """The stages equal networkx's topological generations, and every operator is a group of its own."""
-    graph: nx.DiGraph[int] = nx.DiGraph()
-    graph.add_nodes_from(range(len(dag)))
-    graph.add_edges_from((m, i) for i, before in enumerate(dag.predecessors) for m in before)
-    expected = [sorted(members) for members in nx.topological_generations(graph)]
+    expected = [sorted(members) for members in nx.topological_generations(dag.to_networkx())]
     assert [sorted(members) for members in generations(dag)] == expected
     assert [sorted(i for (i,) in stage.groups) for stage in greedy_stages(dag)] == expected
 

@@ -1,7 +1,8 @@
 """Maximum matching in a bipartite graph (Hopcroft and Karp, 1973), in O(edges * sqrt(nodes)).
 
 Each phase computes the lengths of the shortest augmenting paths by a breadth-first search from all free left nodes at
-once, and augments along as many disjoint ones as it finds. Without recursion: a path may be as long as the graph.
+once, and augments along as many disjoint ones as it finds. A path may be as long as the graph, so there is no
+recursion, unlike in the functions of networkx.
 """
 
 from __future__ import annotations

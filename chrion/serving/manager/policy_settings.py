@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
+from chrion.common.records import NonNegative, PositiveCount, Record
 from chrion.serving.manager.policies import (
     ADMISSION,
     EVICTION,
@@ -14,22 +15,20 @@ from chrion.serving.manager.policies import (
     Route,
     route_resident_first,
 )
-from chrion.serving.toml_sections import at_least, one_of
 
 
-@dataclass(frozen=True, slots=True)
-class PolicySpec:
+class PolicySpec(Record, frozen=True):
     """``[policies]``: names of :mod:`chrion.serving.manager.policies`."""
 
-    eviction: str = one_of("lru", tuple(EVICTION))
-    routing: str = one_of("resident-first", tuple(ROUTING))
+    eviction: Literal[*EVICTION] = "lru"  # type: ignore[valid-type] # its keys
+    routing: Literal[*ROUTING] = "resident-first"  # type: ignore[valid-type] # its keys
     #: ``resident-first``: a server with the weights is preferred while it has fewer than this many requests more than
     #: the least loaded server.
-    spill: int = at_least(SPILL, 1)
-    load_order: str = one_of("fifo", tuple(LOAD_ORDER))
-    admission: str = one_of("none", tuple(ADMISSION))
+    spill: PositiveCount = SPILL
+    load_order: Literal[*LOAD_ORDER] = "fifo"  # type: ignore[valid-type] # its keys
+    admission: Literal[*ADMISSION] = "none"  # type: ignore[valid-type] # its keys
     #: Time after which an idle model leaves the memory; 0 if only others displace it.
-    keep_alive_s: float = at_least(0.0)
+    keep_alive_s: NonNegative = 0.0
 
 
 def route_of(policies: PolicySpec) -> Route:

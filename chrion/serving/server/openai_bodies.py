@@ -9,21 +9,14 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from chrion.generation import Sampling
 from chrion.serving.server.chat_template import RESERVED
 from chrion.serving.server.failures import invalid
 from chrion.serving.server.generation_service import TextOptions
-from chrion.serving.server.openai_fields import Fields, is_tokens
-
-#: The most texts that one request may ask for.
-MOST_CHOICES = 128
-_MOST_STOPS = 16
-#: The most probable tokens that each token may have, as in the API.
-_MOST_LOGPROBS = 20
-_MOST_PENALTY, _MOST_BIAS = 2, 100
+from chrion.serving.server.openai_fields import ChatFields, CompletionFields, is_tokens, read_fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,38 +38,44 @@ class Settings:
     echo: bool = False
     #: True if the text of a chat ends with the beginning of the answer.
     add_generation_prompt: bool = True
+    #: Variables of the chat template.
+    template_variables: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read_settings(body: Mapping[str, Any], *, chat: bool) -> Settings:
     """Return the settings of a body.
 
     Raises:
-        RequestFailure: A field has a wrong type or is not implemented.
+        RequestFailure: A field has a wrong type, is out of range or is not implemented.
         OptionError: A number is out of range.
     """
-    fields = Fields(body)
-    fields.refuse_unknown(chat=chat)
-    model = body.get("model")
-    if not isinstance(model, str):
-        raise invalid("model: expected the name of a model")
-    limit_field = "max_completion_tokens" if fields.has("max_completion_tokens") else "max_tokens"
-    limit = fields.whole(limit_field, least=1) if fields.has(limit_field) else None
-    options = _read_options(fields, limit, chat=chat)
-    echo = not chat and fields.flag("echo")
-    if echo and options.logprobs is not None:
+    fields = read_fields(body, chat=chat)
+    limit_field = "max_tokens" if fields.max_completion_tokens is None else "max_completion_tokens"
+    limit = getattr(fields, limit_field)
+    if limit is not None and fields.min_tokens > limit:
+        raise invalid(f"min_tokens: expected at most {limit}, the maximum of new tokens, found {fields.min_tokens}")
+    echo = isinstance(fields, CompletionFields) and fields.echo
+    logprobs = _read_logprobs(fields)
+    if echo and logprobs is not None:
         raise invalid("echo: not supported together with logprobs, which the tokens of a prompt do not have")
-    streamed = fields.mapping("stream_options")
     return Settings(
-        model,
+        fields.model,
         limit,
         limit_field,
         _read_samplings(fields),
-        options,
-        stream=fields.flag("stream"),
-        usage=streamed.get("include_usage") is True,
-        continuous_usage=streamed.get("continuous_usage_stats") is True,
+        TextOptions(
+            stop=(fields.stop,) if isinstance(fields.stop, str) else fields.stop,
+            end_tokens=fields.stop_token_ids,
+            ignore_eos=fields.ignore_eos,
+            min_tokens=fields.min_tokens,
+            logprobs=logprobs,
+        ),
+        stream=fields.stream,
+        usage=fields.stream_options.get("include_usage") is True,
+        continuous_usage=fields.stream_options.get("continuous_usage_stats") is True,
         echo=echo,
-        add_generation_prompt=not chat or fields.flag("add_generation_prompt", default=True),
+        add_generation_prompt=isinstance(fields, CompletionFields) or fields.add_generation_prompt,
+        template_variables={} if isinstance(fields, CompletionFields) else _check_variables(fields),
     )
 
 
@@ -94,78 +93,37 @@ def read_prompts(body: Mapping[str, Any]) -> list[str | list[int]]:
     raise invalid("prompt: expected a text, a list of tokens, or a list of these")
 
 
-def read_variables(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the variables of the chat template that a body sets.
-
-    Raises:
-        RequestFailure: They are no object, or one of them has a field of its own.
-    """
-    variables = Fields(body).mapping("chat_template_kwargs")
-    for name in variables:
+def _check_variables(fields: ChatFields) -> Mapping[str, Any]:
+    """Return the variables of the chat template, none of which has a field of its own."""
+    for name in fields.chat_template_kwargs:
         if name in RESERVED:
             raise invalid(f"chat_template_kwargs: {name!r} is not a variable of its own")
-    return variables
+    return fields.chat_template_kwargs
 
 
-def _read_options(fields: Fields, limit: int | None, *, chat: bool) -> TextOptions:
-    least = fields.whole("min_tokens", least=0)
-    if limit is not None and least > limit:
-        raise invalid(f"min_tokens: expected at most {limit}, the most tokens, found {least}")
-    return TextOptions(
-        stop=fields.texts("stop", _MOST_STOPS),
-        end_tokens=fields.tokens("stop_token_ids"),
-        ignore_eos=fields.flag("ignore_eos"),
-        min_tokens=least,
-        logprobs=_read_logprobs(fields, chat=chat),
-    )
-
-
-def _read_logprobs(fields: Fields, *, chat: bool) -> int | None:
+def _read_logprobs(fields: CompletionFields | ChatFields) -> int | None:
     """Return the number of most probable tokens that each token has beside its own probability; None for neither."""
-    name = "top_logprobs" if chat else "logprobs"
-    if chat and not fields.flag("logprobs"):
-        if fields.has(name) and fields.whole(name):
-            raise invalid("top_logprobs: expected logprobs to be true")
-        return None
-    if not chat and (not fields.has(name) or fields.is_false(name)):
-        return None
-    count = fields.whole(name, least=0)
-    if count > _MOST_LOGPROBS:
-        raise invalid(f"{name}: expected at most {_MOST_LOGPROBS}, found {count}")
-    return count
+    if isinstance(fields, CompletionFields):
+        return fields.logprobs
+    if fields.top_logprobs and not fields.logprobs:
+        raise invalid("top_logprobs: expected logprobs to be true")
+    return fields.top_logprobs if fields.logprobs else None
 
 
-def _read_samplings(fields: Fields) -> tuple[Sampling, ...]:
+def _read_samplings(fields: CompletionFields | ChatFields) -> tuple[Sampling, ...]:
     """Return how the tokens of each choice are chosen: choices have consecutive seeds."""
-    count = fields.whole("n", 1)
-    if not 1 <= count <= MOST_CHOICES:
-        raise invalid(f"n: expected 1 to {MOST_CHOICES}, found {count}")
-    seed = fields.whole("seed", secrets.randbits(32))
-    seed = seed % (1 << 64) if seed < 0 else seed  # the API has signed seeds
-    penalties = {name: fields.number(name, 0.0) for name in ("frequency_penalty", "presence_penalty")}
-    for name, penalty in penalties.items():
-        if abs(penalty) > _MOST_PENALTY:
-            raise invalid(f"{name}: expected -{_MOST_PENALTY} to {_MOST_PENALTY}, found {penalty}")
+    if not all(token.isascii() and token.isdigit() for token in fields.logit_bias):
+        raise invalid("logit_bias: expected an object of token ids with numbers")
+    seed = secrets.randbits(32) if fields.seed is None else fields.seed % (1 << 64)  # the API has signed seeds
     first = Sampling(
-        temperature=fields.number("temperature", 1.0),
-        top_k=max(fields.whole("top_k"), 0),  # other servers write -1 for all tokens
-        top_p=fields.number("top_p", 1.0) or math.ulp(0.0),  # the API allows 0: only the most probable token
-        min_p=fields.number("min_p", 0.0),
-        repetition_penalty=fields.number("repetition_penalty", 1.0),
-        logit_bias=_read_bias(fields),
+        temperature=fields.temperature,
+        top_k=max(fields.top_k, 0),  # other servers write -1 for all tokens
+        top_p=fields.top_p or math.ulp(0.0),  # the API allows 0: only the most probable token
+        min_p=fields.min_p,
+        repetition_penalty=fields.repetition_penalty,
+        frequency_penalty=fields.frequency_penalty,
+        presence_penalty=fields.presence_penalty,
+        logit_bias={int(token[:20]): bias for token, bias in fields.logit_bias.items()},
         seed=seed,
-        **penalties,
     )
-    return tuple(replace(first, seed=seed + at) for at in range(count))
-
-
-def _read_bias(fields: Fields) -> dict[int, float]:
-    """Return the biases of tokens, whose ids are the keys of an object."""
-    found = {}
-    for token, value in fields.mapping("logit_bias").items():
-        if not (token.isascii() and token.isdigit()) or isinstance(value, bool) or not isinstance(value, int | float):
-            raise invalid("logit_bias: expected an object of token ids with numbers")
-        if not abs(value) <= _MOST_BIAS:
-            raise invalid(f"logit_bias: expected -{_MOST_BIAS} to {_MOST_BIAS}, found {str(value)[:100]}")
-        found[int(token[:20])] = float(value)
-    return found
+    return tuple(replace(first, seed=seed + at) for at in range(fields.n))

@@ -6,15 +6,69 @@ default.
 
 from __future__ import annotations
 
-import math
+import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from chrion.serving.server.failures import invalid
+from msgspec import Meta, Struct
+
+from chrion.common.records import LARGEST, read_record
+from chrion.errors import InputError
+from chrion.serving.server.failures import RequestFailure, Status, invalid
 from chrion.serving.server.neutral_values import is_neutral
 
-#: The greatest number that a field may have.
-_MOST = 1 << 1023
+#: The most texts that one request may ask for.
+MOST_CHOICES = 128
+_Number = Annotated[float, Meta(ge=-LARGEST, le=LARGEST)]
+_Penalty = Annotated[float, Meta(ge=-2, le=2)]
+_Positive = Annotated[int, Meta(ge=1)]
+#: The number of most probable tokens that each token may have, as in the API.
+_TopTokens = Annotated[int, Meta(ge=0, le=20)]
+
+
+class TextFields(Struct, frozen=True, kw_only=True):
+    """The fields of both kinds of request."""
+
+    model: str
+    #: Read by themselves; the one of the other kind of request changes nothing.
+    prompt: Any = None
+    messages: Any = None
+    n: Annotated[int, Meta(ge=1, le=MOST_CHOICES)] = 1
+    seed: int | None = None
+    max_tokens: _Positive | None = None
+    max_completion_tokens: _Positive | None = None
+    min_tokens: Annotated[int, Meta(ge=0)] = 0
+    temperature: _Number = 1.0
+    top_k: Annotated[int, Meta(le=int(LARGEST))] = 0
+    top_p: _Number = 1.0
+    min_p: _Number = 0.0
+    repetition_penalty: _Number = 1.0
+    frequency_penalty: _Penalty = 0.0
+    presence_penalty: _Penalty = 0.0
+    logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] = {}
+    stop: str | Annotated[tuple[str, ...], Meta(max_length=16)] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    stream: bool = False
+    stream_options: dict[str, Any] = {}
+
+
+class CompletionFields(TextFields, frozen=True, kw_only=True):
+    """The fields of a completion."""
+
+    logprobs: _TopTokens | None = None
+    echo: bool = False
+
+
+class ChatFields(TextFields, frozen=True, kw_only=True):
+    """The fields of a chat."""
+
+    logprobs: bool = False
+    top_logprobs: _TopTokens = 0
+    add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] = {}
+
+
 #: Fields of the API that are not implemented, with the values that change nothing beside null.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "function_call": ("none",),
@@ -38,17 +92,6 @@ _NEUTRAL_CHATS: Mapping[str, tuple[Any, ...]] = {
     "continue_final_message": (False,),
     "echo": (False,),
 }
-#: Fields that are implemented for both kinds of request.
-_KNOWN = frozenset(
-    {
-        *("model", "messages", "prompt", "stream", "stream_options", "n", "seed"),
-        *("stop", "stop_token_ids", "ignore_eos"),
-        *("max_tokens", "max_completion_tokens", "min_tokens", "temperature", "top_k", "top_p", "min_p"),
-        *("frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias", "logprobs"),
-    }
-)
-_KNOWN_COMPLETIONS = frozenset({"echo"})
-_KNOWN_CHATS = frozenset({"top_logprobs", "add_generation_prompt", "chat_template_kwargs"})
 #: Fields that do not change the text.
 _IGNORED = frozenset(
     {
@@ -58,95 +101,32 @@ _IGNORED = frozenset(
 )
 
 
-class Fields:
-    """The fields of a body, of which those that are null count as missing.
+def read_fields(body: Mapping[str, Any], *, chat: bool) -> CompletionFields | ChatFields:
+    """Return the fields of a body, of which those that are null count as missing.
 
-    All methods raise RequestFailure for a value of another type.
+    Whole numbers may be written as 5.0.
 
-    Args:
-        body: The body.
+    Raises:
+        RequestFailure: A value has a wrong type or is out of range, or a field is not implemented and would change
+            something.
     """
-
-    def __init__(self, body: Mapping[str, Any]) -> None:
-        self._given = {name: value for name, value in body.items() if value is not None}
-
-    def refuse_unknown(self, *, chat: bool) -> None:
-        """Raise a failure for a field that is not implemented and would change something."""
-        known = _IGNORED | _KNOWN | (_KNOWN_CHATS if chat else _KNOWN_COMPLETIONS)
-        # A selection of the best of several choices returns all of them if there are no others.
-        choices = {"best_of": (1, self._given.get("n", 1))}
-        neutral = {**_NEUTRAL, **(_NEUTRAL_CHATS if chat else _NEUTRAL_COMPLETIONS), **choices}
-        for name, value in self._given.items():
-            if name not in known and not is_neutral(name, value, neutral):
-                raise invalid(f"{name[:100]}: not supported")
-
-    def number(self, name: str, default: float) -> float:
-        """Return a number."""
-        return float(self._number(name, default))
-
-    def whole(self, name: str, default: int = 0, least: int | None = None) -> int:
-        """Return a whole number, which may be written as 5.0.
-
-        Args:
-            name: The field.
-            default: What it is without a value.
-            least: The least value that is allowed.
-        """
-        value = self._number(name, default)
-        if isinstance(value, float) and not value.is_integer():
-            raise invalid(f"{name}: expected a whole number, found {value!r}")
-        if least is not None and value < least:
-            raise invalid(f"{name}: expected at least {least}, found {int(value)}")
-        return int(value)
-
-    def flag(self, name: str, *, default: bool = False) -> bool:
-        """Return true or false."""
-        value = self._given.get(name, default)
-        if not isinstance(value, bool):
-            raise invalid(f"{name}: expected true or false, found {str(value)[:100]!r}")
-        return value
-
-    def mapping(self, name: str) -> Mapping[str, Any]:
-        """Return an object; an empty one if it is missing."""
-        value = self._given.get(name, {})
-        if not isinstance(value, Mapping):
-            raise invalid(f"{name}: expected an object, found {str(value)[:100]!r}")
-        return value
-
-    def texts(self, name: str, most: int) -> tuple[str, ...]:
-        """Return texts, of which a single one need not be in a list."""
-        value = self._given.get(name, [])
-        texts = [value] if isinstance(value, str) else value
-        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-            raise invalid(f"{name}: expected a text or a list of texts")
-        if len(texts) > most:
-            raise invalid(f"{name}: expected at most {most} texts, found {len(texts)}")
-        return tuple(texts)
-
-    def tokens(self, name: str) -> tuple[int, ...]:
-        """Return token ids; none if they are missing."""
-        value = self._given.get(name, [])
-        if not (value == [] or is_tokens(value)):
-            raise invalid(f"{name}: expected a list of tokens")
-        return tuple(value)
-
-    def has(self, name: str) -> bool:
-        """Return whether a field has a value."""
-        return name in self._given
-
-    def is_false(self, name: str) -> bool:
-        """Return whether a field is false, which is no number."""
-        return self._given.get(name) is False
-
-    def _number(self, name: str, default: float) -> float:
-        value = self._given.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise invalid(f"{name}: expected a number, found {str(value)[:100]!r}")
-        if isinstance(value, int) and abs(value) > _MOST:
-            raise invalid(f"{name}: the number is too large")
-        if not math.isfinite(value):
-            raise invalid(f"{name}: {value} is not a finite number")
-        return value
+    given = {name: value for name, value in body.items() if value is not None}
+    kind: type[CompletionFields | ChatFields] = ChatFields if chat else CompletionFields
+    # A selection of the best of several choices returns all of them if there are no others.
+    choices = {"best_of": (1, given.get("n", 1))}
+    neutral = {**_NEUTRAL, **(_NEUTRAL_CHATS if chat else _NEUTRAL_COMPLETIONS), **choices}
+    for name, value in given.items():
+        if name not in kind.__struct_fields__ and name not in _IGNORED and not is_neutral(name, value, neutral):
+            raise invalid(f"{name[:100]}: not supported")
+        if isinstance(value, float) and value.is_integer():
+            given[name] = int(value)
+    if not chat and given.get("logprobs") is False:
+        del given["logprobs"]
+    try:
+        return read_record(kind, given)
+    except InputError as error:
+        message = error.message.replace(": expected a table", ": expected an object", 1)
+        raise RequestFailure(Status.INVALID, message, param=re.split(r"\W", message, maxsplit=1)[0]) from error
 
 
 def is_tokens(value: Any) -> bool:

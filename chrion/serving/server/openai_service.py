@@ -20,8 +20,9 @@ from chrion.serving.server.failures import RequestFailure, Status
 from chrion.serving.server.generation_service import GenerationService, cancel, failure_of
 from chrion.serving.server.generators import Prompt, ServedGenerator
 from chrion.serving.server.openai_answers import Answers, RunningChoice
-from chrion.serving.server.openai_bodies import MOST_CHOICES, Settings, read_prompts, read_settings, read_variables
+from chrion.serving.server.openai_bodies import Settings, read_prompts, read_settings
 from chrion.serving.server.openai_failures import failure_document, too_long
+from chrion.serving.server.openai_fields import MOST_CHOICES
 from chrion.serving.server.openai_logprobs import TokenLog
 from chrion.serving.server.openai_messages import read_messages
 
@@ -90,7 +91,7 @@ class OpenAiService:
         render = functools.partial(
             served.template.render,
             read_messages(body),
-            read_variables(body),
+            settings.template_variables,
             add_generation_prompt=settings.add_generation_prompt,
         )
         with _explaining(settings, chat=True):

@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
+from msgspec import structs
 
 from chrion.devices import CPU_PROVIDER, usable_provider
 from chrion.errors import OptionError
@@ -125,7 +126,7 @@ def parse_routing(text: str, base: PolicySpec) -> tuple[str, PolicySpec]:
     routing = [name for name in names if name in ROUTING]
     if len(routing) > 1:
         raise OptionError(f"--policy: two policies for routing: {routing[1]!r}", hint=f"routing: {', '.join(ROUTING)}")
-    chosen = replace(base, routing=routing[0]) if routing else base
+    chosen = structs.replace(base, routing=routing[0]) if routing else base
     return ",".join(name for name in names if name not in ROUTING), chosen
 
 

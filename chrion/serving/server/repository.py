@@ -25,7 +25,7 @@ from chrion.serving.manager import ManagedModel, ManagedVariant
 from chrion.serving.manager.records import ACCELERATOR, HOST
 from chrion.serving.server.settings import ModelSettings, VariantSettings, read_settings
 from chrion.serving.server.tensors import DATATYPES, TensorSpec
-from chrion.serving.variants import from_plan
+from chrion.serving.variants import VariantTable, from_plan
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _VERSION = re.compile(r"[1-9][0-9]{0,17}")
@@ -243,7 +243,7 @@ def _accelerated(folder: Path, variant: VariantSettings) -> bool:
 def _source(folder: Path, name: str, variant: VariantSettings, settings: ModelSettings) -> VariantSource:
     model = _inside(folder, variant.model or _MODEL)
     plan = _inside(folder, variant.plan) if variant.plan else None
-    cores = len(from_plan(name, plan, {}).core_busy_ms) if plan else variant.cores or settings.cores
+    cores = len(from_plan(name, plan, VariantTable()).core_busy_ms) if plan else variant.cores or settings.cores
     return VariantSource(name, model, plan, _accelerated(folder, variant), cores, _model_files(model))
 
 
@@ -254,7 +254,7 @@ def session_bytes(weights: int) -> int:
 
 def _managed(source: VariantSource, variant: VariantSettings) -> ManagedVariant:
     weights = source.model_bytes
-    figures = from_plan(source.name, source.plan, {"memory": "resident"}) if source.plan else None
+    figures = from_plan(source.name, source.plan, VariantTable(memory="resident")) if source.plan else None
     accelerator_mb = variant.memory_mb or (figures.memory_mb if figures else weights * _HOST_FACTOR / 1e6)
     alone = source.accelerated and not source.plan
     host = round(variant.host_mb * 1e6) or session_bytes(0 if alone else weights)

@@ -12,7 +12,7 @@ import math
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from importlib import resources
 from typing import Any
 
@@ -323,30 +323,24 @@ class RestService:
         declared = request.headers.get("content-length", "0")
         body = bytearray()  # it grows without being copied, unlike parts that are joined in the end
         stream = request.stream().__aiter__()
-        fits = not (declared.isdigit() and int(declared[:20]) > most)
         loop = asyncio.get_running_loop()
         latest_s = loop.time() + _BODY_SILENCE_S
         try:
             async with asyncio.timeout_at(latest_s) as limit:
-                while fits and (part := await anext(stream, b"")):
-                    fits = len(body) + len(part) <= most
-                    if fits:
-                        take(len(part))
-                        body += part
-                        limit.reschedule(min(loop.time() + _BODY_SILENCE_S, latest_s + len(body) / _BODY_BYTES_PER_S))
+                _check_size(int(declared[:20]) if declared.isdigit() else 0, most)
+                while part := await anext(stream, b""):
+                    _append(body, part, most, take)
+                    limit.reschedule(min(loop.time() + _BODY_SILENCE_S, latest_s + len(body) / _BODY_BYTES_PER_S))
         except TimeoutError:
             raise RequestFailure(Status.TIMED_OUT, "the body is incomplete") from None
-        except RequestFailure:
-            body.clear()  # before other requests may take its memory
+        except RequestFailure as failure:
+            if failure.status is Status.TOO_LARGE:
+                await _discard(stream)
             raise
-        if not fits:
-            body.clear()
-            await _discard(stream)
-            raise RequestFailure(Status.TOO_LARGE, f"the body has more than {most} bytes")
         encoding = request.headers.get("content-encoding", "").lower()
-        if not encoding:
+        if encoding in ("", "identity"):
             return body
-        return await asyncio.to_thread(rest_codec.decompress, body, encoding, most, take)
+        return await asyncio.to_thread(_join, rest_codec.decompress(body, encoding), most, take)
 
 
 class _AccountedResponse:
@@ -375,6 +369,28 @@ class _AccountedResponse:
             await self._response(scope, receive, send_and_wait)
         finally:
             self._memory.release()
+
+
+def _check_size(size: int, most: int) -> None:
+    if size > most:
+        raise RequestFailure(Status.TOO_LARGE, f"the body has more than {most} bytes")
+
+
+def _append(body: bytearray, part: bytes, most: int, take: Callable[[int], None]) -> None:
+    try:
+        _check_size(len(body) + len(part), most)
+        take(len(part))
+    except RequestFailure:
+        body.clear()  # before other requests may take its memory
+        raise
+    body += part
+
+
+def _join(parts: Iterable[bytes], most: int, take: Callable[[int], None]) -> bytearray:
+    body = bytearray()
+    for part in parts:
+        _append(body, part, most, take)
+    return body
 
 
 async def _discard(stream: AsyncIterator[bytes]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,24 +55,16 @@ class InferenceRequest:
     parameters: Mapping[str, Any] = field(default_factory=dict)
 
 
-def decompress(body: bytearray, encoding: str, most: int, take: Callable[[int], None]) -> bytearray:
-    """Return a body without its content encoding.
-
-    Args:
-        body: The body.
-        encoding: Its encoding.
-        most: The most bytes that the result may have.
-        take: Takes the memory of each piece of the result before it is decompressed, in bytes.
+def decompress(body: bytearray, encoding: str) -> Iterator[bytes]:
+    """Yield the parts of a body without its content encoding.
 
     Raises:
-        RequestFailure: The encoding is unknown, the body is damaged, or it has more than ``most`` bytes.
+        RequestFailure: The encoding is unknown, or the body is damaged.
     """
-    if encoding == "identity":
-        return body
     if encoding not in ("gzip", "deflate"):
         raise RequestFailure(Status.INVALID, f"Content-Encoding {encoding[:50]!r}: expected gzip or deflate")
     decoder = zlib.decompressobj(zlib.MAX_WBITS | 32)  # either header
-    content, at = bytearray(), 0
+    at = 0
     while not decoder.eof:
         given = decoder.unconsumed_tail or body[at : at + _COMPRESSED]
         at += 0 if decoder.unconsumed_tail else len(given)
@@ -82,16 +74,7 @@ def decompress(body: bytearray, encoding: str, most: int, take: Callable[[int], 
             raise invalid(f"the body is not {encoding} data: {error}") from error
         if not (given or part):
             raise invalid(f"the {encoding} body is truncated")
-        if len(content) + len(part) > most:
-            content.clear()
-            raise RequestFailure(Status.TOO_LARGE, f"the body has more than {most} bytes when decompressed")
-        try:
-            take(len(part))
-        except RequestFailure:
-            content.clear()  # before other requests may take its memory
-            raise
-        content += part
-    return content
+        yield part
 
 
 def parse_request(

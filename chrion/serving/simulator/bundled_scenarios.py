@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from chrion.common.records import read_record
 from chrion.serving.simulator.scenario import find_scenario, scenario_names, with_catalogue
 from chrion.serving.simulator.settings import SYNTHETIC, ModelSpec, ServerSpec, WorkloadSpec
-from chrion.serving.toml_sections import read_section
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +32,13 @@ def scenario_descriptions() -> tuple[ScenarioDescription, ...]:
 def _describe(name: str) -> ScenarioDescription:
     source = find_scenario(name)
     content = with_catalogue(source.content, source.folder)
-    servers = [read_section(ServerSpec, group, "servers") for group in content.get("servers", [{}])]
+    servers = [read_record(ServerSpec, group, "servers") for group in content.get("servers", [{}])]
     specs = [{key: value for key, value in entry.items() if key != "variants"} for entry in content["models"]]
-    workload = read_section(WorkloadSpec, content.get("workload", {}), "workload")
+    workload = read_record(WorkloadSpec, content.get("workload", {}), "workload")
     return ScenarioDescription(
         name=name,
         description=str(content.get("description", "")),
         servers=sum(spec.count for spec in servers),
-        models=sum(read_section(ModelSpec, spec, "models").copies for spec in specs),
+        models=sum(read_record(ModelSpec, spec, "models").copies for spec in specs),
         requests=workload.requests if workload.kind in SYNTHETIC else None,
     )

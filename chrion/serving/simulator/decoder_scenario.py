@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
 
+from msgspec import Meta
+from msgspec.structs import asdict
+
+from chrion.common.records import Count, NonNegative, Positive, PositiveCount, Record, read_record
 from chrion.common.suggestions import did_you_mean
 from chrion.errors import OptionError, ScenarioError
-from chrion.generation.scheduling import POLICIES
-from chrion.serving.simulator.decoder_table import COSTS, DecoderSpec, complete_decoder, costs_table
+from chrion.serving.simulator.decoder_table import DecoderSpec, complete_decoder
 from chrion.serving.simulator.scenario import ScenarioSource
-from chrion.serving.toml_sections import above_zero, at_least, read_section, refuse_unknown
 
 #: The table that makes a scenario one of this kind.
 DECODER = "decoder"
@@ -23,20 +25,19 @@ DECODER = "decoder"
 _MOST_REQUESTS = 10_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class IterationCosts:
+class IterationCosts(Record, frozen=True):
     """``[decoder.costs]`` and ``[decoder.prompt_costs]``: the time of an iteration as a sum of terms, in ms."""
 
     #: For each iteration.
-    fixed_ms: float = at_least(5.0)
+    fixed_ms: NonNegative = 5.0
     #: For each new token of a request: the matrix products.
-    token_ms: float = at_least(0.05)
+    token_ms: NonNegative = 0.05
     #: For each request that gets a token: its choice.
-    request_ms: float = at_least(0.05)
+    request_ms: NonNegative = 0.05
     #: For each pair of a new token and a token that it attends to: the attention.
-    pair_ms: float = at_least(0.0)
+    pair_ms: NonNegative = 0.0
     #: For each iteration of several requests: products of matrices in place of a matrix and a vector.
-    batch_ms: float = at_least(0.0)
+    batch_ms: NonNegative = 0.0
 
     @staticmethod
     def features(tokens: Sequence[int], past: Sequence[int], chosen: int | None = None) -> tuple[float, ...]:
@@ -57,30 +58,40 @@ class IterationCosts:
         return sum(term * number for term, number in zip(terms, self.features(tokens, past, chosen), strict=True))
 
 
-@dataclass(frozen=True, slots=True)
-class BatchingSpec:
+class BatchingSpec(Record, frozen=True):
     """``[batching]``: the arguments of the scheduler."""
 
-    max_batch: int = at_least(8, 1)
+    max_batch: PositiveCount = 8
     #: Batches in flight, each on another part of the model.
-    n_workers: int = at_least(1, 1, 1000)
+    n_workers: Annotated[int, Meta(ge=1, le=1000)] = 1
     #: The most tokens of a prompt that one iteration processes; 0 for all.
-    chunk: int = at_least(0)
+    chunk: Count = 0
 
 
-@dataclass(frozen=True, slots=True)
-class GenerationSpec:
+class GenerationSpec(Record, frozen=True):
     """``[requests]``: Poisson arrivals, and lengths with uniform distributions, both ends included."""
 
-    rate_per_s: float = above_zero(1.0)
-    requests: int = at_least(1000, 1, _MOST_REQUESTS)
-    prompt_least: int = at_least(32, 1)
-    prompt_most: int = at_least(512, 1)
-    new_least: int = at_least(1, 1)
-    new_most: int = at_least(128, 1)
+    rate_per_s: Positive = 1.0
+    requests: Annotated[int, Meta(ge=1, le=_MOST_REQUESTS)] = 1000
+    prompt_least: PositiveCount = 32
+    prompt_most: PositiveCount = 512
+    new_least: PositiveCount = 1
+    new_most: PositiveCount = 128
 
 
-_SECTIONS: Mapping[str, type] = {"decoder": DecoderSpec, "batching": BatchingSpec, "requests": GenerationSpec}
+class DecoderFile(Record, frozen=True):
+    """The top level of a scenario with a decoder."""
+
+    decoder: DecoderSpec
+    name: str = ""
+    description: str = ""
+    seed: Annotated[int, Meta(ge=0)] = 0
+    policies: Annotated[tuple[Literal["iteration", "request"], ...], Meta(min_length=1)] = ("iteration", "request")
+    batching: BatchingSpec = BatchingSpec()
+    requests: GenerationSpec = GenerationSpec()
+
+
+_SECTIONS: Mapping[str, type[Record]] = {"decoder": DecoderSpec, "batching": BatchingSpec, "requests": GenerationSpec}
 _PROMPT_COSTS = "decoder.prompt_costs"
 _TOP_KEYS = ("name", "description", "seed", "policies")
 
@@ -147,52 +158,37 @@ def build_decoder_scenario(source: ScenarioSource) -> DecoderScenario:
 def _build(content: Mapping[str, Any], source: ScenarioSource) -> DecoderScenario:
     if other := next((key for key in ("servers", "models", "workload") if key in content), None):
         raise ScenarioError(f"{other}: not in a scenario with [decoder]", hint="simulate clusters in another file")
-    refuse_unknown(content, (*_TOP_KEYS, *_SECTIONS), "scenario")
-    seed, policies = content.get("seed", 0), content.get("policies", list(POLICIES))
-    if type(seed) is not int or seed < 0:
-        raise ScenarioError(f"seed = {seed!r}: expected a whole number of at least 0")
-    if not isinstance(policies, list) or not policies or not set(map(str, policies)) <= set(POLICIES):
-        raise ScenarioError(f"policies = {policies!r}: expected a list of {', '.join(POLICIES)}")
-    if len(set(policies)) < len(policies):
-        raise ScenarioError(f"policies = {policies!r}: a policy occurs twice")
-    decoder = dict(_table(content, "decoder"))
-    decoder = complete_decoder(decoder, source.folder)
-    tables = {name: costs_table(decoder, name) for name in COSTS}
-    costs = _read_costs(tables["costs"], "decoder.costs")
-    prompt_table = {**asdict(costs), **tables["prompt_costs"]}
+    file = read_record(DecoderFile, content)
+    if len(set(file.policies)) < len(file.policies):
+        raise ScenarioError(f"policies = {list(file.policies)!r}: a policy occurs twice")
+    decoder = read_record(DecoderSpec, complete_decoder(content[DECODER], source.folder), "decoder")
+    costs = _read_costs(decoder.costs, "decoder.costs")
+    prompt_table = {**asdict(costs), **decoder.prompt_costs}
     # Those of hardware may be 0 if the file changes its costs: then only tokens in the cache take time.
-    written = "prompt_costs" in content.get("decoder", {})
+    written = "prompt_costs" in content[DECODER]
     prompt_costs = _read_costs(prompt_table, _PROMPT_COSTS, may_be_zero=not written)
-    requests = read_section(GenerationSpec, _table(content, "requests"), "requests")
     for name in ("prompt", "new"):
-        least, most = (getattr(requests, f"{name}_{end}") for end in ("least", "most"))
+        least, most = (getattr(file.requests, f"{name}_{end}") for end in ("least", "most"))
         if least > most:
             raise ScenarioError(f"requests.{name}_least = {least}: expected at most {name}_most = {most}")
     return DecoderScenario(
-        name=str(content.get("name", source.name)),
-        seed=seed,
-        policies=tuple(policies),
-        decoder=read_section(DecoderSpec, {key: decoder[key] for key in decoder if key not in COSTS}, "decoder"),
+        name=content.get("name", source.name),
+        seed=file.seed,
+        policies=file.policies,
+        decoder=decoder,
         costs=costs,
         prompt_costs=prompt_costs,
-        batching=read_section(BatchingSpec, _table(content, "batching"), "batching"),
-        requests=requests,
+        batching=file.batching,
+        requests=file.requests,
         content=content,
     )
 
 
 def _read_costs(table: Any, where: str, *, may_be_zero: bool = False) -> IterationCosts:
-    costs = read_section(IterationCosts, table, where)
+    costs = read_record(IterationCosts, table, where)
     if not may_be_zero and not any((costs.fixed_ms, costs.token_ms, costs.request_ms, costs.pair_ms)):
         raise ScenarioError(f"{where}: expected a term above 0")
     return costs
-
-
-def _table(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    table = content.get(name, {})
-    if not isinstance(table, Mapping):
-        raise ScenarioError(f"{name}: expected a table, found {table!r}")
-    return table
 
 
 def _changed(content: Mapping[str, Any], sets: Mapping[str, Any]) -> dict[str, Any]:
@@ -221,8 +217,8 @@ def decoder_path(key: str) -> list[str]:
     Raises:
         OptionError: No section has it.
     """
-    sections = {**_SECTIONS, "decoder.costs": IterationCosts, _PROMPT_COSTS: IterationCosts}
-    paths = [f"{name}.{entry.name}" for name, kind in sections.items() for entry in fields(kind)]
+    sections: dict[str, type[Record]] = {**_SECTIONS, "decoder.costs": IterationCosts, _PROMPT_COSTS: IterationCosts}
+    paths = [f"{name}.{key}" for name, kind in sections.items() for key in kind.__struct_fields__]
     by_last = [path for path in paths if path.rsplit(".", 1)[-1] == key and not path.startswith(_PROMPT_COSTS)]
     found = [key] if key in paths else by_last
     if len(found) != 1:

@@ -3,39 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from chrion.common.records import Count, Positive, PositiveCount, Record, read_record
 from chrion.errors import ScenarioError
 from chrion.hardware.parts import rate_of
 from chrion.serving.simulator.server_hardware import find_machine
-from chrion.serving.toml_sections import above_zero, at_least, one_of, read_section
 
-#: The tables in it.
-COSTS = ("costs", "prompt_costs")
 #: Keys that count with ``hardware`` only.
 _OF_HARDWARE = ("weights_gb", "element_type", "kernels")
 #: Bytes of an element.
 ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 
 
-@dataclass(frozen=True, slots=True)
-class DecoderSpec:
+class DecoderSpec(Record, frozen=True):
     """``[decoder]``: what the cache needs and has."""
 
     #: Memory of the keys and values of one token in all layers.
-    slot_bytes: int = at_least(131_072, 1)
+    slot_bytes: PositiveCount = 131_072
     #: Memory for keys and values.
-    cache_gb: float = above_zero(2.0)
+    cache_gb: Positive = 2.0
     #: Tokens whose keys and values are kept, in place of ``cache_gb``; 0 uses that.
-    slots: int = at_least(0)
+    slots: Count = 0
     #: An accelerator whose datasheet provides costs and memory that are not given; see :mod:`chrion.hardware`.
     hardware: str = ""
     #: The weights that it reads in an iteration, their type, and its kernels; only with ``hardware``.
-    weights_gb: float = above_zero(1.0)
-    element_type: str = one_of("float16", tuple(ELEMENT_BYTES))
-    kernels: int = at_least(400)
+    weights_gb: Positive = 1.0
+    element_type: Literal["float32", "float16", "bfloat16", "int8"] = "float16"
+    kernels: Count = 400
+    #: Costs of iterations in which each request has one new token, and of the others.
+    costs: dict[str, Any] = {}  # noqa: RUF012 - each record gets its own
+    prompt_costs: dict[str, Any] = {}  # noqa: RUF012
 
 
 def complete_decoder(table: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -55,11 +54,11 @@ def complete_decoder(table: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         ScenarioError: A value is invalid, a part is unknown or damaged, there is no accelerator, or it has no room for
             the keys and values; or there are figures of weights without hardware.
     """
-    if not table.get("hardware"):
+    spec = read_record(DecoderSpec, table, "decoder")
+    if not spec.hardware:
         if useless := next((key for key in _OF_HARDWARE if key in table), None):
             raise ScenarioError(f"decoder.{useless}: has no effect without hardware", hint='add hardware = "l4"')
         return dict(table)
-    spec = read_section(DecoderSpec, {key: value for key, value in table.items() if key not in COSTS}, "decoder")
     accelerator = find_machine(table, "hardware", "", folder, "decoder").accelerator
     if accelerator is None:
         raise ScenarioError(f"decoder.hardware: {table['hardware']!r} has no accelerator")
@@ -88,18 +87,6 @@ def complete_decoder(table: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     return {
         "cache_gb": room_gb,
         **table,
-        "costs": {**costs, **costs_table(table, "costs")},
-        "prompt_costs": {"pair_ms": 0.0, **costs_table(table, "prompt_costs")},
+        "costs": {**costs, **spec.costs},
+        "prompt_costs": {"pair_ms": 0.0, **spec.prompt_costs},
     }
-
-
-def costs_table(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return one of the tables :data:`COSTS` of a ``[decoder]`` table, empty if it is missing.
-
-    Raises:
-        ScenarioError: It is not a table.
-    """
-    given = table.get(name, {})
-    if not isinstance(given, Mapping):
-        raise ScenarioError(f"decoder.{name}: expected a table, found {given!r}")
-    return given

@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from chrion.common.records import read_record
 from chrion.errors import OptionError, ScenarioError
 from chrion.serving.simulator.results import PatternResult
 from chrion.serving.simulator.run import simulate
 from chrion.serving.simulator.scenario import Scenario, ScenarioSource
-from chrion.serving.simulator.scenario_models import MOST_MODELS, PLANNED, SHRINK
-from chrion.serving.simulator.settings import SYNTHETIC, WorkloadSpec
-from chrion.serving.toml_sections import read_section
+from chrion.serving.simulator.scenario_models import PLANNED, SHRINK
+from chrion.serving.simulator.settings import MOST_MODELS, SYNTHETIC, WorkloadSpec
 
 FIND_SCHEMA = "chrion.simulation-find/1"
 
@@ -113,7 +113,7 @@ def searched(name: str, scenario: Scenario) -> Searched:
     Raises:
         OptionError: There is no such quantity.
     """
-    workload = read_section(WorkloadSpec, scenario.content.get("workload", {}), "workload")
+    workload = read_record(WorkloadSpec, scenario.content.get("workload", {}), "workload")
     rate_key = "rate_per_s" if workload.kind in SYNTHETIC else "rate_scale"
     rate: float = getattr(workload, rate_key)
     known: dict[str, Searched] = {

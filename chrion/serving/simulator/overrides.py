@@ -10,21 +10,16 @@ import copy
 import itertools
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields
 from typing import Any
 
 from chrion.common.suggestions import did_you_mean
 from chrion.errors import OptionError
 from chrion.serving.simulator.settings import SECTIONS
+from chrion.serving.variants import VariantTable
 
 #: Keys at the top level of a scenario.
 TOP_KEYS = ("name", "description", "seed", "preload", "patterns", "shrink", "catalogue", "use", "total_models")
-#: Keys of a variant's table whose values a plan file provides.
-MEASURED_KEYS = ("memory_mb", "latency_ms", "gpu_busy_ms", "cpu_busy_ms", "cores")
-#: Keys whose values are text, and keys that require a plan file.
-WORD_KEYS = ("distribution", "plan", "part", "memory")
-PLAN_KEYS = ("part", "memory")
-VARIANT_KEYS = (*MEASURED_KEYS, "load_mb", "jitter_cv", "batch_cost", *WORD_KEYS)
+VARIANT_KEYS = VariantTable.__struct_fields__
 
 
 def parse_set(text: str) -> tuple[str, Any]:
@@ -62,11 +57,11 @@ def server_path(key: str) -> list[str]:
     if len(path) > 1:
         return path
     homes = ["variants"] if key in VARIANT_KEYS else []
-    homes += [name for name, kind in SECTIONS.items() if any(f.name == key for f in fields(kind))]
+    homes += [name for name, kind in SECTIONS.items() if key in kind.__struct_fields__]
     if len(homes) != 1:
         if homes:
             raise OptionError(f"ambiguous key {key!r}: expected one of {', '.join(f'{home}.{key}' for home in homes)}")
-        known = [*VARIANT_KEYS, *TOP_KEYS, *(f.name for kind in SECTIONS.values() for f in fields(kind))]
+        known = [*VARIANT_KEYS, *TOP_KEYS, *(name for kind in SECTIONS.values() for name in kind.__struct_fields__)]
         raise OptionError(f"unknown key {key!r}", hint=did_you_mean(key, known, "docs/simulation.md lists all keys"))
     return [homes[0], key]
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
+from msgspec.structs import asdict
 
 from chrion.common.version import __version__
 from chrion.serving.simulator.engine import ClusterEngine

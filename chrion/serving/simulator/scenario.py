@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from chrion.common.files import bundled_folder, read_toml
+from chrion.common.records import read_record, refuse_unknown
 from chrion.common.suggestions import did_you_mean
 from chrion.errors import ScenarioError
 from chrion.serving.manager.policies import ADMISSION, EVICTION, LOAD_ORDER
@@ -30,23 +31,15 @@ from chrion.serving.simulator.scenario_models import (
     SHRINK,
     Family,
     ServedModel,
+    check_shrink,
     read_family,
     read_patterns,
-    read_shrink,
     served_models,
     with_total,
 )
 from chrion.serving.simulator.server_hardware import complete_server
-from chrion.serving.simulator.settings import (
-    SECTIONS,
-    AutoscalingSpec,
-    ModelSpec,
-    ServerSpec,
-    SloSpec,
-    WorkloadSpec,
-)
+from chrion.serving.simulator.settings import AutoscalingSpec, ModelSpec, ScenarioFile, ServerSpec
 from chrion.serving.simulator.workload import Workload, build_workload
-from chrion.serving.toml_sections import read_section, refuse_unknown
 
 _DEFAULT_CATALOGUE = "table6"
 #: Keys whose values are paths of files.
@@ -257,53 +250,48 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 
 def _build(content: Mapping[str, Any], name: str, folder: Path) -> Scenario:
-    refuse_unknown(content, (*TOP_KEYS, *SECTIONS, "variants"), "scenario")
-    seed, preload = content.get("seed", 0), content.get("preload", False)
-    if type(seed) is not int or seed < 0:
-        raise ScenarioError(f"seed = {seed!r}: expected a whole number of at least 0")
-    if type(preload) is not bool:
-        raise ScenarioError(f"preload = {preload!r}: expected true or false")
-    for key in ("name", "description"):
-        if not isinstance(content.get(key, ""), str):
-            raise ScenarioError(f"{key} = {content[key]!r}: expected text")
-    slo = read_section(SloSpec, content.get("slo", {}), "slo")
-    policies = read_section(PolicySpec, content.get("policies", {}), "policies")
+    groups = content.get("servers")
+    if isinstance(groups, list):
+        groups = [complete_server(group, folder) for group in groups]
+    file = read_record(ScenarioFile, content if groups is None else {**content, "servers": groups})
+    policies, slo = file.policies, file.slo
     if policies.admission == "deadline" and slo.measure != "response":
         raise ScenarioError("policies.admission = 'deadline' requires slo.measure = 'response'")
-    servers = _servers(content.get("servers", [{}]), folder)
-    defaults = content.get("variants", {})
-    families = [read_family(entry, defaults, folder) for entry in content["models"]]
-    refuse_unknown(defaults, list(dict.fromkeys(name for _, variants in families for name in variants)), "variants")
+    servers = _servers(file.servers)
+    families = [read_family(entry, file.variants, folder) for entry in file.models]
+    refuse_unknown(
+        file.variants, list(dict.fromkeys(name for _, variants in families for name in variants)), "variants"
+    )
     _check_batches([spec for spec, _ in families], policies)
-    shrink = read_shrink(content.get("shrink", []), families)
-    patterns = read_patterns(content.get("patterns"), families, shrink)
+    shrink = file.shrink
+    check_shrink(shrink, families)
+    patterns = read_patterns(file.patterns, families, shrink)
     reference = slo.of or _reference(patterns[0], shrink, families)
-    models = served_models(with_total(families, content.get("total_models", 0)), slo, reference)
+    models = served_models(with_total(families, file.total_models), slo, reference)
     gpus = [spec for spec in servers for _ in range(spec.gpus)]
     planned = PLANNED in patterns and not all(PLANNED in variants for _, variants in families)
     for pattern in patterns:
         if not (planned and pattern == PLANNED):
             check_fit(models, gpus, shrink if pattern == SHRINK and shrink else (pattern,))
     workload = build_workload(
-        read_section(WorkloadSpec, content.get("workload", {}), "workload"),
+        file.workload,
         [model.name for model in models],
         [model.spec.share for model in models],
-        seed,
+        file.seed,
         folder,
     )
     if planned:
         models = with_planned(models, gpus, workload)
         check_fit(models, gpus, (PLANNED,))
-    title = content.get("name", name)
     return Scenario(
-        name=title,
-        seed=seed,
-        preload=preload,
+        name=content.get("name", name),
+        seed=file.seed,
+        preload=file.preload,
         patterns=patterns,
         shrink=shrink,
         servers=servers,
         policies=policies,
-        autoscaling=_autoscaling(content.get("autoscaling", {}), servers),
+        autoscaling=_autoscaling(file.autoscaling, servers),
         measure=slo.measure,
         models=models,
         workload=workload,
@@ -319,25 +307,19 @@ def _reference(pattern: str, shrink: tuple[str, ...], families: Sequence[Family]
     return pattern if all(pattern in variants for _, variants in families) else ""
 
 
-def _servers(groups: Any, folder: Path) -> tuple[ServerSpec, ...]:
-    if not isinstance(groups, list) or not groups:
-        raise ScenarioError("servers: expected [[servers]] tables")
-    specs = [read_section(ServerSpec, complete_server(group, folder), "servers") for group in groups]
-    for spec in specs:
+def _servers(groups: Sequence[ServerSpec]) -> tuple[ServerSpec, ...]:
+    for spec in groups:
         if spec.budget_bytes < 0:
             raise ScenarioError(f"servers.reserved_gb = {spec.reserved_gb:g}: exceeds gpu_memory_gb")
-    return tuple(spec for spec in specs for _ in range(spec.count))
+    return tuple(spec for spec in groups for _ in range(spec.count))
 
 
-def _autoscaling(table: Any, servers: Sequence[ServerSpec]) -> AutoscalingSpec | None:
-    spec = read_section(AutoscalingSpec, table, "autoscaling")
-    if table and not spec.min_servers:
-        raise ScenarioError("autoscaling.min_servers is missing", hint="at least 1")
-    if spec.min_servers > len(servers):
+def _autoscaling(spec: AutoscalingSpec | None, servers: Sequence[ServerSpec]) -> AutoscalingSpec | None:
+    if spec and spec.min_servers > len(servers):
         raise ScenarioError(
             f"autoscaling.min_servers = {spec.min_servers}: expected at most {len(servers)}, the number of servers"
         )
-    return spec if table else None
+    return spec
 
 
 def _check_batches(specs: Sequence[ModelSpec], policies: PolicySpec) -> None:

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from heapq import heapify, heapreplace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
+from chrion.common.records import read_record
 from chrion.errors import PlanError, ScenarioError
-from chrion.serving.simulator.overrides import MEASURED_KEYS, PLAN_KEYS, VARIANT_KEYS, WORD_KEYS
 from chrion.serving.simulator.settings import ModelSpec, SloSpec
-from chrion.serving.toml_sections import LARGEST, read_section, refuse_unknown
-from chrion.serving.variants import PLAN_MEMORY, PLAN_PARTS, Variant, from_plan, from_table
+from chrion.serving.variants import MEASURED_KEYS, PLAN_KEYS, Variant, VariantTable, from_plan, from_table
 
 #: The pattern in which models change to smaller variants before they are evicted.
 SHRINK = "shrink"
 #: The pattern with one variant for each model, which the planner chooses.
 PLANNED = "planned"
-_MODEL_KEYS = (*(f.name for f in fields(ModelSpec)), "variants")
-MOST_MODELS = 100_000
 #: A ``[[models]]`` entry and its variants by name.
 Family = tuple[ModelSpec, dict[str, Variant]]
 
@@ -39,56 +38,40 @@ class ServedModel:
     reference_ms: float
 
 
-def read_family(entry: Mapping[str, Any], defaults: Any, folder: Path) -> Family:
+def read_family(entry: Mapping[str, Any], defaults: Mapping[str, Mapping[str, Any]], folder: Path) -> Family:
     """Return the record of a ``[[models]]`` entry and its variants."""
     where = f"models.{entry.get('name', '?')}"
-    refuse_unknown(entry, _MODEL_KEYS, where)
-    spec = read_section(ModelSpec, {k: v for k, v in entry.items() if k != "variants"}, where)
-    tables = entry.get("variants", {})
+    spec = read_record(ModelSpec, {key: value for key, value in entry.items() if key != "variants"}, where)
+    tables = entry.get("variants")
     if not isinstance(tables, Mapping) or not tables:
         raise ScenarioError(f"{where}: expected tables [models.variants.NAME]")
-    if not isinstance(defaults, Mapping):
-        raise ScenarioError("variants: expected tables [variants.NAME]")
-    return spec, {name: _variant(name, table, defaults.get(name, {}), where, folder) for name, table in tables.items()}
+    full = {k: {**defaults.get(k, {}), **own} if isinstance(own, Mapping) else own for k, own in tables.items()}
+    read = read_record(dict[str, VariantTable], full, f"{where}.variants")
+    return spec, {name: _variant(name, table, where, folder) for name, table in read.items()}
 
 
-def _variant(name: str, table: Any, defaults: Any, where: str, folder: Path) -> Variant:
-    if not isinstance(table, Mapping) or not isinstance(defaults, Mapping):
-        raise ScenarioError(f"{where}.variants.{name}: expected a table")
-    full = {**defaults, **table}
-    _check_variant(full, f"{where}.variants.{name}")
+def _variant(name: str, table: VariantTable, where: str, folder: Path) -> Variant:
+    """Return a variant; refuse figures beside the plan that provides them, and keys that need a plan without one."""
+    for key in MEASURED_KEYS if table.plan else PLAN_KEYS:
+        if getattr(table, key) is not None:
+            at = f"{where}.variants.{name}.{key}"
+            if table.plan:
+                raise ScenarioError(f"{at}: the plan file provides it", hint="leave out the key or the plan")
+            raise ScenarioError(f"{at} = {getattr(table, key)!r}: only for a variant with the key 'plan'")
     try:
-        return from_plan(name, folder / full["plan"], full) if "plan" in full else from_table(name, full)
+        return from_plan(name, folder / table.plan, table) if table.plan else from_table(name, table)
     except PlanError:
         raise
     except ValueError as error:
         raise ScenarioError(f"{where}: {error}") from error
 
 
-def _check_variant(table: Mapping[str, Any], where: str) -> None:
-    """Refuse unknown keys, wrong types, and figures beside the plan that provides them."""
-    refuse_unknown(table, VARIANT_KEYS, where)
-    for key, value in table.items():
-        types = (str,) if key in WORD_KEYS else (int,) if key == "cores" else (int, float)
-        if not isinstance(value, types) or isinstance(value, bool):
-            expected = "text" if key in WORD_KEYS else "a whole number" if key == "cores" else "a number"
-            raise ScenarioError(f"{where}.{key} = {value!r}: expected {expected}")
-        if isinstance(value, int) and abs(value) > LARGEST:
-            raise ScenarioError(f"{where}.{key}: expected a number of at most {LARGEST:g}")
-        if key in MEASURED_KEYS and "plan" in table:
-            raise ScenarioError(f"{where}.{key}: the plan file provides it", hint="leave out the key or the plan")
-    for key, words in zip(PLAN_KEYS, (PLAN_PARTS, PLAN_MEMORY), strict=True):
-        if key in table and "plan" not in table:
-            raise ScenarioError(f"{where}.{key} = {table[key]!r}: only for a variant with the key 'plan'")
-        if key in table and table[key] not in words:
-            raise ScenarioError(f"{where}.{key} = {table[key]!r}: expected one of {', '.join(words)}")
-
-
-def read_shrink(given: Any, families: Sequence[Family]) -> tuple[str, ...]:
-    """Return the variants of the pattern ``shrink``; all models must have them, and memory must not increase."""
-    words = isinstance(given, list) and all(isinstance(name, str) for name in given)
-    if not words or len(given) == 1 or len(set(given)) < len(given):
-        raise ScenarioError(f"shrink = {given!r}: expected a list of two or more names of variants, the largest first")
+def check_shrink(given: tuple[str, ...], families: Sequence[Family]) -> None:
+    """Check the variants of the pattern ``shrink``: all models must have them, and memory must not increase."""
+    if len(given) == 1 or len(set(given)) < len(given):
+        raise ScenarioError(
+            f"shrink = {list(given)!r}: expected a list of two or more names of variants, the largest first"
+        )
     for spec, variants in families:
         for name in given:
             if name not in variants:
@@ -103,23 +86,23 @@ def read_shrink(given: Any, families: Sequence[Family]) -> tuple[str, ...]:
                 )
         if given and SHRINK in variants:
             raise ScenarioError(f"models.{spec.name}: a variant cannot have the name {SHRINK!r}", hint="rename it")
-    return tuple(given)
 
 
-def read_patterns(given: Any, families: Sequence[Family], shrink: tuple[str, ...]) -> tuple[str, ...]:
+def read_patterns(
+    given: tuple[str, ...] | None, families: Sequence[Family], shrink: tuple[str, ...]
+) -> tuple[str, ...]:
     """Return the patterns of a scenario; by default, every variant that all models have, and ``shrink``."""
     if not families:
         raise ScenarioError("models: expected at least one model")
-    common = [name for name in families[0][1] if all(name in variants for _, variants in families)]
-    if given is None and shrink:
-        common.append(SHRINK)
+    common = tuple(name for name in families[0][1] if all(name in variants for _, variants in families))
+    if shrink:
+        common = (*common, SHRINK)
     if given is None and not common:
         names = "; ".join(f"{spec.name}: {', '.join(variants)}" for spec, variants in families)
         raise ScenarioError(f"models: no variant is common to all models ({names})", hint="rename variants")
     patterns = common if given is None else given
-    words = isinstance(patterns, list) and all(isinstance(pattern, str) for pattern in patterns)
-    if not words or not patterns or len(set(patterns)) < len(patterns):
-        raise ScenarioError(f"patterns = {given!r}: expected a list of distinct names of variants")
+    if not patterns or len(set(patterns)) < len(patterns):
+        raise ScenarioError(f"patterns = {list(patterns)!r}: expected a list of distinct names of variants")
     for spec, variants in families:
         for pattern in patterns:
             if pattern == SHRINK and not (shrink or SHRINK in variants):
@@ -129,17 +112,15 @@ def read_patterns(given: Any, families: Sequence[Family], shrink: tuple[str, ...
                 raise ScenarioError(
                     f"models.{spec.name}: pattern {pattern!r} is not one of its variants", hint=f"known: {known}"
                 )
-    return tuple(patterns)
+    return patterns
 
 
-def with_total(families: Sequence[Family], total: Any) -> list[Family]:
+def with_total(families: Sequence[Family], total: int) -> list[Family]:
     """Return the families with as many copies as there are to be models in all; with 0, those that are given.
 
     The next copy always goes to the family with the greatest quotient of its given copies and those that it has plus
     one (D'Hondt's method), the first of equal ones, so that more models include fewer.
     """
-    if type(total) is not int or not 0 <= total <= MOST_MODELS:
-        raise ScenarioError(f"total_models = {total!r}: expected a whole number from 0 to {MOST_MODELS}")
     if not total:
         return list(families)
     copies = [0] * len(families)

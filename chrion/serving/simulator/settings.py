@@ -1,51 +1,47 @@
-"""The sections of a scenario as records, which :func:`chrion.serving.toml_sections.read_section` reads."""
+"""The sections of a scenario as records, which :func:`chrion.common.records.read_record` reads."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TypeVar
+from typing import Annotated, Any, Literal
 
+from msgspec import Meta
+
+from chrion.common.records import LARGEST, Count, NonNegative, Positive, Record
 from chrion.serving.manager.policy_settings import PolicySpec
-from chrion.serving.toml_sections import above_zero, at_least, one_of
 
-Section = TypeVar("Section")
-
-#: Kinds of workload: synthetic ones, and those read from a trace file.
+#: Kinds of workload that need no trace file.
 SYNTHETIC = ("uniform", "poisson", "gamma")
-TRACES = ("csv", "azure-functions-2019", "azure-llm-2023")
-#: Mappings from the functions of a trace to models.
-MAPPINGS = ("name", "round-robin", "rank", "hash", "draw")
+MOST_MODELS = 100_000
 
 
-@dataclass(frozen=True, slots=True)
-class ServerSpec:
+class ServerSpec(Record, frozen=True):
     """``[[servers]]``: a group of equal servers."""
 
-    count: int = at_least(1, 1, 10_000)
-    gpu_memory_gb: float = at_least(12.0)
+    count: Annotated[int, Meta(ge=1, le=10_000)] = 1
+    gpu_memory_gb: NonNegative = 12.0
     #: GPU memory that is not for models: device contexts, scratch space, fragmentation.
-    reserved_gb: float = at_least(0.0)
+    reserved_gb: NonNegative = 0.0
     #: Requests that the GPU executes at the same time.
-    gpu_slots: int = at_least(1)
-    cpu_cores: int = at_least(12)
-    pcie_gb_per_s: float = above_zero(12.0)
+    gpu_slots: Count = 1
+    cpu_cores: Count = 12
+    pcie_gb_per_s: Positive = 12.0
     #: Fixed time of a load, in addition to its bytes over the bandwidth.
-    load_fixed_ms: float = at_least(1.0)
+    load_fixed_ms: NonNegative = 1.0
     #: Price of one server for an hour, in any currency; only reported.
-    cost_per_hour: float = at_least(0.0)
+    cost_per_hour: NonNegative = 0.0
     #: GPUs of a server, each with its own memory and slots; they share the cores, the link and the host memory.
-    gpus: int = at_least(1, 1, 64)
+    gpus: Annotated[int, Meta(ge=1, le=64)] = 1
     #: Speed of a GPU relative to the one that the times of variants refer to.
-    gpu_speed: float = above_zero(1.0)
+    gpu_speed: Positive = 1.0
     #: Memory for the weights of models that are not on a GPU; others are on a disk. 0: it holds all models.
-    host_memory_gb: float = at_least(0.0)
-    disk_gb_per_s: float = above_zero(2.0)
+    host_memory_gb: NonNegative = 0.0
+    disk_gb_per_s: Positive = 2.0
     #: Fixed time of a load from the disk, in addition to its bytes over the bandwidth.
-    disk_fixed_ms: float = at_least(0.0)
+    disk_fixed_ms: NonNegative = 0.0
     #: Mean time between the end of a repair and the next failure; 0 for no failures.
-    mtbf_h: float = at_least(0.0)
+    mtbf_h: NonNegative = 0.0
     #: Mean time of a repair.
-    mttr_s: float = above_zero(600.0)
+    mttr_s: Positive = 600.0
     #: Parts whose datasheets provide figures of the server that are not given; see :mod:`chrion.hardware`.
     hardware: str = ""
     #: The hardware that the times of variants refer to; if empty, the GPU of the paper.
@@ -57,88 +53,106 @@ class ServerSpec:
         return round((self.gpu_memory_gb - self.reserved_gb) * 1e9)
 
 
-@dataclass(frozen=True, slots=True)
-class AutoscalingSpec:
+class AutoscalingSpec(Record, frozen=True):
     """``[autoscaling]``: servers are switched on and off with the number of requests."""
 
-    #: Servers that are always on; 0 for no autoscaling: all are on.
-    min_servers: int = at_least(0, 0, 10_000)
+    #: Servers that are always on.
+    min_servers: Annotated[int, Meta(ge=1, le=10_000)]
     #: Requests, waiting or running, for each server that is on.
-    target: float = above_zero(2.0)
+    target: Positive = 2.0
     #: Time between two decisions.
-    period_s: float = at_least(10.0, 0.001)
+    period_s: Annotated[float, Meta(ge=0.001, le=LARGEST)] = 10.0
     #: Time from switching a server on until it receives requests.
-    cold_start_s: float = at_least(60.0)
+    cold_start_s: NonNegative = 60.0
     #: Time for which fewer servers must be enough before one is switched off.
-    stop_after_s: float = at_least(300.0)
+    stop_after_s: NonNegative = 300.0
 
 
-@dataclass(frozen=True, slots=True)
-class WorkloadSpec:
+class WorkloadSpec(Record, frozen=True):
     """``[workload]``: the requests, their models and their times of arrival."""
 
-    kind: str = one_of("poisson", (*SYNTHETIC, *TRACES))
+    kind: Literal["uniform", "poisson", "gamma", "csv", "azure-functions-2019", "azure-llm-2023"] = "poisson"
     #: Requests per second over all models; not for traces.
-    rate_per_s: float = above_zero(5.0)
+    rate_per_s: Positive = 5.0
     #: Number of synthetic requests; not for traces.
-    requests: int = at_least(20000, 1, 100_000_000)
+    requests: Annotated[int, Meta(ge=1, le=100_000_000)] = 20000
     #: Standard deviation over mean of the gaps between arrivals, for ``gamma``; above 1 is bursty.
-    burst_cv: float = above_zero(4.0)
+    burst_cv: Positive = 4.0
     #: The model of rank r is requested in proportion to share / r ** zipf_exponent; with 0, to its share.
-    zipf_exponent: float = at_least(0.0)
+    zipf_exponent: NonNegative = 0.0
     #: The trace file, relative to the scenario file.
     path: str = ""
-    #: Mapping from functions to models; if empty, ``name`` for csv, ``rank`` for azure-functions-2019, and ``draw``
-    #: for azure-llm-2023.
-    mapping: str = one_of("", ("", *MAPPINGS))
+    #: Mapping from the functions of a trace to models; if empty, ``name`` for csv, ``rank`` for azure-functions-2019,
+    #: and ``draw`` for azure-llm-2023.
+    mapping: Literal["", "name", "round-robin", "rank", "hash", "draw"] = ""
     #: The model of the requests of a CSV trace that name none; if empty, such requests are refused.
     default_model: str = ""
     #: Requests for each request of the trace.
-    rate_scale: float = above_zero(1.0)
+    rate_scale: Positive = 1.0
     #: Seconds for each second of the trace; below 1 the trace is replayed faster.
-    time_scale: float = above_zero(1.0)
+    time_scale: Positive = 1.0
     #: The part of the trace that is replayed, in seconds of the trace; a length of 0 extends to its end.
-    start_s: float = at_least(0.0)
-    length_s: float = at_least(0.0)
+    start_s: NonNegative = 0.0
+    length_s: NonNegative = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class SloSpec:
+class SloSpec(Record, frozen=True):
     """``[slo]``: the latency objective."""
 
     #: The objective of every model; 0 uses ``factor``.
-    latency_ms: float = at_least(0.0)
+    latency_ms: NonNegative = 0.0
     #: The objective of a model as a multiple of the latency of its variant ``of``.
-    factor: float = above_zero(2.0)
+    factor: Positive = 2.0
     #: The variant whose latency ``factor`` multiplies; if empty, the first pattern.
     of: str = ""
     #: The latency that is compared with the objective: from arrival to end, or from start to end.
-    measure: str = one_of("response", ("response", "execution"))
+    measure: Literal["response", "execution"] = "response"
 
 
-@dataclass(frozen=True, slots=True)
-class ModelSpec:
+class ModelSpec(Record, frozen=True):
     """``[[models]]``: one model, or several equal ones."""
 
     name: str
-    copies: int = at_least(1, 1, 100_000)
+    copies: Annotated[int, Meta(ge=1, le=100_000)] = 1
     #: Its share of the requests, relative to those of the other models.
-    share: float = above_zero(1.0)
+    share: Positive = 1.0
     #: Its importance for the cost-aware eviction policy.
-    weight: float = above_zero(1.0)
+    weight: Positive = 1.0
     #: Loaded before the first request on every server, and never evicted.
     pinned: bool = False
     #: Its own objective; 0 uses the scenario's.
-    slo_ms: float = at_least(0.0)
+    slo_ms: NonNegative = 0.0
     #: Dynamic batching: the most requests of a batch, and the longest time for which a request waits for others.
-    max_batch: int = at_least(1, 1, 1024)
-    max_delay_ms: float = at_least(0.0)
+    max_batch: Annotated[int, Meta(ge=1, le=1024)] = 1
+    max_delay_ms: NonNegative = 0.0
     #: Its variant in the pattern ``planned``; if empty, the planner chooses one.
     variant: str = ""
 
 
+class ScenarioFile(Record, frozen=True):
+    """The top level of a scenario, with the models of its catalogue."""
+
+    name: str = ""
+    description: str = ""
+    seed: Annotated[int, Meta(ge=0)] = 0
+    preload: bool = False
+    patterns: tuple[str, ...] | None = None
+    shrink: tuple[str, ...] = ()
+    #: Replaced by models before the others are read.
+    catalogue: str = ""
+    use: tuple[str, ...] = ()
+    total_models: Annotated[int, Meta(ge=0, le=MOST_MODELS)] = 0
+    servers: Annotated[tuple[ServerSpec, ...], Meta(min_length=1)] = (ServerSpec(),)
+    policies: PolicySpec = PolicySpec()
+    workload: WorkloadSpec = WorkloadSpec()
+    slo: SloSpec = SloSpec()
+    autoscaling: AutoscalingSpec | None = None
+    models: tuple[dict[str, Any], ...] = ()
+    variants: dict[str, dict[str, Any]] = {}  # noqa: RUF012 - each record gets its own
+
+
 #: Sections in which a bare key of ``--set`` is looked up.
-SECTIONS: dict[str, type] = {
+SECTIONS: dict[str, type[Record]] = {
     "servers": ServerSpec,
     "policies": PolicySpec,
     "workload": WorkloadSpec,

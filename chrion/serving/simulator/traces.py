@@ -29,9 +29,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from chrion.common.records import LARGEST, SMALLEST
 from chrion.errors import ScenarioError, TraceError
 from chrion.serving.simulator.requests import Details
-from chrion.serving.toml_sections import LARGEST, SMALLEST
 
 _FUNCTION_COLUMNS = ["HashOwner", "HashApp", "HashFunction", "Trigger"]
 _LLM_COLUMNS = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]

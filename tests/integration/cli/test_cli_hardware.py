@@ -131,4 +131,4 @@ def test_a_damaged_file_is_refused_in_one_line(cli: Chrion, model: str) -> None:
         encoding="utf-8",
     )
     for command in (("hardware", "l4+mine.toml"), ("partition", model, "--hardware", "l4+epyc-16+mine.toml")):
-        assert_refused(cli(*command), "mine.toml: figures.bandwidth_gb_per_s = -1")
+        assert_refused(cli(*command), "mine.toml: bandwidth_gb_per_s = -1: expected a number above 0")

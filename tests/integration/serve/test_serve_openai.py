@@ -162,15 +162,19 @@ def test_wrong_completions_are_refused(decoders: LocalServer) -> None:
     for body, status, message in (
         ({"model": "none", "prompt": "w1"}, 404, "model 'none' does not exist"),
         ({"model": "product", "prompt": "w1"}, 404, "no table [generation]"),
-        ({"prompt": "w1"}, 400, "model: expected the name"),
+        ({"prompt": "w1"}, 400, "model is missing"),
         ({"model": "llama"}, 400, "prompt: expected"),
-        ({"model": "llama", "prompt": "w1", "temperature": "hot"}, 400, "temperature: expected a number"),
-        ({"model": "llama", "prompt": "w1", "stream": "true"}, 400, "stream: expected true or false, found 'true'"),
-        ({"model": "llama", "prompt": "w1", "temperature": 10**400}, 400, "temperature: the number is too large"),
-        ({"model": "llama", "prompt": "w1", "max_tokens": 0}, 400, "max_tokens: expected at least 1"),
+        ({"model": "llama", "prompt": "w1", "temperature": "hot"}, 400, "temperature = 'hot': expected a number"),
+        ({"model": "llama", "prompt": "w1", "stream": "true"}, 400, "stream = 'true': expected true or false"),
+        ({"model": "llama", "prompt": "w1", "temperature": 10**400}, 400, "0000: expected a number of at most 1e+12"),
+        (
+            {"model": "llama", "prompt": "w1", "max_tokens": 0},
+            400,
+            "max_tokens = 0: expected a whole number",
+        ),
         ({"model": "llama", "prompt": "w1", "max_tokens": 30_000}, 400, "context length is 20000 tokens"),
-        ({"model": "llama", "prompt": "w1", "stop": 5}, 400, "stop: expected a text"),
-        ({"model": "llama", "prompt": "w1", "stop": ["w9"] * 17}, 400, "stop: expected at most 16 texts, found 17"),
+        ({"model": "llama", "prompt": "w1", "stop": 5}, 400, "stop = 5: expected text or a list"),
+        ({"model": "llama", "prompt": "w1", "stop": ["w9"] * 17}, 400, "expected a list of at most 16 entries"),
         ({"model": "llama", "prompt": ["w1"] * 3, "n": 64}, 400, "expected at most 128 choices, found 192"),
     ):
         found, document, _ = decoders.get("/v1/completions", body)
