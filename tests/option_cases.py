@@ -14,8 +14,8 @@ import onnxruntime as ort
 
 from chrion import HybridSession
 from chrion.runtime.options.session_options import UNSUPPORTED_KEYS, session_reason
-from chrion.scheduler.fixed_placement import random_plan
 from helpers import FLOAT, assert_equal, make_model, node, value
+from random_plans import random_plan
 
 CPU = "CPUExecutionProvider"
 Level = ort.GraphOptimizationLevel

@@ -18,7 +18,6 @@ import chrion.native
 from chrion import HybridSession
 from chrion.errors import UnsafeModelError
 from chrion.runtime.options.probe import replaces_weights
-from chrion.scheduler.fixed_placement import random_plan
 from helpers import FLOAT, assert_equal, node, value
 from option_cases import (
     CPU,
@@ -33,6 +32,7 @@ from option_cases import (
     ort_value,
     plain,
 )
+from random_plans import random_plan
 from seams.execution import around, note
 
 
