@@ -34,7 +34,7 @@ from chrion.runtime.execution.native_executor import NativeExecutor
 from chrion.runtime.execution.python_executor import PythonExecutor
 from chrion.runtime.live_comparison import LiveComparison
 from chrion.runtime.one_thread import OneThreadSession
-from chrion.runtime.selection import admission, ahead, decisions, selector, shapes, tuning
+from chrion.runtime.selection import decisions, model_loading, offline_tuning, selector, shapes, tuning
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decisions import Decision
 from chrion.runtime.selection.selector import EngineSelector
@@ -47,9 +47,9 @@ _SELECTION: dict[str, tuple[object, str]] = {
     "infer types": (loader, "infer_types"),
     "read captures": (assemble, "node_reads"),
     "build the graph": (loader, "assemble"),
-    "read again": (admission, "read_model"),
+    "read again": (model_loading, "read_model"),
     "load": (SessionConfig, "load"),
-    "probe the options": (admission, "hidden_reason"),
+    "probe the options": (model_loading, "hidden_reason"),
     "unroll": (measure_graph, "chunk_choices"),
     "describe the machine": (selector, "this_machine"),
     "profile": (selector, "profile"),
@@ -73,7 +73,7 @@ _OTHERS: dict[str, tuple[object, str]] = {
     "decide": (EngineSelector, "_compare"),
     "open the engine": (EngineSelector, "open"),
     "move to a CPU": (diversion, "move_to"),
-    "wait for other processes": (ahead, "tuning_lock"),
+    "wait for other processes": (offline_tuning, "tuning_lock"),
     "lock a file": (filelock.FileLock, "acquire"),
     "run on the accelerator": (Accelerator, "run"),
     "begin a request": (HostFrame, "begin"),

@@ -25,9 +25,9 @@ from chrion.profiler.profiles import Profile
 from chrion.profiler.synthetic_inputs import synthetic_inputs
 from chrion.runtime.execution.engine import CannotCutError, CutEngine, Engine, PlainEngine, require_tensors
 from chrion.runtime.live_comparison import LiveComparison
+from chrion.runtime.selection.comparison_summary import PLAIN_THREADS, describe, missed_slo
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decisions import Decision, DecisionCache, TimedCandidate
-from chrion.runtime.selection.evidence import PLAIN_THREADS, describe, missed_slo
 from chrion.runtime.selection.footprint import MeasurementError, can_measure, measure_footprint
 from chrion.runtime.selection.guard import SHARE, Candidate, compare
 from chrion.runtime.selection.parallel_plan import parallel_plan
