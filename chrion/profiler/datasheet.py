@@ -152,8 +152,3 @@ def accelerator_parts(work: NodeWork, accelerator: Accelerator) -> Parts:
         overhead_ms=launches * accelerator.launch_us / 1e3,
         level=Bound.MEMORY,
     )
-
-
-def accelerator_ms(work: NodeWork, accelerator: Accelerator) -> float:
-    """Return the sum of :func:`accelerator_parts` in ms."""
-    return accelerator_parts(work, accelerator).time_ms()

@@ -18,8 +18,6 @@ from chrion.serving.simulator.settings import ServerSpec
 if TYPE_CHECKING:
     from chrion.serving.simulator.general_server import GeneralServer
 
-_INFINITY = float("inf")
-
 
 class Host:
     """The shared state of the GPUs of one server.

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeVar
 
 from chrion.serving.manager.policy_settings import PolicySpec
 from chrion.serving.toml_sections import above_zero, at_least, one_of
-
-Section = TypeVar("Section")
 
 #: Kinds of workload: synthetic ones, and those read from a trace file.
 SYNTHETIC = ("uniform", "poisson", "gamma")
