@@ -6,15 +6,11 @@
 
     prepared = chrion.backend.prepare(model)
     outputs = prepared.run([x])
-
-:class:`RandomCutBackend` is for conformance tests: it cuts a model between all operators and assigns lanes at random.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from random import Random
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,12 +20,8 @@ from onnx.backend.base import Backend, BackendRep, namedtupledict
 
 from chrion.devices import CPU_PROVIDER, provider_name
 from chrion.devices.probe import failure_reason
-from chrion.errors import ModelError, OptionError, ProviderError
-from chrion.graph.loader import load
-from chrion.graph.model import Graph
+from chrion.errors import OptionError, ProviderError
 from chrion.runtime.session import HybridSession
-from chrion.scheduler.fixed_placement import random_plan
-from chrion.scheduler.plan import Plan
 
 #: The keyword arguments that ``prepare`` passes to HybridSession; it ignores all others.
 _OPTIONS = ("sess_options", "plan", "slo", "alpha", "cores", "strict")
@@ -117,30 +109,6 @@ class HybridBackend(Backend):
         """
         feed = {name: np.asarray(a) for name, a in _by_name([n for n in node.input if n], inputs).items()}
         return cls.run_model(_model_of_node(node, feed, kwargs.pop("opset_version", None)), feed, device, **kwargs)
-
-
-class RandomCutBackend(HybridBackend):
-    """A backend in which every operator is a segment of its own on a random lane.
-
-    Attributes:
-        seed: The seed of the random numbers, the same for every model.
-        optimise: Apply onnxruntime's basic optimisation first, which leaves fewer operators.
-    """
-
-    seed = 0
-    optimise = True
-
-    @classmethod
-    def open(cls, model: onnx.ModelProto | bytes | str, **options: Any) -> HybridSession:
-        """Create a session with a random plan; a model that cannot be cut runs in a plain InferenceSession."""
-        maker: Callable[[Graph], Plan] = partial(random_plan, pick=Random(cls.seed))  # noqa: S311 - not for cryptography
-        source: Any = model
-        if not cls.optimise:
-            try:
-                source = load(model, optimise=False)
-            except ModelError:  # HybridSession then raises the error of InferenceSession
-                source = model
-        return HybridSession(source, **{"plan": maker, **options})
 
 
 def _provider(device: str) -> tuple[str, dict[str, str]]:

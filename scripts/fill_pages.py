@@ -3,8 +3,8 @@
     python scripts/fill_pages.py
 
 Takes a second. Each section stands between markers (``<!-- begin: NAME -->``): results in ``docs/results.md`` (from the
-file ``docs/data/NAME.json``), commands and policies in ``docs/reference/cli.md``, options of onnxruntime in
-``docs/options.md``, and layers in ``docs/design.md``. Run it after the code or the data has changed.
+file ``docs/data/NAME.json``), commands and policies in ``docs/reference/cli.md``, and layers in ``docs/design.md``. Run
+it after the code or the data has changed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from page_markers import fill_sections
 from pages.commands import command_reference, policy_table
 from pages.layers import layer_table
-from pages.options import option_tables
 from pages.results import result_sections
 
 from chrion.cli.app import app
@@ -33,7 +32,6 @@ def page_sections() -> Mapping[str, Mapping[str, str]]:
     return {
         "results.md": result_sections(DOCS / "data"),
         "reference/cli.md": {"commands": command_reference(app, "chrion"), "policies": policy_table()},
-        "options.md": {"options": option_tables()},
         "design.md": {"layers": layer_table()},
     }
 

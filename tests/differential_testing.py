@@ -13,10 +13,11 @@ import onnx
 
 from chrion import HybridSession, load, partition
 from chrion.graph import Graph
-from chrion.scheduler import Plan, random_plan, validate
+from chrion.scheduler import Plan, validate
 from output_comparison import Reference, quiet_options, quiet_run
 from random_models import Draft
 from random_operators import random_model
+from random_plans import random_plan
 from random_profiles import coarse_random_profile
 
 #: Sizes of the free dimension in consecutive requests.

@@ -25,7 +25,8 @@ from onnx.backend.base import Backend, BackendRep
 from onnx.backend.test.runner import Runner
 
 from chrion import HybridSession
-from chrion.backend import HybridRep, RandomCutBackend
+from chrion.backend import HybridRep
+from random_plans import RandomCutBackend
 
 #: The newest IR version and opset that onnxruntime 1.31 supports.
 _NEWEST_IR, _NEWEST_OPSET = 13, 27

@@ -10,11 +10,11 @@ from chrion import Graph, HybridSession, load, partition
 from chrion.profiler import Profile
 from chrion.scheduler import Plan
 from chrion.scheduler.evaluation.solution import Problem
-from chrion.scheduler.evaluation.validation import check_solution
 from helpers import assert_equal, run_plain
 from light_models import LIGHT_MODELS, random_feed
 from random_operators import random_model
 from random_profiles import random_profile
+from solution_checks import check_solution
 
 PUBLISHED = ("ios", "nimble", "opara", "wavefront", "greedy")
 

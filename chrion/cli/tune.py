@@ -30,9 +30,9 @@ from chrion.graph import load
 from chrion.graph.opened_model import OpenedModel
 from chrion.profiler.measure_graph import require_shapes
 from chrion.report.figure_table import FigureTable, key, text
-from chrion.runtime.selection.ahead import AheadResult, tune_ahead
+from chrion.runtime.selection.comparison_summary import candidate_name
 from chrion.runtime.selection.configuration import SessionConfig
-from chrion.runtime.selection.evidence import candidate_name
+from chrion.runtime.selection.offline_tuning import OfflineDecisions, tune_offline
 from chrion.runtime.selection.shipped import ShippedDecision, shipped_path, write_beside
 from chrion.scheduler import DEFAULT_POLICY
 from chrion.scheduler.planner import check_options
@@ -157,10 +157,10 @@ def _config(model: Path, arguments: Mapping[str, Any]) -> SessionConfig:
     )
 
 
-def _tune(item: _Work, config: SessionConfig, *, anew: bool) -> AheadResult:
+def _tune(item: _Work, config: SessionConfig, *, anew: bool) -> OfflineDecisions:
     count = len(item.shape_sets)
     with step(f"tuning {item.model.name}", animated=False) as update:
-        result = tune_ahead(
+        result = tune_offline(
             config,
             item.shape_sets,
             anew=anew,
@@ -171,7 +171,7 @@ def _tune(item: _Work, config: SessionConfig, *, anew: bool) -> AheadResult:
     return result
 
 
-def _write(config: SessionConfig, result: AheadResult) -> Path | None:
+def _write(config: SessionConfig, result: OfflineDecisions) -> Path | None:
     """Write the decisions that are certain beside the model; return the file's path, or None if there are none.
 
     Raises:
@@ -189,7 +189,12 @@ def _write(config: SessionConfig, result: AheadResult) -> Path | None:
 
 
 def _show(
-    work: Sequence[_Work], results: Sequence[AheadResult], written: Sequence[Path | None], call: str, *, as_json: bool
+    work: Sequence[_Work],
+    results: Sequence[OfflineDecisions],
+    written: Sequence[Path | None],
+    call: str,
+    *,
+    as_json: bool,
 ) -> None:
     """Print the decisions, and the call that creates sessions which find them."""
     rows = [
@@ -238,7 +243,7 @@ def _format(shapes: Mapping[str, Sequence[int]], before: str = "") -> str:
     return f"{before}{found}" if found else ""
 
 
-def _exit_code(results: Sequence[AheadResult], *, beside: bool) -> int:
+def _exit_code(results: Sequence[OfflineDecisions], *, beside: bool) -> int:
     decisions = [shipped.decision for result in results for shipped in result.decisions]
     if beside and any(decision.uncertain for decision in decisions):
         return 1

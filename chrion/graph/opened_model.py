@@ -24,13 +24,12 @@ from google.protobuf.message import DecodeError
 
 from chrion.errors import ModelError
 from chrion.graph.external import check_external, external_files, has_weights_beside
+from chrion.graph.file_states import FileState, stat_state
 
 log = logging.getLogger(__name__)
 
 #: Device, inode, size and time of modification of a file, and a digest of a small one.
 Identity = tuple[int, int, int, int, str]
-#: Absolute path, size in bytes and time of modification in ns.
-FileState = tuple[str, int, int]
 Result = TypeVar("Result")
 
 #: Files of at most this many bytes are compared by their content, too: the time of modification may be too coarse.
@@ -186,7 +185,7 @@ def _identity(descriptor: int) -> Identity:
     digest = ""
     if found.st_size <= _DIGEST_BYTES and stat.S_ISREG(found.st_mode):
         digest = hashlib.blake2b(_read(descriptor), digest_size=16).hexdigest()
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, digest
+    return *stat_state(found), digest
 
 
 def _identity_of(path: str) -> Identity | None:

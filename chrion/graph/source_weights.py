@@ -13,8 +13,9 @@ from pathlib import Path
 
 import onnx
 
+from chrion.graph.file_states import stat_state
 from chrion.graph.rewrite import bodies_of
-from chrion.graph.weights_folder import SourceFile, WeightsFolder, file_state
+from chrion.graph.weights_folder import SourceFile, WeightsFolder
 
 #: Weights of at least so many bytes are not copied.
 LARGE_BYTES = 1 << 24
@@ -127,4 +128,4 @@ def _file(tensor: onnx.TensorProto, folder: Path) -> SourceFile | None:
     # The ONNX library refuses files with several names, which may be in other folders.
     if found.st_size < end or found.st_nlink != 1 or int(_entry(tensor, "length", "0") or 0) not in {0, _bytes(tensor)}:
         return None
-    return SourceFile(path, file_state(found))
+    return SourceFile(path, stat_state(found))

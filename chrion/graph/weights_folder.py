@@ -23,6 +23,7 @@ from pathlib import Path
 from tempfile import gettempdir, mkdtemp
 
 from chrion.errors import ModelError, SpaceError
+from chrion.graph.file_states import StatState, stat_state
 
 if sys.platform != "win32":
     import fcntl
@@ -40,8 +41,7 @@ class SourceFile:
     """A file of the original model's weights, as it was when the model was loaded."""
 
     path: Path
-    #: Device, inode, size in bytes and time of modification in ns.
-    state: tuple[int, int, int, int]
+    state: StatState
 
     def check(self) -> None:
         """Check that the file is still the same.
@@ -53,13 +53,8 @@ class SourceFile:
             found = self.path.stat()
         except OSError as error:
             raise ModelError(f"{self.path}: weights of a loaded model cannot be read: {error.strerror}") from error
-        if file_state(found) != self.state:
+        if stat_state(found) != self.state:
             raise ModelError(f"{self.path}: changed since the model was loaded", hint="load the model again")
-
-
-def file_state(found: os.stat_result) -> tuple[int, int, int, int]:
-    """Return device, inode, size and time of modification of a file, as :class:`SourceFile` compares them."""
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 @contextlib.contextmanager

@@ -112,11 +112,6 @@ class NodeWork:
         """All arithmetic."""
         return sum(product.flops for product in self.products) + self.operations
 
-    @property
-    def intensity(self) -> float:
-        """Operations for each byte of traffic; infinite without traffic."""
-        return self.flops / self.traffic if self.traffic else math.inf
-
 
 def node_work(node: onnx.NodeProto, values: Mapping[str, TensorInfo]) -> NodeWork:
     """Return the work of a node; values of unknown shape count as empty.

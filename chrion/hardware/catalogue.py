@@ -9,7 +9,7 @@ from pathlib import Path
 from chrion.common.files import bundled_folder
 from chrion.common.suggestions import did_you_mean
 from chrion.errors import HardwareError
-from chrion.hardware.parts import Accelerator, Link, Part, Processor, rate_of, read_part
+from chrion.hardware.parts import Accelerator, Link, Part, Processor, read_part
 
 #: The intensity in operations per byte at which :meth:`Hardware.gpu_speed` compares machines. It is that of a matrix
 #: product with few rows, as in recurrent networks and generation, and lies below the ridge point of every accelerator.
@@ -57,13 +57,12 @@ class Hardware:
         part = self.accelerator or self.processor
         return part.price_per_hour if part else 0.0
 
-    def gpu_speed(self, reference: Hardware, intensity: float = SPEED_INTENSITY, element: str = "float32") -> float:
+    def gpu_speed(self, reference: Hardware, intensity: float = SPEED_INTENSITY) -> float:
         """Return how many times faster this accelerator is than that of another machine, by their rooflines.
 
         Args:
             reference: The other machine.
             intensity: Operations for each byte of memory traffic.
-            element: The element type of matrix products.
 
         Raises:
             HardwareError: One of the machines has no accelerator.
@@ -72,32 +71,17 @@ class Hardware:
         for machine in (self, reference):
             if machine.accelerator is None:
                 raise HardwareError(f"hardware {machine.name!r}: it has no accelerator")
-            rates.append(attainable_tflops(machine.accelerator, intensity, element))
-        return rates[0] / rates[1]
-
-    def cpu_speed(self, reference: Hardware, element: str = "float32") -> float:
-        """Return how many times faster one core of this processor is than that of another machine, by peak rates.
-
-        The peak rates are those of all cores busy; the private caches feed them at small intensities too.
-
-        Raises:
-            HardwareError: One of the machines has no processor.
-        """
-        rates = []
-        for machine in (self, reference):
-            if machine.processor is None:
-                raise HardwareError(f"hardware {machine.name!r}: it has no processor")
-            rates.append(machine.processor.all_core_ghz * rate_of(machine.processor.flops_per_cycle, element))
+            rates.append(attainable_tflops(machine.accelerator, intensity))
         return rates[0] / rates[1]
 
 
-def attainable_tflops(accelerator: Accelerator, intensity: float, element: str = "float32") -> float:
-    """Return the attainable rate of matrix products, min(peak, bandwidth * intensity), in TFLOPS.
+def attainable_tflops(accelerator: Accelerator, intensity: float) -> float:
+    """Return the attainable rate of matrix products in float32, min(peak, bandwidth * intensity), in TFLOPS.
 
     Source: S. Williams, A. Waterman and D. Patterson, "Roofline: An Insightful Visual Performance Model for Multicore
     Architectures", Communications of the ACM 52(4), 2009.
     """
-    return min(rate_of(accelerator.matrix_tflops, element), accelerator.bandwidth_gb_per_s * intensity / 1e3)
+    return min(accelerator.matrix_tflops.float32, accelerator.bandwidth_gb_per_s * intensity / 1e3)
 
 
 @functools.cache

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import logging
 import os
 import sys
 import time
@@ -15,8 +14,6 @@ from typing import Any
 import onnxruntime as ort
 
 from chrion.native.library import load_library, path_of
-
-log = logging.getLogger(__name__)
 
 _NAME = "lanes"
 #: The longest time in us that a lane spins before it parks, while it waits for another lane of the same request.

@@ -97,11 +97,6 @@ def processor_parts(work: NodeWork, processor: Processor, busy: int = 1, width: 
     )
 
 
-def processor_ms(work: NodeWork, processor: Processor, busy: int = 1, width: int = 1) -> float:
-    """Return the sum of :func:`processor_parts` in ms."""
-    return processor_parts(work, processor, busy, width).time_ms()
-
-
 def _arithmetic_cycles(work: NodeWork, processor: Processor) -> float:
     per_cycle = rate_of(processor.flops_per_cycle, work.element)
     cycles = sum(_product_cycles(product, per_cycle) for product in work.products)
@@ -157,8 +152,3 @@ def accelerator_parts(work: NodeWork, accelerator: Accelerator) -> Parts:
         overhead_ms=launches * accelerator.launch_us / 1e3,
         level=Bound.MEMORY,
     )
-
-
-def accelerator_ms(work: NodeWork, accelerator: Accelerator) -> float:
-    """Return the sum of :func:`accelerator_parts` in ms."""
-    return accelerator_parts(work, accelerator).time_ms()

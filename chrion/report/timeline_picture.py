@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from chrion.common.lane_numbers import lane_name
 from chrion.common.units import format_ms
 from chrion.graph.model import Graph
-from chrion.profiler.profiles import Profile
 from chrion.report.categories import BACKGROUND, COPY_COLOUR, OTHER_COLOUR, Categories, mark
 from chrion.report.figures import new_figure, plain_text, save_figure, shorten_name
 from chrion.report.lane_chart import LaneChart, axis_end_ms, share_scale
@@ -34,9 +33,7 @@ _NARROW_SHARE, _BLOCK_SHARE = 0.006, 0.05
 _SLO_COLOUR = "#B00020"
 
 
-def plot_timelines(
-    plan: Plan, charts: Sequence[LaneChart], path: Path, *, graph: Graph | None = None, profile: Profile | None = None
-) -> None:
+def plot_timelines(plan: Plan, charts: Sequence[LaneChart], path: Path, *, graph: Graph | None = None) -> None:
     """Draw charts of lanes one above the other, with the colours and the legend of the page.
 
     Args:
@@ -44,23 +41,22 @@ def plot_timelines(
         charts: The predicted and, if known, the measured chart.
         path: The picture's file.
         graph: The model's graph; with it, colours can show operator types instead of layers.
-        profile: The profile that the plan was made with; with it, segments are divided into their operators.
 
     Raises:
         OptionError: matplotlib is not installed, or the file cannot be written.
         PlanError: The plan is not for this graph.
     """
-    facts = OperatorFacts.of(plan, graph, profile)
+    facts = OperatorFacts.of(plan, graph, None)
     times = operator_ms(plan, facts)
     types = type_categories(facts, times)
     categories = types if types and prefer_types(types, plan, facts, times) else layer_categories(plan, times)
-    parts = [_parts(segment, times, categories, divide=facts.costs is not None) for segment in plan.segments]
+    category_of = [categories.of_segment(segment, times) for segment in plan.segments]
     rows = sum(len(chart.lanes) for chart in charts)
     legend_height = 0.5 + 0.175 * (len(categories.names) + 2)
     figure = new_figure(11, max(0.9 + 0.32 * rows + 0.75 * len(charts), legend_height))
     heights = [max(1, len(chart.lanes)) for chart in charts]
     axes = figure.subplots(len(charts), 1, squeeze=False, height_ratios=heights)[:, 0]
-    merged = [_draw_chart(axis, plan, chart, parts) for axis, chart in zip(axes, charts, strict=True)]
+    merged = [_draw_chart(axis, plan, chart, category_of) for axis, chart in zip(axes, charts, strict=True)]
     longest_ms = max((axis.get_xlim()[1] for axis in axes), default=1.0)
     if share_scale(charts):
         for axis in axes:
@@ -71,25 +67,6 @@ def plot_timelines(
     title = "operator type" if categories is types else "layer"
     figure.legend(handles=handles, loc="outside right center", fontsize=7.5, title=title, frameon=False)
     save_figure(figure, path)
-
-
-def _parts(
-    segment: Sequence[int], times: Sequence[float], categories: Categories, *, divide: bool
-) -> list[tuple[int, float, float]]:
-    """Return the category, start and end of each part of a segment, as shares of its duration."""
-    total = sum(times[i] for i in segment)
-    if not divide or not total > 0:
-        return [(categories.of_segment(segment, times), 0.0, 1.0)]
-    parts: list[tuple[int, float, float]] = []
-    done = 0.0
-    for i in segment:
-        start, done = done, done + times[i] / total
-        category = categories.of_operator[i]
-        if parts and parts[-1][0] == category:
-            parts[-1] = (category, parts[-1][1], done)
-        else:
-            parts.append((category, start, done))
-    return parts
 
 
 @dataclass(slots=True)
@@ -141,18 +118,15 @@ def _draw_lane(axis: Axes, row: int, bars: Sequence[_Bar], axis_ms: float) -> No
             axis.text(middle, -row, str(bar.operators), ha="center", va="center", fontsize=7, color=BACKGROUND)
 
 
-def _draw_chart(axis: Axes, plan: Plan, chart: LaneChart, parts: Sequence[Sequence[tuple[int, float, float]]]) -> bool:
+def _draw_chart(axis: Axes, plan: Plan, chart: LaneChart, category_of: Sequence[int]) -> bool:
     """Draw the lanes of one chart; return whether bars of several categories were merged."""
     from matplotlib.ticker import MaxNLocator  # noqa: PLC0415 - an optional dependency
 
     lanes, merged = chart.lanes, False
     end_ms = axis_end_ms(chart, plan.slo_ms)
     for row, lane in enumerate(lanes):
-        bars = []
-        for span in sorted((s for s in chart.spans if s.lane == lane), key=lambda span: span.start_ms):
-            length_ms = span.end_ms - span.start_ms
-            for category, start, end in [(_COPY, 0.0, 1.0)] if span.segment < 0 else parts[span.segment]:
-                bars.append(_Bar(category, span.start_ms + start * length_ms, span.start_ms + end * length_ms))
+        spans = sorted((s for s in chart.spans if s.lane == lane), key=lambda span: span.start_ms)
+        bars = [_Bar(_COPY if s.segment < 0 else category_of[s.segment], s.start_ms, s.end_ms) for s in spans]
         blocks = _merge_narrow(bars, end_ms)
         _draw_lane(axis, row, blocks, end_ms)
         merged = merged or any(bar.category == _SEVERAL for bar in blocks)

@@ -33,9 +33,9 @@ from chrion.runtime.live_comparison import LiveComparison
 from chrion.runtime.options.session_options import session_reason
 from chrion.runtime.process_hooks import in_flight
 from chrion.runtime.requests import check_arguments, check_feed, known_shape, shape_of
-from chrion.runtime.selection.admission import admit, raise_if_unsafe, reason_of_options
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decisions import Decision
+from chrion.runtime.selection.model_loading import load_to_cut, raise_if_unsafe, reason_of_options
 from chrion.runtime.selection.plain_sessions import PLAIN, PlainSessions
 from chrion.runtime.selection.plan_memory import explain_refusal
 from chrion.runtime.selection.selector import EngineSelector, warn_of_slo, why_plain
@@ -100,7 +100,7 @@ class Engines:
         # A given plan needs no tuning, and a graph is loaded already.
         self._tune = "now" if config.plan is not None or isinstance(model, Graph) else tune
         if self._tune == "now":
-            self._graph, self._reason = admit(config, model if isinstance(model, Graph) else None)
+            self._graph, self._reason = load_to_cut(config, model if isinstance(model, Graph) else None)
         self.diversion = self._new_diversion()
         self.current = self._first()
 

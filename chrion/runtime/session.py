@@ -23,8 +23,8 @@ from chrion.runtime.interface import InferenceInterface
 from chrion.runtime.iobinding import HybridIOBinding
 from chrion.runtime.options.session_options import known_arguments, wants_errors
 from chrion.runtime.requests import MissingInputError, check_arguments, check_run_options
-from chrion.runtime.selection.admission import open_model
 from chrion.runtime.selection.configuration import SessionConfig
+from chrion.runtime.selection.model_loading import open_model
 from chrion.runtime.selection.tuning_mode import tuning_mode
 from chrion.scheduler.plan import Plan
 from chrion.scheduler.priced_memory import Memory, check_memory

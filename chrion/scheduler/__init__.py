@@ -1,7 +1,7 @@
 """Planning: from a graph and its costs to a plan, without onnxruntime, threads or the command line."""
 
 from chrion.scheduler.evaluation.evaluate import Timeline, evaluate
-from chrion.scheduler.fixed_placement import fixed_plan, random_plan
+from chrion.scheduler.fixed_placement import fixed_plan
 from chrion.scheduler.plan import Plan, Prediction
 from chrion.scheduler.planner import partition
 from chrion.scheduler.policies.policy import Policy
@@ -21,6 +21,5 @@ __all__ = [
     "fixed_plan",
     "partition",
     "policy_names",
-    "random_plan",
     "validate",
 ]

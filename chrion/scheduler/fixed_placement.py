@@ -7,9 +7,7 @@ to check that any plan runs and has the same results as plain onnxruntime.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from random import Random
 
-from chrion.graph.dag import Dag
 from chrion.graph.model import Graph
 from chrion.graph.segments import cut
 from chrion.profiler.costs import BufferSupport
@@ -17,9 +15,6 @@ from chrion.profiler.machine import this_machine
 from chrion.scheduler.evaluation.frame_buffers import plan_frame
 from chrion.scheduler.plan import Plan, Prediction
 from chrion.scheduler.schedule import Schedule
-
-#: Probability of a barrier before an operator of a random plan.
-_BARRIERS = 0.1
 
 
 def fixed_plan(  # noqa: PLR0913 - the parts of a plan that can be given
@@ -75,41 +70,3 @@ def fixed_plan(  # noqa: PLR0913 - the parts of a plan that can be given
         accelerator_only=None,
         cpu_only=Prediction(float(len(parts)), 0.0, 0.0),
     )
-
-
-def random_plan(graph: Graph, pick: Random, *, cores: int = 2, everywhere: bool = True, wide: bool = False) -> Plan:
-    """Return a plan that distributes the operators randomly over CPU lanes.
-
-    Args:
-        graph: The graph.
-        pick: Random number generator; equal states give equal plans.
-        cores: Number of CPU lanes.
-        everywhere: Make every operator a segment of its own; otherwise cut only where operators on other lanes have
-            to wait, and at a few random barriers.
-        wide: Run some operators on several cores.
-    """
-    order = random_order(graph.dag, pick)
-    lanes = [pick.randint(1, cores) for _ in order]
-    widths = [pick.randint(1, cores - lane + 1) for lane in lanes] if wide else []
-    if everywhere:
-        return fixed_plan(graph, lanes, order, widths=widths, segments=[[i] for i in order])
-    stages, stage = [0] * len(order), 0
-    for i in order:
-        stage += pick.random() < _BARRIERS
-        stages[i] = stage
-    return fixed_plan(graph, lanes, order, stages=stages if stage else (), widths=widths)
-
-
-def random_order(dag: Dag, pick: Random) -> tuple[int, ...]:
-    """Return a random topological order; each has a positive probability."""
-    waiting = [len(before) for before in dag.predecessors]
-    ready = [i for i, count in enumerate(waiting) if not count]
-    order: list[int] = []
-    while ready:
-        i = ready.pop(pick.randrange(len(ready)))
-        order.append(i)
-        for after in dag.successors[i]:
-            waiting[after] -= 1
-            if not waiting[after]:
-                ready.append(after)
-    return tuple(order)

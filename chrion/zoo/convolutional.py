@@ -126,9 +126,9 @@ class ConvNet(Network):
         given = {"kernel_shape": [kernel] * 2, "strides": [stride] * 2, "pads": [pad] * 4, "ceil_mode": int(ceil)}
         return replace(x, name=self.op("MaxPool", x.name, **given))
 
-    def average_pool(self, x: Image, kernel: int, stride: int = 1, pad: int = 1) -> Image:
-        """Add an average pooling that does not count padding."""
-        given = {"kernel_shape": [kernel] * 2, "strides": [stride] * 2, "pads": [pad] * 4, "count_include_pad": 0}
+    def average_pool(self, x: Image, kernel: int, stride: int = 1) -> Image:
+        """Add an average pooling with one row of padding on each side, which it does not count."""
+        given = {"kernel_shape": [kernel] * 2, "strides": [stride] * 2, "pads": [1] * 4, "count_include_pad": 0}
         return replace(x, name=self.op("AveragePool", x.name, **given))
 
     def concat(self, parts: Sequence[Image]) -> Image:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from msgspec import to_builtins
@@ -14,7 +15,7 @@ from msgspec import to_builtins
 from chrion.generation import Generator
 from chrion.generation.scheduling import POLICIES
 from chrion.serving.simulator.decoder_scenario import IterationCosts
-from chrion.serving.simulator.iterations import draw_requests, fit_costs
+from chrion.serving.simulator.iterations import draw_requests
 from decoding.code_version import check_version
 from decoding.load import Costs, load_scenario, scheduled
 from decoding.recorder import Batch, recorded
@@ -23,6 +24,10 @@ from decoding.recorder import Batch, recorded
 BATCHES = (1, 2, 4, 8, 16, 32)
 #: Requests before the first measured ones.
 _WARM_UP = 40
+#: Rounds of a fit, the longest iteration relative to its fitted time, and the shortest fitted time relative to it.
+_FIT_ROUNDS, _LONGEST_DELAY, _LEAST_SHARE = 8, 3.0, 0.05
+
+Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,3 +118,37 @@ def read_costs(path: Path) -> dict[tuple[str, int], Costs]:
 def _mean(several: Sequence[IterationCosts]) -> IterationCosts:
     terms = {name: float(np.mean([getattr(c, name) for c in several])) for name in IterationCosts.__struct_fields__}
     return IterationCosts(**terms)
+
+
+def fit_costs(batches: Sequence[tuple[Any, ...]], times_ms: Sequence[float]) -> IterationCosts:
+    """Return the costs that fit measured iterations best, none of them below zero.
+
+    Residuals are divided by the fitted times, in rounds. Divided by the measured times, as relative errors are, they
+    would weigh delayed iterations less than fast ones, and the sum of many iterations would be fitted too low. This is
+    the fit of a gamma distribution with an identity link (McCullagh and Nelder, *Generalized linear models*, 1989,
+    chapter 8). A delay counts up to three times the fitted time, because one stall of a machine would move all terms.
+
+    Args:
+        batches: For each iteration, the arguments of :meth:`IterationCosts.features`.
+        times_ms: Durations of the iterations.
+    """
+    rows = np.array([IterationCosts.features(*batch) for batch in batches], np.float64)
+    times = np.asarray(times_ms, np.float64)
+    fitted = times
+    for _ in range(_FIT_ROUNDS):
+        terms = _non_negative(rows / fitted[:, None], np.minimum(times / fitted, _LONGEST_DELAY))
+        fitted = np.maximum(rows @ terms, _LEAST_SHARE * times)
+    return IterationCosts(*map(float, terms))
+
+
+def _non_negative(rows: Floats, values: Floats) -> Floats:
+    """Return terms of least squares; those below zero are left out, the lowest first."""
+    kept = list(range(rows.shape[1]))
+    while True:
+        found = np.linalg.lstsq(rows[:, kept], values, rcond=None)[0]
+        if not kept or found.min() >= 0.0:
+            break
+        del kept[int(found.argmin())]
+    terms = np.zeros(rows.shape[1])
+    terms[kept] = found
+    return terms

@@ -20,9 +20,10 @@ import onnxruntime as ort
 
 from chrion import HybridSession, load
 from chrion.graph import Graph
-from chrion.scheduler import POLICIES, Plan, random_plan
+from chrion.scheduler import POLICIES, Plan
 from differential_testing import MAX_EXACT_OPERATORS, plan_at_random_costs
 from output_comparison import Feed, Reference, Tolerance, quiet_options, quiet_run
+from random_plans import random_plan
 
 Session = HybridSession | ort.InferenceSession
 Way = Callable[[Any, Feed], list[Any]]

@@ -14,10 +14,10 @@ from onnx.backend.base import Backend, BackendRep
 
 import chrion.backend
 from chrion import load
-from chrion.backend import HybridBackend, RandomCutBackend
+from chrion.backend import HybridBackend
 from chrion.errors import OptionError
-from chrion.scheduler import random_plan
 from helpers import FLOAT, assert_equal, branches, make_model, node, run_plain, value
+from random_plans import RandomCutBackend, random_plan
 
 X = np.linspace(-2, 2, 8, dtype=np.float32).reshape(2, 4)
 

@@ -18,10 +18,6 @@ import chrion.native
 from chrion import HybridSession
 from chrion.errors import UnsafeModelError
 from chrion.runtime.options.probe import replaces_weights
-from chrion.runtime.options.table import (
-    Treatment,
-)
-from chrion.scheduler.fixed_placement import random_plan
 from helpers import FLOAT, assert_equal, node, value
 from option_cases import (
     CPU,
@@ -36,6 +32,7 @@ from option_cases import (
     ort_value,
     plain,
 )
+from random_plans import random_plan
 from seams.execution import around, note
 
 
@@ -78,7 +75,7 @@ def test_added_initializers_are_detected_on_the_accelerator(monkeypatch: pytest.
 
 def test_an_added_initializer_of_another_name_changes_nothing() -> None:
     """The model is cut if no weight has the name of the added initialiser."""
-    check_session(lambda o: o.add_initializer("other", ort_value(DOUBLED)), Treatment.HONOURED, "")
+    check_session(lambda o: o.add_initializer("other", ort_value(DOUBLED)))
 
 
 @pytest.mark.parametrize("where", ["subgraph", "constant", "folded"])
@@ -197,14 +194,13 @@ def test_a_cancelled_load_raises() -> None:
 def test_a_library_without_operators_changes_nothing() -> None:
     """The model is cut if a registered library contains no operators."""
     library = str(Path(chrion.native.__file__).with_name("liblanes.so"))
-    check_session(lambda o: o.register_custom_ops_library(library), Treatment.HONOURED, "")
+    check_session(lambda o: o.register_custom_ops_library(library))
 
 
 def test_invalid_options_raise_onnxruntimes_exception() -> None:
     """Invalid options are refused, although no segment would receive them."""
     check_session(
         lambda o: o.add_session_config_entry("session.intra_op_thread_affinities", "1;2;3;4;5;6;7;8;9"),
-        Treatment.PLAIN,
         "",
     )
 

@@ -15,9 +15,10 @@ import pytest
 
 from chrion import Generator, Graph, HybridSession, load
 from chrion.errors import ModelError
-from chrion.scheduler import Plan, fixed_plan, random_plan
+from chrion.scheduler import Plan, fixed_plan
 from decoder_support import small_decoder
 from helpers import FLOAT, alternating_lanes, assert_equal, make_model, node, run_plain, value
+from random_plans import random_plan
 
 X = np.linspace(-1, 1, 64, dtype=np.float32).reshape(2, 32)
 Array = np.ndarray[Any, Any]

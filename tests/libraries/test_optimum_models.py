@@ -20,7 +20,7 @@ import pytest
 from sample import read_sample
 
 from chrion import HybridSession
-from chrion.scheduler import random_plan
+from random_plans import random_plan
 
 torch = pytest.importorskip("torch", reason="optimum: no PyTorch in this environment")
 hf = pytest.importorskip("transformers", reason="optimum: no transformers in this environment")

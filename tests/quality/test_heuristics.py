@@ -11,9 +11,9 @@ from chrion.graph import Dag
 from chrion.profiler import Costs
 from chrion.scheduler import POLICIES
 from chrion.scheduler.evaluation.solution import Problem
-from chrion.scheduler.evaluation.validation import check_solution
 from chrion.scheduler.policies.chrion import ChrionPolicy
 from made_machines import FAMILIES, made_problem
+from solution_checks import check_solution
 from textbook_schedulers import critical_path_list, lookahead_heft
 
 MADE = (lookahead_heft, critical_path_list)

@@ -51,11 +51,11 @@ from chrion.runtime.selection import guard, selector
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.guard import Candidate, Comparison
 from chrion.scheduler import planner
-from chrion.scheduler.evaluation.validation import check_solution
 from chrion.scheduler.policies import chrion as default_policy
 from chrion.scheduler.policies import ios_search
 from chrion.scheduler.search import local_search
 from helpers import FakeInterferenceMonitor
+from solution_checks import check_solution
 
 #: Functions, methods and classes that tests replace or watch: their owner and name.
 _CALLS: dict[str, tuple[Any, str]] = {

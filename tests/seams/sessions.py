@@ -39,10 +39,10 @@ from chrion.runtime.execution.python_executor import PythonExecutor
 from chrion.runtime.live_comparison import LiveComparison
 from chrion.runtime.one_thread import OneThreadSession
 from chrion.runtime.selection import (
-    admission,
-    ahead,
     decisions,
     known_decisions,
+    model_loading,
+    offline_tuning,
     plain_sessions,
     selector,
     shapes,
@@ -60,9 +60,9 @@ _SELECTION: dict[str, tuple[object, str]] = {
     "infer types": (loader, "infer_types"),
     "read captures": (assemble, "node_reads"),
     "build the graph": (loader, "assemble"),
-    "read again": (admission, "read_model"),
+    "read again": (model_loading, "read_model"),
     "load": (SessionConfig, "load"),
-    "probe the options": (admission, "hidden_reason"),
+    "probe the options": (model_loading, "hidden_reason"),
     "unroll": (measure_graph, "chunk_choices"),
     "describe the machine": (known_decisions, "this_machine"),
     "profile": (selector, "profile"),
@@ -86,7 +86,7 @@ _OTHERS: dict[str, tuple[object, str]] = {
     "decide": (EngineSelector, "_compare"),
     "open the engine": (EngineSelector, "open"),
     "move to a CPU": (diversion, "move_to"),
-    "wait for other processes": (ahead, "tuning_lock"),
+    "wait for other processes": (offline_tuning, "tuning_lock"),
     "lock a file": (filelock.FileLock, "acquire"),
     "run on the accelerator": (AcceleratorSessions, "run"),
     "begin a request": (HostFrame, "begin"),

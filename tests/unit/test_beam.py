@@ -15,10 +15,10 @@ from chrion.graph import Dag
 from chrion.profiler import CopyCost, Costs, OperatorMemory, uniform_costs
 from chrion.scheduler import Schedule, evaluate
 from chrion.scheduler.evaluation.solution import Problem
-from chrion.scheduler.evaluation.validation import check_solution
 from chrion.scheduler.policies.list_scheduling import Lanes
 from chrion.scheduler.search.beam import beam_search
 from property_tests import examples
+from solution_checks import check_solution
 from strategies import costs_for, dags
 
 

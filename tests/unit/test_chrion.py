@@ -14,7 +14,6 @@ from chrion.profiler import Costs, uniform_costs
 from chrion.scheduler import POLICIES, evaluate
 from chrion.scheduler.evaluation.lower_bound import machine_bound_ms
 from chrion.scheduler.evaluation.solution import Solution, VariantSolution
-from chrion.scheduler.evaluation.validation import check_solution
 from chrion.scheduler.policies.chrion import ChrionPolicy, PortfolioSearch, published_solutions
 from chrion.scheduler.priced_memory import MEMORIES, Memory
 from chrion.scheduler.search.alpha import Limits, best_within
@@ -22,6 +21,7 @@ from chrion.zoo import build
 from helpers import smallest_graph
 from property_tests import examples
 from recurrent_stack import stack, two_cores
+from solution_checks import check_solution
 from strategies import costs_for, dags, problems
 
 BUDGETS = st.floats(0.0, 40.0)

@@ -13,9 +13,9 @@ from chrion.graph import Dag
 from chrion.profiler import Costs, uniform_costs
 from chrion.scheduler import POLICIES
 from chrion.scheduler.evaluation.solution import Problem
-from chrion.scheduler.evaluation.validation import check_solution
 from chrion.scheduler.policies.cpop import cpop, critical_path
 from chrion.scheduler.policies.list_scheduling import Lanes, downward_ranks, upward_ranks
+from solution_checks import check_solution
 from strategies import costs_for, dags
 from topcuoglu_example import COSTS, CPOP_MAKESPAN, DAG, DOWNWARD_RANKS, UPWARD_RANKS, makespan
 

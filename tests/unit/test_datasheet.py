@@ -10,7 +10,7 @@ from msgspec import structs
 from chrion.graph.work import NodeWork, Product, Setup
 from chrion.hardware import Accelerator, Cache, Processor, Rates, known_parts
 from chrion.profiler import datasheet
-from chrion.profiler.datasheet import Kernels, accelerator_ms, cached_bytes_per_ms, processor_ms, processor_parts
+from chrion.profiler.datasheet import Kernels, accelerator_parts, cached_bytes_per_ms, processor_parts
 from chrion.profiler.estimate_parts import Bound
 
 #: Kernels that reach all peaks, without overheads: what remains is the roofline model.
@@ -45,6 +45,16 @@ GPU = Accelerator("gpu", "GPU", "CUDA", "pcie-4", 8, 100, 5, Rates(10, float16=4
 @pytest.fixture
 def ideal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasheet, "KERNELS", IDEAL)
+
+
+def accelerator_ms(work: NodeWork, accelerator: Accelerator) -> float:
+    """Return the time of a node on an accelerator in ms."""
+    return accelerator_parts(work, accelerator).time_ms()
+
+
+def processor_ms(work: NodeWork, processor: Processor, busy: int = 1, width: int = 1) -> float:
+    """Return the time of a node on CPU cores in ms."""
+    return processor_parts(work, processor, busy, width).time_ms()
 
 
 def product(flops: float, size: float, rows: float = 1e9, element: str = "float32") -> NodeWork:

@@ -9,9 +9,9 @@ from chrion.graph import Dag
 from chrion.profiler import Costs, OperatorMemory, uniform_costs
 from chrion.scheduler import evaluate
 from chrion.scheduler.evaluation.solution import Problem
-from chrion.scheduler.evaluation.validation import check_solution
 from chrion.scheduler.policies.heft import heft
 from chrion.scheduler.policies.list_scheduling import Lanes, upward_ranks
+from solution_checks import check_solution
 from strategies import costs_for, dags
 from topcuoglu_example import COSTS, DAG, HEFT_MAKESPAN, makespan
 

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chrion.profiler import Costs, OperatorMemory, uniform_costs
-from chrion.scheduler.evaluation.validation import check_solution
 from chrion.scheduler.search.group_placement import balanced_stretches
 from chrion.scheduler.search.initial_solutions import GraphFacts, InitialSolutions
 from chrion.scheduler.search.machines import sub_machines
 from property_tests import examples
 from recurrent_stack import stack
+from solution_checks import check_solution
 from strategies import costs_for, dags
 
 

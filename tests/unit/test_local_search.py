@@ -13,10 +13,10 @@ from chrion.profiler import uniform_costs
 from chrion.scheduler import Schedule
 from chrion.scheduler.evaluation.incremental import GraphTables
 from chrion.scheduler.evaluation.solution import Problem
-from chrion.scheduler.evaluation.validation import check_solution
 from chrion.scheduler.search.initial_solutions import GraphFacts, InitialSolutions
 from chrion.scheduler.search.local_search import LocalSearch, iterate, merge_segments, move_units
 from property_tests import examples
+from solution_checks import check_solution
 from strategies import costs_for, dags
 
 

@@ -9,11 +9,11 @@ import pytest
 
 from chrion.scheduler import Schedule
 from chrion.scheduler.evaluation.solution import Problem
-from chrion.scheduler.evaluation.validation import check_solution
 from chrion.scheduler.policies.heft import place_by_finish
 from chrion.scheduler.policies.list_scheduling import Lanes, by_rank, upward_ranks
 from chrion.scheduler.policies.lookahead import place_with_lookahead
 from made_machines import FAMILIES, made_problem
+from solution_checks import check_solution
 from textbook_schedulers import critical_path_list, lookahead_heft
 
 

@@ -15,8 +15,8 @@ from chrion.graph.segments import cut
 from chrion.scheduler import Schedule
 from chrion.scheduler.evaluation.frame_buffers import Lifetimes
 from chrion.scheduler.evaluation.packing import ALIGNMENT, DeviceValue, pack, share_buffers
-from chrion.scheduler.fixed_placement import random_order
 from property_tests import repetitions
+from random_plans import random_order
 from strategies import costs_for, dags, schedules
 
 
@@ -43,7 +43,7 @@ def test_values_that_may_be_alive_together_do_not_overlap(data: st.DataObject) -
     (total,), places = pack(values) if values else ((0,), [])
     for (a, at), (b, other) in itertools.combinations(zip(values, places, strict=True), 2):
         if at.offset < other.offset + b.size and other.offset < at.offset + a.size:
-            assert a.precedes(b)
+            assert a.blocked_at(b.known) is None
     for value, place in zip(values, places, strict=True):
         assert place.offset % ALIGNMENT == 0
         assert place.offset + value.size <= total
@@ -51,7 +51,7 @@ def test_values_that_may_be_alive_together_do_not_overlap(data: st.DataObject) -
     for (a, at), (b, other) in itertools.combinations(zip(values, places, strict=True), 2):
         if at == other:
             assert a.kind == b.kind
-            assert a.precedes(b)
+            assert a.blocked_at(b.known) is None
     assert [sizes[place.buffer] for place in places] == [value.size for value in values]
 
 
@@ -64,7 +64,7 @@ def test_values_lie_in_the_smallest_gap(data: st.DataObject) -> None:
         size = -(-value.size // ALIGNMENT) * ALIGNMENT
         end, gaps = 0, []
         for offset, until, other in sorted(placed, key=lambda row: row[:2]):
-            if not other.precedes(value):
+            if other.blocked_at(value.known) is not None:
                 gaps.append((offset - end, end))
                 end = max(end, until)
         offset = min([gap for gap in gaps if gap[0] >= size], default=(0, end))[1]
@@ -127,7 +127,11 @@ def least_bytes(values: list[DeviceValue]) -> int:
     for order in itertools.permutations(values):
         placed: list[tuple[int, DeviceValue]] = []
         for value in order:
-            conflicts = [(at, v) for at, v in placed if not (v.precedes(value) or value.precedes(v))]
+            conflicts = [
+                (at, v)
+                for at, v in placed
+                if v.blocked_at(value.known) is not None and value.blocked_at(v.known) is not None
+            ]
             ends = sorted([0, *(at + v.size for at, v in conflicts)])
             free = (e for e in ends if all(e + value.size <= at or at + v.size <= e for at, v in conflicts))
             placed.append((next(free), value))
@@ -144,6 +148,6 @@ def fewest_buffers(values: list[DeviceValue]) -> int:
         ((0, a), (1, b))
         for a, first in enumerate(values)
         for b, second in enumerate(values)
-        if a != b and first.kind == second.kind and first.precedes(second)
+        if a != b and first.kind == second.kind and first.blocked_at(second.known) is None
     )
     return len(values) - len(nx.bipartite.hopcroft_karp_matching(graph, left)) // 2

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from chrion.graph import Dag
 from chrion.profiler import Costs
-from chrion.scheduler.evaluation.validation import check_solution
 from chrion.scheduler.policies.chrion import PortfolioSearch
 from chrion.scheduler.search.initial_solutions import GraphFacts, InitialSolutions
 from chrion.scheduler.search.local_search import LocalSearch
 from chrion.scheduler.search.pareto import descend, pareto_points, resident_figures, sample_evenly
 from property_tests import examples
+from solution_checks import check_solution
 from strategies import problems
 
 

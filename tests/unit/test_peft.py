@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from chrion.graph import Dag
 from chrion.profiler import CopyCost, Costs, OperatorMemory
 from chrion.scheduler.evaluation.solution import Problem
-from chrion.scheduler.evaluation.validation import check_solution
 from chrion.scheduler.policies.list_scheduling import Lanes
 from chrion.scheduler.policies.peft import optimistic_costs, peft
+from solution_checks import check_solution
 from strategies import costs_for, dags
 
 

@@ -13,9 +13,9 @@ from chrion.graph import Dag
 from chrion.profiler import Costs, OperatorMemory
 from chrion.scheduler import Schedule
 from chrion.scheduler.evaluation.solution import Problem, Solution
-from chrion.scheduler.evaluation.validation import check_solution
 from chrion.scheduler.search.stretches import by_start, combine, find_stretches
 from property_tests import examples
+from solution_checks import check_solution
 from strategies import costs_for, dags
 
 

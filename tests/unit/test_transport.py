@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chrion.graph.opened_model import OpenedModel
-from chrion.runtime.options.session_options import fingerprint
-from chrion.runtime.options.table import SESSION_KEYS
+from chrion.runtime.options.session_options import BASELINE_KEYS, INHERITED_KEYS, fingerprint
 from chrion.runtime.options.transport import options_from_data, options_to_data
 from chrion.runtime.selection.configuration import SessionConfig, config_from_data, config_to_data
 from property_tests import examples
@@ -33,7 +32,9 @@ ATTRIBUTES = {
     "logid": st.text("abc \u00e4\u4e2d"),
     "use_deterministic_compute": st.booleans(),
 }
-ENTRIES = st.dictionaries(st.sampled_from(sorted(SESSION_KEYS)), st.sampled_from(["0", "1", "", "a;b", "\u00e4"]))
+ENTRIES = st.dictionaries(
+    st.sampled_from([*INHERITED_KEYS, *BASELINE_KEYS]), st.sampled_from(["0", "1", "", "a;b", "\u00e4"])
+)
 
 
 @examples(100)

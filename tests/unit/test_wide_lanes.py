@@ -14,13 +14,13 @@ from chrion.graph import Dag
 from chrion.profiler import Costs, OperatorMemory
 from chrion.scheduler import Schedule
 from chrion.scheduler.evaluation.solution import Problem, Solution
-from chrion.scheduler.evaluation.validation import check_solution
 from chrion.scheduler.policies.chrion import ChrionPolicy
 from chrion.scheduler.search.critical_chain import critical_operators
 from chrion.scheduler.search.initial_solutions import GraphFacts
 from chrion.scheduler.search.stretches import by_start
 from chrion.scheduler.search.wide_lanes import widen
 from property_tests import examples
+from solution_checks import check_solution
 from strategies import costs_for, dags
 
 

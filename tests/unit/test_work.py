@@ -34,7 +34,7 @@ def test_a_matrix_product_by_hand() -> None:
     found = work("MatMul", [[8, 256], [256, 1024]], [[8, 1024]])
     assert found.products == (Product(4194304.0, 8),)
     assert found.traffic == found.footprint == 4 * (2048 + 262144 + 8192)
-    assert found.intensity == pytest.approx(4194304 / (4 * 272384))
+    assert found.flops / found.traffic == pytest.approx(4194304 / (4 * 272384))
 
 
 def test_products_of_other_types_by_hand() -> None:

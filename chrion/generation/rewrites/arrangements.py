@@ -7,7 +7,6 @@ right order already, so a chain of such operators is one ``Reshape``, which copi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import onnx
@@ -16,7 +15,6 @@ from onnx import helper, numpy_helper
 from chrion.generation.rewrites.observation import Observation, Size
 from chrion.graph.rewrite import STANDARD, int_attribute, ints_attribute
 
-Array = np.ndarray[Any, Any]
 _BATCH = Size(0, 0, 1)
 
 

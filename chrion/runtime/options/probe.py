@@ -44,15 +44,6 @@ def weight_files(model: onnx.ModelProto) -> list[str]:
     return sorted({entry.value for entry in entries if entry.key == "location"})
 
 
-def open_probe(options: ort.SessionOptions) -> None:
-    """Open a session of one constant with the options.
-
-    Raises:
-        Exception: Raised by onnxruntime: the options are invalid, or hold weights that the probe does not have.
-    """
-    _open(_constant().SerializeToString(), options)
-
-
 def replaces_weights(
     options: ort.SessionOptions, names: Sequence[str], accelerator: tuple[str, Mapping[str, Any]] | None = None
 ) -> bool:
@@ -79,17 +70,22 @@ def holds_files(options: ort.SessionOptions, files: Sequence[str]) -> bool:
 
 
 def fixes_dimensions(options: ort.SessionOptions, model: onnx.ModelProto) -> bool:
-    """Return whether the options fix a free dimension of the model's inputs."""
+    """Return whether the options fix a free dimension of the model's inputs.
+
+    Raises:
+        Exception: Raised by onnxruntime: the options are invalid, or hold weights that the probe does not have.
+    """
     weights = {tensor.name for tensor in model.graph.initializer}
     inputs = [i for i in model.graph.input if i.name not in weights and i.type.HasField("tensor_type")]
     free = [i for i in inputs if any(not d.HasField("dim_value") for d in i.type.tensor_type.shape.dim)]
-    if not free:
-        return False
     probe = _constant(*_unused((i.name for i in free), 1))
     probe.graph.input.extend(free)
-    content = probe.SerializeToString()
-    declared, given = (_open(content, o).get_inputs() for o in (_quiet(), options))
-    return [i.shape for i in declared] != [i.shape for i in given]
+    opened = _open(probe.SerializeToString(), options).get_inputs()
+    return any(
+        isinstance(given, int) and not declared.HasField("dim_value")
+        for before, after in zip(free, opened, strict=True)
+        for declared, given in zip(before.type.tensor_type.shape.dim, after.shape, strict=True)
+    )
 
 
 def brings_adapters(options: ort.RunOptions) -> bool:
@@ -183,11 +179,7 @@ def _open(
 
 @functools.cache
 def _without_inputs() -> ort.InferenceSession:
-    return _open(_constant().SerializeToString(), _quiet())
-
-
-def _quiet() -> ort.SessionOptions:
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 4
-    return options
+    return _open(_constant().SerializeToString(), options)

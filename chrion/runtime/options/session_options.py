@@ -1,12 +1,13 @@
-"""Treatment of the caller's options: segments inherit them, or they are the reason why the model runs plain.
+"""Effect of the caller's options on a session whose model may be cut.
 
-:mod:`chrion.runtime.options.table` lists the options and their treatment. :mod:`chrion.runtime.options.probe` finds the
-options that Python cannot read. A configuration key that is not in the table is not detected, since onnxruntime does
-not list the keys that are set, and segments do not inherit it.
+The options that a cut session honours are listed here. Any other that differs from its default is the reason why the
+model runs plain. :mod:`chrion.runtime.options.probe` finds those that Python cannot read. onnxruntime does not list the
+configuration keys that are set, so the keys that it reads are listed too; others are not detected.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -20,37 +21,111 @@ from chrion.runtime.options.probe import (
     brings_adapters,
     fixes_dimensions,
     holds_files,
-    open_probe,
     replaces_weights,
     weight_files,
     weight_names,
-)
-from chrion.runtime.options.table import (
-    ARGUMENTS,
-    RUN_KEYS,
-    RUN_OPTIONS,
-    SESSION_KEYS,
-    SESSION_OPTIONS,
-    Option,
 )
 from chrion.runtime.options.thread_limit import given_threads
 
 log = logging.getLogger(__name__)
 
+#: Further keyword arguments of InferenceSession; it ignores all others.
+_ARGUMENTS = ("enable_fallback", "disabled_optimizers", "read_config_from_model")
 #: Options that change neither results nor speed.
-_LOGGING = {"log_severity_level", "log_verbosity_level", "logid", "profile_file_prefix"}
+_LOGGING = ("log_severity_level", "log_verbosity_level", "logid")
+#: Session options that segments inherit.
+INHERITED_OPTIONS = (
+    *_LOGGING,
+    "enable_cpu_mem_arena",
+    "enable_mem_pattern",
+    "enable_mem_reuse",
+    "execution_order",
+    "graph_optimization_level",
+    "use_deterministic_compute",
+)
+#: Session options for the threads of plain sessions, of which one is a plan's baseline; lanes are Chrion's threads.
+BASELINE_OPTIONS = ("execution_mode", "inter_op_num_threads", "intra_op_num_threads")
+#: The same for configuration keys.
+INHERITED_KEYS = (
+    "mlas.disable_kleidiai",
+    "mlas.enable_gemm_fastmath_arm64_bfloat16",
+    "mlas.kleidiai.conv_igemm_max_work",
+    "mlas.nchwc_depthwise_sliding",
+    "mlas.nchwc_pointwise_conv_max_input_channel_batch",
+    "mlas.qnbit.force_fp32",
+    "mlas.use_lut_gemm",
+    "session.disable_prepacking",
+    "session.graph_optimizations_loop_level",
+    "session.use_device_allocator_for_initializers",
+    "session.use_env_allocators",
+)
+BASELINE_KEYS = (
+    "session.dynamic_block_base",
+    "session.force_spinning_stop",
+    "session.inter_op.allow_spinning",
+    "session.inter_op.spin_backoff_max",
+    "session.inter_op.spin_duration_us",
+    "session.intra_op.allow_spinning",
+    "session.intra_op.spin_backoff_max",
+    "session.intra_op.spin_duration_us",
+    "session.intra_op_thread_affinities",
+    "session.prepack.enable_parallel",
+)
+#: Other configuration keys of onnxruntime 1.31 that have an effect on models in ONNX's format, with their defaults.
+UNSUPPORTED_KEYS: Mapping[str, str] = {
+    **dict.fromkeys(
+        """
+        ep.context_file_path ep.context_model_external_initializers_file_name ep.context_node_name_prefix
+        ep.context_source_model_path ep.cuda.fpa_intb_gemm ep.cuda.fpa_intb_profile_m
+        ep.cuda.gqa_workspace_max_total_sequence_length ep.nnapi.partitioning_stop_ops
+        optimization.constant_folding_max_output_size_in_bytes optimization.minimal_build_optimizations
+        session.collect_node_memory_stats_to_file session.function_expansion_byte_limit
+        session.function_expansion_node_limit session.layer_assignment_settings session.max_shape_override
+        session.model_external_initializers_file_folder_path session.moe_expert_counter_alpha
+        session.moe_expert_counter_beta session.moe_expert_counter_state_file session.name_based_layer_assignment
+        session.node_partition_config_file session.qdq_matmulnbits_accuracy_level session.qdq_matmulnbits_block_size
+        session.qdqisint8allowed session.resource_cuda_partitioning_settings
+        """.split(),  # noqa: SIM905 - a list would have one name a line
+        "",
+    ),
+    **dict.fromkeys(
+        """
+        ep.context_embed_mode ep.context_enable ep.enable_weightless ep.enable_weightless_ep_context_nodes
+        ep.share_ep_contexts ep.stop_share_ep_contexts optimization.disable_specified_optimizers
+        optimization.enable_cast_chain_elimination optimization.enable_gelu_approximation session.compile_only
+        session.debug_layout_transformation session.disable_aot_function_inlining session.disable_cpu_ep_fallback
+        session.disable_double_qdq_remover session.disable_model_compile session.disable_qdq_constant_folding
+        session.disable_quant_qdq session.enable_dq_matmulnbits_fusion session.enable_moe_expert_counting
+        session.enable_moe_expert_statistics session.enable_quant_qdq_cleanup session.fail_on_suboptimal_compiled_model
+        session.record_ep_graph_assignment_info session.set_denormal_as_zero session.strict_shape_type_inference
+        session.strict_workspace_verification session.x64quantprecision
+        """.split(),  # noqa: SIM905 - a list would have one name a line
+        "0",
+    ),
+    "session.allow_released_opsets_only": "1",
+    "session.gqa_value_layout": "BNSH",
+    "session.load_model_format": "ONNX",
+}
+#: Run options that every segment's run gets.
+RUN_OPTIONS = (*_LOGGING, "terminate")
+#: Keys of run options that make a request run plain, with their defaults; the second only if there is an accelerator.
+UNSUPPORTED_RUN_KEYS: Mapping[str, str] = {"memory.enable_memory_arena_shrinkage": ""}
+UNSUPPORTED_ACCELERATOR_RUN_KEYS: Mapping[str, str] = {
+    "disable_synchronize_execution_providers": "0",
+    "gpu_graph_id": "",
+    "qnn.htp_perf_mode": "",
+    "qnn.htp_perf_mode_post_run": "",
+    "qnn.lora_config": "",
+    "qnn.rpc_control_latency": "",
+}
 _CONFIG_FROM_MODEL = "ORT_LOAD_CONFIG_FROM_MODEL"
 
 
 def known_arguments(rest: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments that InferenceSession uses, and warn about those that it ignores.
-
-    Args:
-        rest: The caller's further keyword arguments.
-    """
-    for name in sorted(set(rest) - set(ARGUMENTS)):
+    """Return the keyword arguments that InferenceSession uses, and warn about those that it ignores."""
+    for name in sorted(set(rest).difference(_ARGUMENTS)):
         log.warning("the argument %r is ignored, as InferenceSession ignores it", name)
-    return {name: value for name, value in rest.items() if name in ARGUMENTS}
+    return {name: value for name, value in rest.items() if name in _ARGUMENTS}
 
 
 def wants_errors(rest: Mapping[str, Any]) -> bool:
@@ -63,23 +138,23 @@ def session_reason(options: ort.SessionOptions | None, rest: Mapping[str, Any]) 
 
     Args:
         options: The caller's session options, or None.
-        rest: InferenceSession's further keyword arguments.
+        rest: The keyword arguments that :func:`known_arguments` returned.
 
     Returns:
         The reason, which names the option; empty if there is none.
     """
-    if rest.get("disabled_optimizers"):
-        return _reason("argument", ARGUMENTS["disabled_optimizers"])
-    if int(rest.get("read_config_from_model", 0)) == 1:
-        return _reason("argument", ARGUMENTS["read_config_from_model"])
+    for name, value in rest.items():
+        if value and name != "enable_fallback":
+            return _reason("argument", name)
     if os.environ.get(_CONFIG_FROM_MODEL) == "1":  # it also applies to sessions that load models and run segments
-        return f"environment variable {_CONFIG_FROM_MODEL!r}: {ARGUMENTS['read_config_from_model'].why}"
+        return _reason("environment variable", _CONFIG_FROM_MODEL)
     if options is None:
         return ""
     if options.has_providers():
-        return _reason("session option", SESSION_OPTIONS["has_providers"])
-    return _attribute_reason("session option", options, ort.SessionOptions(), SESSION_OPTIONS) or _entry_reason(
-        "session configuration", options.get_session_config_entry, SESSION_KEYS
+        return _reason("session option", "has_providers")
+    honoured = {*INHERITED_OPTIONS, *BASELINE_OPTIONS, "profile_file_prefix"}
+    return _attribute_reason("session option", options, ort.SessionOptions, honoured) or _entry_reason(
+        "session configuration", options.get_session_config_entry, UNSUPPORTED_KEYS
     )
 
 
@@ -104,15 +179,15 @@ def hidden_reason(
     if options is None:
         return ""
     try:
-        open_probe(options)
+        fixed = fixes_dimensions(options, model)
     except Exception as error:  # noqa: BLE001 - InferenceSession raises it for the caller's model
         return f"session options (add_external_initializers, or invalid options): {first_line(error)}"
-    if fixes_dimensions(options, model):
-        return _reason("session option", SESSION_OPTIONS["add_free_dimension_override_by_name"])
+    if fixed:
+        return _reason("session option", "add_free_dimension_override_by_name")
     if replaces_weights(options, sorted({*weight_names(model), *weights}), accelerator):
-        return _reason("session option", SESSION_OPTIONS["add_initializer"])
+        return _reason("session option", "add_initializer")
     if holds_files(options, weight_files(model)):
-        return _reason("session option", SESSION_OPTIONS["add_external_initializers_from_files_in_memory"])
+        return _reason("session option", "add_external_initializers_from_files_in_memory")
     return ""
 
 
@@ -128,23 +203,22 @@ def run_reason(options: ort.RunOptions | None, *, accelerated: bool) -> str:
     """
     if options is None:
         return ""
-    keys = {key: option for key, option in RUN_KEYS.items() if accelerated or not option.for_accelerators}
-    found = _attribute_reason("run option", options, ort.RunOptions(), RUN_OPTIONS) or _entry_reason(
+    keys = {**UNSUPPORTED_RUN_KEYS, **(UNSUPPORTED_ACCELERATOR_RUN_KEYS if accelerated else {})}
+    reason = _attribute_reason("run option", options, ort.RunOptions, RUN_OPTIONS) or _entry_reason(
         "run configuration", options.get_run_config_entry, keys
     )
-    if not found and brings_adapters(options):
-        return _reason("run option", RUN_OPTIONS["add_active_adapter"])
-    return found
+    if not reason and brings_adapters(options):
+        return _reason("run option", "add_active_adapter")
+    return reason
 
 
 def inherit(base: ort.SessionOptions | None, target: ort.SessionOptions) -> None:
     """Copy the options that segments inherit from the caller's to a segment's."""
     if base is None:
         return
-    for name, option in SESSION_OPTIONS.items():
-        if option.inherited and hasattr(base, name):
-            setattr(target, name, getattr(base, name))
-    for key, value in readable_entries(base, (key for key, option in SESSION_KEYS.items() if option.inherited)):
+    for name in _available(INHERITED_OPTIONS):
+        setattr(target, name, getattr(base, name))
+    for key, value in read_entries(base, INHERITED_KEYS):
         target.add_session_config_entry(key, value)
 
 
@@ -154,54 +228,62 @@ def optimises(options: ort.SessionOptions | None) -> bool:
 
 
 def fingerprint(options: ort.SessionOptions | None) -> tuple[tuple[str, str], ...] | None:
-    """Return the readable options that the choice between plans and plain sessions depends on."""
+    """Return the honoured options that the choice between plans and plain sessions depends on."""
     if options is None:
         return None
-    values = [(name, str(value)) for name, value in readable_attributes(options).items()]
-    return tuple(sorted(pair for pair in (*values, *readable_entries(options)) if pair[0] not in _LOGGING))
+    values = [(name, str(value)) for name, value in read_attributes(options).items() if name not in _LOGGING]
+    return tuple(sorted((*values, *read_entries(options))))
 
 
-def readable_attributes(options: ort.SessionOptions) -> dict[str, Any]:
-    """Return the options that are attributes, as the caller has set them."""
-    values = {name: getattr(options, name) for name in _attributes(options, SESSION_OPTIONS)}
+def read_attributes(options: ort.SessionOptions) -> dict[str, Any]:
+    """Return the honoured options that are attributes, as the caller has set them."""
+    values = {name: getattr(options, name) for name in _available((*INHERITED_OPTIONS, *BASELINE_OPTIONS))}
     return values | {"intra_op_num_threads": given_threads(options)}
 
 
-def readable_entries(options: ort.SessionOptions, keys: Iterable[str] = SESSION_KEYS) -> list[tuple[str, str]]:
-    """List the configuration entries that are set, with their values."""
+def read_entries(
+    options: ort.SessionOptions, keys: Iterable[str] = (*INHERITED_KEYS, *BASELINE_KEYS)
+) -> list[tuple[str, str]]:
+    """List those of the keys that are set, by default all honoured ones, with their values."""
     return _entries(options.get_session_config_entry, keys)
 
 
-def _attributes(options: Any, table: Mapping[str, Option]) -> list[str]:
-    """Return the names of the table's options that are attributes in this release of onnxruntime."""
-    return [name for name in table if hasattr(options, name) and not callable(getattr(options, name))]
+def _available(names: Iterable[str]) -> list[str]:
+    """Return the options that this release of onnxruntime has."""
+    return [name for name in names if hasattr(ort.SessionOptions, name)]
 
 
-def _attribute_reason(kind: str, options: Any, defaults: Any, table: Mapping[str, Option]) -> str:
-    for name in _attributes(options, table):
-        if table[name].harmless is not None and getattr(options, name) != getattr(defaults, name):
-            return _reason(kind, table[name])
+@functools.cache
+def _defaults(kind: type) -> Mapping[str, Any]:
+    """Return the attributes of session or run options, with their defaults."""
+    made = kind()
+    return {name: getattr(made, name) for name in dir(kind) if isinstance(getattr(kind, name), property)}
+
+
+def _attribute_reason(kind: str, options: Any, options_class: type, honoured: Iterable[str]) -> str:
+    for name, default in _defaults(options_class).items():
+        if name not in honoured and getattr(options, name) != default:
+            return _reason(kind, name)
     return ""
 
 
-def _entry_reason(kind: str, read: Callable[[str], str], table: Mapping[str, Option]) -> str:
-    for key, value in _entries(read, table):
-        harmless = table[key].harmless
-        if harmless is not None and value not in harmless:
-            return _reason(kind, table[key])
+def _entry_reason(kind: str, read: Callable[[str], str], defaults: Mapping[str, str]) -> str:
+    for key, value in _entries(read, defaults):
+        if value not in {"", defaults[key]}:
+            return _reason(kind, key)
     return ""
 
 
 def _entries(read: Callable[[str], str], keys: Iterable[str]) -> list[tuple[str, str]]:
     """Return the entries that are set, as (key, value)."""
-    found = []
+    entries = []
     for key in keys:
         try:
-            found.append((key, read(key)))
+            entries.append((key, read(key)))
         except RuntimeError:  # onnxruntime's answer for a key that is not set
             continue
-    return found
+    return entries
 
 
-def _reason(kind: str, option: Option) -> str:
-    return f"{kind} {option.name!r}: {option.why}"
+def _reason(kind: str, name: str) -> str:
+    return f"{kind} {name!r}: a cut session does not honour it"

@@ -22,7 +22,7 @@ from chrion.runtime.options.session_options import (
     fingerprint,
     hidden_reason,
     optimises,
-    readable_entries,
+    read_entries,
     session_reason,
 )
 from chrion.runtime.options.thread_limit import given_threads
@@ -134,7 +134,7 @@ class SessionConfig:
         """Whether a session on the CPU has a memory arena of its own."""
         if self.options is None:
             return True
-        shared = ("session.use_env_allocators", "1") in readable_entries(self.options, ["session.use_env_allocators"])
+        shared = ("session.use_env_allocators", "1") in read_entries(self.options, ["session.use_env_allocators"])
         return bool(self.options.enable_cpu_mem_arena) and not shared
 
     def one_thread(self, reason: str, *, arena: bool = True) -> PlainEngine | None:

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from chrion.common.files import cache_folder, read_cached, write_cached
 from chrion.errors import PlanError
-from chrion.graph.opened_model import FileState
+from chrion.graph.file_states import FileState, file_state
 from chrion.runtime.execution.engine import Footprint
 from chrion.scheduler.plan import Plan
 
@@ -208,12 +206,3 @@ class DecisionCache:
             return decision, self._clock() - decision.made_s
         except (KeyError, TypeError, ValueError, OverflowError, PlanError):
             return None, 0.0
-
-
-def file_state(path: str | Path) -> FileState | None:
-    """Return a file's absolute path, size and modification time; None if it cannot be read."""
-    try:
-        found = Path(path).stat()
-    except (OSError, ValueError):  # a damaged cache file may hold a null byte
-        return None
-    return os.path.abspath(path), found.st_size, found.st_mtime_ns  # noqa: PTH100 - links stay as they are

@@ -26,7 +26,7 @@ from chrion.profiler.synthetic_inputs import synthetic_array
 from chrion.runtime.execution.cut_engine import CutEngine
 from chrion.runtime.execution.engine import Footprint
 from chrion.runtime.selection.configuration import SessionConfig, config_from_data, config_to_data
-from chrion.runtime.selection.orphans import exit_with_parent
+from chrion.runtime.selection.parent_watch import exit_with_parent
 from chrion.scheduler.plan import Plan
 
 #: Requests that each engine serves before its memory is read, so that its arenas have grown.

@@ -11,9 +11,9 @@ from chrion.graph.model import Graph
 from chrion.machine.cores import physical_cores
 from chrion.runtime.execution.plain_engine import PlainEngine
 from chrion.runtime.live_comparison import LiveComparison
+from chrion.runtime.selection.comparison_summary import PLAIN_THREADS
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decisions import Decision
-from chrion.runtime.selection.evidence import PLAIN_THREADS
 
 log = logging.getLogger(__name__)
 

@@ -22,9 +22,9 @@ from chrion.profiler.synthetic_inputs import synthetic_inputs
 from chrion.runtime.execution.cut_engine import CutEngine
 from chrion.runtime.execution.engine import CannotCutError, Engine, require_tensors
 from chrion.runtime.live_comparison import LiveComparison
+from chrion.runtime.selection.comparison_summary import describe, missed_slo
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decisions import Decision, TimedCandidate
-from chrion.runtime.selection.evidence import describe, missed_slo
 from chrion.runtime.selection.footprint import MeasurementError, can_measure, measure_footprint
 from chrion.runtime.selection.guard import SHARE, Candidate, compare
 from chrion.runtime.selection.known_decisions import KnownDecisions

@@ -17,11 +17,11 @@ from typing import Any, BinaryIO
 from chrion.errors import ModelError
 from chrion.graph.model import Graph
 from chrion.runtime.execution.engine import CannotCutError, Footprint
-from chrion.runtime.selection.admission import admit
 from chrion.runtime.selection.configuration import SessionConfig, config_from_data
 from chrion.runtime.selection.decisions import Decision
 from chrion.runtime.selection.footprint import MeasurementError, can_measure, measure_footprint
-from chrion.runtime.selection.orphans import exit_with_parent
+from chrion.runtime.selection.model_loading import load_to_cut
+from chrion.runtime.selection.parent_watch import exit_with_parent
 from chrion.runtime.selection.plain_sessions import PLAIN
 from chrion.runtime.selection.plan_memory import explain_refusal, never_fits
 from chrion.runtime.selection.selector import EngineSelector, why_plain
@@ -42,7 +42,7 @@ class Decider:
     def __init__(self, config: SessionConfig) -> None:
         self._config = config
         self._selector = EngineSelector(config)
-        self._graph, self._reason = admit(config)
+        self._graph, self._reason = load_to_cut(config)
         self._files = config.model.states
 
     def decide(self, shapes: Mapping[str, Sequence[int]], *, anew: bool = False) -> Decision:

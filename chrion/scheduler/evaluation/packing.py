@@ -47,10 +47,6 @@ class DeviceValue:
         self.kind, self.size, self.known, self.writer = kind, size, known, writer
         self.ends = {writer: known[writer] + 1}
 
-    def precedes(self, other: DeviceValue) -> bool:
-        """Return whether all accesses end before ``other`` is written, in any run."""
-        return self.blocked_at(other.known) is None
-
     def blocked_at(self, known: Clock) -> int | None:
         """Return a position at which a step with this knowledge has to wait for an access; None if there is none."""
         for at, count in self.ends.items():

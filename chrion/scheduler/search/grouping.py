@@ -91,16 +91,13 @@ def group_operators(dag: Dag, costs: Costs) -> Groups:
     return _numbered(dag, [_root(parent, i) for i in range(len(dag))], step)
 
 
-def tile_order(
-    dag: Dag, groups: Groups, steps: int, priority: Sequence[float] | None = None
-) -> tuple[list[int], list[int]]:
+def tile_order(dag: Dag, groups: Groups, steps: int) -> tuple[list[int], list[int]]:
     """Return an order that runs tile after tile, and within a tile group after group.
 
     Args:
         dag: The graph.
         groups: Its groups.
         steps: Steps of a group that form a tile.
-        priority: Rank of each group, which must increase along the edges between groups; the group numbers if missing.
 
     Returns:
         A topological order, and for each operator a label by which segments are cut: operators of groups with several
@@ -113,8 +110,7 @@ def tile_order(
     position = [0] * len(dag)
     for at, i in enumerate(dag.topological_order):
         position[i] = at
-    rank = priority if priority is not None else range(len(groups.members))
-    order = sorted(range(len(dag)), key=lambda i: (tiles[i], rank[groups.of[i]], position[i]))
+    order = sorted(range(len(dag)), key=lambda i: (tiles[i], groups.of[i], position[i]))
     several = [len({groups.step[i] for i in members}) > 1 for members in groups.members]
     labels = [tiles[i] if several[groups.of[i]] else -1 - groups.of[i] for i in range(len(dag))]
     return order, labels

@@ -176,10 +176,6 @@ class Residency:
         """Give up the load of a model, whose memory is not reserved."""
         self.cold.pop(number, None)
 
-    def is_resident(self, number: int) -> bool:
-        """Return whether a model can run."""
-        return self.entries[number].place is Place.RESIDENT
-
     def count(self, now: float, number: int) -> None:
         """Count a request in a model's popularity."""
         entry = self.entries[number]

@@ -18,8 +18,8 @@ import onnx
 
 from chrion.errors import ChrionError, ModelError, OptionError
 from chrion.graph.external import external_files
+from chrion.graph.file_states import stat_state
 from chrion.graph.reading import read_model
-from chrion.graph.weights_folder import file_state
 from chrion.scheduler.plan import Plan
 from chrion.serving.manager import ManagedModel, ManagedVariant
 from chrion.serving.manager.records import ACCELERATOR, HOST
@@ -131,7 +131,7 @@ def file_states(*folders_and_files: Path) -> tuple[FileState, ...]:
             except OSError:
                 continue
             if not stat.S_ISDIR(found.st_mode):
-                states.append((str(path), *file_state(found)))
+                states.append((str(path), *stat_state(found)))
     return tuple(states)
 
 

@@ -16,8 +16,6 @@ from typing import Any, Generic, Protocol, TypeVar
 from chrion.serving.simulator.ready_queue import ReadyQueue
 from chrion.serving.simulator.settings import ServerSpec
 
-_INFINITY = float("inf")
-
 
 class HostedGpu(Protocol):
     """A GPU of a host, as :class:`chrion.serving.simulator.general_server.GeneralServer` is one."""

@@ -7,7 +7,7 @@ Orca); only the engine is replaced, by the costs of an iteration. Yu et al., *Or
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,15 +16,13 @@ import numpy as np
 
 from chrion.errors import OptionError
 from chrion.generation.scheduling import Batch, IterationScheduler
-from chrion.serving.simulator.decoder_scenario import DecoderScenario, IterationCosts
+from chrion.serving.simulator.decoder_scenario import DecoderScenario
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 
 #: Requests after which progress is reported.
 _STEP = 256
-#: Rounds of a fit, the longest iteration relative to its fitted time, and the shortest fitted time relative to it.
-_FIT_ROUNDS, _LONGEST_DELAY, _LEAST_SHARE = 8, 3.0, 0.05
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -236,37 +234,3 @@ class _Run:
         """Count the reserved slots up to a time; after the last end, none is reserved."""
         self._reserved_ms += self._scheduler.reserved * (now_ms - self._now_ms)
         self._now_ms = now_ms
-
-
-def fit_costs(batches: Sequence[tuple[Any, ...]], times_ms: Sequence[float]) -> IterationCosts:
-    """Return the costs that fit measured iterations best, none of them below zero.
-
-    Residuals are divided by the fitted times, in rounds. Divided by the measured times, as relative errors are, they
-    would weigh delayed iterations less than fast ones, and the sum of many iterations would be fitted too low. This is
-    the fit of a gamma distribution with an identity link (McCullagh and Nelder, *Generalized linear models*, 1989,
-    chapter 8). A delay counts up to three times the fitted time, because one stall of a machine would move all terms.
-
-    Args:
-        batches: For each iteration, the arguments of :meth:`IterationCosts.features`.
-        times_ms: Durations of the iterations.
-    """
-    rows = np.array([IterationCosts.features(*batch) for batch in batches], np.float64)
-    times = np.asarray(times_ms, np.float64)
-    fitted = times
-    for _ in range(_FIT_ROUNDS):
-        terms = _non_negative(rows / fitted[:, None], np.minimum(times / fitted, _LONGEST_DELAY))
-        fitted = np.maximum(rows @ terms, _LEAST_SHARE * times)
-    return IterationCosts(*map(float, terms))
-
-
-def _non_negative(rows: Floats, values: Floats) -> Floats:
-    """Return terms of least squares; those below zero are left out, the lowest first."""
-    kept = list(range(rows.shape[1]))
-    while True:
-        found = np.linalg.lstsq(rows[:, kept], values, rcond=None)[0]
-        if not kept or found.min() >= 0.0:
-            break
-        del kept[int(found.argmin())]
-    terms = np.zeros(rows.shape[1])
-    terms[kept] = found
-    return terms

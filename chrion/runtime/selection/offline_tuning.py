@@ -1,4 +1,4 @@
-"""Tuning ahead of any session: decisions are made and cached, so that sessions find them."""
+"""Offline tuning: decisions are made and cached before any session needs them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ATTEMPTS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class AheadResult:
+class OfflineDecisions:
     """Decisions on one model."""
 
     conditions: Conditions
@@ -26,14 +26,14 @@ class AheadResult:
     decisions: tuple[ShippedDecision, ...]
 
 
-def tune_ahead(
+def tune_offline(
     config: SessionConfig,
     shape_sets: Sequence[Mapping[str, tuple[int, ...]]],
     *,
     anew: bool = False,
     on_start: Callable[[int], None] = lambda _: None,
     on_wait: Callable[[], None] = lambda: None,
-) -> AheadResult:
+) -> OfflineDecisions:
     """Make decisions on a model, and cache them.
 
     Args:
@@ -55,7 +55,7 @@ def tune_ahead(
             decision = _decide(decider, shapes, anew=anew)
             cache = selector.known.cache("source", config.model.identity, sorted(shapes.items()))
             found.append(ShippedDecision(shapes, decider.digest(shapes), cache.keep(decision)))
-    return AheadResult(selector.known.conditions, tuple(found))
+    return OfflineDecisions(selector.known.conditions, tuple(found))
 
 
 def _decide(decider: Decider, shapes: Mapping[str, tuple[int, ...]], *, anew: bool) -> Decision:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chrion.graph import Dag
-from chrion.scheduler.fixed_placement import random_order
+from random_plans import random_order
 from strategies import dags
 
 EDGES = [(0, 1), (0, 2), (3, 4)]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chrion.common.units import format_ms
-from chrion.runtime.selection.evidence import NOT_PARALLEL, describe, missed_slo
+from chrion.runtime.selection.comparison_summary import NOT_PARALLEL, describe, missed_slo
 from chrion.runtime.selection.guard import Candidate, CandidateResult, Comparison, compare
 from helpers import FakeClock, FakeInterferenceMonitor
 from property_tests import examples

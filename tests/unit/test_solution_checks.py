@@ -13,9 +13,9 @@ from chrion.graph import Dag
 from chrion.profiler import uniform_costs
 from chrion.scheduler import POLICIES, Schedule
 from chrion.scheduler.evaluation.solution import Problem, Solution
-from chrion.scheduler.evaluation.validation import check_solution
 from chrion.scheduler.policies.stages import DeviceLanes
 from property_tests import examples
+from solution_checks import check_solution
 from strategies import costs_for, dags, schedules
 
 #: A diamond, and one operator beside it.

@@ -1,4 +1,4 @@
-"""The end of helper processes whose parent process has ended."""
+"""A thread of helper processes that ends them when their parent process has ended."""
 
 from __future__ import annotations
 

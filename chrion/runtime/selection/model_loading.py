@@ -1,4 +1,4 @@
-"""Admission of models: a model that may be cut is loaded; for any other, the reason why it runs plain is found."""
+"""Loading of models that may be cut; for any other, the reason why it runs plain is found."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from chrion.runtime.selection.selector import why_plain
 from chrion.scheduler.plan import Plan
 
 
-def admit(config: SessionConfig, graph: Graph | None = None) -> tuple[Graph | None, str]:
+def load_to_cut(config: SessionConfig, graph: Graph | None = None) -> tuple[Graph | None, str]:
     """Load a model, or find the reason why it runs plain.
 
     Options are checked first, since with some of them onnxruntime writes files whenever a session is created.
