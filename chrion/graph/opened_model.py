@@ -25,6 +25,7 @@ from google.protobuf.message import DecodeError
 from chrion.errors import ModelError
 from chrion.graph.external import check_external, external_files, has_weights_beside
 from chrion.graph.file_states import FileState, stat_state
+from chrion.graph.reading import MAX_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -220,8 +221,10 @@ def _part(descriptor: int, at: int) -> bytes:
 def _external_files(descriptor: int, path: str) -> tuple[list[Path], str]:
     """Return the files of a model's external weights, and the path that they are beside.
 
-    There are none if it is no model, or if it names impossible files.
+    There are none if it is no model, is larger than any, or names impossible files.
     """
+    if os.fstat(descriptor).st_size > MAX_BYTES:
+        return [], path
     at, before = 0, b""
     while part := _part(descriptor, at):  # a mapped file could be cut off meanwhile
         if _EXTERNAL in before + part:

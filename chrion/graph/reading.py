@@ -13,7 +13,7 @@ from chrion.errors import ModelError
 from chrion.graph.external import check_external, has_weights_beside
 
 #: The size limit of a protobuf file, and the hint for a model that exceeds it.
-_MAX_BYTES = (1 << 31) - 1
+MAX_BYTES = (1 << 31) - 1
 _TOO_LARGE = "save it with its weights as external data and give its path"
 
 
@@ -44,7 +44,7 @@ def serialise(proto: onnx.ModelProto, where: str) -> bytes:
         content = bytes(proto.SerializeToString())
     except (ValueError, EncodeError) as error:
         raise too_large from error
-    if len(content) > _MAX_BYTES:  # some versions of protobuf write what none of them reads
+    if len(content) > MAX_BYTES:  # some versions of protobuf write what none of them reads
         raise too_large
     return content
 
@@ -58,7 +58,7 @@ def _read(source: str | Path | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto
         return _checked(_parse(source, "model"), "model"), None
     path = Path(source)
     try:
-        content = read_bytes(path, _MAX_BYTES)
+        content = read_bytes(path, MAX_BYTES)
     except OSError as error:
         if error.errno == errno.EFBIG:
             raise ModelError(f"{path}: more than 2 GB in one file", hint=_TOO_LARGE) from error

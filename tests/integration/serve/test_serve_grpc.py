@@ -61,7 +61,7 @@ def test_a_model_that_cannot_be_served(channel: Any) -> None:
 def test_pages_cannot_call_methods(server: LocalServer) -> None:
     """A request as browsers could send it, without the header te, reaches no method, whatever its type."""
     for kind in ("application/grpc", "text/plain"):
-        with socket.create_connection(("127.0.0.1", server.grpc), 30) as connection:
+        with socket.create_connection(("127.0.0.1", server.grpc), 2) as connection:
             content = message("RepositoryModelUnloadRequest")(model_name="product").SerializeToString()
             start_call(connection, PREFIX + "RepositoryModelUnload", {"content-type": kind})
             with contextlib.suppress(OSError):
