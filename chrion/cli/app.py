@@ -19,7 +19,7 @@ from chrion.cli.compare import compare
 from chrion.cli.console import stderr
 from chrion.cli.demo import demo
 from chrion.cli.devices import devices
-from chrion.cli.entry import INTERRUPTED
+from chrion.cli.exit_codes import BAD_INPUT, INTERRUPTED, exit_code
 from chrion.cli.generate import generate
 from chrion.cli.hardware import hardware
 from chrion.cli.model import model
@@ -33,10 +33,9 @@ from chrion.cli.serve import serve
 from chrion.cli.simulate import simulate
 from chrion.cli.sweep import sweep
 from chrion.cli.tune import tune
-from chrion.errors import ChrionError, SpaceError
+from chrion.errors import ChrionError
 from chrion.scheduler import POLICIES, policy_names
 
-_FAILED, _BAD_INPUT = 1, 2
 _SETTINGS = {"help_option_names": ["-h", "--help"]}
 _START, _STUDY, _PLAN, _RUN, _FILES = "Start", "Study", "Plan", "Run", "Files"
 
@@ -58,7 +57,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     try:
         code = app(arguments, standalone_mode=False, prog_name="chrion")
     except ChrionError as error:
-        return _fail(str(error), _FAILED if isinstance(error, SpaceError) else _BAD_INPUT)
+        return _fail(str(error), exit_code(error))
     except _USAGE_ERROR as error:
         context = getattr(error, "ctx", None)
         return _fail(f"{error.format_message()} (see: {context.command_path if context else 'chrion'} --help)")
@@ -69,7 +68,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     return code if isinstance(code, int) else 0
 
 
-def _fail(message: str, code: int = _BAD_INPUT) -> int:
+def _fail(message: str, code: int = BAD_INPUT) -> int:
     print(f"chrion: error: {' '.join(message.split())}", file=sys.stderr)  # noqa: T201 - one line, as long as it is
     return code
 

@@ -11,6 +11,7 @@ import typer
 
 from chrion.cli import outputs
 from chrion.cli.console import log, show, show_json, step
+from chrion.cli.exit_codes import OUT_OF_REACH
 from chrion.cli.options import (
     AcceleratorOption,
     AlphaOption,
@@ -29,7 +30,7 @@ from chrion.cli.options import (
     StreamsOption,
 )
 from chrion.cli.plan import plan_summary
-from chrion.cli.steps import OUT_OF_REACH, HardwareOptions, load_graph, load_or_measure_profile
+from chrion.cli.steps import HardwareOptions, load_graph, load_or_measure_profile
 from chrion.errors import OptionError
 from chrion.profiler import Profile
 from chrion.report import estimated_lines, plan_table, reference_lines, verdict

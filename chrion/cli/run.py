@@ -11,6 +11,7 @@ import onnxruntime as ort
 import typer
 
 from chrion.cli.console import note, show, show_json, step
+from chrion.cli.exit_codes import FAILED
 from chrion.cli.options import (
     AcceleratorOption,
     AlphaOption,
@@ -76,7 +77,7 @@ def run(
     code = check_reach(measured_ms, options.slo_ms, chosen)
     if not equal:
         note(f"error: outputs differ from plain onnxruntime's by {difference:.2g}, more than {TOLERANCE:g}")
-    raise typer.Exit(code if equal else 1)
+    raise typer.Exit(code if equal else FAILED)
 
 
 def _run_repeatedly(session: HybridSession, arrays: Mapping[str, Any], repeat: int) -> tuple[Sequence[Any], float]:

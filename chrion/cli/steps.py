@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from chrion.cli.console import log, note, step
+from chrion.cli.exit_codes import OUT_OF_REACH
 from chrion.common.units import format_count, format_mb, format_ms, parse_duration_ms, parse_shape
 from chrion.devices import usable_provider
 from chrion.devices.providers import CPU_PROVIDER
@@ -27,9 +28,6 @@ from chrion.scheduler import DEFAULT_POLICY, Plan, partition
 from chrion.scheduler.planner import check_options
 from chrion.scheduler.policies.ios_merging import merged_variants
 from chrion.scheduler.policies.registry import find_policy
-
-#: Exit code if no plan meets the SLO or fits the GPU budget.
-OUT_OF_REACH = 3
 
 INTERFERENCE = "warning: other processes used the cores during the measurement; repeat it when they are idle"
 

@@ -12,6 +12,7 @@ import typer
 
 from chrion.cli import outputs
 from chrion.cli.console import note, show, show_json, step
+from chrion.cli.exit_codes import FAILED, OUT_OF_REACH
 from chrion.cli.options import (
     AcceleratorOption,
     AlphaOption,
@@ -21,7 +22,6 @@ from chrion.cli.options import (
     JsonOption,
     SloOption,
 )
-from chrion.cli.steps import OUT_OF_REACH
 from chrion.common.units import format_ms, format_shape, parse_shape
 from chrion.devices import usable_provider
 from chrion.devices.providers import CPU_PROVIDER
@@ -241,5 +241,5 @@ def _format(shapes: Mapping[str, Sequence[int]], before: str = "") -> str:
 def _exit_code(results: Sequence[AheadResult], *, beside: bool) -> int:
     decisions = [shipped.decision for result in results for shipped in result.decisions]
     if beside and any(decision.uncertain for decision in decisions):
-        return 1
+        return FAILED
     return OUT_OF_REACH if any(decision.missed for decision in decisions) else 0
