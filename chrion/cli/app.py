@@ -23,6 +23,7 @@ from chrion.cli.exit_codes import BAD_INPUT, INTERRUPTED, exit_code
 from chrion.cli.generate import generate
 from chrion.cli.hardware import hardware
 from chrion.cli.model import model
+from chrion.cli.option_groups import expand_groups
 from chrion.cli.partition import partition
 from chrion.cli.plan import app as plan_app
 from chrion.cli.profile import profile
@@ -127,12 +128,13 @@ def _options(
 
 def _register(command: Callable[..., None], panel: str, *examples: str) -> None:
     """Add a command with ``--verbose`` and with examples at the end of its help."""
+    expanded = expand_groups(command)
 
-    @functools.wraps(command)
+    @functools.wraps(expanded)
     def with_verbosity(*, verbose: int, **options: Any) -> None:  # noqa: ARG001 - its callback does the work
-        command(**options)
+        expanded(**options)
 
-    signature = inspect.signature(command, eval_str=True)
+    signature = inspect.signature(expanded)
     option = inspect.Parameter("verbose", inspect.Parameter.KEYWORD_ONLY, default=0, annotation=VerboseOption)
     with_verbosity.__signature__ = signature.replace(  # type: ignore[attr-defined] # Typer reads it
         parameters=[*signature.parameters.values(), option]
@@ -141,16 +143,16 @@ def _register(command: Callable[..., None], panel: str, *examples: str) -> None:
         command.__name__,
         rich_help_panel=panel,
         help=escape("\n\n".join(" ".join(part.split()) for part in (command.__doc__ or "").split("\n\n"))),
-        epilog=_policy_lines(command) + "\n".join(["[bold]Examples[/bold]", *(f"  chrion {e}" for e in examples)]),
+        epilog=_policy_lines(signature) + "\n".join(["[bold]Examples[/bold]", *(f"  chrion {e}" for e in examples)]),
     )(with_verbosity)
 
 
-def _policy_lines(command: Callable[..., None]) -> str:
+def _policy_lines(signature: inspect.Signature) -> str:
     """Return a heading and a line for each scheduler, for the help of a command with an option for them.
 
     Policies of installed packages are not imported for that, so they have no description.
     """
-    if not {"policy", "policies"} & set(inspect.signature(command).parameters):
+    if not {"policy", "policies"} & set(signature.parameters):
         return ""
     built_in = {name: policy.description for name, policy in POLICIES.items()}
     lines = (f"  {name}: {escape(built_in.get(name, 'Of an installed package.'))}" for name in policy_names())

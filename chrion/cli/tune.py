@@ -33,9 +33,8 @@ from chrion.report.figure_table import FigureTable, key, text
 from chrion.runtime.selection.ahead import AheadResult, tune_ahead
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.evidence import candidate_name
-from chrion.runtime.selection.shipped import ShippedDecision, shipped_path, write_beside
-from chrion.scheduler import DEFAULT_POLICY
-from chrion.scheduler.planner import check_options
+from chrion.runtime.selection.shipped import ShippedDecision, holds_decisions, shipped_path, write_beside
+from chrion.scheduler.plan_options import PlanOptions
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -73,9 +72,10 @@ def tune(
     onnxruntime. Exit code 1: other processes used the cores, so that a decision is unreliable and not in the file. Exit
     code 3: no candidate meets the SLO.
     """
-    limits = check_options(slo, alpha, DEFAULT_POLICY, gpu_budget)
+    limits = PlanOptions(slo, alpha, cores=cores, gpu_budget=gpu_budget).limits
     for model in models if beside else ():
-        outputs.check_output("--beside", shipped_path(model), outputs.DECISIONS, force=force)
+        path = shipped_path(model)
+        outputs.check_outputs({"--beside": path}, force=force or holds_decisions(path))
     sets = list(_shape_sets(shape or []))
     work = [_Work(model, _resolve(model, sets)) for model in models]
     provider = usable_provider(accelerator or "auto")
