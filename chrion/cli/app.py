@@ -208,7 +208,7 @@ _register(
     serve,
     _RUN,
     "serve served",
-    "serve served --memory-budget 4GB --policy cost,deadline",
+    "serve served --host-budget 4GB --serving-policy cost,deadline",
     "serve served --gpu-budget 12GB --model-control poll",
 )
 _register(

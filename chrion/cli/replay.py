@@ -93,7 +93,7 @@ def _write_models(scenario: Scenario, folder: Path, pattern: str) -> None:
         stand_ins.write_stand_ins(scenario, folder, pattern)
     spec, policies = scenario.servers[0], scenario.policies
     names = f"{policies.eviction},{policies.load_order},{policies.admission}"
-    note(f"serve them: chrion serve {folder} --memory-budget {spec.budget_bytes / 1e6:g}MB --policy {names}")
+    note(f"serve them: chrion serve {folder} --host-budget {spec.budget_bytes / 1e6:g}MB --serving-policy {names}")
 
 
 def _tls(path: Path) -> ssl.SSLContext:
