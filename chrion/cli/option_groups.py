@@ -203,6 +203,13 @@ class CostOptions:
         return found
 
 
+def _policy_option(text: str, **settings: Any) -> Any:
+    names = ", ".join(policy_names())
+    return typer.Option(
+        "--policy", metavar="NAME", autocompletion=complete_policy, help=f"{text}: {names}.", **settings
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class PlanningOptions:
     """How a model is planned, for one or several prices of memory."""
@@ -219,12 +226,7 @@ class PlanningOptions:
     ] = None
     policy: Annotated[
         str,
-        typer.Option(
-            "--policy",
-            metavar="NAME",
-            autocompletion=complete_policy,
-            help=f"The scheduler: {', '.join(policy_names())}.",
-        ),
+        _policy_option("The scheduler"),
     ] = DEFAULT_POLICY
     streams: StreamsOption = None
 
@@ -256,13 +258,7 @@ class ExecutionOptions:
     gpu_budget: GpuBudgetOption = None
     policy: Annotated[
         str | None,
-        typer.Option(
-            "--policy",
-            metavar="NAME",
-            autocompletion=complete_policy,
-            help=f"Run the plan of this scheduler: {', '.join(policy_names())}.",
-            show_default="the session chooses",
-        ),
+        _policy_option("Run the plan of this scheduler", show_default="the session chooses"),
     ] = None
     cores: CoresOption = None
     accelerator: AcceleratorOption = None

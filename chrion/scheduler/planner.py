@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from chrion.common.lane_numbers import is_accelerator_lane
 from chrion.common.units import format_mb, format_ms
@@ -19,7 +19,7 @@ from chrion.scheduler.evaluation.lower_bound import lower_bound_ms
 from chrion.scheduler.evaluation.solution import Problem, VariantSolution
 from chrion.scheduler.plan import Plan, Prediction
 from chrion.scheduler.plan_options import PlanOptions
-from chrion.scheduler.policies.policy import PlanningTask, Policy, ScheduleFunction, SchedulePolicy
+from chrion.scheduler.policies.policy import PlanningTask, ScheduleFunction, SchedulePolicy
 from chrion.scheduler.policies.registry import DEFAULT_POLICY, find_policy
 from chrion.scheduler.policies.single_device import accelerator_only, cpu_only
 from chrion.scheduler.policies.stages import StageMeter
@@ -166,11 +166,41 @@ class Planner:
             found = self._pool.select(limits, alpha)
             price = alpha if alpha is not None else self._pool.implied_alpha(found[0])
             found = [replace(variant, alpha=price) for variant in found]
-        builder = _PlanBuilder(self._graph, self._profile, self._costs_of, self._policy, limits, alpha, self._memory)
         remarks = self._remarks_on_alpha(limits, alpha, found[0])
-        cpu, cores = self._cpu
-        plans = (builder.build(variant, self._gpu, cpu, remarks) for variant in found)
-        return [replace(plan, cpu_only_cores=cores) for plan in plans]
+        return [self._build(variant, limits, [*_remarks(variant, limits, alpha), *remarks]) for variant in found]
+
+    def _build(self, chosen: VariantSolution, limits: Limits, remarks: Sequence[str]) -> Plan:
+        """Return the plan of a solution."""
+        solution, dag = chosen.solution, chosen.graph.dag
+        timeline, profile = solution.timeline, self._profile
+        cpu_only, cpu_only_cores = self._cpu
+        return Plan(
+            model=self._graph.name,
+            digest=chosen.graph.digest,
+            shapes=self._graph.shapes,
+            chunk=chosen.chunk,
+            policy=self._policy.name,
+            alpha=chosen.alpha,
+            memory=self._memory,
+            slo_ms=limits.slo_ms,
+            budget_mb=limits.budget_mb,
+            accelerator=profile.accelerator if any(map(is_accelerator_lane, solution.schedule.lanes)) else None,
+            machine=profile.machine,
+            estimated=len(profile.missing(dag)),
+            schedule=solution.schedule,
+            operators=dag.names,
+            segments=solution.segments,
+            segment_ms=tuple((timeline.start_ms[s[0]], timeline.finish_ms[s[-1]]) for s in solution.segments),
+            predicted=_prediction(timeline),
+            busy_ms=timeline.busy_ms,
+            lower_bound_ms=lower_bound_ms(dag, self._costs_of(dag), solution.schedule),
+            accelerator_only=self._gpu,
+            cpu_only=cpu_only,
+            cpu_only_cores=cpu_only_cores,
+            remarks=tuple(remarks),
+            origin=solution.origin,
+            merged=chosen.merged,
+        )
 
     def _remarks_on_alpha(self, limits: Limits, alpha: float | None, chosen: VariantSolution) -> list[str]:
         """Return a remark if alpha changes nothing, with the reason."""
@@ -251,80 +281,27 @@ def _prediction(timeline: Timeline) -> Prediction:
     return Prediction(timeline.latency_ms, timeline.memory_mb, timeline.resident_mb, timeline.frame_mb)
 
 
-@dataclass(frozen=True)
-class _PlanBuilder:
-    """Builder of plans from solutions; its fields are common to all plans of one call of :func:`alternatives`."""
-
-    graph: Graph
-    profile: Profile
-    costs_of: Callable[[Dag], Costs]
-    policy: Policy
-    limits: Limits
-    alpha: float | None
-    memory: Memory
-
-    def build(
-        self, chosen: VariantSolution, gpu: Prediction | None, cpu: Prediction | None, remarks: Sequence[str]
-    ) -> Plan:
-        """Return the plan of a solution.
-
-        Args:
-            chosen: The solution.
-            gpu: The prediction for the graph on the accelerator alone; None without an accelerator.
-            cpu: The prediction for the graph on the CPU cores alone; None without cores.
-            remarks: Further remarks.
-        """
-        solution = chosen.solution
-        timeline = solution.timeline
-        costs = self.costs_of(chosen.graph.dag)
-        return Plan(
-            model=self.graph.name,
-            digest=chosen.graph.digest,
-            shapes=self.graph.shapes,
-            chunk=chosen.chunk,
-            policy=self.policy.name,
-            alpha=chosen.alpha,
-            memory=self.memory,
-            slo_ms=self.limits.slo_ms,
-            budget_mb=self.limits.budget_mb,
-            accelerator=self.profile.accelerator if any(map(is_accelerator_lane, solution.schedule.lanes)) else None,
-            machine=self.profile.machine,
-            estimated=len(self.profile.missing(chosen.graph.dag)),
-            schedule=solution.schedule,
-            operators=chosen.graph.dag.names,
-            segments=solution.segments,
-            segment_ms=tuple((timeline.start_ms[s[0]], timeline.finish_ms[s[-1]]) for s in solution.segments),
-            predicted=_prediction(timeline),
-            busy_ms=timeline.busy_ms,
-            lower_bound_ms=lower_bound_ms(chosen.graph.dag, costs, solution.schedule),
-            accelerator_only=gpu,
-            cpu_only=cpu,
-            remarks=(*self._remarks(chosen), *remarks),
-            origin=chosen.solution.origin,
-            merged=chosen.merged,
-        )
-
-    def _remarks(self, chosen: VariantSolution) -> list[str]:
-        """Return the plan's remarks: changes to the model and to alpha, and missed limits."""
-        remarks = []
-        timeline = chosen.solution.timeline
-        if chosen.chunk:
-            remarks.append(f"recurrent operators are cut into chunks of {chosen.chunk} steps")
-        if widths := Counter(width for width in chosen.solution.schedule.widths if width > 1):
-            counts = ", ".join(f"{count} on {width}" for width, count in sorted(widths.items()))
-            remarks.append(f"operators on several cores at once: {counts}")
-        if chosen.merged:
-            count = sum(map(len, chosen.merged))
-            remarks.append(f"{count} operators are merged into {len(chosen.merged)}")
-        slo_ms, budget_mb = self.limits.slo_ms, self.limits.budget_mb
-        if self.alpha is not None and chosen.alpha < self.alpha and chosen.meets(slo_ms):
-            remarks.append(f"alpha was lowered from {self.alpha:g} to {chosen.alpha:.4g} ms/MB to meet the SLO")
-        if slo_ms is not None and not chosen.meets(slo_ms):
-            excess = format_ms(timeline.latency_ms - slo_ms)
-            within = "" if budget_mb is None else f" within the GPU budget of {format_mb(budget_mb)}"
-            remarks.append(f"no plan meets the SLO of {format_ms(slo_ms)}{within}: the fastest misses it by {excess}")
-        if budget_mb is not None and not chosen.fits(budget_mb):
-            excess = format_mb(timeline.resident_mb - budget_mb)
-            budget = f"the GPU budget of {format_mb(budget_mb)}"
-            remarks.append(f"no plan of this policy fits {budget}: the smallest exceeds it by {excess}")
-        return remarks
+def _remarks(chosen: VariantSolution, limits: Limits, alpha: float | None) -> list[str]:
+    """Return the plan's remarks: changes to the model and to alpha, and missed limits."""
+    remarks = []
+    timeline = chosen.solution.timeline
+    if chosen.chunk:
+        remarks.append(f"recurrent operators are cut into chunks of {chosen.chunk} steps")
+    if widths := Counter(width for width in chosen.solution.schedule.widths if width > 1):
+        counts = ", ".join(f"{count} on {width}" for width, count in sorted(widths.items()))
+        remarks.append(f"operators on several cores at once: {counts}")
+    if chosen.merged:
+        count = sum(map(len, chosen.merged))
+        remarks.append(f"{count} operators are merged into {len(chosen.merged)}")
+    slo_ms, budget_mb = limits.slo_ms, limits.budget_mb
+    if alpha is not None and chosen.alpha < alpha and chosen.meets(slo_ms):
+        remarks.append(f"alpha was lowered from {alpha:g} to {chosen.alpha:.4g} ms/MB to meet the SLO")
+    if slo_ms is not None and not chosen.meets(slo_ms):
+        excess = format_ms(timeline.latency_ms - slo_ms)
+        within = "" if budget_mb is None else f" within the GPU budget of {format_mb(budget_mb)}"
+        remarks.append(f"no plan meets the SLO of {format_ms(slo_ms)}{within}: the fastest misses it by {excess}")
+    if budget_mb is not None and not chosen.fits(budget_mb):
+        excess = format_mb(timeline.resident_mb - budget_mb)
+        budget = f"the GPU budget of {format_mb(budget_mb)}"
+        remarks.append(f"no plan of this policy fits {budget}: the smallest exceeds it by {excess}")
+    return remarks
