@@ -110,8 +110,8 @@ def _check_types(graph: object, profile: object) -> None:
 class Planner:
     """A planner of one graph for one machine, for several limits and prices of memory.
 
-    A policy of solutions, such as the default one, searches once, at the first call; limits and prices only select
-    from its solutions. So of two such plans of one planner, none is better than the other in both latency and memory.
+    A policy of solutions, such as the default one, searches once for each budget; SLOs and prices only select from its
+    solutions. So of two such plans of one planner, none is better than the other in both latency and memory.
 
     Args:
         graph: The graph.
