@@ -63,3 +63,6 @@ StreamsOption = Annotated[
 RoundsOption = Annotated[int, typer.Option("--rounds", min=1, metavar="N", help="Rounds per candidate.")]
 ForceOption = Annotated[bool, typer.Option("--force", "-f", help="Replace existing files.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the scenario. Repeatable.")
+]

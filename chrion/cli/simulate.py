@@ -14,7 +14,7 @@ import typer
 from chrion.cli import outputs
 from chrion.cli.completion import complete_scenario
 from chrion.cli.console import show, show_json, step
-from chrion.cli.options import ForceOption, JsonOption
+from chrion.cli.options import ForceOption, JsonOption, SetOption
 from chrion.cli.simulate_decoder import simulate_decoders
 from chrion.common.units import format_count
 from chrion.errors import OptionError
@@ -38,9 +38,7 @@ def simulate(
             show_default=False,
         ),
     ] = "",
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value. Repeatable.")
-    ] = None,
+    set_: SetOption = None,
     sweep_: Annotated[
         list[str] | None,
         typer.Option("--sweep", metavar="KEY=A,B,C", help="Simulate each value; several options make a grid."),
