@@ -20,9 +20,8 @@
      +- GenerationError
      +- SpaceError
 
-The command line prints any of them as one line on stderr and exits with code 2, or with 1 for the last one. Wrong input
-is also a ``ValueError``, an execution provider or a server that does not work is also a ``RuntimeError``, and a full
-disk is also an ``OSError``.
+Wrong input is also a ``ValueError``, an execution provider or a server that does not work is also a ``RuntimeError``,
+and a full disk is also an ``OSError``.
 
 A message says where the error is, what is wrong, and what was expected; the hint, if there is one, says what to do.
 """
@@ -33,7 +32,7 @@ import errno
 
 
 class ChrionError(Exception):
-    """The base class of all exceptions of Chrion (exit code 2).
+    """The base class of all exceptions of Chrion.
 
     Attributes:
         message: What is wrong, where, and what was expected.
@@ -50,43 +49,43 @@ class ChrionError(Exception):
 
 
 class InputError(ChrionError, ValueError):
-    """A file, a value or an argument given to Chrion is wrong (exit code 2)."""
+    """A file, a value or an argument given to Chrion is wrong."""
 
 
 class ModelError(InputError):
-    """A model cannot be read, or it has operators or values that Chrion cannot plan (exit code 2)."""
+    """A model cannot be read, or it has operators or values that Chrion cannot plan."""
 
 
 class ShapeError(ModelError):
-    """The shape of an input is missing or does not fit the model (exit code 2)."""
+    """The shape of an input is missing or does not fit the model."""
 
 
 class UnsafeModelError(ModelError):
-    """A model refers to files outside its own folder (exit code 2)."""
+    """A model refers to files outside its own folder."""
 
 
 class ProfileError(InputError):
-    """A profile is damaged, or it lacks measurements that are needed (exit code 2)."""
+    """A profile is damaged, or it lacks measurements that are needed."""
 
 
 class HardwareError(InputError):
-    """A description of hardware is damaged, or a named part does not exist (exit code 2)."""
+    """A description of hardware is damaged, or a named part does not exist."""
 
 
 class PlanError(InputError):
-    """A plan is damaged, or it was created for another model or machine (exit code 2)."""
+    """A plan is damaged, or it was created for another model or machine."""
 
 
 class ScheduleError(InputError):
-    """An order or a placement violates a constraint of the graph (exit code 2)."""
+    """An order or a placement violates a constraint of the graph."""
 
 
 class OptionError(InputError):
-    """The value of an option is not allowed (exit code 2)."""
+    """The value of an option is not allowed."""
 
 
 class ContextLengthError(OptionError):
-    """A request for text needs more tokens than the model or the memory for it has (exit code 2).
+    """A request for text needs more tokens than the model or the memory for it has.
 
     Attributes:
         limit: The most tokens of a request.
@@ -110,27 +109,27 @@ class ContextLengthError(OptionError):
 
 
 class ScenarioError(InputError):
-    """A simulation scenario is damaged, or its values contradict each other (exit code 2)."""
+    """A simulation scenario is damaged, or its values contradict each other."""
 
 
 class TraceError(InputError):
-    """A request trace has a malformed row (exit code 2)."""
+    """A request trace has a malformed row."""
 
 
 class ProviderError(ChrionError, RuntimeError):
-    """An execution provider does not exist or does not work on this machine (exit code 2)."""
+    """An execution provider does not exist or does not work on this machine."""
 
 
 class ServerError(ChrionError, RuntimeError):
-    """A server no longer answers (exit code 2)."""
+    """A server no longer answers."""
 
 
 class GenerationError(ChrionError, RuntimeError):
-    """An iteration of a request failed (exit code 2)."""
+    """An iteration of a request failed."""
 
 
 class SpaceError(ChrionError, OSError):
-    """The folder of temporary files has no space for a model's weights (exit code 1)."""
+    """The folder of temporary files has no space for a model's weights."""
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message, hint=hint)

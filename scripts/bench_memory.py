@@ -27,6 +27,7 @@ from chrion.graph import Graph
 from chrion.hardware import hardware
 from chrion.profiler.hardware_profile import estimate_profile
 from chrion.scheduler.plan import Plan
+from chrion.scheduler.plan_options import PlanOptions
 from chrion.scheduler.planner import Planner
 from chrion.scheduler.search.alpha import Limits
 from chrion.zoo import specification
@@ -83,7 +84,7 @@ def table(case: Case, graph: Graph, machine: str, cores: int) -> list[str]:
     profile = estimate_profile(graph, hardware(machine), cores)
 
     def planner(policy: str) -> Planner:
-        return Planner(graph, profile, policy, cores=cores, streams=1)
+        return Planner(graph, profile, PlanOptions(policy=policy, cores=cores, streams=1))
 
     whole = planner("accelerator").plan(Limits()).predicted
     cpu = planner("cpu").plan(Limits()).predicted

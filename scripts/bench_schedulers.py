@@ -25,6 +25,7 @@ from chrion.profiler import this_machine
 from chrion.profiler.synthetic_inputs import synthetic_inputs
 from chrion.report.benchmark.comparison import PolicyComparison, PolicyResult, plan_policies, time_plans
 from chrion.scheduler import POLICIES
+from chrion.scheduler.plan_options import PlanOptions
 from chrion.scheduler.policies.ios_merging import merged_variants
 
 #: The name of the results.
@@ -59,8 +60,7 @@ def compare(
     planned = plan_policies(
         graph,
         costs,
-        policies,
-        streams=streams,
+        [PlanOptions(policy=policy, streams=streams) for policy in policies],
         progress=lambda done, _, policy: print(f"  {done} {policy}", flush=True),
     )
     return time_plans(planned, synthetic_inputs(graph), rounds=rounds, trial_s=0.25)

@@ -23,9 +23,8 @@ from command_arguments import add_output
 from page_markers import markdown_table
 from result_files import write_results
 
-from chrion.scheduler import POLICIES
 from chrion.scheduler.evaluation.solution import Problem
-from chrion.scheduler.policies.chrion import ChrionPolicy
+from policy_solutions import solve_policy
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from made_machines import FAMILIES, made_problem
@@ -71,13 +70,13 @@ def compare(family: str, n: int, cores: int, seed: int) -> Comparison:
     dag, costs = made_problem(family, n, cores, seed, accelerator=True, weights=bool(seed % 2))
     problem = Problem(dag, costs)
     before = time.process_time()
-    found = [(POLICIES[name].make_solver(dag, costs)(0.0), name) for name in LISTS]
+    found = [(solve_policy(name, dag, costs), name) for name in LISTS]
     for used in sorted({1, 2, 4, cores} & set(range(cores + 1))):
         machine = costs.limited_to(used, 1)
         found += [(problem.evaluate(make(dag, machine)), f"{name}, {used} cores") for name, make in MADE.items()]
     best_ms, best = min((solution.timeline.latency_ms, name) for solution, name in found)
     between = time.process_time()
-    latency_ms = ChrionPolicy(dag, costs)(0.0).timeline.latency_ms
+    latency_ms = solve_policy("chrion", dag, costs).timeline.latency_ms
     after = time.process_time()
     return Comparison(family, n, cores, seed, latency_ms, best_ms, best, between - before, after - between)
 

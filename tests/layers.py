@@ -27,6 +27,7 @@ INSIDE: dict[str, Layers] = {
         ("search",),
         ("policies.chrion",),
         ("policies.registry",),
+        ("plan_options",),
         ("explain", "fixed_placement", "planner"),
     ),
     "serving": (("ray_cluster",), ("manager", "variants"), ("server", "simulator"), ("replay",)),

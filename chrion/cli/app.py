@@ -18,10 +18,11 @@ from chrion.cli.compare import compare
 from chrion.cli.console import stderr
 from chrion.cli.demo import demo
 from chrion.cli.devices import devices
-from chrion.cli.entry import INTERRUPTED
+from chrion.cli.exit_codes import BAD_INPUT, INTERRUPTED, exit_code
 from chrion.cli.generate import generate
 from chrion.cli.hardware import hardware
 from chrion.cli.model import model
+from chrion.cli.option_groups import expand_groups
 from chrion.cli.partition import partition
 from chrion.cli.plan import app as plan_app
 from chrion.cli.profile import profile
@@ -33,10 +34,9 @@ from chrion.cli.simulate import simulate
 from chrion.cli.sweep import sweep
 from chrion.cli.tune import tune
 from chrion.common.version import __version__
-from chrion.errors import ChrionError, SpaceError
+from chrion.errors import ChrionError
 from chrion.scheduler import POLICIES, policy_names
 
-_FAILED, _BAD_INPUT = 1, 2
 _SETTINGS = {"help_option_names": ["-h", "--help"]}
 _START, _STUDY, _PLAN, _RUN, _FILES = "Start", "Study", "Plan", "Run", "Files"
 
@@ -58,7 +58,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     try:
         code = app(arguments, standalone_mode=False, prog_name="chrion")
     except ChrionError as error:
-        return _fail(str(error), _FAILED if isinstance(error, SpaceError) else _BAD_INPUT)
+        return _fail(str(error), exit_code(error))
     except _USAGE_ERROR as error:
         context = getattr(error, "ctx", None)
         return _fail(f"{error.format_message()} (see: {context.command_path if context else 'chrion'} --help)")
@@ -69,7 +69,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     return code if isinstance(code, int) else 0
 
 
-def _fail(message: str, code: int = _BAD_INPUT) -> int:
+def _fail(message: str, code: int = BAD_INPUT) -> int:
     print(f"chrion: error: {' '.join(message.split())}", file=sys.stderr)  # noqa: T201 - one line, as long as it is
     return code
 
@@ -128,12 +128,13 @@ def _options(
 
 def _register(command: Callable[..., None], panel: str, *examples: str) -> None:
     """Add a command with ``--verbose`` and with examples at the end of its help."""
+    expanded = expand_groups(command)
 
-    @functools.wraps(command)
+    @functools.wraps(expanded)
     def with_verbosity(*, verbose: int, **options: Any) -> None:  # noqa: ARG001 - its callback does the work
-        command(**options)
+        expanded(**options)
 
-    signature = inspect.signature(command, eval_str=True)
+    signature = inspect.signature(expanded)
     option = inspect.Parameter("verbose", inspect.Parameter.KEYWORD_ONLY, default=0, annotation=VerboseOption)
     with_verbosity.__signature__ = signature.replace(  # type: ignore[attr-defined] # Typer reads it
         parameters=[*signature.parameters.values(), option]
@@ -142,16 +143,16 @@ def _register(command: Callable[..., None], panel: str, *examples: str) -> None:
         command.__name__,
         rich_help_panel=panel,
         help=escape("\n\n".join(" ".join(part.split()) for part in (command.__doc__ or "").split("\n\n"))),
-        epilog=_policy_lines(command) + "\n".join(["[bold]Examples[/bold]", *(f"  chrion {e}" for e in examples)]),
+        epilog=_policy_lines(signature) + "\n".join(["[bold]Examples[/bold]", *(f"  chrion {e}" for e in examples)]),
     )(with_verbosity)
 
 
-def _policy_lines(command: Callable[..., None]) -> str:
+def _policy_lines(signature: inspect.Signature) -> str:
     """Return a heading and a line for each scheduler, for the help of a command with an option for them.
 
     Policies of installed packages are not imported for that, so they have no description.
     """
-    if not {"policy", "policies"} & set(inspect.signature(command).parameters):
+    if not {"policy", "policies"} & set(signature.parameters):
         return ""
     built_in = {name: policy.description for name, policy in POLICIES.items()}
     lines = (f"  {name}: {escape(built_in.get(name, 'Of an installed package.'))}" for name in policy_names())
@@ -207,7 +208,7 @@ _register(
     serve,
     _RUN,
     "serve served",
-    "serve served --memory-budget 4GB --policy cost,deadline",
+    "serve served --host-budget 4GB --serving-policy cost,deadline",
     "serve served --gpu-budget 12GB --model-control poll",
 )
 _register(

@@ -9,22 +9,9 @@ from typing import Any
 import typer
 
 from chrion.cli.console import show, show_json
-from chrion.cli.options import (
-    AcceleratorOption,
-    AlphaOption,
-    CoresOption,
-    GpuBudgetOption,
-    InputOption,
-    JsonOption,
-    ModelArgument,
-    RoundsOption,
-    RunPlanOption,
-    RunPolicyOption,
-    ShapeOption,
-    SloOption,
-    StreamsOption,
-)
-from chrion.cli.steps import ExecutionOptions, check_reach, load_graph_and_feed, open_session, time_sessions
+from chrion.cli.option_groups import ExecutionOptions, InputOptions
+from chrion.cli.options import JsonOption, RoundsOption
+from chrion.cli.steps import check_reach, open_session, time_sessions
 from chrion.devices.nvml import MemoryMonitor
 from chrion.devices.providers import CPU_PROVIDER
 from chrion.graph import Graph
@@ -46,18 +33,9 @@ HYBRID = "hybrid"
 
 
 def bench(
-    model: ModelArgument,
-    plan: RunPlanOption = None,
-    slo: SloOption = None,
-    alpha: AlphaOption = None,
-    gpu_budget: GpuBudgetOption = None,
-    policy: RunPolicyOption = None,
-    feed: InputOption = None,
+    model: InputOptions,
+    options: ExecutionOptions,
     rounds: RoundsOption = 5,
-    cores: CoresOption = None,
-    accelerator: AcceleratorOption = None,
-    shape: ShapeOption = None,
-    streams: StreamsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Time a HybridSession beside plain onnxruntime sessions, in alternating trials.
@@ -65,16 +43,14 @@ def bench(
     The session chooses between plans and plain onnxruntime, as it does in a program. With --plan, --policy or --streams
     it runs that plan, even if plain onnxruntime is faster. Exit code 3: the measured latency misses the SLO.
     """
-    options = ExecutionOptions(plan, slo, alpha, gpu_budget, policy, cores, accelerator, streams)
-    options.check()
     monitor = MemoryMonitor()
-    graph, arrays = load_graph_and_feed(model, shape, feed)
+    graph, arrays = model.load_with_feed()
     arguments = options.session_arguments(graph)
     with open_session(graph, arguments) as session:
         chosen, explanation, providers = session.plan, session.explain(), session.get_providers()
     hybrid = hybrid_candidate(graph, chosen, arrays) if chosen else _as_chosen(graph, arguments, arrays)
     held_mb = memory_held_mb(hybrid, monitor) if providers[0] != CPU_PROVIDER else 0.0
-    candidates = {HYBRID: hybrid, **plain_baselines(str(model), arrays)}
+    candidates = {HYBRID: hybrid, **plain_baselines(str(model.path), arrays)}
     timings, interference = time_sessions(candidates, rounds)
     if as_json:
         measured = {"interference": interference, "measured_mb": held_mb}
@@ -85,7 +61,7 @@ def bench(
         verdict = bench_verdict(timings, HYBRID, plain=chosen is None, interference=interference)
         show(explanation, table, verdict, *memory)
     median_ms = next(t.median_ms for t in timings if t.name == HYBRID)
-    raise typer.Exit(check_reach(median_ms, options.slo_ms, chosen))
+    raise typer.Exit(check_reach(median_ms, options.plan_options.limits.slo_ms, chosen))
 
 
 def _summary(timings: Sequence[Timing], plan: Plan | None) -> dict[str, Any]:

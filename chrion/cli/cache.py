@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from chrion.cli.console import note, show, show_json
+from chrion.cli.exit_codes import FAILED
 from chrion.cli.options import JsonOption
 from chrion.common.files import cache_folder
 from chrion.errors import OptionError
@@ -98,7 +99,7 @@ def clear(
     what = f"{len(files)} files ({_format_size(sum(map(_size_bytes, files)))}) of {' and '.join(kinds)} in {folder}"
     if not (yes or _confirm(f"Delete {what}?")):
         note("nothing deleted")
-        raise typer.Exit(1)
+        raise typer.Exit(FAILED)
     failed = [path for path in files if not _delete(path)]
     for name in kinds:
         _remove_empty_folders(folder / name)

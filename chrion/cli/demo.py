@@ -12,8 +12,9 @@ from rich.text import Text
 from chrion import zoo
 from chrion.cli import outputs
 from chrion.cli.console import show, step
+from chrion.cli.option_groups import CostOptions
 from chrion.cli.options import CoresOption, ForceOption
-from chrion.cli.steps import load_or_measure_profile, time_sessions
+from chrion.cli.steps import time_sessions
 from chrion.common.files import write_atomically
 from chrion.common.units import format_count, format_mb, format_ms
 from chrion.errors import ModelError
@@ -31,6 +32,7 @@ from chrion.report.lane_chart import LaneChart
 from chrion.report.tables import TOO_BUSY, best_baseline, compare_latency, overlap
 from chrion.runtime import HybridSession
 from chrion.scheduler import Plan, partition
+from chrion.scheduler.plan_options import PlanOptions
 from chrion.scheduler.planner import Planner
 from chrion.scheduler.priced_memory import MEMORY_NAMES
 from chrion.scheduler.search.alpha import Limits
@@ -54,9 +56,9 @@ def demo(
     """Run a stack of LSTMs on all cores, plan the paper's LSTM for the paper's machine, and time a model without gain.
 
     It takes less than a minute on two cores, and writes a web page with the predicted and the measured timeline of the
-    first plan; the page of an earlier demo is replaced.
+    first plan.
     """
-    target = outputs.check_output("-o", output, outputs.TIMELINE, force=force)
+    (target,) = outputs.check_outputs({"-o": output}, force=force)
     show(*_missing())
     _show_heading("1. Run", f"a stack of 10 LSTMs, 96 wide, 96 steps, batch 1, on {this_machine()}")
     graph, measured, plan = _plan(_STACK, cores)
@@ -92,7 +94,7 @@ def _plan(stack: dict[str, Any], cores: int | None) -> tuple[Graph, Profile, Pla
     """Return a recurrent stack, its profile and its plan on the CPU cores of this machine."""
     with step("building the model"):
         graph = load(zoo.build("lstm", stack))
-    measured = load_or_measure_profile(graph, None, cores, "none")
+    measured = CostOptions(cores=cores, accelerator="none").find_profile(graph)
     with step(f"planning {graph.name}"):
         return graph, measured, partition(graph, measured)
 
@@ -140,7 +142,7 @@ def _plan_for_the_papers_machine() -> None:
         graph = load(zoo.build(_PAPER_MODEL))
     with step(f"planning {_PAPER_MODEL}"):
         fastest = partition(graph, profile, cores=_PAPER_CORES)
-        planner = Planner(graph, profile, cores=_PAPER_CORES)
+        planner = Planner(graph, profile, PlanOptions(cores=_PAPER_CORES))
         within = [planner.plan(Limits(slo_ms)) for slo_ms in _SLOS_MS]
     columns: list[Column | str] = [key("SLO"), "latency", MEMORY_NAMES["paper"], "operators on CPU"]
     table = FigureTable("The least memory within an SLO", columns)

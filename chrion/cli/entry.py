@@ -1,15 +1,4 @@
-"""The entry point: it imports little, so that Ctrl-C and a closed pipe are handled from the start.
-
-Exit codes:
-
-==== =========================================================================
-0    The command succeeded.
-1    A failure: wrong outputs, a closed or full standard output, a full disk, no onnxruntime, or a bug (a traceback).
-2    Bad input: a usage error, or a file or value that cannot be used.
-3    The plan, or the measured latency, misses the SLO or the GPU budget.
-130  Interrupted with Ctrl-C.
-==== =========================================================================
-"""
+"""The entry point: it imports little, so that Ctrl-C and a closed pipe are handled from the start."""
 
 from __future__ import annotations
 
@@ -19,15 +8,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
+from chrion.cli.exit_codes import FAILED, INTERRUPTED
 from chrion.common.installation import require_onnxruntime
 from chrion.common.version import __version__
 
-#: Exit code after Ctrl-C.
-INTERRUPTED = 130
-
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line and exit; see the table of exit codes above.
+    """Run the command line and exit; see :mod:`chrion.cli.exit_codes`.
 
     Args:
         arguments: The words after ``chrion``; None for those of ``sys.argv``.
@@ -47,16 +34,16 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         if error.name != "onnxruntime":
             raise
         _complain(f"error: {error}")
-        code = 1
+        code = FAILED
     except BrokenPipeError:  # the reader of stdout, `head` for example, has closed it
         _discard_stdout()
-        code = 1
+        code = FAILED
     except OSError as error:
         if not _stdout_fails():
             raise
         _complain(f"error: standard output: {error.strerror}")
         _discard_stdout()
-        code = 1
+        code = FAILED
     sys.exit(code)
 
 

@@ -57,8 +57,6 @@ def generate(
     """
     if bool(prompt) == bool(tokens):
         raise OptionError("expected either --prompt or --tokens", hint="for example --prompt TEXT or --tokens 1,2,3")
-    if cores is not None and cores < 1:
-        raise OptionError(f"--cores: expected at least 1, found {cores}")
     given = prompt or _token_ids(tokens)
     with _naming_options("--prompt" if prompt else "--tokens"), contextlib.ExitStack() as opened:
         sampling = Sampling(temperature, top_k, top_p, repetition_penalty, seed)

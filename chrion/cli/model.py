@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import filecmp
 import inspect
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
@@ -77,10 +75,7 @@ def model(
     as_json: JsonOption = False,
     **given: float | None,
 ) -> None:
-    """Build a model with seeded random weights.
-
-    An existing model is only replaced with --force; if it is the same, nothing is written.
-    """
+    """Build a model with seeded random weights."""
     if list_all:
         show_models(as_json=as_json)
         return
@@ -89,29 +84,15 @@ def model(
     parameters = {key: value for key, value in given.items() if value is not None}
     zoo.specification(name, parameters)  # refuses wrong parameters before the file is looked at
     path = output or Path(f"{Path(name).stem}.onnx")
-    written = None
-    if not force and outputs.looks_like_model(path):
-        written, message = _find_same(name, path, parameters), f"unchanged: {path}"
-    if written is None:
-        message = outputs.check_output("-o", path, force=force).message
-        if zoo.streams_weights(name):
-            outputs.check_output("-o", zoo.weights_path(path), force=force)
-        with step(f"building {name}"):
-            written = zoo.write(name, path, parameters)
+    weights = zoo.weights_path(path) if zoo.streams_weights(name) else None
+    (target,) = outputs.check_outputs({"-o": path}, force=force)
+    outputs.check_outputs({"-o": weights}, force=force)
+    with step(f"building {name}"):
+        written = zoo.write(name, path, parameters)
     if as_json:
         show_json({"model": str(path), "operators": written.nodes, "bytes": written.bytes})
     else:
-        show(f"{message} ({written.nodes} operators, {written.bytes / 1e6:.1f} MB)")
-
-
-def _find_same(name: str, path: Path, parameters: dict[str, float]) -> zoo.Written | None:
-    """Return the description of an existing model if its files are those that would be written; None otherwise."""
-    with step(f"building {name}"), tempfile.TemporaryDirectory() as folder:
-        built = Path(folder) / path.name
-        written = zoo.write(name, built, parameters)
-        pairs = [(file, path.with_name(file.name)) for file in Path(folder).iterdir()]
-        same = all(other.is_file() and filecmp.cmp(file, other, shallow=False) for file, other in pairs)
-    return written if same else None
+        show(f"{target.message} ({written.nodes} operators, {written.bytes / 1e6:.1f} MB)")
 
 
 def _builder_options() -> Iterator[inspect.Parameter]:

@@ -1,29 +1,15 @@
-"""Output files: they are checked before any work, and an existing file is only replaced if Chrion wrote it.
-
-A file that the same kind of command wrote before is replaced, so that a command can be repeated; any other existing
-file is refused without ``--force``.
-"""
+"""Output files: they are checked before any work, and replaced only with ``--force``."""
 
 from __future__ import annotations
 
 import stat
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from chrion.errors import OptionError
 from chrion.report import check_picture
-
-#: A mark of Chrion's files stands within so many bytes.
-_HEAD_BYTES = 4096
-
-PLAN = b'"schema": "chrion.plan/'
-PROFILE = b'"schema": "chrion.profile/'
-DECISIONS = b'"schema": "chrion.decisions/'
-SWEEP = b'"accelerator_only"'
-TIMELINE = b'<meta name="generator" content="chrion">'
-TRACE = b'"traceEvents"'
-PICTURE = (b"\x89PNG", b"%PDF", b"<svg")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,20 +25,29 @@ class Output:
         return f"{'replaced' if self.replaces else 'written'}: {self.path}"
 
 
-def check_output(option: str, path: Path, *marks: bytes, force: bool = False) -> Output:
-    """Raise an error if a file cannot or must not be written.
+def check_outputs(
+    files: Mapping[str, Path | None], *, pictures: Mapping[str, Path | None] | None = None, force: bool = False
+) -> list[Output]:
+    """Raise an error if a file cannot or must not be written; return the files that are named.
 
     Args:
-        option: The option that names the file, for the message.
-        path: The file.
-        marks: Texts, one of which Chrion's own files of this kind hold near their beginning. Such a file is replaced.
-            A model, which may be the user's own, has none.
-        force: Replace any file.
+        files: Files by the options that name them; None without the option.
+        pictures: The same of pictures.
+        force: Replace existing files.
 
     Raises:
-        OptionError: The path is a folder or a device, its folder does not exist or is not writable, or the file exists
-            and is none of Chrion's.
+        OptionError: A path is a folder or a device, its folder does not exist or is not writable, or the file exists;
+            for a picture, also if matplotlib is missing, or the suffix is not one of a picture.
     """
+    drawn = {option: path for option, path in (pictures or {}).items() if path}
+    named = {option: path for option, path in files.items() if path} | drawn
+    checked = [_check_output(option, path, force=force) for option, path in named.items()]
+    for option, path in drawn.items():
+        check_picture(option, path)
+    return checked
+
+
+def _check_output(option: str, path: Path, *, force: bool) -> Output:
     where = f"{option}: {path}"
     if path.is_dir() or not path.name:
         raise OptionError(f"{where}: cannot be written: it is a folder", hint="name a file in it")
@@ -65,30 +60,9 @@ def check_output(option: str, path: Path, *marks: bytes, force: bool = False) ->
         raise OptionError(f"{where}: cannot be written: {error.strerror}") from error
     if not stat.S_ISREG(mode):
         raise OptionError(f"{where}: cannot be written: it is not a regular file")
-    if not (force or _is_ours(path, marks)):
-        owner = "this command did not write it" if marks else "models are not replaced by default"
-        raise OptionError(f"{where}: the file exists, and {owner}", hint="add --force to replace it")
+    if not force:
+        raise OptionError(f"{where}: the file exists", hint="add --force to replace it")
     return Output(path, replaces=True)
-
-
-def looks_like_model(path: Path) -> bool:
-    """Return whether an existing file begins as an ONNX model does, with its IR version."""
-    try:
-        with path.open("rb") as file:
-            return file.read(1) == b"\x08"
-    except OSError:
-        return False
-
-
-def check_picture_output(option: str, path: Path, *, force: bool = False) -> Output:
-    """Raise an error if a picture cannot or must not be written.
-
-    Raises:
-        OptionError: As for :func:`check_output`; or matplotlib is missing, or the suffix is not one of a picture.
-    """
-    checked = check_output(option, path, *PICTURE, force=force)
-    check_picture(option, path)
-    return checked
 
 
 def _check_folder(where: str, path: Path) -> None:
@@ -103,13 +77,3 @@ def _check_folder(where: str, path: Path) -> None:
         raise OptionError(f"{where}: cannot be written: there is no folder {path.parent}", hint=hint) from error
     except OSError as error:
         raise OptionError(f"{where}: cannot be written: folder {path.parent}: {error.strerror}") from error
-
-
-def _is_ours(path: Path, marks: tuple[bytes, ...]) -> bool:
-    """Return whether a file is empty or holds one of some marks near its beginning."""
-    try:
-        with path.open("rb") as file:
-            head = file.read(_HEAD_BYTES)
-    except OSError:
-        return False
-    return not head or any(mark in head for mark in marks)

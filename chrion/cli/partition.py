@@ -11,56 +11,32 @@ import typer
 
 from chrion.cli import outputs
 from chrion.cli.console import log, show, show_json, step
-from chrion.cli.options import (
-    AcceleratorOption,
-    AlphaOption,
-    CoresOption,
-    CorrectionsOption,
-    ForceOption,
-    GpuBudgetOption,
-    HardwareOption,
-    JsonOption,
-    MemoryOption,
-    ModelArgument,
-    PolicyOption,
-    ProfileOption,
-    ShapeOption,
-    SloOption,
-    StreamsOption,
-)
+from chrion.cli.exit_codes import OUT_OF_REACH
+from chrion.cli.option_groups import CostOptions, ModelOptions, PlanningOptions
+from chrion.cli.options import AlphaOption, ForceOption, JsonOption, SloOption
 from chrion.cli.plan import plan_summary
-from chrion.cli.steps import OUT_OF_REACH, HardwareOptions, load_graph, load_or_measure_profile
 from chrion.errors import OptionError
 from chrion.profiler import Profile
 from chrion.report import estimated_lines, plan_table, reference_lines, verdict
 from chrion.report.benchmark.comparison import is_this_machine
 from chrion.report.benchmark.stage_timer import StageTimer
-from chrion.scheduler import DEFAULT_POLICY, Plan
-from chrion.scheduler import partition as make_plan
+from chrion.scheduler import Plan
 from chrion.scheduler.annotation import write_annotated
 from chrion.scheduler.explain import explain_placement
-from chrion.scheduler.planner import check_options
-from chrion.scheduler.priced_memory import check_memory
+from chrion.scheduler.planner import alternatives
 
 
 def partition(
-    model: ModelArgument,
+    model: ModelOptions,
+    *,
     slo: SloOption = None,
     alpha: AlphaOption = None,
-    memory: MemoryOption = None,
-    gpu_budget: GpuBudgetOption = None,
-    profile: ProfileOption = None,
-    hardware: HardwareOption = None,
-    corrections: CorrectionsOption = None,
-    policy: PolicyOption = DEFAULT_POLICY,
+    planning: PlanningOptions,
+    costs: CostOptions,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="File to write.", show_default="MODEL.plan.json in the current folder"),
     ] = None,
-    cores: CoresOption = None,
-    accelerator: AcceleratorOption = None,
-    shape: ShapeOption = None,
-    streams: StreamsOption = None,
     measure_stages: Annotated[
         bool, typer.Option("--measure-stages", help="Let policy ios time its stages instead of predicting them.")
     ] = False,
@@ -76,45 +52,28 @@ def partition(
 ) -> None:
     """Decide which operator runs on which device, and write the plan.
 
-    An existing plan is replaced. If nothing meets the SLO or fits the GPU budget, the nearest plan is written and the
-    exit code is 3.
+    If nothing meets the SLO or fits the GPU budget, the nearest plan is written and the exit code is 3.
     """
-    meter = StageTimer if measure_stages else None
-    kind = check_memory(memory)
-    check_options(slo, alpha, policy, gpu_budget, streams=streams, meter=meter)
-    machine = HardwareOptions(hardware, corrections)
-    machine.check()
-    path = output or Path(f"{model.stem}.plan.json")
-    target = outputs.check_output("-o", path, outputs.PLAN, force=force)
-    annotated = [outputs.check_output("--annotate", annotate, force=force)] if annotate else []
-    graph = load_graph(model, shape)
-    measured = load_or_measure_profile(graph, profile, cores, accelerator, policies=[policy], machine=machine)
-    if meter:
+    options = planning.plan_options(costs.cores, slo, alpha, StageTimer if measure_stages else None)
+    path = output or Path(f"{model.path.stem}.plan.json")
+    written = outputs.check_outputs({"-o": path, "--annotate": annotate}, force=force)
+    graph = model.load()
+    measured = costs.find_profile(graph, [options.policy])
+    if measure_stages:
         _require_this_machine(measured)
     with step(f"planning {graph.name}"):
-        plan = make_plan(
-            graph,
-            measured,
-            slo,
-            alpha,
-            policy,
-            cores=cores,
-            streams=streams,
-            meter=meter,
-            gpu_budget=gpu_budget,
-            memory=kind,
-        )
+        plan = alternatives(graph, measured, options)[0]
     log.info("initial solution: %s; alpha: %.4g ms/MB", plan.origin, plan.alpha)
     plan.save(path)
     reasons = explain_placement(graph, measured, plan, explain) if explain else []
-    for file in annotated:
-        write_annotated(graph, plan, file.path)
+    if annotate:
+        write_annotated(graph, plan, annotate)
     if as_json:
         explanation = {"explanation": reasons} if explain else {}
         show_json({**plan_summary(plan), "plan": str(path), **explanation})
     else:
-        _show_tables(plan, reasons, [target, *annotated], priced=alpha is not None)
-        show(_next_step(model, path, shape or [], is_measured=is_this_machine(measured)))
+        _show_tables(plan, reasons, written, priced=alpha is not None)
+        show(_next_step(model, path, is_measured=is_this_machine(measured)))
     if not (plan.meets_slo and plan.meets_budget):
         raise typer.Exit(OUT_OF_REACH)
 
@@ -139,9 +98,9 @@ def _show_tables(plan: Plan, reasons: Sequence[str], written: Sequence[outputs.O
     show(plan_table(plan), *lines)
 
 
-def _next_step(model: Path, path: Path, shapes: Sequence[str], *, is_measured: bool) -> str:
+def _next_step(model: ModelOptions, path: Path, *, is_measured: bool) -> str:
     """Return a line with the commands that measure and draw a plan; only that which draws it for another machine."""
-    options = [word for text in shapes for word in ("--shape", text)]
-    bench = ["chrion", "bench", str(model), *options, "--plan", str(path)]
+    options = [word for text in model.shape or () for word in ("--shape", text)]
+    bench = ["chrion", "bench", str(model.path), *options, "--plan", str(path)]
     report = ["chrion", "report", str(path), "--html", "timeline.html"]
     return f"next: {'; '.join(map(shlex.join, [bench, report] if is_measured else [report]))}"

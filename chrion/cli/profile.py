@@ -9,35 +9,22 @@ import typer
 
 from chrion.cli import outputs
 from chrion.cli.console import show, step
-from chrion.cli.options import (
-    AcceleratorOption,
-    CoresOption,
-    CorrectionsOption,
-    ForceOption,
-    HardwareOption,
-    ModelArgument,
-    ProfileOption,
-    ShapeOption,
-)
-from chrion.cli.steps import HardwareOptions, load_graph, load_or_measure_profile
+from chrion.cli.option_groups import CostOptions, ModelOptions
+from chrion.cli.options import ForceOption
 from chrion.common.units import format_ms
 from chrion.errors import OptionError
 from chrion.report.profile_plots import plans_by_cores, plot_profile
 
 
 def profile(
-    model: ModelArgument,
+    model: ModelOptions,
+    *,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="File to write.", show_default="MODEL.profile.json in the current folder"),
     ] = None,
-    cores: CoresOption = None,
-    accelerator: AcceleratorOption = None,
-    shape: ShapeOption = None,
-    hardware: HardwareOption = None,
-    corrections: CorrectionsOption = None,
+    costs: CostOptions,
     fresh: Annotated[bool, typer.Option("--fresh", help="Ignore cached measurements and measure again.")] = False,
-    stored: ProfileOption = None,
     plot: Annotated[
         Path | None,
         typer.Option(
@@ -48,20 +35,17 @@ def profile(
 ) -> None:
     """Measure what a model's operators cost on this machine, and write the costs to a file.
 
-    Measurements are cached: the next profile of a model with equal operators takes seconds. An existing profile is
-    replaced. With --hardware the costs are estimated from datasheets. With --profile and --plot a stored profile is
-    drawn, and nothing is measured or written beside the picture.
+    Measurements are cached: the next profile of a model with equal operators takes seconds. With --hardware the costs
+    are estimated from datasheets. With --profile and --plot a stored profile is drawn, and nothing is measured or
+    written beside the picture.
     """
-    path = output or Path(f"{model.stem}.profile.json")
-    machine = HardwareOptions(hardware, corrections)
-    machine.check()
-    if stored is not None:
-        _check_stored(output, cores, plot, fresh=fresh)
-    targets = [] if stored else [outputs.check_output("-o", path, outputs.PROFILE, force=force)]
-    targets += [outputs.check_picture_output("--plot", plot, force=force)] if plot else []
-    graph = load_graph(model, shape)
-    measured = load_or_measure_profile(graph, stored, cores, accelerator, fresh=fresh, machine=machine)
-    if stored is None:
+    path = None if costs.profile else output or Path(f"{model.path.stem}.profile.json")
+    if costs.profile:
+        _check_stored(output, costs.cores, plot, fresh=fresh)
+    targets = outputs.check_outputs({"-o": path}, pictures={"--plot": plot}, force=force)
+    graph = model.load()
+    measured = costs.find_profile(graph, fresh=fresh)
+    if path:
         measured.save(path)
     if plot:
         with step(f"planning {graph.name} for 1 to {measured.cores} cores") as update:

@@ -12,7 +12,7 @@ import typer
 
 from chrion.cli.completion import complete_scenario
 from chrion.cli.console import note, show, show_json, step
-from chrion.cli.options import JsonOption
+from chrion.cli.options import JsonOption, SetOption
 from chrion.cli.serve import read_token, require_libraries
 from chrion.common.units import format_count, parse_duration_ms
 from chrion.errors import OptionError
@@ -31,9 +31,7 @@ def replay(
         ),
     ],
     url: Annotated[str, typer.Option(metavar="URL", help="The running server.")] = "http://127.0.0.1:8000",
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value. Repeatable.")
-    ] = None,
+    set_: SetOption = None,
     pattern: Annotated[
         str, typer.Option(metavar="NAME", help="The pattern that the server serves.", show_default="all are predicted")
     ] = "",
@@ -93,7 +91,7 @@ def _write_models(scenario: Scenario, folder: Path, pattern: str) -> None:
         stand_ins.write_stand_ins(scenario, folder, pattern)
     spec, policies = scenario.servers[0], scenario.policies
     names = f"{policies.eviction},{policies.load_order},{policies.admission}"
-    note(f"serve them: chrion serve {folder} --memory-budget {spec.budget_bytes / 1e6:g}MB --policy {names}")
+    note(f"serve them: chrion serve {folder} --host-budget {spec.budget_bytes / 1e6:g}MB --serving-policy {names}")
 
 
 def _tls(path: Path) -> ssl.SSLContext:

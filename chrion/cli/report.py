@@ -50,9 +50,7 @@ def report(
     found = Plan.load(plan)
     if measured and model is None:
         raise OptionError("--measured: the model is missing", hint="name its file with --model")
-    targets = [outputs.check_output("--html", html, outputs.TIMELINE, force=force)] if html else []
-    targets += [outputs.check_picture_output("--png", png, force=force)] if png else []
-    targets += [outputs.check_output("--trace", trace, outputs.TRACE, force=force)] if trace else []
+    targets = outputs.check_outputs({"--html": html, "--trace": trace}, pictures={"--png": png}, force=force)
     graph = load(model, found.shapes) if model else None
     charts, lines = [predicted_chart(found)], []
     if measured and graph:

@@ -11,39 +11,19 @@ import onnxruntime as ort
 import typer
 
 from chrion.cli.console import note, show, show_json, step
-from chrion.cli.options import (
-    AcceleratorOption,
-    AlphaOption,
-    CoresOption,
-    GpuBudgetOption,
-    InputOption,
-    JsonOption,
-    ModelArgument,
-    RunPlanOption,
-    RunPolicyOption,
-    ShapeOption,
-    SloOption,
-    StreamsOption,
-)
-from chrion.cli.steps import ExecutionOptions, check_reach, load_graph_and_feed, open_session
+from chrion.cli.exit_codes import FAILED
+from chrion.cli.option_groups import ExecutionOptions, InputOptions
+from chrion.cli.options import JsonOption
+from chrion.cli.steps import check_reach, open_session
 from chrion.common.units import format_ms
 from chrion.report.benchmark.accuracy import TOLERANCE, largest_difference
 from chrion.runtime import HybridSession
 
 
 def run(
-    model: ModelArgument,
-    plan: RunPlanOption = None,
-    slo: SloOption = None,
-    alpha: AlphaOption = None,
-    gpu_budget: GpuBudgetOption = None,
-    policy: RunPolicyOption = None,
-    feed: InputOption = None,
+    model: InputOptions,
+    options: ExecutionOptions,
     repeat: Annotated[int, typer.Option(min=1, metavar="N", help="Timed runs.")] = 20,
-    cores: CoresOption = None,
-    accelerator: AcceleratorOption = None,
-    shape: ShapeOption = None,
-    streams: StreamsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run a model in a HybridSession, time it, and check the outputs against plain onnxruntime.
@@ -51,11 +31,9 @@ def run(
     The session chooses between plans and plain onnxruntime, as it does in a program. With --plan, --policy or --streams
     it runs that plan, even if plain onnxruntime is faster. Exit code 3: the measured latency misses the SLO.
     """
-    options = ExecutionOptions(plan, slo, alpha, gpu_budget, policy, cores, accelerator, streams)
-    options.check()
-    graph, arrays = load_graph_and_feed(model, shape, feed)
+    graph, arrays = model.load_with_feed()
     arguments = options.session_arguments(graph)
-    expected = ort.InferenceSession(str(model), providers=["CPUExecutionProvider"]).run(None, arrays)
+    expected = ort.InferenceSession(str(model.path), providers=["CPUExecutionProvider"]).run(None, arrays)
     with open_session(graph, arguments) as session:
         outputs, measured_ms = _run_repeatedly(session, arrays, repeat)
         explanation, chosen = session.explain(), session.plan
@@ -73,10 +51,10 @@ def run(
             f"measured {format_ms(measured_ms)} (median of {repeat}){predicted}",
             f"outputs {'equal' if equal else 'DIFFER FROM'} plain onnxruntime's: largest difference {difference:.2g}",
         )
-    code = check_reach(measured_ms, options.slo_ms, chosen)
+    code = check_reach(measured_ms, options.plan_options.limits.slo_ms, chosen)
     if not equal:
         note(f"error: outputs differ from plain onnxruntime's by {difference:.2g}, more than {TOLERANCE:g}")
-    raise typer.Exit(code if equal else 1)
+    raise typer.Exit(code if equal else FAILED)
 
 
 def _run_repeatedly(session: HybridSession, arrays: Mapping[str, Any], repeat: int) -> tuple[Sequence[Any], float]:

@@ -32,12 +32,12 @@ def serve(
     ),
     grpc: Annotated[str, typer.Option(metavar="HOST:PORT", help="Address of gRPC, or none.")] = "127.0.0.1:8001",
     gpu_budget: GpuBudgetOption = None,
-    memory_budget: Annotated[
+    host_budget: Annotated[
         str | None,
         typer.Option(metavar="4GB", help="Host memory for models.", show_default="half of the free memory"),
     ] = None,
-    policy_names: Annotated[
-        str, typer.Option("--policy", metavar="NAMES", help="lru, lfu or cost; fifo or demand; none or deadline.")
+    serving_policy: Annotated[
+        str, typer.Option(metavar="NAMES", help="lru, lfu or cost; fifo or demand; none or deadline.")
     ] = "",
     scenario: Annotated[
         str | None, typer.Option(metavar="NAME", help="Use the policies and the GPU memory of a simulated scenario.")
@@ -58,7 +58,7 @@ def serve(
         str | None, typer.Option(metavar="15s", help="With poll: the polling interval.", show_default=_POLL)
     ] = None,
     max_request: Annotated[str, typer.Option(metavar="256MB", help="Maximum request size.")] = "256MB",
-    request_memory: Annotated[str, typer.Option(metavar="1GB", help="Maximum memory of requests in flight.")] = "1GB",
+    request_budget: Annotated[str, typer.Option(metavar="1GB", help="Memory for requests in flight.")] = "1GB",
     max_waiting: Annotated[int, typer.Option(min=1, metavar="N", help="Maximum queued requests.")] = 1024,
     max_connections: Annotated[int, typer.Option(min=1, metavar="N", help="Maximum connections per protocol.")] = 1024,
     max_client_connections: Annotated[
@@ -100,11 +100,11 @@ def serve(
         raise OptionError("--replicas: only with --ray")
     if poll and model_control != "poll":
         raise OptionError("--poll: only with --model-control poll")
-    names, routing = options.parse_routing(policy_names, simulated) if ray else (policy_names, None)
+    names, routing = options.parse_routing(serving_policy, simulated) if ray else (serving_policy, None)
     devices = options.DeviceOptions(
         accelerator or ("auto" if gpu_budget or scenario else "none"),
         parse_size_mb(gpu_budget, "--gpu-budget") if gpu_budget else scenario_bytes / 1e6,
-        parse_size_mb(memory_budget, "--memory-budget") if memory_budget else None,
+        parse_size_mb(host_budget, "--host-budget") if host_budget else None,
         needs_gpu=gpu_budget is not None,
     )
     checked = options.ServerOptions(
@@ -116,7 +116,7 @@ def serve(
         load=tuple(load_model or ()),
         poll_s=parse_duration_ms(poll or _POLL, "--poll") / 1000,
         body_bytes=round(parse_size_mb(max_request, "--max-request") * 1e6),
-        request_bytes=round(parse_size_mb(request_memory, "--request-memory") * 1e6),
+        request_bytes=round(parse_size_mb(request_budget, "--request-budget") * 1e6),
         max_waiting=max_waiting,
         max_connections=max_connections,
         max_client_connections=max_client_connections,

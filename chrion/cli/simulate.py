@@ -14,7 +14,7 @@ import typer
 from chrion.cli import outputs
 from chrion.cli.completion import complete_scenario
 from chrion.cli.console import show, show_json, step
-from chrion.cli.options import ForceOption, JsonOption
+from chrion.cli.options import ForceOption, JsonOption, SetOption
 from chrion.cli.simulate_decoder import simulate_decoders
 from chrion.common.units import format_count
 from chrion.errors import OptionError
@@ -25,11 +25,8 @@ from chrion.serving.simulator import overrides, results, run, sweep
 from chrion.serving.simulator import replications as repeated
 from chrion.serving.simulator.bundled_scenarios import scenario_descriptions
 from chrion.serving.simulator.decoder_scenario import is_decoder_scenario
-from chrion.serving.simulator.export import HEADER, export_requests
+from chrion.serving.simulator.export import export_requests
 from chrion.serving.simulator.scenario import ScenarioSource, find_scenario
-
-#: The beginning of files that --export wrote before.
-EXPORT = ",".join(HEADER).encode()
 
 
 def simulate(
@@ -41,9 +38,7 @@ def simulate(
             show_default=False,
         ),
     ] = "",
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value. Repeatable.")
-    ] = None,
+    set_: SetOption = None,
     sweep_: Annotated[
         list[str] | None,
         typer.Option("--sweep", metavar="KEY=A,B,C", help="Simulate each value; several options make a grid."),
@@ -85,8 +80,7 @@ def simulate(
         ray,
         {"--sweep": sweep_, "--replications": replications, "--plot": plot, "--export": export, "--details": details},
     )
-    target = outputs.check_picture_output("--plot", plot, force=force) if plot else None
-    exported = outputs.check_output("--export", export, EXPORT, force=force) if export else None
+    targets = outputs.check_outputs({"--export": export}, pictures={"--plot": plot}, force=force)
     source = find_scenario(scenario).changed(dict(map(overrides.parse_set, set_ or [])))
     processes = workers or os.cpu_count() or 1
     if is_decoder_scenario(source):
@@ -101,9 +95,8 @@ def simulate(
         _sweep(source, sweep_, plot, workers=processes, ray=ray, as_json=as_json)
     else:
         _simulate_once(source, plot, export, details=details, as_json=as_json)
-    for output in (target, exported):
-        if output and not as_json:
-            show(output.message)
+    if not as_json:
+        show(*(target.message for target in targets))
 
 
 def _list(*, as_json: bool) -> None:

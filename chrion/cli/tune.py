@@ -12,6 +12,7 @@ import typer
 
 from chrion.cli import outputs
 from chrion.cli.console import note, show, show_json, step
+from chrion.cli.exit_codes import FAILED, OUT_OF_REACH
 from chrion.cli.options import (
     AcceleratorOption,
     AlphaOption,
@@ -21,7 +22,6 @@ from chrion.cli.options import (
     JsonOption,
     SloOption,
 )
-from chrion.cli.steps import OUT_OF_REACH
 from chrion.common.units import format_ms, format_shape, parse_shape
 from chrion.devices import usable_provider
 from chrion.devices.providers import CPU_PROVIDER
@@ -33,9 +33,8 @@ from chrion.report.figure_table import FigureTable, key, text
 from chrion.runtime.selection.comparison_summary import candidate_name
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.offline_tuning import OfflineDecisions, tune_offline
-from chrion.runtime.selection.shipped import ShippedDecision, shipped_path, write_beside
-from chrion.scheduler import DEFAULT_POLICY
-from chrion.scheduler.planner import check_options
+from chrion.runtime.selection.shipped import ShippedDecision, holds_decisions, shipped_path, write_beside
+from chrion.scheduler.plan_options import PlanOptions
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -73,9 +72,10 @@ def tune(
     onnxruntime. Exit code 1: other processes used the cores, so that a decision is unreliable and not in the file. Exit
     code 3: no candidate meets the SLO.
     """
-    limits = check_options(slo, alpha, DEFAULT_POLICY, gpu_budget)
+    limits = PlanOptions(slo, alpha, cores=cores, gpu_budget=gpu_budget).limits
     for model in models if beside else ():
-        outputs.check_output("--beside", shipped_path(model), outputs.DECISIONS, force=force)
+        path = shipped_path(model)
+        outputs.check_outputs({"--beside": path}, force=force or holds_decisions(path))
     sets = list(_shape_sets(shape or []))
     work = [_Work(model, _resolve(model, sets)) for model in models]
     provider = usable_provider(accelerator or "auto")
@@ -246,5 +246,5 @@ def _format(shapes: Mapping[str, Sequence[int]], before: str = "") -> str:
 def _exit_code(results: Sequence[OfflineDecisions], *, beside: bool) -> int:
     decisions = [shipped.decision for result in results for shipped in result.decisions]
     if beside and any(decision.uncertain for decision in decisions):
-        return 1
+        return FAILED
     return OUT_OF_REACH if any(decision.missed for decision in decisions) else 0

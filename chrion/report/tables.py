@@ -29,28 +29,38 @@ def plan_table(plan: Plan) -> FigureTable:
     with the CPU cores alone and has no columns of accelerator memory.
     """
     title = f"{plan.model}: {format_count(len(plan.operators), 'operator')}, predicted for {plan.machine}"
-    if plan.accelerator_only is None and plan.accelerator is None:
-        return _cpu_plan_table(title, plan)
     first, second = sorted(MEMORIES, key=lambda memory: memory != plan.memory)
-    figures = ("latency", _VS_ACCELERATOR, MEMORY_NAMES[first], _VS_ACCELERATOR, MEMORY_NAMES[second])
-    table = FigureTable(
-        title, [key(""), *figures, "operators on accelerator", "operators on CPU", "cores"], sparse=True
-    )
-    cpu_cores = str(plan.cpu_only_cores or "")
-    rows: list[tuple[str, Prediction | None, Sequence[str]]] = [
-        ("accelerator only", plan.accelerator_only, (str(len(plan.operators)), "0", "0")),
-        ("CPU only", plan.cpu_only, ("0", str(len(plan.operators)), cpu_cores)),
-        (plan.policy, plan.predicted, (str(plan.on_accelerator), str(plan.on_cpu), str(plan.schedule.cores))),
+    n, on_cpu_alone = len(plan.operators), _is_on_cpu_alone(plan)
+    columns = ["latency", "vs. CPU only", "operators", "cores"]
+    if not on_cpu_alone:
+        columns = ["latency", _VS_ACCELERATOR, MEMORY_NAMES[first], _VS_ACCELERATOR, MEMORY_NAMES[second]]
+        columns += ["operators on accelerator", "operators on CPU", "cores"]
+    table = FigureTable(title, [key(""), *columns], sparse=True)
+    rows: list[tuple[str, Prediction | None, int, int, int]] = [
+        ("accelerator only", plan.accelerator_only, n, 0, 0),
+        ("CPU only", plan.cpu_only, 0, n, plan.cpu_only_cores),
+        (plan.policy, plan.predicted, plan.on_accelerator, plan.on_cpu, plan.schedule.cores),
     ]
-    for name, prediction, counts in rows:
-        if prediction is not None:
-            table.add_row(name, *_figures(prediction, plan.accelerator_only, first, second), *counts)
+    for name, found, on_accelerator, on_cpu, cores in rows:
+        if found is None:
+            continue
+        used = str(cores) if cores or on_accelerator else ""
+        if on_cpu_alone:
+            change = _change(found.latency_ms, plan.cpu_only.latency_ms if plan.cpu_only else 0.0)
+            table.add_row(name, format_ms(found.latency_ms), change, str(n), used)
+        else:
+            figures = _figures(found, plan.accelerator_only, first, second)
+            table.add_row(name, *figures, str(on_accelerator), str(on_cpu), used)
     return table
+
+
+def _is_on_cpu_alone(plan: Plan) -> bool:
+    return plan.accelerator_only is None and plan.accelerator is None
 
 
 def reference_lines(plan: Plan) -> list[str]:
     """Return a line on what the table of a plan without an accelerator compares with; no line for other plans."""
-    if plan.accelerator_only is not None or plan.accelerator is not None or plan.cpu_only is None:
+    if plan.cpu_only is None or not _is_on_cpu_alone(plan):
         return []
     return ["vs. CPU only: both are predictions; chrion bench compares with plain onnxruntime"]
 
@@ -200,19 +210,6 @@ def machine_table(
         table.add_row("GPU", f"{gpu['name']}, {total_gb:.1f} GB, of which {used} used")
     for provider in providers:
         table.add_row(provider["name"], _provider_state(provider))
-    return table
-
-
-def _cpu_plan_table(title: str, plan: Plan) -> FigureTable:
-    table = FigureTable(title, [key(""), "latency", "vs. CPU only", "operators", "cores"])
-    rows = (
-        ("CPU only", plan.cpu_only, str(plan.cpu_only_cores or "")),
-        (plan.policy, plan.predicted, str(plan.schedule.cores)),
-    )
-    for name, prediction, cores in rows:
-        if prediction is not None:
-            change = _change(prediction.latency_ms, plan.cpu_only.latency_ms if plan.cpu_only else 0.0)
-            table.add_row(name, format_ms(prediction.latency_ms), change, str(len(plan.operators)), cores)
     return table
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 from chrion.common.lane_numbers import is_accelerator_lane
-from chrion.common.units import format_mb, format_ms, parse_duration_ms, parse_size_mb
+from chrion.common.units import format_mb, format_ms
 from chrion.errors import OptionError
 from chrion.graph.dag import Dag
 from chrion.graph.model import Graph
@@ -19,11 +18,12 @@ from chrion.scheduler.evaluation.evaluate import Timeline
 from chrion.scheduler.evaluation.lower_bound import lower_bound_ms
 from chrion.scheduler.evaluation.solution import Problem, VariantSolution
 from chrion.scheduler.plan import Plan, Prediction
-from chrion.scheduler.policies.policy import PlanningTask, Policy, ScheduleFunction
-from chrion.scheduler.policies.registry import DEFAULT_POLICY, POLICIES, find_policy
+from chrion.scheduler.plan_options import PlanOptions
+from chrion.scheduler.policies.policy import PlanningTask, ScheduleFunction, SchedulePolicy
+from chrion.scheduler.policies.registry import DEFAULT_POLICY, find_policy
 from chrion.scheduler.policies.single_device import accelerator_only, cpu_only
 from chrion.scheduler.policies.stages import StageMeter
-from chrion.scheduler.priced_memory import MEMORY_NAMES, Memory, check_memory, priced_memory
+from chrion.scheduler.priced_memory import MEMORY_NAMES, Memory, priced_memory
 from chrion.scheduler.search.alpha import Limits, best_within, choose, raise_to_fit
 from chrion.scheduler.search.solution_pool import SolutionPool
 
@@ -68,86 +68,34 @@ def partition(  # noqa: PLR0913 - the options of the command of the same name
         budget, it is the one that exceeds it least, and its ``meets_budget`` is false.
 
     Raises:
-        OptionError: As for :func:`check_options`.
+        OptionError: An option is invalid; see :class:`chrion.scheduler.plan_options.PlanOptions`.
         ProfileError: The profile has fewer cores than ``cores``, or no operators.
         ScheduleError: The policy needs a device that the profile does not have.
     """
-    limits = check_options(slo, alpha, policy, gpu_budget, cores=cores, streams=streams, meter=meter, memory=memory)
-    settings = {"cores": cores, "streams": streams, "meter": meter, "memory": memory}
-    return _planner(graph, profile, policy, limits, alpha, settings).plan(limits, alpha)
+    options = PlanOptions(slo, alpha, policy, cores, streams, meter, gpu_budget, memory)
+    return alternatives(graph, profile, options)[0]
 
 
-def alternatives(  # noqa: PLR0913 - as for partition
-    graph: Graph,
-    profile: Profile,
-    slo: str | float | None = None,
-    alpha: float | None = None,
-    policy: str = DEFAULT_POLICY,
-    *,
-    cores: int | None = None,
-    streams: int | None = None,
-    meter: StageMeter | None = None,
-    gpu_budget: str | float | None = None,
-    memory: Memory | None = None,
-) -> list[Plan]:
+def alternatives(graph: Graph, profile: Profile, options: PlanOptions) -> list[Plan]:
     """Return plans with similar predictions, the best first, to be compared by running them.
 
-    Arguments and errors are those of :func:`partition`. The default policy returns one plan for each of the most
-    promising chunk lengths; every other policy returns one plan.
-    """
-    limits = check_options(slo, alpha, policy, gpu_budget, cores=cores, streams=streams, meter=meter, memory=memory)
-    settings = {"cores": cores, "streams": streams, "meter": meter, "memory": memory}
-    return _planner(graph, profile, policy, limits, alpha, settings).alternatives(limits, alpha)
-
-
-def _planner(  # noqa: PLR0913, PLR0917 - as for partition
-    graph: Graph, profile: Profile, policy: str, limits: Limits, alpha: float | None, settings: dict[str, Any]
-) -> Planner:
-    """Return the planner of one call, which searches only as far as its limits and its price ask for.
+    The default policy returns one plan for each of the most promising chunk lengths; every other policy returns one
+    plan. Only what the limits and the price ask for is searched.
 
     Raises:
+        OptionError: An argument is of another type.
         ProfileError: As for :func:`partition`.
+        ScheduleError: As for :func:`partition`.
     """
     _check_types(graph, profile)
+    limits, alpha = options.limits, options.alpha
     if limits.budget_mb is not None:
-        return Planner(graph, profile, policy, **settings)
+        return Planner(graph, profile, options).alternatives(limits, alpha)
     # Without a price, no other plan than the fastest is preferable; an SLO alone asks for the least memory.
     unpriced = alpha == 0 or (alpha is None and limits.slo_ms is None)
     fastest_only = unpriced or profile.accelerator is None
-    return Planner(graph, profile, policy, **settings, fastest_only=fastest_only, slo_ms=limits.slo_ms)
-
-
-def check_options(  # noqa: PLR0913 - as for partition
-    slo: str | float | None,
-    alpha: float | None,
-    policy: str,
-    gpu_budget: str | float | None = None,
-    *,
-    cores: int | None = None,
-    streams: int | None = None,
-    meter: StageMeter | None = None,
-    memory: Memory | None = None,
-) -> Limits:
-    """Check the options of :func:`partition` before anything is measured; return the SLO and the budget.
-
-    Raises:
-        OptionError: The SLO, alpha, policy, budget, number of cores or streams, or kind of memory is invalid, or
-            ``meter`` is given for a policy that measures no stages.
-    """
-    check_memory(memory)
-    if alpha is not None and not 0 <= alpha < math.inf:
-        raise OptionError(f"invalid alpha {alpha}: expected a number of ms per MB, 0 or more")
-    chosen = find_policy(policy)
-    for what, number in (("cores", cores), ("streams", streams)):
-        if number is not None and number < 1:
-            raise OptionError(f"invalid number of {what} {number}: expected 1 or more")
-    if meter is not None and not chosen.measures_stages:
-        able = " or ".join(f"--policy {name}" for name, other in POLICIES.items() if other.measures_stages)
-        raise OptionError(f"policy {policy} measures no stages", hint=f"choose {able}")
-    return Limits(
-        None if slo is None else parse_duration_ms(slo, "slo"),
-        None if gpu_budget is None else parse_size_mb(gpu_budget, "gpu budget"),
-    )
+    planner = Planner(graph, profile, options, fastest_only=fastest_only, slo_ms=limits.slo_ms)
+    return planner.alternatives(limits, alpha)
 
 
 def _check_types(graph: object, profile: object) -> None:
@@ -162,50 +110,43 @@ def _check_types(graph: object, profile: object) -> None:
 class Planner:
     """A planner of one graph for one machine, for several limits and prices of memory.
 
-    A policy of solutions, such as the default one, searches once, at the first call; limits and prices only select
-    from its solutions. So of two such plans of one planner, none is better than the other in both latency and memory.
+    A policy of solutions, such as the default one, searches once for each budget; SLOs and prices only select from its
+    solutions. So of two such plans of one planner, none is better than the other in both latency and memory.
 
     Args:
         graph: The graph.
         profile: The costs of its operators.
-        policy: Name of the scheduler.
-        cores: As for :func:`partition`, and so are the following.
-        streams: Most accelerator lanes.
-        meter: Measures stages.
-        memory: The memory that alpha prices.
+        options: The policy, what it may use of the machine, and the memory that alpha prices. The limits and the price
+            are those of each call.
         alphas: Prices that plans will be asked for, if they are known.
         fastest_only: Only the fastest plan will be asked for, without a budget and prices.
         slo_ms: The only SLO that plans will be asked for, if it is known and there is no budget.
 
     Raises:
-        OptionError: There is no such policy.
-        ProfileError: The profile has fewer cores than ``cores``, or no operators.
+        ProfileError: The profile has fewer cores than the options, or no operators.
     """
 
-    def __init__(  # noqa: PLR0913 - the options of partition
+    def __init__(  # noqa: PLR0913 - what is known of the calls
         self,
         graph: Graph,
         profile: Profile,
-        policy: str = DEFAULT_POLICY,
+        options: PlanOptions | None = None,
         *,
-        cores: int | None = None,
-        streams: int | None = None,
-        meter: StageMeter | None = None,
-        memory: Memory | None = None,
         alphas: Sequence[float] = (),
         fastest_only: bool = False,
         slo_ms: float | None = None,
     ) -> None:
-        self._graph, self._profile, self._policy = graph, profile, find_policy(policy)
-        self._meter, self._memory, self._alphas = meter, priced_memory(profile, memory), alphas
-        self._cores, self._streams, self._fastest_only, self._slo_ms = cores, streams, fastest_only, slo_ms
+        self._graph, self._profile, self._options = graph, profile, options or PlanOptions()
+        self._policy = find_policy(self._options.policy)
+        self._memory, self._alphas = priced_memory(profile, self._options.memory), alphas
+        self._fastest_only, self._slo_ms = fastest_only, slo_ms
         #: The operators of the graph and of its variants with their costs, by identity.
         self._costs: dict[int, tuple[Dag, Costs]] = {}
         costs = self._costs_of(graph.dag)
         self._gpu = _predict(graph, costs, accelerator_only)[0] if costs.accelerator_ms is not None else None
         self._cpu: tuple[Prediction | None, int] = _predict(graph, costs, cpu_only) if costs.cores else (None, 0)
         self._pool: SolutionPool | None = None
-        #: The budget that the solutions were found for, if they depend on it.
+        #: The budget that the solutions were found for.
         self._pool_budget_mb: float | None = None
 
     def plan(self, limits: Limits, alpha: float | None = None) -> Plan:
@@ -214,23 +155,52 @@ class Planner:
 
     def alternatives(self, limits: Limits, alpha: float | None = None) -> list[Plan]:
         """Return plans with similar predictions, the best first; see :func:`alternatives`."""
-        find_solutions = self._policy.find_solutions
-        if find_solutions is None:
-            found = [self._search_alpha(limits, alpha)]
+        policy = self._policy
+        if isinstance(policy, SchedulePolicy):
+            found = [self._search_alpha(policy, limits, alpha)]
         else:
-            budget_mb = limits.budget_mb if self._policy.fills_memory else None
-            if self._pool is None or budget_mb != self._pool_budget_mb:
-                solutions = find_solutions(self._task(alpha, budget_mb))
+            if self._pool is None or limits.budget_mb != self._pool_budget_mb:
+                solutions = policy.find_solutions(self._task(alpha, limits.budget_mb))
                 self._pool = SolutionPool(solutions, self._memory, self._with_least_memory, self._with_frame)
-                self._pool_budget_mb = budget_mb
+                self._pool_budget_mb = limits.budget_mb
             found = self._pool.select(limits, alpha)
             price = alpha if alpha is not None else self._pool.implied_alpha(found[0])
             found = [replace(variant, alpha=price) for variant in found]
-        builder = _PlanBuilder(self._graph, self._profile, self._costs_of, self._policy, limits, alpha, self._memory)
         remarks = self._remarks_on_alpha(limits, alpha, found[0])
-        cpu, cores = self._cpu
-        plans = (builder.build(variant, self._gpu, cpu, remarks) for variant in found)
-        return [replace(plan, cpu_only_cores=cores) for plan in plans]
+        return [self._build(variant, limits, [*_remarks(variant, limits, alpha), *remarks]) for variant in found]
+
+    def _build(self, chosen: VariantSolution, limits: Limits, remarks: Sequence[str]) -> Plan:
+        """Return the plan of a solution."""
+        solution, dag = chosen.solution, chosen.graph.dag
+        timeline, profile = solution.timeline, self._profile
+        cpu_only, cpu_only_cores = self._cpu
+        return Plan(
+            model=self._graph.name,
+            digest=chosen.graph.digest,
+            shapes=self._graph.shapes,
+            chunk=chosen.chunk,
+            policy=self._policy.name,
+            alpha=chosen.alpha,
+            memory=self._memory,
+            slo_ms=limits.slo_ms,
+            budget_mb=limits.budget_mb,
+            accelerator=profile.accelerator if any(map(is_accelerator_lane, solution.schedule.lanes)) else None,
+            machine=profile.machine,
+            estimated=len(profile.missing(dag)),
+            schedule=solution.schedule,
+            operators=dag.names,
+            segments=solution.segments,
+            segment_ms=tuple((timeline.start_ms[s[0]], timeline.finish_ms[s[-1]]) for s in solution.segments),
+            predicted=_prediction(timeline),
+            busy_ms=timeline.busy_ms,
+            lower_bound_ms=lower_bound_ms(dag, self._costs_of(dag), solution.schedule),
+            accelerator_only=self._gpu,
+            cpu_only=cpu_only,
+            cpu_only_cores=cpu_only_cores,
+            remarks=tuple(remarks),
+            origin=solution.origin,
+            merged=chosen.merged,
+        )
 
     def _remarks_on_alpha(self, limits: Limits, alpha: float | None, chosen: VariantSolution) -> list[str]:
         """Return a remark if alpha changes nothing, with the reason."""
@@ -243,9 +213,11 @@ class Planner:
             return "there is no accelerator"
         if not self._policy.weighs_memory:
             return f"policy {self._policy.name} does not weigh memory"
-        if self._pool is None:
-            same = self._solver(self._costs_of(self._graph.dag))(0.0).solution.schedule == chosen.solution.schedule
+        if isinstance(self._policy, SchedulePolicy):
+            free = self._solver(self._policy, self._costs_of(self._graph.dag))(0.0)
+            same = free.solution.schedule == chosen.solution.schedule
             return "this policy makes the same plan for alpha 0" if same else ""
+        assert self._pool is not None  # noqa: S101 - the plan was selected from it
         fastest = self._pool.select(limits, 0.0)[0]
         if fastest.memory_mb(self._memory) > chosen.memory_mb(self._memory):
             return ""
@@ -257,34 +229,35 @@ class Planner:
     def _costs_of(self, dag: Dag) -> Costs:
         """Return the costs of the operators of the graph or of one of its variants."""
         if id(dag) not in self._costs:
-            self._costs[id(dag)] = dag, self._profile.costs(dag, self._cores, self._streams)
+            self._costs[id(dag)] = dag, self._profile.costs(dag, self._options.cores, self._options.streams)
         return self._costs[id(dag)][1]
 
     def _task(self, alpha: float | None, budget_mb: float | None) -> PlanningTask:
         """Return the task of a policy of solutions, of which the first plan has a price of memory."""
         prices = (*self._alphas, *([alpha] if alpha else [])) if self._memory == "paper" and self._gpu else ()
         budget = math.inf if budget_mb is None else budget_mb
-        return PlanningTask(self._graph, self._costs_of, prices, self._meter, budget, self._fastest_only, self._slo_ms)
+        meter = self._options.meter
+        return PlanningTask(self._graph, self._costs_of, prices, meter, budget, self._fastest_only, self._slo_ms)
 
-    def _search_alpha(self, limits: Limits, alpha: float | None) -> VariantSolution:
+    def _search_alpha(self, policy: SchedulePolicy, limits: Limits, alpha: float | None) -> VariantSolution:
         """Return the solution of a policy of schedules."""
         costs = self._costs_of(self._graph.dag)
-        solve = self._solver(costs)
+        solve = self._solver(policy, costs)
         if not self._gpu:
             return solve(alpha or 0.0)
         scale = self._gpu.latency_ms / self._gpu.memory_mb if self._gpu.memory_mb else 1.0
         chosen = self._with_frame(choose(solve, limits.slo_ms, alpha, scale))
-        if limits.budget_mb is None or chosen.fits(limits.budget_mb) or not self._policy.weighs_memory:
+        if limits.budget_mb is None or chosen.fits(limits.budget_mb) or not policy.weighs_memory:
             return chosen
         found = [raise_to_fit(lambda alpha: self._with_frame(solve(alpha)), chosen, limits.budget_mb, scale)]
         if costs.cores:
             # An operator without memory of its own stays on the accelerator at any alpha, and with it the base memory.
-            found.append(self._solver(costs.without_accelerator())(found[0].alpha))
+            found.append(self._solver(policy, costs.without_accelerator())(found[0].alpha))
         return best_within(found, limits, alpha)[0]
 
-    def _solver(self, costs: Costs) -> Callable[[float], VariantSolution]:
+    def _solver(self, policy: SchedulePolicy, costs: Costs) -> Callable[[float], VariantSolution]:
         """Return the function from alpha to the solution of a policy of schedules."""
-        solve = self._policy.make_solver(self._graph.dag, costs)
+        solve = policy.make_solver(self._graph.dag, costs)
         return lambda alpha: VariantSolution(alpha, solve(alpha), None, self._graph)
 
     def _with_least_memory(self, variant: VariantSolution) -> VariantSolution:
@@ -308,80 +281,27 @@ def _prediction(timeline: Timeline) -> Prediction:
     return Prediction(timeline.latency_ms, timeline.memory_mb, timeline.resident_mb, timeline.frame_mb)
 
 
-@dataclass(frozen=True)
-class _PlanBuilder:
-    """Builder of plans from solutions; its fields are common to all plans of one call of :func:`alternatives`."""
-
-    graph: Graph
-    profile: Profile
-    costs_of: Callable[[Dag], Costs]
-    policy: Policy
-    limits: Limits
-    alpha: float | None
-    memory: Memory
-
-    def build(
-        self, chosen: VariantSolution, gpu: Prediction | None, cpu: Prediction | None, remarks: Sequence[str]
-    ) -> Plan:
-        """Return the plan of a solution.
-
-        Args:
-            chosen: The solution.
-            gpu: The prediction for the graph on the accelerator alone; None without an accelerator.
-            cpu: The prediction for the graph on the CPU cores alone; None without cores.
-            remarks: Further remarks.
-        """
-        solution = chosen.solution
-        timeline = solution.timeline
-        costs = self.costs_of(chosen.graph.dag)
-        return Plan(
-            model=self.graph.name,
-            digest=chosen.graph.digest,
-            shapes=self.graph.shapes,
-            chunk=chosen.chunk,
-            policy=self.policy.name,
-            alpha=chosen.alpha,
-            memory=self.memory,
-            slo_ms=self.limits.slo_ms,
-            budget_mb=self.limits.budget_mb,
-            accelerator=self.profile.accelerator if any(map(is_accelerator_lane, solution.schedule.lanes)) else None,
-            machine=self.profile.machine,
-            estimated=len(self.profile.missing(chosen.graph.dag)),
-            schedule=solution.schedule,
-            operators=chosen.graph.dag.names,
-            segments=solution.segments,
-            segment_ms=tuple((timeline.start_ms[s[0]], timeline.finish_ms[s[-1]]) for s in solution.segments),
-            predicted=_prediction(timeline),
-            busy_ms=timeline.busy_ms,
-            lower_bound_ms=lower_bound_ms(chosen.graph.dag, costs, solution.schedule),
-            accelerator_only=gpu,
-            cpu_only=cpu,
-            remarks=(*self._remarks(chosen), *remarks),
-            origin=chosen.solution.origin,
-            merged=chosen.merged,
-        )
-
-    def _remarks(self, chosen: VariantSolution) -> list[str]:
-        """Return the plan's remarks: changes to the model and to alpha, and missed limits."""
-        remarks = []
-        timeline = chosen.solution.timeline
-        if chosen.chunk:
-            remarks.append(f"recurrent operators are cut into chunks of {chosen.chunk} steps")
-        if widths := Counter(width for width in chosen.solution.schedule.widths if width > 1):
-            counts = ", ".join(f"{count} on {width}" for width, count in sorted(widths.items()))
-            remarks.append(f"operators on several cores at once: {counts}")
-        if chosen.merged:
-            count = sum(map(len, chosen.merged))
-            remarks.append(f"{count} operators are merged into {len(chosen.merged)}")
-        slo_ms, budget_mb = self.limits.slo_ms, self.limits.budget_mb
-        if self.alpha is not None and chosen.alpha < self.alpha and chosen.meets(slo_ms):
-            remarks.append(f"alpha was lowered from {self.alpha:g} to {chosen.alpha:.4g} ms/MB to meet the SLO")
-        if slo_ms is not None and not chosen.meets(slo_ms):
-            excess = format_ms(timeline.latency_ms - slo_ms)
-            within = "" if budget_mb is None else f" within the GPU budget of {format_mb(budget_mb)}"
-            remarks.append(f"no plan meets the SLO of {format_ms(slo_ms)}{within}: the fastest misses it by {excess}")
-        if budget_mb is not None and not chosen.fits(budget_mb):
-            excess = format_mb(timeline.resident_mb - budget_mb)
-            budget = f"the GPU budget of {format_mb(budget_mb)}"
-            remarks.append(f"no plan of this policy fits {budget}: the smallest exceeds it by {excess}")
-        return remarks
+def _remarks(chosen: VariantSolution, limits: Limits, alpha: float | None) -> list[str]:
+    """Return the plan's remarks: changes to the model and to alpha, and missed limits."""
+    remarks = []
+    timeline = chosen.solution.timeline
+    if chosen.chunk:
+        remarks.append(f"recurrent operators are cut into chunks of {chosen.chunk} steps")
+    if widths := Counter(width for width in chosen.solution.schedule.widths if width > 1):
+        counts = ", ".join(f"{count} on {width}" for width, count in sorted(widths.items()))
+        remarks.append(f"operators on several cores at once: {counts}")
+    if chosen.merged:
+        count = sum(map(len, chosen.merged))
+        remarks.append(f"{count} operators are merged into {len(chosen.merged)}")
+    slo_ms, budget_mb = limits.slo_ms, limits.budget_mb
+    if alpha is not None and chosen.alpha < alpha and chosen.meets(slo_ms):
+        remarks.append(f"alpha was lowered from {alpha:g} to {chosen.alpha:.4g} ms/MB to meet the SLO")
+    if slo_ms is not None and not chosen.meets(slo_ms):
+        excess = format_ms(timeline.latency_ms - slo_ms)
+        within = "" if budget_mb is None else f" within the GPU budget of {format_mb(budget_mb)}"
+        remarks.append(f"no plan meets the SLO of {format_ms(slo_ms)}{within}: the fastest misses it by {excess}")
+    if budget_mb is not None and not chosen.fits(budget_mb):
+        excess = format_mb(timeline.resident_mb - budget_mb)
+        budget = f"the GPU budget of {format_mb(budget_mb)}"
+        remarks.append(f"no plan of this policy fits {budget}: the smallest exceeds it by {excess}")
+    return remarks

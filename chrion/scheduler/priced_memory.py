@@ -14,15 +14,18 @@ MEMORIES: tuple[Memory, ...] = get_args(Memory)
 MEMORY_NAMES: dict[Memory, str] = {"resident": "resident memory", "paper": "memory (Eq. 4)"}
 
 
-def priced_memory(profile: Profile, memory: Memory | None = None) -> Memory:
+def priced_memory(profile: Profile, memory: str | None = None) -> Memory:
     """Return the memory that alpha prices.
 
     Args:
         profile: The costs. If its accelerator memory was measured, ``resident`` is the default: it predicts what the
             accelerator holds. Otherwise ``paper`` is: the published experiments are defined by Equation 4.
         memory: The choice of the user; None for the default.
+
+    Raises:
+        OptionError: There is no such definition.
     """
-    return memory or ("resident" if profile.memory_measured else "paper")
+    return check_memory(memory) or ("resident" if profile.memory_measured else "paper")
 
 
 def check_memory(name: str | None) -> Memory | None:

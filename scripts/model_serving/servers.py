@@ -22,7 +22,9 @@ def chrion_server(repository: Path, budget_mb: float, policy: str, *more: str) -
     port = free_port()
     command = [sys.executable, "-m", "chrion", "serve", str(repository), "--http", f"127.0.0.1:{port}", *more]
     command += [] if "--grpc" in more else ["--grpc", "none"]
-    with running([*command, "--memory-budget", f"{budget_mb:g}MB", "--policy", policy], port, "/v2/health") as url:
+    with running(
+        [*command, "--host-budget", f"{budget_mb:g}MB", "--serving-policy", policy], port, "/v2/health"
+    ) as url:
         yield url
 
 

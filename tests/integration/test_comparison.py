@@ -17,9 +17,9 @@ from chrion.profiler import Costs
 from chrion.profiler.synthetic_inputs import synthetic_inputs
 from chrion.report import comparison_json, comparison_table, comparison_verdict, plot_comparison
 from chrion.report.benchmark.comparison import PolicyComparison, PolicyResult, plan_policies, time_plans
-from chrion.scheduler import POLICIES, Policy, Schedule, fixed_plan
-from chrion.scheduler.evaluation.solution import Problem
-from chrion.scheduler.policies.policy import Solver
+from chrion.scheduler import POLICIES, Schedule, fixed_plan
+from chrion.scheduler.plan_options import PlanOptions
+from chrion.scheduler.policies.policy import SchedulePolicy
 from helpers import alternating_lanes, branches
 from random_profiles import random_profile
 
@@ -27,7 +27,7 @@ from random_profiles import random_profile
 def compared(source: onnx.ModelProto, *policies: str) -> PolicyComparison:
     """Return plans of some policies for this machine."""
     graph = chrion.load(source)
-    return plan_policies(graph, chrion.profile(graph), policies)
+    return plan_policies(graph, chrion.profile(graph), [PlanOptions(policy=policy) for policy in policies])
 
 
 def test_a_policy_that_finds_no_plan_has_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -36,7 +36,7 @@ def test_a_policy_that_finds_no_plan_has_a_reason(monkeypatch: pytest.MonkeyPatc
     def failing(*_: Any) -> Any:
         raise ScheduleError("policy odd: there is an odd number of operators")
 
-    monkeypatch.setitem(POLICIES, "odd", Policy("odd", "No plan for any graph.", failing))
+    monkeypatch.setitem(POLICIES, "odd", SchedulePolicy("odd", "No plan for any graph.", failing))
     found = compared(branches(), "odd", "cpu")
     assert found.results[0].plan is None
     assert "odd number" in found.results[0].reason
@@ -53,11 +53,13 @@ def test_lanes_and_waits_are_those_of_the_program(monkeypatch: pytest.MonkeyPatc
     for right, expected in ((2, (2, 1)), (1, (1, 0))):
         lanes = [right if name.startswith("right") else 1 for name in graph.dag.names]
 
-        def solver(dag: Dag, costs: Costs, lanes: list[int] = lanes) -> Solver:
-            return lambda _: Problem(dag, costs).evaluate(Schedule(dag.topological_order, tuple(lanes), costs.cores))
+        def schedule(dag: Dag, costs: Costs, _alpha: float, lanes: list[int] = lanes) -> Schedule:
+            return Schedule(dag.topological_order, tuple(lanes), costs.cores)
 
-        monkeypatch.setitem(POLICIES, "fixed", Policy("fixed", "Given lanes.", solver))
-        result = plan_policies(graph, random_profile([graph], accelerator=False), ["fixed"]).results[0]
+        monkeypatch.setitem(POLICIES, "fixed", SchedulePolicy("fixed", "Given lanes.", schedule))
+        result = plan_policies(
+            graph, random_profile([graph], accelerator=False), [PlanOptions(policy="fixed")]
+        ).results[0]
         assert (result.lanes, result.synchronisations) == expected
 
 

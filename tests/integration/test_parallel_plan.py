@@ -9,6 +9,7 @@ import pytest
 from chrion import Graph, Profile, load
 from chrion.profiler.profiles import OperatorCost
 from chrion.runtime.selection.parallel_plan import parallel_plan
+from chrion.scheduler.plan_options import PlanOptions
 from chrion.scheduler.planner import alternatives
 from chrion.zoo import build
 from helpers import FLOAT, MACHINE, make_model, node, value
@@ -32,7 +33,7 @@ def unfolded() -> Graph:
 def test_a_plan_is_made_although_the_slowdown_was_measured_too_large(unfolded: Graph) -> None:
     """With a slowdown of 3 the planner uses one core; the plan for the guard uses two and says so."""
     profile = profile_of(unfolded, 3.0)
-    assert all(len(plan.segments) == 1 for plan in alternatives(unfolded, profile))
+    assert all(len(plan.segments) == 1 for plan in alternatives(unfolded, profile, PlanOptions()))
     plan = parallel_plan(unfolded, profile, None, None)
     assert plan is not None
     assert len(set(plan.schedule.lanes)) == 2

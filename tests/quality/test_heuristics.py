@@ -9,10 +9,9 @@ import pytest
 
 from chrion.graph import Dag
 from chrion.profiler import Costs
-from chrion.scheduler import POLICIES
 from chrion.scheduler.evaluation.solution import Problem
-from chrion.scheduler.policies.chrion import ChrionPolicy
 from made_machines import FAMILIES, made_problem
+from policy_solutions import solve_policy
 from solution_checks import check_solution
 from textbook_schedulers import critical_path_list, lookahead_heft
 
@@ -22,7 +21,7 @@ MADE = (lookahead_heft, critical_path_list)
 def best_list_ms(dag: Dag, costs: Costs) -> float:
     """Return the least latency of HEFT, CPOP, PEFT, HEFT with lookahead and lists by critical path."""
     problem = Problem(dag, costs)
-    found = [POLICIES[name].make_solver(dag, costs)(0.0) for name in ("heft", "cpop", "peft")]
+    found = [solve_policy(name, dag, costs) for name in ("heft", "cpop", "peft")]
     machines = [costs.limited_to(cores, 1) for cores in range(1, costs.cores + 1)]
     found += [problem.evaluate(make(dag, machine)) for make in MADE for machine in machines]
     for solution in found:
@@ -37,6 +36,6 @@ def test_the_default_policy_is_faster_than_list_schedulers(n: int) -> None:
         made_problem(family, n, 2, seed, accelerator=True, weights=bool(seed))
         for family, seed in itertools.product(FAMILIES, (0, 1))
     ]
-    ratios = [ChrionPolicy(*problem)(0.0).timeline.latency_ms / best_list_ms(*problem) for problem in problems]
+    ratios = [solve_policy("chrion", *problem).timeline.latency_ms / best_list_ms(*problem) for problem in problems]
     assert statistics.mean(ratios) <= 0.98
     assert max(ratios) <= 1.03

@@ -10,8 +10,9 @@ import pytest
 
 from chrion.graph import Dag
 from chrion.profiler import CopyCost, Costs, OperatorMemory
-from chrion.scheduler import POLICIES, evaluate
+from chrion.scheduler import evaluate
 from chrion.scheduler.policies.exact import solve
+from policy_solutions import solve_policy
 from property_tests import repetitions
 
 CASES = repetitions(200)
@@ -43,7 +44,7 @@ def ratios() -> dict[str, list[float]]:
         dag, costs = case(seed)
         best = min(evaluate(dag, costs, solve(dag, costs, cores).schedule).latency_ms for cores in range(3))
         for name, values in found.items():
-            values.append(POLICIES[name].make_solver(dag, costs)(0.0).timeline.latency_ms / best)
+            values.append(solve_policy(name, dag, costs).timeline.latency_ms / best)
     return found
 
 

@@ -9,17 +9,19 @@ import pytest
 import chrion
 from chrion import Graph, Profile
 from chrion.scheduler import POLICIES
+from chrion.scheduler.plan_options import PlanOptions
 from chrion.scheduler.planner import Planner
-from chrion.scheduler.policies.chrion import ChrionPolicy
+from chrion.scheduler.policies.policy import SchedulePolicy
 from chrion.scheduler.search.alpha import Limits
 from chrion.zoo import BUILDERS, build
 from decoder_support import FORMS, small_decoder
 from made_machines import FAMILIES, made_problem, roofline_profile
+from policy_solutions import solve_policy
 from property_tests import in_full_profile
 from small_networks import SMALL
 
 #: The policies of schedules, without the exact optimum.
-CHEAP = sorted(name for name, policy in POLICIES.items() if policy.find_solutions is None and name != "exact")
+CHEAP = sorted(name for name, policy in POLICIES.items() if isinstance(policy, SchedulePolicy) and name != "exact")
 #: Recurrent networks: parameters that make them small.
 RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
     kind: (kind, {"layers": 3, "seq": 12, "chunk": 4, "io": 64, "batch": 1}) for kind in ("lstm", "gru", "rnn")
@@ -54,7 +56,7 @@ def load_network(name: str) -> Graph:
 
 def latency_ms(graph: Graph, profile: Profile, policy: str = "chrion", **options: Any) -> float:
     """Return the predicted latency of a plan."""
-    return Planner(graph, profile, policy, **options).plan(Limits()).predicted.latency_ms
+    return Planner(graph, profile, PlanOptions(policy=policy, **options)).plan(Limits()).predicted.latency_ms
 
 
 def test_the_whole_zoo_is_covered() -> None:
@@ -107,10 +109,10 @@ def test_no_alpha_is_served_better_by_the_papers_policy(name: str) -> None:
     """
     graph = load_network(name)
     profile = roofline_profile(graph, CORES, accelerator=True)
-    whole = Planner(graph, profile, "accelerator").plan(Limits()).predicted
+    whole = Planner(graph, profile, PlanOptions(policy="accelerator")).plan(Limits()).predicted
     alphas = [0.0, *(whole.latency_ms / whole.memory_mb * 2.0 ** (power / 4) for power in range(-32, 33))]
-    planner = Planner(graph, profile, memory="paper", alphas=alphas)
-    paper = Planner(graph, profile, "chrion-paper")
+    planner = Planner(graph, profile, PlanOptions(memory="paper"), alphas=alphas)
+    paper = Planner(graph, profile, PlanOptions(policy="chrion-paper"))
     plans = [planner.plan(Limits(), alpha).predicted for alpha in alphas]
     for alpha, own in zip(alphas, plans, strict=True):
         other = paper.plan(Limits(), alpha).predicted
@@ -128,11 +130,11 @@ def test_no_policy_is_predicted_faster_on_random_graphs(family: str, streams: in
         dag, costs = made_problem(
             family, n, 3, seed, accelerator=bool(streams), weights=weights, streams=max(1, streams)
         )
-        own = ChrionPolicy(dag, costs)(0.0).timeline.latency_ms
+        own = solve_policy("chrion", dag, costs).timeline.latency_ms
         for policy in CHEAP:
             if streams or policy != "accelerator":
-                other = POLICIES[policy].make_solver(dag, costs)(0.0).timeline.latency_ms
+                other = solve_policy(policy, dag, costs).timeline.latency_ms
                 assert own <= other + 1e-9, (policy, n)
         for cores, fewer in [(2, streams), *((3, fewer) for fewer in range(streams))]:
-            limited = ChrionPolicy(dag, costs.limited_to(cores, fewer))(0.0)
+            limited = solve_policy("chrion", dag, costs.limited_to(cores, fewer))
             assert own <= limited.timeline.latency_ms + 1e-9, (cores, fewer, n)

@@ -90,12 +90,12 @@ _CALLS: dict[str, tuple[Any, str]] = {
     "watch for interference": (measure_graph, "UsageMonitor"),
     "find the size of a cache": (operator_bench, "private_cache_bytes"),
     "plan": (selector, "alternatives"),
-    "build a plan": (planner._PlanBuilder, "build"),
+    "build a plan": (planner.Planner, "_build"),
     "compare": (selector, "compare"),
 }
 #: Limits that tests lower or raise.
 _LIMITS: dict[str, tuple[Any, str]] = {
-    "bytes of a model": (reading, "_MAX_BYTES"),
+    "bytes of a model": (reading, "MAX_BYTES"),
     "bytes of a weight that is read": (source_weights, "LARGE_BYTES"),
     "pressure on native lanes": (bindings, "_PRESSURE_LIMIT"),
 }
@@ -413,9 +413,9 @@ def note_candidates(monkeypatch: pytest.MonkeyPatch) -> list[Candidate]:
 def check_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check the schedule of every plan that is made."""
 
-    def checked(build: Callable[..., Plan], draft: Any, chosen: Any, *given: Any) -> Plan:
-        check_solution(chosen.graph.dag, draft.costs_of(chosen.graph.dag), chosen.solution)
-        return build(draft, chosen, *given)
+    def checked(build: Callable[..., Plan], owner: Any, chosen: Any, *given: Any) -> Plan:
+        check_solution(chosen.graph.dag, owner._costs_of(chosen.graph.dag), chosen.solution)
+        return build(owner, chosen, *given)
 
     around(monkeypatch, "build a plan", checked)
 

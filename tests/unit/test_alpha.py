@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from chrion.graph import Dag
 from chrion.profiler import Costs, uniform_costs
-from chrion.scheduler import POLICIES, Schedule, Timeline
+from chrion.scheduler import Schedule, Timeline
 from chrion.scheduler.evaluation.solution import Problem, Solution, VariantSolution
 from chrion.scheduler.search.alpha import Limits, best_within, choose, raise_to_fit
 from helpers import smallest_graph
+from policy_solutions import solve_policy
 from property_tests import examples
 from strategies import problems
 
@@ -84,11 +85,10 @@ def test_a_latency_equal_to_the_slo_meets_it() -> None:
 @given(problem=problems(), budget=BUDGETS, name=st.sampled_from(["chrion-paper", "bfs", "dfs", "heft", "cpu"]))
 def test_alpha_is_raised_until_the_budget_fits(problem: tuple[Dag, Costs], budget: float, name: str) -> None:
     """The result fits if any alpha tried does, else it is the smallest; an alpha that fits already is kept."""
-    solve = POLICIES[name].make_solver(*problem)
     tried: list[VariantSolution] = []
 
     def solve_variant(alpha: float) -> VariantSolution:
-        tried.append(VariantSolution(alpha, solve(alpha), None, smallest_graph()))
+        tried.append(VariantSolution(alpha, solve_policy(name, *problem, alpha), None, smallest_graph()))
         return tried[-1]
 
     start = solve_variant(0.0)

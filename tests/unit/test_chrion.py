@@ -14,11 +14,12 @@ from chrion.profiler import Costs, uniform_costs
 from chrion.scheduler import POLICIES, evaluate
 from chrion.scheduler.evaluation.lower_bound import machine_bound_ms
 from chrion.scheduler.evaluation.solution import Solution, VariantSolution
-from chrion.scheduler.policies.chrion import ChrionPolicy, PortfolioSearch, published_solutions
+from chrion.scheduler.policies.chrion import PortfolioSearch, published_solutions
 from chrion.scheduler.priced_memory import MEMORIES, Memory
 from chrion.scheduler.search.alpha import Limits, best_within
 from chrion.zoo import build
 from helpers import smallest_graph
+from policy_solutions import solve_policy
 from property_tests import examples
 from recurrent_stack import stack, two_cores
 from solution_checks import check_solution
@@ -35,7 +36,7 @@ def test_an_unfolded_stack_becomes_tiles_of_layers_and_steps() -> None:
     The weights of each layer are read by one lane only.
     """
     dag = stack(12, 96)
-    solution = ChrionPolicy(dag, two_cores(dag))(0.0)
+    solution = solve_policy("chrion", dag, two_cores(dag))
     serial_ms = len(dag) * 0.01
     assert serial_ms / 2 <= solution.timeline.latency_ms < 0.6 * serial_ms
     typical = sorted(solution.segments, key=len)[len(solution.segments) // 2]
@@ -60,7 +61,7 @@ def test_no_search_where_heft_is_near_the_lower_bound() -> None:
     fastest_ms = min(map(latency_ms, found[None]))
     assert fastest_ms <= 1.03 * machine_bound_ms(dag, costs)
     for name in CHEAP:
-        assert fastest_ms <= latency_ms(POLICIES[name].make_solver(dag, costs)(0.0)) + 1e-9, name
+        assert fastest_ms <= latency_ms(solve_policy(name, dag, costs)) + 1e-9, name
     assert {s.origin for s in found[None]} & {"heft", "peft", "greedy"}
     bound_ms = machine_bound_ms(dag, costs)
     for fastest_only in (True, False):  # no plan meets this SLO, so that the fastest one is selected
@@ -83,7 +84,7 @@ def test_a_search_where_it_can_gain() -> None:
 def test_costly_handoffs_keep_everything_on_one_lane() -> None:
     """If a handoff takes longer than all operators together, one lane runs all of them."""
     dag = stack(4, 8)
-    solution = ChrionPolicy(dag, two_cores(dag, handoff_ms=10.0))(0.0)
+    solution = solve_policy("chrion", dag, two_cores(dag, handoff_ms=10.0))
     assert len(set(solution.schedule.lanes)) == 1
 
 
@@ -97,15 +98,15 @@ def test_solutions_are_valid_and_as_good_as_every_cheap_policy(data: st.DataObje
     dag = data.draw(dags(7))
     costs = data.draw(costs_for(dag).filter(lambda c: c.cores or c.accelerator_ms))
     costs = replace(costs, streams=data.draw(st.integers(1, 3)))
-    policy, again = ChrionPolicy(dag, costs), ChrionPolicy(dag, costs)
-    solution = policy(0.0)
-    assert (again(0.0), again(0.5)) == (solution, policy(0.5))
+    solution = solve_policy("chrion", dag, costs)
+    for alpha in (0.0, 0.5):
+        assert solve_policy("chrion", dag, costs, alpha) == solve_policy("chrion", dag, costs, alpha)
     check_solution(dag, costs, solution)
     assert solution.timeline == evaluate(dag, costs, solution.schedule, solution.segments)
     for name in CHEAP:
         if (name == "accelerator" and costs.accelerator_ms is None) or (name == "cpu" and not costs.cores):
             continue
-        other = POLICIES[name].make_solver(dag, costs)(0.0)
+        other = solve_policy(name, dag, costs)
         assert latency_ms(solution) <= latency_ms(other) + 1e-9, name
 
 
@@ -115,10 +116,10 @@ def test_fewer_resources_never_predict_faster(data: st.DataObject) -> None:
     """A machine is predicted no slower than the same one without accelerator, with one stream, or with a core less."""
     dag = data.draw(dags(7))
     costs = replace(data.draw(costs_for(dag, accelerator=True)), streams=3)
-    own = latency_ms(ChrionPolicy(dag, costs)(0.0))
+    own = latency_ms(solve_policy("chrion", dag, costs))
     for cores, streams in ((costs.cores, 0), (costs.cores, 1), (costs.cores - 1, 3)):
         if cores > 0 or (streams and not cores):
-            fewer = ChrionPolicy(dag, costs.limited_to(cores, streams))(0.0)
+            fewer = solve_policy("chrion", dag, costs.limited_to(cores, streams))
             assert own <= latency_ms(fewer) + 1e-9, (cores, streams)
 
 

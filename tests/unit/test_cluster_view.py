@@ -155,7 +155,7 @@ def test_soonest() -> None:
 
 
 def test_options_of_clusters() -> None:
-    """The routing policy is one name among those of --policy; replicas are a number, a range, or those of the nodes."""
+    """The routing policy is one of the serving policies; replicas are a number, a range, or those of the nodes."""
     names, policies = parse_routing("cost, least-loaded,deadline", PolicySpec())
     assert (names, policies.routing) == ("cost,deadline", "least-loaded")
     assert parse_routing("lru", PolicySpec(routing="random"))[1].routing == "random"

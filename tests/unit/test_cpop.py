@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from chrion.graph import Dag
 from chrion.profiler import Costs, uniform_costs
-from chrion.scheduler import POLICIES
 from chrion.scheduler.evaluation.solution import Problem
 from chrion.scheduler.policies.cpop import cpop, critical_path
 from chrion.scheduler.policies.list_scheduling import Lanes, downward_ranks, upward_ranks
+from policy_solutions import solve_policy
 from solution_checks import check_solution
 from strategies import costs_for, dags
 from topcuoglu_example import COSTS, CPOP_MAKESPAN, DAG, DOWNWARD_RANKS, UPWARD_RANKS, makespan
@@ -108,5 +108,5 @@ def test_the_number_of_cores_is_the_best() -> None:
     """Two chains use two cores, but one core if a second one makes both chains three times as slow."""
     dag = Dag.from_edges(4, [(0, 1), (2, 3)])
     fast, slow = (uniform_costs(dag, cpu_ms=times) for times in ([1.0, 1.0], [1.0, 3.0]))
-    assert POLICIES["cpop"].make_solver(dag, fast)(0.0).timeline.latency_ms == 2.0
-    assert POLICIES["cpop"].make_solver(dag, slow)(0.0).schedule.cores == 1
+    assert solve_policy("cpop", dag, fast).timeline.latency_ms == 2.0
+    assert solve_policy("cpop", dag, slow).schedule.cores == 1

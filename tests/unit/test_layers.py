@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import networkx as nx
 import pytest
 
 import chrion
@@ -86,6 +87,17 @@ def test_imports_point_down() -> None:
 def test_imports_inside_a_package_point_down(package: str) -> None:
     """The scheduler's policies do not import the searches above them, and execution does not import selection."""
     assert not upward_imports(f"chrion.{package}", INSIDE[package])
+
+
+def test_no_imports_form_a_cycle() -> None:
+    """No two modules import each other, directly or through others, not even for their types."""
+    known = {module_name(path): path for path in MODULES}
+    graph = nx.DiGraph()
+    for name, path in known.items():
+        for found in imported(path):
+            graph.add_edge(name, found if found in known else found.rpartition(".")[0])
+    cycles = [sorted(part) for part in nx.strongly_connected_components(graph) if len(part) > 1]
+    assert not cycles
 
 
 def test_violations_are_found() -> None:

@@ -16,14 +16,13 @@ from chrion.scheduler.evaluation.memory import device_memory
 from chrion.scheduler.policies.partial_offload import (
     fill,
     first_fit,
-    first_fit_solutions,
     last_layers,
-    last_layers_solutions,
     layer_units,
 )
 from chrion.scheduler.policies.policy import PlanningTask
 from chrion.scheduler.schedule import Schedule, validate
 from helpers import smallest_graph
+from policy_solutions import solve_policy
 from strategies import costs_for, dags
 
 #: An embedding, three layers of two operators, and a head; every operator has a weight of 1 MB.
@@ -72,7 +71,7 @@ def test_the_last_layers_are_placed_first() -> None:
     assert units == [[5, 6], [3, 4], [1, 2], [7]]
     assert placed(fill(CHAIN, COSTS, units, 5)) == [3, 4, 5, 6]
     assert placed(fill(CHAIN, COSTS, units, 6.5)) == [1, 2, 3, 4, 5, 6]
-    assert placed(last_layers(CHAIN, COSTS, 0.0)) == [1, 2, 3, 4, 5, 6, 7]
+    assert placed(fill(CHAIN, COSTS, units, math.inf)) == [1, 2, 3, 4, 5, 6, 7]
 
 
 @pytest.mark.parametrize(
@@ -117,9 +116,9 @@ def test_as_many_operators_as_fit_are_placed(data: st.DataObject) -> None:
 
 def test_without_an_accelerator_everything_runs_on_a_core() -> None:
     """Both policies have a plan for a machine without an accelerator, and for one without cores."""
-    for policy in (first_fit, last_layers):
-        assert set(policy(CHAIN, COSTS.without_accelerator(), 0.0).lanes) == {1}
-        assert set(policy(CHAIN, COSTS.limited_to(0, 1), 0.0).lanes) == {0}
+    for policy in ("first-fit", "layers"):
+        assert set(solve_policy(policy, CHAIN, COSTS.without_accelerator()).schedule.lanes) == {1}
+        assert set(solve_policy(policy, CHAIN, COSTS.limited_to(0, 1)).schedule.lanes) == {0}
 
 
 @pytest.mark.parametrize(("wide_ms", "width"), [(0.6, 2), (1.2, 1)])
@@ -128,7 +127,7 @@ def test_operators_on_the_cpu_have_as_many_cores_as_is_best(wide_ms: float, widt
     graph = smallest_graph()
     n = len(graph.dag)
     costs = replace(uniform_costs(graph.dag, cpu_ms=[1.0, 1.0]), widths=(2,), wide_ms=((wide_ms,) * n,))
-    for policy in (first_fit_solutions, last_layers_solutions):
+    for policy in (first_fit, last_layers):
         (found,) = policy(PlanningTask(graph, lambda _: costs))
         assert [found.solution.schedule.width(i) for i in range(n)] == [width] * n
         assert found.solution.timeline.latency_ms == pytest.approx(n * min(1.0, wide_ms))

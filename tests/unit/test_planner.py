@@ -17,7 +17,8 @@ from chrion.graph.recurrent import chunk_choices, unroll
 from chrion.profiler import CopyCost
 from chrion.profiler.profiles import OperatorCost
 from chrion.scheduler import DEFAULT_POLICY
-from chrion.scheduler.planner import Planner, check_options
+from chrion.scheduler.plan_options import PlanOptions
+from chrion.scheduler.planner import Planner
 from chrion.scheduler.priced_memory import MEMORIES
 from chrion.scheduler.search.alpha import Limits
 from chrion.zoo import build
@@ -43,8 +44,7 @@ def test_the_default_policy_is_that_of_the_command(graph: Graph, profile: Profil
     plan = partition(graph, profile)
     assert plan == partition(graph, profile, policy=DEFAULT_POLICY)
     assert plan.policy == DEFAULT_POLICY == "chrion"
-    for planner in (chrion.partition, chrion.scheduler.planner.alternatives):
-        assert inspect.signature(planner).parameters["policy"].default == DEFAULT_POLICY
+    assert inspect.signature(chrion.partition).parameters["policy"].default == PlanOptions().policy == DEFAULT_POLICY
 
 
 def test_the_initial_solution_is_no_remark(graph: Graph, profile: Profile) -> None:
@@ -160,9 +160,8 @@ def test_values_that_wait_for_their_copies_count_in_the_budget() -> None:
 )
 def test_invalid_options_are_refused(options: dict[str, object], message: str) -> None:
     """Invalid options are refused with a message that says what was expected."""
-    arguments = {"slo": None, "alpha": None, "policy": "chrion", **options}
     with pytest.raises(OptionError, match=message):
-        check_options(**arguments)  # type: ignore[arg-type]
+        PlanOptions(**options)  # type: ignore[arg-type]
 
 
 def test_a_policy_of_a_package_plans(

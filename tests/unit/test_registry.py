@@ -13,6 +13,7 @@ from chrion.profiler import uniform_costs
 from chrion.scheduler import POLICIES, describe_policies, policy_names
 from chrion.scheduler.policies.registry import find_policy
 from policy_packages import Install, policy_installer
+from policy_solutions import solve_policy
 
 DAG = Dag.from_edges(3, [(0, 1), (1, 2)])
 COSTS = uniform_costs(DAG, cpu_ms=[1.0, 1.0])
@@ -47,7 +48,7 @@ def test_an_installed_package_adds_a_policy(install: Install) -> None:
     install("last-core", "last-core = last_core:last_core")
     assert policy_names() == [*POLICIES, "last-core"]
     assert describe_policies()["last-core"] == "Everything on the last core."
-    solution = find_policy("last-core").make_solver(DAG, COSTS)(0.0)
+    solution = solve_policy("last-core", DAG, COSTS)
     assert solution.schedule.lanes == (2, 2, 2)
     assert solution.timeline.latency_ms == 3.0
 
@@ -67,7 +68,7 @@ def test_a_broken_package_breaks_no_other_policy(install: Install, target: str, 
         find_policy("bad")
     assert describe_policies()["bad"].startswith("unavailable: policy 'bad' of package broken")
     for name in ("good", "heft"):
-        assert find_policy(name).make_solver(DAG, COSTS)(0.0).timeline.latency_ms == 3.0
+        assert solve_policy(name, DAG, COSTS).timeline.latency_ms == 3.0
 
 
 @pytest.mark.parametrize(
@@ -80,9 +81,8 @@ def test_a_broken_package_breaks_no_other_policy(install: Install, target: str, 
 def test_an_invalid_schedule_of_a_package_is_refused(install: Install, function: str, reason: str) -> None:
     """The error names the policy and its package."""
     install("broken", f"bad = broken:{function}")
-    solve = find_policy("bad").make_solver(DAG, COSTS)
     with pytest.raises(ScheduleError, match=f"policy 'bad' of package broken{reason}"):
-        solve(0.0)
+        solve_policy("bad", DAG, COSTS)
 
 
 def test_a_built_in_name_stays_built_in(install: Install) -> None:
@@ -101,5 +101,5 @@ def test_the_first_of_two_packages_keeps_a_name(install: Install) -> None:
     install("package-b", "same = package_b:missing")
     install("package-a", "same = package_a:last_core")
     with pytest.warns(RuntimeWarning, match="'same' of package package-b is ignored: package package-a has"):
-        policy = find_policy("same")
-    assert policy.make_solver(DAG, COSTS)(0.0).schedule.lanes == (2, 2, 2)
+        find_policy("same")
+    assert solve_policy("same", DAG, COSTS).schedule.lanes == (2, 2, 2)

@@ -14,6 +14,7 @@ from chrion.profiler import uniform_costs
 from chrion.scheduler import POLICIES, Schedule
 from chrion.scheduler.evaluation.solution import Problem, Solution
 from chrion.scheduler.policies.stages import DeviceLanes
+from policy_solutions import solve_policy
 from property_tests import examples
 from solution_checks import check_solution
 from strategies import costs_for, dags, schedules
@@ -74,7 +75,7 @@ def test_solutions_of_every_policy_pass(policy: str, data: st.DataObject) -> Non
     costs = data.draw(costs_for(dag, accelerator=True if policy == "accelerator" else None))
     assume(costs.cores or policy != "cpu")
     alpha = 0.0 if policy == "exact" else data.draw(st.sampled_from([0.0, 0.5, 3.0]))
-    check_solution(dag, costs, POLICIES[policy].make_solver(dag, costs)(alpha))
+    check_solution(dag, costs, solve_policy(policy, dag, costs, alpha))
 
 
 @pytest.mark.parametrize("policy", ["ios", "nimble", "opara", "wavefront", "greedy"])
@@ -88,7 +89,7 @@ def test_policies_of_one_device_pass_with_several_streams(policy: str, data: st.
     costs = data.draw(costs_for(dag))
     shares = tuple(data.draw(st.integers(0, 4)) / 4 for _ in range(len(dag)))
     costs = replace(costs, accelerator_share=shares, streams=data.draw(st.integers(1, 4)))
-    solution = POLICIES[policy].make_solver(dag, costs)(0.0)
+    solution = solve_policy(policy, dag, costs)
     check_solution(dag, costs, solution)
     assert set(solution.schedule.lanes) <= set(DeviceLanes(dag, costs).lanes)
 

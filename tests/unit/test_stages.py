@@ -14,9 +14,9 @@ from chrion.profiler import Costs, OperatorMemory, uniform_costs
 from chrion.scheduler import evaluate
 from chrion.scheduler.evaluation.solution import Problem
 from chrion.scheduler.policies.ios_search import search_stages
-from chrion.scheduler.policies.registry import POLICIES
 from chrion.scheduler.policies.stages import DeviceLanes, Stage, generations, greedy_stages, schedule_stages
 from chrion.scheduler.policies.wavefront import round_robin
+from policy_solutions import solve_policy
 from strategies import costs_for, dags
 
 
@@ -85,6 +85,6 @@ def test_unsupported_operators_run_on_a_core(policy: str) -> None:
     """An unsupported operator runs on a core, and all others on the accelerator's lanes."""
     dag = Dag.from_edges(4, [(0, 1), (0, 2), (1, 3), (2, 3)])
     costs = replace(uniform_costs(dag, accelerator_ms=1.0), accelerator_ms=(1.0, float("inf"), 1.0, 1.0))
-    lanes = POLICIES[policy].make_solver(dag, costs)(0.0).schedule.lanes
+    lanes = solve_policy(policy, dag, costs).schedule.lanes
     assert lanes[1] == 1
     assert all(lane <= 0 for i, lane in enumerate(lanes) if i != 1)

@@ -13,8 +13,8 @@ from reproduction.schedule_counts import count_synchronisations
 
 from chrion.graph import Dag
 from chrion.profiler import uniform_costs
-from chrion.scheduler import POLICIES
 from chrion.scheduler.policies.streams import schedule_streams
+from policy_solutions import solve_policy
 from strategies import costs_for, dags, topological_orders
 
 
@@ -23,7 +23,7 @@ def test_each_stream_has_a_lane_if_there_are_enough() -> None:
     dag = Dag.from_edges(4, [])
     costs = uniform_costs(dag, accelerator_ms=1.0)
     for policy, streams in itertools.product(["nimble", "opara"], [2, 4]):
-        lanes = POLICIES[policy].make_solver(dag, replace(costs, streams=streams))(0.0).schedule.lanes
+        lanes = solve_policy(policy, dag, replace(costs, streams=streams)).schedule.lanes
         assert sorted(lanes) == sorted(-(at % streams) for at in range(4))
 
 

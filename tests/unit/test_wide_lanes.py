@@ -14,11 +14,11 @@ from chrion.graph import Dag
 from chrion.profiler import Costs, OperatorMemory
 from chrion.scheduler import Schedule
 from chrion.scheduler.evaluation.solution import Problem, Solution
-from chrion.scheduler.policies.chrion import ChrionPolicy
 from chrion.scheduler.search.critical_chain import critical_operators
 from chrion.scheduler.search.initial_solutions import GraphFacts
 from chrion.scheduler.search.stretches import by_start
 from chrion.scheduler.search.wide_lanes import widen
+from policy_solutions import solve_policy
 from property_tests import examples
 from solution_checks import check_solution
 from strategies import costs_for, dags
@@ -41,7 +41,7 @@ SERIAL = [0.0] * 3 + [1.0] * 6 + [0.0] * 3
 
 def test_a_plan_is_wide_where_there_are_no_branches() -> None:
     """The chains run on both cores and the branches on one each: 3 + 6 + 3 operators take 1.5, 3 and 1.5 ms."""
-    solution = ChrionPolicy(HOURGLASS, costs([1.0] * 12, SERIAL))(0.0)
+    solution = solve_policy("chrion", HOURGLASS, costs([1.0] * 12, SERIAL))
     assert solution.timeline.latency_ms == pytest.approx(6.0)
     assert solution.schedule.widths == (2,) * 3 + (1,) * 6 + (2,) * 3
     check_solution(HOURGLASS, costs([1.0] * 12, SERIAL), solution)
@@ -49,7 +49,7 @@ def test_a_plan_is_wide_where_there_are_no_branches() -> None:
 
 def test_handoffs_and_waking_are_weighed() -> None:
     """If waking a thread takes longer than a chain gains, all lanes have one core."""
-    solution = ChrionPolicy(HOURGLASS, costs([1.0] * 12, SERIAL, wake_ms=2.0))(0.0)
+    solution = solve_policy("chrion", HOURGLASS, costs([1.0] * 12, SERIAL, wake_ms=2.0))
     assert solution.timeline.latency_ms == pytest.approx(9.0)
     assert not solution.schedule.widths
 
@@ -68,14 +68,14 @@ def test_wide_plans_have_a_limited_number_of_threads(width: int, *, wide: bool) 
     """Each wide segment has a session with threads of its own; a plan with more than 256 of them is not found."""
     dag = Dag.from_edges(1, [])
     machine = Costs(None, ((1.0,),) * width, (OperatorMemory(),), widths=(width,), wide_ms=((0.01,),))
-    assert ChrionPolicy(dag, machine)(0.0).schedule.widths == ((width,) if wide else ())
+    assert solve_policy("chrion", dag, machine).schedule.widths == ((width,) if wide else ())
 
 
 def test_half_of_the_cores_for_each_branch() -> None:
     """Two chains that scale perfectly take half of four cores each: as fast as any division of the work."""
     dag = Dag.from_edges(8, [(0, 1), (1, 2), (2, 3), (4, 5), (5, 6), (6, 7)])
     wide = costs([2.0] * 8, [0.0] * 8, cores=4, dispatch_ms=0.01)
-    solution = ChrionPolicy(dag, wide)(0.0)
+    solution = solve_policy("chrion", dag, wide)
     assert solution.timeline.latency_ms == pytest.approx(4.0, rel=0.02)
     assert set(solution.schedule.widths) <= {2, 4}
 
@@ -86,8 +86,8 @@ def test_wide_lanes_never_make_a_plan_slower(data: st.DataObject) -> None:
     """With times for widths, a plan is valid, and faster than without, or as fast with less memory, or the same."""
     dag = data.draw(dags(6))
     given_costs = data.draw(costs_for(dag, wide=True).filter(lambda c: c.cores > 1))
-    narrow = ChrionPolicy(dag, given_costs.without_widths())(0.0)
-    wide = ChrionPolicy(dag, given_costs)(0.0)
+    narrow = solve_policy("chrion", dag, given_costs.without_widths())
+    wide = solve_policy("chrion", dag, given_costs)
     check_solution(dag, given_costs, wide)
     if wide.schedule.widths:
         assert wide.timeline.latency_ms <= narrow.timeline.latency_ms
@@ -109,7 +109,7 @@ def test_more_cores_or_widths_never_predict_a_slower_plan(data: st.DataObject) -
     dag = data.draw(dags(7))
     all_cores = data.draw(costs_for(dag, wide=True).filter(lambda c: c.cores > 1))
     latencies = [
-        ChrionPolicy(dag, all_cores.limited_to(cores, all_cores.streams))(0.0).timeline.latency_ms
+        solve_policy("chrion", dag, all_cores.limited_to(cores, all_cores.streams)).timeline.latency_ms
         for cores in range(1, all_cores.cores + 1)
     ]
     assert latencies == sorted(latencies, reverse=True)

@@ -22,7 +22,7 @@ def test_models_leave_the_device_before_they_are_evicted(tmp_path: Path) -> None
     for number in range(4):
         put(tmp_path, f"m{number}", product(512, number))
     x = np.random.default_rng(0).standard_normal((2, 512), np.float32)
-    with serving(tmp_path, "--gpu-budget", "2.5MB", "--accelerator", "webgpu", "--memory-budget", "100MB") as server:
+    with serving(tmp_path, "--gpu-budget", "2.5MB", "--accelerator", "webgpu", "--host-budget", "100MB") as server:
         for number in (0, 1, 2, 3, 2, 1, 0):
             status, found, _ = server.infer(f"m{number}", x)
             assert status == 200, found

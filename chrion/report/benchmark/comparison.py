@@ -30,7 +30,8 @@ from chrion.report.benchmark.latency import (
 )
 from chrion.runtime.execution.program import build_program
 from chrion.scheduler.plan import Plan
-from chrion.scheduler.planner import partition
+from chrion.scheduler.plan_options import PlanOptions
+from chrion.scheduler.planner import alternatives
 
 #: Prefix of the names of plain sessions.
 PLAIN = "onnxruntime"
@@ -84,35 +85,25 @@ class PolicyComparison:
         return min(self.plain, key=lambda t: t.median_ms, default=None)
 
 
-def plan_policies(  # noqa: PLR0913 - optional arguments are keyword-only
-    graph: Graph,
-    profile: Profile,
-    policies: Sequence[str],
-    *,
-    cores: int | None = None,
-    streams: int | None = None,
-    gpu_budget: str | float | None = None,
-    progress: Progress | None = None,
+def plan_policies(
+    graph: Graph, profile: Profile, options: Sequence[PlanOptions], progress: Progress | None = None
 ) -> PolicyComparison:
     """Plan a graph with each policy.
 
     Args:
         graph: The graph.
         profile: Costs, of this or another machine.
-        policies: Names of schedulers.
-        cores: Maximum number of the profile's CPU cores to use.
-        streams: Maximum number of accelerator lanes to use, for policies that use several.
-        gpu_budget: Accelerator memory within which every policy plans; a plan may exceed it if none fits.
+        options: The options of each plan, which name its policy. A plan may exceed the budget if none fits.
         progress: Called before each policy with the number of finished policies, their total, and the policy's name.
 
     Returns:
         A comparison without timings.
     """
     results = []
-    for at, policy in enumerate(policies):
+    for at, each in enumerate(options):
         if progress:
-            progress(at, len(policies), policy)
-        results.append(_plan(graph, profile, policy, cores, streams, gpu_budget))
+            progress(at, len(options), each.policy)
+        results.append(_plan(graph, profile, each))
     return PolicyComparison(graph, profile, tuple(results))
 
 
@@ -157,23 +148,16 @@ def is_this_machine(profile: Profile) -> bool:
     return profile.machine.fingerprint == this_machine(profile.machine.accelerator).fingerprint
 
 
-def _plan(  # noqa: PLR0913, PLR0917 - the options of partition
-    graph: Graph,
-    profile: Profile,
-    policy: str,
-    cores: int | None,
-    streams: int | None,
-    gpu_budget: str | float | None,
-) -> PolicyResult:
+def _plan(graph: Graph, profile: Profile, options: PlanOptions) -> PolicyResult:
     before = time.perf_counter()
     try:
-        plan = partition(graph, profile, policy=policy, cores=cores, streams=streams, gpu_budget=gpu_budget)
+        plan = alternatives(graph, profile, options)[0]
     except ChrionError as error:
-        return PolicyResult(policy, None, (time.perf_counter() - before) * 1e3, reason=str(error))
+        return PolicyResult(options.policy, None, (time.perf_counter() - before) * 1e3, reason=str(error))
     planning_ms = (time.perf_counter() - before) * 1e3
     schedule = plan.schedule
     program = build_program(plan.apply(graph).dag, schedule, plan.segments)
-    return PolicyResult(policy, plan, planning_ms, len(program.lanes), program.waits)
+    return PolicyResult(options.policy, plan, planning_ms, len(program.lanes), program.waits)
 
 
 def _plain_sessions(comparison: PolicyComparison, feed: Feed) -> dict[str, SessionFactory]:

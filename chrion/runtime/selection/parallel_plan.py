@@ -15,6 +15,7 @@ from chrion.graph.recurrent import chunk_choices, unroll
 from chrion.profiler.profiles import Profile
 from chrion.runtime.selection.guard import SHARE
 from chrion.scheduler.plan import Plan
+from chrion.scheduler.plan_options import PlanOptions
 from chrion.scheduler.planner import alternatives
 
 #: A plan is made only if the cores slow each other down by more than this factor in the profile.
@@ -45,7 +46,7 @@ def parallel_plan(graph: Graph, profile: Profile, slo_ms: float | None, alpha: f
         return None
     operators = {s: replace(cost, cpu_ms=cost.cpu_ms[:1] * profile.cores) for s, cost in profile.operators.items()}
     # The estimators of the profile are made of its operators, so that the copy must have its own.
-    best = alternatives(graph, replace(profile, operators=operators, _estimators={}), slo_ms, alpha)[0]
+    best = alternatives(graph, replace(profile, operators=operators, _estimators={}), PlanOptions(slo_ms, alpha))[0]
     return replace(best, remarks=(*best.remarks, _REMARK)) if len(best.segments) > 1 else None
 
 

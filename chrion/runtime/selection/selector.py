@@ -32,6 +32,7 @@ from chrion.runtime.selection.parallel_plan import parallel_plan
 from chrion.runtime.selection.plain_sessions import PLAIN, PlainOpener, PlainSessions, one_thread_ms
 from chrion.runtime.selection.tuning_lock import BusyError, tuning_lock
 from chrion.scheduler.plan import Plan, Prediction
+from chrion.scheduler.plan_options import PlanOptions
 from chrion.scheduler.planner import alternatives
 from chrion.scheduler.reuse import find_near_plan, is_near, is_near_optimal
 
@@ -253,9 +254,8 @@ class EngineSelector:
         near = find_near_plan(self.known.earlier_plans(graph), graph, usable)
         if near and is_near_optimal(near):
             return [near]
-        plans = alternatives(
-            graph, usable, config.slo_ms, config.alpha, gpu_budget=config.budget_mb, memory=config.memory
-        )
+        options = PlanOptions(config.slo_ms, config.alpha, gpu_budget=config.budget_mb, memory=config.memory)
+        plans = alternatives(graph, usable, options)
         if all(len(plan.segments) == 1 for plan in plans) and (
             parallel := parallel_plan(graph, usable, config.slo_ms, config.alpha)
         ):

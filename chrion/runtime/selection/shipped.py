@@ -60,6 +60,11 @@ def shipped_path(model: str | Path) -> Path:
     return Path(f"{model}{_SUFFIX}")
 
 
+def holds_decisions(path: Path) -> bool:
+    """Return whether a file holds decisions, to which others can be added."""
+    return _read(path) is not None
+
+
 def recall(
     model: str, conditions: Conditions, *, shapes: Mapping[str, Sequence[int]] | None = None, graph: str = ""
 ) -> Decision | None:

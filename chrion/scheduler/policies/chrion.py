@@ -74,22 +74,6 @@ _PROMISING = 1.05
 _NEAR_BOUND = 1.03
 
 
-class ChrionPolicy:
-    """The default policy for one graph and its costs, without variants.
-
-    Args:
-        dag: The graph.
-        costs: The machine's costs, overheads included.
-    """
-
-    def __init__(self, dag: Dag, costs: Costs) -> None:
-        self._search = PortfolioSearch({None: (dag, costs)})
-
-    def __call__(self, alpha: float) -> Solution:
-        """Return the best solution found for an alpha (ms per MB). Equal inputs give equal solutions."""
-        return min(self._search.solutions[None], key=partial(preference, alpha))
-
-
 class PortfolioSearch:
     """The search of the default policy over all variants of a graph.
 

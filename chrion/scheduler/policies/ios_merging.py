@@ -28,8 +28,8 @@ def merged_variants(graph: Graph) -> list[Graph]:
     return [merge_operators(graph, groups) for groups in _disjoint_merges(graph)]
 
 
-def solve_with_merging(task: PlanningTask) -> VariantSolution:
-    """Return IOS's solution for a graph, with siblings merged if that is predicted to be faster.
+def ios(task: PlanningTask) -> list[VariantSolution]:
+    """Return IOS's only solution for a graph, with siblings merged if that is predicted to be faster.
 
     There is one solution for every alpha: IOS does not consider memory.
     """
@@ -43,12 +43,12 @@ def solve_with_merging(task: PlanningTask) -> VariantSolution:
     stages = search_stages(graph.dag, stage_ms, merged_ms=merged_ms) if merged_ms else unmerged_stages
     groups = [_members(stage) for stage in stages if stage.merged]
     if not groups:
-        return unmerged
+        return [unmerged]
     variant = merge_operators(graph, groups)
     merged = _evaluate(variant, costs_of(variant.dag), _translate(graph.dag, variant.dag, stages))
     faster = merged.solution.timeline.latency_ms < unmerged.solution.timeline.latency_ms
     names = tuple(tuple(graph.dag.names[i] for i in group) for group in groups)
-    return replace(merged, merged=names) if faster else unmerged
+    return [replace(merged, merged=names) if faster else unmerged]
 
 
 def _stage_cost(graph: Graph, device: DeviceLanes, meter: StageMeter | None) -> StageCost:

@@ -32,22 +32,12 @@ from chrion.scheduler.schedule import Schedule
 _LAYER = re.compile(r"(.*?(?:^|[/._:])(?:layers?|blocks?|h|stages?)[._]?\d+)(?=[/._]|$)")
 
 
-def first_fit(dag: Dag, costs: Costs, _alpha: float) -> Schedule:
-    """Return the schedule of ``first-fit`` without a budget."""
-    return fill(dag, costs, one_by_one(dag), math.inf)
-
-
-def last_layers(dag: Dag, costs: Costs, _alpha: float) -> Schedule:
-    """Return the schedule of ``layers`` without a budget."""
-    return fill(dag, costs, layer_units(dag), math.inf)
-
-
-def first_fit_solutions(task: PlanningTask) -> list[VariantSolution]:
+def first_fit(task: PlanningTask) -> list[VariantSolution]:
     """Return the solution of ``first-fit`` within the task's budget."""
     return _solutions(task, one_by_one(task.graph.dag), "first-fit")
 
 
-def last_layers_solutions(task: PlanningTask) -> list[VariantSolution]:
+def last_layers(task: PlanningTask) -> list[VariantSolution]:
     """Return the solution of ``layers`` within the task's budget."""
     return _solutions(task, layer_units(task.graph.dag), "layers")
 

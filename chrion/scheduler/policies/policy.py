@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from chrion.graph.dag import Dag
 from chrion.graph.model import Graph
@@ -40,7 +40,7 @@ class PlanningTask:
     alphas: Sequence[float] = ()
     #: Measures stages; if missing, their latencies are predicted.
     meter: StageMeter | None = None
-    #: Resident accelerator memory that policies which fill the memory must not exceed.
+    #: Resident accelerator memory that must not be exceeded, for policies that fill the memory.
     budget_mb: float = math.inf
     #: True if only the fastest solutions are asked for, whatever their memory.
     fastest_only: bool = False
@@ -49,56 +49,54 @@ class PlanningTask:
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
-    """A scheduler with a name."""
+class NamedPolicy:
+    """What all policies declare."""
 
     name: str
     #: One line for help texts and documentation.
     description: str
-    #: Prepares the policy for a graph and its costs.
-    make_solver: Callable[[Dag, Costs], Solver]
     #: True if a larger alpha leads to less accelerator memory, so that a budget can be met by raising alpha.
-    weighs_memory: bool = False
-    #: Returns all solutions of a policy of solutions; None for a policy of schedules.
-    find_solutions: Callable[[PlanningTask], list[VariantSolution]] | None = None
-    #: True if the policy may merge operators, whose costs the profile should have.
-    merges: bool = False
-    #: True if the policy can measure stages.
-    measures_stages: bool = False
-    #: True for a policy of solutions that fills the memory it is given, and so plans anew for each budget.
-    fills_memory: bool = False
+    weighs_memory: bool = field(default=False, kw_only=True)
 
 
-def schedule_policy(
-    name: str,
-    description: str,
-    function: ScheduleFunction,
-    core_counts: CoreCounts | None = None,
-    *,
-    weighs_memory: bool = False,
-) -> Policy:
-    """Return a policy of schedules; they are cut into segments without delaying any operator.
+@dataclass(frozen=True, slots=True)
+class SchedulePolicy(NamedPolicy):
+    """A policy of schedules; they are cut into segments without delaying any operator."""
 
-    Args:
-        name: Its name.
-        description: Its line for help texts.
-        function: Makes a schedule.
-        core_counts: Returns the numbers of CPU cores to plan for, if the function uses all lanes of the costs that it
-            is given. The schedule with the least L + alpha * M is kept. The function is given one stream of the
-            accelerator: it assumes that lanes do not slow each other. If missing, the function is called once, and
-            chooses its lanes itself.
-        weighs_memory: The function uses less accelerator memory for a larger alpha.
-    """
+    function: ScheduleFunction
+    #: Returns the numbers of CPU cores to plan for, if the function uses all lanes of the costs that it is given. The
+    #: schedule with the least L + alpha * M is kept. The function is given one stream of the accelerator: it assumes
+    #: that lanes do not slow each other. If missing, the function is called once, and chooses its lanes itself.
+    core_counts: CoreCounts | None = None
 
-    def make_solver(dag: Dag, costs: Costs) -> Solver:
+    def make_solver(self, dag: Dag, costs: Costs) -> Solver:
+        """Prepare the policy for a graph and its costs."""
         problem = Problem(dag, costs)
 
         def solve(alpha: float) -> Solution:
-            counts = () if core_counts is None else core_counts(costs, len(dag))
+            counts = () if self.core_counts is None else self.core_counts(costs, len(dag))
             machines = [costs.limited_to(cores, 1) for cores in counts] or [costs]
-            solutions = [problem.evaluate(function(dag, machine, alpha), origin=name) for machine in machines]
+            solutions = [problem.evaluate(self.function(dag, machine, alpha), origin=self.name) for machine in machines]
             return min(solutions, key=lambda solution: solution.cost(alpha))
 
         return solve
 
-    return Policy(name, description, make_solver, weighs_memory)
+
+def no_variants(_graph: Graph) -> Sequence[Graph]:
+    """Return no variant of a graph."""
+    return ()
+
+
+@dataclass(frozen=True, slots=True)
+class SolutionPolicy(NamedPolicy):
+    """A policy of solutions: it returns all of them at once, and plans anew for each budget."""
+
+    find_solutions: Callable[[PlanningTask], list[VariantSolution]]
+    #: Returns variants of a graph with further operators that solutions may have; the profile should have their costs.
+    variants: Callable[[Graph], Sequence[Graph]] = no_variants
+    #: True if the policy can measure stages.
+    measures_stages: bool = False
+
+
+#: A scheduler with a name.
+Policy = SchedulePolicy | SolutionPolicy

@@ -1,7 +1,7 @@
 """Registry of schedulers: the built-in policies, and those that installed packages add.
 
-A policy is a function of a graph, its costs and alpha that returns a schedule. To add one here, write it in a file of
-this folder and add a line to the table below. A package adds one by an entry point in the group ``chrion.policies``:
+Most policies are functions of a graph, its costs and alpha that return a schedule. To add one here, write it in a file
+of this folder and add a line to the table below. A package adds one by an entry point in the group ``chrion.policies``:
 its name is the policy's name, its object the function, and the first line of the function's docstring the description.
 See ``docs/adding-a-scheduler.md``.
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 
@@ -19,27 +18,19 @@ from chrion.common.suggestions import did_you_mean
 from chrion.errors import OptionError, ScheduleError
 from chrion.graph.dag import Dag
 from chrion.profiler.costs import Costs
-from chrion.scheduler.evaluation.solution import VariantSolution
-from chrion.scheduler.policies.chrion import ChrionPolicy, search_variants
+from chrion.scheduler.policies.chrion import search_variants
 from chrion.scheduler.policies.chrion_paper import breadth_first, chrion_paper, depth_first
 from chrion.scheduler.policies.core_counts import sampled_counts, usable_counts
 from chrion.scheduler.policies.cpop import cpop
 from chrion.scheduler.policies.exact import exact
 from chrion.scheduler.policies.greedy import greedy
 from chrion.scheduler.policies.heft import heft
-from chrion.scheduler.policies.ios import ios
-from chrion.scheduler.policies.ios_merging import solve_with_merging
+from chrion.scheduler.policies.ios_merging import ios, merged_variants
 from chrion.scheduler.policies.nimble import nimble
 from chrion.scheduler.policies.opara import opara
-from chrion.scheduler.policies.partial_offload import (
-    first_fit,
-    first_fit_solutions,
-    last_layers,
-    last_layers_solutions,
-)
+from chrion.scheduler.policies.partial_offload import first_fit, last_layers
 from chrion.scheduler.policies.peft import peft
-from chrion.scheduler.policies.policy import PlanningTask, Policy, ScheduleFunction
-from chrion.scheduler.policies.policy import schedule_policy as _policy
+from chrion.scheduler.policies.policy import Policy, ScheduleFunction, SchedulePolicy, SolutionPolicy
 from chrion.scheduler.policies.single_device import accelerator_only, cpu_only
 from chrion.scheduler.policies.wavefront import wavefront
 from chrion.scheduler.schedule import Schedule, validate
@@ -49,52 +40,48 @@ ENTRY_POINT_GROUP = "chrion.policies"
 DEFAULT_POLICY = "chrion"
 
 
-def _ios_solutions(task: PlanningTask) -> list[VariantSolution]:
-    return [solve_with_merging(task)]
-
-
-_BUILT_IN = (
-    Policy(
+_BUILT_IN: tuple[Policy, ...] = (
+    SolutionPolicy(
         DEFAULT_POLICY,
         "Default: local search from several initial solutions; chooses chunk lengths.",
-        ChrionPolicy,
+        search_variants,
         weighs_memory=True,
-        find_solutions=search_variants,
     ),
-    _policy("chrion-paper", "The Chrion paper's order and device selection.", chrion_paper, weighs_memory=True),
-    _policy("accelerator", "Every operator on the accelerator.", accelerator_only),
-    _policy("cpu", "The paper's device selection on the CPU cores alone.", cpu_only),
-    replace(
-        _policy("first-fit", "onnxruntime's way: operators in order until the memory is full.", first_fit),
-        find_solutions=first_fit_solutions,
-        fills_memory=True,
+    SchedulePolicy("chrion-paper", "The Chrion paper's order and device selection.", chrion_paper, weighs_memory=True),
+    SchedulePolicy("accelerator", "Every operator on the accelerator.", accelerator_only),
+    SchedulePolicy("cpu", "The paper's device selection on the CPU cores alone.", cpu_only),
+    SolutionPolicy("first-fit", "onnxruntime's way: operators in order until the memory is full.", first_fit),
+    SolutionPolicy("layers", "llama.cpp's way: the last layers that fit into the accelerator's memory.", last_layers),
+    SchedulePolicy(
+        "bfs", "The paper's device selection on the breadth-first order.", breadth_first, weighs_memory=True
     ),
-    replace(
-        _policy("layers", "llama.cpp's way: the last layers that fit into the accelerator's memory.", last_layers),
-        find_solutions=last_layers_solutions,
-        fills_memory=True,
+    SchedulePolicy("dfs", "The paper's device selection on the depth-first order.", depth_first, weighs_memory=True),
+    SchedulePolicy(
+        "heft", "HEFT: by rank, each operator where it finishes first.", heft, sampled_counts, weighs_memory=True
     ),
-    _policy("bfs", "The paper's device selection on the breadth-first order.", breadth_first, weighs_memory=True),
-    _policy("dfs", "The paper's device selection on the depth-first order.", depth_first, weighs_memory=True),
-    _policy("heft", "HEFT: by rank, each operator where it finishes first.", heft, sampled_counts, weighs_memory=True),
-    _policy("cpop", "CPOP: the critical path on one lane, the rest where it finishes first.", cpop, sampled_counts),
-    _policy("peft", "PEFT: as HEFT, but each lane counts with the best time that can follow it.", peft, sampled_counts),
-    _policy(
+    SchedulePolicy(
+        "cpop", "CPOP: the critical path on one lane, the rest where it finishes first.", cpop, sampled_counts
+    ),
+    SchedulePolicy(
+        "peft", "PEFT: as HEFT, but each lane counts with the best time that can follow it.", peft, sampled_counts
+    ),
+    SchedulePolicy(
         "exact",
         "The optimum, by constraint programming; up to 40 operators, needs OR-Tools.",
         exact,
         usable_counts,
     ),
-    replace(
-        _policy("ios", "IOS: the best stages, by dynamic programming; may merge operators.", ios),
-        find_solutions=_ios_solutions,
-        merges=True,
+    SolutionPolicy(
+        "ios",
+        "IOS: the best stages, by dynamic programming; may merge operators.",
+        ios,
+        merged_variants,
         measures_stages=True,
     ),
-    _policy("nimble", "Nimble: streams with the fewest synchronisations.", nimble),
-    _policy("opara", "Opara: streams in one pass, compute- and memory-bound operators alternating.", opara),
-    _policy("wavefront", "Rammer's order: stages of ready operators, distributed round robin.", wavefront),
-    _policy("greedy", "IOS's baseline: stages of ready operators, packed by cost.", greedy),
+    SchedulePolicy("nimble", "Nimble: streams with the fewest synchronisations.", nimble),
+    SchedulePolicy("opara", "Opara: streams in one pass, compute- and memory-bound operators alternating.", opara),
+    SchedulePolicy("wavefront", "Rammer's order: stages of ready operators, distributed round robin.", wavefront),
+    SchedulePolicy("greedy", "IOS's baseline: stages of ready operators, packed by cost.", greedy),
 )
 
 #: The built-in policies by name.
@@ -160,7 +147,7 @@ def _package(point: EntryPoint) -> str:
     return point.dist.name if point.dist else "an unknown package"
 
 
-def _load(point: EntryPoint) -> Policy:
+def _load(point: EntryPoint) -> SchedulePolicy:
     """Return the policy of an entry point.
 
     Raises:
@@ -182,7 +169,7 @@ def _load(point: EntryPoint) -> Policy:
     lines = (function.__doc__ or "").strip().splitlines()
     description = lines[0] if lines else f"Policy of package {_package(point)}."
     # A package does not declare if its policy weighs memory, so a higher alpha is always tried to meet a budget.
-    return _policy(point.name, description, _checked(point, function), weighs_memory=True)
+    return SchedulePolicy(point.name, description, _checked(point, function), weighs_memory=True)
 
 
 def _checked(point: EntryPoint, function: Callable[[Dag, Costs, float], object]) -> ScheduleFunction:

@@ -136,7 +136,7 @@ def _check_budget(budget: int, found: Mapping[str, ServedGenerator], next_one: M
         raise OptionError(
             f"the generators of {', '.join(each)} need at least {needed / 1e6:.0f} MB "
             f"of {budget / 1e6:.0f} MB for models",
-            hint="set a smaller kv_memory in [generation], or a larger --memory-budget",
+            hint="set a smaller kv_memory in [generation], or a larger --host-budget",
         )
 
 

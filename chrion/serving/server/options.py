@@ -107,13 +107,13 @@ def parse_policies(text: str, base: ManagerPolicies) -> ManagerPolicies:
         if kind is None or kind in chosen:
             known = "; ".join(f"{kind.replace('_', ' ')}: {', '.join(names)}" for kind, names in kinds.items())
             what = "unknown policy" if kind is None else f"two policies for {kind.replace('_', ' ')}"
-            raise OptionError(f"--policy: {what}: {name!r}", hint=known)
+            raise OptionError(f"--serving-policy: {what}: {name!r}", hint=known)
         chosen[kind] = name
     return replace(base, **chosen)  # type: ignore[arg-type] # all of them are names
 
 
 def parse_routing(text: str, base: PolicySpec) -> tuple[str, PolicySpec]:
-    """Return the names of a ``--policy`` without that of a routing policy, and the routing policy.
+    """Return the names of a ``--serving-policy`` without that of a routing policy, and the routing policy.
 
     Args:
         text: Names separated by commas.
@@ -125,7 +125,8 @@ def parse_routing(text: str, base: PolicySpec) -> tuple[str, PolicySpec]:
     names = [part.strip() for part in text.split(",")]
     routing = [name for name in names if name in ROUTING]
     if len(routing) > 1:
-        raise OptionError(f"--policy: two policies for routing: {routing[1]!r}", hint=f"routing: {', '.join(ROUTING)}")
+        what = f"two policies for routing: {routing[1]!r}"
+        raise OptionError(f"--serving-policy: {what}", hint=f"routing: {', '.join(ROUTING)}")
     chosen = structs.replace(base, routing=routing[0]) if routing else base
     return ",".join(name for name in names if name not in ROUTING), chosen
 

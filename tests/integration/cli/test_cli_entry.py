@@ -12,7 +12,7 @@ import typer
 
 import chrion
 from chrion.cli.app import app
-from chrion.scheduler import POLICIES, Policy
+from chrion.scheduler import POLICIES, SchedulePolicy
 from chrion.serving.simulator.scenario import scenario_names
 from chrion.zoo import names
 from command_line import PAPER, Chrion
@@ -105,7 +105,7 @@ def test_verbosity_concerns_chrion_only(cli: Chrion, capfd: pytest.CaptureFixtur
             logging.getLogger(name).debug("a detail of %s", name)
         return capfd.readouterr().err
 
-    command = ("partition", "m.onnx", "--profile", PAPER, "--policy", "heft")
+    command = ("partition", "m.onnx", "--profile", PAPER, "--policy", "heft", "--force")
     assert "operators" not in cli(*command)[2]
     for arguments in (("-v", *command), (*command, "-v")):
         err = cli(*arguments)[2]
@@ -123,6 +123,6 @@ def test_a_bug_keeps_its_traceback(cli: Chrion, monkeypatch: pytest.MonkeyPatch)
     def broken(*_: Any) -> None:
         raise OSError(5, "not of stdout")
 
-    monkeypatch.setitem(POLICIES, "broken", Policy("broken", "Fails.", broken))
+    monkeypatch.setitem(POLICIES, "broken", SchedulePolicy("broken", "Fails.", broken))
     with pytest.raises(OSError, match="not of stdout"):
         cli("partition", "m.onnx", "--profile", PAPER, "--policy", "broken")

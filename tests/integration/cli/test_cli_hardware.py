@@ -49,7 +49,7 @@ def test_a_plan_from_datasheets_is_marked_wherever_it_is_shown(cli: Chrion, mode
     plan = Plan.load("small.plan.json")
     assert plan.machine.hardware == "l4+epyc-16"
     assert plan.estimated == len(plan.operators)
-    found = json.loads(cli("partition", model, *MACHINE, "--policy", "accelerator", "--json")[1])
+    found = json.loads(cli("partition", model, *MACHINE, "--policy", "accelerator", "--force", "--json")[1])
     assert MARK in found["machine"]
     assert found["estimated"] == found["operators"]
     out = cli("plan", "show", "small.plan.json")[1]
@@ -90,7 +90,7 @@ def test_files_of_users_and_corrections_are_used(cli: Chrion, model: str, tmp_pa
     source = Path(chrion.__file__).parents[1] / "profiles" / "hardware" / "l4.toml"
     text = source.read_text(encoding="utf-8")
     Path("mine.toml").write_text(text.replace('NVIDIA L4"', 'My GPU"', 1), encoding="utf-8")
-    options = ("--hardware", "./mine.toml+epyc-16", "--cores", "1", "--policy", "accelerator", "--json")
+    options = ("--hardware", "./mine.toml+epyc-16", "--cores", "1", "--policy", "accelerator", "--force", "--json")
     found = json.loads(cli("partition", model, *options)[1])
     assert "My GPU" in found["machine"]
     graph = chrion.load(model)

@@ -70,7 +70,7 @@ def test_an_error_of_onnxruntime_is_shortened(cli: Chrion) -> None:
 def test_a_stored_profile_is_found_by_its_name(cli: Chrion) -> None:
     """As models and scenarios are, also where there is no folder of profiles."""
     onnx.save(branches(), "m.onnx")
-    options = ("--policy", "heft", "--json")
+    options = ("--policy", "heft", "--force", "--json")
     named, given = (cli("partition", "m.onnx", "--profile", name, *options) for name in ("gtx1080ti-paper", PAPER))
     assert named[0] == 0
     assert named[:2] == given[:2]

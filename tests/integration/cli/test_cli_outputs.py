@@ -1,8 +1,7 @@
-"""Output files: checked before any work; only Chrion's own files are replaced without ``--force``."""
+"""Output files: checked before any work; replaced with ``--force`` only."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -29,7 +28,6 @@ OUTPUTS = (
     ("model", "rnn", "-o"),
     ("demo", "-o"),
 )
-MODELS = "models are not replaced by default"
 
 
 def save_plan(folder: Path) -> None:
@@ -46,7 +44,7 @@ def test_an_output_that_cannot_be_written_is_detected_first(cli: Chrion, tmp_pat
         "mine.png/x.png": "there is no folder mine.png",
         "folder.png": "it is a folder",
         "/dev/null": "not a regular file",
-        "mine.png": "the file exists, and this command did not write it (add --force to replace it)",
+        "mine.png": "the file exists (add --force to replace it)",
         "/proc/x.png": "cannot be written: folder /proc accepts no new file",
     }
     save_plan(tmp_path)
@@ -57,8 +55,7 @@ def test_an_output_that_cannot_be_written_is_detected_first(cli: Chrion, tmp_pat
             code, out, err = cli(*command, path)
             assert (code, out, err.count("\n")) == (2, "", 1), (command, path, err)
             assert err.startswith(f"chrion: error: {command[-1]}: {path}: "), (command, err)
-            expected = about.replace("this command did not write it", MODELS) if command[0] == "model" else about
-            assert expected in err, (command, path)
+            assert about in err, (command, path)
     assert (tmp_path / "mine.png").read_text() == "mine"
 
 
@@ -67,21 +64,6 @@ def test_a_picture_of_another_format_is_detected_first(cli: Chrion, tmp_path: Pa
     save_plan(tmp_path)
     pictures = [command for command in OUTPUTS if command[-1] in {"--png", "--plot"}]
     assert_each_refused(cli, [((*command, "x.txt"), ".png, .svg, .pdf") for command in pictures])
-
-
-def test_plans_and_profiles_are_replaced_by_their_kind(cli: Chrion, model: Path) -> None:
-    """A plan replaces a plan and a profile a profile, and the output says so.
-
-    A file of another kind is not replaced.
-    """
-    partition = ("partition", str(model), "--profile", PAPER, "--policy", "heft")
-    assert "written: m.plan.json" in cli(*partition)[1]
-    assert "replaced: m.plan.json" in cli(*partition)[1]
-    assert "written: m.profile.json" in cli("profile", str(model))[1]
-    assert "replaced: m.profile.json" in cli("profile", str(model))[1]
-    assert_refused(cli("profile", str(model), "-o", "m.plan.json"), "--force")
-    assert_refused(cli(*partition, "-o", "m.onnx"), "--force")
-    Plan.load("m.plan.json")
 
 
 def test_a_profile_measured_beside_other_processes_is_reported(
@@ -95,8 +77,9 @@ def test_a_profile_measured_beside_other_processes_is_reported(
             interfere_at(patch, range(99))
             code, _, err = cli(command, str(model), "--cores", "1")
         assert (code, warning in err) == (0, True)
-    assert warning not in cli("profile", str(model), "--cores", "1")[2]
-    assert warning not in cli("partition", str(model), "--cores", "1")[2]
+    for command in ("profile", "partition"):
+        code, _, err = cli(command, str(model), "--cores", "1", "--force")
+        assert (code, warning in err) == (0, False)
 
 
 def test_a_stored_profile_is_drawn_and_not_written(cli: Chrion, model: Path) -> None:
@@ -107,47 +90,32 @@ def test_a_stored_profile_is_drawn_and_not_written(cli: Chrion, model: Path) -> 
     assert "written: p.svg" in out
     assert not Path("m.profile.json").exists()
     assert "GTX 1080 Ti" in Path("p.svg").read_text(encoding="utf-8")
-    out = cli("profile", str(model), "--cores", "1", "--plot", "p.svg")[1]
+    out = cli("profile", str(model), "--cores", "1", "--plot", "p.svg", "--force")[1]
     assert "written: m.profile.json" in out
     assert "replaced: p.svg" in out
 
 
-def test_force_replaces_any_file(cli: Chrion, model: Path) -> None:
-    """With ``--force`` any file is replaced; an empty file is replaced without it."""
-    Path("mine.json").write_text("mine")
-    Path("empty.json").touch()
-    partition = ("partition", str(model), "--profile", PAPER, "--policy", "heft", "-o")
-    assert cli(*partition, "empty.json")[0] == 0
-    assert cli(*partition, "mine.json", "--force")[0] == 0
-    assert Plan.load("mine.json").operators == Plan.load("empty.json").operators
-
-
-def test_a_model_is_only_replaced_by_force(cli: Chrion) -> None:
-    """An .onnx file, which may be the user's own, is replaced with ``--force`` only, and the new model is described."""
-    options = ("model", "rnn", "--seq", "2", "--layers", "1", "-o", "r.onnx")
-    assert cli(*options)[0] == 0
-    before = Path("r.onnx").read_bytes()
-    code, _, err = cli(*options, "--io", "8")
-    assert (code, "the file exists, and models are not replaced by default (add --force" in err) == (2, True)
-    assert Path("r.onnx").read_bytes() == before
-    assert cli(*options)[:2] == (0, f"unchanged: r.onnx (4 operators, {len(before) / 1e6:.1f} MB)\n")
-    decoder = ("model", "llama", "--layers", "1", "-o", "d.onnx", "--seq", "2")
-    assert cli(*decoder)[1].startswith("written: d.onnx")
-    assert cli(*decoder)[1].startswith("unchanged: d.onnx")
+def test_force_replaces_plans_profiles_and_models(cli: Chrion, model: Path) -> None:
+    """Each command refuses to replace its own file, and the weights beside it, and does with ``--force``."""
+    for line in (
+        ("partition", str(model), "--profile", PAPER, "--policy", "heft"),
+        ("profile", str(model)),
+        ("model", "rnn", "--seq", "2", "--layers", "1"),
+    ):
+        assert "written: " in cli(*line)[1]
+        assert_refused(cli(*line), "add --force")
+        assert "replaced: " in cli(*line, "--force")[1]
+    Plan.load("m.plan.json")
     Path("d.onnx.data").write_bytes(b"mine")
-    assert cli(*decoder)[0] == 2
-    assert Path("d.onnx.data").read_bytes() == b"mine"
-    code, out, _ = cli(*options, "--io", "8", "--force", "--json")
-    assert code == 0
-    assert json.loads(out)["bytes"] == len(Path("r.onnx").read_bytes()) != len(before)
+    assert_refused(cli("model", "llama", "--layers", "1", "-o", "d.onnx", "--seq", "2"), "d.onnx.data: the file exists")
 
 
-def test_pages_pictures_traces_and_points_are_replaced_too(cli: Chrion, model: Path, tmp_path: Path) -> None:
-    """A page, picture, trace or list of points replaces an earlier one that the command recognises."""
+def test_force_replaces_pages_pictures_traces_and_points(cli: Chrion, model: Path, tmp_path: Path) -> None:
+    """A page, picture, trace or list of points replaces an earlier one."""
     save_plan(tmp_path)
-    options = (str(model), "--profile", PAPER, "--policy", "heft", "--alpha", "0,0.1")
+    options = (str(model), "--profile", PAPER, "--policy", "heft", "--alpha", "0,0.1", "--force")
     for word in ("written", "replaced"):
-        out = cli("report", "p.json", "--html", "t.html", "--png", "t.svg", "--trace", "t.json")[1]
+        out = cli("report", "p.json", "--html", "t.html", "--png", "t.svg", "--trace", "t.json", "--force")[1]
         assert out.count(f"{word}: ") == 3
         out = cli("sweep", *options, "-o", "s.json", "--png", "s.pdf")[1]
         assert out.count(f"{word}: ") == 2

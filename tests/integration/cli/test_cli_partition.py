@@ -80,7 +80,17 @@ def test_an_slo_out_of_reach_is_exit_code_3_and_the_fastest_plan(cli: Chrion, ls
 
 def test_a_gpu_budget_is_kept_and_reported(cli: Chrion, lstm: Path) -> None:
     """The table, the JSON object and the plan report the budget, which limits the resident memory."""
-    options = ("partition", str(lstm), "--profile", PAPER, "--gpu-budget", "346.5MB", "--policy", "chrion-paper")
+    options = (
+        "partition",
+        str(lstm),
+        "--profile",
+        PAPER,
+        "--gpu-budget",
+        "346.5MB",
+        "--policy",
+        "chrion-paper",
+        "--force",
+    )
     code, out, _ = cli(*options, "--json")
     assert code == 0
     found = json.loads(out)
@@ -128,7 +138,7 @@ def test_without_an_accelerator_the_reference_is_a_prediction(cli: Chrion, tmp_p
 
 def test_the_priced_memory_comes_first_and_the_other_beside_it(cli: Chrion, lstm: Path) -> None:
     """The paper's profile has no measured memory, so alpha prices Equation 4; the option chooses the other."""
-    line = ("partition", str(lstm), "--profile", PAPER, "--slo", "60ms", "--alpha", "0.3")
+    line = ("partition", str(lstm), "--profile", PAPER, "--slo", "60ms", "--alpha", "0.3", "--force")
     code, out, _ = cli(*line)
     assert code == 0
     assert "objective: minimum latency + 0.3 ms/MB * memory (Eq. 4)" in out
@@ -149,7 +159,7 @@ def test_a_failed_partition_leaves_no_plan(cli: Chrion, model: Path) -> None:
 
 def test_a_placement_is_explained_by_the_names_of_the_users_file(cli: Chrion, lstm: Path, model: Path) -> None:
     """The explanation has the lane of the operator that contains the node; an unknown name gets similar ones."""
-    options = ("--profile", PAPER, "--policy", "heft", "--explain")
+    options = ("--profile", PAPER, "--policy", "heft", "--force", "--explain")
     code, out, _ = cli("partition", str(lstm), *options, "LSTM:l0.t0.h", "--json")
     assert code == 0
     assert "LSTM:l0.t0.h" in json.loads(out)["explanation"][0]
@@ -163,7 +173,7 @@ def test_a_placement_is_explained_by_the_names_of_the_users_file(cli: Chrion, ls
 def test_published_schedulers_by_name(cli: Chrion, model: Path) -> None:
     """Each scheduler makes a plan that runs with equal outputs."""
     for policy in ("ios", "nimble", "opara", "wavefront", "greedy"):
-        assert cli("partition", str(model), "--policy", policy, "--accelerator", "none")[0] == 0
+        assert cli("partition", str(model), "--policy", policy, "--accelerator", "none", "--force")[0] == 0
         assert Plan.load("m.plan.json").policy == policy
         assert cli("run", str(model), "--plan", "m.plan.json", "--repeat", "1")[0] == 0, policy
 
@@ -172,7 +182,7 @@ def test_stages_are_measured_for_this_machine_only(cli: Chrion, model: Path) -> 
     """Stages are not measured for a profile of another machine."""
     measured = chrion.profile(chrion.load(model))
     replace(measured, machine=MACHINE).save(Path("other.json"))
-    options = ("--policy", "ios", "--profile", "other.json")
+    options = ("--policy", "ios", "--profile", "other.json", "--force")
     assert cli("partition", str(model), *options)[0] == 0
     assert_refused(cli("partition", str(model), *options, "--measure-stages"), "another machine")
 

@@ -107,6 +107,6 @@ def test_bad_input_is_refused(cli: Chrion, tmp_path: Path) -> None:
 def test_sizes_are_read_in_common_notations(cli: Chrion, model: Path) -> None:
     """Sizes are read in upper and lower case, with decimal and binary units."""
     for size, megabytes in {"600mb": 600.0, "1GiB": 2**30 / 1e6, "600MB": 600.0}.items():
-        options = ("--profile", PAPER, "--policy", "first-fit", "--gpu-budget", size)
+        options = ("--profile", PAPER, "--policy", "first-fit", "--gpu-budget", size, "--force")
         code, out, _ = cli("partition", str(model), *options, "--json")
         assert (code, json.loads(out)["budget_mb"]) == (0, megabytes)

@@ -231,7 +231,7 @@ def test_bad_input_is_refused_before_anything_is_tuned(cli: Chrion, tmp_path: Pa
     assert_refused(cli("tune"), "MODEL")
     foreign = tmp_path / "m.onnx.chrion.json"
     foreign.write_text("mine")
-    assert_refused(cli("tune", "m.onnx", "--beside"), "this command did not write it")
+    assert_refused(cli("tune", "m.onnx", "--beside"), "the file exists")
     assert decide == []
     assert cli("tune", "m.onnx", "--beside", "--force")[0] == 0
     assert json.loads(foreign.read_text())["schema"] == shipped.SCHEMA

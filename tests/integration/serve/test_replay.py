@@ -73,7 +73,7 @@ def scenario(tmp_path: Path, cli: Chrion, monkeypatch: pytest.MonkeyPatch) -> Pa
     file.write_text(SCENARIO, encoding="utf-8")
     code, _, err = cli("replay", str(file), "--write-models", str(tmp_path / "models"), "--pattern", "large")
     assert code == 0, err
-    assert "--memory-budget 55MB --policy lru,fifo,none" in err
+    assert "--host-budget 55MB --serving-policy lru,fifo,none" in err
     return file
 
 

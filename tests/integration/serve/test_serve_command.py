@@ -82,8 +82,8 @@ def test_wrong_options_are_one_line(cli: Chrion, tmp_path: Path) -> None:
         for arguments, about in (
             (["missing"], "not a folder"),
             ([".", "--http", "nowhere"], "expected HOST:PORT"),
-            ([".", "--policy", "fastest"], "unknown policy"),
-            ([".", "--policy", "lru,lfu"], "two policies"),
+            ([".", "--serving-policy", "fastest"], "unknown policy"),
+            ([".", "--serving-policy", "lru,lfu"], "two policies"),
             ([".", "--model-control", "auto"], "expected one of none, poll, explicit"),
             ([".", "--load-model", "a"], "only with --model-control explicit"),
             ([".", "--poll", "5s"], "--poll: only with --model-control poll"),

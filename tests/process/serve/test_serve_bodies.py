@@ -65,7 +65,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     put(root, "identity", identity("FP32"))
     put(root, "reduction", reduction())
     put(root, "hidden", hidden_reduction())
-    limits = ["--request-memory", f"{REQUEST_MB}MB", "--memory-budget", "100MB"]
+    limits = ["--request-budget", f"{REQUEST_MB}MB", "--host-budget", "100MB"]
     with serving(root, *limits) as server:
         for name in ("product", "identity", "reduction", "hidden"):
             assert server.infer(name, np.ones((1, 4), np.float32))[0] == 200
@@ -171,7 +171,7 @@ def test_the_memory_of_large_requests_returns_within_the_budget(tmp_path: Path) 
     """After large requests to models that replace each other, the process has the budget and its base."""
     for at in range(MODELS):
         put(tmp_path, f"m{at}", product(1024, at, layers=3))
-    with serving(tmp_path, "--memory-budget", f"{BUDGET_MB}MB") as server:
+    with serving(tmp_path, "--host-budget", f"{BUDGET_MB}MB") as server:
         rows = np.zeros((4000, 1024), np.float32)
         entry = {"name": "x", "datatype": "FP32", "shape": rows.shape, "parameters": {"binary_data_size": rows.nbytes}}
         header = json.dumps({"inputs": [entry], "parameters": {"binary_data_output": True}}).encode()

@@ -122,7 +122,7 @@ def test_memory_full_at_a_load_tries_the_smaller_variant(tmp_path: Path) -> None
     infos = [value(name, FLOAT, ["n", 5000]) for name in ("x", "y")]
     onnx.save(make_model([node("Identity", ["x"], ["y"])], infos[:1], infos[1:]), file.parent / "small.onnx")
     put(tmp_path, "other", product())
-    with serving(tmp_path, "--memory-budget", "1GB") as server:
+    with serving(tmp_path, "--host-budget", "1GB") as server:
         assert server.infer("other", ROWS)[0] == 200  # all threads have been started
         used = int(Path(f"/proc/{server.process.pid}/statm").read_text(encoding="ascii").split()[0]) * 4096
         resource.prlimit(server.process.pid, resource.RLIMIT_AS, (used + 90_000_000, resource.RLIM_INFINITY))

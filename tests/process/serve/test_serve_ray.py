@@ -76,7 +76,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def replicas(cluster: Any, models: Path) -> Iterator[Server]:
     """Serve the repository from the cluster."""
-    with serving(models, "--ray", cluster.address, "--memory-budget", "40MB") as running:
+    with serving(models, "--ray", cluster.address, "--host-budget", "40MB") as running:
         yield running
 
 
@@ -212,7 +212,7 @@ def test_replicas_follow_the_load(unused_cluster: Any, models: Path) -> None:
             found.append(server.infer(model, x)[0])
         return found
 
-    arguments = ["--ray", unused_cluster.address, "--memory-budget", "40MB", "--replicas", "1..2"]
+    arguments = ["--ray", unused_cluster.address, "--host-budget", "40MB", "--replicas", "1..2"]
     with (
         connected(unused_cluster.address, "the test"),
         serving(models, *arguments, program=[str(QUICKLY_SCALED)]) as server,

@@ -1,0 +1,307 @@
+"""Groups of options that several commands share.
+
+A command takes a group as a parameter whose type is one of these classes; :func:`expand_groups` gives it an option for
+each field. A group is checked when it is created, before the command begins.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from chrion.cli.completion import complete_hardware, complete_policy
+from chrion.cli.console import log, note, step
+from chrion.cli.options import (
+    AcceleratorOption,
+    AlphaOption,
+    CoresOption,
+    GpuBudgetOption,
+    ModelArgument,
+    ShapeOption,
+    SloOption,
+    StreamsOption,
+)
+from chrion.common.units import parse_shape
+from chrion.devices import usable_provider
+from chrion.devices.providers import CPU_PROVIDER
+from chrion.errors import OptionError
+from chrion.graph import Graph, load
+from chrion.hardware import hardware as find_hardware
+from chrion.profiler import Profile, profile
+from chrion.profiler.hardware_profile import estimate_profile, require_processor
+from chrion.profiler.measure_graph import require_shapes
+from chrion.profiler.profiles import stored_profiles
+from chrion.profiler.synthetic_inputs import synthetic_inputs
+from chrion.report.benchmark.feeds import read_arrays, read_feed
+from chrion.report.benchmark.latency import Feed
+from chrion.scheduler import DEFAULT_POLICY, Plan, SolutionPolicy, policy_names
+from chrion.scheduler.plan_options import PlanOptions
+from chrion.scheduler.planner import alternatives
+from chrion.scheduler.policies.registry import find_policy
+from chrion.scheduler.policies.stages import StageMeter
+
+
+def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command with a parameter for each field of its groups."""
+    groups: dict[str, type[Any]] = {}
+    parameters: list[inspect.Parameter] = []
+    for parameter in inspect.signature(command, eval_str=True).parameters.values():
+        if dataclasses.is_dataclass(parameter.annotation):
+            groups[parameter.name] = parameter.annotation  # type: ignore[assignment] # the class, not an instance
+            parameters += _fields(parameter.annotation)
+        else:
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+
+    @functools.wraps(command)
+    def expanded(**values: Any) -> None:
+        for name, group in groups.items():
+            values[name] = group(**{field.name: values.pop(field.name) for field in dataclasses.fields(group)})
+        command(**values)
+
+    expanded.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined] # Typer reads it
+    return expanded
+
+
+def _fields(group: Any) -> Iterator[inspect.Parameter]:
+    """Yield a parameter for each field of a group."""
+    hints = get_type_hints(group, include_extras=True)
+    for field in dataclasses.fields(group):
+        default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
+        kind = inspect.Parameter.KEYWORD_ONLY
+        yield inspect.Parameter(field.name, kind, default=default, annotation=hints[field.name])
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """A model and the shapes of its inputs."""
+
+    path: ModelArgument
+    shape: ShapeOption = None
+
+    def load(self) -> Graph:
+        """Load the model."""
+        graph = load(self.path, self._shapes())
+        log.info("%s: %d operators", self.path, len(graph.dag))
+        return graph
+
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        return dict(parse_shape(text) for text in self.shape or ())
+
+
+@dataclass(frozen=True, slots=True)
+class InputOptions(ModelOptions):
+    """A model and its inputs."""
+
+    feed: Annotated[
+        Path | None,
+        typer.Option(
+            "--input",
+            metavar="X.npz",
+            help="Arrays by input name, as numpy.savez writes them.",
+            show_default="synthetic",
+        ),
+    ] = None
+
+    def load_with_feed(self) -> tuple[Graph, Feed]:
+        """Load the model; return its graph, and the given or synthetic inputs.
+
+        Free dimensions that ``--shape`` leaves are those of the given arrays.
+        """
+        graph = self.load()
+        if self.feed is None:
+            return graph, synthetic_inputs(graph)
+        if graph.free_dimensions:
+            arrays = read_arrays(self.feed)
+            found = {info.name: arrays[info.name].shape for info in graph.inputs if info.name in arrays}
+            graph = load(self.path, {**found, **self._shapes()})
+        return graph, read_feed(self.feed, graph)
+
+
+@dataclass(frozen=True, slots=True)
+class CostOptions:
+    """The machine to plan for: this one, that of a stored profile, or one known from datasheets.
+
+    Raises:
+        OptionError: Options contradict each other.
+        HardwareError: A part is unknown or damaged, or there is no processor.
+    """
+
+    profile: Annotated[
+        Path | None,
+        typer.Option(
+            "--profile",
+            metavar="P.json",
+            help=f"A stored profile of this or another machine: a file, or {', '.join(stored_profiles())}.",
+            show_default="measure this machine",
+        ),
+    ] = None
+    hardware: Annotated[
+        str | None,
+        typer.Option(
+            "--hardware",
+            metavar="L4+EPYC-16",
+            autocompletion=complete_hardware,
+            help="Estimate costs from the datasheets of a machine's parts: names of `chrion hardware`, or TOML files.",
+        ),
+    ] = None
+    corrections: Annotated[
+        Path | None,
+        typer.Option(
+            "--corrections",
+            metavar="P.json",
+            help="A profile of some operators, measured on the machine of --hardware, to correct the estimates by.",
+        ),
+    ] = None
+    cores: CoresOption = None
+    accelerator: AcceleratorOption = None
+
+    def __post_init__(self) -> None:
+        if self.hardware is not None:
+            require_processor(find_hardware(self.hardware))
+            if self.profile is not None or self.accelerator is not None:
+                other = "--accelerator" if self.profile is None else "--profile"
+                raise OptionError(f"{other}: not allowed with --hardware, which names the machine and its accelerator")
+        elif self.corrections is not None:
+            hint = "name a machine, --hardware l4+epyc-16"
+            raise OptionError("--corrections: not allowed without --hardware", hint=hint)
+        elif self.profile is not None and self.accelerator is not None:
+            raise OptionError("--accelerator: not allowed with --profile, which holds an accelerator's costs or none")
+
+    def find_profile(self, graph: Graph, policies: Collection[str] = (), *, fresh: bool = False) -> Profile:
+        """Load the profile of a graph, estimate it, or measure it on this machine.
+
+        Args:
+            graph: The graph.
+            policies: Schedulers that will use it; it has the costs of what they may merge, too.
+            fresh: Ignore cached measurements.
+
+        Raises:
+            ProfileError: The stored profile is damaged.
+        """
+        if self.profile is not None:
+            return Profile.load(self.profile)
+        chosen = map(find_policy, policies)
+        variants = [v for policy in chosen if isinstance(policy, SolutionPolicy) for v in policy.variants(graph)]
+        if self.hardware is not None:
+            with step(f"estimating {graph.name}"):
+                require_shapes(graph)
+                measured = Profile.load(self.corrections) if self.corrections else None
+                machine = find_hardware(self.hardware)
+                return estimate_profile(graph, machine, self.cores, variants=variants, corrections=measured)
+        with step(f"profiling {graph.name}", animated=False) as update:
+            accelerator = self.accelerator or "auto"
+            found = profile(graph, self.cores, accelerator, progress=update, fresh=fresh, variants=variants)
+        if found.interference:
+            note("warning: other processes used the cores; costs may be unreliable and are not cached")
+        return found
+
+
+def _policy_option(text: str, **settings: Any) -> Any:
+    names = ", ".join(policy_names())
+    return typer.Option(
+        "--policy", metavar="NAME", autocompletion=complete_policy, help=f"{text}: {names}.", **settings
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PlanningOptions:
+    """How a model is planned, for one or several prices of memory."""
+
+    gpu_budget: GpuBudgetOption = None
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            "--memory",
+            metavar="KIND",
+            help="The memory that alpha prices in the default policy: resident, or paper for Equation 4.",
+            show_default="resident if the profile has measured accelerator memory, else paper",
+        ),
+    ] = None
+    policy: Annotated[
+        str,
+        _policy_option("The scheduler"),
+    ] = DEFAULT_POLICY
+    streams: StreamsOption = None
+
+    def plan_options(
+        self,
+        cores: int | None,
+        slo: str | None = None,
+        alpha: float | None = None,
+        meter: StageMeter | None = None,
+    ) -> PlanOptions:
+        """Return the options of a plan, with those that are not part of this group."""
+        return PlanOptions(slo, alpha, self.policy, cores, self.streams, meter, self.gpu_budget, self.memory)
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionOptions:
+    """What runs a model: a given plan, that of a scheduler, or what the session chooses.
+
+    Raises:
+        OptionError: Options contradict each other, or have no valid value.
+    """
+
+    plan: Annotated[
+        Path | None,
+        typer.Option("--plan", metavar="PLAN.json", help="Run this plan.", show_default="the session chooses"),
+    ] = None
+    slo: SloOption = None
+    alpha: AlphaOption = None
+    gpu_budget: GpuBudgetOption = None
+    policy: Annotated[
+        str | None,
+        _policy_option("Run the plan of this scheduler", show_default="the session chooses"),
+    ] = None
+    cores: CoresOption = None
+    accelerator: AcceleratorOption = None
+    streams: StreamsOption = None
+
+    def __post_init__(self) -> None:
+        _ = self.plan_options  # checks them
+        others = (self.alpha, self.gpu_budget, self.policy, self.cores, self.accelerator, self.streams)
+        if self.plan is not None and others != (None,) * len(others):
+            options = "--alpha, --gpu-budget, --policy, --cores, --accelerator or --streams"
+            raise OptionError(f"--plan: not allowed with {options}", hint="the plan already decides these")
+
+    @property
+    def plan_options(self) -> PlanOptions:
+        """The options of a plan."""
+        policy = self.policy or DEFAULT_POLICY
+        return PlanOptions(self.slo, self.alpha, policy, self.cores, self.streams, gpu_budget=self.gpu_budget)
+
+    def session_arguments(self, graph: Graph) -> dict[str, Any]:
+        """Return the arguments of HybridSession, beside the model.
+
+        With ``--plan``, ``--policy`` or ``--streams`` the session runs that plan. Otherwise it chooses between plans
+        and plain sessions, as it does for its users.
+
+        Raises:
+            PlanError: The plan is damaged, or does not fit the graph.
+        """
+        if self.plan is not None:
+            plan = Plan.load(self.plan)
+            plan.apply(graph)  # refuses a plan of another model before anything is measured
+            return {"plan": plan, "strict": True}
+        options = self.plan_options
+        if self.policy is not None or self.streams is not None:
+            measured = CostOptions(cores=self.cores, accelerator=self.accelerator).find_profile(graph, [options.policy])
+            with step(f"planning {graph.name}"):
+                return {"plan": alternatives(graph, measured, options)[0], "strict": True}
+        provider = usable_provider(self.accelerator or "auto")
+        CostOptions(cores=self.cores, accelerator=provider or "none").find_profile(graph)  # cached for the session
+        return {
+            "slo": self.slo,
+            "alpha": self.alpha,
+            "cores": self.cores,
+            "gpu_budget": self.gpu_budget,
+            "providers": [provider, CPU_PROVIDER] if provider else None,
+            "tune": "now",
+        }

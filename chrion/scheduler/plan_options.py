@@ -1,0 +1,58 @@
+"""Options of a plan: they are checked when they are created, before anything is measured."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from chrion.common.units import parse_duration_ms, parse_size_mb
+from chrion.errors import OptionError
+from chrion.scheduler.policies.policy import Policy, SolutionPolicy
+from chrion.scheduler.policies.registry import DEFAULT_POLICY, POLICIES, find_policy
+from chrion.scheduler.policies.stages import StageMeter
+from chrion.scheduler.priced_memory import check_memory
+from chrion.scheduler.search.alpha import Limits
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """The options of :func:`chrion.partition`, which describes them.
+
+    Raises:
+        OptionError: The SLO, alpha, policy, budget, number of cores or streams, or kind of memory is invalid, or
+            ``meter`` is given for a policy that measures no stages.
+    """
+
+    slo: str | float | None = None
+    alpha: float | None = None
+    policy: str = DEFAULT_POLICY
+    cores: int | None = None
+    streams: int | None = None
+    meter: StageMeter | None = None
+    gpu_budget: str | float | None = None
+    memory: str | None = None
+
+    def __post_init__(self) -> None:
+        check_memory(self.memory)
+        if self.alpha is not None and not 0 <= self.alpha < math.inf:
+            raise OptionError(f"invalid alpha {self.alpha}: expected a number of ms per MB, 0 or more")
+        for what, number in (("cores", self.cores), ("streams", self.streams)):
+            if number is not None and number < 1:
+                raise OptionError(f"invalid number of {what} {number}: expected 1 or more")
+        policy = find_policy(self.policy)
+        if self.meter is not None and not _measures_stages(policy):
+            able = " or ".join(f"--policy {name}" for name, other in POLICIES.items() if _measures_stages(other))
+            raise OptionError(f"policy {self.policy} measures no stages", hint=f"choose {able}")
+        _ = self.limits  # checks them
+
+    @property
+    def limits(self) -> Limits:
+        """The SLO in ms, and the budget in MB."""
+        return Limits(
+            None if self.slo is None else parse_duration_ms(self.slo, "slo"),
+            None if self.gpu_budget is None else parse_size_mb(self.gpu_budget, "gpu budget"),
+        )
+
+
+def _measures_stages(policy: Policy) -> bool:
+    return isinstance(policy, SolutionPolicy) and policy.measures_stages
