@@ -4,7 +4,7 @@
     python scripts/bench_serve.py prediction --workload azure --azure invocations.csv --results serve.json
     python scripts/bench_serve.py plain --results serve.json
     python scripts/bench_serve.py overhead --results serve.json
-    python scripts/bench_serve.py table --results serve.json -o docs/serve.md
+    python scripts/bench_serve.py table --results serve.json -o docs/results.md
 
 Each call measures one part, or some rows of it, for ``--seconds`` a row, and adds them to the results; rows that are
 measured again are replaced. ``table`` writes the tables into the sections ``serve-*`` of a page.
@@ -69,7 +69,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--only", action="append", help="overhead: servers to measure")
     parser.add_argument("--models", type=Path, help="folder that keeps the models for further calls")
     parser.add_argument("--results", type=Path, default=Path("serve.json"))
-    parser.add_argument("-o", "--output", type=Path, default=Path("docs/serve.md"))
+    parser.add_argument("-o", "--output", type=Path, default=Path("docs/results.md"))
     found = parser.parse_args()
     found.policy = found.policy or list(predictions.POLICIES)
     found.workload = found.workload or ["zipf"]

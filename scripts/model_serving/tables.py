@@ -1,4 +1,4 @@
-"""The tables of ``docs/serve.md``."""
+"""The tables of ``docs/results.md``."""
 
 from __future__ import annotations
 
