@@ -4,10 +4,10 @@
     python scripts/bench_serve.py prediction --workload azure --azure invocations.csv --results serve.json
     python scripts/bench_serve.py plain --results serve.json
     python scripts/bench_serve.py overhead --results serve.json
-    python scripts/bench_serve.py table --results serve.json -o docs/results.md
+    python scripts/bench_serve.py table --results serve.json -o docs/data
 
 Each call measures one part, or some rows of it, for ``--seconds`` a row, and adds them to the results; rows that are
-measured again are replaced. ``table`` writes the tables into the sections ``serve-*`` of a page.
+measured again are replaced. ``table`` writes the tables as data, which ``scripts/fill_pages.py`` draws.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 import onnxruntime as ort
 from model_serving import overhead, predictions, tables
-from page_markers import fill_sections
+from result_files import write_results
 
 from chrion.common.files import write_atomically
 from chrion.profiler import this_machine
@@ -31,8 +31,7 @@ def main() -> None:
     options = _options()
     results: dict[str, Any] = json.loads(options.results.read_text()) if options.results.exists() else {}
     if options.part == "table":
-        page = options.output.read_text(encoding="utf-8")
-        write_atomically(options.output, fill_sections(page, tables.sections(results)))
+        write_results(options.output, tables.sections(results))
         return
     results["machine"], results["onnxruntime"] = str(this_machine()), ort.__version__
     with tempfile.TemporaryDirectory() as scratch:
@@ -69,7 +68,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--only", action="append", help="overhead: servers to measure")
     parser.add_argument("--models", type=Path, help="folder that keeps the models for further calls")
     parser.add_argument("--results", type=Path, default=Path("serve.json"))
-    parser.add_argument("-o", "--output", type=Path, default=Path("docs/results.md"))
+    parser.add_argument("-o", "--output", type=Path, default=Path("docs/data"))
     found = parser.parse_args()
     found.policy = found.policy or list(predictions.POLICIES)
     found.workload = found.workload or ["zipf"]
