@@ -2,13 +2,14 @@
 
     git worktree add ../before COMMIT
     python scripts/bench_bounds.py --against ../before
-    python scripts/bench_bounds.py --against ../before --rounds 60 --only grpc
+    python scripts/bench_bounds.py --against ../before --starts 20 --only grpc
 
-Both servers serve a product with one input of 64 numbers, run at the same time, and get the same requests from the same
+Both servers serve a product with one input of 64 numbers, run at once, and get the same requests from the same
 client in alternating rounds; the one that begins alternates as well. A ratio is that of one round's requests per second
-to those of the round of the other server beside it: below one if this checkout is slower. The table has its median and
-a 90 % interval of the median (bootstrap over rounds), and the ratio of the CPU time that the servers took, which other
-processes disturb less. The same checkout against itself shows what the machine can tell apart.
+to those of the round of the other server beside it: below one if this checkout is slower. Two processes of the same code
+differ by up to 5 %, whatever the number of rounds, so that both servers are started several times. The table has the
+median over these starts of a start's median ratio, with a 90 % interval (bootstrap over starts), and the same of the
+CPU time that the servers took, which other processes disturb less.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,36 +63,46 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The result of one kind of request: figures of this checkout and of the other, by round."""
+    """The result of one kind of request from one start of both servers."""
 
-    kind: str
-    clients: int
-    own_per_s: list[float]
-    other_per_s: list[float]
+    own_per_s: float
+    other_per_s: float
+    ratio: float
     cpu_ratio: float
 
-    def cells(self) -> list[str]:
-        """Return the cells of the table."""
-        ratios = np.divide(self.own_per_s, self.other_per_s)
-        resampled = np.median(np.random.default_rng(0).choice(ratios, (_RESAMPLES, len(ratios))), axis=1)
-        low, high = np.quantile(resampled, [0.05, 0.95])
-        rates = [f"{np.median(rates):.0f}" for rates in (self.other_per_s, self.own_per_s)]
-        ratio = f"{np.median(ratios):.3f} [{low:.3f} to {high:.3f}]"
-        return [self.kind, str(self.clients), *rates, ratio, f"{self.cpu_ratio:.3f}"]
+
+def cells(rows: Sequence[Row]) -> list[str]:
+    """Return the cells of the table for one kind of request, given the rows of all starts."""
+    return [
+        *(f"{np.median(rates):.0f}" for rates in ([r.other_per_s for r in rows], [r.own_per_s for r in rows])),
+        *(_interval(ratios) for ratios in ([r.ratio for r in rows], [r.cpu_ratio for r in rows])),
+    ]
+
+
+def _interval(ratios: Sequence[float]) -> str:
+    """Return the median of ratios, with a 90 % interval."""
+    resampled = np.median(np.random.default_rng(0).choice(ratios, (_RESAMPLES, len(ratios))), axis=1)
+    low, high = np.quantile(resampled, [0.05, 0.95])
+    return f"{np.median(ratios):.3f} [{low:.3f} to {high:.3f}]"
 
 
 def main() -> None:
     """Print the table."""
     options = _options()
-    titles = ["request", "clients", "other/s", "this/s", "ratio [90 %]", "CPU time"]
-    print("| " + " | ".join(titles) + " |\n|" + " --- |" * len(titles))
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+    rows: dict[tuple[str, int], list[Row]] = {}
+    with tempfile.TemporaryDirectory() as folder:
         _put_model(Path(folder))
-        own, other = (stack.enter_context(_serving(root, Path(folder))) for root in (Path.cwd(), options.against))
-        for kind in options.only or _KINDS:
-            for clients in _CLIENTS:
-                row = asyncio.run(_measure(kind, clients, own, other, options))
-                print("| " + " | ".join(row.cells()) + " |", flush=True)
+        for _ in range(options.starts):
+            with contextlib.ExitStack() as stack:
+                roots = (Path.cwd(), options.against)
+                own, other = (stack.enter_context(_serving(root, Path(folder))) for root in roots)
+                for kind, clients in itertools.product(options.only or _KINDS, _CLIENTS):
+                    row = asyncio.run(_measure(kind, clients, own, other, options))
+                    rows.setdefault((kind, clients), []).append(row)
+    titles = ["request", "clients", "other/s", "this/s", "ratio [90 %]", "CPU time [90 %]"]
+    table = [titles, ["---"] * len(titles), *([kind, str(n), *cells(found)] for (kind, n), found in rows.items())]
+    for line in table:
+        print(f"| {' | '.join(line)} |")
 
 
 async def _measure(kind: str, clients: int, own: Server, other: Server, options: argparse.Namespace) -> Row:
@@ -105,7 +117,9 @@ async def _measure(kind: str, clients: int, own: Server, other: Server, options:
             for server in (own, other) if number % 2 else (other, own):
                 rates[server].append(await _round(senders[server], clients, options.requests))
         took_s = {server: server.cpu_s() - before for server, before in cpu_s.items()}
-    return Row(kind, clients, rates[own], rates[other], took_s[own] / max(took_s[other], 1e-9))
+    ratio = float(np.median(np.divide(rates[own], rates[other])))
+    own_per_s, other_per_s = (float(np.median(rates[server])) for server in (own, other))
+    return Row(own_per_s, other_per_s, ratio, took_s[own] / max(took_s[other], 1e-9))
 
 
 async def _round(send: _Send, clients: int, requests: int) -> float:
@@ -192,8 +206,9 @@ def _serving(checkout: Path, repository: Path) -> Iterator[Server]:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--against", type=Path, required=True, help="folder of the other checkout")
-    parser.add_argument("--rounds", type=int, default=40, help="rounds of each server and kind of request")
-    parser.add_argument("--requests", type=int, default=400, help="requests of a round")
+    parser.add_argument("--starts", type=int, default=10, help="starts of each server")
+    parser.add_argument("--rounds", type=int, default=8, help="rounds of a start and kind of request")
+    parser.add_argument("--requests", type=int, default=200, help="requests of a round")
     parser.add_argument("--only", action="append", choices=_KINDS, help="kinds of requests; repeatable")
     found = parser.parse_args()
     found.against = found.against.resolve()
