@@ -6,7 +6,7 @@
 
 Both servers serve a product with one input of 64 numbers, run at once, and get the same requests from the same
 client in alternating rounds; the one that begins alternates as well. A ratio is that of one round's requests per second
-to those of the round of the other server beside it: below one if this checkout is slower. Two processes of the same code
+to those of the round of the other server beside it: below one if this checkout is slower. Two processes of one code
 differ by up to 5 %, whatever the number of rounds, so that both servers are started several times. The table has the
 median over these starts of a start's median ratio, with a 90 % interval (bootstrap over starts), and the same of the
 CPU time that the servers took, which other processes disturb less.
