@@ -70,7 +70,7 @@ def test_sections_are_replaced_between_their_markers() -> None:
 
 def test_pages_have_valid_markers() -> None:
     """Each section has one begin and one end marker."""
-    for page in ("reproduction", "serve"):
+    for page in ("reproduction", "results"):
         text = (ROOT / "docs" / f"{page}.md").read_text()
         names = re.findall(r"<!-- begin: (.*) -->", text)
         assert names
