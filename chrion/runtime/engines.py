@@ -250,10 +250,12 @@ class Engines:
         Raises:
             Exception: The original error, if the session is strict or closed.
         """
-        accelerated = isinstance(failure, AcceleratorFailure)
-        if self._config.strict if accelerated else self._strict or self.refusal:
+        if isinstance(failure, AcceleratorFailure):
+            raises, recover = self._config.strict, self._serve_on_cpu
+        else:
+            raises, recover = self._strict or bool(self.refusal), self._serve_plain
+        if raises:
             raise failure.reason from failure.__cause__
-        recover = self._serve_on_cpu if accelerated else self._serve_plain
         return recover(engine, feed, run, failure.reason)
 
     def _serve_plain(self, engine: Engine, feed: Mapping[str, Any], run: Callable[[Engine], T], error: Exception) -> T:

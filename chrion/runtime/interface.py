@@ -65,7 +65,6 @@ _PLAIN_ATTRIBUTES = frozenset(
 class InferenceInterface:
     """Methods of InferenceSession that are defined in terms of others."""
 
-    _serve_arrays: Callable[..., list[Any]]
     get_providers: Callable[[], Sequence[str]]
     get_provider_options: Callable[[], Mapping[str, Mapping[str, str]]]
     get_session_options: Callable[[], ort.SessionOptions]
@@ -126,7 +125,7 @@ class InferenceInterface:
 
         def deliver() -> None:
             try:
-                outputs, message = self._serve_arrays(output_names, input_feed, run_options), ""
+                outputs, message = self._engines.run(output_names, input_feed, run_options), ""
             except Exception as error:  # noqa: BLE001 - passed to the callback
                 outputs, message = [], str(error) or type(error).__name__
             callback(outputs, user_data, message)

@@ -285,9 +285,3 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
             RuntimeError: This session is closed, or its process was forked.
         """
         return self._engines.has_whole_session() and binding._session is self._sess  # noqa: SLF001
-
-    def _serve_arrays(
-        self, output_names: Sequence[str] | None, feed: Mapping[str, Any], run_options: ort.RunOptions | None
-    ) -> list[Any]:
-        """Serve a request whose arguments have been checked."""
-        return self._engines.serve(feed, lambda engine: engine.run(output_names, feed, run_options), run_options)

@@ -291,8 +291,9 @@ def test_a_plan_that_fails_is_replaced_by_the_plain_session(
     with HybridSession(graph, plan=fixed_plan(graph, alternating_lanes(graph)), strict=strict) as session:
         fail_segments(monkeypatch, RuntimeError("a broken segment"))
         if strict:
-            with pytest.raises(RuntimeError, match="a broken segment"):
+            with pytest.raises(RuntimeError, match="a broken segment") as raised:
                 session.run(None, {"x": X})
+            assert raised.value.__cause__ is not raised.value
             return
         assert_same_as_plain(session, branches(), {"x": X})
         assert "a segment failed: a broken segment" in caplog.text

@@ -7,7 +7,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import onnxruntime as ort
@@ -183,7 +183,7 @@ class CutEngine:
         try:
             values = self._native.run(feed, self._outputs, run_options=run_options, arrays=True)
         except RuntimeError as error:
-            raise _failure(error, run_options) from error
+            _raise_failure(error, run_options)
         return [values[name] for name in self._outputs]
 
     def run(
@@ -251,7 +251,7 @@ class CutEngine:
                 arrays=arrays,
             )
         except RuntimeError as error:
-            raise _failure(error, run_options) from error
+            _raise_failure(error, run_options)
         for name in outputs if len(computed) < len(outputs) else ():
             if name not in values:
                 source = feeds[name] if name in feeds else self._constants[name]
@@ -408,9 +408,13 @@ def _require_cores(plan: Plan) -> None:
         )
 
 
-def _failure(error: RuntimeError, run_options: ort.RunOptions | None) -> Exception:
-    """Return what is raised for the error of a request: ``Fail``, as InferenceSession's, if it was terminated."""
+def _raise_failure(error: RuntimeError, run_options: ort.RunOptions | None) -> NoReturn:
+    """Raise the error of a request as the failure of a segment, or as ``Fail`` if the request was terminated.
+
+    Raises:
+        Fail: As InferenceSession raises it.
+        SegmentFailure: The request may be served by a plain session.
+    """
     if run_options is not None and run_options.terminate:
-        failure: Exception = Fail(str(error))
-        return failure
-    return SegmentFailure(error)
+        raise Fail(str(error)) from error
+    raise SegmentFailure(error) from error.__cause__
