@@ -144,22 +144,16 @@ def bench_verdict(timings: Sequence[Timing], hybrid: str, *, plain: bool = False
         timings: The timings of the hybrid session and of its baselines.
         hybrid: Name of the hybrid session's timing.
         plain: Whether the hybrid session runs plain onnxruntime.
-        interference: Whether other processes used the cores meanwhile. Then only a clear difference is stated: the
-            quartiles of the hybrid session and those of the fastest baseline do not overlap.
+        interference: Whether other processes used the cores meanwhile.
     """
-    own, best = next(t for t in timings if t.name == hybrid), best_baseline(timings, hybrid)
-    if interference and (plain or overlap(own, best)):
+    if interference:
         return TOO_BUSY
     if plain:
         return f"{hybrid} runs plain onnxruntime; a difference from a session of the same configuration is noise"
-    ratio = own.median_ms / best.median_ms
+    best = best_baseline(timings, hybrid)
+    ratio = next(t for t in timings if t.name == hybrid).median_ms / best.median_ms
     advice = "; use that session instead" if ratio > _LEVEL[1] else ""
     return f"{hybrid} is {compare_latency(ratio)} the fastest plain session ({best.name}){advice}"
-
-
-def overlap(first: Timing, second: Timing) -> bool:
-    """Return whether the quartiles of two timings overlap: then interference may be the reason for a difference."""
-    return first.low_ms <= second.high_ms and second.low_ms <= first.high_ms
 
 
 def compare_latency(ratio: float) -> str:

@@ -104,7 +104,7 @@ def test_verdicts(plan: Plan) -> None:
         timings = [Timing(n, ms, ms, ms, 5) for n, ms in (("hybrid", ours), ("a", 10.0), ("b", 11.0))]
         assert expected in bench_verdict(timings, "hybrid")
         assert bench_verdict(timings, "hybrid", plain=True).startswith("hybrid runs plain onnxruntime; ")
-        assert bench_verdict(timings, "hybrid", plain=True, interference=True).startswith("the machine was too busy")
+        assert bench_verdict(timings, "hybrid", interference=True).startswith("the machine was too busy")
         assert "0.70" in shown(bench_table(timings, "hybrid", 7.0))  # of a, the fastest baseline
 
 
@@ -249,13 +249,9 @@ def test_the_verdict_says_whether_a_policy_is_faster(policy_ms: float, plain_ms:
     assert comparison_verdict(PolicyComparison(graph, Profile(MACHINE, 2, None, {}), (result,), (baseline,))) == line
 
 
-@pytest.mark.parametrize(("plain_low_ms", "clear"), [(1.2, False), (1.3, True)])
-def test_after_interference_only_clear_differences_are_stated(plain_low_ms: float, clear: bool) -> None:  # noqa: FBT001
-    """Where other processes used the cores, a verdict needs quartiles that do not overlap."""
-    timing, plain = Timing("cpu", 1.0, 0.9, 1.2, 9), Timing("plain", 1.5, plain_low_ms, 1.6, 9)
+def test_after_interference_there_is_no_verdict_on_policies() -> None:
+    """Where other processes used the cores, no policy is called fastest."""
+    timing = Timing("cpu", 1.0, 1.0, 1.0, 9)
     result, profile = PolicyResult("cpu", planned(), 1.0, 1, 0, timing), Profile(MACHINE, 2, None, {})
-    busy = PolicyComparison(load(branches()), profile, (result,), (plain,), interference=True)
-    found = comparison_verdict(busy), bench_verdict([timing, plain], "cpu", interference=True)
-    for line in found:
-        assert ("1.50 times faster than the fastest plain session" in line) is clear
-        assert (line == "the machine was too busy for a reliable comparison; repeat it") is not clear
+    busy = PolicyComparison(load(branches()), profile, (result,), (timing,), interference=True)
+    assert comparison_verdict(busy) == "the machine was too busy for a reliable comparison; repeat it"
