@@ -26,8 +26,8 @@ from chrion.graph.ort_sessions import first_line
 from chrion.machine.allocator import trim
 from chrion.runtime.diversion import Diversion
 from chrion.runtime.engine_table import EngineTable, Shapes
-from chrion.runtime.execution.engine import CannotCutError, Engine, Footprint, SegmentFailure, require_tensors
-from chrion.runtime.execution.executor import CLOSED, AcceleratorFailure, Event
+from chrion.runtime.execution.engine import CannotCutError, Engine, Footprint, require_tensors
+from chrion.runtime.execution.executor import CLOSED, AcceleratorFailure, EngineFailure, Event
 from chrion.runtime.execution.plain_engine import PlainEngine
 from chrion.runtime.live_comparison import LiveComparison
 from chrion.runtime.options.session_options import session_reason
@@ -182,7 +182,7 @@ class Engines:
             if outputs is None:
                 check_arguments(names, feed, run_options)
                 return self._serve(feed, lambda chosen: chosen.run(names, feed, run_options), run_options)
-        except (SegmentFailure, AcceleratorFailure) as failure:
+        except EngineFailure as failure:
             return self._recover(engine, feed, lambda chosen: chosen.run(names, feed, run_options), failure)
         else:
             if self.noted is not None:
@@ -197,8 +197,8 @@ class Engines:
         """Run a request on the engine for its shapes; see :meth:`Engine.trace`."""
         try:
             return self.for_feed(feed).trace(feed)
-        except (SegmentFailure, AcceleratorFailure) as failure:
-            raise failure.reason from failure.__cause__
+        except EngineFailure as failure:
+            failure.raise_reason()
 
     def serve(self, feed: Mapping[str, Any], run: Callable[[Engine], T], run_options: ort.RunOptions | None) -> T:
         """Serve a request. If its engine fails and ``strict`` is false, repeat the request on a fallback.
@@ -231,7 +231,7 @@ class Engines:
             engine, observer = self.plain(reason), None
         try:
             result = run(engine)
-        except (SegmentFailure, AcceleratorFailure) as failure:
+        except EngineFailure as failure:
             return self._recover(engine, feed, run, failure)
         self.note(feed)
         if observer:
@@ -243,7 +243,7 @@ class Engines:
         engine: Engine,
         feed: Mapping[str, Any],
         run: Callable[[Engine], T],
-        failure: SegmentFailure | AcceleratorFailure,
+        failure: EngineFailure,
     ) -> T:
         """Serve a request whose engine has failed: on the CPU, or by the plain session.
 
@@ -255,7 +255,7 @@ class Engines:
         else:
             raises, recover = self._strict or bool(self.refusal), self._serve_plain
         if raises:
-            raise failure.reason from failure.__cause__
+            failure.raise_reason()
         return recover(engine, feed, run, failure.reason)
 
     def _serve_plain(self, engine: Engine, feed: Mapping[str, Any], run: Callable[[Engine], T], error: Exception) -> T:

@@ -28,8 +28,8 @@ from chrion.machine.cores import physical_cores
 from chrion.native import NativeError
 from chrion.profiler.costs import BufferSupport
 from chrion.runtime.execution.accelerator import AcceleratorSessions
-from chrion.runtime.execution.engine import CannotCutError, Footprint, SegmentFailure, require_tensors
-from chrion.runtime.execution.executor import CLOSED, Event
+from chrion.runtime.execution.engine import CannotCutError, Footprint, require_tensors
+from chrion.runtime.execution.executor import CLOSED, Event, SegmentFailure
 from chrion.runtime.execution.host_frame import Array
 from chrion.runtime.execution.lane_groups import assign_cores
 from chrion.runtime.execution.native_executor import NOT_COMPILED, NativeExecutor, find_obstacle
@@ -417,4 +417,4 @@ def _raise_failure(error: RuntimeError, run_options: ort.RunOptions | None) -> N
     """
     if run_options is not None and run_options.terminate:
         raise Fail(str(error)) from error
-    raise SegmentFailure(error) from error.__cause__
+    raise SegmentFailure(error) from error

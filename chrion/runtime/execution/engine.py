@@ -29,21 +29,11 @@ class Footprint:
     plan_mb: float
 
 
-class SegmentFailure(Exception):  # noqa: N818 - carries the error proper
-    """The failure of a segment of a plan; a plain session may serve the request. ``reason`` is the original error."""
-
-    def __init__(self, reason: RuntimeError) -> None:
-        super().__init__(str(reason))
-        self.reason = reason
-
-
 class Engine(Protocol):
     """Runs a model: a plan on lanes (:class:`chrion.runtime.execution.cut_engine.CutEngine`), or one plain session.
 
     The methods that run a request raise what InferenceSession raises for it, and besides
-
-    - :class:`chrion.runtime.execution.executor.AcceleratorFailure`, after which the CPU may serve it,
-    - :class:`SegmentFailure`, after which a plain session may serve it.
+    :class:`chrion.runtime.execution.executor.EngineFailure`, after which another engine may serve it.
 
     Attributes:
         comparison: Comparison with the one-thread session; None if the engine serves in any case.

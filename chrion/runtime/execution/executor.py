@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, NoReturn, TypeVar, cast
 
 import onnxruntime as ort
 
@@ -44,12 +44,24 @@ class Event:
     copied: str = ""
 
 
-class AcceleratorFailure(Exception):  # noqa: N818 - carries the error proper
-    """A failure on the accelerator. ``reason`` is the original error, whose message names the operators."""
+class EngineFailure(Exception):  # noqa: N818 - carries the error proper
+    """A failure of an engine; another one may serve the request. ``reason`` is the original error."""
 
     def __init__(self, reason: Exception) -> None:
         super().__init__(str(reason))
         self.reason = reason
+
+    def raise_reason(self) -> NoReturn:
+        """Raise the original error, with its own cause."""
+        raise self.reason from (self.reason.__cause__ if self.__cause__ is self.reason else self.__cause__)
+
+
+class AcceleratorFailure(EngineFailure):
+    """A failure on the accelerator, after which the CPU may serve the request; its message names the operators."""
+
+
+class SegmentFailure(EngineFailure):
+    """The failure of a segment of a plan, after which a plain session may serve the request."""
 
 
 class Executor(ABC, Generic[F]):

@@ -110,7 +110,7 @@ class PlainEngine:
     def _blame_accelerator(self, error: Exception) -> None:
         """Raise an error as a failure of the accelerator if it may be one."""
         if self.accelerated:
-            raise AcceleratorFailure(error) from error.__cause__
+            raise AcceleratorFailure(error) from error
 
     @functools.cached_property
     def capacity(self) -> int:

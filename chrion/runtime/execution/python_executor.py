@@ -166,7 +166,7 @@ class PythonExecutor(Executor[HostFrame | DeviceFrame]):
             if self._accelerator.captures_graphs:
                 self._capture(frame, self._accelerator)
         except Exception as error:
-            raise AcceleratorFailure(error) from error.__cause__
+            raise AcceleratorFailure(error) from error
         return frame
 
     def _begin(
@@ -184,7 +184,7 @@ class PythonExecutor(Executor[HostFrame | DeviceFrame]):
         try:
             frame.begin(feeds, targets, arrays=arrays, on_device=on_device)
         except Exception as error:
-            raise AcceleratorFailure(error) from error.__cause__
+            raise AcceleratorFailure(error) from error
 
     def _perform(
         self, frame: HostFrame | DeviceFrame, run_options: ort.RunOptions | None, events: list[Event] | None

@@ -2,7 +2,8 @@
 
 The options that a cut session honours are listed here. Any other that differs from its default is the reason why the
 model runs plain. :mod:`chrion.runtime.options.probe` finds those that Python cannot read. onnxruntime does not list the
-configuration keys that are set, so the keys that it reads are listed too; others are not detected.
+configuration keys that are set, so the keys that have an effect on such a session are listed too; others are not
+detected.
 """
 
 from __future__ import annotations
@@ -143,9 +144,10 @@ def session_reason(options: ort.SessionOptions | None, rest: Mapping[str, Any]) 
     Returns:
         The reason, which names the option; empty if there is none.
     """
-    for name, value in rest.items():
-        if value and name != "enable_fallback":
-            return _reason("argument", name)
+    if rest.get("disabled_optimizers"):
+        return _reason("argument", "disabled_optimizers")
+    if int(rest.get("read_config_from_model", 0)) == 1:
+        return _reason("argument", "read_config_from_model")
     if os.environ.get(_CONFIG_FROM_MODEL) == "1":  # it also applies to sessions that load models and run segments
         return _reason("environment variable", _CONFIG_FROM_MODEL)
     if options is None:
