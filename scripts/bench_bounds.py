@@ -197,7 +197,7 @@ def _serving(checkout: Path, repository: Path) -> Iterator[Server]:
     """Run the server of a checkout."""
     ports = free_port(), free_port()
     addresses = [f"127.0.0.1:{port}" for port in ports]
-    command = [sys.executable, "-m", "chrion", "serve", str(repository), "--host-budget", "100MB"]
+    command = [sys.executable, "-m", "chrion", "serve", str(repository)]
     command += ["--http", addresses[0], "--grpc", addresses[1]]
     with started(command, ports[0], "/v2/health", checkout) as process:
         yield Server(psutil.Process(process.pid), *ports)

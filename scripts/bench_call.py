@@ -74,7 +74,10 @@ def ask(process: subprocess.Popen[str]) -> list[float]:
     assert process.stdin  # noqa: S101 - pipes
     assert process.stdout  # noqa: S101
     print(file=process.stdin, flush=True)
-    return [float(text) for text in process.stdout.readline().split()]
+    line = process.stdout.readline()
+    if not line:
+        raise SystemExit(f"the process of a checkout ended with code {process.wait()}")
+    return [float(text) for text in line.split()]
 
 
 def compare(against: Path, rounds: int) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 Layers = tuple[tuple[str, ...], ...]
 
-#: Packages and modules by floor, from the lowest up. A module imports from its own package and those listed before.
-FLOORS: Layers = (
+#: Packages and modules by layer, from the lowest up. A module imports from its own package and those listed before.
+LAYERS: Layers = (
     ("errors", "common", "machine", "native", "hardware"),
     ("graph",),
     ("devices", "profiler", "zoo"),

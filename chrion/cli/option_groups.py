@@ -85,6 +85,9 @@ class ModelOptions:
     path: ModelArgument
     shape: ShapeOption = None
 
+    def __post_init__(self) -> None:
+        self._shapes()  # checks them
+
     def load(self) -> Graph:
         """Load the model."""
         graph = load(self.path, self._shapes())

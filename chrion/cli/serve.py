@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from chrion.serving.server.options import ClusterOptions, DeviceOptions, ServerOptions  # needs the extra
 
 _POLL = "15s"
+#: The policies without a scenario; in a simulation loads are in the order of requests by default.
+_SERVER_POLICIES = PolicySpec(load_order=ManagerPolicies().load_order)
 _LIBRARIES = ("starlette", "uvicorn", "grpc", "grpc_health", "h11", "prometheus_client")
 
 
@@ -91,16 +93,14 @@ def serve(
     require_libraries("serve")
     from chrion.serving.server import options  # noqa: PLC0415 - needs the extra
 
-    simulated, scenario_bytes = scenario_policies(scenario) if scenario else (PolicySpec(), 0)
-    policies = ManagerPolicies()
-    if scenario:
-        policies = ManagerPolicies(simulated.eviction, simulated.load_order, simulated.admission)
+    base, scenario_bytes = scenario_policies(scenario) if scenario else (_SERVER_POLICIES, 0)
+    policies = ManagerPolicies(base.eviction, base.load_order, base.admission)
     tls = _tls_files(tls_certificate, tls_key)
     if replicas != "nodes" and not ray:
         raise OptionError("--replicas: only with --ray")
     if poll and model_control != "poll":
         raise OptionError("--poll: only with --model-control poll")
-    names, routing = options.parse_routing(serving_policy, simulated) if ray else (serving_policy, None)
+    names, routing = options.parse_routing(serving_policy, base) if ray else (serving_policy, None)
     devices = options.DeviceOptions(
         accelerator or ("auto" if gpu_budget or scenario else "none"),
         parse_size_mb(gpu_budget, "--gpu-budget") if gpu_budget else scenario_bytes / 1e6,

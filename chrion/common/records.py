@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from types import NoneType, UnionType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -39,6 +39,7 @@ _TERMS = {
     r"\bfloat\b": "a number",
     r" \| ": " or ",
     r" of length <= (\d+)": r" of at most \1 entries",
+    r" of length >= 1$": " of at least one entry",
     r" of length >= (\d+)": r" of at least \1 entries",
     r" >= 1e-09$": f" above 0, at least {SMALLEST:g}",
     r" > ": " above ",
@@ -103,6 +104,9 @@ def _explain(kind: Any, value: Any, where: str, message: str, failure: type[Inpu
             return failure(f"{where}.{key}".removeprefix(".") + " is missing")
         hint = did_you_mean(key, bare.__struct_fields__)
         return failure(f"{where}: unknown key {key!r}".removeprefix(": "), hint=hint)
+    words = [word for one in get_args(kind) if get_origin(one) is Literal for word in get_args(one) if word]
+    if words:
+        problem = problem.replace("`str", f"`{', '.join(words)}", 1)
     if problem.startswith("Invalid enum value"):
         problem = f"expected one of {', '.join(filter(None, get_args(bare)))}"
     for pattern, term in _TERMS.items():

@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from msgspec import Meta
+from msgspec import Meta, structs
 
 from chrion.common.files import read_toml
 from chrion.common.records import NonNegative, Positive, Record, read_record, refuse_unknown
@@ -173,10 +173,17 @@ def _read(path: Path, content: dict[str, Any]) -> Part:
     kind = _KINDS.get(name) if isinstance(name, str) else None
     if kind is None:
         raise HardwareError(f"kind = {name!r}: expected one of {', '.join(_KINDS)}")
-    refuse_unknown(content, _TOP_KEYS, "", HardwareError)
+    known = {"figures", *kind.__struct_fields__}
+    refuse_unknown(content, [key for key in _TOP_KEYS if key in known], "", HardwareError)
     figures: dict[str, Any] = {}
     values = _collect_figures(content, "", path.name, figures)
-    values |= read_record(dict[str, Any], values.pop("figures", {}), "figures", HardwareError)
+    numbers = read_record(dict[str, Any], values.pop("figures", {}), "figures", HardwareError)
+    fields = [field for field in structs.fields(kind) if field.name not in {*_TOP_KEYS, "name"}]
+    refuse_unknown(numbers, [field.name for field in fields], "figures", HardwareError)
+    for field in fields:
+        if field.required and field.name not in numbers:
+            raise HardwareError(f"figures.{field.name} is missing")
+    values |= numbers
     if str(values.get("link")).endswith(".toml") and (beside := path.parent / values["link"]).is_file():
         values["link"] = str(beside)
     caches = read_record(dict[str, Cache], values.pop("caches", {}), "caches", HardwareError)
@@ -187,7 +194,7 @@ def _read(path: Path, content: dict[str, Any]) -> Part:
 
 def _collect_figures(table: Mapping[str, Any], prefix: str, source: str, figures: dict[str, Any]) -> dict[str, Any]:
     """Return a table with numbers in place of figures, which are collected by their dotted keys, with their sources."""
-    plain = {}
+    plain: dict[str, Any] = {}
     for key, given in table.items():
         at = f"{prefix}{key}"
         if isinstance(given, Mapping) and "value" not in given:
@@ -196,5 +203,6 @@ def _collect_figures(table: Mapping[str, Any], prefix: str, source: str, figures
         figure = given if isinstance(given, Mapping) else {"value": given}
         if isinstance(given, Mapping) or type(given) in {int, float}:
             figures[at] = {"source": source, **figure}
-        plain[key] = figure["value"]
+        value = figure["value"]
+        plain[key] = int(value) if isinstance(value, float) and value.is_integer() else value
     return plain

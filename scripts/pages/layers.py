@@ -1,4 +1,4 @@
-"""The table of the package's floors, from the list that the tests check (``tests`` has to be on the path)."""
+"""The table of the package's layers, from the list that the tests check (``tests`` has to be on the path)."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import ast
 from pathlib import Path
 
 import chrion
-from layers import FLOORS
+from layers import LAYERS
 
 
 def layer_table() -> str:
-    """Return a row for each package and module, the highest floor first."""
-    rows = ["| floor | package or module | purpose |", "| --- | --- | --- |"]
-    for floor, names in reversed(list(enumerate(FLOORS, 1))):
-        rows += [f"| {floor} | `{name}` | {purpose(name)} |" for name in reversed(names)]
+    """Return a row for each package and module, the highest layer first."""
+    rows = ["| layer | package or module | purpose |", "| --- | --- | --- |"]
+    for layer, names in reversed(list(enumerate(LAYERS, 1))):
+        rows += [f"| {layer} | `{name}` | {purpose(name)} |" for name in reversed(names)]
     return "\n".join(rows)
 
 

@@ -31,7 +31,7 @@ from chrion.serving.simulator import find_scenario
 from chrion.zoo import build
 from code_blocks import PAGES, ROOT, Block, blocks, check_chrion, check_python, commands, matches, run_page
 from command_line import Chrion
-from layers import FLOORS
+from layers import LAYERS
 
 BLOCKS = [block for page in PAGES for block in blocks(page)]
 #: Pages that run within about a second; tests/process has the others.
@@ -261,7 +261,7 @@ def test_honoured_options_are_documented() -> None:
 
 def test_the_table_of_layers_is_complete() -> None:
     """The generated table has a row for every layer."""
-    names = [name for layer in FLOORS for name in layer]
+    names = [name for layer in LAYERS for name in layer]
     assert sorted(re.findall(r"^\| \d+ \| `(\S+)` \| \S", layer_table(), re.MULTILINE)) == sorted(names)
 
 

@@ -14,7 +14,7 @@ import networkx as nx
 import pytest
 
 import chrion
-from layers import FLOORS, INSIDE, Layers
+from layers import INSIDE, LAYERS, Layers
 
 ROOT = Path(chrion.__file__).parent
 MODULES = sorted(p for p in ROOT.rglob("*.py") if "_data" not in p.parts)
@@ -80,7 +80,7 @@ def upward_imports(package: str, layers: Layers) -> list[str]:
 
 def test_imports_point_down() -> None:
     """A module imports from its own package, and from packages listed before it."""
-    assert not upward_imports("chrion", tuple((entry,) for floor in FLOORS for entry in floor))
+    assert not upward_imports("chrion", tuple((entry,) for layer in LAYERS for entry in layer))
 
 
 @pytest.mark.parametrize("package", INSIDE)

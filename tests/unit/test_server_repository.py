@@ -67,6 +67,7 @@ def test_all_keys_of_the_settings(tmp_path: Path) -> None:
         ("alpha = -1", "at least 0"),
         ("cores = 0", "at least 1"),
         ("versions = 'some'", "expected one of all, latest"),
+        ("versions = 3", "versions = 3: expected all, latest or a list"),
         ("versions = [0]", "versions[0] = 0: expected a whole number of at least 1"),
         ("batching = 3", "expected a table"),
         ("[batching]\nmax_delay = 'x'", "batching.max_delay"),

@@ -371,14 +371,14 @@ class _AccountedResponse:
             self._memory.release()
 
 
-def _check_size(size: int, most: int) -> None:
+def _check_size(size: int, most: int, what: str = "") -> None:
     if size > most:
-        raise RequestFailure(Status.TOO_LARGE, f"the body has more than {most} bytes")
+        raise RequestFailure(Status.TOO_LARGE, f"the body has more than {most} bytes{what}")
 
 
-def _append(body: bytearray, part: bytes, most: int, take: Callable[[int], None]) -> None:
+def _append(body: bytearray, part: bytes, most: int, take: Callable[[int], None], what: str = "") -> None:
     try:
-        _check_size(len(body) + len(part), most)
+        _check_size(len(body) + len(part), most, what)
         take(len(part))
     except RequestFailure:
         body.clear()  # before other requests may take its memory
@@ -389,7 +389,7 @@ def _append(body: bytearray, part: bytes, most: int, take: Callable[[int], None]
 def _join(parts: Iterable[bytes], most: int, take: Callable[[int], None]) -> bytearray:
     body = bytearray()
     for part in parts:
-        _append(body, part, most, take)
+        _append(body, part, most, take, " when decompressed")
     return body
 
 
