@@ -52,11 +52,11 @@ def test_a_table_becomes_a_record() -> None:
         ({"inner": {"size": 1.5}}, "top.inner.size = 1.5: expected a whole number"),
         ({"inner": {"size": 11}}, "top.inner.size = 11: expected a whole number of at most 10"),
         ({"inner": {"kind": "c"}}, "top.inner.kind = 'c': expected one of a, b"),
-        ({"either": 3}, "top.either = 3: expected text or a list"),
+        ({"either": 3}, "top.either = 3: expected all or a list"),
         ({"either": "x"}, "top.either = 'x': expected one of all"),
         ({"either": [1, None]}, "top.either[1] = None: expected a whole number"),
         ({"words": ["a"] * 3}, "top.words = ['a', 'a', 'a']: expected a list of at most 2 entries"),
-        ({"words": []}, "top.words = []: expected a list of at least 1 entries"),
+        ({"words": []}, "top.words = []: expected a list of at least one entry"),
         ({"listed": {}}, "top.listed = {}: expected a list"),
         ({"listed": [{}, {"sise": 1}]}, "top.listed[1]: unknown key 'sise' (did you mean 'size'?)"),
         (
