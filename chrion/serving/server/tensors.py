@@ -77,6 +77,8 @@ class TensorSpec:
     shape: tuple[int, ...] | None
     #: Names of the dimensions, empty for one without a name.
     names: tuple[str, ...] = field(default=(), compare=False)
+    #: An operator for which onnxruntime ends the process if an input has no elements; empty if there is none.
+    fatal_if_empty: str = field(default="", compare=False)
 
 
 def element_count(name: str, datatype: str, shape: Sequence[Any]) -> int:
@@ -232,6 +234,9 @@ def check_input(spec: TensorSpec, datatype: str, shape: Sequence[int]) -> None:
         len(shape) != len(expected) or any(e not in (-1, d) for d, e in zip(shape, expected, strict=True))
     ):
         raise invalid(f"input {spec.name!r}: expected shape {list(expected)}, found {list(shape)}")
+    if spec.fatal_if_empty and 0 in shape:
+        reason = f"onnxruntime's {spec.fatal_if_empty} would end the process"
+        raise invalid(f"input {spec.name!r}: shape {list(shape)} has no elements, on which {reason}")
 
 
 def check_request(

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
+from onnx import helper, numpy_helper
 
 from chrion.serving.server.sessions import is_out_of_memory
 from local_server import LocalServer, local_server
@@ -206,3 +208,39 @@ def test_random_bytes_are_answered(server: LocalServer, body: bytes) -> None:
     status, found, _ = server.get(INFER, body)
     assert status == 400
     assert set(found) == {"error"}
+
+
+def recurrent(kind: str, *, nested: bool) -> onnx.ModelProto:
+    """Build a recurrent layer of two units, alone or in both bodies of an ``If``."""
+    gates = {"LSTM": 4, "GRU": 3}[kind]
+    layer = helper.make_node(kind, ["x", "w", "r"], ["y"], hidden_size=2)
+    weights = [
+        numpy_helper.from_array(np.ones((1, 2 * gates, 4), np.float32), "w"),
+        numpy_helper.from_array(np.ones((1, 2 * gates, 2), np.float32), "r"),
+        numpy_helper.from_array(np.ones((), bool), "always"),
+    ]
+    x = helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["steps", "batch", 4])
+    y = helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["steps", 1, "batch", 2])
+    nodes = [layer]
+    if nested:
+        body = helper.make_graph([layer], "body", [], [y])
+        nodes = [helper.make_node("If", ["always"], ["y"], then_branch=body, else_branch=body)]
+    graph = helper.make_graph(nodes, "recurrent", [x], [y], weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def test_tensors_without_elements_do_not_end_the_process(tmp_path: Path) -> None:
+    """Onnxruntime would abort; the request is refused with the operator, and the next one is answered."""
+    cases = {f"{kind}-{nested}": (kind, nested) for kind in ("LSTM", "GRU") for nested in (False, True)}
+    for name, (kind, nested) in cases.items():
+        put(tmp_path, name, recurrent(kind, nested=nested))
+    with local_server(tmp_path) as server:
+        for name, (kind, _) in cases.items():
+            for shape in ([2, 0, 4], [0, 2, 4], [0, 0, 4], [1, 1, 4]):
+                data = [0.0] * int(np.prod(shape))
+                tensor = {"name": "x", "datatype": "FP32", "shape": shape, "data": data}
+                status, body, _ = server.get(f"/v2/models/{name}/infer", {"inputs": [tensor]})
+                if data:
+                    assert (status, body["outputs"][0]["shape"]) == (200, [1, 1, 1, 2])
+                else:
+                    assert (status, f"on which onnxruntime's {kind} would end" in body["error"]) == (400, True), body
