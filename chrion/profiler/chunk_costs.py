@@ -39,18 +39,18 @@ def interpolate(dags: Iterable[Dag], known: Mapping[str, OperatorCost]) -> dict[
     for signature, cost in known.items():
         family, steps = _family(signature)
         families.setdefault(family, []).append((steps, cost))
-    found: dict[str, OperatorCost] = {}
+    costs: dict[str, OperatorCost] = {}
     for dag in dags:
         for i, signature in enumerate(dag.signatures):
-            if signature in known or signature in found:
+            if signature in known or signature in costs:
                 continue
             family, steps = _family(signature)
             measured = families.get(family, [])
             if len(measured) > 1:
-                found[signature] = _between(dag, i, steps, sorted(measured, key=lambda point: point[0]))
+                costs[signature] = _between(dag, i, steps, sorted(measured, key=lambda point: point[0]))
             elif same := [cost for cost in known.values() if cost.op_type == dag.op_types[i]]:
-                found[signature] = _estimated(dag, i, same)
-    return found
+                costs[signature] = _estimated(dag, i, same)
+    return costs
 
 
 def _family(signature: str) -> tuple[str, int]:

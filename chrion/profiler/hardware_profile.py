@@ -17,7 +17,7 @@ from chrion.profiler.estimate_parts import Parts
 from chrion.profiler.machine import Machine
 from chrion.profiler.profiles import OperatorCost, Profile
 from chrion.profiler.roofline import operator_bytes
-from chrion.profiler.widths import LEAST_WIDE_MS, measured_widths
+from chrion.profiler.widths import MIN_WIDE_MS, measured_widths
 
 #: Operators that onnxruntime leaves on the CPU, beside those with text, sequences or maps, and those of ``ai.onnx.ml``.
 _ON_CPU = {"Shape", "Size", "StringNormalizer", "TfIdfVectorizer", "Unique", "Multinomial"}
@@ -180,7 +180,7 @@ class _Estimator:
         alone_ms = self._cpu_ms(operator)
         scale = measured.cpu_ms[0] / alone_ms if measured and alone_ms else 1.0
         wide_ms: tuple[float, ...] = ()
-        if scale * alone_ms >= LEAST_WIDE_MS:
+        if scale * alone_ms >= MIN_WIDE_MS:
             wide_ms = tuple(scale * self._cpu_ms(operator, width=width) for width in measured_widths(self._cores))
         return OperatorCost(
             op_type=operator.op_type,

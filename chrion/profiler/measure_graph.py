@@ -145,15 +145,15 @@ def require_shapes(graph: Graph) -> None:
 
 def _example_shapes(graph: Graph) -> dict[str, tuple[int, ...]]:
     """Return shapes that fix all free dimensions to 1: one size for a named dimension, else the shape of an input."""
-    found: dict[str, tuple[int, ...]] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     inputs = {info.name for info in graph.inputs}
     for info in graph.inputs:
         free = [d for d in info.shape or (None,) if not isinstance(d, int)] if info.free else []
         if any(d is None or d in inputs for d in free):
-            found[info.name] = tuple(d if isinstance(d, int) else 1 for d in info.shape or (1,))
+            shapes[info.name] = tuple(d if isinstance(d, int) else 1 for d in info.shape or (1,))
         else:
-            found |= {d: (1,) for d in free if d is not None}
-    return found
+            shapes |= {d: (1,) for d in free if d is not None}
+    return shapes
 
 
 def _lanes(cores: int | None) -> tuple[int, ...]:
@@ -185,14 +185,14 @@ def _measure_into(
 
     The cache keeps the costs that no other process disturbed.
     """
-    found, interference = {}, False
+    costs, interference = {}, False
     for signature, cost, undisturbed in _measure(operators, lanes, device, progress):
-        found[signature] = cost
+        costs[signature] = cost
         if undisturbed:
             cache.put(signature, cost)
         else:
             interference = True
-    return found, interference
+    return costs, interference
 
 
 def _measure(
@@ -208,9 +208,9 @@ def _measure(
         extractor = Extractor(graph)
         feeds = captured_inputs(graph, extractor, indices)
         for batch in batches(graph, indices):
-            found = measure_operators(extractor, batch, feeds, lanes, device)
+            costs = measure_operators(extractor, batch, feeds, lanes, device)
             before, undisturbed = undisturbed, not (monitor and monitor.has_interference())
-            for i, cost in found.items():
+            for i, cost in costs.items():
                 yield graph.dag.signatures[i], cost, before and undisturbed
             for i in batch:
                 count += 1
@@ -219,13 +219,13 @@ def _measure(
 
 
 def batches(
-    graph: Graph, operators: Sequence[int], most: int = _TOGETHER, most_bytes: float = _TOGETHER_BYTES
+    graph: Graph, operators: Sequence[int], max_count: int = _TOGETHER, max_bytes: float = _TOGETHER_BYTES
 ) -> Iterator[list[int]]:
     """Yield groups of operators that are measured together: a limited number, and size of their sessions."""
     batch, size = list[int](), 0.0
     for i in operators:
         own = operator_bytes(graph.dag, i)
-        if batch and (len(batch) >= most or size + own > most_bytes):
+        if batch and (len(batch) >= max_count or size + own > max_bytes):
             yield batch
             batch, size = [], 0.0
         batch.append(i)
@@ -264,16 +264,16 @@ def measure_operators(
     wide = [cores[:width] for width in measured_widths(len(cores))]
     samples = time_in_rounds(list(benches.values()), [cores[:count] for count in busy], wide)
     costs = {}
-    for i, found in zip(benches, samples, strict=True):
+    for i, operator_samples in zip(benches, samples, strict=True):
         accelerator_ms, scratch = _on_accelerator(extractor, i, feeds, device) if device else (None, 0)
-        measured = [sample.time_ms for sample in found]
+        measured = [sample.time_ms for sample in operator_samples]
         times = np.interp(range(1, len(cores) + 1), busy, measured[: len(busy)])
         costs[i] = OperatorCost(
             op_type=dag.op_types[i],
             cpu_ms=tuple(map(float, times)),
             accelerator_ms=accelerator_ms,
             ephemeral_bytes=scratch,
-            spread=found[0].spread,
+            spread=operator_samples[0].spread,
             flops=dag.flops[i],
             bytes=operator_bytes(dag, i),
             wide_ms=tuple(measured[len(busy) :]),

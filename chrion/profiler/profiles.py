@@ -272,9 +272,9 @@ def operator_cost_from_json(content: Mapping[str, Any]) -> OperatorCost:
     return cost
 
 
-def _require_figures(what: str, *figures: float) -> None:
+def _require_figures(subject: str, *figures: float) -> None:
     if not all(0 <= figure <= _LARGEST for figure in figures):
-        raise ValueError(f"the figures of {what} must be between 0 and {_LARGEST:g}, found {list(figures)}")
+        raise ValueError(f"the figures of {subject} must be between 0 and {_LARGEST:g}, found {list(figures)}")
 
 
 def _from_json(content: Mapping[str, Any]) -> Profile:

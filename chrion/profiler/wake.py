@@ -43,5 +43,5 @@ def measure_wake_ms(cores: Sequence[int]) -> float:
         # Interference only adds time. The median of the wake-ups counts, since they vary.
         return statistics.median(woken for woken, _ in rounds) - min(spun for _, spun in rounds)
 
-    [found] = run_on_cores(cores[:1], difference_ms)
-    return max(0.0, found)
+    [wake_ms] = run_on_cores(cores[:1], difference_ms)
+    return max(0.0, wake_ms)

@@ -31,10 +31,10 @@ def simulation_tables(scenario: Scenario, results: Sequence[PatternResult]) -> G
 def _objective(scenario: Scenario) -> str:
     """Return a line that says which latency is compared with which objective."""
     slo = read_record(SloSpec, scenario.content.get("slo", {}), "slo")
-    of = f"of variant {scenario.reference}" if scenario.reference else "of the model's first variant"
-    objective = f"{slo.latency_ms:g} ms" if slo.latency_ms else f"{slo.factor:g} x the latency {of}"
-    some = any(model.get("slo_ms") for model in scenario.content.get("models", []))
-    own = " or the model's own objective" if some else ""
+    reference = f"of variant {scenario.reference}" if scenario.reference else "of the model's first variant"
+    objective = f"{slo.latency_ms:g} ms" if slo.latency_ms else f"{slo.factor:g} x the latency {reference}"
+    has_own = any(model.get("slo_ms") for model in scenario.content.get("models", []))
+    own = " or the model's own objective" if has_own else ""
     measure = "response time" if scenario.measure == "response" else "execution time"
     return f"violations: requests whose {measure} is above {objective}{own}, and those dropped or failed"
 

@@ -40,7 +40,7 @@ class GptDecoderSpec:
     #: The width between the two dense layers of a block.
     inner: int = 1024
     vocabulary: int = 2048
-    #: The most tokens of a request.
+    #: Maximum tokens of a request.
     context: int = 1024
     seed: int = 0
 
@@ -63,7 +63,7 @@ class LlamaDecoderSpec:
     #: The width between the dense layers of a block.
     inner: int = 688
     vocabulary: int = 2048
-    #: The most tokens of a request.
+    #: Maximum tokens of a request.
     context: int = 1024
     seed: int = 0
 

@@ -33,7 +33,7 @@ from chrion.scheduler.plan import Plan
 TRIAL_S = 0.4
 _WARM_UP_S = 0.03
 #: Minimum number of runs in a trial.
-_LEAST_RUNS = 5
+_MIN_RUNS = 5
 #: Maximum number of attempts at a trial without interference.
 _ATTEMPTS = 8
 
@@ -171,7 +171,7 @@ def _run_trial(factory: SessionFactory, trial_s: float, monitor: InterferenceMon
 
 def _times_ms(run: RunRequest, trial_s: float) -> list[float]:
     time_calls_until(run, time.perf_counter() + _WARM_UP_S)
-    return time_calls_until(run, time.perf_counter() + trial_s, _LEAST_RUNS)
+    return time_calls_until(run, time.perf_counter() + trial_s, _MIN_RUNS)
 
 
 def _timing(name: str, trials: list[list[float]]) -> Timing:

@@ -135,14 +135,14 @@ def _ranked(rank: Rank, now_ms: float, resident: ResidentModel) -> float:
 
 def _without_unnecessary(victims: list[ResidentModel], spare: int) -> list[ResidentModel]:
     """Return victims, which free ``spare`` bytes too many, in order of rank and without the unnecessary ones."""
-    kept = []
+    necessary = []
     for victim in reversed(victims):
         if victim.bytes <= spare:
             spare -= victim.bytes
         else:
-            kept.append(victim)
-    kept.reverse()
-    return kept
+            necessary.append(victim)
+    necessary.reverse()
+    return necessary
 
 
 def route_random(outstanding: Sequence[int], eligible: Sequence[int], homes: Sequence[int], draw: float) -> int:

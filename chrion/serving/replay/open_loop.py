@@ -60,8 +60,8 @@ class LimitedWorkload:
                 return
 
 
-def count_requests(workload: Workload, most: float = math.inf, until_ms: float = math.inf) -> int:
-    """Return the number of requests before a time, at most ``most``.
+def count_requests(workload: Workload, limit: float = math.inf, until_ms: float = math.inf) -> int:
+    """Return the number of requests before a time, at most ``limit``.
 
     The requests are drawn to count them: the number of a scaled trace's requests is only an expected value.
     """
@@ -69,9 +69,9 @@ def count_requests(workload: Workload, most: float = math.inf, until_ms: float =
     for times, _, _ in workload.chunks():
         before = int(np.searchsorted(times, until_ms))
         count += before
-        if before < len(times) or count >= most:
+        if before < len(times) or count >= limit:
             break
-    return int(min(count, most))
+    return int(min(count, limit))
 
 
 @dataclass(slots=True)

@@ -159,10 +159,12 @@ def _call(path: str, metadata: Mapping[str, Any]) -> HttpCall:
 
 def _document(answer: HttpAnswer, path: str) -> Mapping[str, Any]:
     try:
-        found = parse_json(answer.body)
+        document = parse_json(answer.body)
     except ValueError:
-        found = None
-    if answer.status != 200 or not isinstance(found, dict) or not isinstance(found.get("inputs"), list):
-        reason = f": {found['error']}" if isinstance(found, dict) and isinstance(found.get("error"), str) else ""
+        document = None
+    if answer.status != 200 or not isinstance(document, dict) or not isinstance(document.get("inputs"), list):
+        reason = (
+            f": {document['error']}" if isinstance(document, dict) and isinstance(document.get("error"), str) else ""
+        )
         raise OptionError(f"--url: {path}: expected the metadata of a model, found status {answer.status}{reason}")
-    return found
+    return document

@@ -30,7 +30,7 @@ class BatchResult:
     @property
     def failed(self) -> bool:
         """Whether a request raised."""
-        return any(isinstance(found, Exception) for found in self.outputs)
+        return any(isinstance(outcome, Exception) for outcome in self.outputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Batch:
         ]
         first, second = (half.parts_ms for half in halves)
         parts_ms = first[0] + second[0], first[1] + second[1], first[2] + second[2]
-        return BatchResult([found for half in halves for found in half.outputs], parts_ms)
+        return BatchResult([outcome for half in halves for outcome in half.outputs], parts_ms)
 
     def _run(self, session: Session, options: Any) -> BatchResult:
         """Run the batch together.

@@ -28,13 +28,13 @@ class LimitedProtocol(H11Protocol):  # type: ignore[misc]
     next request ends with the first byte.
 
     Attributes:
-        most: The limit of connections.
-        most_of_client: That of connections from one address.
+        max_connections: The limit of connections.
+        max_client_connections: That of connections from one address.
         clients: Open connections by client.
     """
 
-    most: int
-    most_of_client: int
+    max_connections: int
+    max_client_connections: int
     clients: Counter[str]
 
     _client_key = ""
@@ -44,9 +44,9 @@ class LimitedProtocol(H11Protocol):  # type: ignore[misc]
         """Count the connection or refuse it, and start the timer of the first header."""
         super().connection_made(transport)
         client = client_key(self.client[0] if self.client else "")
-        if len(self.connections) > self.most:
+        if len(self.connections) > self.max_connections:
             self._refuse("too many connections")
-        elif self.clients[client] >= self.most_of_client:
+        elif self.clients[client] >= self.max_client_connections:
             self._refuse("too many connections from this address")
         else:
             self._client_key = client
@@ -100,14 +100,18 @@ class LimitedProtocol(H11Protocol):  # type: ignore[misc]
         self.transport.close()
 
 
-def limited_protocol(most: int, most_of_client: int) -> type[LimitedProtocol]:
+def limited_protocol(max_connections: int, max_client_connections: int) -> type[LimitedProtocol]:
     """Return the protocol of one server.
 
     Args:
-        most: The most connections.
-        most_of_client: The most connections from one address.
+        max_connections: The maximum number of connections.
+        max_client_connections: The maximum number of connections from one address.
     """
-    members = {"most": most, "most_of_client": most_of_client, "clients": Counter()}
+    members = {
+        "max_connections": max_connections,
+        "max_client_connections": max_client_connections,
+        "clients": Counter(),
+    }
     return type("ServerProtocol", (LimitedProtocol,), members)
 
 

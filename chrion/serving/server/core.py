@@ -302,14 +302,14 @@ class ServingCore:
         arrival = _now_ms()
         try:
             chosen = check_request(served.version.inputs, served.version.outputs, feeds, outputs)
-            found, timing = await self._queue(served, feeds, chosen, timeout_ms, arrival, priority)
+            arrays, timing = await self._queue(served, feeds, chosen, timeout_ms, arrival, priority)
         except RequestFailure as failure:
             replacement = self.models.get(served.version.key)
             if isinstance(failure, ModelRemoved) and replacement is not None and replacement is not served:
                 return await self.infer(replacement, feeds, outputs, timeout_ms - (_now_ms() - arrival), priority)
             served.statistics.fail.add(_now_ms() - arrival)
             raise
-        return Result(served, list(zip(chosen, found, strict=True)), timing)
+        return Result(served, list(zip(chosen, arrays, strict=True)), timing)
 
     async def _queue(  # noqa: PLR0913, PLR0917 - of one request
         self,
@@ -494,11 +494,11 @@ class ServingCore:
     ) -> None:
         statistics = served.statistics
         answered = []
-        for pending, found in zip(batch, result.outputs, strict=True):
-            if isinstance(found, Exception):
-                self._fail(pending, run_failure(served.version.name, found, self._arena.limit))
+        for pending, outcome in zip(batch, result.outputs, strict=True):
+            if isinstance(outcome, Exception):
+                self._fail(pending, run_failure(served.version.name, outcome, self._arena.limit))
             else:
-                answered.append((pending, found))
+                answered.append((pending, outcome))
         if answered:
             statistics.add_run(sum(pending.request.rows for pending, _ in answered), *result.parts_ms)
         for pending, outputs in answered:
@@ -556,10 +556,10 @@ class ServingCore:
 
     def _reject_size(self, served: Served) -> None:
         """End the trial of a version that does not fit into the budgets."""
-        least, budgets = served.version.managed.variants[-1].bytes, self.manager.memory.budgets
+        smallest, budgets = served.version.managed.variants[-1].bytes, self.manager.memory.budgets
         served.failure = Reason.TOO_LARGE.value
         served.attempted.set()
-        sizes = {"bytes": {device: least.get(device, 0) for device in budgets}, "budget_bytes": dict(budgets)}
+        sizes = {"bytes": {device: smallest.get(device, 0) for device in budgets}, "budget_bytes": dict(budgets)}
         log.warning(CANNOT_BE_SERVED, extra=_fields(served, reason=served.failure, **sizes))
 
     async def _tick(self) -> None:

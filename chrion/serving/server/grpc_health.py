@@ -17,7 +17,7 @@ _SERVICES = ("", SERVICE)
 #: Interval at which a change is looked for on behalf of clients that watch, in seconds.
 _INTERVAL_S = 0.5
 #: Clients that watch at the same time. They need no token, and each takes one of the calls that the server allows.
-MOST_WATCHERS = 64
+MAX_WATCHERS = 64
 
 _States = health_pb2.HealthCheckResponse
 
@@ -41,8 +41,8 @@ class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
 
     async def Watch(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
         """Yield the state now, and again when it changes; the end of the server ends it."""
-        if self._watchers >= MOST_WATCHERS:
-            text = f"{MOST_WATCHERS} clients watch the health already: use Check"
+        if self._watchers >= MAX_WATCHERS:
+            text = f"{MAX_WATCHERS} clients watch the health already: use Check"
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
         self._watchers += 1
         try:

@@ -22,7 +22,7 @@ from chrion.serving.server.generators import Prompt, ServedGenerator
 from chrion.serving.server.openai_answers import Answers, RunningChoice
 from chrion.serving.server.openai_bodies import Settings, read_prompts, read_settings
 from chrion.serving.server.openai_failures import failure_document, too_long
-from chrion.serving.server.openai_fields import MOST_CHOICES
+from chrion.serving.server.openai_fields import MAX_CHOICES
 from chrion.serving.server.openai_logprobs import TokenLog
 from chrion.serving.server.openai_messages import read_messages
 
@@ -108,8 +108,8 @@ class OpenAiService:
     def _admit(self, settings: Settings, prompts: int) -> None:
         """Raise a failure unless the choices of a number of prompts may be queued now."""
         count = prompts * len(settings.samplings)
-        if count > MOST_CHOICES:
-            text = f"prompt, n: expected at most {MOST_CHOICES} choices, found {count}"
+        if count > MAX_CHOICES:
+            text = f"prompt, n: expected at most {MAX_CHOICES} choices, found {count}"
             raise RequestFailure(Status.INVALID, text, param="n")
         self._service.admit(count)
 

@@ -131,9 +131,9 @@ class ProtocolDecoder:
 
     async def _parts(self, wanted: TextRequest, stream: Stream) -> Pieces:
         before = self._served.text_of(wanted.prompt) if wanted.echo else ""
-        found = self._service.events(self._served.name, [stream], wanted.arrival_s, wanted.timeout_ms)
+        tokens = self._service.events(self._served.name, [stream], wanted.arrival_s, wanted.timeout_ms)
         try:
-            async with contextlib.aclosing(found) as events:
+            async with contextlib.aclosing(tokens) as events:
                 async for _, token in events:
                     before += token.text if token is not None else ""
                     if token is not None and token.id is not None:

@@ -53,8 +53,8 @@ def read_state(core: ServingCore, now: float, number: int, node: str) -> Replica
             homes.add(f"{name}/{version}")
         elif not memory.fits(served.number):
             unfit.add(f"{name}/{version}")
-    for found in (homes, unfit):
-        found |= {f"{name}/" for name, version in highest.items() if f"{name}/{version}" in found}
+    for models in (homes, unfit):
+        models |= {f"{name}/" for name, version in highest.items() if f"{name}/{version}" in models}
     expected = {key: memory.load_ms(entry, entry.variant) for key, entry in memory.entries.items()}
     wait = max(0.0, memory.loading_until_ms - now) if memory.loading is not None else 0.0
     wait += sum(expected[key] for key in memory.cold)

@@ -80,7 +80,7 @@ async def answer_until_stopped(options: ServerOptions, models: ServedModels, ann
             addresses.append(f"grpc://{_text((options.grpc[0], port))}")
         signals = StopSignals()
         try:
-            what = await models.begin()
+            summary = await models.begin()
             loop = asyncio.get_running_loop()
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, signals.receive)
@@ -92,7 +92,7 @@ async def answer_until_stopped(options: ServerOptions, models: ServedModels, ann
             while not web.started and not running.done():  # noqa: ASYNC110 - uvicorn has no event for it
                 await asyncio.sleep(0.01)
             with contextlib.suppress(OSError):  # a full disk under the log
-                announce(f"serving {what} at {' and '.join(addresses)}")
+                announce(f"serving {summary} at {' and '.join(addresses)}")
             await asyncio.wait((running, waiting), return_when=asyncio.FIRST_COMPLETED)
             log.info("draining", extra={"fields": {"pending": (await models.target.health())["pending"]}})
             waiting.cancel()
@@ -108,9 +108,9 @@ async def answer_until_stopped(options: ServerOptions, models: ServedModels, ann
 def _allow_open_files() -> None:
     """Raise the limit of open files as far as the system allows; connections are files, and 1024 is a usual limit."""
     if resource is not None:
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        _, maximum = resource.getrlimit(resource.RLIMIT_NOFILE)
         with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (maximum, maximum))
 
 
 def _warn_if_open(options: ServerOptions) -> None:

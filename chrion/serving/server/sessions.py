@@ -124,9 +124,9 @@ class Session:
             arrays = {name: array for name, (_, array) in feeds.items()}
             # A plan's fast path returns all outputs.
             asked = None if self._hybrid and len(outputs) == self._outputs else names
-            return [np.asarray(found) for found in self._session.run(asked, arrays, options)]
+            return [np.asarray(output) for output in self._session.run(asked, arrays, options)]
         values = {name: _value(kind, array) for name, (kind, array) in feeds.items()}
-        return [_array(found) for found in self._session.run_with_ort_values(names, values, options)]
+        return [_array(output) for output in self._session.run_with_ort_values(names, values, options)]
 
     def close(self) -> None:
         """Release the session's memory. Idempotent."""

@@ -21,7 +21,7 @@ from chrion.serving.simulator.settings import AutoscalingSpec
 
 _HOUR_MS = 3_600_000.0
 #: A request that waits on servers that fail is sent to another one so many times; then it fails.
-MOST_RETRIES = 3
+MAX_RETRIES = 3
 _NAN = float("nan")
 
 
@@ -130,7 +130,7 @@ class Availability:
         self._retries[number] += 1
         outstanding, homes = self._cluster.outstanding, self._cluster.homes[model]
         target = self.route(outstanding, self._eligible[model], homes, float(self._draws.random()))
-        if target == len(self._host_of) or self._retries[number] > MOST_RETRIES:
+        if target == len(self._host_of) or self._retries[number] > MAX_RETRIES:
             self._record_failed(now, job)
             return
         host = self._host_of[target]
@@ -155,8 +155,8 @@ class Availability:
         """Switch servers on or off; see ``docs/simulation.md``."""
         if self._goes_on():
             self._at(now + spec.period_s * 1000, self._decide, spec)
-        least, most = min(spec.min_servers, len(self._hosts)), len(self._hosts)
-        wanted = max(least, min(most, math.ceil(sum(self._cluster.outstanding) / spec.target)))
+        minimum, maximum = min(spec.min_servers, len(self._hosts)), len(self._hosts)
+        wanted = max(minimum, min(maximum, math.ceil(sum(self._cluster.outstanding) / spec.target)))
         while self._wanted and self._wanted[0][0] <= now - spec.stop_after_s * 1000:
             self._wanted.popleft()
         self._wanted.append((now, wanted))
@@ -173,9 +173,9 @@ class Availability:
 
     def _add(self, now: float, number: int, start_ms: float) -> None:
         """Let servers that drain continue, and then switch on others, in the order of their numbers."""
-        kept = [host for host in self._hosts if host.index in self._draining][:number]
-        self._draining -= {host.index for host in kept}
-        for host in [host for host in self._hosts if not host.on][: number - len(kept)]:
+        resumed = [host for host in self._hosts if host.index in self._draining][:number]
+        self._draining -= {host.index for host in resumed}
+        for host in [host for host in self._hosts if not host.on][: number - len(resumed)]:
             host.on, host.on_since_ms = True, now
             self._starting.add(host.index)
             self._at(now + start_ms, self._started, (host, now))

@@ -23,7 +23,7 @@ class Eligibility:
         self._slots = np.array([spec.gpu_slots for spec in servers])
         self._known: dict[tuple[int, int, bool], Sequence[int]] = {}
         #: Equal results are one object.
-        self._found: dict[tuple[int, ...], Sequence[int]] = {}
+        self._results: dict[tuple[int, ...], Sequence[int]] = {}
 
     def of(self, levels: Sequence[Variant]) -> Sequence[int]:
         """Return the indices of the servers that can serve a model, in ascending order.
@@ -37,9 +37,9 @@ class Eligibility:
         key = size, cores, on_gpu
         if key not in self._known:
             possible = (size <= self._bytes) & (cores <= self._cores) & ((self._slots > 0) | (not on_gpu))
-            found = tuple(np.flatnonzero(possible).tolist())
-            every = range(len(possible)) if len(found) == len(possible) else found
-            self._known[key] = self._found.setdefault(found, every)
+            indices = tuple(np.flatnonzero(possible).tolist())
+            every = range(len(possible)) if len(indices) == len(possible) else indices
+            self._known[key] = self._results.setdefault(indices, every)
         return self._known[key]
 
 

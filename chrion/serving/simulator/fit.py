@@ -24,7 +24,7 @@ def check_fit(models: Sequence[ServedModel], servers: Sequence[ServerSpec], leve
     Raises:
         ScenarioError: A model does not fit.
     """
-    most_bytes = max(spec.budget_bytes for spec in servers)
+    max_bytes = max(spec.budget_bytes for spec in servers)
     pinned = [0] * len(servers)
     eligibility = Eligibility(servers)
     fitting: set[tuple[int, ...]] = set()
@@ -37,8 +37,8 @@ def check_fit(models: Sequence[ServedModel], servers: Sequence[ServerSpec], leve
         variant = variants[0 if model.spec.pinned else -1]
         where = f"models.{model.name}: variant {variant.name}"
         eligible = eligibility.of(variants)
-        if not eligible and variant.memory_bytes > most_bytes:
-            available = f"the largest server has {most_bytes / 1e6:g} MB for models"
+        if not eligible and variant.memory_bytes > max_bytes:
+            available = f"the largest server has {max_bytes / 1e6:g} MB for models"
             raise ScenarioError(f"{where} needs {variant.memory_mb:g} MB, {available}")
         if not eligible:
             raise ScenarioError(f"{where} needs {_needs(variants)}; no server has all of them")

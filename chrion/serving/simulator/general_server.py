@@ -236,11 +236,11 @@ class GeneralServer(Server):
     def preload(self, model: int, *, now: float = 0.0, shrink: bool = False) -> bool:
         """Put a model into memory, not counted as a load; return false if it does not fit."""
         known = model in self.residents
-        found = super().preload(model, now=now, shrink=shrink)
-        if found and not known:
+        loaded = super().preload(model, now=now, shrink=shrink)
+        if loaded and not known:
             self.host.fill([model])
             self._expire_later(now, self.residents[model])
-        return found
+        return loaded
 
     def last_use_ms(self, model: int) -> float:
         """Return the time of the last use of a model on this GPU; infinity while it is used, -1 if it never was."""
@@ -288,10 +288,10 @@ class GeneralServer(Server):
         return gpu.loading_until_ms - now if gpu else 0.0
 
     def _possible_loads(self, model: int) -> dict[int, float]:
-        found = super()._possible_loads(model)
-        if self.loading in found:
-            return found
-        return {kind: ms + self.host.disk_ms(model, self._table.load_mb[kind]) for kind, ms in found.items()}
+        loads = super()._possible_loads(model)
+        if self.loading in loads:
+            return loads
+        return {kind: ms + self.host.disk_ms(model, self._table.load_mb[kind]) for kind, ms in loads.items()}
 
     def _resources(self) -> tuple[tuple[int, int], list[Release]]:
         _, running = super()._resources()
@@ -305,10 +305,10 @@ class GeneralServer(Server):
         return [batch.jobs[0] for batch in self.ready if batch.priority >= priority]
 
     def _starts_in_time(self, now: float, job: Job, kind: int, resident: ResidentModel) -> bool:
-        kept = super()._starts_in_time(now, job, kind, resident)
-        if not kept and self.on_left:
+        starts = super()._starts_in_time(now, job, kind, resident)
+        if not starts and self.on_left:
             self.on_left(now)
-        return kept
+        return starts
 
     def reset(self, now: float) -> list[Job]:
         """Lose all memory and requests; those that run fail. Return those that wait, in the order of their arrival."""

@@ -169,7 +169,8 @@ def from_metrics(  # noqa: PLR0913, PLR0917 - the parts of a result
 ) -> PatternResult:
     """Return the results of requests that were simulated or measured, given the loads of each model."""
     latencies = zip(
-        *(found.quantiles(len(loads), _SHARES) for found in (metrics.responses, metrics.executions)), strict=True
+        *(histograms.quantiles(len(loads), _SHARES) for histograms in (metrics.responses, metrics.executions)),
+        strict=True,
     )
     models = tuple(_model(scenario, metrics, loads[i], i, *own) for i, own in enumerate(latencies))
     families = {model.family: i for i, model in enumerate({m.family: m for m in scenario.models}.values())}

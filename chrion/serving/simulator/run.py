@@ -43,9 +43,9 @@ def simulate(
     done = 0
     for pattern in scenario.patterns:
         engine = ClusterEngine(scenario.engine_config(pattern))
-        told = partial(_add, progress, done), partial(keep, pattern) if keep else None
-        if not (compiled and _run_compiled(engine, scenario, pattern, *told)):
-            engine.run(scenario.workload.chunks(), *told)
+        callbacks = partial(_add, progress, done), partial(keep, pattern) if keep else None
+        if not (compiled and _run_compiled(engine, scenario, pattern, *callbacks)):
+            engine.run(scenario.workload.chunks(), *callbacks)
         results.append(collect(scenario, pattern, engine))
         done += results[-1].total.arrivals
     return tuple(results)

@@ -24,7 +24,7 @@ _CHUNK = 1 << 15
 #: A minute or a gap of a scaled trace with more requests than this is divided, so that memory is bounded.
 _PIECE = 1 << 16
 #: The most requests of a run: they take about half a day.
-MOST_REQUESTS = 1e10
+MAX_REQUESTS = 1e10
 _MINUTE_MS = 60_000.0
 _DEFAULT_MAPPING = {"csv": "name", "azure-functions-2019": "rank", "azure-llm-2023": "draw"}
 
@@ -180,14 +180,14 @@ def build_workload(
 
     Raises:
         ScenarioError: There is no trace file, its mapping does not suit it, the selected part has no requests, or there
-            are more than :data:`MOST_REQUESTS`.
+            are more than :data:`MAX_REQUESTS`.
         TraceError: A row of the trace is malformed.
     """
     workload = _build(spec, names, shares, seed, folder)
-    if workload.requests > MOST_REQUESTS:
+    if workload.requests > MAX_REQUESTS:
         key = "requests" if spec.kind in SYNTHETIC else "rate_scale"
         raise ScenarioError(
-            f"workload: {workload.requests:.3g} requests: expected at most {MOST_REQUESTS:g}", hint=f"reduce {key}"
+            f"workload: {workload.requests:.3g} requests: expected at most {MAX_REQUESTS:g}", hint=f"reduce {key}"
         )
     return workload
 
