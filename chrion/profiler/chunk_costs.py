@@ -12,12 +12,29 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from chrion.graph.dag import Dag
+from chrion.graph.model import Graph
+from chrion.graph.recurrent import unroll
 from chrion.profiler.estimate import Estimator, OperatorWork
 from chrion.profiler.profiles import OperatorCost
 from chrion.profiler.roofline import operator_bytes
 
 #: The first dimension of the first shape in a signature, which is the number of steps of a recurrent operator.
 _STEPS = re.compile(r"\[(\d+)")
+
+
+def representatives(graph: Graph, chunks: Iterable[int], variants: Iterable[Graph]) -> dict[str, tuple[Graph, int]]:
+    """Return the first operator of every signature, as a graph and an index.
+
+    Args:
+        graph: The graph.
+        chunks: The chunk lengths in which its recurrent operators count as well.
+        variants: Further graphs.
+    """
+    first: dict[str, tuple[Graph, int]] = {}
+    for each in (graph, *(unroll(graph, chunk) for chunk in chunks), *variants):
+        for i, signature in enumerate(each.dag.signatures):
+            first.setdefault(signature, (each, i))
+    return first
 
 
 def measured_chunks(choices: Sequence[int]) -> tuple[int, ...]:

@@ -112,12 +112,12 @@ def vector_type(work: NodeWork) -> str:
     return "float32" if work.element == "int8" else work.element
 
 
-def cached_bytes_per_ms(processor: Processor, footprint: float, busy: int = 1) -> float:
+def cached_bytes_per_ms(processor: Processor, footprint: float) -> float:
     """Return the bandwidth of one core in bytes per ms for values of so many bytes.
 
-    It is that of the smallest cache that holds them, or of main memory; busy cores share both.
+    It is that of the smallest cache that holds them, or of main memory, while no other core is busy.
     """
-    return _level(processor, footprint, busy)[1]
+    return _level(processor, footprint, busy=1)[1]
 
 
 def _level(processor: Processor, footprint: float, busy: int) -> tuple[Bound, float]:

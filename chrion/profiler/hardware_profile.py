@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from chrion.errors import HardwareError, ProfileError
 from chrion.graph.model import Graph
-from chrion.graph.recurrent import chunk_choices, unroll
+from chrion.graph.recurrent import chunk_choices
 from chrion.graph.work import NodeWork, node_work
 from chrion.hardware import Accelerator, Hardware, Processor
+from chrion.profiler.chunk_costs import representatives
 from chrion.profiler.corrections import CorrectionSample, Factors, fit_factors
 from chrion.profiler.costs import FREE, CopyCost
 from chrion.profiler.datasheet import KERNELS, accelerator_parts, cached_bytes_per_ms, processor_parts
@@ -52,7 +53,8 @@ def estimate_profile(
     count = processor.cores if cores is None else cores
     if not 1 <= count <= processor.cores:
         raise HardwareError(f"cores: {count} requested, but {processor.name} has 1 to {processor.cores}")
-    first = _representatives([graph, *(unroll(graph, chunk) for chunk in chunk_choices(graph)), *variants])
+    chunks = chunk_choices(graph)
+    first = {s: _Operator.of(*operator) for s, operator in representatives(graph, chunks, variants).items()}
     estimator = _Estimator(processor, accelerator, count)
     name = machine.name
     if corrections is not None:
@@ -126,16 +128,6 @@ class _Operator:
             flops=graph.dag.flops[i],
             bytes=operator_bytes(graph.dag, i),
         )
-
-
-def _representatives(graphs: Sequence[Graph]) -> dict[str, _Operator]:
-    """Return the first operator of every signature."""
-    first: dict[str, _Operator] = {}
-    for graph in graphs:
-        for i, signature in enumerate(graph.dag.signatures):
-            if signature not in first:
-                first[signature] = _Operator.of(graph, i)
-    return first
 
 
 class _Estimator:

@@ -23,7 +23,7 @@ from chrion.graph.ort_sessions import first_line, weights_folder_option
 from chrion.graph.recurrent import chunk_choices, unroll
 from chrion.machine.cores import check_cores, physical_cores, private_cache_bytes
 from chrion.profiler.cache import MeasurementCache
-from chrion.profiler.chunk_costs import interpolate, measured_chunks
+from chrion.profiler.chunk_costs import interpolate, measured_chunks, representatives
 from chrion.profiler.handoff import measure_handoff_ms
 from chrion.profiler.interference import UsageMonitor
 from chrion.profiler.machine import this_machine
@@ -81,15 +81,17 @@ def profile(  # noqa: PLR0913 - optional arguments are keyword-only
         ModelError: No operator could be measured.
     """
     require_shapes(graph)
-    lanes = _lanes(cores)
+    check_cores(cores)
+    lanes = physical_cores()[:cores]
     provider = usable_provider(accelerator)
     device = Device(provider) if provider else None
     machine = this_machine(provider)
     cache = MeasurementCache(machine.fingerprint, len(lanes))
     choices = chunk_choices(graph)
-    first = _representatives([graph, *(unroll(graph, chunk) for chunk in measured_chunks(choices)), *variants])
+    first = representatives(graph, measured_chunks(choices), variants)
     known = {} if fresh else {s: cost for s in first if (cost := cache.get(s)) is not None}
-    measured, interference = _measure_into(cache, _unknown(first, known), lanes, device, progress)
+    unknown = [operator for signature, operator in first.items() if signature not in known]
+    measured, interference = _measure_into(cache, unknown, lanes, device, progress)
     known |= measured
     if not known and len(graph.dag):
         raise ModelError(f"model {graph.name}: none of its operators could be measured")
@@ -154,24 +156,6 @@ def _example_shapes(graph: Graph) -> dict[str, tuple[int, ...]]:
         else:
             shapes |= {d: (1,) for d in free if d is not None}
     return shapes
-
-
-def _lanes(cores: int | None) -> tuple[int, ...]:
-    check_cores(cores)
-    return physical_cores()[:cores]
-
-
-def _representatives(graphs: Sequence[Graph]) -> dict[str, Operator]:
-    """Return the first operator of every signature."""
-    first: dict[str, Operator] = {}
-    for graph in graphs:
-        for i, signature in enumerate(graph.dag.signatures):
-            first.setdefault(signature, (graph, i))
-    return first
-
-
-def _unknown(first: Mapping[str, Operator], known: Mapping[str, OperatorCost]) -> list[Operator]:
-    return [operator for signature, operator in first.items() if signature not in known]
 
 
 def _measure_into(

@@ -36,6 +36,16 @@ def check_sizes(spec: Any) -> None:
             raise OptionError(f"{name}: {number} is below {minimum}")
 
 
+def check_heads(hidden: int, heads: int) -> None:
+    """Check that the number of heads divides the width.
+
+    Raises:
+        OptionError: The number of heads does not divide the width.
+    """
+    if hidden % heads:
+        raise OptionError(f"heads: {heads} does not divide the width of {hidden}")
+
+
 class Network:
     """A model under construction. Equal seeds give equal weights, in the model or in a file beside it.
 

@@ -159,7 +159,8 @@ def _run_trial(factory: SessionFactory, trial_s: float, monitor: InterferenceMon
         run()
         for _ in range(_ATTEMPTS):  # the cores are checked right before and after: opening a session takes a while
             undisturbed = monitor.wait()
-            times = _times_ms(run, trial_s)
+            time_calls_until(run, time.perf_counter() + _WARM_UP_S)
+            times = time_calls_until(run, time.perf_counter() + trial_s, _MIN_RUNS)
             if not undisturbed or not monitor.has_interference():
                 break
         return times
@@ -167,11 +168,6 @@ def _run_trial(factory: SessionFactory, trial_s: float, monitor: InterferenceMon
         close()
         del run, close
         gc.collect()
-
-
-def _times_ms(run: RunRequest, trial_s: float) -> list[float]:
-    time_calls_until(run, time.perf_counter() + _WARM_UP_S)
-    return time_calls_until(run, time.perf_counter() + trial_s, _MIN_RUNS)
 
 
 def _timing(name: str, trials: list[list[float]]) -> Timing:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -116,7 +115,7 @@ def choose_victims(
     candidates = [r for r in residents if not r.in_use and r.bytes and not r.pinned]
     if not candidates:
         return None
-    key = _FIGURES.get(rank) or partial(_ranked, rank, now_ms)
+    key = _FIGURES.get(rank) or (lambda resident: rank(resident, now_ms))
     first = min(candidates, key=key)  # of equal ranks, the model that was loaded first
     if first.bytes >= needed:  # the most frequent case
         return [first]
@@ -127,10 +126,6 @@ def choose_victims(
         if needed <= 0:
             return _without_unnecessary(victims, -needed)
     return None
-
-
-def _ranked(rank: Rank, now_ms: float, resident: ResidentModel) -> float:
-    return rank(resident, now_ms)
 
 
 def _without_unnecessary(victims: list[ResidentModel], spare: int) -> list[ResidentModel]:

@@ -1,15 +1,18 @@
-"""The end of work whose client has left."""
+"""Handlers of HTTP requests, and the end of work whose client has left."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import StreamingResponse
+from starlette.responses import Response, StreamingResponse
 
 Result = TypeVar("Result")
+Handler = Callable[[Request], Awaitable[Response]]
+#: Returns the JSON object in the body of a request.
+ReadBody = Callable[[Request], Awaitable[dict[str, Any]]]
 
 
 class EventResponse(StreamingResponse):  # type: ignore[misc]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,14 +13,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from chrion.generation import Stream
-from chrion.serving.server.disconnects import EventResponse, until_disconnect
+from chrion.serving.server.disconnects import EventResponse, Handler, ReadBody, until_disconnect
 from chrion.serving.server.failures import RequestFailure, invalid
 from chrion.serving.server.generation_service import GenerationService
 from chrion.serving.server.generation_tensors import Piece, TextRequest, read_document
 from chrion.serving.server.protocol_decoder import ProtocolDecoder, find_decoder
-
-ReadBody = Callable[[Request], Awaitable[dict[str, Any]]]
-Handler = Callable[[Request], Awaitable[Response]]
 
 
 class GenerateRoutes:

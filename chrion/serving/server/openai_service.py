@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 
 from chrion.errors import ChrionError, ContextLengthError
 from chrion.generation import Token
-from chrion.serving.server.disconnects import EventResponse, until_disconnect
+from chrion.serving.server.disconnects import EventResponse, Handler, ReadBody, until_disconnect
 from chrion.serving.server.failures import RequestFailure, Status
 from chrion.serving.server.generation_service import GenerationService, cancel, failure_of
 from chrion.serving.server.generators import Prompt, ServedGenerator
@@ -25,9 +25,6 @@ from chrion.serving.server.openai_failures import failure_document, too_long
 from chrion.serving.server.openai_fields import MAX_CHOICES
 from chrion.serving.server.openai_logprobs import TokenLog
 from chrion.serving.server.openai_messages import read_messages
-
-ReadBody = Callable[[Request], Awaitable[dict[str, Any]]]
-Handler = Callable[[Request], Awaitable[Response]]
 
 
 class OpenAiService:

@@ -12,7 +12,7 @@ import math
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from importlib import resources
 from typing import Any
 
@@ -24,7 +24,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from chrion.serving.server import documents, rest_codec
-from chrion.serving.server.disconnects import EventResponse, until_disconnect
+from chrion.serving.server.disconnects import EventResponse, Handler, until_disconnect
 from chrion.serving.server.failures import RequestFailure, Status
 from chrion.serving.server.generate_routes import GenerateRoutes
 from chrion.serving.server.generation_service import GenerationService
@@ -36,7 +36,7 @@ from chrion.serving.server.origins import SenderRules
 from chrion.serving.server.request_log import log_request
 from chrion.serving.server.request_memory import RequestMemory
 from chrion.serving.server.request_timing import SERVER_TIMING, RequestTiming
-from chrion.serving.server.target import Target, not_ready
+from chrion.serving.server.target import Target
 from chrion.serving.server.tracing import RequestTracer
 
 log = logging.getLogger("chrion.server")
@@ -53,8 +53,6 @@ _CONNECTION_BUFFER = 1 << 16
 _EVENT_S, _MAX_PAGES, _MAX_FURTHER_PAGES = 1.0, 16, 8
 
 _INTERNAL = "internal error; see the server's log"
-
-Handler = Callable[[Request], Awaitable[Response]]
 
 
 class RestService:
@@ -239,7 +237,7 @@ class RestService:
         name, version = _model_of(request)
         obstacle = await self._target.model_obstacle(name, version)
         if obstacle:
-            raise not_ready(obstacle)
+            raise RequestFailure(Status.UNAVAILABLE, obstacle)
         return JSONResponse({"name": name, "ready": True})
 
     async def _config(self, request: Request) -> Response:

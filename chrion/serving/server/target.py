@@ -103,6 +103,8 @@ class LocalTarget:
         self._core = core
         self._catalogue = catalogue
         self._generation = generation
+        #: Why this process does not generate text; empty if it does, or has no such models.
+        self._refused = "" if generation is None else generation.refused
         self.account = core.account
         self._converter = ThreadPoolExecutor(1, "chrion-converter")
 
@@ -240,18 +242,13 @@ class LocalTarget:
             if not has_cache(request.feeds):
                 return _Reply(served.model, await served.infer(request), {})
             served = self._catalogue.find(*served.model)
-        elif served.version.settings.generation is not None and not has_cache(request.feeds):
-            self._require_text()
+        elif served.version.settings.generation is not None and not has_cache(request.feeds) and self._refused:
+            raise RequestFailure(Status.UNSUPPORTED, self._refused)
         memory.take(served.output_sizes.total(request.feeds))
         result = await self._core.infer(served, request.feeds, tuple(request.outputs), timeout_ms, request.priority)
         return _Reply(
             (served.version.name, served.version.version), result.outputs, {SERVER_TIMING: result.timing.header()}
         )
-
-    def _require_text(self) -> None:
-        """Raise a failure if this process has been told not to generate text."""
-        if self._generation is not None and self._generation.refused:
-            raise RequestFailure(Status.UNSUPPORTED, self._generation.refused)
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,8 +268,3 @@ class _Reply:
         """Return a bound on the bytes of the outputs that are returned as JSON."""
         texts = [array.size for spec, array in self.outputs if not request.outputs.get(spec.name, request.binary)]
         return _JSON_NUMBER * sum(texts)
-
-
-def not_ready(reason: str) -> RequestFailure:
-    """Return the failure of a request for the readiness of a model that is not ready."""
-    return RequestFailure(Status.UNAVAILABLE, reason)

@@ -15,8 +15,7 @@ import numpy as np
 
 from chrion.serving.manager.policies import Route
 from chrion.serving.simulator.cluster_state import ClusterState, Job
-from chrion.serving.simulator.general_server import GeneralServer
-from chrion.serving.simulator.host import Host
+from chrion.serving.simulator.general_server import Host
 from chrion.serving.simulator.settings import AutoscalingSpec
 
 _HOUR_MS = 3_600_000.0
@@ -39,7 +38,7 @@ class Availability:
 
     def __init__(  # noqa: PLR0913, PLR0917 - the parts of a cluster
         self,
-        hosts: Sequence[Host[GeneralServer]],
+        hosts: Sequence[Host],
         cluster: ClusterState,
         eligible: list[Sequence[int]],
         route: Route,
@@ -89,7 +88,7 @@ class Availability:
         del factor
         self._record_failed(now, (number, model, now, None, False))
 
-    def on_ms(self, host: Host[GeneralServer], end_ms: float) -> float:
+    def on_ms(self, host: Host, end_ms: float) -> float:
         """Return the time for which a server was on."""
         return host.on_ms + (end_ms - host.on_since_ms if host.on else 0.0)
 
@@ -103,11 +102,11 @@ class Availability:
     def _goes_on(self) -> bool:
         return self.open or any(self._cluster.outstanding)
 
-    def _schedule_failure(self, now: float, host: Host[GeneralServer]) -> None:
+    def _schedule_failure(self, now: float, host: Host) -> None:
         up_ms = float(self._failures[host.index].exponential(host.spec.mtbf_h * _HOUR_MS))
         self._at(now + up_ms, self._fail, host)
 
-    def _fail(self, now: float, host: Host[GeneralServer]) -> None:
+    def _fail(self, now: float, host: Host) -> None:
         if not self._goes_on():
             return
         down_ms = float(self._failures[host.index].exponential(host.spec.mttr_s * 1000))
@@ -120,7 +119,7 @@ class Availability:
             self._send_again(now, job)
         self._note_left(now)
 
-    def _reset(self, now: float, host: Host[GeneralServer]) -> list[Job]:
+    def _reset(self, now: float, host: Host) -> list[Job]:
         waiting = sorted((job for gpu in host.gpus for job in gpu.reset(now)), key=lambda job: job[0])
         host.held.clear()
         return waiting
@@ -136,7 +135,7 @@ class Availability:
         host = self._host_of[target]
         next(gpu for gpu in host.gpus if gpu.index == target).accept(now, job)
 
-    def _repair(self, now: float, host: Host[GeneralServer]) -> None:
+    def _repair(self, now: float, host: Host) -> None:
         self._failed.discard(host.index)
         self._log(now, "repair", host)
         if self._goes_on():
@@ -145,7 +144,7 @@ class Availability:
             self._load_pinned(now, host)
         self._refresh()
 
-    def _load_pinned(self, now: float, host: Host[GeneralServer]) -> None:
+    def _load_pinned(self, now: float, host: Host) -> None:
         for model, pinned in enumerate(self._cluster.policies.pinned):
             if pinned:
                 for gpu in host.gpus:
@@ -182,7 +181,7 @@ class Availability:
             self._log(now, "start", host)
         self._refresh()
 
-    def _started(self, now: float, begun: tuple[Host[GeneralServer], float]) -> None:
+    def _started(self, now: float, begun: tuple[Host, float]) -> None:
         host, since_ms = begun
         if host.on and host.on_since_ms == since_ms:
             self._starting.discard(host.index)
@@ -213,6 +212,6 @@ class Availability:
                 known[id(every)] = [i for i in every if self._host_of[i].available]
         self._eligible[:] = [known[id(every)] for every in self._all_eligible]
 
-    def _log(self, now: float, event: str, host: Host[GeneralServer]) -> None:
+    def _log(self, now: float, event: str, host: Host) -> None:
         if self._cluster.journal:
             self._cluster.journal(now, event, host.index, 0)

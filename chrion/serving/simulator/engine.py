@@ -20,14 +20,12 @@ import numpy as np
 
 from chrion.serving.manager.policies import Route
 from chrion.serving.simulator.availability import Availability
-from chrion.serving.simulator.cluster_parts import ClusterParts
+from chrion.serving.simulator.cluster_parts import build_servers
 from chrion.serving.simulator.cluster_state import ClusterState, Event, ServerPolicies
 from chrion.serving.simulator.eligibility import eligible_by_model
-from chrion.serving.simulator.general_server import GeneralServer, Options
-from chrion.serving.simulator.host import Host
+from chrion.serving.simulator.general_server import Options
 from chrion.serving.simulator.metrics import RequestMetrics
 from chrion.serving.simulator.requests import Floats, Indices, Requests
-from chrion.serving.simulator.server import Server
 from chrion.serving.simulator.service import busy_shares, service_table
 from chrion.serving.simulator.settings import AutoscalingSpec, ServerSpec
 from chrion.serving.simulator.speeds import scaled_levels
@@ -137,9 +135,7 @@ class ClusterEngine:
         )
         self.eligible = eligible_by_model(levels, gpus)
         states = [self.cluster, *(replace(self.cluster, table=table) for table in tables[1:])]
-        parts = ClusterParts(config.servers, [states[i] for i in classes], self._options())
-        self.servers: Sequence[Server] = parts.servers
-        self.hosts: Sequence[Host[GeneralServer]] = parts.hosts
+        self.servers, self.hosts = build_servers(config.servers, [states[i] for i in classes], self._options())
         self.availability: Availability | None = None
         self._route = config.route
         if config.autoscaling or any(spec.mtbf_h for spec in config.servers):

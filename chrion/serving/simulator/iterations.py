@@ -120,13 +120,9 @@ def simulate_decoder(
     workload = workload or draw_requests(scenario)
     count = len(workload.arrivals_ms)
     return tuple(
-        _Run(scenario, policy, workload).result(partial(_add, progress, at * count))
+        _Run(scenario, policy, workload).result(partial(lambda before, done: progress(before + done), at * count))
         for at, policy in enumerate(scenario.policies)
     )
-
-
-def _add(progress: Callable[[int], None], before: int, done: int) -> None:
-    progress(before + done)
 
 
 class _Run:

@@ -43,7 +43,8 @@ def simulate(
     done = 0
     for pattern in scenario.patterns:
         engine = ClusterEngine(scenario.engine_config(pattern))
-        callbacks = partial(_add, progress, done), partial(keep, pattern) if keep else None
+        report = partial(lambda before, number: progress(before + number), done)
+        callbacks = report, partial(keep, pattern) if keep else None
         if not (compiled and _run_compiled(engine, scenario, pattern, *callbacks)):
             engine.run(scenario.workload.chunks(), *callbacks)
         results.append(collect(scenario, pattern, engine))
@@ -65,7 +66,3 @@ def _run_compiled(
         return False
     fast.run_compiled(engine, scenario, scenario.workload.chunks(), progress, keep)
     return True
-
-
-def _add(progress: Callable[[int], None], before: int, number: int) -> None:
-    progress(before + number)
