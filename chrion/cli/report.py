@@ -31,7 +31,7 @@ from chrion.report.lane_chart import LaneChart
 from chrion.runtime import HybridSession
 from chrion.scheduler import Plan
 
-#: Runs that are traced; the first third are warm-ups.
+#: Runs that are traced, of which that of median latency is drawn; the first third are warm-ups.
 _TRACES = 60
 
 

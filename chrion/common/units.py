@@ -24,7 +24,7 @@ _BYTES_PER_UNIT = {
     "": 10**6,
 }
 _SHAPE = re.compile(r"(?P<name>.+?)=(?P<dims>\d+(x\d+)*|scalar)")
-#: The most values that a range may have.
+#: Maximum values of a range: each is planned, which takes hours for so many.
 MAX_RANGE_VALUES = 1000
 
 

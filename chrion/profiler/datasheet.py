@@ -35,7 +35,8 @@ class Kernels:
     #: The share of a cache's bandwidth, and of main memory's, that loads and stores reach.
     cache_efficiency: float = 0.65
     memory_efficiency: float = 0.8
-    #: The most bytes that element-wise arithmetic loads and stores in a cycle: its kernels use vectors of 16 bytes.
+    #: The maximum number of bytes that element-wise arithmetic loads and stores in a cycle: its kernels use vectors of
+    #: 16 bytes.
     stream_bytes_per_cycle: float = 24.0
     #: A step on a vector of 16 bytes, and the call of a function such as tanh of the C library for one element.
     short_vector_cycles: float = 1.0

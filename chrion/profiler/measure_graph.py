@@ -38,7 +38,8 @@ from chrion.profiler.widths import measured_widths
 
 log = logging.getLogger(__name__)
 
-#: The most operators that are measured together, and the most bytes of their weights, inputs and outputs.
+#: Maximum operators that are measured together, and maximum bytes of their weights, inputs and outputs: rounds over
+#: them last longer than short interference, and their sessions are open at the same time.
 _TOGETHER, _TOGETHER_BYTES = 16, 64e6
 
 #: A function that is called after each operator with the number done, the total number, and the type of the last one.

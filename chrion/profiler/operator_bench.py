@@ -42,17 +42,20 @@ log = logging.getLogger(__name__)
 
 #: The intended time of a call, long enough that the overhead of Python is small.
 _CALL_S = 0.4e-3
-#: The duration of a window, and the least number of its calls.
+#: The duration of a window, shorter than the time slices of other processes, and the minimum number of its calls.
 _WINDOW_S = 0.002
 _MIN_CALLS = 3
-#: The number of rounds; the number after which operators are left out that took longer than ``_LONG_S`` in total.
+#: The number of rounds; the number after which operators are left out that took longer than ``_LONG_S`` in total, so
+#: that slow operators do not take most of the time of a profile.
 _ROUNDS, _MIN_ROUNDS, _LONG_S = 4, 2, 0.15
-#: The number of calls that find the number of copies.
+#: The number of calls that find the number of copies, whose median ignores the first ones, and the maximum number of
+#: copies, since opening their session takes time as well.
 _FIRST_CALLS = 5
 _MAX_COPIES = 64
-#: The limit on the size of the outputs of all copies together.
+#: The limit on the size of the outputs of all copies together: beyond it they would only measure main memory.
 _RESULT_BYTES = 32e6
-#: Operators with larger weights have one session of several cores at a time.
+#: Operators with larger weights have one session of several cores at a time, since each holds packed weights of its
+#: own.
 _LARGE_WEIGHT_BYTES = 64e6
 
 

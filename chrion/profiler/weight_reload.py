@@ -13,8 +13,11 @@ from chrion.devices import CPU_PROVIDER
 from chrion.devices.probe import product_session
 from chrion.machine.cores import run_on_cores
 
-#: The number of matrix products that run in turn, each with its own weights of half the cache size.
+#: The number of matrix products that run in turn, each with its own weights of half the cache size: before its turn
+#: comes again, the others have replaced its weights.
 _PRODUCTS = 12
+#: Rows of a product: few, so that reading its weights takes a large part of its time; and rounds over all products, of
+#: which the first one is a warm-up.
 _ROWS = 16
 _ROUNDS = 8
 

@@ -18,11 +18,11 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-#: The width above which a table is wide.
+#: The width above which a table is wide, that of a large terminal.
 _WIDE = 100
 #: An empty cell, or a zero with or without a unit.
 _NOTHING = re.compile(r"([+-]?0(\.0+)?( \S+)?)?")
-#: The least width of a column of longer text.
+#: The minimum width of a column of longer text, about two words.
 _TEXT_WIDTH = 12
 
 

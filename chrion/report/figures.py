@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 #: Suffixes of picture files that can be written.
 PICTURE_FORMATS = (".png", ".svg", ".pdf")
+#: Resolution of pictures, at which their small text is readable on a page.
 _DPI = 110
 
 

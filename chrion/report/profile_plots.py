@@ -20,7 +20,8 @@ from chrion.scheduler import Plan, partition
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-#: Operator types that are compared on both devices, and whose slowdown by busy cores is drawn.
+#: Operator types that are compared on both devices, and whose slowdown by busy cores is drawn: as many as are
+#: readable.
 _COMPARED, _DRAWN = 8, 5
 #: Rows of bars that are left room for, so that few bars are not thick.
 _FEW = 4

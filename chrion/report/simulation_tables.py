@@ -15,7 +15,7 @@ from chrion.serving.simulator.scenario import Scenario
 from chrion.serving.simulator.settings import SloSpec
 from chrion.serving.simulator.sweep import SweepPoint
 
-#: Models and servers that are listed; the JSON output has all of them.
+#: Models and servers that are listed, so that tables fit a screen; the JSON output has all of them.
 _LISTED = 12
 _RATES = ("violations", "swapping", "mean ms", "p50 ms", "p95 ms", "p99 ms")
 #: The number of models with more than 1 % of their requests in violation.

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from chrion.errors import OptionError
 
-#: Time limit in seconds for a connection to the address of a cluster.
+#: Time limit in seconds for a connection to the address of a cluster, many times that of a slow network.
 _CONNECT_TIMEOUT_S = 5.0
 
 

@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from chrion.errors import OptionError
 from chrion.zoo.weights_file import LARGE_BYTES, WeightsFile
 
-#: Values of a large weight that are generated at a time.
+#: Values of a large weight that are generated at a time: 4 MB.
 _BLOCK_VALUES = 1 << 20
 _OPSET, _IR_VERSION = 17, 8
 

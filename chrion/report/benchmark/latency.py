@@ -29,12 +29,15 @@ from chrion.profiler.interference import CoreMonitor, InterferenceMonitor
 from chrion.runtime.session import HybridSession
 from chrion.scheduler.plan import Plan
 
-#: Default duration of a trial in seconds.
+#: Default duration of a trial in seconds: hundreds of runs of a model of a millisecond, and short compared with most
+#: interference.
 TRIAL_S = 0.4
+#: Time of warm-up runs, in which threads and caches reach their steady state.
 _WARM_UP_S = 0.03
-#: Minimum number of runs in a trial.
+#: Minimum number of runs in a trial, for a median of models that take longer than the trial.
 _MIN_RUNS = 5
-#: Maximum number of attempts at a trial without interference.
+#: Maximum number of attempts at a trial without interference; on a machine with permanent interference, the last one
+#: counts.
 _ATTEMPTS = 8
 
 Feed = Mapping[str, np.ndarray[Any, Any]]

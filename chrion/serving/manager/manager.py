@@ -25,11 +25,13 @@ from chrion.serving.manager.queue_estimate import QueuedRequest, Release, expect
 from chrion.serving.manager.records import Action, ManagedModel, Reason, Refuse, Request, Run
 from chrion.serving.manager.residency import Place, Residency
 
-#: Weight of a new measurement in the moving averages of latencies and load times.
+#: Weight of a new measurement in the moving averages of latencies: the last ten or so decide, and one outlier changes
+#: the average by a fifth.
 _NEWEST = 0.2
-#: Least time after which a refused client should try again.
+#: Minimum time after which a refused client should try again, so that clients whose queue seems empty do not repeat
+#: requests without a pause.
 _MIN_RETRY_MS = 100.0
-#: Relative error of sums of times.
+#: Relative error of sums of times: thousands of additions of float64, each of which is exact to 1e-16.
 _ROUNDING = 1e-12
 
 

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-#: The default of ``spill``; see :func:`route_resident_first`.
+#: The default of ``spill``, see :func:`route_resident_first`: a second copy of a model takes memory and a load,
+#: which only a queue of several requests is worth.
 SPILL = 4
 
 

@@ -30,18 +30,23 @@ from chrion.serving.manager.policies import Order, Rank, ResidentModel, WaitingM
 from chrion.serving.manager.records import ACCELERATOR, Action, Load, ManagedModel, Unload
 from chrion.serving.manager.shrinking import Memory, Room, make_room
 
-#: The popularity of a model, its number of requests, halves in this time.
+#: The popularity of a model, its number of requests, halves in this time: long compared with loads, which take
+#: seconds, and short compared with the change of traffic over a day.
 _HALF_LIFE_MS = 60_000.0
-#: No model is loaded in advance or grows within this time after memory was short.
+#: No model is loaded in advance or grows within this time after memory was short: it would be evicted at once. Several
+#: loads fit into the time.
 _CALM_MS = 10_000.0
-#: After a failed load, the next attempt waits this long, twice as long after each further failure, up to the limit.
+#: After a failed load, the next attempt waits this long, twice as long after each further failure, up to the limit:
+#: short for a passing shortage of memory, and rare enough for a damaged file that its loads do not delay others.
 _FIRST_RETRY_MS, _LAST_RETRY_MS = 1000.0, 60_000.0
-#: Popularity, in recent requests, from which a model is loaded in advance.
+#: Popularity, in recent requests, from which a model is loaded in advance: that of one request a half-life ago.
 _MIN_POPULARITY = 0.5
 _TOO_LARGE = 1 << 62
-#: Weight of a new measurement in the moving average of a model's loads, and the least expected time of one.
+#: Weight of a new measurement in the moving average of a model's loads, as for latencies, and the minimum expected
+#: time of one, since eviction policies divide by it.
 _NEWEST, _MIN_LOAD_MS = 0.2, 1e-3
-#: Loads of all models from which that of a model is expected that was never loaded.
+#: Loads of all models from which that of a model is expected that was never loaded; their median ignores the slow
+#: first ones of a process.
 _LOADS = 15
 
 

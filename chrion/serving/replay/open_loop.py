@@ -28,8 +28,10 @@ from chrion.serving.simulator.workload import Workload
 
 #: Statuses with which a server refuses a request that it could serve at another time.
 REFUSED = (429, 503, 504)
-#: Requests that are sent without a pause if the client is behind.
+#: Requests that are sent without a pause if the client is behind: answers are read after so many, or they would seem
+#: slow.
 _BURST = 32
+#: Time until the first request is due, in which the first connections are opened.
 _BEGIN_S = 0.05
 #: Parts of the header ``Server-Timing``, in ms.
 TIMING = re.compile(r"(queue|load|compute);dur=([0-9.]+)")

@@ -31,9 +31,9 @@ from chrion.serving.simulator.scenario import Scenario
 
 #: The name of the measured pattern.
 MEASURED = "measured"
-#: Interval at which the server's memory is read.
+#: Interval at which the server's memory is read: rare, because the server renders all metrics for it.
 _SAMPLE_S = 5.0
-#: Pause between requests for a model that is loaded before the replay.
+#: Pause between requests for a model that is loaded before the replay, short compared with most loads.
 _PAUSE_S = 0.1
 
 

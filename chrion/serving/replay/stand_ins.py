@@ -25,12 +25,13 @@ from chrion.serving.simulator.scenario import Scenario
 from chrion.serving.simulator.scenario_models import SHRINK, ServedModel
 from chrion.serving.variants import Variant
 
-#: Sides of the small matrix and of the weights, and bytes of a row of the weights.
+#: Sides of the small matrix, whose product takes well below a millisecond, the resolution of stated latencies, and of
+#: the weights.
 _SIDE, _ROW = 256, 4096
 _ROW_BYTES = _ROW * 4
-#: Rows of one weight at most: 64 MB.
+#: Maximum rows of one weight, 64 MB: many below the 2 GB of one tensor.
 _MAX_ROWS = 4096
-#: Memory of a session besides its weights, in MB.
+#: Memory of a session besides its weights, in MB, as :mod:`chrion.serving.server.repository` counts it.
 _SESSION_MB = 4.0
 _WEIGHTS = "weights.bin"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")

@@ -10,11 +10,12 @@ from typing import Any
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 #: Time within which the header of a request must have arrived after the connection was opened or the answer before, in
-#: seconds.
+#: seconds: that of a slow client, and a limit for those that send nothing.
 HEADER_S = 20
-#: Bytes of a header after which no more of it is read.
+#: Bytes of a header after which no more of it is read: four times those of browsers with large cookies.
 HEADER_BYTES = 1 << 14
-#: Time that a client may take to read an answer, in seconds, and the least speed of a client that takes longer.
+#: Time that a client may take to read an answer, in seconds, and the minimum speed of a client that takes longer,
+#: which is that of a slow mobile connection.
 READ_S, READ_BYTES_PER_S = 60.0, 100_000
 #: Leading bits of an IPv6 address that count as one client: providers give each of theirs so many addresses.
 _CLIENT_BITS = 64

@@ -62,7 +62,9 @@ _IGNORED = frozenset({"pad_id"})
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {"n": (1,), "logit_bias": ({},), "logprobs": (False,), "best_of": (1,)}
 #: Parameters of the protocol, which say nothing of the text.
 _PROTOCOL = frozenset({"timeout", "priority", "binary_data_output", "sequence_id", "sequence_start", "sequence_end"})
+#: Maximum new tokens without ``max_tokens``: the default of vLLM, and that of the OpenAI API.
 _DEFAULT_TOKENS = 16
+#: Maximum stop words, as in the OpenAI API of this server: each is searched in every token.
 _MAX_STOPS = 16
 
 

@@ -30,8 +30,9 @@ Prompt = str | list[int]
 
 #: Copies of a model without its external weights while it is read and taken apart, beside that of its session.
 _COPIES_READ = 3
-#: The most characters of a prompt for one of its tokens: tokenizers may drop white space.
+#: Factor on the characters of the longest token for a prompt of so many tokens: tokenizers may drop white space.
 _UNUSED_TEXT = 4
+#: Interval of looking for the end of requests: an iteration takes about as long.
 _POLL_S = 0.01
 _NO_CONTEXT = "longer requests may fail; config.json beside the model may have max_position_embeddings"
 

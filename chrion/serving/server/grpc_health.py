@@ -14,9 +14,11 @@ from chrion.serving.server.target import Target
 
 #: The services that have a state, which is that of the server; the empty name is the server as a whole.
 _SERVICES = ("", SERVICE)
-#: Interval at which a change is looked for on behalf of clients that watch, in seconds.
+#: Interval at which a change is looked for on behalf of clients that watch, in seconds: below the interval of probes,
+#: which is a second or more.
 _INTERVAL_S = 0.5
-#: Clients that watch at the same time. They need no token, and each takes one of the calls that the server allows.
+#: Clients that watch at the same time: more than a deployment has balancers. They need no token, and each takes one of
+#: the calls that the server allows.
 MAX_WATCHERS = 64
 
 _States = health_pb2.HealthCheckResponse

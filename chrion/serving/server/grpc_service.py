@@ -35,9 +35,10 @@ from chrion.serving.server.tracing import RequestTracer
 
 #: The parameter of responses that says whether it is the last of its request; Triton's name.
 _FINAL = "triton_final_response"
-#: Time within which the message of a call must have arrived, in seconds, and the speed by which the largest has longer.
+#: Time within which the message of a call must have arrived, in seconds, as for headers of HTTP, and the speed by
+#: which the largest has longer, that of a slow network.
 _MESSAGE_S, _MESSAGE_BYTES_PER_S = 20.0, 1_000_000
-#: Bytes of a request that is not one for inference.
+#: Bytes of a request that is not one for inference: it has a few names, and its parser holds the event loop.
 _MAX_OPTIONS = 1 << 18
 _CHANNEL_OPTIONS = (
     ("grpc.so_reuseport", 0),

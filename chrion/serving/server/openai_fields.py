@@ -17,7 +17,7 @@ from chrion.errors import InputError
 from chrion.serving.server.failures import RequestFailure, Status, invalid
 from chrion.serving.server.neutral_values import is_neutral
 
-#: The most texts that one request may ask for.
+#: Maximum texts of one request, as in the OpenAI API.
 MAX_CHOICES = 128
 _Number = Annotated[float, Meta(ge=-LARGEST, le=LARGEST)]
 _Penalty = Annotated[float, Meta(ge=-2, le=2)]

@@ -19,7 +19,8 @@ from chrion.serving.manager.policy_settings import PolicySpec
 from chrion.serving.manager.records import ACCELERATOR, HOST
 from chrion.serving.server.catalogue import CONTROL_MODES
 
-#: Share of the free host memory that models may use by default.
+#: Share of the free host memory that models may use by default: the other half is for requests, outputs and other
+#: programs.
 _HOST_SHARE = 0.5
 
 
@@ -132,7 +133,7 @@ def parse_routing(text: str, base: PolicySpec) -> tuple[str, PolicySpec]:
 
 
 def parse_replicas(text: str) -> tuple[int, int]:
-    """Return the least and the greatest number of replicas of ``N`` or ``MIN..MAX``; both 0 for ``nodes``.
+    """Return the minimum and the maximum number of replicas of ``N`` or ``MIN..MAX``; both 0 for ``nodes``.
 
     Raises:
         OptionError: The text has another form.

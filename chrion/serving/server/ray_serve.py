@@ -34,9 +34,9 @@ log = logging.getLogger("chrion.server")
 
 #: The name of the application on the cluster.
 APPLICATION = "chrion"
-#: Interval of the reports of replicas, in seconds, besides those with every answer.
+#: Interval of the reports of replicas, in seconds, besides those with every answer: loads take about as long.
 _REPORT_S = 1.0
-#: Replicas at most, if their number follows that of nodes or GPUs.
+#: Maximum replicas, if their number follows that of nodes or GPUs: a bound that no cluster should reach.
 _MAX_REPLICAS = 1000
 #: With a range of replicas: the requests in flight for each of them, the time over which these are averaged, and the
 #: times after which too few and too many replicas are changed. Replicas that may be needed again are kept for long,
@@ -47,7 +47,7 @@ _FOLLOWING = {
     "upscale_delay_s": 30.0,
     "downscale_delay_s": 600.0,
 }
-#: Interval at which the state of replicas that start is asked for, in seconds.
+#: Interval at which the state of replicas that start is asked for, in seconds; their start takes several.
 _STARTING_S = 0.2
 
 

@@ -28,9 +28,10 @@ from chrion.serving.server.target import Answer
 
 log = logging.getLogger("chrion.server")
 
-#: Replicas that a request is sent to at most.
+#: Maximum replicas that a request is sent to: two losses may be chance, a third one is the request's fault.
 _ATTEMPTS = 3
-#: Time within which a replica must answer questions about its state, in seconds.
+#: Time within which a replica must answer questions about its state, in seconds: its event loop is never blocked for
+#: as long.
 _QUESTION_S = 10.0
 
 

@@ -30,9 +30,11 @@ from chrion.serving.variants import VariantTable, from_plan
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _VERSION = re.compile(r"[1-9][0-9]{0,17}")
 _MODEL, _SETTINGS, _PLANS = "model.onnx", "model.toml", "*.plan.json"
-#: Host memory of a session: its weights times a factor, and a constant, in bytes.
+#: Host memory of a session: its weights times a factor for those that are prepacked, and a constant for the session
+#: itself, in bytes. Models with other needs state them as ``host_mb``.
 _HOST_FACTOR, _HOST_CONSTANT = 1.1, 4_000_000
-#: Expected latency of a variant before its first request, and loading speed before its first load.
+#: Expected latency of a variant before its first request, and loading speed before its first load; measurements
+#: replace both.
 _GUESSED_MS, _GUESSED_GB_PER_S = 10.0, 0.5
 
 #: A file's path, device, inode, size and modification time.

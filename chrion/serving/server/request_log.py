@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 log = logging.getLogger("chrion.server")
 
-#: Characters of a text in an entry at most: parts of it may be the client's.
+#: Maximum characters of a text in an entry: parts of it may be the client's, which must not fill the log.
 _MAX_TEXT = 300
 
 

@@ -41,15 +41,18 @@ from chrion.serving.server.tracing import RequestTracer
 
 log = logging.getLogger("chrion.server")
 
-#: Time without data after which a body is given up, in seconds, and the least speed after as much time.
+#: Time without data after which a body is given up, in seconds, as for headers, and the minimum speed after as much
+#: time: one that a slow mobile connection reaches.
 _BODY_SILENCE_S, _BODY_BYTES_PER_S = 20.0, 10_000
-#: Time for which a body that is too large is read, in all and without data, in seconds.
+#: Time for which a body that is too large is read, in all and without data, in seconds: enough for most clients to end
+#: it and read the answer.
 _DISCARD_S, _DISCARD_SILENCE_S = 10.0, 1.0
-#: Bytes of a body that only has options.
+#: Bytes of a body that only has options: it has a few names.
 _MAX_OPTIONS = 1 << 20
 #: Bytes that a connection buffers before it waits for its client.
 _CONNECTION_BUFFER = 1 << 16
 #: Interval of the events of the web page, and number of pages at the same time: in all, and for clients that have one.
+#: Each event renders the state of all models.
 _EVENT_S, _MAX_PAGES, _MAX_FURTHER_PAGES = 1.0, 16, 8
 
 _INTERNAL = "internal error; see the server's log"

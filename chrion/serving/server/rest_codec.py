@@ -30,10 +30,12 @@ _REFUSED_TENSOR_PARAMETERS = {
 }
 
 
-#: Limit of the JSON of outputs, in bytes.
+#: Limit of the JSON of outputs, in bytes, as for the numbers of a body: joining its pieces copies it while the GIL is
+#: held.
 _MAX_TEXT = 1 << 26
 _TOO_MUCH_TEXT = f"the outputs have more than {_MAX_TEXT} bytes of JSON: ask for binary data with binary_data_output"
-#: Bytes that are decompressed in one call, and bytes that it returns.
+#: Bytes that are decompressed in one call, and bytes that it returns: a small body may become a thousand times larger,
+#: and the limit is checked after each call.
 _COMPRESSED, _DECOMPRESSED = 1 << 14, 1 << 20
 #: The largest integer of a parameter in gRPC.
 _MAX_INTEGER = (1 << 63) - 1

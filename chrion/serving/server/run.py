@@ -32,8 +32,10 @@ except ImportError:  # Windows
 
 log = logging.getLogger("chrion.server")
 
-#: Time after which a connection whose peer acknowledges or reads nothing is closed, in seconds.
+#: Time after which a connection whose peer acknowledges or reads nothing is closed, in seconds, as for answers that
+#: are not read.
 _PEER_SILENCE_S = 60
+#: Connections that wait to be accepted: half of the default limit of connections, so that a burst is not refused.
 _BACKLOG = 512
 
 

@@ -20,7 +20,8 @@ from chrion.devices import CPU_PROVIDER
 from chrion.machine.allocator import trim
 
 _MISSING = re.compile(r"Available memory of \d+ is smaller than requested bytes of (\d+)")
-#: The first region of an arena is never returned, so that it has to be small.
+#: The first region of an arena is never returned, so that it has to be small: it holds the values of the model of one
+#: number.
 _FIRST_BYTES = 1 << 16
 _AS_REQUESTED = 1  # onnxruntime's kSameAsRequested; by default, regions double in size
 _OPSET, _IR = 17, 9

@@ -20,9 +20,10 @@ log = logging.getLogger("chrion.server")
 
 #: Exit codes with which the server ends on purpose: it was stopped, or an option is wrong.
 _FINAL = (0, 2)
-#: Time before a restart: the first one, and the longest. It doubles with every crash.
+#: Time before a restart, the first one and the maximum, in seconds; it doubles with every crash. A server that crashes
+#: at once must not use up a core.
 _FIRST_S, _MAX_DELAY_S = 0.5, 30.0
-#: Time after which a server counts as started, so that the next crash is a first one.
+#: Time after which a server counts as started, so that the next crash is a first one: twice the maximum pause.
 _STABLE_S = 60.0
 #: Steps of a pause: a signal ends it after one of them, since ``time.sleep`` continues after the handler of a signal.
 _STEP_S = 0.1

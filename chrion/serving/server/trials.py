@@ -21,9 +21,10 @@ from chrion.serving.server.tensors import DTYPES, Array, TensorSpec
 
 log = logging.getLogger("chrion.server")
 
-#: Time after which a run is ended; the model is ready then.
+#: Time after which a run is ended; the model is ready then, since a slow one is no damaged one. It delays the loads of
+#: other models.
 _MAX_S = 10.0
-#: Bytes of inputs up to which there is a run.
+#: Bytes of inputs up to which there is a run: larger ones could exceed the memory that requests have.
 _MAX_BYTES = 1 << 28
 
 

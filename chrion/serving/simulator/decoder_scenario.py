@@ -21,7 +21,7 @@ from chrion.serving.simulator.scenario import ScenarioSource
 
 #: The table that makes a scenario one of this kind.
 DECODER = "decoder"
-#: The most requests of a scenario; their figures are in memory.
+#: Maximum requests of a scenario: their figures are in memory, about 100 bytes each.
 _MAX_REQUESTS = 10_000_000
 
 

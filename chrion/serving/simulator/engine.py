@@ -33,9 +33,9 @@ from chrion.serving.variants import Jitter, Variant
 
 #: Requests in order of arrival: times in ms and models, both of shape [n], and optionally their details.
 Chunk = Requests | tuple[Floats, Indices]
-#: Events between two flushes of the metrics while the last requests end.
+#: Events between two flushes of the metrics while the last requests end: about as many as a chunk of requests has.
 DRAIN = 1 << 16
-#: Requests of a chunk that are Python objects at the same time.
+#: Requests of a chunk that are Python objects at the same time, so that they stay in the cache.
 _PART = 1 << 12
 
 

@@ -15,7 +15,7 @@ from chrion.serving.simulator.metrics import COLUMNS, RequestMetrics
 from chrion.serving.simulator.requests import Requests
 from chrion.serving.simulator.scenario import Scenario
 
-#: The most pairs of a model and a server; each takes about 70 bytes.
+#: Maximum pairs of a model and a server: 300 MB at about 70 bytes each.
 _MAX_PAIRS = 1 << 22
 
 

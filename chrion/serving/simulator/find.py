@@ -32,7 +32,7 @@ METRICS: dict[str, Callable[[PatternResult], float]] = {
     "p99": lambda result: result.total.response.p99_ms,
 }
 _SHARES = ("violations", "swapping")
-#: Values in a row beyond a limit that must not meet the condition.
+#: Values in a row beyond a limit that must not meet the condition; figures change irregularly over a few values only.
 BEYOND = 8
 
 
@@ -169,7 +169,7 @@ def find_limits(source: ScenarioSource, name: str, condition: Condition) -> tupl
 
 def _limit(source: ScenarioSource, quantity: Searched, condition: Condition, pattern: str, reference: str) -> Limit:
     probes: dict[int, Probe | None] = {}
-    #: The least number with which no request waits, so that more servers or memory cannot help.
+    #: The minimum number with which no request waits, so that more servers or memory cannot help.
     enough = quantity.numbers[-1]
     ends_early = quantity.smallest and pattern not in (PLANNED, SHRINK)  # with more memory these use faster variants
 
@@ -215,12 +215,12 @@ def _probe(source: ScenarioSource, quantity: Searched, condition: Condition) -> 
 
 
 def first_true(holds: Callable[[int], bool], begin: int, low: int, high: int) -> int:
-    """Return the least number from ``low`` to ``high`` for which ``holds`` is true, or ``high + 1`` if there is none.
+    """Return the minimum number from ``low`` to ``high`` for which ``holds`` is true, or ``high + 1`` if there is none.
 
     Args:
         holds: A condition that is false up to some number and true from then on.
         begin: The number to begin with; the search is fast if the result is near it.
-        low: The least number.
+        low: The minimum number.
         high: The greatest number.
     """
     step = 1

@@ -21,7 +21,8 @@ from chrion.serving.simulator.metrics import RequestMetrics
 from chrion.serving.simulator.scenario import Scenario
 
 SCHEMA = "chrion.simulation/1"
-#: A model misses its objective if a greater share of its requests violates it.
+#: A model misses its objective if a greater share of its requests violates it: objectives are usually stated for the
+#: 99th percentile.
 _TOLERATED = 0.01
 #: The quantiles of a :class:`LatencySummary`.
 _SHARES = (0.5, 0.95, 0.99)

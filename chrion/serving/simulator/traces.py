@@ -40,7 +40,7 @@ _DETAILS = ("duration_ms", "deadline_ms", "priority")
 
 #: The latest time of a trace: thirty thousand years, at which times in ms are exact to 0.1.
 _LAST_S = 1e12
-#: The most digits of a count.
+#: Maximum digits of a count, so that sums over a day of minutes fit int64.
 _DIGITS = 9
 
 #: Numbers and cells of the lines that are not empty.

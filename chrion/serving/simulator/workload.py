@@ -19,11 +19,11 @@ from chrion.serving.simulator.requests import Details, Floats, Indices, Requests
 from chrion.serving.simulator.settings import SYNTHETIC, WorkloadSpec
 from chrion.serving.simulator.traces import MinuteCounts, read_trace
 
-#: Requests in a chunk.
+#: Requests in a chunk: numpy's fixed costs are negligible for so many, and they take less than 1 MB.
 _CHUNK = 1 << 15
 #: A minute or a gap of a scaled trace with more requests than this is divided, so that memory is bounded.
 _PIECE = 1 << 16
-#: The most requests of a run: they take about half a day.
+#: Maximum requests of a run: they take about half a day.
 MAX_REQUESTS = 1e10
 _MINUTE_MS = 60_000.0
 _DEFAULT_MAPPING = {"csv": "name", "azure-functions-2019": "rank", "azure-llm-2023": "draw"}
