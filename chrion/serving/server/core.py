@@ -34,9 +34,8 @@ from chrion.serving.server.grace import Grace
 from chrion.serving.server.repository import Key, ServedVersion, file_states
 from chrion.serving.server.request_memory import ByteAccount
 from chrion.serving.server.request_timing import RequestTiming
-from chrion.serving.server.run_failures import run_failure
 from chrion.serving.server.run_watch import RunWatch, WatchedRun
-from chrion.serving.server.sessions import OpenedFiles, Session, is_out_of_memory
+from chrion.serving.server.sessions import OpenedFiles, Session, is_out_of_memory, run_failure
 from chrion.serving.server.shared_arena import SharedArena
 from chrion.serving.server.statistics import ModelStatistics
 from chrion.serving.server.tensors import Array, OutputSizes, TensorSpec, check_request
