@@ -290,16 +290,16 @@ def captured_inputs(graph: Graph, extractor: Extractor, operators: list[int]) ->
     Such values control an operator (indices, lengths, conditions), so they must be consistent with each other. If the
     model rejects synthetic inputs, return only the inputs of the model itself.
     """
-    wanted = {
+    names = {
         name
         for i in operators
         for name in extractor.extract([i]).inputs
         if "float" not in graph.values[name].type and "double" not in graph.values[name].type
     }
     feeds = {info.name: synthetic_array(info) for info in graph.inputs}
-    inner = sorted(wanted - set(feeds))
+    inner = sorted(names - set(feeds))
     if not inner:
-        return {name: feeds[name] for name in wanted}
+        return {name: feeds[name] for name in names}
     model = onnx.ModelProto()
     model.CopyFrom(graph.model)
     del model.graph.output[:]
@@ -315,5 +315,5 @@ def captured_inputs(graph: Graph, extractor: Extractor, operators: list[int]) ->
         values = session.run(inner, {name: array for name, array in feeds.items() if name in used})
     except Exception as error:  # noqa: BLE001 - the model may reject synthetic inputs; its operators then get zeros
         log.info("cannot run the model on synthetic inputs, so operators get synthetic values: %s", first_line(error))
-        return {name: feeds[name] for name in wanted if name in feeds}
-    return {name: feeds[name] for name in wanted if name in feeds} | dict(zip(inner, values, strict=True))
+        return {name: feeds[name] for name in names if name in feeds}
+    return {name: feeds[name] for name in names if name in feeds} | dict(zip(inner, values, strict=True))

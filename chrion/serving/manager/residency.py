@@ -361,23 +361,23 @@ class Residency:
 
     def _room_on(self, device: str, now: float, number: int) -> Room | None:
         """Choose what shrinks and what is evicted on the device whose memory variants differ in."""
-        wanted = self.entries[number]
+        missing_entry = self.entries[number]
         held = []
         for entry in self.residents.values():
             entry.resident.bytes = self._bytes(entry, entry.variant, device)
             entry.resident.level = entry.variant
             held.append(entry.resident)
-        known = {resident.key: self.residents[resident.key] for resident in held} | {number: wanted}
+        known = {resident.key: self.residents[resident.key] for resident in held} | {number: missing_entry}
         levels = max(len(entry.model.variants) for entry in known.values())
         if levels == 1:
-            missing = self._bytes(wanted, 0, device) - self.free[device]
+            missing = self._bytes(missing_entry, 0, device) - self.free[device]
             victims = choose_victims(held, missing, self._rank, now) if missing > 0 else []
             return None if victims is None else Room(0, (), tuple(victims))
         sizes = [
             {key: self._bytes(entry, self._clamped(key, level), device) for key, entry in known.items()}
             for level in range(levels)
         ]
-        for level in range(wanted.first):
+        for level in range(missing_entry.first):
             sizes[level][number] = _TOO_LARGE
         return make_room(Memory(held, self.free[device], sizes), number, self._rank, now)
 

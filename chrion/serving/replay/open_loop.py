@@ -52,13 +52,13 @@ class LimitedWorkload:
 
     def chunks(self) -> Iterator[Requests]:
         """Yield chunks of requests; see :class:`chrion.serving.simulator.workload.Workload`."""
-        left = self.requests
+        remaining = self.requests
         for times, models, details in self.whole.chunks():
-            count = min(left, len(times))
-            left -= count
+            count = min(remaining, len(times))
+            remaining -= count
             if count:
                 yield Requests(times[:count], models[:count], details.rows(np.arange(count)) if details else None)
-            if not left:
+            if not remaining:
                 return
 
 

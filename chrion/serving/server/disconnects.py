@@ -43,20 +43,20 @@ async def until_disconnect(request: Request, work: Coroutine[Any, Any, Result]) 
     """
     worker = asyncio.current_task()
     assert worker is not None  # noqa: S101 # coroutines of the event loop run in tasks
-    left = False
+    has_left = False
 
     async def cancel_when_left() -> None:
-        nonlocal left
+        nonlocal has_left
         while (await request.receive())["type"] != "http.disconnect":
             pass
-        left = True
+        has_left = True
         worker.cancel()
 
     watch = asyncio.create_task(cancel_when_left())
     try:
         return await work
     except asyncio.CancelledError:
-        if left and not worker.uncancel():
+        if has_left and not worker.uncancel():
             raise ClientDisconnect from None
         raise
     finally:

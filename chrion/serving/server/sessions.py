@@ -125,8 +125,8 @@ class Session:
         if all(kind != "BF16" for kind, _ in feeds.values()) and all(spec.datatype != "BF16" for spec in outputs):
             arrays = {name: array for name, (_, array) in feeds.items()}
             # A plan's fast path returns all outputs.
-            asked = None if self._hybrid and len(outputs) == self._outputs else names
-            return [np.asarray(output) for output in self._session.run(asked, arrays, options)]
+            output_names = None if self._hybrid and len(outputs) == self._outputs else names
+            return [np.asarray(output) for output in self._session.run(output_names, arrays, options)]
         values = {name: _value(kind, array) for name, (kind, array) in feeds.items()}
         return [_array(output) for output in self._session.run_with_ort_values(names, values, options)]
 

@@ -240,7 +240,7 @@ def check_request(
     inputs: Sequence[TensorSpec],
     outputs: Sequence[TensorSpec],
     feeds: Mapping[str, tuple[str, Array]],
-    asked: Sequence[str],
+    names: Sequence[str],
 ) -> tuple[TensorSpec, ...]:
     """Check a request against the model, and return the outputs that it asks for.
 
@@ -248,7 +248,7 @@ def check_request(
         inputs: Those of the model.
         outputs: Those of the model.
         feeds: Datatype and array of each input of the request.
-        asked: Names of the outputs that it asks for; empty for all.
+        names: Names of the outputs that it asks for; empty for all.
 
     Raises:
         RequestFailure: An input or output is unknown, or an input is missing or does not fit.
@@ -262,10 +262,10 @@ def check_request(
     if missing:
         raise invalid(f"missing input {missing[0]!r}")
     offered = {spec.name: spec for spec in outputs}
-    for name in asked:
+    for name in names:
         if name not in offered:
             raise invalid(f"unknown output {name[:200]!r}: expected one of {', '.join(offered)}")
-    return tuple(offered[name] for name in dict.fromkeys(asked)) if asked else tuple(outputs)
+    return tuple(offered[name] for name in dict.fromkeys(names)) if names else tuple(outputs)
 
 
 def _array(name: str, datatype: str, values: list[Any]) -> Array:

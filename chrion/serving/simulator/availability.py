@@ -59,8 +59,8 @@ class Availability:
         self._draining: set[int] = set()
         self._starting: set[int] = set()
         self._retries: Counter[int] = Counter()
-        #: Time and wanted servers of the decisions within ``stop_after_s``.
-        self._wanted: deque[tuple[float, int]] = deque()
+        #: Time and target number of servers of the decisions within ``stop_after_s``.
+        self._targets: deque[tuple[float, int]] = deque()
         #: True while requests arrive.
         self.open = True
 
@@ -156,15 +156,15 @@ class Availability:
         if self._goes_on():
             self._at(now + spec.period_s * 1000, self._decide, spec)
         minimum, maximum = min(spec.min_servers, len(self._hosts)), len(self._hosts)
-        wanted = max(minimum, min(maximum, math.ceil(sum(self._cluster.outstanding) / spec.target)))
-        while self._wanted and self._wanted[0][0] <= now - spec.stop_after_s * 1000:
-            self._wanted.popleft()
-        self._wanted.append((now, wanted))
+        target = max(minimum, min(maximum, math.ceil(sum(self._cluster.outstanding) / spec.target)))
+        while self._targets and self._targets[0][0] <= now - spec.stop_after_s * 1000:
+            self._targets.popleft()
+        self._targets.append((now, target))
         present = [host for host in self._hosts if host.on and host.index not in self._draining]
-        if wanted > len(present):
-            self._add(now, wanted - len(present), spec.cold_start_s * 1000)
+        if target > len(present):
+            self._add(now, target - len(present), spec.cold_start_s * 1000)
         elif now >= spec.stop_after_s * 1000:
-            needed = max(number for _, number in self._wanted)
+            needed = max(number for _, number in self._targets)
             for host in present[needed:]:
                 self._draining.add(host.index)
                 self._log(now, "drain", host)

@@ -203,10 +203,10 @@ class _Run:
                 self._made[number] += 1
                 if self._made[number] == self._workload.new[number]:
                     ended.append(number)
-        left = self._scheduler.complete(ended)
-        if left:
-            self._ends_ms[left] = self._last_end_ms = now_ms
-        return len(left)
+        completed = self._scheduler.complete(ended)
+        if completed:
+            self._ends_ms[completed] = self._last_end_ms = now_ms
+        return len(completed)
 
     def _schedule(self) -> None:
         """Start batches while there are workers for them."""

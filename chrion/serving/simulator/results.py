@@ -324,7 +324,7 @@ def _usage(engine: ClusterEngine, duration_ms: float) -> Usage:
 def _series(metrics: RequestMetrics, duration_ms: float) -> Series:
     width_ms = metrics.series.width_ms
     bins = min(metrics.series.counts.shape[1], int(duration_ms / width_ms) + 1)
-    arrivals, left, violations = metrics.series.counts[:, :bins]
+    arrivals, departures, violations = metrics.series.counts[:, :bins]
     # The last bin ends with the run.
     seconds = np.minimum(width_ms, np.maximum(duration_ms - np.arange(bins) * width_ms, 1e-9)) / 1000
     with np.errstate(invalid="ignore"):
@@ -332,7 +332,7 @@ def _series(metrics: RequestMetrics, duration_ms: float) -> Series:
     return Series(
         width_ms,
         tuple((arrivals / seconds).tolist()),
-        tuple(np.cumsum(arrivals - left).tolist()),
+        tuple(np.cumsum(arrivals - departures).tolist()),
         tuple(rates.tolist()),
     )
 

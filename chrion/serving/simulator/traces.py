@@ -150,8 +150,8 @@ def _csv_header(path: Path, rows: _Rows) -> list[str]:
     further = columns[1:]
     known = set(further) <= {"model", *_DETAILS} and len(set(further)) == len(further)
     if columns[:1] not in (["time_s"], ["timestamp"]) or not known:
-        wanted = f"time_s or timestamp, then any of model,{','.join(_DETAILS)}"
-        raise TraceError(f"{path}, line {line}: expected the header {wanted}, found {','.join(columns)[:80]!r}")
+        form = f"time_s or timestamp, then any of model,{','.join(_DETAILS)}"
+        raise TraceError(f"{path}, line {line}: expected the header {form}, found {','.join(columns)[:80]!r}")
     return columns
 
 
@@ -241,8 +241,8 @@ def _header(path: Path, rows: _Rows, expected: list[str], *, more: bool = False)
     line, header = next(rows, (1, []))
     header = [text.strip() for text in header]
     if (header[: len(expected)] if more else header) != expected or (more and len(header) == len(expected)):
-        wanted = ",".join(expected) + (",<minute>,..." if more else "")
-        raise TraceError(f"{path}, line {line}: expected the header {wanted}, found {','.join(header)[:80]!r}")
+        form = ",".join(expected) + (",<minute>,..." if more else "")
+        raise TraceError(f"{path}, line {line}: expected the header {form}, found {','.join(header)[:80]!r}")
     return header
 
 

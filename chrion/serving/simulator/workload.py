@@ -269,9 +269,9 @@ def map_functions(functions: Sequence[str], totals: Indices, mapping: str, names
 
 def scale_counts(counts: Floats, scale: float, rng: np.random.Generator) -> Indices:
     """Return counts times ``scale``; a fraction is rounded up with a probability equal to it, which keeps the mean."""
-    wanted = counts * scale
-    whole = np.floor(wanted)
-    return (whole + (rng.random(len(counts)) < wanted - whole)).astype(np.int64)
+    scaled = counts * scale
+    whole = np.floor(scaled)
+    return (whole + (rng.random(len(counts)) < scaled - whole)).astype(np.int64)
 
 
 def _per_minute(trace: MinuteCounts, spec: WorkloadSpec, mapping: str, names: Sequence[str], seed: int) -> MinuteReplay:
