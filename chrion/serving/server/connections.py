@@ -12,7 +12,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 #: Time within which the header of a request must have arrived after the connection was opened or the answer before, in
 #: seconds: that of a slow client, and a limit for those that send nothing.
 HEADER_S = 20
-#: Bytes of a header after which no more of it is read: four times those of browsers with large cookies.
+#: Bytes of a header after which no more of it is read: twice the default limit of one field in Apache's server.
 HEADER_BYTES = 1 << 14
 #: Time that a client may take to read an answer, in seconds, and the minimum speed of a client that takes longer,
 #: which is that of a slow mobile connection.
