@@ -94,8 +94,8 @@ def _set_verbosity(count: int) -> int:
     return count
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(value: bool) -> None:
+    if value:
         print(f"chrion {__version__}")  # noqa: T201 - this is what stdout is for
         raise typer.Exit
 

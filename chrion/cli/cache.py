@@ -96,8 +96,10 @@ def clear(
     if not files:
         note(f"nothing to delete in {folder}")
         return
-    what = f"{len(files)} files ({_format_size(sum(map(_size_bytes, files)))}) of {' and '.join(kinds)} in {folder}"
-    if not (yes or _confirm(f"Delete {what}?")):
+    description = (
+        f"{len(files)} files ({_format_size(sum(map(_size_bytes, files)))}) of {' and '.join(kinds)} in {folder}"
+    )
+    if not (yes or _confirm(f"Delete {description}?")):
         note("nothing deleted")
         raise typer.Exit(FAILED)
     failed = [path for path in files if not _delete(path)]
@@ -105,7 +107,7 @@ def clear(
         _remove_empty_folders(folder / name)
     if failed:
         raise OptionError(f"cache: {len(failed)} of {len(files)} files cannot be deleted, for example {failed[0]}")
-    note(f"deleted {what}")
+    note(f"deleted {description}")
 
 
 def _confirm(question: str) -> bool:

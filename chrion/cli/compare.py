@@ -61,22 +61,27 @@ def compare(
     graph, arrays = model.load_with_feed()
     measured = costs.find_profile(graph, chosen)
     with step(f"planning {graph.name} with {len(chosen)} policies") as update:
-        found = plan_policies(graph, measured, options, update)
+        comparison = plan_policies(graph, measured, options, update)
     if is_this_machine(measured):
         with step(f"timing {len(chosen)} policies in {format_count(rounds, 'round')}", animated=False) as update:
-            found = time_plans(found, arrays, rounds=rounds, progress=update)
-        if found.interference:
+            comparison = time_plans(comparison, arrays, rounds=rounds, progress=update)
+        if comparison.interference:
             note(INTERFERENCE)
     else:
         note(f"not measured: the profile is of another machine ({measured.machine})")
     if plot:
-        plot_comparison(found, plot)
+        plot_comparison(comparison, plot)
     if as_json:
-        show_json(comparison_json(found))
+        show_json(comparison_json(comparison))
     else:
-        estimated = estimated_lines(found.estimated, len(graph.dag), measured.machine)
-        lines = [*comparison_remarks(found), comparison_verdict(found), *estimated, *(t.message for t in targets)]
-        show(comparison_table(found), *lines)
+        estimated = estimated_lines(comparison.estimated, len(graph.dag), measured.machine)
+        lines = [
+            *comparison_remarks(comparison),
+            comparison_verdict(comparison),
+            *estimated,
+            *(t.message for t in targets),
+        ]
+        show(comparison_table(comparison), *lines)
 
 
 def _chosen_policies(policies: str | None) -> list[str]:

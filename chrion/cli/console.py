@@ -17,7 +17,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-#: Columns of tables that go to a file or a pipe; COLUMNS in the environment changes them.
+#: Columns of tables that go to a file or a pipe, which all tables of the documentation fit; COLUMNS in the environment
+#: changes them.
 _FILE_WIDTH = 140
 
 #: Called with the number of items done, the number of all, and the name of the last one.

@@ -38,6 +38,7 @@ from chrion.scheduler.priced_memory import MEMORY_NAMES
 from chrion.scheduler.search.alpha import Limits
 
 _PLAN = "chrion"
+#: Traced runs, of which that of median latency is drawn, and rounds of timings: the demo ends within a minute.
 _TRACES = 15
 _ROUNDS = 3
 #: Recurrent stacks as exporters write them: one operator a layer. In the second, each step waits for the one before.
@@ -45,6 +46,7 @@ _STACK: dict[str, Any] = {"layers": 10, "io": 96, "batch": 1, "seq": 96, "chunk"
 _CHAIN: dict[str, Any] = {"layers": 1, "io": 512, "batch": 1, "seq": 32, "chunk": 32}
 #: The paper's model and machine. Its profile says that cores beyond the fourth add no throughput.
 _PAPER_MODEL, _PAPER_MACHINE, _PAPER_CORES = "lstm-baseline", "gtx1080ti-paper", 4
+#: Objectives around the paper's latencies for this model.
 _SLOS_MS = (40.0, 50.0, 60.0)
 
 

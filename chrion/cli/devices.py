@@ -31,12 +31,12 @@ def devices(as_json: JsonOption = False) -> None:
         cards = [asdict(gpu) for gpu in gpus()]
     native = {"lanes": available(), "operators": operators_available()}
     if as_json:
-        found: dict[str, Any] = {
+        content: dict[str, Any] = {
             **machine_to_json(machine),
             "provider": accelerator,
             "fingerprint": machine.fingerprint,
         }
-        show_json({**found, "lanes": physical_cores(), "native": native, "providers": providers, "gpus": cards})
+        show_json({**content, "lanes": physical_cores(), "native": native, "providers": providers, "gpus": cards})
     else:
         show(machine_table(machine, physical_cores(), native, providers, cards))
 

@@ -47,12 +47,12 @@ def model_descriptions() -> list[dict[str, Any]]:
 
 def show_models(*, as_json: bool) -> None:
     """Print a table of builders and specifications, or the same as JSON."""
-    found = model_descriptions()
+    descriptions = model_descriptions()
     if as_json:
-        show_json({"models": found})
+        show_json({"models": descriptions})
         return
     table = FigureTable("", [key("model"), text("description"), "operators", "size"])
-    for entry in found:
+    for entry in descriptions:
         known = entry["operators"] is not None
         size = (str(entry["operators"]), f"{entry['size_mb']:.1f} MB") if known else ("", "")
         table.add_row(entry["name"], entry["description"], *size)

@@ -122,8 +122,8 @@ class InputOptions(ModelOptions):
             return graph, synthetic_inputs(graph)
         if graph.free_dimensions:
             arrays = read_arrays(self.feed)
-            found = {info.name: arrays[info.name].shape for info in graph.inputs if info.name in arrays}
-            graph = load(self.path, {**found, **self._shapes()})
+            shapes = {info.name: arrays[info.name].shape for info in graph.inputs if info.name in arrays}
+            graph = load(self.path, {**shapes, **self._shapes()})
         return graph, read_feed(self.feed, graph)
 
 
@@ -200,10 +200,10 @@ class CostOptions:
                 return estimate_profile(graph, machine, self.cores, variants=variants, corrections=measured)
         with step(f"profiling {graph.name}", animated=False) as update:
             accelerator = self.accelerator or "auto"
-            found = profile(graph, self.cores, accelerator, progress=update, fresh=fresh, variants=variants)
-        if found.interference:
+            measured = profile(graph, self.cores, accelerator, progress=update, fresh=fresh, variants=variants)
+        if measured.interference:
             note("warning: other processes used the cores; costs may be unreliable and are not cached")
-        return found
+        return measured
 
 
 def _policy_option(text: str, **settings: Any) -> Any:

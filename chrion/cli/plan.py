@@ -29,15 +29,20 @@ def _options(context: typer.Context) -> None:
 @app.command("show", epilog="[bold]Example[/bold]\n  chrion plan show lstm.plan.json")
 def show_plan(plan: PlanArgument, as_json: JsonOption = False) -> None:
     """Show a plan: its model and machine, its placement by lane, and its predicted latency and memory."""
-    found = Plan.load(plan)
+    loaded = Plan.load(plan)
     if as_json:
-        shapes = {name: list(shape) for name, shape in found.shapes.items()}
+        shapes = {name: list(shape) for name, shape in loaded.shapes.items()}
         show_json(
-            {**plan_summary(found), "shapes": shapes, "machine": machine_to_json(found.machine), "lanes": _lanes(found)}
+            {
+                **plan_summary(loaded),
+                "shapes": shapes,
+                "machine": machine_to_json(loaded.machine),
+                "lanes": _lanes(loaded),
+            }
         )
     else:
-        estimated = estimated_lines(found.estimated, len(found.operators), found.machine)
-        show(_fact_table(found), _lane_table(found), verdict(found), *found.remarks, *estimated)
+        estimated = estimated_lines(loaded.estimated, len(loaded.operators), loaded.machine)
+        show(_fact_table(loaded), _lane_table(loaded), verdict(loaded), *loaded.remarks, *estimated)
 
 
 def plan_summary(plan: Plan) -> dict[str, Any]:

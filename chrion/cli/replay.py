@@ -60,7 +60,7 @@ def replay(
         url=url,
         headers={"Authorization": f"Bearer {read_token(token_file)}"} if token_file else {},
         tls=_tls(tls_ca) if tls_ca else None,
-        most=limit,
+        max_requests=limit,
         until_ms=parse_duration_ms(duration, "--duration") if duration else math.inf,
         timeout_s=parse_duration_ms(timeout, "--timeout") / 1000,
     )
@@ -70,12 +70,12 @@ def replay(
     with step(f"simulating {built.name}, {format_count(number * len(built.patterns), 'request')}"):
         predicted = run.simulate(chosen)
     with step(f"sending {format_count(number, 'request')} to {url}") as update:
-        found = replays.replay(chosen, options, lambda done: update(done, number, ""))
-    everything = (*predicted, found.measured)
+        replayed = replays.replay(chosen, options, lambda done: update(done, number, ""))
+    everything = (*predicted, replayed.measured)
     if as_json:
-        show_json(replays.to_json(results.to_json(chosen, everything), found))
+        show_json(replays.to_json(results.to_json(chosen, everything), replayed))
     else:
-        show(simulation_tables.simulation_tables(chosen, everything), *replays.remarks(found))
+        show(simulation_tables.simulation_tables(chosen, everything), *replays.remarks(replayed))
 
 
 def _of_pattern(scenario: Scenario, pattern: str) -> Scenario:

@@ -31,7 +31,7 @@ from chrion.report.lane_chart import LaneChart
 from chrion.runtime import HybridSession
 from chrion.scheduler import Plan
 
-#: Runs that are traced; the first third are warm-ups.
+#: Runs that are traced, of which that of median latency is drawn; the first third are warm-ups.
 _TRACES = 60
 
 
@@ -47,27 +47,27 @@ def report(
     force: ForceOption = False,
 ) -> None:
     """Show a plan's figures and timeline, predicted and, with --measured, as it ran."""
-    found = Plan.load(plan)
+    loaded = Plan.load(plan)
     if measured and model is None:
         raise OptionError("--measured: the model is missing", hint="name its file with --model")
     targets = outputs.check_outputs({"--html": html, "--trace": trace}, pictures={"--png": png}, force=force)
-    graph = load(model, found.shapes) if model else None
-    charts, lines = [predicted_chart(found)], []
+    graph = load(model, loaded.shapes) if model else None
+    charts, lines = [predicted_chart(loaded)], []
     if measured and graph:
-        chart, held_mb = _run_and_trace(found, graph)
+        chart, held_mb = _run_and_trace(loaded, graph)
         charts.append(chart)
-        lines += [memory_line(found.predicted, held_mb)] if found.accelerator else []
+        lines += [memory_line(loaded.predicted, held_mb)] if loaded.accelerator else []
     show(
-        plan_table(found),
-        verdict(found),
-        *found.remarks,
-        *estimated_lines(found.estimated, len(found.operators), found.machine),
+        plan_table(loaded),
+        verdict(loaded),
+        *loaded.remarks,
+        *estimated_lines(loaded.estimated, len(loaded.operators), loaded.machine),
     )
-    show(*lines, *chart_summary(found, charts))
+    show(*lines, *chart_summary(loaded, charts))
     if html:
-        write_atomically(html, timeline_html(found, charts, found.remarks, graph=graph))
+        write_atomically(html, timeline_html(loaded, charts, loaded.remarks, graph=graph))
     if png:
-        plot_timelines(found, charts, png, graph=graph)
+        plot_timelines(loaded, charts, png, graph=graph)
     if trace:
         write_atomically(trace, chrome_trace(charts))
     show(*(target.message for target in targets))

@@ -100,13 +100,13 @@ def simulate(
 
 
 def _list(*, as_json: bool) -> None:
-    found = scenario_descriptions()
+    scenarios = scenario_descriptions()
     if as_json:
         fields = ("name", "description", "servers", "models", "requests")
-        show_json({"scenarios": [{field: getattr(s, field) for field in fields} for s in found]})
+        show_json({"scenarios": [{field: getattr(s, field) for field in fields} for s in scenarios]})
         return
     table = FigureTable("", [key("scenario"), text("description"), "servers", "models", "requests"])
-    for s in found:
+    for s in scenarios:
         requests = "trace" if s.requests is None else f"{s.requests}"
         table.add_row(s.name, s.description, str(s.servers), str(s.models), requests)
     show(table)
@@ -133,26 +133,26 @@ def _check_combination(find: str | None, until: str | None, ray: str | None, oth
 def _find(source: ScenarioSource, name: str, condition: limits.Condition, *, as_json: bool) -> None:
     limits.searched(name, source.build())  # refuses an unknown quantity before the work begins
     with step(f"searching the limit of {name} of {source.name}"):
-        found = limits.find_limits(source, name, condition)
+        pattern_limits = limits.find_limits(source, name, condition)
     if as_json:
         until = {"figure": condition.metric, "limit": condition.limit}
-        rows = [asdict(limit) for limit in found]
+        rows = [asdict(limit) for limit in pattern_limits]
         show_json({"schema": limits.FIND_SCHEMA, "scenario": source.name, "find": name, "until": until, "limits": rows})
     else:
-        if any(limit.found for limit in found):
-            show(capacity_tables.limits_table(name, condition, found))
-        show(*capacity_tables.limit_lines(name, condition, found))
+        if any(limit.found for limit in pattern_limits):
+            show(capacity_tables.limits_table(name, condition, pattern_limits))
+        show(*capacity_tables.limit_lines(name, condition, pattern_limits))
 
 
 def _replicate(source: ScenarioSource, number: int, *, workers: int, as_json: bool) -> None:
     points = repeated.seeds(source.build().seed, number)
     with step(f"simulating {format_count(number, 'replication')} of {source.name}") as update:
-        found = sweep.run_sweep(source, points, workers=workers, progress=_counting(update, number))
-    intervals = repeated.intervals(found)
+        simulated = sweep.run_sweep(source, points, workers=workers, progress=_counting(update, number))
+    intervals = repeated.intervals(simulated)
     if as_json:
         head = {"schema": repeated.REPLICATIONS_SCHEMA, "scenario": source.name, "confidence": repeated.CONFIDENCE}
         rows = {p: {name: results.plain(entry) for name, entry in row.items()} for p, row in intervals.items()}
-        show_json({**head, "intervals": rows, "replications": [point.to_json() for point in found]})
+        show_json({**head, "intervals": rows, "replications": [point.to_json() for point in simulated]})
     else:
         show(capacity_tables.replications_table(number, intervals))
 
@@ -165,14 +165,14 @@ def _simulate_once(
     with ExitStack() as stack:
         keep = stack.enter_context(export_requests(export, scenario)) if export else None
         update = stack.enter_context(step(f"simulating {source.name}, {format_count(requests, 'request')}"))
-        found = run.simulate(scenario, _counting(update, requests), keep)
+        pattern_results = run.simulate(scenario, _counting(update, requests), keep)
     if plot:
-        simulation_plots.plot_results(found, plot)
+        simulation_plots.plot_results(pattern_results, plot)
     if as_json:
-        show_json(results.to_json(scenario, found))
+        show_json(results.to_json(scenario, pattern_results))
     else:
         tables = simulation_tables.simulation_tables if details else simulation_tables.pattern_table
-        show(tables(scenario, found))
+        show(tables(scenario, pattern_results))
 
 
 def _sweep(
@@ -184,14 +184,14 @@ def _sweep(
     points = overrides.parameter_grid(swept)
     with step(f"simulating {format_count(len(points), 'variant')} of {source.name}") as update:
         progress = _counting(update, len(points))
-        found = sweep.run_sweep(source, points, workers=workers, ray_address=ray, progress=progress)
+        simulated = sweep.run_sweep(source, points, workers=workers, ray_address=ray, progress=progress)
     if plot:
-        simulation_plots.plot_sweep(found, plot)
+        simulation_plots.plot_sweep(simulated, plot)
     if as_json:
-        body = {"schema": results.SWEEP_SCHEMA, "scenario": source.name, "points": [p.to_json() for p in found]}
+        body = {"schema": results.SWEEP_SCHEMA, "scenario": source.name, "points": [p.to_json() for p in simulated]}
         show_json(body)
     else:
-        show(simulation_tables.sweep_table(found))
+        show(simulation_tables.sweep_table(simulated))
 
 
 def _counting(update: Callable[[int, int, str], None], total: int) -> Callable[[int], None]:

@@ -44,19 +44,19 @@ def simulate_decoders(
     scenario = build_decoder_scenario(source)
     total = scenario.requests.requests * len(scenario.policies)
     with step(f"simulating {source.name}, {format_count(total, 'request')}") as update:
-        found = [summarise(r) for r in simulate_decoder(scenario, lambda done: update(done, total, ""))]
+        summaries = [summarise(r) for r in simulate_decoder(scenario, lambda done: update(done, total, ""))]
     if as_json:
-        show_json(to_json(scenario, found))
+        show_json(to_json(scenario, summaries))
     else:
-        show(decoder_table(scenario, found))
+        show(decoder_table(scenario, summaries))
 
 
 def _sweep(source: ScenarioSource, points: list[dict[str, Any]], plot: Path | None, *, as_json: bool) -> None:
     with step(f"simulating {format_count(len(points), 'variant')} of {source.name}") as update:
-        found = sweep_decoder(source, points, lambda done: update(done, len(points), ""))
+        simulated = sweep_decoder(source, points, lambda done: update(done, len(points), ""))
     if plot:
-        plot_decoder_sweep(found, plot)
+        plot_decoder_sweep(simulated, plot)
     if as_json:
-        show_json(sweep_to_json(source.name, found))
+        show_json(sweep_to_json(source.name, simulated))
     else:
-        show(decoder_sweep_table(found))
+        show(decoder_sweep_table(simulated))

@@ -112,15 +112,15 @@ def _shape_sets(options: Sequence[str]) -> Iterator[dict[str, tuple[int, ...]]]:
     """
     given = [parse_shape(option) for option in options]
     counts = Counter(name for name, _ in given)
-    most = max(counts.values(), default=1)
+    set_count = max(counts.values(), default=1)
     for name, count in counts.items():
-        if count not in {1, most}:
+        if count not in {1, set_count}:
             raise OptionError(
-                f"--shape: {count} values for {name!r}, but {most} for another name",
+                f"--shape: {count} values for {name!r}, but {set_count} for another name",
                 hint="give one value of each name for each set of shapes, or one value for all sets",
             )
     values = {name: [shape for other, shape in given if other == name] for name in counts}
-    for at in range(most):
+    for at in range(set_count):
         yield {name: shapes[at if len(shapes) > 1 else 0] for name, shapes in values.items()}
 
 
@@ -131,15 +131,15 @@ def _resolve(model: Path, sets: Sequence[Shapes]) -> list[Shapes]:
         ModelError: The model cannot be loaded.
         ShapeError: A shape does not fit the model, or a free dimension has none.
     """
-    found: list[Shapes] = []
+    distinct: list[Shapes] = []
     for given in sets:
         graph = load(model, given)
         require_shapes(graph)
         shapes = {info.name: tuple(d for d in info.shape or () if isinstance(d, int)) for info in graph.inputs}
         resolved = shapes if graph.declared_free else {}
-        if resolved not in found:
-            found.append(resolved)
-    return found
+        if resolved not in distinct:
+            distinct.append(resolved)
+    return distinct
 
 
 def _config(model: Path, arguments: Mapping[str, Any]) -> SessionConfig:
@@ -239,8 +239,8 @@ def _summary(model: Path, path: Path | None, shipped: ShippedDecision) -> dict[s
 
 
 def _format(shapes: Mapping[str, Sequence[int]], before: str = "") -> str:
-    found = " ".join(f"{name}={format_shape(tuple(shape))}" for name, shape in shapes.items())
-    return f"{before}{found}" if found else ""
+    formatted = " ".join(f"{name}={format_shape(tuple(shape))}" for name, shape in shapes.items())
+    return f"{before}{formatted}" if formatted else ""
 
 
 def _exit_code(results: Sequence[OfflineDecisions], *, beside: bool) -> int:

@@ -94,17 +94,17 @@ def parse_json(content: bytes, constant: Callable[[str], Any] | None = None) -> 
         ValueError: The content is not JSON, is nested too deeply, or has texts that no UTF-8 can represent.
     """
     try:
-        found = json.loads(content, parse_constant=constant)
+        data = json.loads(content, parse_constant=constant)
         # The ways to write half a surrogate pair; to search one byte is ten times as fast as two.
         if (b"\\" in content and b"\\u" in content) or b"\xed" in content or b"\0" in content:
-            json.dumps(found, ensure_ascii=False, default=lambda _: None).encode()
+            json.dumps(data, ensure_ascii=False, default=lambda _: None).encode()
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
     except UnicodeDecodeError as error:
         raise ValueError("not text in UTF-8") from error
     except UnicodeEncodeError as error:
         raise ValueError("a text has half a surrogate pair") from error
-    return found
+    return data
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -161,18 +161,18 @@ def read_json(path: Path, schema: str, failure: type[InputError], *, extended: S
         raise failure(f"{path}: not JSON: {error}") from error
     if not isinstance(content, dict) or content.get("schema") not in (schema, *extended):
         given = content.get("schema") if isinstance(content, dict) else None
-        found = repr(given) if given is not None else "no schema"
+        shown = repr(given) if given is not None else "no schema"
         raise failure(
-            f"{path}: expected a file of schema {schema}, found {found}",
+            f"{path}: expected a file of schema {schema}, found {shown}",
             hint=_schema_hint(given, [schema, *extended][-1]),
         )
     return content
 
 
-def _schema_hint(found: object, schema: str) -> str:
+def _schema_hint(given: object, schema: str) -> str:
     """Return the hint for a file of another schema, ``chrion.plan/2`` for example."""
     kind, _, version = schema.rpartition("/")
-    other_kind, _, number = str(found).rpartition("/")
+    other_kind, _, number = str(given).rpartition("/")
     if other_kind == kind and number.isdecimal() and int(number) > int(version):
         return "it is from a newer version of Chrion: upgrade Chrion, or create the file again with this version"
     return "create the file again"
@@ -197,16 +197,16 @@ def is_trusted(folder: Path) -> bool:
     root = cache_folder()
     for part in (root, *(parent for parent in (*reversed(folder.parents), folder) if root in parent.parents)):
         try:
-            found = part.stat()
+            status = part.stat()
         except OSError:  # missing, or not to be read: so is what it contains
             continue
-        own = found.st_uid in {os.geteuid(), 0}
-        if own and not found.st_mode & 0o022:
+        own = status.st_uid in {os.geteuid(), 0}
+        if own and not status.st_mode & 0o022:
             continue
         if part not in _refused:
             _refused.add(part)
-            what = "it can be written by other users" if own else "it belongs to another user"
-            log.warning("the cache is not used: %s: %s (expected: chmod 700, or another CHRION_CACHE)", part, what)
+            problem = "it can be written by other users" if own else "it belongs to another user"
+            log.warning("the cache is not used: %s: %s (expected: chmod 700, or another CHRION_CACHE)", part, problem)
         return False
     return True
 

@@ -59,13 +59,13 @@ def find_fault() -> Fault | None:
         left = next(filter(None, (find_flavours(Path(entry)) for entry in sys.path)), {})
         return Fault(_lost(left) if left else _MISSING, fatal=True)
     location = Path(next(iter(spec.submodule_search_locations or ()), ""))
-    found = find_flavours(location.parent)
+    installed = find_flavours(location.parent)
     if spec.origin is None:  # a folder without __init__.py
-        return Fault(_lost(found), fatal=True)
-    if len(found) < 2:
+        return Fault(_lost(installed), fatal=True)
+    if len(installed) < 2:
         return None
-    text = f"{_names(found)} provide the same module and overwrite each other's files; keep one, for example by: "
-    return Fault(text + repair(found), fatal=False)
+    text = f"{_names(installed)} provide the same module and overwrite each other's files; keep one, for example by: "
+    return Fault(text + repair(installed), fatal=False)
 
 
 def find_flavours(folder: Path) -> dict[str, str]:
@@ -75,10 +75,12 @@ def find_flavours(folder: Path) -> dict[str, str]:
     return {name: named[name] for name in sorted(named) if name in FLAVOURS}
 
 
-def repair(found: Mapping[str, str]) -> str:
+def repair(installed: Mapping[str, str]) -> str:
     """Return the command that leaves one of the distributions that were found, the last one of the list."""
-    kept = max(found or FLAVOURS[:1], key=FLAVOURS.index)
-    return f"pip uninstall -y {' '.join(found or FLAVOURS[:1])} && pip install --force-reinstall --no-deps {kept}"
+    remaining = max(installed or FLAVOURS[:1], key=FLAVOURS.index)
+    return (
+        f"pip uninstall -y {' '.join(installed or FLAVOURS[:1])} && pip install --force-reinstall --no-deps {remaining}"
+    )
 
 
 def warn_of_fault() -> None:
@@ -99,10 +101,10 @@ def require_onnxruntime() -> None:
         raise ImportError(fault.text, name="onnxruntime")
 
 
-def _lost(found: Mapping[str, str]) -> str:
+def _lost(installed: Mapping[str, str]) -> str:
     cause = "the removal of another distribution has removed its files"
-    return f"{_names(found) or 'onnxruntime'}: {cause}; repair it with: {repair(found)}"
+    return f"{_names(installed) or 'onnxruntime'}: {cause}; repair it with: {repair(installed)}"
 
 
-def _names(found: Mapping[str, str]) -> str:
-    return " and ".join(f"{name} {version}" for name, version in found.items())
+def _names(installed: Mapping[str, str]) -> str:
+    return " and ".join(f"{name} {version}" for name, version in installed.items())

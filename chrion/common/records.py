@@ -112,8 +112,8 @@ def _explain(kind: Any, value: Any, where: str, message: str, failure: type[Inpu
     for pattern, term in _TERMS.items():
         problem = re.sub(pattern, term, problem)
     problem = re.sub(r"\d+(\.\d+)?(e[+-]?\d+)?$", lambda number: f"{float(number[0]):g}", problem)
-    found = repr(value)[:100]
-    return failure(f"{where}: {problem}, found {found}" if "a table" in problem else f"{where} = {found}: {problem}")
+    given = repr(value)[:100]
+    return failure(f"{where}: {problem}, found {given}" if "a table" in problem else f"{where} = {given}: {problem}")
 
 
 def _bare(kind: Any, value: Any) -> Any:

@@ -24,16 +24,16 @@ _BYTES_PER_UNIT = {
     "": 10**6,
 }
 _SHAPE = re.compile(r"(?P<name>.+?)=(?P<dims>\d+(x\d+)*|scalar)")
-#: The most values that a range may have.
+#: Maximum values of a range: each is planned, which takes hours for so many.
 MAX_RANGE_VALUES = 1000
 
 
-def parse_duration_ms(text: str | float, what: str = "duration", *, zero: bool = False) -> float:
+def parse_duration_ms(text: str | float, name: str = "duration", *, zero: bool = False) -> float:
     """Parse a duration such as ``60ms``, ``0.06 s``, ``500us`` or ``500µs``; a plain number is in milliseconds.
 
     Args:
         text: The duration. Upper and lower case are the same, and a space may precede the unit.
-        what: The name of the option, for the error message.
+        name: The name of the option, for the error message.
         zero: Whether zero is a duration, too.
 
     Returns:
@@ -44,19 +44,19 @@ def parse_duration_ms(text: str | float, what: str = "duration", *, zero: bool =
     """
     value = _quantity(text, _NS_PER_UNIT) / 1e6
     if not (math.isfinite(value) and (value > 0 or (zero and value == 0))):
-        least = "of at least" if zero else "above"
-        raise OptionError(f"{what}: {text!r} is not a duration {least} zero", hint="write it as 60ms, 0.06s or 500us")
+        bound = "of at least" if zero else "above"
+        raise OptionError(f"{name}: {text!r} is not a duration {bound} zero", hint="write it as 60ms, 0.06s or 500us")
     return value
 
 
-def parse_size_mb(text: str | float, what: str = "size") -> float:
+def parse_size_mb(text: str | float, name: str = "size") -> float:
     """Parse a size such as ``600MB``, ``1.5 gb``, ``800kB`` or ``512MiB``; a plain number is in megabytes.
 
     Decimal units are powers of 1000 bytes (1 MB = 10^6 bytes), binary units powers of 1024 (1 MiB = 2^20 bytes).
 
     Args:
         text: The size. Upper and lower case are the same, and a space may precede the unit.
-        what: The name of the option, for the error message.
+        name: The name of the option, for the error message.
 
     Returns:
         Megabytes (10^6 bytes), finite and not negative.
@@ -67,7 +67,7 @@ def parse_size_mb(text: str | float, what: str = "size") -> float:
     value = _quantity(text, _BYTES_PER_UNIT) / 1e6
     if not (math.isfinite(value) and value >= 0):
         hint = "write it as 600MB, 0.6GB, 500kB or 512MiB"
-        raise OptionError(f"{what}: {text!r} is not a size of zero or more", hint=hint)
+        raise OptionError(f"{name}: {text!r} is not a size of zero or more", hint=hint)
     return value
 
 
@@ -87,7 +87,7 @@ def parse_shape(text: str) -> tuple[str, tuple[int, ...]]:
     return match["name"], () if dims == "scalar" else tuple(int(d) for d in dims.split("x"))
 
 
-def parse_range(text: str, what: str = "range") -> tuple[float, ...]:
+def parse_range(text: str, name: str = "range") -> tuple[float, ...]:
     """Parse ``0:1:0.1`` (first, last, step; the last value is included) or a list such as ``0,0.1,0.5``.
 
     The values of a range are computed in decimal, so that they equal those of the corresponding list.
@@ -102,10 +102,10 @@ def parse_range(text: str, what: str = "range") -> tuple[float, ...]:
     except (ArithmeticError, TypeError, ValueError):  # not a number, not three numbers, or a step of zero
         numbers, count = [], Decimal(0)
     if count < 1:
-        raise OptionError(f"{what}: {text!r} is not a range of numbers", hint="write it as 0:1:0.1 or 0,0.2,0.5")
+        raise OptionError(f"{name}: {text!r} is not a range of numbers", hint="write it as 0:1:0.1 or 0,0.2,0.5")
     if count > MAX_RANGE_VALUES:
         number = f"{count:.0f}" if count < 10**15 else f"{count:.1g}"
-        raise OptionError(f"{what}: {text!r} has {number} values, at most {MAX_RANGE_VALUES} are allowed")
+        raise OptionError(f"{name}: {text!r} has {number} values, at most {MAX_RANGE_VALUES} are allowed")
     if separator == ":":
         first, _, step = numbers
         numbers = [first + step * i for i in range(int(count))]

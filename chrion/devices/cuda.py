@@ -111,5 +111,5 @@ def _ep_device(index: int) -> Any:
     """Return onnxruntime's description of a GPU, or None if this version does not offer it."""
     if not hasattr(ort, "get_ep_devices"):
         return None
-    found = [d for d in ort.get_ep_devices() if d.ep_name == CUDA_PROVIDER]
-    return found[index] if index < len(found) else None
+    gpus = [d for d in ort.get_ep_devices() if d.ep_name == CUDA_PROVIDER]
+    return gpus[index] if index < len(gpus) else None

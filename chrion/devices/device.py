@@ -202,7 +202,7 @@ class Device:
     def _try_views(self) -> bool:
         """Return whether two views of one buffer keep different values."""
         info, step = TensorInfo("x", _FLOAT, (1,)), 256
-        found = []
+        values = []
         try:
             block = self.allocate(self.block(2 * step))
             views = [self.view(block, offset, info) for offset in (0, step)]
@@ -211,10 +211,10 @@ class Device:
             for view in views:
                 host = allocate(info)
                 self.downloader(_FLOAT).copy(view, host)
-                found.append(float(host.numpy()[0]))
+                values.append(float(host.numpy()[0]))
         except Exception as error:  # noqa: BLE001 - whole buffers work as well
             log.info("%s: no views of buffers: %s", self.provider, error)
-        return found == [1.0, 2.0]
+        return values == [1.0, 2.0]
 
     def _find_allocator(self, kind: str) -> Allocator | None:
         for allocator in (self._from_onnxruntime, self._from_session, self._from_cast):

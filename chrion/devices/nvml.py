@@ -30,13 +30,13 @@ class Gpu:
 
 def gpus() -> tuple[Gpu, ...]:
     """Return the GPUs that NVML lists; empty without NVML."""
-    found = []
+    listed = []
     for nvml, handle in _handles():
         memory = nvml.nvmlDeviceGetMemoryInfo(handle)
         name = nvml.nvmlDeviceGetName(handle)
         text = name.decode() if isinstance(name, bytes) else str(name)
-        found.append(Gpu(text, memory.total / 1e6, memory.used / 1e6))
-    return tuple(found)
+        listed.append(Gpu(text, memory.total / 1e6, memory.used / 1e6))
+    return tuple(listed)
 
 
 def used_mb(pid: int | None = None) -> float | None:

@@ -96,19 +96,19 @@ def why_unavailable(provider: str) -> str:
     return ""
 
 
-def require_working(provider: str, what: str) -> None:
+def require_working(provider: str, subject: str) -> None:
     """Probe a provider and load its libraries.
 
     Args:
         provider: The full name.
-        what: The option or plan that names the provider, for the message.
+        subject: The option or plan that names the provider, for the message.
 
     Raises:
         ProviderError: It does not work on this machine; the message gives the reason in one line.
     """
     reason = failure_reason(provider)
     if reason:
-        raise ProviderError(f"{what}: {provider} does not work on this machine: {reason}", hint=remedy(provider))
+        raise ProviderError(f"{subject}: {provider} does not work on this machine: {reason}", hint=remedy(provider))
     load_libraries(provider)
 
 

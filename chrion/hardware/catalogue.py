@@ -168,7 +168,7 @@ def _kind(part: Part) -> str:
 def _known_hint() -> str:
     kinds = {"accelerators": Accelerator, "processors": Processor, "links": Link}
     names = {
-        kind: ", ".join(name for name, part in known_parts().items() if isinstance(part, of))
-        for kind, of in kinds.items()
+        kind: ", ".join(name for name, part in known_parts().items() if isinstance(part, part_type))
+        for kind, part_type in kinds.items()
     }
     return "; ".join(f"{kind}: {text}" for kind, text in names.items())

@@ -65,11 +65,11 @@ def _folders(process: Path, membership: str, controller: str) -> tuple[str, ...]
         mounts = (process / "mountinfo").read_text(errors="surrogateescape")
     except OSError:
         return ()
-    found: dict[str, None] = {}
+    folders: dict[str, None] = {}
     for kind, root, mount_point in _hierarchies(mounts, controller):
         if kind in groups:
-            found |= dict.fromkeys(_ancestry(mount_point, root, groups[kind]))
-    return tuple(found)
+            folders |= dict.fromkeys(_ancestry(mount_point, root, groups[kind]))
+    return tuple(folders)
 
 
 def _hierarchies(mounts: str, controller: str) -> Iterator[tuple[str, str, str]]:

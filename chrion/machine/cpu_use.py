@@ -12,11 +12,14 @@ from chrion.machine.cores import affinity
 
 #: Kinds of CPU time that are not idle time; guests are counted as users.
 _USED = ("user", "nice", "system", "irq", "softirq", "steal")
-#: The system counts in steps of a hundredth of a second, so shorter intervals tell little. In seconds.
-_LEAST_S = 0.25
-#: Difference in the number of used cores from which on other work has eased.
+#: The system counts in steps of a hundredth of a second, so shorter intervals have an error of several percent. In
+#: seconds.
+_MIN_S = 0.25
+#: Difference in the number of used cores from which on other work has eased: more than the system's own work changes
+#: it.
 _EASED = 0.3
-#: Other work matters from this number of cores on, or from this share of the CPUs if that is more.
+#: Other work matters from this number of cores on, or from this share of the CPUs if that is more: less is what the
+#: system's own work and an idle desktop take.
 _BUSY, _BUSY_SHARE = 0.3, 0.1
 
 
@@ -89,7 +92,7 @@ class OtherWork:
 
     def _measure(self) -> None:
         before = self._before
-        if time.perf_counter() - before.now_s < _LEAST_S:
+        if time.perf_counter() - before.now_s < _MIN_S:
             return
         self._before = now = self._measure_use(self._cpus)
         if self.counted and now.all_s:

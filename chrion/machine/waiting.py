@@ -13,11 +13,13 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 
-#: The number of spins before a waiter parks; together they take 0.5 to 1 ms.
+#: The number of spins before a waiter parks; together they take 0.5 to 1 ms, about as long as a handoff between lanes
+#: may take.
 MAX_SPINS = 45
-#: The longest time between two checks of the count by a parked waiter.
+#: The maximum time between two checks of the count by a parked waiter, for the rare case that it misses a change;
+#: checks take a negligible part of it.
 _PARK_S = 0.05
-#: The interval between checks whether a gate is empty.
+#: The interval between checks whether a gate is empty: about the time of a short request, which may leave it.
 _EMPTY_CHECK_S = 0.0005
 
 #: The data of each spin's checksum: zlib releases the GIL for more than 5 kB, and 48 kB take 12 to 20 us.

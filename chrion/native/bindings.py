@@ -16,12 +16,14 @@ import onnxruntime as ort
 from chrion.native.library import load_library, path_of
 
 _NAME = "lanes"
-#: The longest time in us that a lane spins before it parks, while it waits for another lane of the same request.
+#: Maximum time in us that a lane spins before it parks, while it waits for another lane of the same request: as long
+#: as Python lanes do, see :data:`chrion.machine.waiting.MAX_SPINS`.
 _SPIN_US = 800.0
 #: The same while it waits for the next request, if the one before followed within this time. It is twice the idle time,
 #: between two requests in direct succession, of a lane that finishes early.
 IDLE_SPIN_US = 800.0
-#: The pressure at which lanes are no longer pinned, since other work uses their cores; see ``lanes.c``.
+#: The pressure at which lanes are no longer pinned, since other work uses their cores: two interrupted requests in
+#: short succession reach it, one alone does not; see ``lanes.c``.
 _PRESSURE_LIMIT = 12
 #: A limit on waiting that is never reached.
 _NO_LIMIT_S = 1e8

@@ -12,12 +12,29 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from chrion.graph.dag import Dag
+from chrion.graph.model import Graph
+from chrion.graph.recurrent import unroll
 from chrion.profiler.estimate import Estimator, OperatorWork
 from chrion.profiler.profiles import OperatorCost
 from chrion.profiler.roofline import operator_bytes
 
 #: The first dimension of the first shape in a signature, which is the number of steps of a recurrent operator.
 _STEPS = re.compile(r"\[(\d+)")
+
+
+def representatives(graph: Graph, chunks: Iterable[int], variants: Iterable[Graph]) -> dict[str, tuple[Graph, int]]:
+    """Return the first operator of every signature, as a graph and an index.
+
+    Args:
+        graph: The graph.
+        chunks: The chunk lengths in which its recurrent operators count as well.
+        variants: Further graphs.
+    """
+    first: dict[str, tuple[Graph, int]] = {}
+    for each in (graph, *(unroll(graph, chunk) for chunk in chunks), *variants):
+        for i, signature in enumerate(each.dag.signatures):
+            first.setdefault(signature, (each, i))
+    return first
 
 
 def measured_chunks(choices: Sequence[int]) -> tuple[int, ...]:
@@ -39,18 +56,18 @@ def interpolate(dags: Iterable[Dag], known: Mapping[str, OperatorCost]) -> dict[
     for signature, cost in known.items():
         family, steps = _family(signature)
         families.setdefault(family, []).append((steps, cost))
-    found: dict[str, OperatorCost] = {}
+    costs: dict[str, OperatorCost] = {}
     for dag in dags:
         for i, signature in enumerate(dag.signatures):
-            if signature in known or signature in found:
+            if signature in known or signature in costs:
                 continue
             family, steps = _family(signature)
             measured = families.get(family, [])
             if len(measured) > 1:
-                found[signature] = _between(dag, i, steps, sorted(measured, key=lambda point: point[0]))
+                costs[signature] = _between(dag, i, steps, sorted(measured, key=lambda point: point[0]))
             elif same := [cost for cost in known.values() if cost.op_type == dag.op_types[i]]:
-                found[signature] = _estimated(dag, i, same)
-    return found
+                costs[signature] = _estimated(dag, i, same)
+    return costs
 
 
 def _family(signature: str) -> tuple[str, int]:

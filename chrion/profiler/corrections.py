@@ -25,10 +25,13 @@ import numpy.typing as npt
 from chrion.profiler.estimate_parts import Bound, Parts, Scales
 
 #: Standard deviations in logarithms: of operators of one type around their factors, and of the factors around 1.
+#: They are assumptions: operators differ from their estimates by a factor of 1.5, machines from their datasheets by one
+#: of 2, and a type from the others by 15%.
 _NOISE, _OF_BOUND, _OF_TYPE = 0.4, 0.7, 0.15
-#: Errors in logarithms beyond which an operator has less weight.
+#: Errors in logarithms beyond which an operator has less weight: one assumed standard deviation.
 _OUTLIER = 0.4
-#: Steps of the Gauss-Newton method, which needs a handful; the largest change of a factor in one, in logarithms.
+#: Steps of the Gauss-Newton method, which needs a handful; the maximum change of a factor in one, in logarithms, with
+#: which it does not overshoot.
 _STEPS, _LARGEST_STEP = 30, 0.5
 _BOUNDS = tuple(Bound)
 

@@ -24,7 +24,8 @@ class CopyCost:
 
 #: A copy that takes no time.
 FREE = CopyCost()
-#: The default number of lanes (streams) of an accelerator.
+#: The default number of lanes (streams) of an accelerator: enough for the branches of usual models, and each lane
+#: needs a stream and memory of its own.
 STREAMS = 4
 
 

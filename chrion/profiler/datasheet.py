@@ -35,7 +35,8 @@ class Kernels:
     #: The share of a cache's bandwidth, and of main memory's, that loads and stores reach.
     cache_efficiency: float = 0.65
     memory_efficiency: float = 0.8
-    #: The most bytes that element-wise arithmetic loads and stores in a cycle: its kernels use vectors of 16 bytes.
+    #: The maximum number of bytes that element-wise arithmetic loads and stores in a cycle: its kernels use vectors of
+    #: 16 bytes.
     stream_bytes_per_cycle: float = 24.0
     #: A step on a vector of 16 bytes, and the call of a function such as tanh of the C library for one element.
     short_vector_cycles: float = 1.0
@@ -112,12 +113,12 @@ def vector_type(work: NodeWork) -> str:
     return "float32" if work.element == "int8" else work.element
 
 
-def cached_bytes_per_ms(processor: Processor, footprint: float, busy: int = 1) -> float:
+def cached_bytes_per_ms(processor: Processor, footprint: float) -> float:
     """Return the bandwidth of one core in bytes per ms for values of so many bytes.
 
-    It is that of the smallest cache that holds them, or of main memory; busy cores share both.
+    It is that of the smallest cache that holds them, or of main memory, while no other core is busy.
     """
-    return _level(processor, footprint, busy)[1]
+    return _level(processor, footprint, busy=1)[1]
 
 
 def _level(processor: Processor, footprint: float, busy: int) -> tuple[Bound, float]:

@@ -47,7 +47,7 @@ def fit(known: Sequence[OperatorWork]) -> npt.NDArray[np.float64]:
         return best
     columns = np.array([[1.0, w.flops, w.bytes] for w in known], np.float64)
     times = np.maximum([w.time_ms for w in known], 1e-9)
-    least = np.inf
+    least_error = np.inf
     for size in (1, 2, 3):
         for chosen in map(list, itertools.combinations((1, 2, 0) if len(known) == 1 else (0, 1, 2), size)):
             scaled = columns[:, chosen] / times[:, None]
@@ -55,7 +55,7 @@ def fit(known: Sequence[OperatorWork]) -> npt.NDArray[np.float64]:
                 continue
             solution, *_ = np.linalg.lstsq(scaled, np.ones(len(known)), rcond=None)
             error = float(np.sum((scaled @ solution - 1) ** 2))
-            if (solution >= 0).all() and error < least - 1e-9:
-                least, best = error, np.zeros(3)
+            if (solution >= 0).all() and error < least_error - 1e-9:
+                least_error, best = error, np.zeros(3)
                 best[chosen] = solution
     return best

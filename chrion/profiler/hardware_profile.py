@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from chrion.errors import HardwareError, ProfileError
 from chrion.graph.model import Graph
-from chrion.graph.recurrent import chunk_choices, unroll
+from chrion.graph.recurrent import chunk_choices
 from chrion.graph.work import NodeWork, node_work
 from chrion.hardware import Accelerator, Hardware, Processor
+from chrion.profiler.chunk_costs import representatives
 from chrion.profiler.corrections import CorrectionSample, Factors, fit_factors
 from chrion.profiler.costs import FREE, CopyCost
 from chrion.profiler.datasheet import KERNELS, accelerator_parts, cached_bytes_per_ms, processor_parts
@@ -17,7 +18,7 @@ from chrion.profiler.estimate_parts import Parts
 from chrion.profiler.machine import Machine
 from chrion.profiler.profiles import OperatorCost, Profile
 from chrion.profiler.roofline import operator_bytes
-from chrion.profiler.widths import LEAST_WIDE_MS, measured_widths
+from chrion.profiler.widths import MIN_WIDE_MS, measured_widths
 
 #: Operators that onnxruntime leaves on the CPU, beside those with text, sequences or maps, and those of ``ai.onnx.ml``.
 _ON_CPU = {"Shape", "Size", "StringNormalizer", "TfIdfVectorizer", "Unique", "Multinomial"}
@@ -52,7 +53,8 @@ def estimate_profile(
     count = processor.cores if cores is None else cores
     if not 1 <= count <= processor.cores:
         raise HardwareError(f"cores: {count} requested, but {processor.name} has 1 to {processor.cores}")
-    first = _representatives([graph, *(unroll(graph, chunk) for chunk in chunk_choices(graph)), *variants])
+    chunks = chunk_choices(graph)
+    first = {s: _Operator.of(*operator) for s, operator in representatives(graph, chunks, variants).items()}
     estimator = _Estimator(processor, accelerator, count)
     name = machine.name
     if corrections is not None:
@@ -128,16 +130,6 @@ class _Operator:
         )
 
 
-def _representatives(graphs: Sequence[Graph]) -> dict[str, _Operator]:
-    """Return the first operator of every signature."""
-    first: dict[str, _Operator] = {}
-    for graph in graphs:
-        for i, signature in enumerate(graph.dag.signatures):
-            if signature not in first:
-                first[signature] = _Operator.of(graph, i)
-    return first
-
-
 class _Estimator:
     """An estimator of operators on one machine with a number of busy cores."""
 
@@ -180,7 +172,7 @@ class _Estimator:
         alone_ms = self._cpu_ms(operator)
         scale = measured.cpu_ms[0] / alone_ms if measured and alone_ms else 1.0
         wide_ms: tuple[float, ...] = ()
-        if scale * alone_ms >= LEAST_WIDE_MS:
+        if scale * alone_ms >= MIN_WIDE_MS:
             wide_ms = tuple(scale * self._cpu_ms(operator, width=width) for width in measured_widths(self._cores))
         return OperatorCost(
             op_type=operator.op_type,

@@ -21,15 +21,18 @@ from chrion.devices.probe import product_session
 from chrion.machine.cores import run_on_cores
 from chrion.machine.cpu_use import cpu_use
 
-#: The rows and the width of a matrix product of about 0.1 ms, and the number of its calls in a measurement.
+#: The rows and the width of a matrix product of about 0.1 ms, and the number of its calls in a measurement, which then
+#: takes several milliseconds, the time slice of other processes.
 _SIZE = (64, 256)
 _CALLS = 40
-#: The number of initial measurements, which find the fastest time.
+#: The number of initial measurements, some 50 ms in all, of which one is likely to be at full speed.
 _FIRST_MEASUREMENTS = 12
 #: A time above the fastest by more than this factor is interference: clocks vary by less, shared cores by more.
 TOLERANCE = 1.1
+#: Pause between two checks while waiting, so that the check itself uses a fraction of the cores.
 _PAUSE_S = 0.02
-#: The share of the cores' time above which the use by other processes is interference.
+#: The share of the cores' time above which the use by other processes is interference: more than the system's own work
+#: takes, and less than half a core of a small machine.
 _MAX_OTHERS = 0.15
 
 

@@ -23,7 +23,7 @@ from chrion.graph.ort_sessions import first_line, weights_folder_option
 from chrion.graph.recurrent import chunk_choices, unroll
 from chrion.machine.cores import check_cores, physical_cores, private_cache_bytes
 from chrion.profiler.cache import MeasurementCache
-from chrion.profiler.chunk_costs import interpolate, measured_chunks
+from chrion.profiler.chunk_costs import interpolate, measured_chunks, representatives
 from chrion.profiler.handoff import measure_handoff_ms
 from chrion.profiler.interference import UsageMonitor
 from chrion.profiler.machine import this_machine
@@ -38,7 +38,8 @@ from chrion.profiler.widths import measured_widths
 
 log = logging.getLogger(__name__)
 
-#: The most operators that are measured together, and the most bytes of their weights, inputs and outputs.
+#: Maximum operators that are measured together, and maximum bytes of their weights, inputs and outputs: rounds over
+#: them last longer than short interference, and their sessions are open at the same time.
 _TOGETHER, _TOGETHER_BYTES = 16, 64e6
 
 #: A function that is called after each operator with the number done, the total number, and the type of the last one.
@@ -81,15 +82,17 @@ def profile(  # noqa: PLR0913 - optional arguments are keyword-only
         ModelError: No operator could be measured.
     """
     require_shapes(graph)
-    lanes = _lanes(cores)
+    check_cores(cores)
+    lanes = physical_cores()[:cores]
     provider = usable_provider(accelerator)
     device = Device(provider) if provider else None
     machine = this_machine(provider)
     cache = MeasurementCache(machine.fingerprint, len(lanes))
     choices = chunk_choices(graph)
-    first = _representatives([graph, *(unroll(graph, chunk) for chunk in measured_chunks(choices)), *variants])
+    first = representatives(graph, measured_chunks(choices), variants)
     known = {} if fresh else {s: cost for s in first if (cost := cache.get(s)) is not None}
-    measured, interference = _measure_into(cache, _unknown(first, known), lanes, device, progress)
+    unknown = [operator for signature, operator in first.items() if signature not in known]
+    measured, interference = _measure_into(cache, unknown, lanes, device, progress)
     known |= measured
     if not known and len(graph.dag):
         raise ModelError(f"model {graph.name}: none of its operators could be measured")
@@ -145,33 +148,15 @@ def require_shapes(graph: Graph) -> None:
 
 def _example_shapes(graph: Graph) -> dict[str, tuple[int, ...]]:
     """Return shapes that fix all free dimensions to 1: one size for a named dimension, else the shape of an input."""
-    found: dict[str, tuple[int, ...]] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     inputs = {info.name for info in graph.inputs}
     for info in graph.inputs:
         free = [d for d in info.shape or (None,) if not isinstance(d, int)] if info.free else []
         if any(d is None or d in inputs for d in free):
-            found[info.name] = tuple(d if isinstance(d, int) else 1 for d in info.shape or (1,))
+            shapes[info.name] = tuple(d if isinstance(d, int) else 1 for d in info.shape or (1,))
         else:
-            found |= {d: (1,) for d in free if d is not None}
-    return found
-
-
-def _lanes(cores: int | None) -> tuple[int, ...]:
-    check_cores(cores)
-    return physical_cores()[:cores]
-
-
-def _representatives(graphs: Sequence[Graph]) -> dict[str, Operator]:
-    """Return the first operator of every signature."""
-    first: dict[str, Operator] = {}
-    for graph in graphs:
-        for i, signature in enumerate(graph.dag.signatures):
-            first.setdefault(signature, (graph, i))
-    return first
-
-
-def _unknown(first: Mapping[str, Operator], known: Mapping[str, OperatorCost]) -> list[Operator]:
-    return [operator for signature, operator in first.items() if signature not in known]
+            shapes |= {d: (1,) for d in free if d is not None}
+    return shapes
 
 
 def _measure_into(
@@ -185,14 +170,14 @@ def _measure_into(
 
     The cache keeps the costs that no other process disturbed.
     """
-    found, interference = {}, False
+    costs, interference = {}, False
     for signature, cost, undisturbed in _measure(operators, lanes, device, progress):
-        found[signature] = cost
+        costs[signature] = cost
         if undisturbed:
             cache.put(signature, cost)
         else:
             interference = True
-    return found, interference
+    return costs, interference
 
 
 def _measure(
@@ -208,9 +193,9 @@ def _measure(
         extractor = Extractor(graph)
         feeds = captured_inputs(graph, extractor, indices)
         for batch in batches(graph, indices):
-            found = measure_operators(extractor, batch, feeds, lanes, device)
+            costs = measure_operators(extractor, batch, feeds, lanes, device)
             before, undisturbed = undisturbed, not (monitor and monitor.has_interference())
-            for i, cost in found.items():
+            for i, cost in costs.items():
                 yield graph.dag.signatures[i], cost, before and undisturbed
             for i in batch:
                 count += 1
@@ -219,13 +204,13 @@ def _measure(
 
 
 def batches(
-    graph: Graph, operators: Sequence[int], most: int = _TOGETHER, most_bytes: float = _TOGETHER_BYTES
+    graph: Graph, operators: Sequence[int], max_count: int = _TOGETHER, max_bytes: float = _TOGETHER_BYTES
 ) -> Iterator[list[int]]:
     """Yield groups of operators that are measured together: a limited number, and size of their sessions."""
     batch, size = list[int](), 0.0
     for i in operators:
         own = operator_bytes(graph.dag, i)
-        if batch and (len(batch) >= most or size + own > most_bytes):
+        if batch and (len(batch) >= max_count or size + own > max_bytes):
             yield batch
             batch, size = [], 0.0
         batch.append(i)
@@ -264,16 +249,16 @@ def measure_operators(
     wide = [cores[:width] for width in measured_widths(len(cores))]
     samples = time_in_rounds(list(benches.values()), [cores[:count] for count in busy], wide)
     costs = {}
-    for i, found in zip(benches, samples, strict=True):
+    for i, operator_samples in zip(benches, samples, strict=True):
         accelerator_ms, scratch = _on_accelerator(extractor, i, feeds, device) if device else (None, 0)
-        measured = [sample.time_ms for sample in found]
+        measured = [sample.time_ms for sample in operator_samples]
         times = np.interp(range(1, len(cores) + 1), busy, measured[: len(busy)])
         costs[i] = OperatorCost(
             op_type=dag.op_types[i],
             cpu_ms=tuple(map(float, times)),
             accelerator_ms=accelerator_ms,
             ephemeral_bytes=scratch,
-            spread=found[0].spread,
+            spread=operator_samples[0].spread,
             flops=dag.flops[i],
             bytes=operator_bytes(dag, i),
             wide_ms=tuple(measured[len(busy) :]),
@@ -305,16 +290,16 @@ def captured_inputs(graph: Graph, extractor: Extractor, operators: list[int]) ->
     Such values control an operator (indices, lengths, conditions), so they must be consistent with each other. If the
     model rejects synthetic inputs, return only the inputs of the model itself.
     """
-    wanted = {
+    names = {
         name
         for i in operators
         for name in extractor.extract([i]).inputs
         if "float" not in graph.values[name].type and "double" not in graph.values[name].type
     }
     feeds = {info.name: synthetic_array(info) for info in graph.inputs}
-    inner = sorted(wanted - set(feeds))
+    inner = sorted(names - set(feeds))
     if not inner:
-        return {name: feeds[name] for name in wanted}
+        return {name: feeds[name] for name in names}
     model = onnx.ModelProto()
     model.CopyFrom(graph.model)
     del model.graph.output[:]
@@ -330,5 +315,5 @@ def captured_inputs(graph: Graph, extractor: Extractor, operators: list[int]) ->
         values = session.run(inner, {name: array for name, array in feeds.items() if name in used})
     except Exception as error:  # noqa: BLE001 - the model may reject synthetic inputs; its operators then get zeros
         log.info("cannot run the model on synthetic inputs, so operators get synthetic values: %s", first_line(error))
-        return {name: feeds[name] for name in wanted if name in feeds}
-    return {name: feeds[name] for name in wanted if name in feeds} | dict(zip(inner, values, strict=True))
+        return {name: feeds[name] for name in names if name in feeds}
+    return {name: feeds[name] for name in names if name in feeds} | dict(zip(inner, values, strict=True))

@@ -42,5 +42,5 @@ def scratch_bytes(run: Callable[[ort.SessionOptions], object]) -> int:
 def read_scratch(text: str) -> int:
     """Return the largest scratch size in onnxruntime's table of nodes, or zero if the table has none."""
     rows = csv.DictReader(line.lstrip("#") for line in text.splitlines() if line.strip())
-    found = [row.get(_SCRATCH) or "0" for row in rows]
-    return max((int(text) for text in found if text.isdigit()), default=0)
+    sizes = [row.get(_SCRATCH) or "0" for row in rows]
+    return max((int(text) for text in sizes if text.isdigit()), default=0)

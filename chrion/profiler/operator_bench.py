@@ -36,23 +36,26 @@ from chrion.graph.work import node_work
 from chrion.machine.cores import physical_cores, private_cache_bytes, run_on_cores
 from chrion.profiler.node_memory import scratch_bytes
 from chrion.profiler.synthetic_inputs import synthetic_array
-from chrion.profiler.widths import LEAST_WIDE_MS
+from chrion.profiler.widths import MIN_WIDE_MS
 
 log = logging.getLogger(__name__)
 
 #: The intended time of a call, long enough that the overhead of Python is small.
 _CALL_S = 0.4e-3
-#: The duration of a window, and the least number of its calls.
+#: The duration of a window, shorter than the time slices of other processes, and the minimum number of its calls.
 _WINDOW_S = 0.002
-_LEAST_CALLS = 3
-#: The number of rounds; the number after which operators are left out that took longer than ``_LONG_S`` in total.
-_ROUNDS, _LEAST_ROUNDS, _LONG_S = 4, 2, 0.15
-#: The number of calls that find the number of copies.
+_MIN_CALLS = 3
+#: The number of rounds; the number after which operators are left out that took longer than ``_LONG_S`` in total, so
+#: that slow operators do not take most of the time of a profile.
+_ROUNDS, _MIN_ROUNDS, _LONG_S = 4, 2, 0.15
+#: The number of calls that find the number of copies, whose median ignores the first ones, and the maximum number of
+#: copies, since opening their session takes time as well.
 _FIRST_CALLS = 5
-_MOST_COPIES = 64
-#: The limit on the size of the outputs of all copies together.
+_MAX_COPIES = 64
+#: The limit on the size of the outputs of all copies together: beyond it they would only measure main memory.
 _RESULT_BYTES = 32e6
-#: Operators with larger weights have one session of several cores at a time.
+#: Operators with larger weights have one session of several cores at a time, since each holds packed weights of its
+#: own.
 _LARGE_WEIGHT_BYTES = 64e6
 
 
@@ -94,7 +97,7 @@ class OperatorBench:
         # Each copy has its own packed weights, and together they should fit the cache. An embedding reads a few rows.
         touched = min(dag.weight_total(operator), _touched_bytes(extractor.graph, operator))
         warm = (private_cache_bytes(physical_cores()[0]) or math.inf) / 2 / max(1.0, touched)
-        self.copies = int(max(1, min(_CALL_S * 1e3 / max(once_ms, 1e-4), room, warm, _MOST_COPIES)))
+        self.copies = int(max(1, min(_CALL_S * 1e3 / max(once_ms, 1e-4), room, warm, _MAX_COPIES)))
         self._single = self._copies = single
         sub = extractor.extract([operator], self.copies) if self.copies > 1 else None
         if sub:
@@ -112,7 +115,7 @@ class OperatorBench:
 
         One thread on each of ``cores`` runs it, or the calling thread if there are none.
         """
-        calls = self._copies.time_on(cores) if cores else self._copies.time(_LEAST_CALLS, _WINDOW_S)
+        calls = self._copies.time_on(cores) if cores else self._copies.time(_MIN_CALLS, _WINDOW_S)
         return [ms / self.copies for ms in calls]
 
     def time_wide(self, cores: Sequence[int]) -> list[float]:
@@ -120,7 +123,7 @@ class OperatorBench:
 
         If another process uses one of the cores, a call may take a hundred times as long, so that one call suffices.
         """
-        return [ms / self.copies for ms in self._wide(tuple(cores)).time_on(cores[:1], least=1)]
+        return [ms / self.copies for ms in self._wide(tuple(cores)).time_on(cores[:1], min_calls=1)]
 
     def scratch_bytes(self) -> int:
         """Return the memory beside inputs, outputs and weights that onnxruntime allocates for the operator."""
@@ -171,16 +174,16 @@ class _OperatorSession:
             binding.bind_output(name, self._device.name)
         return binding
 
-    def time(self, least: int, window_s: float) -> list[float]:
-        """Call repeatedly for ``window_s``, and at least ``least`` times; return the times in ms."""
-        return self._calls(self._bound(self._session), least, window_s)
+    def time(self, min_calls: int, window_s: float) -> list[float]:
+        """Call repeatedly for ``window_s``, and at least ``min_calls`` times; return the times in ms."""
+        return self._calls(self._bound(self._session), min_calls, window_s)
 
-    def time_on(self, cores: Sequence[int], least: int = _LEAST_CALLS) -> list[float]:
+    def time_on(self, cores: Sequence[int], min_calls: int = _MIN_CALLS) -> list[float]:
         """Call on several pinned threads at the same time; return the times of all in ms."""
-        times = run_on_cores(cores, lambda: self._calls(self._bound(self._session), least, _WINDOW_S))
+        times = run_on_cores(cores, lambda: self._calls(self._bound(self._session), min_calls, _WINDOW_S))
         return [ms for own in times for ms in own]
 
-    def _calls(self, binding: Any, least: int, window_s: float) -> list[float]:
+    def _calls(self, binding: Any, min_calls: int, window_s: float) -> list[float]:
         run, fence = self._session.run_with_iobinding, self._device.fence
 
         def call() -> None:
@@ -189,7 +192,7 @@ class _OperatorSession:
             fence()
 
         binding.synchronize_inputs()
-        return time_calls_until(call, time.perf_counter() + window_s, least)
+        return time_calls_until(call, time.perf_counter() + window_s, min_calls)
 
 
 def time_in_rounds(
@@ -210,18 +213,18 @@ def time_in_rounds(
     took_s = [0.0] * len(benches)
     for done in range(_ROUNDS):
         for at, own in enumerate(actions):
-            if done >= _LEAST_ROUNDS and took_s[at] > _LONG_S:
+            if done >= _MIN_ROUNDS and took_s[at] > _LONG_S:
                 continue
             start = time.perf_counter()
-            for action, found in zip(own, windows[at], strict=True):
-                found.append(action())
+            for action, own_windows in zip(own, windows[at], strict=True):
+                own_windows.append(action())
             took_s[at] += time.perf_counter() - start
-    return [[_sample(found) for found in own] for own in windows]
+    return [[_sample(own_windows) for own_windows in own] for own in windows]
 
 
 def _wide_actions(bench: OperatorBench, wide: Sequence[Sequence[int]]) -> list[Callable[[], list[float]]]:
     """Return the measurements on several cores together; none for short operators, or if such a session fails."""
-    if bench.once_ms < LEAST_WIDE_MS:
+    if bench.once_ms < MIN_WIDE_MS:
         return []
     try:
         for cores in wide:
@@ -236,10 +239,10 @@ def _sample(windows: Sequence[Sequence[float]]) -> OperatorSample:
     """Return the least lower quartile of the windows, and the spread over all of their calls."""
     times = [ms for window in windows for ms in window]
     low, median, high = statistics.quantiles(times, n=4)
-    least = min(
+    lowest = min(
         statistics.quantiles(window, n=4, method="inclusive")[0] if len(window) > 1 else window[0] for window in windows
     )
-    return OperatorSample(least, (high - low) / median if median else 0.0)
+    return OperatorSample(lowest, (high - low) / median if median else 0.0)
 
 
 def _touched_bytes(graph: Graph, i: int) -> float:

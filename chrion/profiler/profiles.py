@@ -113,20 +113,20 @@ class Profile:
         Raises:
             ProfileError: More cores are requested than were measured, or the profile has no operators.
         """
-        wanted = self.cores if cores is None else cores
-        if not 0 <= wanted <= self.cores:
-            raise ProfileError(f"cores: {wanted} requested, but the profile has {self.cores}")
+        core_count = self.cores if cores is None else cores
+        if not 0 <= core_count <= self.cores:
+            raise ProfileError(f"cores: {core_count} requested, but the profile has {self.cores}")
         if not self.operators and len(dag):
             raise ProfileError("the profile has no operators", hint="measure a profile with: chrion profile MODEL")
         rows = {s: self._row(dag, i) for i, s in enumerate(dag.signatures)}
         table = [rows[s] for s in dag.signatures]
-        planned = planned_widths(wanted) if any(row.wide_ms for row in rows.values()) else ()
+        planned = planned_widths(core_count) if any(row.wide_ms for row in rows.values()) else ()
         widths = tuple(sorted({*planned, *widths} - {1}))
         wide = {s: times_at(row.cpu_ms[0], row.by_width, widths) for s, row in rows.items()} if widths else {}
         accelerator, shares = self._on_accelerator(dag, table)
         return Costs(
             accelerator_ms=accelerator,
-            cpu_ms=tuple(_expected(dag, (row.cpu_ms[j] for row in table)) for j in range(wanted)),
+            cpu_ms=tuple(_expected(dag, (row.cpu_ms[j] for row in table)) for j in range(core_count)),
             memory=_memory(dag, table),
             widths=widths,
             wide_ms=tuple(_expected(dag, (wide[s][at] for s in dag.signatures)) for at in range(len(widths))),
@@ -272,9 +272,9 @@ def operator_cost_from_json(content: Mapping[str, Any]) -> OperatorCost:
     return cost
 
 
-def _require_figures(what: str, *figures: float) -> None:
+def _require_figures(subject: str, *figures: float) -> None:
     if not all(0 <= figure <= _LARGEST for figure in figures):
-        raise ValueError(f"the figures of {what} must be between 0 and {_LARGEST:g}, found {list(figures)}")
+        raise ValueError(f"the figures of {subject} must be between 0 and {_LARGEST:g}, found {list(figures)}")
 
 
 def _from_json(content: Mapping[str, Any]) -> Profile:

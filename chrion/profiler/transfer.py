@@ -16,6 +16,7 @@ from chrion.devices.host import allocate
 from chrion.graph.model import TensorInfo
 from chrion.profiler.costs import FREE, CopyCost
 
+#: Sizes of copies from which the line is fitted: at the smallest the latency decides, at the largest the bandwidth.
 _COPY_BYTES = (1 << 12, 1 << 16, 1 << 20, 1 << 23, 1 << 25)
 
 

@@ -16,6 +16,7 @@ from chrion.machine.cores import run_on_cores
 
 #: The product that is timed: some tenths of a millisecond on one core, so that waking a thread pays.
 _ROWS, _SIDE = 64, 512
+#: Rounds, so that interference affects both sessions alike, and calls of each: some tens of milliseconds.
 _ROUNDS, _CALLS = 4, 60
 
 
@@ -43,5 +44,5 @@ def measure_wake_ms(cores: Sequence[int]) -> float:
         # Interference only adds time. The median of the wake-ups counts, since they vary.
         return statistics.median(woken for woken, _ in rounds) - min(spun for _, spun in rounds)
 
-    [found] = run_on_cores(cores[:1], difference_ms)
-    return max(0.0, found)
+    [wake_ms] = run_on_cores(cores[:1], difference_ms)
+    return max(0.0, wake_ms)

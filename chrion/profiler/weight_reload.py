@@ -13,8 +13,11 @@ from chrion.devices import CPU_PROVIDER
 from chrion.devices.probe import product_session
 from chrion.machine.cores import run_on_cores
 
-#: The number of matrix products that run in turn, each with its own weights of half the cache size.
+#: The number of matrix products that run in turn, each with its own weights of half the cache size: before its turn
+#: comes again, the others have replaced its weights.
 _PRODUCTS = 12
+#: Rows of a product: few, so that reading its weights takes a large part of its time; and rounds over all products, of
+#: which the first one is a warm-up.
 _ROWS = 16
 _ROUNDS = 8
 
@@ -39,15 +42,15 @@ def measure_reload_ms_per_byte(cores: Sequence[int], cache_bytes: int) -> float:
 
     def differences_ms() -> list[float]:
         products = [product_session(CPU_PROVIDER, _ROWS, side) for _ in range(_PRODUCTS)]
-        found = []
+        differences_s = []
         for _ in range(_ROUNDS):
             for product in products:
                 times = [time.perf_counter()]
                 for _ in range(2):
                     product.run(None, {"x": x})
                     times.append(time.perf_counter())
-                found.append((times[1] - times[0]) - (times[2] - times[1]))
-        return [s * 1e3 for s in found[_PRODUCTS:]]
+                differences_s.append((times[1] - times[0]) - (times[2] - times[1]))
+        return [s * 1e3 for s in differences_s[_PRODUCTS:]]
 
-    found = [ms for core in run_on_cores(cores, differences_ms) for ms in core]
-    return max(0.0, statistics.median(found)) / (4 * side * side)
+    differences = [ms for core in run_on_cores(cores, differences_ms) for ms in core]
+    return max(0.0, statistics.median(differences)) / (4 * side * side)

@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
 #: Operators that take less on one core are not measured on several: waking a thread takes about as long.
-LEAST_WIDE_MS = 0.02
+MIN_WIDE_MS = 0.02
 
 
 def measured_widths(cores: int) -> tuple[int, ...]:

@@ -26,10 +26,10 @@ def alpha_sweep_table(points: Sequence[tuple[float, Plan]]) -> FigureTable:
         f"{first.model} on {first.machine}, policy {first.policy}", [key("alpha, ms/MB", is_text=False), *_FIGURES]
     )
     for alpha, plan in points:
-        found = plan.predicted
+        predicted = plan.predicted
         counts = (str(plan.on_accelerator), str(plan.on_cpu), str(plan.schedule.cores))
-        memory = (format_mb(found.memory_mb), format_mb(found.resident_mb))
-        table.add_row(f"{alpha:g}", format_ms(found.latency_ms), *memory, *counts)
+        memory = (format_mb(predicted.memory_mb), format_mb(predicted.resident_mb))
+        table.add_row(f"{alpha:g}", format_ms(predicted.latency_ms), *memory, *counts)
     return table
 
 

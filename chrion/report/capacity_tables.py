@@ -31,8 +31,8 @@ def limit_lines(name: str, condition: Condition, limits: Sequence[Limit]) -> lis
     patterns = [limit.pattern for limit in limits if limit.found is None]
     if not patterns:
         return []
-    what = {"servers": "number of servers", "models": "number of models"}.get(name, name)
-    return [f"{', '.join(patterns)}: no {what} meets {condition.metric} <= {condition.text(condition.limit)}"]
+    quantity = {"servers": "number of servers", "models": "number of models"}.get(name, name)
+    return [f"{', '.join(patterns)}: no {quantity} meets {condition.metric} <= {condition.text(condition.limit)}"]
 
 
 def _probe(probe: Probe | None, condition: Condition) -> tuple[str, str]:
@@ -41,12 +41,12 @@ def _probe(probe: Probe | None, condition: Condition) -> tuple[str, str]:
     return f"{probe.amount:.4g}" if probe.amount % 1 else f"{probe.amount:.0f}", condition.text(probe.figure)
 
 
-def replications_table(number: int, found: Mapping[str, Mapping[str, Interval]]) -> FigureTable:
+def replications_table(number: int, by_pattern: Mapping[str, Mapping[str, Interval]]) -> FigureTable:
     """Return a table with the mean of each figure and its 95 % confidence interval."""
-    names = list(next(iter(found.values())))
+    names = list(next(iter(by_pattern.values())))
     title = f"means of {number} replications, and half the width of their 95 % confidence intervals"
     table = FigureTable(title, [key("pattern"), *(name if _is_share(name) else f"{name} ms" for name in names)])
-    for pattern, intervals in found.items():
+    for pattern, intervals in by_pattern.items():
         table.add_row(pattern, *(_interval(name, entry) for name, entry in intervals.items()))
     return table
 
@@ -55,9 +55,9 @@ def _is_share(name: str) -> bool:
     return name in {"violations", "swapping"}
 
 
-def _interval(name: str, found: Interval) -> str:
-    if found.mean != found.mean:  # NaN: no request was completed
+def _interval(name: str, interval: Interval) -> str:
+    if interval.mean != interval.mean:  # NaN: no request was completed
         return "-"
     if _is_share(name):
-        return f"{found.mean:.2%} ±{100 * found.half_width:.2f}"
-    return f"{found.mean:.1f} ±{found.half_width:.1f}"
+        return f"{interval.mean:.2%} ±{100 * interval.half_width:.2f}"
+    return f"{interval.mean:.1f} ±{interval.half_width:.1f}"

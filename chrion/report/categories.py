@@ -67,13 +67,13 @@ def categorise(labels: Sequence[str], weights: Sequence[float], *, by_weight: bo
     for label, weight in zip(labels, weights, strict=True):
         totals[label] = totals.get(label, 0.0) + weight
     ranked = sorted(totals, key=lambda label: -totals[label])
-    kept = set(ranked[:MAX_CATEGORIES])
-    names = [label for label in (ranked if by_weight else totals) if label in kept]
+    named = set(ranked[:MAX_CATEGORIES])
+    names = [label for label in (ranked if by_weight else totals) if label in named]
     index = {label: at for at, label in enumerate(names)}
-    remaining = len(totals) - len(kept)
+    remaining = len(totals) - len(named)
     if remaining:
         names.append(f"{remaining} others")
-        index |= dict.fromkeys(totals.keys() - kept, len(kept))
+        index |= dict.fromkeys(totals.keys() - named, len(named))
     of_operator = tuple(index[label] for label in labels)
     sums = [0.0] * len(names)
     for category, weight in zip(of_operator, weights, strict=True):

@@ -119,10 +119,10 @@ def plot_comparison(comparison: PolicyComparison, path: Path) -> None:
 def _figures(entry: PolicyResult, best: Timing | None) -> list[str]:
     if entry.plan is None:
         return [""] * 8
-    found = entry.plan.predicted
-    memory = [format_mb(found.memory_mb), format_mb(found.resident_mb)]
+    predicted = entry.plan.predicted
+    memory = [format_mb(predicted.memory_mb), format_mb(predicted.resident_mb)]
     counts = [str(entry.lanes), str(entry.synchronisations), format_ms(entry.planning_ms)]
-    return [format_ms(found.latency_ms), *_measured(entry.timing, best), *memory, *counts]
+    return [format_ms(predicted.latency_ms), *_measured(entry.timing, best), *memory, *counts]
 
 
 def _remark(entry: PolicyResult) -> str:

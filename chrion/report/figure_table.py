@@ -18,11 +18,11 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-#: The width above which a table is wide.
+#: The width above which a table is wide, that of a large terminal.
 _WIDE = 100
 #: An empty cell, or a zero with or without a unit.
 _NOTHING = re.compile(r"([+-]?0(\.0+)?( \S+)?)?")
-#: The least width of a column of longer text.
+#: The minimum width of a column of longer text, about two words.
 _TEXT_WIDTH = 12
 
 
@@ -80,7 +80,7 @@ class FigureTable:
             if at:
                 yield Text()
             table = self._table(part)
-            if _least_width(console, options, table) <= options.max_width:
+            if _min_width(console, options, table) <= options.max_width:
                 yield table
             else:
                 yield from self._lines(part)
@@ -91,12 +91,12 @@ class FigureTable:
         keys = [at for at, column in enumerate(self.columns) if column.is_key]
         others = [at for at, column in enumerate(self.columns) if not column.is_key]
         whole = self._table([*keys, *others])
-        if self.sparse and _least_width(console, options, whole) > min(_WIDE, options.max_width):
+        if self.sparse and _min_width(console, options, whole) > min(_WIDE, options.max_width):
             others = [at for at in others if not all(_NOTHING.fullmatch(row[at]) for row in self.rows)]
         parts: list[list[int]] = []
         for at in others:
             wider = [*parts[-1], at] if parts else [*keys, at]
-            if parts and _least_width(console, options, self._table(wider)) > options.max_width:
+            if parts and _min_width(console, options, self._table(wider)) > options.max_width:
                 parts.append([*keys, at])
             elif parts:
                 parts[-1] = wider
@@ -111,12 +111,12 @@ class FigureTable:
             column, cells = self.columns[at], [row[at] for row in self.rows]
             widest = max((cell_len(cell) for cell in cells), default=0)
             if column.is_text:
-                least = min(_TEXT_WIDTH, max(widest, cell_len(column.name)))
-                table.add_column(Text(column.name), overflow="fold", min_width=least)
+                min_width = min(_TEXT_WIDTH, max(widest, cell_len(column.name)))
+                table.add_column(Text(column.name), overflow="fold", min_width=min_width)
             else:
                 heading = _wrapped(column.name, widest)
-                least = max([widest, *map(cell_len, heading.split("\n"))])
-                table.add_column(Text(heading), justify="right", no_wrap=True, min_width=least)
+                min_width = max([widest, *map(cell_len, heading.split("\n"))])
+                table.add_column(Text(heading), justify="right", no_wrap=True, min_width=min_width)
         for row in self.rows:
             table.add_row(*(Text(row[at]) for at in columns))
         return table
@@ -129,7 +129,7 @@ class FigureTable:
                     yield Text(f"{self.columns[at].name}: {row[at]}", overflow="fold")
 
 
-def _least_width(console: Console, options: ConsoleOptions, table: Table) -> int:
+def _min_width(console: Console, options: ConsoleOptions, table: Table) -> int:
     return Measurement.get(console, options.update(width=10_000), table).minimum
 
 

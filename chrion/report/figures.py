@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 #: Suffixes of picture files that can be written.
 PICTURE_FORMATS = (".png", ".svg", ".pdf")
+#: Resolution of pictures, at which their small text is readable on a page.
 _DPI = 110
 
 
@@ -36,8 +37,8 @@ def check_picture(option: str, path: Path) -> None:
         hint = "pip install 'chrion[plot]'"
         raise OptionError(f"{where}: a picture needs the package matplotlib", hint=hint) from error
     if path.suffix.lower() not in PICTURE_FORMATS:
-        found = path.suffix or "no suffix"
-        raise OptionError(f"{where}: unsupported picture format: expected {', '.join(PICTURE_FORMATS)}, found {found}")
+        suffix = path.suffix or "no suffix"
+        raise OptionError(f"{where}: unsupported picture format: expected {', '.join(PICTURE_FORMATS)}, found {suffix}")
     if not path.absolute().parent.is_dir():
         raise OptionError(f"{where}: cannot be written: there is no folder {path.parent}")
 
@@ -72,6 +73,6 @@ def plain_text(text: str) -> str:
     return text.replace("$", r"\$")
 
 
-def shorten_name(name: str, most: int = 28) -> str:
-    """Return a name for a legend; if it has more than ``most`` characters, an ellipsis and its end."""
-    return plain_text(name if len(name) <= most else f"…{name[1 - most :]}")
+def shorten_name(name: str, max_length: int = 28) -> str:
+    """Return a name for a legend; if it has more than ``max_length`` characters, an ellipsis and its end."""
+    return plain_text(name if len(name) <= max_length else f"…{name[1 - max_length :]}")

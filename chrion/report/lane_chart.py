@@ -11,7 +11,8 @@ from chrion.common.units import format_ms
 from chrion.runtime.execution.executor import Event
 from chrion.scheduler.plan import Plan
 
-#: Charts whose latencies differ by a greater factor have separate time scales by default.
+#: Charts whose latencies differ by a greater factor have separate time scales by default: the shorter one would use
+#: less than a third of the width.
 _COMMON_SCALE = 3.0
 #: An SLO greater than the latency by more than this factor is outside the time axis: the chart would be mostly empty.
 _SLO_SCALE = 2.0

@@ -20,7 +20,8 @@ from chrion.scheduler import Plan, partition
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-#: Operator types that are compared on both devices, and whose slowdown by busy cores is drawn.
+#: Operator types that are compared on both devices, and whose slowdown by busy cores is drawn: as many as are
+#: readable.
 _COMPARED, _DRAWN = 8, 5
 #: Rows of bars that are left room for, so that few bars are not thick.
 _FEW = 4
@@ -52,12 +53,12 @@ def costs_by_type(graph: Graph, costs: Costs) -> list[TypeCosts]:
     def mean(times: Sequence[float], chosen: Sequence[int]) -> float:
         return sum(times[i] for i in chosen) / len(chosen)
 
-    found = []
+    entries = []
     for op_type, chosen in members.items():
         on_accelerator = math.inf if costs.accelerator_ms is None else mean(costs.accelerator_ms, chosen)
         on_cpu = tuple(mean(times, chosen) for times in costs.cpu_ms)
-        found.append(TypeCosts(op_type, len(chosen), on_cpu, on_accelerator if on_accelerator < math.inf else None))
-    return sorted(found, key=lambda entry: (-entry.total_ms, entry.op_type))
+        entries.append(TypeCosts(op_type, len(chosen), on_cpu, on_accelerator if on_accelerator < math.inf else None))
+    return sorted(entries, key=lambda entry: (-entry.total_ms, entry.op_type))
 
 
 def plans_by_cores(

@@ -19,13 +19,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: Families of models with a histogram of their own.
+#: Families of models with a histogram of their own: as many as fit beside each other.
 _PANELS = 3
-#: Bins of a histogram between its ends.
+#: Bins of a histogram between its ends: as many as are distinct at its width.
 _BARS = 60
-#: The most points of a line of violations over time.
+#: Maximum points of a line of violations over time: with more, single requests would show.
 _POINTS = 64
-#: A logarithmic axis whose ends have a smaller ratio also has labels at 2 and 5.
+#: A logarithmic axis whose ends have a smaller ratio also has labels at 2 and 5; with a greater one they would
+#: overlap.
 _SHORT_RATIO = 2000.0
 _LINES = ("-", "--", "-.", ":")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")

@@ -15,7 +15,7 @@ from chrion.serving.simulator.scenario import Scenario
 from chrion.serving.simulator.settings import SloSpec
 from chrion.serving.simulator.sweep import SweepPoint
 
-#: Models and servers that are listed; the JSON output has all of them.
+#: Models and servers that are listed, so that tables fit a screen; the JSON output has all of them.
 _LISTED = 12
 _RATES = ("violations", "swapping", "mean ms", "p50 ms", "p95 ms", "p99 ms")
 #: The number of models with more than 1 % of their requests in violation.
@@ -31,10 +31,10 @@ def simulation_tables(scenario: Scenario, results: Sequence[PatternResult]) -> G
 def _objective(scenario: Scenario) -> str:
     """Return a line that says which latency is compared with which objective."""
     slo = read_record(SloSpec, scenario.content.get("slo", {}), "slo")
-    of = f"of variant {scenario.reference}" if scenario.reference else "of the model's first variant"
-    objective = f"{slo.latency_ms:g} ms" if slo.latency_ms else f"{slo.factor:g} x the latency {of}"
-    some = any(model.get("slo_ms") for model in scenario.content.get("models", []))
-    own = " or the model's own objective" if some else ""
+    reference = f"of variant {scenario.reference}" if scenario.reference else "of the model's first variant"
+    objective = f"{slo.latency_ms:g} ms" if slo.latency_ms else f"{slo.factor:g} x the latency {reference}"
+    has_own = any(model.get("slo_ms") for model in scenario.content.get("models", []))
+    own = " or the model's own objective" if has_own else ""
     measure = "response time" if scenario.measure == "response" else "execution time"
     return f"violations: requests whose {measure} is above {objective}{own}, and those dropped or failed"
 

@@ -41,15 +41,15 @@ def plan_table(plan: Plan) -> FigureTable:
         ("CPU only", plan.cpu_only, 0, n, plan.cpu_only_cores),
         (plan.policy, plan.predicted, plan.on_accelerator, plan.on_cpu, plan.schedule.cores),
     ]
-    for name, found, on_accelerator, on_cpu, cores in rows:
-        if found is None:
+    for name, predicted, on_accelerator, on_cpu, cores in rows:
+        if predicted is None:
             continue
         used = str(cores) if cores or on_accelerator else ""
         if on_cpu_alone:
-            change = _change(found.latency_ms, plan.cpu_only.latency_ms if plan.cpu_only else 0.0)
-            table.add_row(name, format_ms(found.latency_ms), change, str(n), used)
+            change = _change(predicted.latency_ms, plan.cpu_only.latency_ms if plan.cpu_only else 0.0)
+            table.add_row(name, format_ms(predicted.latency_ms), change, str(n), used)
         else:
-            figures = _figures(found, plan.accelerator_only, first, second)
+            figures = _figures(predicted, plan.accelerator_only, first, second)
             table.add_row(name, *figures, str(on_accelerator), str(on_cpu), used)
     return table
 
@@ -197,8 +197,8 @@ def machine_table(
     table.add_row("onnxruntime", machine.onnxruntime)
     table.add_row("fingerprint", machine.fingerprint)
     for name, in_use in native.items():
-        how = f" ({_COMPILER})" if sys.platform == "linux" else ""
-        table.add_row(f"native {name}", "in use" if in_use else f"missing: {_WITHOUT[name]}{how}")
+        remedy = f" ({_COMPILER})" if sys.platform == "linux" else ""
+        table.add_row(f"native {name}", "in use" if in_use else f"missing: {_WITHOUT[name]}{remedy}")
     for gpu in gpus:
         total_gb, used = gpu["memory_mb"] / 1000, format_mb(gpu["used_mb"])
         table.add_row("GPU", f"{gpu['name']}, {total_gb:.1f} GB, of which {used} used")
@@ -214,15 +214,15 @@ def _provider_state(provider: Mapping[str, Any]) -> str:
     return f"does not work: {provider['reason']}" + (f" ({provider['remedy']})" if provider["remedy"] else "")
 
 
-def _figures(found: Prediction, reference: Prediction | None, first: Memory, second: Memory) -> tuple[str, ...]:
+def _figures(predicted: Prediction, reference: Prediction | None, first: Memory, second: Memory) -> tuple[str, ...]:
     change = ("", "")
     if reference is not None:
         change = (
-            _change(found.latency_ms, reference.latency_ms),
-            _change(found.accelerator_mb(first), reference.accelerator_mb(first)),
+            _change(predicted.latency_ms, reference.latency_ms),
+            _change(predicted.accelerator_mb(first), reference.accelerator_mb(first)),
         )
-    memory, other = format_mb(found.accelerator_mb(first)), format_mb(found.accelerator_mb(second))
-    return format_ms(found.latency_ms), change[0], memory, change[1], other
+    memory, other = format_mb(predicted.accelerator_mb(first)), format_mb(predicted.accelerator_mb(second))
+    return format_ms(predicted.latency_ms), change[0], memory, change[1], other
 
 
 def _change(value: float, reference: float) -> str:

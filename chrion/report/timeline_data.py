@@ -123,7 +123,7 @@ def timeline_data(
         "remarks": list(remarks),
         "share_scale": share_scale(charts),
         "colour_by": "type" if prefer_types(types, plan, facts, times) else "layer",
-        "schemes": {name: _scheme(found, plan, times) for name, found in schemes.items() if found},
+        "schemes": {name: _scheme(categories, plan, times) for name, categories in schemes.items() if categories},
         "operators": _operators(plan, facts, times),
         "copy_mark": [COPY_COLOUR, DARK_COPY_COLOUR, ""],
         "several_mark": list(mark(MAX_CATEGORIES)),
@@ -147,18 +147,18 @@ def _operators(plan: Plan, facts: OperatorFacts, times: Sequence[float]) -> dict
     dag, costs, lanes = facts.dag, facts.costs, plan.schedule.lanes
     indices = range(len(plan.operators))
     names = [lane_name(lane, plan.schedule.width(i)) for i, lane in enumerate(lanes)]
-    found: dict[str, Any] = {"name": list(plan.operators), "lane": names}
-    found["on_accelerator"] = [int(is_accelerator_lane(lane)) for lane in lanes]
+    columns: dict[str, Any] = {"name": list(plan.operators), "lane": names}
+    columns["on_accelerator"] = [int(is_accelerator_lane(lane)) for lane in lanes]
     if dag:
-        found["type"] = list(dag.op_types)
-        found["input_bytes"] = list(dag.input_bytes)
-        found["output_bytes"] = list(dag.output_bytes)
-        found["weight_bytes"] = [dag.weight_total(i) for i in indices]
+        columns["type"] = list(dag.op_types)
+        columns["input_bytes"] = list(dag.input_bytes)
+        columns["output_bytes"] = list(dag.output_bytes)
+        columns["weight_bytes"] = [dag.weight_total(i) for i in indices]
     if costs:
-        found["predicted_ms"] = [_round(ms) for ms in times]
-        found["cpu_ms"] = [_round(ms) for ms in costs.cpu_ms[_busy_cores(plan, costs) - 1]] if costs.cpu_ms else None
-        found["accelerator_ms"] = [_round(ms) for ms in costs.accelerator_ms] if costs.accelerator_ms else None
-    return found
+        columns["predicted_ms"] = [_round(ms) for ms in times]
+        columns["cpu_ms"] = [_round(ms) for ms in costs.cpu_ms[_busy_cores(plan, costs) - 1]] if costs.cpu_ms else None
+        columns["accelerator_ms"] = [_round(ms) for ms in costs.accelerator_ms] if costs.accelerator_ms else None
+    return columns
 
 
 def _chart(chart: LaneChart, slo_ms: float | None) -> dict[str, Any]:

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from matplotlib.patches import Patch
 
 _COPY, _SEVERAL = -1, -2
-#: Shorter bars, as a share of the time axis, are merged with their neighbours into blocks of the second share.
+#: Shorter bars, as a share of the time axis, are merged with their neighbours into blocks of the second share: a few
+#: pixels, and room for a number.
 _NARROW_SHARE, _BLOCK_SHARE = 0.006, 0.05
 _SLO_COLOUR = "#B00020"
 

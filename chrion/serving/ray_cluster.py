@@ -9,18 +9,18 @@ from collections.abc import Iterator
 
 from chrion.errors import OptionError
 
-#: Time limit in seconds for a connection to the address of a cluster.
+#: Time limit in seconds for a connection to the address of a cluster, many times that of a slow network.
 _CONNECT_TIMEOUT_S = 5.0
 
 
 @contextlib.contextmanager
-def connected(address: str, what: str) -> Iterator[None]:
+def connected(address: str, subject: str) -> Iterator[None]:
     """Connect to a cluster, and disconnect at the end; a connection that this process has already is used and kept.
 
     Args:
         address: The address of the cluster, ``auto`` for the cluster of this machine, or ``local`` for a new one on
             this machine.
-        what: What needs Ray, for the message.
+        subject: What needs Ray, for the message.
 
     Raises:
         OptionError: Ray is not installed, or the cluster is not reachable.
@@ -28,7 +28,7 @@ def connected(address: str, what: str) -> Iterator[None]:
     try:
         import ray  # noqa: PLC0415 # an optional dependency
     except ImportError as error:
-        raise OptionError(f"{what} needs the package ray", hint="pip install 'chrion[ray]'") from error
+        raise OptionError(f"{subject} needs the package ray", hint="pip install 'chrion[ray]'") from error
     if ray.is_initialized():
         yield
         return

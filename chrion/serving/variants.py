@@ -198,9 +198,9 @@ def _check(variant: Variant) -> None:
     where = f"variant {variant.name}"
     figures = {field: getattr(variant, field) for field in ("memory_mb", "gpu_busy_ms", "load_mb")}
     figures |= {f"busy time of core {i + 1}": busy for i, busy in enumerate(variant.core_busy_ms)}
-    for what, value in figures.items():
+    for name, value in figures.items():
         if not 0 <= value <= LARGEST:
-            raise ValueError(f"{where}: {what} = {value:g}: expected 0 to {LARGEST:g}")
+            raise ValueError(f"{where}: {name} = {value:g}: expected 0 to {LARGEST:g}")
     if not 0 < variant.latency_ms <= LARGEST:
         raise ValueError(f"{where}: latency_ms = {variant.latency_ms:g}: expected above 0, at most {LARGEST:g}")
     longest = max((variant.gpu_busy_ms, *variant.core_busy_ms))

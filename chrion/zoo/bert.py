@@ -11,9 +11,8 @@ from dataclasses import dataclass
 import onnx
 from onnx import TensorProto
 
-from chrion.errors import OptionError
 from chrion.zoo.attention import Transformer
-from chrion.zoo.network import check_sizes
+from chrion.zoo.network import check_heads, check_sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +33,6 @@ class BertSpec:
     def __post_init__(self) -> None:
         check_sizes(self)
         check_heads(self.hidden, self.heads)
-
-
-def check_heads(hidden: int, heads: int) -> None:
-    """Check that the number of heads divides the width.
-
-    Raises:
-        OptionError: The number of heads does not divide the width.
-    """
-    if hidden % heads:
-        raise OptionError(f"heads: {heads} does not divide the width of {hidden}")
 
 
 def build_bert(spec: BertSpec) -> onnx.ModelProto:

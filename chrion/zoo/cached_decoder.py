@@ -18,9 +18,8 @@ import onnx
 from onnx import TensorProto
 
 from chrion.errors import OptionError
-from chrion.zoo.bert import check_heads
 from chrion.zoo.decoder import MASKED, Decoder, check_decoder_heads, rotary_angles
-from chrion.zoo.network import check_sizes
+from chrion.zoo.network import check_heads, check_sizes
 from chrion.zoo.weights_file import WeightsFile
 
 _BATCH, _TOKENS, _PAST, _TOTAL = "batch_size", "sequence_length", "past_sequence_length", "total_sequence_length"
@@ -40,7 +39,7 @@ class GptDecoderSpec:
     #: The width between the two dense layers of a block.
     inner: int = 1024
     vocabulary: int = 2048
-    #: The most tokens of a request.
+    #: Maximum tokens of a request.
     context: int = 1024
     seed: int = 0
 
@@ -63,7 +62,7 @@ class LlamaDecoderSpec:
     #: The width between the dense layers of a block.
     inner: int = 688
     vocabulary: int = 2048
-    #: The most tokens of a request.
+    #: Maximum tokens of a request.
     context: int = 1024
     seed: int = 0
 
@@ -85,7 +84,7 @@ def build_gpt_decoder(spec: GptDecoderSpec, store: WeightsFile | None = None) ->
             parts = [net.unique(f"part{part}") for part in range(3)]
             qkv = net.dense(net.layer_norm(x), spec.hidden, 3 * spec.hidden, "qkv")
             net.node("Split", [qkv, net.integers(*[spec.hidden] * 3)], parts, axis=-1)
-            heads = parts if net.flat else [net.split_heads(part) for part in parts]
+            heads = parts if net.flat else [net.split_heads(part, spec.heads) for part in parts]
             attended = net.cached_attention(at, heads, bias=True)
             x = net.op("Add", x, attended)
             wide = net.gelu(net.dense(net.layer_norm(x), spec.hidden, spec.inner, "wide"))
@@ -163,11 +162,6 @@ class _CachedDecoder(Decoder):
         self.output(logits, "logits", [_BATCH, _TOKENS, self.spec.vocabulary])
         self.outputs.insert(0, self.outputs.pop())
         return self.model(name, opset=_ATTENTION_OPSET if self.spec.attention == "onnx" else _PLAIN_OPSET)
-
-    def split_heads(self, x: str) -> str:
-        """Return a value of [batch, tokens, hidden] as [batch, heads, tokens, width]."""
-        split = self.op("Reshape", x, self.integers(0, -1, self.heads, self.width))
-        return self.op("Transpose", split, perm=[0, 2, 1, 3])
 
     def layer_norm(self, x: str) -> str:
         """Add a layer normalisation with scale and shift."""

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from chrion.errors import OptionError
-from chrion.zoo.network import Network
+from chrion.zoo.network import Network, check_heads
 from chrion.zoo.weights_file import WeightsFile
 
 #: The score of a step that attention must not see.
@@ -146,8 +146,11 @@ class Decoder(Network):
         return self.dense(self.op("Mul", silu, up), inner, self.hidden, "down", bias=False)
 
     def _heads(self, x: str, count: int, stem: str) -> str:
-        projected = self.dense(x, self.hidden, count * self.width, stem, bias=False)
-        split = self.op("Reshape", projected, self.integers(self.batch, -1, count, self.width))
+        return self.split_heads(self.dense(x, self.hidden, count * self.width, stem, bias=False), count)
+
+    def split_heads(self, x: str, count: int) -> str:
+        """Return a value of [batch, steps, count * width] as [batch, count, steps, width]."""
+        split = self.op("Reshape", x, self.integers(self.batch, -1, count, self.width))
         return self.op("Transpose", split, perm=[0, 2, 1, 3])
 
 
@@ -157,8 +160,7 @@ def check_decoder_heads(hidden: int, heads: int, kv_heads: int) -> None:
     Raises:
         OptionError: A number of heads does not divide what it shares out, or a head has an odd width.
     """
-    if hidden % heads:
-        raise OptionError(f"heads: {heads} does not divide the width of {hidden}")
+    check_heads(hidden, heads)
     if heads % kv_heads:
         raise OptionError(f"kv_heads: {kv_heads} does not divide the {heads} heads")
     if hidden // heads % 2:

@@ -30,6 +30,7 @@ _GOOGLENET = (
     (384, (192, 384), (48, 128), 128),
 )
 _ACROSS, _DOWN = (1, 7), (7, 1)
+#: The resolution below which the network's poolings leave no pixel.
 _MIN_RESOLUTION = 75
 
 

@@ -119,9 +119,9 @@ class _Moe(Decoder):
     def _expert(self, at: int, rows: str, gate: str) -> str:
         """Add an expert that computes the steps with a gate other than zero: [steps, hidden]."""
         with self.scope(f"expert{at}"):
-            found = self.op("Transpose", self.op("NonZero", gate), perm=[1, 0])
-            steps = self.op("Squeeze", found, self.integers(1))
+            positions = self.op("Transpose", self.op("NonZero", gate), perm=[1, 0])
+            steps = self.op("Squeeze", positions, self.integers(1))
             computed = self.swiglu(self.op("Gather", rows, steps, axis=0), self.inner)
             weight = self.op("Unsqueeze", self.op("Gather", gate, steps, axis=0), self.integers(1))
             zeros = self.constant(f"zeros[{self.steps},{self.hidden}]", np.zeros((self.steps, self.hidden), np.float32))
-            return self.op("ScatterND", zeros, found, self.op("Mul", computed, weight))
+            return self.op("ScatterND", zeros, positions, self.op("Mul", computed, weight))

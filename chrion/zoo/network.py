@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from chrion.errors import OptionError
 from chrion.zoo.weights_file import LARGE_BYTES, WeightsFile
 
-#: Values of a large weight that are generated at a time.
+#: Values of a large weight that are generated at a time: 4 MB.
 _BLOCK_VALUES = 1 << 20
 _OPSET, _IR_VERSION = 17, 8
 
@@ -29,11 +29,21 @@ def check_sizes(spec: Any) -> None:
         OptionError: A number is too small.
     """
     for name in (f.name for f in fields(spec)):
-        number, least = getattr(spec, name), 0 if name == "seed" else 1
+        number, minimum = getattr(spec, name), 0 if name == "seed" else 1
         if isinstance(number, float) and number <= 0:
             raise OptionError(f"{name}: {number} is not above 0")
-        if isinstance(number, int) and not isinstance(number, bool) and number < least:
-            raise OptionError(f"{name}: {number} is below {least}")
+        if isinstance(number, int) and not isinstance(number, bool) and number < minimum:
+            raise OptionError(f"{name}: {number} is below {minimum}")
+
+
+def check_heads(hidden: int, heads: int) -> None:
+    """Check that the number of heads divides the width.
+
+    Raises:
+        OptionError: The number of heads does not divide the width.
+    """
+    if hidden % heads:
+        raise OptionError(f"heads: {heads} does not divide the width of {hidden}")
 
 
 class Network:
@@ -145,7 +155,7 @@ class Network:
         return model
 
 
-def blocks(total: int, most: int) -> Iterator[int]:
-    """Yield the sizes of the blocks of ``most`` values, the last one smaller, that ``total`` values consist of."""
-    for start in range(0, total, most):
-        yield min(most, total - start)
+def blocks(total: int, max_size: int) -> Iterator[int]:
+    """Yield the sizes of the blocks of ``max_size`` values, the last one smaller, that ``total`` values consist of."""
+    for start in range(0, total, max_size):
+        yield min(max_size, total - start)

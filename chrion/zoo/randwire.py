@@ -42,9 +42,9 @@ class RandWireSpec:
 
     def __post_init__(self) -> None:
         check_sizes(self)
-        least = self.nodes if self.small else self.nodes // 2
-        if self.neighbours >= least:
-            raise OptionError(f"neighbours: {self.neighbours} is too many for a stage of {least} nodes")
+        smallest = self.nodes if self.small else self.nodes // 2
+        if self.neighbours >= smallest:
+            raise OptionError(f"neighbours: {self.neighbours} is too many for a stage of {smallest} nodes")
         if self.probability > 1:
             raise OptionError(f"probability: {self.probability} is above 1")
 

@@ -163,7 +163,7 @@ def _write_model(name: str, path: Path, model: onnx.ModelProto, stored: int) -> 
         content = serialise(model, str(path))
     except ModelError as error:
         raise OptionError(
-            f"model {name}: larger than 2 GB, the most that an .onnx file holds", hint="choose smaller sizes"
+            f"model {name}: larger than 2 GB, the maximum size of an .onnx file", hint="choose smaller sizes"
         ) from error
     write_atomically(path, content)
     return Written(len(model.graph.node), len(content) + stored)

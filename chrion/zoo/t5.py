@@ -16,8 +16,7 @@ import onnx
 from onnx import TensorProto
 
 from chrion.zoo.attention import Transformer
-from chrion.zoo.bert import check_heads
-from chrion.zoo.network import check_sizes
+from chrion.zoo.network import check_heads, check_sizes
 
 _BUCKETS, _MAX_DISTANCE = 32, 128
 

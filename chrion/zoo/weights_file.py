@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-#: Weights of at least so many bytes are written to the file; all others stay in the model.
+#: Weights of at least so many bytes are written to the file; all others stay in the model, far below its limit of 2
+#: GB.
 LARGE_BYTES = 1 << 20
 #: Offsets are multiples of the page size, so that readers can map the weights into memory.
 _ALIGNMENT = 4096

@@ -135,10 +135,10 @@ def test_measurements_under_interference_are_not_cached(
 def test_a_batch_is_limited_in_operators_and_in_bytes(stack: Graph) -> None:
     """All operators are in one batch each, in order; an operator above the limit is measured alone."""
     everything = list(range(len(stack.dag)))
-    found = list(measure_graph.batches(stack, everything, most=3))
+    found = list(measure_graph.batches(stack, everything, max_count=3))
     assert [len(batch) for batch in found[:-1]] == [3] * (len(found) - 1)
     assert [i for batch in found for i in batch] == everything
-    assert list(measure_graph.batches(stack, everything, most_bytes=1.0)) == [[i] for i in everything]
+    assert list(measure_graph.batches(stack, everything, max_bytes=1.0)) == [[i] for i in everything]
     assert list(measure_graph.batches(stack, [])) == []
 
 

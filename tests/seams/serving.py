@@ -29,7 +29,7 @@ def limit_peers(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
 
 def limit_trials(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """End the trials of models after a time."""
-    monkeypatch.setattr(trials, "_MOST_S", seconds)
+    monkeypatch.setattr(trials, "_MAX_S", seconds)
 
 
 def limit_answers(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:

@@ -12,7 +12,7 @@ import pytest
 from chrion.errors import ScenarioError, TraceError
 from chrion.serving.simulator.export import export_requests
 from chrion.serving.simulator.run import simulate
-from chrion.serving.simulator.speeds import scaled
+from chrion.serving.simulator.service import scaled
 from chrion.serving.variants import Variant
 from property_tests import repetitions
 from simulator_support import scenario_of

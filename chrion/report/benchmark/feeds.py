@@ -32,8 +32,8 @@ def read_feed(path: Path, graph: Graph) -> dict[str, np.ndarray[Any, Any]]:
     arrays = read_arrays(path)
     missing = [info.name for info in graph.inputs if info.name not in arrays]
     if missing:
-        found = ", ".join(map(repr, arrays)) or "no arrays"
-        raise OptionError(f"{path}: no array named {missing[0]!r}, an input of the model; found {found}", hint=_HINT)
+        names = ", ".join(map(repr, arrays)) or "no arrays"
+        raise OptionError(f"{path}: no array named {missing[0]!r}, an input of the model; found {names}", hint=_HINT)
     feed = {info.name: arrays[info.name] for info in graph.inputs}
     try:
         check_feed(graph.inputs, feed)
@@ -50,8 +50,8 @@ def read_arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     """
     try:
         with path.open("rb") as file:
-            found = _other_format(file.read(6))
-            if not found:
+            other_format = _other_format(file.read(6))
+            if not other_format:
                 file.seek(0)
                 with np.load(file, allow_pickle=False) as arrays:
                     return dict(arrays)
@@ -61,7 +61,7 @@ def read_arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
         raise OptionError(f"{path}: cannot be read: {error}", hint="arrays of Python objects are refused") from error
     except (EOFError, KeyError, TypeError, BadZipFile) as error:
         raise OptionError(f"{path}: damaged .npz file: {error}", hint=_HINT) from error
-    raise OptionError(f"{path}: expected an .npz file with one array per input, found {found}", hint=_HINT)
+    raise OptionError(f"{path}: expected an .npz file with one array per input, found {other_format}", hint=_HINT)
 
 
 def _other_format(head: bytes) -> str:

@@ -29,12 +29,15 @@ from chrion.profiler.interference import CoreMonitor, InterferenceMonitor
 from chrion.runtime.session import HybridSession
 from chrion.scheduler.plan import Plan
 
-#: Default duration of a trial in seconds.
+#: Default duration of a trial in seconds: hundreds of runs of a model of a millisecond, and short compared with most
+#: interference.
 TRIAL_S = 0.4
+#: Time of warm-up runs, in which threads and caches reach their steady state.
 _WARM_UP_S = 0.03
-#: Minimum number of runs in a trial.
-_LEAST_RUNS = 5
-#: Maximum number of attempts at a trial without interference.
+#: Minimum number of runs in a trial, for a median of models that take longer than the trial.
+_MIN_RUNS = 5
+#: Maximum number of attempts at a trial without interference; on a machine with permanent interference, the last one
+#: counts.
 _ATTEMPTS = 8
 
 Feed = Mapping[str, np.ndarray[Any, Any]]
@@ -159,7 +162,8 @@ def _run_trial(factory: SessionFactory, trial_s: float, monitor: InterferenceMon
         run()
         for _ in range(_ATTEMPTS):  # the cores are checked right before and after: opening a session takes a while
             undisturbed = monitor.wait()
-            times = _times_ms(run, trial_s)
+            time_calls_until(run, time.perf_counter() + _WARM_UP_S)
+            times = time_calls_until(run, time.perf_counter() + trial_s, _MIN_RUNS)
             if not undisturbed or not monitor.has_interference():
                 break
         return times
@@ -167,11 +171,6 @@ def _run_trial(factory: SessionFactory, trial_s: float, monitor: InterferenceMon
         close()
         del run, close
         gc.collect()
-
-
-def _times_ms(run: RunRequest, trial_s: float) -> list[float]:
-    time_calls_until(run, time.perf_counter() + _WARM_UP_S)
-    return time_calls_until(run, time.perf_counter() + trial_s, _LEAST_RUNS)
 
 
 def _timing(name: str, trials: list[list[float]]) -> Timing:

@@ -25,6 +25,7 @@ from chrion.machine.waiting import Counter
 from chrion.profiler.synthetic_inputs import synthetic_array
 from chrion.scheduler.policies.stages import DeviceLanes
 
+#: Numbers of runs as in IOS; see the module.
 _WARM_UPS = 2
 _REPEATS = _CALLS = 6
 log = logging.getLogger(__name__)

@@ -71,7 +71,7 @@ class ClusterView:
         self.homes: dict[str, list[str]] = {}
         self._route = route
         self._replicas: dict[str, _Replica] = {}
-        self._of: dict[int, str] = {}
+        self._replica_of: dict[int, str] = {}
 
     @property
     def replicas(self) -> list[str]:
@@ -84,13 +84,13 @@ class ClusterView:
 
     def outstanding(self, replica: str) -> int:
         """Return the number of requests that a replica has."""
-        found = self._replicas.get(replica)
-        return len(found.outstanding) if found else 0
+        entry = self._replicas.get(replica)
+        return len(entry.outstanding) if entry else 0
 
     def node(self, replica: str) -> str:
         """Return the node of a replica; empty before its first report."""
-        found = self._replicas.get(replica)
-        return found.state.node if found else ""
+        entry = self._replicas.get(replica)
+        return entry.state.node if entry else ""
 
     def set_replicas(self, replicas: Collection[str]) -> None:
         """Note which replicas there are."""
@@ -111,13 +111,13 @@ class ClusterView:
 
     def report(self, replica: str, state: ReplicaState) -> None:
         """Note a report of a replica."""
-        found = self._replicas.get(replica)
-        if found is None or state.number <= found.state.number:
+        entry = self._replicas.get(replica)
+        if entry is None or state.number <= entry.state.number:
             return
-        found.state = state
-        kept = state.homes | set(found.outstanding.values())
-        self._keep_homes(replica, kept)
-        for model in sorted(kept):
+        entry.state = state
+        homes = state.homes | set(entry.outstanding.values())
+        self._keep_homes(replica, homes)
+        for model in sorted(homes):
             self._add_home(model, replica)
 
     def choose(self, now_s: float, request: int, model: str, replicas: Sequence[str], draw: float) -> str:
@@ -146,7 +146,7 @@ class ClusterView:
         homes = [index[r] for r in self.homes.get(model, ()) if r in index and index[r] in fitting]
         eligible = fitting if homes else soonest(fitting, [replica.load_wait_ms for replica in known])
         chosen = replicas[self._route([len(replica.outstanding) for replica in known], eligible, homes, draw)]
-        self._of[request] = chosen
+        self._replica_of[request] = chosen
         self._replicas[chosen].outstanding[request] = model
         self._add_home(model, chosen)
         return chosen
@@ -156,7 +156,7 @@ class ClusterView:
 
     def end(self, request: int) -> str:
         """Note that a request has ended; return its replica, empty if it had none."""
-        replica = self._of.pop(request, "")
+        replica = self._replica_of.pop(request, "")
         if replica in self._replicas:
             self._replicas[replica].outstanding.pop(request, None)
         return replica
@@ -165,13 +165,13 @@ class ClusterView:
         if model and replica not in (homes := self.homes.setdefault(model, [])):
             homes.append(replica)
 
-    def _keep_homes(self, replica: str, kept: Collection[str]) -> None:
+    def _keep_homes(self, replica: str, models: Collection[str]) -> None:
         """Remove a replica from the homes of all models but some.
 
         Names of models are the clients'. Those without a home are deleted, so that unknown ones do not accumulate.
         """
         for model, homes in [*self.homes.items()]:
-            if replica in homes and model not in kept:
+            if replica in homes and model not in models:
                 homes.remove(replica)
                 if not homes:
                     del self.homes[model]

@@ -25,11 +25,13 @@ from chrion.serving.manager.queue_estimate import QueuedRequest, Release, expect
 from chrion.serving.manager.records import Action, ManagedModel, Reason, Refuse, Request, Run
 from chrion.serving.manager.residency import Place, Residency
 
-#: Weight of a new measurement in the moving averages of latencies and load times.
+#: Weight of a new measurement in the moving averages of latencies: the last ten or so decide, and one outlier changes
+#: the average by a fifth.
 _NEWEST = 0.2
-#: Least time after which a refused client should try again.
-_LEAST_RETRY_MS = 100.0
-#: Relative error of sums of times.
+#: Minimum time after which a refused client should try again, so that clients whose queue seems empty do not repeat
+#: requests without a pause.
+_MIN_RETRY_MS = 100.0
+#: Relative error of sums of times: thousands of additions of float64, each of which is exact to 1e-16.
 _ROUNDING = 1e-12
 
 
@@ -362,8 +364,8 @@ class ModelManager:
 
     def _needs(self, number: int, variant: int) -> tuple[int, int]:
         """Return the slots and cores of a request."""
-        found = self.memory.entries[number].model.variants[variant]
-        return found.slots, min(found.cores, len(self._cores))
+        needed = self.memory.entries[number].model.variants[variant]
+        return needed.slots, min(needed.cores, len(self._cores))
 
     def _retry_ms(self, now: float, number: int) -> float:
         """Return a rough estimate of the time until the present queue has been served."""
@@ -371,7 +373,7 @@ class ModelManager:
         entry = self.memory.entries[number]
         if entry.place is not Place.RESIDENT:
             wait += max(0.0, self.memory.loading_until_ms - now) + self.memory.load_ms(entry, entry.variant)
-        return max(_LEAST_RETRY_MS, wait)
+        return max(_MIN_RETRY_MS, wait)
 
     def _work_ms(self, number: int) -> float:
         """Return the time by which a request of a model lengthens the queue."""

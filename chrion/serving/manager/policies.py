@@ -16,11 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from operator import attrgetter
 from typing import Any
 
-#: The default of ``spill``; see :func:`route_resident_first`.
+#: The default of ``spill``, see :func:`route_resident_first`: a second copy of a model takes memory and a load,
+#: which only a queue of several requests is worth.
 SPILL = 4
 
 
@@ -116,7 +116,7 @@ def choose_victims(
     candidates = [r for r in residents if not r.in_use and r.bytes and not r.pinned]
     if not candidates:
         return None
-    key = _FIGURES.get(rank) or partial(_ranked, rank, now_ms)
+    key = _FIGURES.get(rank) or (lambda resident: rank(resident, now_ms))
     first = min(candidates, key=key)  # of equal ranks, the model that was loaded first
     if first.bytes >= needed:  # the most frequent case
         return [first]
@@ -129,20 +129,16 @@ def choose_victims(
     return None
 
 
-def _ranked(rank: Rank, now_ms: float, resident: ResidentModel) -> float:
-    return rank(resident, now_ms)
-
-
 def _without_unnecessary(victims: list[ResidentModel], spare: int) -> list[ResidentModel]:
     """Return victims, which free ``spare`` bytes too many, in order of rank and without the unnecessary ones."""
-    kept = []
+    necessary = []
     for victim in reversed(victims):
         if victim.bytes <= spare:
             spare -= victim.bytes
         else:
-            kept.append(victim)
-    kept.reverse()
-    return kept
+            necessary.append(victim)
+    necessary.reverse()
+    return necessary
 
 
 def route_random(outstanding: Sequence[int], eligible: Sequence[int], homes: Sequence[int], draw: float) -> int:

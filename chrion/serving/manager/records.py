@@ -39,7 +39,7 @@ class ManagedModel:
     pinned: bool = False
     #: Requests of models with a higher priority start first.
     priority: int = 0
-    #: Rows of a batch at most; 1 for no dynamic batching.
+    #: Maximum rows of a batch; 1 for no dynamic batching.
     max_batch: int = 1
     #: Time for which a request waits for others to share its batch.
     max_delay_ms: float = 0.0

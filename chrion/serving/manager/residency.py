@@ -30,18 +30,23 @@ from chrion.serving.manager.policies import Order, Rank, ResidentModel, WaitingM
 from chrion.serving.manager.records import ACCELERATOR, Action, Load, ManagedModel, Unload
 from chrion.serving.manager.shrinking import Memory, Room, make_room
 
-#: The popularity of a model, its number of requests, halves in this time.
+#: The popularity of a model, its number of requests, halves in this time: long compared with loads, which take
+#: seconds, and short compared with the change of traffic over a day.
 _HALF_LIFE_MS = 60_000.0
-#: No model is loaded in advance or grows within this time after memory was short.
+#: No model is loaded in advance or grows within this time after memory was short: it would be evicted at once. Several
+#: loads fit into the time.
 _CALM_MS = 10_000.0
-#: After a failed load, the next attempt waits this long, twice as long after each further failure, up to the limit.
+#: After a failed load, the next attempt waits this long, twice as long after each further failure, up to the limit:
+#: short for a passing shortage of memory, and rare enough for a damaged file that its loads do not delay others.
 _FIRST_RETRY_MS, _LAST_RETRY_MS = 1000.0, 60_000.0
-#: Popularity, in recent requests, from which a model is loaded in advance.
-_LEAST_POPULARITY = 0.5
+#: Popularity, in recent requests, from which a model is loaded in advance: that of one request a half-life ago.
+_MIN_POPULARITY = 0.5
 _TOO_LARGE = 1 << 62
-#: Weight of a new measurement in the moving average of a model's loads, and the least expected time of one.
-_NEWEST, _LEAST_LOAD_MS = 0.2, 1e-3
-#: Loads of all models from which that of a model is expected that was never loaded.
+#: Weight of a new measurement in the moving average of a model's loads, as for latencies, and the minimum expected
+#: time of one, since eviction policies divide by it.
+_NEWEST, _MIN_LOAD_MS = 0.2, 1e-3
+#: Loads of all models from which that of a model is expected that was never loaded; their median ignores the slow
+#: first ones of a process.
 _LOADS = 15
 
 
@@ -145,12 +150,12 @@ class Residency:
 
     def load_ms(self, entry: Entry, variant: int) -> float:
         """Return the expected time of a load: the average of earlier ones, else as stated, corrected by the others'."""
-        found = entry.load_ms.get(variant)
-        return entry.model.variants[variant].load_ms * self._load_factor if found is None else found
+        average_ms = entry.load_ms.get(variant)
+        return entry.model.variants[variant].load_ms * self._load_factor if average_ms is None else average_ms
 
     def measure_load(self, entry: Entry, took_ms: float) -> None:
         """Note how long the load of a model's present variant took."""
-        self._load_factors.append(took_ms / max(entry.model.variants[entry.variant].load_ms, _LEAST_LOAD_MS))
+        self._load_factors.append(took_ms / max(entry.model.variants[entry.variant].load_ms, _MIN_LOAD_MS))
         self._load_factor = statistics.median(self._load_factors)
         before = self.load_ms(entry, entry.variant)
         entry.load_ms[entry.variant] = before + _NEWEST * (took_ms - before)
@@ -270,9 +275,9 @@ class Residency:
             number = min(self.cold.values(), key=self._order).key
             if self.entries[number].place is Place.RESERVED:
                 return [self._start(now, number)]
-            found = self._make_room(now, number)
-            if found is not None:
-                variant, actions = found
+            room = self._make_room(now, number)
+            if room is not None:
+                variant, actions = room
                 return [*actions, self._start(now, number, variant)]
         for number, entry in self.entries.items():
             if entry.place is Place.RESERVED:
@@ -286,7 +291,7 @@ class Residency:
         by_popularity = sorted(self.entries, key=lambda n: (-self._popularity(self.entries[n], now), n))
         for number in by_popularity:
             entry = self.entries[number]
-            if self._popularity(entry, now) < _LEAST_POPULARITY and not entry.model.pinned:
+            if self._popularity(entry, now) < _MIN_POPULARITY and not entry.model.pinned:
                 return []
             if entry.place is Place.ABSENT and now >= entry.retry_at_ms and self.fits(number):
                 variant = self._largest_fitting(entry, self.free)
@@ -313,12 +318,12 @@ class Residency:
         variant = self._largest_fitting(self.entries[number], self.free)
         actions: list[Action] = []
         if variant is None:
-            found = self._make_room(now, number)
-            if found is None:
+            room = self._make_room(now, number)
+            if room is None:
                 del self.trials[number]
                 self.trials[number] = None
                 return []
-            variant, actions = found
+            variant, actions = room
         return [*actions, self._start(now, number, variant, trial=True)]
 
     def _start(self, now: float, number: int, variant: int | None = None, *, trial: bool = False) -> Load:
@@ -356,23 +361,23 @@ class Residency:
 
     def _room_on(self, device: str, now: float, number: int) -> Room | None:
         """Choose what shrinks and what is evicted on the device whose memory variants differ in."""
-        wanted = self.entries[number]
+        missing_entry = self.entries[number]
         held = []
         for entry in self.residents.values():
             entry.resident.bytes = self._bytes(entry, entry.variant, device)
             entry.resident.level = entry.variant
             held.append(entry.resident)
-        known = {resident.key: self.residents[resident.key] for resident in held} | {number: wanted}
+        known = {resident.key: self.residents[resident.key] for resident in held} | {number: missing_entry}
         levels = max(len(entry.model.variants) for entry in known.values())
         if levels == 1:
-            missing = self._bytes(wanted, 0, device) - self.free[device]
+            missing = self._bytes(missing_entry, 0, device) - self.free[device]
             victims = choose_victims(held, missing, self._rank, now) if missing > 0 else []
             return None if victims is None else Room(0, (), tuple(victims))
         sizes = [
             {key: self._bytes(entry, self._clamped(key, level), device) for key, entry in known.items()}
             for level in range(levels)
         ]
-        for level in range(wanted.first):
+        for level in range(missing_entry.first):
             sizes[level][number] = _TOO_LARGE
         return make_room(Memory(held, self.free[device], sizes), number, self._rank, now)
 

@@ -71,8 +71,8 @@ def make_room(memory: Memory, key: int, rank: Rank, now_ms: float, *, evict: boo
             free_bytes += sizes[-1][resident.key]
             if sizes[-1][key] <= free_bytes:
                 gone = {victim.key for victim in evicted}
-                kept = tuple(change for change in _changes(ordered, levels) if change[0].key not in gone)
-                return Room(len(sizes) - 1, kept, tuple(evicted))
+                shrunk = tuple(change for change in _changes(ordered, levels) if change[0].key not in gone)
+                return Room(len(sizes) - 1, shrunk, tuple(evicted))
     return None
 
 

@@ -16,6 +16,7 @@ from chrion.errors import OptionError
 
 #: Idle connections older than this are not used again; servers close theirs after 20 s or later.
 _IDLE_S = 10.0
+#: Bytes of one read, more than most answers have.
 _READ_BYTES = 1 << 16
 _PORTS = {"http": 80, "https": 443}
 

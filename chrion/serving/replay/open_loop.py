@@ -28,8 +28,10 @@ from chrion.serving.simulator.workload import Workload
 
 #: Statuses with which a server refuses a request that it could serve at another time.
 REFUSED = (429, 503, 504)
-#: Requests that are sent without a pause if the client is behind.
+#: Requests that are sent without a pause if the client is behind: answers are read after so many, or they would seem
+#: slow.
 _BURST = 32
+#: Time until the first request is due, in which the first connections are opened.
 _BEGIN_S = 0.05
 #: Parts of the header ``Server-Timing``, in ms.
 TIMING = re.compile(r"(queue|load|compute);dur=([0-9.]+)")
@@ -50,18 +52,18 @@ class LimitedWorkload:
 
     def chunks(self) -> Iterator[Requests]:
         """Yield chunks of requests; see :class:`chrion.serving.simulator.workload.Workload`."""
-        left = self.requests
+        remaining = self.requests
         for times, models, details in self.whole.chunks():
-            count = min(left, len(times))
-            left -= count
+            count = min(remaining, len(times))
+            remaining -= count
             if count:
                 yield Requests(times[:count], models[:count], details.rows(np.arange(count)) if details else None)
-            if not left:
+            if not remaining:
                 return
 
 
-def count_requests(workload: Workload, most: float = math.inf, until_ms: float = math.inf) -> int:
-    """Return the number of requests before a time, at most ``most``.
+def count_requests(workload: Workload, limit: float = math.inf, until_ms: float = math.inf) -> int:
+    """Return the number of requests before a time, at most ``limit``.
 
     The requests are drawn to count them: the number of a scaled trace's requests is only an expected value.
     """
@@ -69,9 +71,9 @@ def count_requests(workload: Workload, most: float = math.inf, until_ms: float =
     for times, _, _ in workload.chunks():
         before = int(np.searchsorted(times, until_ms))
         count += before
-        if before < len(times) or count >= most:
+        if before < len(times) or count >= limit:
             break
-    return int(min(count, most))
+    return int(min(count, limit))
 
 
 @dataclass(slots=True)

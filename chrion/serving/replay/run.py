@@ -31,9 +31,9 @@ from chrion.serving.simulator.scenario import Scenario
 
 #: The name of the measured pattern.
 MEASURED = "measured"
-#: Interval at which the server's memory is read.
+#: Interval at which the server's memory is read: rare, because the server renders all metrics for it.
 _SAMPLE_S = 5.0
-#: Pause between requests for a model that is loaded before the replay.
+#: Pause between requests for a model that is loaded before the replay, short compared with most loads.
 _PAUSE_S = 0.1
 
 
@@ -45,7 +45,7 @@ class ReplayOptions:
     headers: Mapping[str, str] = field(default_factory=dict)
     tls: ssl.SSLContext | None = None
     #: Limits of the number of requests and of the time of their arrivals.
-    most: int | None = None
+    max_requests: int | None = None
     until_ms: float = math.inf
     #: Time after which a request is given up.
     timeout_s: float = 60.0
@@ -74,8 +74,8 @@ def limited(scenario: Scenario, options: ReplayOptions) -> Scenario:
     Raises:
         OptionError: There is none.
     """
-    most = math.inf if options.most is None else options.most
-    count = count_requests(scenario.workload, most, options.until_ms)
+    limit = math.inf if options.max_requests is None else options.max_requests
+    count = count_requests(scenario.workload, limit, options.until_ms)
     if not count:
         hint = "give a longer --duration, or a larger workload.rate_scale"
         raise OptionError(f"replay: {scenario.name} has no request to send", hint=hint)
@@ -126,8 +126,8 @@ async def _replay(scenario: Scenario, options: ReplayOptions, progress: Callable
         device = ACCELERATOR if ACCELERATOR in before.budget else HOST
 
         async def sample() -> None:
-            found = await read_figures(client)
-            outcome.memory.step(max(outcome.memory.now, loop.now_ms()), found.used.get(device, 0.0))
+            figures = await read_figures(client)
+            outcome.memory.step(max(outcome.memory.now, loop.now_ms()), figures.used.get(device, 0.0))
 
         outcome.memory.step(0.0, before.used.get(device, 0.0))
         async with repeated(sample, _SAMPLE_S):
@@ -226,18 +226,18 @@ def _result(  # noqa: PLR0913, PLR0917 - what was measured at several places
 
 def _differences(scenario: Scenario, server: ServerFigures, device: str) -> list[str]:
     """Return what the server has set otherwise than the scenario."""
-    found = []
+    differences = []
     budgets = [spec.budget_bytes for spec in scenario.servers]
     if len(budgets) > 1:
-        found.append(f"the scenario has {len(budgets)} servers, one is measured")
+        differences.append(f"the scenario has {len(budgets)} servers, one is measured")
     budget = server.budget.get(device, 0.0)
     if abs(budget - budgets[0]) > 0.01 * budgets[0]:
-        found.append(f"memory for models: scenario {budgets[0] / 1e6:g} MB, server {budget / 1e6:g} MB")
+        differences.append(f"memory for models: scenario {budgets[0] / 1e6:g} MB, server {budget / 1e6:g} MB")
     for kind in ("eviction", "load_order", "admission"):
         expected, given = getattr(scenario.policies, kind), server.policies.get(kind, "unknown")
         if expected != given:
-            found.append(f"{kind.replace('_', ' ')}: scenario {expected}, server {given}")
-    return [*found, *(f"the scenario has {part}" for part in _simulated_only(scenario))]
+            differences.append(f"{kind.replace('_', ' ')}: scenario {expected}, server {given}")
+    return [*differences, *(f"the scenario has {part}" for part in _simulated_only(scenario))]
 
 
 def _simulated_only(scenario: Scenario) -> list[str]:
@@ -261,29 +261,29 @@ def _simulated_only(scenario: Scenario) -> list[str]:
     return [part for part, present in parts.items() if present]
 
 
-def to_json(results: Mapping[str, Any], found: Replay) -> dict[str, Any]:
+def to_json(results: Mapping[str, Any], replayed: Replay) -> dict[str, Any]:
     """Return the result as plain data for JSON.
 
     Args:
         results: The results of all patterns; see :func:`chrion.serving.simulator.results.to_json`.
-        found: The replay.
+        replayed: The replay.
     """
-    about = {
-        "refused": dict(found.refused),
-        "failed": dict(found.failed),
-        "lag_p50_ms": _plain(found.lag_ms[0]),
-        "lag_p99_ms": _plain(found.lag_ms[1]),
-        "differences": list(found.differences),
+    figures = {
+        "refused": dict(replayed.refused),
+        "failed": dict(replayed.failed),
+        "lag_p50_ms": _plain(replayed.lag_ms[0]),
+        "lag_p99_ms": _plain(replayed.lag_ms[1]),
+        "differences": list(replayed.differences),
     }
-    return {**results, "schema": "chrion.serving.replay/1", "replay": about}
+    return {**results, "schema": "chrion.serving.replay/1", "replay": figures}
 
 
-def remarks(found: Replay) -> Sequence[str]:
+def remarks(replayed: Replay) -> Sequence[str]:
     """Return lines about the replay for people."""
-    lines = [f"refused: {count} x {reason}" for reason, count in found.refused.items()]
-    lines += [f"failed: {count} x {reason}" for reason, count in found.failed.items()]
-    lines += [f"differs: {text}" for text in found.differences]
-    p50, p99 = found.lag_ms
+    lines = [f"refused: {count} x {reason}" for reason, count in replayed.refused.items()]
+    lines += [f"failed: {count} x {reason}" for reason, count in replayed.failed.items()]
+    lines += [f"differs: {text}" for text in replayed.differences]
+    p50, p99 = replayed.lag_ms
     return [*lines, f"requests were sent late by {p50:.1f} ms (median) and {p99:.1f} ms (p99)"]
 
 

@@ -25,12 +25,13 @@ from chrion.serving.simulator.scenario import Scenario
 from chrion.serving.simulator.scenario_models import SHRINK, ServedModel
 from chrion.serving.variants import Variant
 
-#: Sides of the small matrix and of the weights, and bytes of a row of the weights.
+#: Sides of the small matrix, whose product takes well below a millisecond, the resolution of stated latencies, and of
+#: the weights.
 _SIDE, _ROW = 256, 4096
 _ROW_BYTES = _ROW * 4
-#: Rows of one weight at most: 64 MB.
-_MOST_ROWS = 4096
-#: Memory of a session besides its weights, in MB.
+#: Maximum rows of one weight, 64 MB: many below the 2 GB of one tensor.
+_MAX_ROWS = 4096
+#: Memory of a session besides its weights, in MB, as :mod:`chrion.serving.server.repository` counts it.
 _SESSION_MB = 4.0
 _WEIGHTS = "weights.bin"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
@@ -126,7 +127,7 @@ def _branch_nodes(weights_mb: float) -> list[onnx.NodeProto]:
     weights: list[TensorProto] = []
     at = 0
     while at < rows:
-        size = min(_MOST_ROWS, rows - at)
+        size = min(_MAX_ROWS, rows - at)
         name = f"w{len(weights)}"
         weights.append(_external(name, size, at))
         nodes += [
@@ -163,16 +164,16 @@ def _write_model(scenario: Scenario, model: ServedModel, folder: Path, levels: S
     lines = [f'slo = "{model.slo_ms:.6g}ms"'] if scenario.measure == "response" else []
     lines += ["pinned = true"] if spec.pinned else []
     lines += [f"weight = {spec.weight:g}"] if spec.weight != 1.0 else []
-    most_rows = 0
+    max_rows = 0
     for number, variant in enumerate(variants):
         file = "model.onnx" if number == 0 else f"{variant.name}.onnx"
         weights_mb = max(0.0, variant.memory_mb - _SESSION_MB)
-        most_rows = max(most_rows, round(weights_mb * 1e6 / _ROW_BYTES))
+        max_rows = max(max_rows, round(weights_mb * 1e6 / _ROW_BYTES))
         proto = compute_model(max(1, round(variant.latency_ms / round_ms)), weights_mb)
         write_atomically(version / file, proto.SerializeToString())
         lines += ["", *_variant_lines(variant, file)]
     with (version / _WEIGHTS).open("wb") as weights:
-        weights.truncate(max(1, most_rows) * _ROW_BYTES)
+        weights.truncate(max(1, max_rows) * _ROW_BYTES)
     write_atomically(folder / "model.toml", "\n".join(lines).lstrip() + "\n")
 
 

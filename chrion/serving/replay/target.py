@@ -19,13 +19,15 @@ from chrion.serving.server.rest_codec import HEADER_LENGTH
 from chrion.serving.server.tensors import to_raw
 from chrion.serving.server.trials import synthetic_input
 
-#: Time within which the server answers requests for metadata and metrics.
+#: Time within which the server answers requests for metadata and metrics; a server that loads models still answers
+#: them.
 _ANSWER_S = 30.0
-#: Time within which the server is ready, and the interval between questions whether it is: at the beginning, and later.
+#: Time within which the server is ready, enough to try many large models, and the interval between questions whether
+#: it is: at the beginning, and later, so that small servers start at once and large ones are not disturbed.
 _READY_S, _FIRST_PAUSE_S, _PAUSE_S = 600.0, 0.2, 1.0
 #: Time after which the beginning ends.
 _FIRST_S = 2.0
-#: Names of missing models in a message.
+#: Maximum names of missing models in a message, which has one line.
 _NAMED = 5
 
 
@@ -159,10 +161,12 @@ def _call(path: str, metadata: Mapping[str, Any]) -> HttpCall:
 
 def _document(answer: HttpAnswer, path: str) -> Mapping[str, Any]:
     try:
-        found = parse_json(answer.body)
+        document = parse_json(answer.body)
     except ValueError:
-        found = None
-    if answer.status != 200 or not isinstance(found, dict) or not isinstance(found.get("inputs"), list):
-        reason = f": {found['error']}" if isinstance(found, dict) and isinstance(found.get("error"), str) else ""
+        document = None
+    if answer.status != 200 or not isinstance(document, dict) or not isinstance(document.get("inputs"), list):
+        reason = (
+            f": {document['error']}" if isinstance(document, dict) and isinstance(document.get("error"), str) else ""
+        )
         raise OptionError(f"--url: {path}: expected the metadata of a model, found status {answer.status}{reason}")
-    return found
+    return document

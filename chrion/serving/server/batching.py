@@ -30,7 +30,7 @@ class BatchResult:
     @property
     def failed(self) -> bool:
         """Whether a request raised."""
-        return any(isinstance(found, Exception) for found in self.outputs)
+        return any(isinstance(outcome, Exception) for outcome in self.outputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +39,12 @@ class Batch:
 
     Args:
         feeds: The inputs of each request.
-        wanted: The outputs that each request asks for.
+        output_specs: The outputs that each request asks for.
         offered: All outputs of the model.
     """
 
     feeds: Sequence[Feeds]
-    wanted: Sequence[tuple[TensorSpec, ...]]
+    output_specs: Sequence[tuple[TensorSpec, ...]]
     offered: tuple[TensorSpec, ...]
 
     def run(self, session: Session, options: Any) -> BatchResult:
@@ -56,12 +56,12 @@ class Batch:
             if count <= 1:
                 return BatchResult([error], (0.0, 0.0, 0.0))
         halves = [
-            Batch(self.feeds[part], self.wanted[part], self.offered).run(session, options)
+            Batch(self.feeds[part], self.output_specs[part], self.offered).run(session, options)
             for part in (slice(count // 2), slice(count // 2, count))
         ]
         first, second = (half.parts_ms for half in halves)
         parts_ms = first[0] + second[0], first[1] + second[1], first[2] + second[2]
-        return BatchResult([found for half in halves for found in half.outputs], parts_ms)
+        return BatchResult([outcome for half in halves for outcome in half.outputs], parts_ms)
 
     def _run(self, session: Session, options: Any) -> BatchResult:
         """Run the batch together.
@@ -72,7 +72,7 @@ class Batch:
         """
         began = time.perf_counter()
         if len(self.feeds) == 1:
-            outputs = session.run(self.wanted[0], self.feeds[0], options)
+            outputs = session.run(self.output_specs[0], self.feeds[0], options)
             return BatchResult([outputs], (0.0, (time.perf_counter() - began) * 1000, 0.0))
         rows = [next(iter(feeds.values()))[1].shape[0] for feeds in self.feeds]
         first = self.feeds[0]
@@ -80,14 +80,14 @@ class Batch:
             name: (datatype, np.concatenate([feeds[name][1] for feeds in self.feeds]))
             for name, (datatype, _) in first.items()
         }
-        asked = {spec.name for wanted in self.wanted for spec in wanted}
-        specs = [spec for spec in self.offered if spec.name in asked]
+        names = {spec.name for specs in self.output_specs for spec in specs}
+        specs = [spec for spec in self.offered if spec.name in names]
         ready = time.perf_counter()
         arrays = session.run(specs, joined, options)
         ran = time.perf_counter()
         outputs_by_name = {spec.name: _split(spec.name, array, rows) for spec, array in zip(specs, arrays, strict=True)}
         split: list[list[Array] | Exception] = [
-            [outputs_by_name[spec.name][at] for spec in wanted] for at, wanted in enumerate(self.wanted)
+            [outputs_by_name[spec.name][at] for spec in own] for at, own in enumerate(self.output_specs)
         ]
         ended = time.perf_counter()
         return BatchResult(split, ((ready - began) * 1000, (ran - ready) * 1000, (ended - ran) * 1000))

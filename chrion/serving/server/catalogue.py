@@ -20,7 +20,7 @@ from chrion.serving.manager.residency import Place
 from chrion.serving.server.core import CANNOT_BE_SERVED, Served, ServingCore
 from chrion.serving.server.failures import RequestFailure, Status
 from chrion.serving.server.public_texts import without_folders
-from chrion.serving.server.repository import BadVersion, Found, Key, ServedVersion, scan
+from chrion.serving.server.repository import BadVersion, Key, ServedVersion, Versions, scan
 
 log = logging.getLogger("chrion.server")
 
@@ -39,7 +39,7 @@ class Catalogue:
         generated: Versions that are open already, as generators; they are not tried at the start.
 
     Attributes:
-        found: All versions of the last scan, also those that cannot be served.
+        scanned: All versions of the last scan, also those that cannot be served.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Catalogue:
     ) -> None:
         self.root = root
         self.mode = mode
-        self.found: Found = {}
+        self.scanned: Versions = {}
         self._core = core
         self._accelerator = accelerator
         self._generated = generated
@@ -72,8 +72,8 @@ class Catalogue:
     def unserved(self) -> dict[Key, str]:
         """The versions that cannot be served, with the reasons; those that are unloaded are not among them."""
         models = self._core.models
-        found = {k: e.reason for k, e in self.found.items() if isinstance(e, BadVersion) and k not in models}
-        return found | {key: served.failure for key, served in models.items() if served.failure}
+        reasons = {k: e.reason for k, e in self.scanned.items() if isinstance(e, BadVersion) and k not in models}
+        return reasons | {key: served.failure for key, served in models.items() if served.failure}
 
     def find(self, name: str, version: str = "") -> Served:
         """Return a version of a model that the core has, by default the highest.
@@ -92,7 +92,7 @@ class Catalogue:
 
     def _missing_version(self, name: str, version: str) -> RequestFailure:
         """Return the failure of a request for a version that the core does not have."""
-        entries = [e for e in self.found.values() if e.name == name and (version in ("", e.version) or not e.version)]
+        entries = [e for e in self.scanned.values() if e.name == name and (version in ("", e.version) or not e.version)]
         if not entries:
             text = f"unknown model {name[:200]!r}" + (f", version {version[:20]!r}" if version else "")
             return RequestFailure(Status.NOT_FOUND, text)
@@ -108,17 +108,17 @@ class Catalogue:
         Raises:
             OptionError: The repository cannot be read, or has no model of a name.
         """
-        self.found = await self._scan()
+        self.scanned = await self._scan()
         names = set(load)
-        if not self.found and self.mode == "none":
+        if not self.scanned and self.mode == "none":
             text = "the repository has no model: expected NAME/VERSION/model.onnx, resnet/1/model.onnx for example"
             log.warning(text, extra={"fields": {"repository": str(self.root)}})
-        if unknown := sorted(names - {"*"} - {entry.name for entry in self.found.values()}):
-            known = ", ".join(sorted({entry.name for entry in self.found.values()}))[:500] or "none"
+        if unknown := sorted(names - {"*"} - {entry.name for entry in self.scanned.values()}):
+            known = ", ".join(sorted({entry.name for entry in self.scanned.values()}))[:500] or "none"
             raise OptionError(
                 f"--load-model {unknown[0]}: no such model in the repository", hint=f"models found: {known}"
             )
-        for entry in self.found.values():
+        for entry in self.scanned.values():
             # A version that cannot be served is logged even if it is not loaded.
             if self.mode != "explicit" or isinstance(entry, BadVersion) or names & {entry.name, "*"}:
                 await self._start(entry)
@@ -139,7 +139,7 @@ class Catalogue:
             except (ChrionError, OSError) as error:
                 log.warning("poll failed", extra={"fields": {"reason": str(error)}})
                 return
-            before, self.found = self.found, now
+            before, self.scanned = self.scanned, now
             for key, entry in now.items():
                 if before.get(key) != entry:
                     await self._serve(entry)
@@ -170,7 +170,7 @@ class Catalogue:
             entries = {key: entry for key, entry in now.items() if entry.name == name}
             if not entries:
                 raise RequestFailure(Status.NOT_FOUND, f"failed to load {name[:200]!r}: not in the repository")
-            self.found = {key: e for key, e in self.found.items() if e.name != name} | entries
+            self.scanned = {key: e for key, e in self.scanned.items() if e.name != name} | entries
             begun = [await self._serve(entry, keep=True) for entry in entries.values()]
         failures = [
             f"{e.version and f'version {e.version}: '}{e.reason}" for e in entries.values() if isinstance(e, BadVersion)
@@ -184,7 +184,7 @@ class Catalogue:
             raise RequestFailure(
                 Status.INVALID, f"failed to load {name[:200]!r}: {without_folders('; '.join(failures))}"
             )
-        for key in [key for key in self._core.models if key[0] == name and key not in self.found]:
+        for key in [key for key in self._core.models if key[0] == name and key not in self.scanned]:
             self._core.remove(key)
 
     def unload(self, name: str) -> None:
@@ -206,8 +206,8 @@ class Catalogue:
                 Status.UNAVAILABLE, f"model control is {self.mode!r}: start the server with --model-control explicit"
             )
 
-    async def _scan(self) -> Found:
-        return await asyncio.to_thread(scan, self.root, accelerator=self._accelerator, before=self.found)
+    async def _scan(self) -> Versions:
+        return await asyncio.to_thread(scan, self.root, accelerator=self._accelerator, before=self.scanned)
 
     async def _serve(self, entry: ServedVersion | BadVersion, *, keep: bool = False) -> Served | None:
         """Serve a version: at once if none works in its place, else as soon as it has been tried.
@@ -276,8 +276,8 @@ class Catalogue:
     def _is_removed(self, key: Key) -> bool:
         """Return whether a version that the repository lacks has been removed, and not only emptied or replaced."""
         name = key[0]
-        others = [served for other, served in self._core.models.items() if other[0] == name and other in self.found]
-        return all(own != name for own, _ in self.found) or any(
+        others = [served for other, served in self._core.models.items() if other[0] == name and other in self.scanned]
+        return all(own != name for own, _ in self.scanned) or any(
             served.tried and not served.failure for served in others
         )
 

@@ -122,8 +122,8 @@ def _find_sources(folder: Path) -> dict[str, str]:
     if files:
         return {name: _read(path) for name, path in files.items()}
     for name in ("tokenizer_config.json", "chat_template.json"):
-        if found := _by_name(read_configuration(folder / name).get("chat_template")):
-            return found
+        if sources := _by_name(read_configuration(folder / name).get("chat_template")):
+            return sources
     return {}
 
 

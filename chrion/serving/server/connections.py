@@ -10,11 +10,12 @@ from typing import Any
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 #: Time within which the header of a request must have arrived after the connection was opened or the answer before, in
-#: seconds.
+#: seconds: that of a slow client, and a limit for those that send nothing.
 HEADER_S = 20
-#: Bytes of a header after which no more of it is read.
+#: Bytes of a header after which no more of it is read: twice the default limit of one field in Apache's server.
 HEADER_BYTES = 1 << 14
-#: Time that a client may take to read an answer, in seconds, and the least speed of a client that takes longer.
+#: Time that a client may take to read an answer, in seconds, and the minimum speed of a client that takes longer,
+#: which is that of a slow mobile connection.
 READ_S, READ_BYTES_PER_S = 60.0, 100_000
 #: Leading bits of an IPv6 address that count as one client: providers give each of theirs so many addresses.
 _CLIENT_BITS = 64
@@ -28,13 +29,13 @@ class LimitedProtocol(H11Protocol):  # type: ignore[misc]
     next request ends with the first byte.
 
     Attributes:
-        most: The limit of connections.
-        most_of_client: That of connections from one address.
+        max_connections: The limit of connections.
+        max_client_connections: That of connections from one address.
         clients: Open connections by client.
     """
 
-    most: int
-    most_of_client: int
+    max_connections: int
+    max_client_connections: int
     clients: Counter[str]
 
     _client_key = ""
@@ -44,9 +45,9 @@ class LimitedProtocol(H11Protocol):  # type: ignore[misc]
         """Count the connection or refuse it, and start the timer of the first header."""
         super().connection_made(transport)
         client = client_key(self.client[0] if self.client else "")
-        if len(self.connections) > self.most:
+        if len(self.connections) > self.max_connections:
             self._refuse("too many connections")
-        elif self.clients[client] >= self.most_of_client:
+        elif self.clients[client] >= self.max_client_connections:
             self._refuse("too many connections from this address")
         else:
             self._client_key = client
@@ -100,14 +101,18 @@ class LimitedProtocol(H11Protocol):  # type: ignore[misc]
         self.transport.close()
 
 
-def limited_protocol(most: int, most_of_client: int) -> type[LimitedProtocol]:
+def limited_protocol(max_connections: int, max_client_connections: int) -> type[LimitedProtocol]:
     """Return the protocol of one server.
 
     Args:
-        most: The most connections.
-        most_of_client: The most connections from one address.
+        max_connections: The maximum number of connections.
+        max_client_connections: The maximum number of connections from one address.
     """
-    members = {"most": most, "most_of_client": most_of_client, "clients": Counter()}
+    members = {
+        "max_connections": max_connections,
+        "max_client_connections": max_client_connections,
+        "clients": Counter(),
+    }
     return type("ServerProtocol", (LimitedProtocol,), members)
 
 

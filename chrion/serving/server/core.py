@@ -34,9 +34,8 @@ from chrion.serving.server.grace import Grace
 from chrion.serving.server.repository import Key, ServedVersion, file_states
 from chrion.serving.server.request_memory import ByteAccount
 from chrion.serving.server.request_timing import RequestTiming
-from chrion.serving.server.run_failures import run_failure
 from chrion.serving.server.run_watch import RunWatch, WatchedRun
-from chrion.serving.server.sessions import OpenedFiles, Session, is_out_of_memory
+from chrion.serving.server.sessions import OpenedFiles, Session, is_out_of_memory, run_failure
 from chrion.serving.server.shared_arena import SharedArena
 from chrion.serving.server.statistics import ModelStatistics
 from chrion.serving.server.tensors import Array, OutputSizes, TensorSpec, check_request
@@ -44,9 +43,11 @@ from chrion.serving.server.trials import try_session
 
 log = logging.getLogger("chrion.server")
 
-#: Interval at which the manager uses free memory, in seconds.
+#: Interval at which the manager uses free memory, in seconds: its work is proportional to the models, and loads take
+#: about as long.
 _TICK_S = 1.0
-#: Memory of requests whose release leaves gaps that are worth returning to the system, in bytes.
+#: Memory of requests whose release leaves gaps that are worth returning to the system, in bytes: several of the blocks
+#: of 4 MB that :func:`chrion.machine.allocator.return_large_blocks` returns at once.
 _LARGE_BYTES = 1 << 24
 _DRAINING = "the server is shutting down"
 _CHANGED = (
@@ -302,14 +303,14 @@ class ServingCore:
         arrival = _now_ms()
         try:
             chosen = check_request(served.version.inputs, served.version.outputs, feeds, outputs)
-            found, timing = await self._queue(served, feeds, chosen, timeout_ms, arrival, priority)
+            arrays, timing = await self._queue(served, feeds, chosen, timeout_ms, arrival, priority)
         except RequestFailure as failure:
             replacement = self.models.get(served.version.key)
             if isinstance(failure, ModelRemoved) and replacement is not None and replacement is not served:
                 return await self.infer(replacement, feeds, outputs, timeout_ms - (_now_ms() - arrival), priority)
             served.statistics.fail.add(_now_ms() - arrival)
             raise
-        return Result(served, list(zip(chosen, found, strict=True)), timing)
+        return Result(served, list(zip(chosen, arrays, strict=True)), timing)
 
     async def _queue(  # noqa: PLR0913, PLR0917 - of one request
         self,
@@ -494,11 +495,11 @@ class ServingCore:
     ) -> None:
         statistics = served.statistics
         answered = []
-        for pending, found in zip(batch, result.outputs, strict=True):
-            if isinstance(found, Exception):
-                self._fail(pending, run_failure(served.version.name, found, self._arena.limit))
+        for pending, outcome in zip(batch, result.outputs, strict=True):
+            if isinstance(outcome, Exception):
+                self._fail(pending, run_failure(served.version.name, outcome, self._arena.limit))
             else:
-                answered.append((pending, found))
+                answered.append((pending, outcome))
         if answered:
             statistics.add_run(sum(pending.request.rows for pending, _ in answered), *result.parts_ms)
         for pending, outputs in answered:
@@ -556,10 +557,10 @@ class ServingCore:
 
     def _reject_size(self, served: Served) -> None:
         """End the trial of a version that does not fit into the budgets."""
-        least, budgets = served.version.managed.variants[-1].bytes, self.manager.memory.budgets
+        smallest, budgets = served.version.managed.variants[-1].bytes, self.manager.memory.budgets
         served.failure = Reason.TOO_LARGE.value
         served.attempted.set()
-        sizes = {"bytes": {device: least.get(device, 0) for device in budgets}, "budget_bytes": dict(budgets)}
+        sizes = {"bytes": {device: smallest.get(device, 0) for device in budgets}, "budget_bytes": dict(budgets)}
         log.warning(CANNOT_BE_SERVED, extra=_fields(served, reason=served.failure, **sizes))
 
     async def _tick(self) -> None:

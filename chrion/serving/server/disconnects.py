@@ -1,15 +1,18 @@
-"""The end of work whose client has left."""
+"""Handlers of HTTP requests, and the end of work whose client has left."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import StreamingResponse
+from starlette.responses import Response, StreamingResponse
 
 Result = TypeVar("Result")
+Handler = Callable[[Request], Awaitable[Response]]
+#: Returns the JSON object in the body of a request.
+ReadBody = Callable[[Request], Awaitable[dict[str, Any]]]
 
 
 class EventResponse(StreamingResponse):  # type: ignore[misc]
@@ -40,20 +43,20 @@ async def until_disconnect(request: Request, work: Coroutine[Any, Any, Result]) 
     """
     worker = asyncio.current_task()
     assert worker is not None  # noqa: S101 # coroutines of the event loop run in tasks
-    left = False
+    has_left = False
 
     async def cancel_when_left() -> None:
-        nonlocal left
+        nonlocal has_left
         while (await request.receive())["type"] != "http.disconnect":
             pass
-        left = True
+        has_left = True
         worker.cancel()
 
     watch = asyncio.create_task(cancel_when_left())
     try:
         return await work
     except asyncio.CancelledError:
-        if left and not worker.uncancel():
+        if has_left and not worker.uncancel():
             raise ClientDisconnect from None
         raise
     finally:

@@ -55,7 +55,7 @@ def model_config(served: Served) -> dict[str, Any]:
 
 def model_statistics(core: ServingCore, served: Served) -> dict[str, Any]:
     """Return the statistics of a version."""
-    found = served.statistics
+    statistics = served.statistics
     zero = Duration()
     place, _variant = core.place(served)
     entry = core.manager.memory.entries.get(served.number)
@@ -63,16 +63,16 @@ def model_statistics(core: ServingCore, served: Served) -> dict[str, Any]:
     return {
         "name": served.version.name,
         "version": served.version.version,
-        "last_inference": found.last_inference_ms,
-        "inference_count": found.inferences,
-        "execution_count": found.executions,
+        "last_inference": statistics.last_inference_ms,
+        "inference_count": statistics.inferences,
+        "execution_count": statistics.executions,
         "inference_stats": {
-            "success": _duration(found.success),
-            "fail": _duration(found.fail),
-            "queue": _duration(found.queue),
-            "compute_input": _duration(found.compute_input),
-            "compute_infer": _duration(found.compute_infer),
-            "compute_output": _duration(found.compute_output),
+            "success": _duration(statistics.success),
+            "fail": _duration(statistics.fail),
+            "queue": _duration(statistics.queue),
+            "compute_input": _duration(statistics.compute_input),
+            "compute_infer": _duration(statistics.compute_infer),
+            "compute_output": _duration(statistics.compute_output),
             "cache_hit": _duration(zero),
             "cache_miss": _duration(zero),
         },
@@ -83,7 +83,7 @@ def model_statistics(core: ServingCore, served: Served) -> dict[str, Any]:
                 "compute_infer": _duration(batch.compute_infer),
                 "compute_output": _duration(batch.compute_output),
             }
-            for size, batch in sorted(found.batches.items())
+            for size, batch in sorted(statistics.batches.items())
         ],
         "memory_usage": [
             {"type": "GPU" if device == "accelerator" else "CPU", "id": 0, "byte_size": size}
@@ -95,17 +95,17 @@ def model_statistics(core: ServingCore, served: Served) -> dict[str, Any]:
 
 
 def repository_index(
-    core: ServingCore, found: dict[tuple[str, str], ServedVersion | BadVersion]
+    core: ServingCore, versions: dict[tuple[str, str], ServedVersion | BadVersion]
 ) -> list[dict[str, str]]:
     """Return the state of every version of the repository.
 
     Args:
         core: The server.
-        found: The versions in the repository.
+        versions: The versions in the repository.
     """
     index = []
-    for key in sorted(found.keys() | core.models.keys()):
-        served, entry = core.models.get(key), found.get(key)
+    for key in sorted(versions.keys() | core.models.keys()):
+        served, entry = core.models.get(key), versions.get(key)
         if served is None:
             state, reason = UNAVAILABLE, entry.reason if isinstance(entry, BadVersion) else "unloaded"
         else:
@@ -115,18 +115,18 @@ def repository_index(
     return index
 
 
-def snapshot(core: ServingCore, found: Mapping[tuple[str, str], ServedVersion | BadVersion]) -> dict[str, Any]:
+def snapshot(core: ServingCore, versions: Mapping[tuple[str, str], ServedVersion | BadVersion]) -> dict[str, Any]:
     """Return the state of the server for the web page.
 
     Args:
         core: The server.
-        found: The versions in the repository.
+        versions: The versions in the repository.
     """
     memory = core.manager.memory
     devices = {device: {"used": memory.used(device), "budget": budget} for device, budget in memory.budgets.items()}
     unserved = [
         {"name": bad.name, "version": bad.version, "reason": without_folders(bad.reason)}
-        for key, bad in sorted(found.items())
+        for key, bad in sorted(versions.items())
         if isinstance(bad, BadVersion) and key not in core.models
     ]
     return {
@@ -143,9 +143,13 @@ def snapshot(core: ServingCore, found: Mapping[tuple[str, str], ServedVersion | 
 
 def _model_state(core: ServingCore, served: Served) -> dict[str, Any]:
     """Return the state of a version for the web page."""
-    entry, found, slo = core.manager.memory.entries[served.number], served.statistics, served.version.managed.slo_ms
+    entry, statistics, slo = (
+        core.manager.memory.entries[served.number],
+        served.statistics,
+        served.version.managed.slo_ms,
+    )
     place, variant = core.place(served)
-    p50, p99 = found.quantiles_ms(0.5, 0.99)
+    p50, p99 = statistics.quantiles_ms(0.5, 0.99)
     return {
         "name": served.version.name,
         "version": served.version.version,
@@ -153,15 +157,15 @@ def _model_state(core: ServingCore, served: Served) -> dict[str, Any]:
         "variant": variant,
         "bytes": dict(entry.model.variants[entry.variant].bytes) if place is not Place.ABSENT else {},
         "waiting": core.manager.waiting(served.number),
-        "requests": found.success.count,
-        "failures": found.fail.count,
+        "requests": statistics.success.count,
+        "failures": statistics.fail.count,
         "p50_ms": p50,
         "p99_ms": p99,
         "slo_ms": slo if slo < float("inf") else None,
-        "violations": found.slo_violations,
-        "loads": found.loads,
-        "evictions": found.evictions,
-        "idle_s": time.time() - found.last_inference_ms / 1000 if found.last_inference_ms else None,
+        "violations": statistics.slo_violations,
+        "loads": statistics.loads,
+        "evictions": statistics.evictions,
+        "idle_s": time.time() - statistics.last_inference_ms / 1000 if statistics.last_inference_ms else None,
         "failure": without_folders(served.failure),
         "note": without_folders(served.note),
     }

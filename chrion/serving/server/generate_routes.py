@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,14 +13,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from chrion.generation import Stream
-from chrion.serving.server.disconnects import EventResponse, until_disconnect
+from chrion.serving.server.disconnects import EventResponse, Handler, ReadBody, until_disconnect
 from chrion.serving.server.failures import RequestFailure, invalid
 from chrion.serving.server.generation_service import GenerationService
 from chrion.serving.server.generation_tensors import Piece, TextRequest, read_document
 from chrion.serving.server.protocol_decoder import ProtocolDecoder, find_decoder
-
-ReadBody = Callable[[Request], Awaitable[dict[str, Any]]]
-Handler = Callable[[Request], Awaitable[Response]]
 
 
 class GenerateRoutes:
@@ -48,15 +45,15 @@ class GenerateRoutes:
         return [(f"{base}/{name}", handler, "POST") for base in bases for name, handler in handlers.items()]
 
     async def _generate(self, read: ReadBody, request: Request) -> Response:
-        decoder, wanted, common = await self._read(read, request)
-        if wanted.stream:
+        decoder, text_request, common = await self._read(read, request)
+        if text_request.stream:
             raise invalid("input 'stream': several responses need generate_stream")
-        return JSONResponse(common | _document(await until_disconnect(request, decoder.generate(wanted))))
+        return JSONResponse(common | _document(await until_disconnect(request, decoder.generate(text_request))))
 
     async def _generate_stream(self, read: ReadBody, request: Request) -> Response:
-        decoder, wanted, common = await self._read(read, request)
-        stream = await decoder.submit(wanted)
-        return EventResponse(_events(decoder, wanted, stream, common), stream.cancel)
+        decoder, text_request, common = await self._read(read, request)
+        stream = await decoder.submit(text_request)
+        return EventResponse(_events(decoder, text_request, stream, common), stream.cancel)
 
     async def _read(self, read: ReadBody, request: Request) -> tuple[ProtocolDecoder, TextRequest, dict[str, Any]]:
         """Return the decoder, the text that is wanted, and what all responses have in common."""
@@ -71,16 +68,16 @@ class GenerateRoutes:
         if not isinstance(parameters, dict):
             raise invalid("parameters: expected an object")
         common = dict(zip(("model_name", "model_version"), decoder.model, strict=True))
-        wanted = replace(read_document({**parameters, **body}), arrival_s=request.state.arrival_s)
-        return decoder, wanted, common | ({"id": identity} if identity else {})
+        text_request = replace(read_document({**parameters, **body}), arrival_s=request.state.arrival_s)
+        return decoder, text_request, common | ({"id": identity} if identity else {})
 
 
 async def _events(
-    decoder: ProtocolDecoder, wanted: TextRequest, stream: Stream, common: dict[str, Any]
+    decoder: ProtocolDecoder, text_request: TextRequest, stream: Stream, common: dict[str, Any]
 ) -> AsyncIterator[str]:
     """Yield a server-sent event for each response."""
     try:
-        async with contextlib.aclosing(decoder.pieces(wanted, stream)) as pieces:
+        async with contextlib.aclosing(decoder.pieces(text_request, stream)) as pieces:
             async for piece in pieces:
                 yield _event(common | _document(piece))
     except RequestFailure as failure:

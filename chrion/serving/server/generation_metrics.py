@@ -65,7 +65,7 @@ class _Collector:
 
     def collect(self) -> Iterator[Any]:
         """Yield all metrics."""
-        found = {name: served.generator.statistics() for name, served in sorted(self._served.items())}
+        by_model = {name: served.generator.statistics() for name, served in sorted(self._served.items())}
         counters = {
             "chrion_generation_iterations": ("Iterations", "iterations"),
             "chrion_generation_batched_requests": ("Requests of all iterations", "iteration_requests"),
@@ -80,11 +80,11 @@ class _Collector:
         for kind, families in ((CounterMetricFamily, counters), (GaugeMetricFamily, gauges)):
             for name, (text, field) in families.items():
                 family = kind(name, text, labels=["model"])
-                for model, statistics in found.items():
+                for model, statistics in by_model.items():
                     family.add_metric([model], getattr(statistics, field))
                 yield family
         ends = CounterMetricFamily("chrion_generation_finish_reasons", "Why requests ended", labels=["model", "reason"])
-        for model, statistics in found.items():
+        for model, statistics in by_model.items():
             for reason, count in statistics.finish_reasons.items():
                 ends.add_metric([model, reason], count)
         yield ends

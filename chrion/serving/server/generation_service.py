@@ -39,7 +39,7 @@ class GenerationService:
 
     Args:
         served: The models by name.
-        max_waiting: The most requests that wait at the same time, of all models.
+        max_waiting: The maximum number of requests that wait at the same time, of all models.
         refused: Why no model generates, if none does.
     """
 
@@ -66,7 +66,7 @@ class GenerationService:
 
     def states(self) -> list[dict[str, str | int]]:
         """Return the states of the generators for the web page."""
-        found = {name: served.generator.statistics() for name, served in self.served.items()}
+        states = {name: served.generator.statistics() for name, served in self.served.items()}
         return [
             {
                 "name": name,
@@ -77,7 +77,7 @@ class GenerationService:
                 "reserved_slots": state.reserved_slots,
                 "slots": state.slots,
             }
-            for name, state in found.items()
+            for name, state in states.items()
         ]
 
     def metrics(self) -> bytes:
@@ -118,7 +118,7 @@ class GenerationService:
         prompts: Sequence[Prompt],
         samplings: Sequence[Sampling],
         options: TextOptions,
-        most: Callable[[int], int],
+        limit: Callable[[int], int],
     ) -> list[Stream]:
         """Queue a text for each prompt and each sampling, or none of them.
 
@@ -127,7 +127,7 @@ class GenerationService:
             prompts: Texts or token ids.
             samplings: How the tokens of each text of a prompt are chosen.
             options: What else the request says of its texts.
-            most: Returns the most new tokens after a prompt of a number of tokens.
+            limit: Returns the maximum new tokens after a prompt of a number of tokens.
 
         Raises:
             RequestFailure: The texts may not be queued now.
@@ -141,7 +141,7 @@ class GenerationService:
         streams: list[Stream] = []
         try:
             for ids, sampling in itertools.product(encoded, samplings):
-                streams.append(_queue(served, ids, most(len(ids)), sampling, options))
+                streams.append(_queue(served, ids, limit(len(ids)), sampling, options))
                 self._admitted -= 1
                 await asyncio.sleep(0)  # the checks of a long prompt take milliseconds for each of its texts
         except BaseException as error:
@@ -204,17 +204,19 @@ class GenerationService:
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _queue(served: ServedGenerator, ids: Sequence[int], most: int, sampling: Sampling, options: TextOptions) -> Stream:
+def _queue(
+    served: ServedGenerator, ids: Sequence[int], max_new_tokens: int, sampling: Sampling, options: TextOptions
+) -> Stream:
     """Queue one text of at most a number of new tokens."""
     generator = served.generator
     own = frozenset() if options.ignore_eos else generator.stop_tokens
     return generator.submit(
         ids,
-        most,
+        max_new_tokens,
         sampling=sampling,
         stop=options.stop,
         stop_tokens=[*own.union(options.end_tokens)],
-        min_new_tokens=min(options.min_tokens, most),
+        min_new_tokens=min(options.min_tokens, max_new_tokens),
         logprobs=options.logprobs,
     )
 

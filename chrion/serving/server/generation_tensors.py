@@ -62,8 +62,10 @@ _IGNORED = frozenset({"pad_id"})
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {"n": (1,), "logit_bias": ({},), "logprobs": (False,), "best_of": (1,)}
 #: Parameters of the protocol, which say nothing of the text.
 _PROTOCOL = frozenset({"timeout", "priority", "binary_data_output", "sequence_id", "sequence_start", "sequence_end"})
+#: Maximum new tokens without ``max_tokens``: the default of vLLM, and that of the OpenAI API.
 _DEFAULT_TOKENS = 16
-_MOST_STOPS = 16
+#: Maximum stop words, as in the OpenAI API of this server: each is searched in every token.
+_MAX_STOPS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,12 +148,12 @@ def read_values(values: Mapping[str, Any], outputs: Sequence[str] = ()) -> TextR
     texts = [given[name] for name in ("text_input", "input_ids") if name in given]
     if len(texts) != 1:
         raise invalid("inputs: expected one of text_input and input_ids")
-    most = given.get("max_tokens", _DEFAULT_TOKENS)
-    if most < 1:
-        raise invalid(f"input 'max_tokens': expected at least 1, found {most}")
+    max_tokens = given.get("max_tokens", _DEFAULT_TOKENS)
+    if max_tokens < 1:
+        raise invalid(f"input 'max_tokens': expected at least 1, found {max_tokens}")
     echo = not given.get("exclude_input_in_output", True)
-    how, options = _sampling(given), _options(given, most)
-    return TextRequest(texts[0], most, how, options, given.get("stream", False), echo, _outputs(outputs))
+    sampling, options = _sampling(given), _options(given, max_tokens)
+    return TextRequest(texts[0], max_tokens, sampling, options, given.get("stream", False), echo, _outputs(outputs))
 
 
 def piece_tensors(piece: Piece, outputs: Sequence[TensorSpec]) -> list[tuple[TensorSpec, Array]]:
@@ -182,10 +184,10 @@ def _is_unused(name: str) -> bool:
 
 
 def _spec(name: str) -> TensorSpec:
-    found = _BY_NAME.get(_OTHER_NAMES.get(name, name))
-    if found is None:
+    spec = _BY_NAME.get(_OTHER_NAMES.get(name, name))
+    if spec is None:
         raise invalid(f"unknown input {name[:200]!r}: expected {', '.join(_BY_NAME)}")
-    return found
+    return spec
 
 
 def _outputs(names: Sequence[str]) -> tuple[TensorSpec, ...]:
@@ -202,24 +204,24 @@ def _sampling_parameters(values: Mapping[str, Any]) -> Mapping[str, Any]:
     if not text:
         return {}
     try:
-        found = parse_json(_checked(_BY_NAME["sampling_parameters"], text).encode())
+        parameters = parse_json(_checked(_BY_NAME["sampling_parameters"], text).encode())
     except ValueError as error:
         raise invalid(f"input 'sampling_parameters': not JSON: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(parameters, dict):
         raise invalid("input 'sampling_parameters': expected an object")
-    return found
+    return parameters
 
 
-def _options(given: Mapping[str, Any], most: int) -> TextOptions:
+def _options(given: Mapping[str, Any], max_tokens: int) -> TextOptions:
     """Return what ends the text."""
     stop = tuple(text for text in given.get("stop_words", ()) if text)
-    if len(stop) > _MOST_STOPS:
-        raise invalid(f"input 'stop_words': expected at most {_MOST_STOPS} texts, found {len(stop)}")
-    least = given.get("min_tokens", 0)
-    if not 0 <= least <= most:
-        raise invalid(f"input 'min_tokens': expected 0 to {most}, found {least}")
+    if len(stop) > _MAX_STOPS:
+        raise invalid(f"input 'stop_words': expected at most {_MAX_STOPS} texts, found {len(stop)}")
+    min_tokens = given.get("min_tokens", 0)
+    if not 0 <= min_tokens <= max_tokens:
+        raise invalid(f"input 'min_tokens': expected 0 to {max_tokens}, found {min_tokens}")
     ends = [token for token in (*given.get("stop_token_ids", ()), given.get("end_id", -1)) if token >= 0]
-    return TextOptions(stop, tuple(ends), given.get("ignore_eos", False), least)
+    return TextOptions(stop, tuple(ends), given.get("ignore_eos", False), min_tokens)
 
 
 def _sampling(given: Mapping[str, Any]) -> Sampling:
@@ -276,13 +278,13 @@ def _parsed(value: Any) -> Any:
 
 def _checked(spec: TensorSpec, value: Any) -> Any:
     """Return a value of JSON with the type of an input; numbers may be written as texts."""
-    found = _converted(spec, value)
-    if found is None:
+    converted = _converted(spec, value)
+    if converted is None:
         kinds = {"BYTES": "text", "BOOL": "true or false", "FP32": "a number"}
         kind = kinds.get(spec.datatype, "a whole number")
         expected = kind if spec.shape == (1,) else {"BYTES": "a list of texts"}.get(spec.datatype, "a list of tokens")
         raise invalid(f"input {spec.name!r}: expected {expected}, found {str(value)[:100]!r}")
-    return found
+    return converted
 
 
 def _converted(spec: TensorSpec, value: Any) -> Any:

@@ -30,8 +30,9 @@ Prompt = str | list[int]
 
 #: Copies of a model without its external weights while it is read and taken apart, beside that of its session.
 _COPIES_READ = 3
-#: The most characters of a prompt for one of its tokens: tokenizers may drop white space.
+#: Factor on the characters of the longest token for a prompt of so many tokens: tokenizers may drop white space.
 _UNUSED_TEXT = 4
+#: Interval of looking for the end of requests: an iteration takes about as long.
 _POLL_S = 0.01
 _NO_CONTEXT = "longer requests may fail; config.json beside the model may have max_position_embeddings"
 
@@ -106,33 +107,33 @@ def open_generators(repository: Path, budget: int, names: Collection[str] | None
             known = latest.get(entry.name)
             if known is None or int(entry.version) > int(known.version):
                 latest[entry.name] = entry
-    found: dict[str, ServedGenerator] = {}
+    opened: dict[str, ServedGenerator] = {}
     for name, version in sorted(latest.items()):
         settings = version.settings.generation or GenerationSettings()
-        _check_budget(budget, found, {name: _opening_bytes(version) + _kv_bytes(settings)})
+        _check_budget(budget, opened, {name: _opening_bytes(version) + _kv_bytes(settings)})
         try:
-            found[name] = _open(name, version, settings)
+            opened[name] = _open(name, version, settings)
         except ChrionError as error:
             log.warning("cannot generate", extra={"fields": {"model": name, "reason": str(error)}})
-        _check_budget(budget, found)
-    return found
+        _check_budget(budget, opened)
+    return opened
 
 
-def _check_budget(budget: int, found: Mapping[str, ServedGenerator], next_one: Mapping[str, int] | None = None) -> None:
+def _check_budget(budget: int, opened: Mapping[str, ServedGenerator], opening: Mapping[str, int] | None = None) -> None:
     """Close the generators if they exceed the budget.
 
     Args:
         budget: Bytes of host memory for all models.
-        found: The generators that are open.
-        next_one: What the next one needs while it is opened, by its name.
+        opened: The generators that are open.
+        opening: What the next one needs while it is opened, by its name.
 
     Raises:
         OptionError: They do.
     """
-    each = {name: served.reserved_bytes for name, served in found.items()} | dict(next_one or {})
+    each = {name: served.reserved_bytes for name, served in opened.items()} | dict(opening or {})
     needed = sum(each.values())
     if needed > budget:
-        close_generators([*found.values()])
+        close_generators([*opened.values()])
         raise OptionError(
             f"the generators of {', '.join(each)} need at least {needed / 1e6:.0f} MB "
             f"of {budget / 1e6:.0f} MB for models",

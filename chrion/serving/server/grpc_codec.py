@@ -34,11 +34,12 @@ _VARINT, _BYTES = 0, 2
 _SIZES = [0, 8, 0, 1 << 64, 1 << 64, 4, 1 << 64, 1 << 64]
 #: Keys of the fields with raw contents: 7 of requests, 6 of responses.
 _RAW_INPUT, _RAW_OUTPUT = 7 << 3 | _BYTES, bytes([6 << 3 | _BYTES])
-#: Bytes of a request that is parsed as a whole.
+#: Bytes of a request that is parsed as a whole: splitting it would take longer.
 _SMALL = 1 << 12
-#: Limits of what a request has beside raw contents: bytes, and fields with raw contents.
-_MOST_HEAD, _MOST_FIELDS = 1 << 22, 1 << 14
-#: Bytes that a byte of it may become.
+#: Limits of what a request has beside raw contents, bytes and fields with raw contents: its parser holds the GIL for
+#: some ten milliseconds at most.
+_MAX_HEAD, _MAX_FIELDS = 1 << 22, 1 << 14
+#: Bytes that a byte of it may become in the parser's objects: a bound for typed contents of the smallest numbers.
 _HEAD_FACTOR = 24
 
 
@@ -71,8 +72,8 @@ def parse_request(content: bytes) -> WireRequest:
             given = message("ModelInferRequest").FromString(content)
             return WireRequest(given, given.raw_input_contents, _HEAD_FACTOR * len(content))
         head, raw = _split(content)
-        if len(head) > _MOST_HEAD:
-            text = f"the request has {len(head)} bytes beside raw_input_contents, more than {_MOST_HEAD}"
+        if len(head) > _MAX_HEAD:
+            text = f"the request has {len(head)} bytes beside raw_input_contents, more than {_MAX_HEAD}"
             raise RequestFailure(Status.TOO_LARGE, f"{text}: send large tensors in raw_input_contents")
         return WireRequest(message("ModelInferRequest").FromString(head), raw, _HEAD_FACTOR * len(head))
     except (DecodeError, IndexError) as error:
@@ -110,40 +111,44 @@ def read_request(wire: WireRequest, take: Callable[[int], None] = lambda _: None
     return request
 
 
-def build_response(request: InferenceRequest, model: tuple[str, str], found: Sequence[tuple[TensorSpec, Array]]) -> Any:
+def build_response(
+    request: InferenceRequest, model: tuple[str, str], outputs: Sequence[tuple[TensorSpec, Array]]
+) -> Any:
     """Return the ``ModelInferResponse`` with some outputs.
 
     Args:
         request: The request.
         model: The name and the version of the model.
-        found: The outputs.
+        outputs: The outputs.
     """
-    response = _response_head(request, model, found)
-    for spec, array in found:
+    response = _response_head(request, model, outputs)
+    for spec, array in outputs:
         response.raw_output_contents.append(tensors.to_raw(spec.datatype, array))
     return response
 
 
 def encode_response(
-    request: InferenceRequest, model: tuple[str, str], found: Sequence[tuple[TensorSpec, Array]]
+    request: InferenceRequest, model: tuple[str, str], outputs: Sequence[tuple[TensorSpec, Array]]
 ) -> bytes:
     """Return the ``ModelInferResponse`` with some outputs as bytes, whose raw contents are copied once only.
 
     Args:
         request: The request.
         model: The name and the version of the model.
-        found: The outputs.
+        outputs: The outputs.
     """
-    parts = [_response_head(request, model, found).SerializeToString()]
-    for spec, array in found:
+    parts = [_response_head(request, model, outputs).SerializeToString()]
+    for spec, array in outputs:
         raw = tensors.to_raw(spec.datatype, array)
         parts += [_RAW_OUTPUT, _varint(len(raw)), raw]
     return b"".join(parts)
 
 
-def _response_head(request: InferenceRequest, model: tuple[str, str], found: Sequence[tuple[TensorSpec, Array]]) -> Any:
+def _response_head(
+    request: InferenceRequest, model: tuple[str, str], outputs: Sequence[tuple[TensorSpec, Array]]
+) -> Any:
     response = message("ModelInferResponse")(model_name=model[0], model_version=model[1], id=request.id)
-    for spec, array in found:
+    for spec, array in outputs:
         response.outputs.add(name=spec.name, datatype=spec.datatype, shape=array.shape)
     return response
 
@@ -156,7 +161,7 @@ def _split(content: bytes) -> tuple[bytes, list[memoryview]]:
         RequestFailure: They have too many fields.
     """
     view, head, raw = memoryview(content), [], []
-    at = kept = count = 0
+    at = head_start = count = 0
     while at < len(content):
         start = at
         key, at = _read_varint(content, at)
@@ -167,14 +172,14 @@ def _split(content: bytes) -> tuple[bytes, list[memoryview]]:
         count += 1
         if end > len(content):
             raise IndexError
-        if count > _MOST_FIELDS:
-            raise RequestFailure(Status.TOO_LARGE, f"the request has more than {_MOST_FIELDS} inputs and other fields")
+        if count > _MAX_FIELDS:
+            raise RequestFailure(Status.TOO_LARGE, f"the request has more than {_MAX_FIELDS} inputs and other fields")
         if key == _RAW_INPUT:
-            head.append(view[kept:start])
+            head.append(view[head_start:start])
             raw.append(view[at:end])
-            kept = end
+            head_start = end
         at = end
-    return b"".join([*head, view[kept:]]), raw
+    return b"".join([*head, view[head_start:]]), raw
 
 
 def _read_varint(content: bytes, at: int) -> tuple[int, int]:
@@ -214,8 +219,8 @@ def _array(entry: Any, raw: bytes | memoryview | None, take: Callable[[int], Non
 
 
 def _parameters(given: Any) -> dict[str, Any]:
-    found = {}
+    parameters = {}
     for name, value in given.items():
         kind = value.WhichOneof("parameter_choice")
-        found[name] = getattr(value, kind) if kind else None
-    return found
+        parameters[name] = getattr(value, kind) if kind else None
+    return parameters

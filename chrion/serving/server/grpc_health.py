@@ -14,10 +14,12 @@ from chrion.serving.server.target import Target
 
 #: The services that have a state, which is that of the server; the empty name is the server as a whole.
 _SERVICES = ("", SERVICE)
-#: Interval at which a change is looked for on behalf of clients that watch, in seconds.
+#: Interval at which a change is looked for on behalf of clients that watch, in seconds: below the interval of probes,
+#: which is a second or more.
 _INTERVAL_S = 0.5
-#: Clients that watch at the same time. They need no token, and each takes one of the calls that the server allows.
-MOST_WATCHERS = 64
+#: Clients that watch at the same time: more than a deployment has balancers. They need no token, and each takes one of
+#: the calls that the server allows.
+MAX_WATCHERS = 64
 
 _States = health_pb2.HealthCheckResponse
 
@@ -41,8 +43,8 @@ class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
 
     async def Watch(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
         """Yield the state now, and again when it changes; the end of the server ends it."""
-        if self._watchers >= MOST_WATCHERS:
-            text = f"{MOST_WATCHERS} clients watch the health already: use Check"
+        if self._watchers >= MAX_WATCHERS:
+            text = f"{MAX_WATCHERS} clients watch the health already: use Check"
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
         self._watchers += 1
         try:

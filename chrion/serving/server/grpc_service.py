@@ -35,10 +35,11 @@ from chrion.serving.server.tracing import RequestTracer
 
 #: The parameter of responses that says whether it is the last of its request; Triton's name.
 _FINAL = "triton_final_response"
-#: Time within which the message of a call must have arrived, in seconds, and the speed by which the largest has longer.
+#: Time within which the message of a call must have arrived, in seconds, as for headers of HTTP, and the speed by
+#: which the largest has longer, that of a slow network.
 _MESSAGE_S, _MESSAGE_BYTES_PER_S = 20.0, 1_000_000
-#: Bytes of a request that is not one for inference.
-_MOST_OPTIONS = 1 << 18
+#: Bytes of a request that is not one for inference: it has a few names, and its parser holds the event loop.
+_MAX_OPTIONS = 1 << 18
 _CHANNEL_OPTIONS = (
     ("grpc.so_reuseport", 0),
     ("grpc.keepalive_time_ms", 60_000),  # finds peers that are gone
@@ -92,7 +93,7 @@ class GrpcService:
         Args:
             message_s: Time within which the message of a call must have arrived, in seconds.
         """
-        found, receiver = {}, MessageReceiver(message_s)
+        handlers, receiver = {}, MessageReceiver(message_s)
         for name, method in methods().items():
             request, response = message(method.input_type.name), message(method.output_type.name)
             if name == _STREAM:
@@ -104,8 +105,8 @@ class GrpcService:
                 answer = functools.partial(self._answer, name, request, response)
                 call = functools.partial(_receive, receiver, self._infer if name == "ModelInfer" else answer)
             # Messages are parsed by the handlers, which answer damaged ones with INVALID_ARGUMENT.
-            found[name] = make(call, request_deserializer=None, response_serializer=_serialise)
-        return grpc.method_handlers_generic_handler(SERVICE, found)
+            handlers[name] = make(call, request_deserializer=None, response_serializer=_serialise)
+        return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
     async def _answer(self, name: str, request: Any, response: Any, content: bytes, context: Any) -> Any:
         began_s = time.monotonic()
@@ -140,13 +141,13 @@ class GrpcService:
     ) -> None:
         if self._tracer is None:
             return
-        about = {}
+        attributes = {}
         with contextlib.suppress(RequestFailure):
             request = grpc_codec.parse_request(content).head
-            about = {"model": request.model_name[:200], "version": request.model_version, "request_id": request.id}
+            attributes = {"model": request.model_name[:200], "version": request.model_version, "request_id": request.id}
         carrier = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
         timing = RequestTiming.of_header(answer.headers.get(SERVER_TIMING, "")) if answer else None
-        self._tracer.add(carrier, about, began_ns, timing, failure)
+        self._tracer.add(carrier, attributes, began_ns, timing, failure)
 
     async def _run(self, content: bytes, remaining_ms: float, memory: RequestMemory) -> Answer:
         """Serve an inference request, given as bytes."""
@@ -197,16 +198,16 @@ class GrpcService:
     async def _run_in_stream(self, content: bytes, memory: RequestMemory, context: Any) -> Any:
         """Return the only response to a request of a stream."""
         began_s = time.monotonic()
-        found = message("ModelStreamInferResponse")()
+        response = message("ModelStreamInferResponse")()
         try:
             answer = await self._run(content, float("inf"), memory)
-            found.infer_response.MergeFromString(answer.content)
+            response.infer_response.MergeFromString(answer.content)
         except RequestFailure as failure:
             _log_failure(context, _STREAM, failure, began_s)
-            found.error_message = failure.message
+            response.error_message = failure.message
             with contextlib.suppress(RequestFailure):
-                found.infer_response.id = grpc_codec.parse_request(content).head.id
-        return found
+                response.infer_response.id = grpc_codec.parse_request(content).head.id
+        return response
 
     def _texts(self, context: Any, content: bytes) -> AsyncGenerator[Any, None] | None:
         """Return the responses to a request of a stream, if it may have several."""
@@ -229,8 +230,8 @@ class GrpcService:
             with RequestMemory(self._target.account) as memory:
                 memory.take(size + given.parsed_bytes)
                 request = grpc_codec.read_request(given, memory.take)
-                async with contextlib.aclosing(decoder.stream(request)) as found:
-                    async for outputs, final in found:
+                async with contextlib.aclosing(decoder.stream(request)) as responses:
+                    async for outputs, final in responses:
                         response = grpc_codec.build_response(request, decoder.model, outputs)
                         response.parameters[_FINAL].bool_param = final
                         yield kind(infer_response=response)
@@ -336,13 +337,13 @@ async def _receive(receiver: MessageReceiver, answer: Callable[..., Awaitable[An
     return await answer(content, context)
 
 
-def _serialise(found: Any) -> bytes:
-    return found if isinstance(found, bytes) else bytes(found.SerializeToString())
+def _serialise(response: Any) -> bytes:
+    return response if isinstance(response, bytes) else bytes(response.SerializeToString())
 
 
 def _parse(kind: Any, content: bytes) -> Any:
-    if len(content) > _MOST_OPTIONS:  # its parser would hold the event loop
-        raise RequestFailure(Status.TOO_LARGE, f"the request has more than {_MOST_OPTIONS} bytes")
+    if len(content) > _MAX_OPTIONS:  # its parser would hold the event loop
+        raise RequestFailure(Status.TOO_LARGE, f"the request has more than {_MAX_OPTIONS} bytes")
     try:
         return kind.FromString(content)
     except DecodeError as error:

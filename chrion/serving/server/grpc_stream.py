@@ -13,9 +13,11 @@ import functools
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any
 
-#: Requests with one response that are in progress at the same time, and responses that wait for the client.
+#: Requests with one response that are in progress at the same time, and responses that wait for the client: enough for
+#: full batches, and a bound on the memory of a stream.
 _DEPTH = 16
-#: Requests with several responses that are in progress at the same time.
+#: Requests with several responses that are in progress at the same time: as many as the choices of one request of the
+#: OpenAI API.
 _TEXTS = 128
 
 Answer = Callable[[bytes], Awaitable[Any]]

@@ -18,19 +18,22 @@ from chrion.serving.server.number_text import NumberText
 
 Take = Callable[[int], None]
 
-#: Limits of a document without numbers of tensors: bytes, values, and lists and objects among them.
-_MOST_BYTES, _MOST_VALUES, _MOST_CONTAINERS = 1 << 22, 1 << 17, 1 << 15
+#: Limits of a document without numbers of tensors, bytes, values, and lists and objects among them: the parser holds
+#: the GIL for some ten milliseconds at most.
+_MAX_BYTES, _MAX_VALUES, _MAX_CONTAINERS = 1 << 22, 1 << 17, 1 << 15
 #: Limit of the text of these numbers, which keeps a thread busy for seconds.
-_MOST_NUMBER_BYTES = 1 << 26
-#: Documents below this size are parsed as a whole: their numbers are few.
+_MAX_NUMBER_BYTES = 1 << 26
+#: Documents below this size are parsed as a whole: their numbers take about a millisecond.
 _SMALL = 1 << 16
-#: Number lists below this size stay in their document.
+#: Number lists below this size stay in their document: cutting them out would take longer than parsing them.
 _SHORT = 1 << 10
-#: Bytes of a value beside its text, and more of a list and of an object.
+#: Bytes of a value beside its text, and more of a list and of an object, by ``sys.getsizeof`` of CPython with the
+#: entry in the container.
 _VALUE_BYTES, _LIST_BYTES, _OBJECT_BYTES = 64, 32, 170
-#: Bytes of a character of text that is not ASCII.
+#: Bytes of a character of text that is not ASCII: CPython stores up to four.
 _CHARACTER_BYTES = 4
-#: Bytes that are searched in one call, and those that the next call searches again.
+#: Bytes that are searched in one call, which holds the GIL for less than a millisecond, and those that the next call
+#: searches again, more than a key has.
 _WINDOW, _OVERLAP = 1 << 18, 64
 #: The beginning of a tensor's data. In a text its quotes would be escaped: the second one does not match, and before
 #: the first one is a backslash, which is looked for afterwards: the search for a fixed beginning is ten times as fast.
@@ -40,23 +43,23 @@ _BACKSLASH = ord("\\")
 _HINT = "send large tensors as binary data"
 
 
-def parse_body(document: bytes | memoryview, take: Take, what: str = "the body") -> Any:
+def parse_body(document: bytes | memoryview, take: Take, name: str = "the body") -> Any:
     """Return the data of a JSON document.
 
     Args:
         document: The document.
         take: Takes a bound on the memory of its values, in bytes.
-        what: The name of the document in messages.
+        name: The name of the document in messages.
 
     Raises:
         RequestFailure: It is too large, or not JSON.
     """
-    if len(document) > _MOST_BYTES:
-        text = f"{what} has {len(document)} bytes of JSON beside the numbers of tensors, more than {_MOST_BYTES}"
+    if len(document) > _MAX_BYTES:
+        text = f"{name} has {len(document)} bytes of JSON beside the numbers of tensors, more than {_MAX_BYTES}"
         raise RequestFailure(Status.TOO_LARGE, f"{text}: {_HINT}")
     content = bytes(document)
-    take(json_bytes(content, what))
-    return _parse(content, what)
+    take(json_bytes(content, name))
+    return _parse(content, name)
 
 
 def parse_tensors(document: memoryview, take: Take) -> Any:
@@ -77,10 +80,10 @@ def parse_tensors(document: memoryview, take: Take) -> Any:
     spans = list(_number_lists(document))
     starts, ends = [0, *(end for _, end in spans)], [*(start for start, _ in spans), len(document)]
     size = sum(end - start for start, end in spans)
-    if size > _MOST_NUMBER_BYTES:
-        text = f"the body has {size} bytes of numbers in JSON, more than {_MOST_NUMBER_BYTES}"
+    if size > _MAX_NUMBER_BYTES:
+        text = f"the body has {size} bytes of numbers in JSON, more than {_MAX_NUMBER_BYTES}"
         raise RequestFailure(Status.TOO_LARGE, f"{text}: {_HINT}")
-    if not spans or len(document) - size > _MOST_BYTES:
+    if not spans or len(document) - size > _MAX_BYTES:
         return parse_body(document[: len(document) - size], take)
     parts = [bytes(document[start:end]) for start, end in zip(starts, ends, strict=True)]
     if any(word in part for word in (b"NaN", b"Infinity") for part in parts):
@@ -93,7 +96,7 @@ def parse_tensors(document: memoryview, take: Take) -> Any:
     return _parse(content, constant=lambda _: next(numbers))
 
 
-def json_bytes(document: bytes, what: str = "the body") -> int:
+def json_bytes(document: bytes, name: str = "the body") -> int:
     """Return a bound on the memory of the values in a JSON document.
 
     Each value but the first follows a bracket, a comma or a colon. Those in texts are counted, too.
@@ -103,28 +106,28 @@ def json_bytes(document: bytes, what: str = "the body") -> int:
     """
     objects, lists = document.count(b"{"), document.count(b"[")
     values = 1 + objects + lists + document.count(b",") + document.count(b":")
-    if values > _MOST_VALUES or objects + lists > _MOST_CONTAINERS:
-        found = f"{values} values of JSON, {objects + lists} of them lists and objects"
-        most = f"more than {_MOST_VALUES}, or {_MOST_CONTAINERS} of them"
-        raise RequestFailure(Status.TOO_LARGE, f"{what} may have {found}, {most}: {_HINT}")
+    if values > _MAX_VALUES or objects + lists > _MAX_CONTAINERS:
+        counts = f"{values} values of JSON, {objects + lists} of them lists and objects"
+        limits = f"more than {_MAX_VALUES}, or {_MAX_CONTAINERS} of them"
+        raise RequestFailure(Status.TOO_LARGE, f"{name} may have {counts}, {limits}: {_HINT}")
     width = 1 if document.isascii() and b"\\" not in document else _CHARACTER_BYTES
     return width * len(document) + _VALUE_BYTES * values + _LIST_BYTES * lists + _OBJECT_BYTES * objects
 
 
-def _parse(content: bytes, what: str = "the body", constant: Callable[[str], Any] | None = None) -> Any:
+def _parse(content: bytes, name: str = "the body", constant: Callable[[str], Any] | None = None) -> Any:
     try:
         return parse_json(content, constant)
     except ValueError as error:
-        raise invalid(f"{what} is not JSON: {error}") from error
+        raise invalid(f"{name} is not JSON: {error}") from error
 
 
 def _number_lists(document: memoryview) -> Iterator[tuple[int, int]]:
     """Yield the beginning and the end of each long list of numbers below a key ``data``."""
     at = others = 0
-    while (found := _search(_DATA, document, at)) and others <= _MOST_BYTES:
-        start = found.end()
+    while (match := _search(_DATA, document, at)) and others <= _MAX_BYTES:
+        start = match.end()
         end = start
-        if document[found.start() - 1] != _BACKSLASH:
+        if document[match.start() - 1] != _BACKSLASH:
             stop = _search(_NO_NUMBER, document, start)
             end = _list_end(document, start, stop.start() if stop else len(document))
         others += (start if end - start > _SHORT else end) - at
@@ -142,7 +145,7 @@ def _list_end(document: memoryview, start: int, stop: int) -> int:
 def _search(pattern: re.Pattern[bytes], document: memoryview, at: int) -> re.Match[bytes] | None:
     """Search a document from a position on, in several calls."""
     while at < len(document):
-        if found := pattern.search(document, at, at + _WINDOW):
-            return found
+        if match := pattern.search(document, at, at + _WINDOW):
+            return match
         at += _WINDOW - _OVERLAP
     return None

@@ -45,23 +45,23 @@ def counter(name: str, text: str, value: float) -> str:
 
 def sum_statistics(answers: Iterable[list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """Return statistics of models, in the order of names and versions: counts and times are added."""
-    found: dict[tuple[str, int], dict[str, Any]] = {}
+    sums: dict[tuple[str, int], dict[str, Any]] = {}
     for statistics in answers:
         for entry in statistics:
             key = entry["name"], int(entry["version"])
-            found[key] = _sum(found[key], entry) if key in found else entry
-    return [found[key] for key in sorted(found)]
+            sums[key] = _sum(sums[key], entry) if key in sums else entry
+    return [sums[key] for key in sorted(sums)]
 
 
 def merge_indices(answers: Iterable[list[dict[str, str]]]) -> list[dict[str, str]]:
     """Return repository indices as one, with the entry of a replica that can serve a version, if there is one."""
-    found: dict[tuple[str, str], dict[str, str]] = {}
+    best: dict[tuple[str, str], dict[str, str]] = {}
     for index in answers:
         for entry in index:
             key = entry["name"], entry["version"]
-            if key not in found or entry["state"] == "READY":
-                found[key] = entry
-    return [found[key] for key in sorted(found)]
+            if key not in best or entry["state"] == "READY":
+                best[key] = entry
+    return [best[key] for key in sorted(best)]
 
 
 def merge_snapshots(answers: Mapping[str, dict[str, Any]], pending: int, *, draining: bool) -> dict[str, Any]:
@@ -94,8 +94,8 @@ def _sum(one: Any, other: Any, key: str = "") -> Any:
 
 
 def _sum_batches(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    found = {entry["batch_size"]: entry for entry in one}
+    by_size = {entry["batch_size"]: entry for entry in one}
     for entry in other:
         size = entry["batch_size"]
-        found[size] = _sum(found[size], entry) | {"batch_size": size} if size in found else entry
-    return [found[size] for size in sorted(found)]
+        by_size[size] = _sum(by_size[size], entry) | {"batch_size": size} if size in by_size else entry
+    return [by_size[size] for size in sorted(by_size)]

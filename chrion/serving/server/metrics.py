@@ -90,9 +90,9 @@ class _Collector:
         for name, (text, times) in histograms.items():
             histogram = HistogramMetricFamily(name, text, labels=_MODEL)
             for key, served in models:
-                found = times(served.statistics)
-                buckets = list(zip(_LIMITS, accumulate(found.counts), strict=True))
-                histogram.add_metric(key, buckets, found.sum_ms / 1000)
+                observed = times(served.statistics)
+                buckets = list(zip(_LIMITS, accumulate(observed.counts), strict=True))
+                histogram.add_metric(key, buckets, observed.sum_ms / 1000)
             yield histogram
         for name, (text, read) in counters.items():
             family = CounterMetricFamily(name, text, labels=_MODEL)
@@ -105,8 +105,8 @@ class _Collector:
         yield pending
         ready = GaugeMetricFamily("chrion_model_ready", "1 if requests for a version can be served", labels=_MODEL)
         for key in sorted({*self._core.models, *self._unserved}):
-            found_version = self._core.models.get(key)
-            ready.add_metric(key, found_version is not None and self._core.is_ready(found_version))
+            version = self._core.models.get(key)
+            ready.add_metric(key, version is not None and self._core.is_ready(version))
         yield ready
 
     def _memory(self) -> Iterator[Any]:

@@ -78,17 +78,17 @@ class Answers:
 
     @property
     def default_tokens(self) -> int | None:
-        """The most tokens of an answer if the request does not say; None for as many as fit."""
+        """The maximum tokens of an answer if the request does not say; None for as many as fit."""
         return None if self.chat else _DEFAULT_TOKENS
 
     def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
         """Return the answer with all choices and the numbers of tokens."""
-        found = []
+        documents = []
         for at, choice in enumerate(choices):
             text = {"message": {"role": "assistant", "content": choice.text}} if self.chat else {"text": choice.text}
             ends = {"logprobs": choice.logprobs, "finish_reason": choice.reason}
-            found.append({"index": at, **text, **ends})
-        return {**self._common, "choices": found, "usage": self._usage()}
+            documents.append({"index": at, **text, **ends})
+        return {**self._common, "choices": documents, "usage": self._usage()}
 
     def first(self, index: int, prompt: str = "") -> dict[str, Any] | None:
         """Return the document that begins a choice: that of a chat, or of a completion that begins with its prompt."""

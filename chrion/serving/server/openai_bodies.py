@@ -25,7 +25,7 @@ class Settings:
 
     model: str
     max_tokens: int | None
-    #: The field with the most tokens.
+    #: The field with the maximum tokens.
     limit_field: str
     #: One per choice of a prompt.
     samplings: tuple[Sampling, ...]

@@ -31,7 +31,7 @@ def too_long(error: ContextLengthError, *, chat: bool, limit_field: str) -> Requ
     Args:
         error: The error.
         chat: Whether the prompt is a chat.
-        limit_field: The field with the most new tokens.
+        limit_field: The field with the maximum new tokens.
     """
     field = "messages" if chat else "prompt"
     prompt, new = error.prompt_tokens, error.new_tokens

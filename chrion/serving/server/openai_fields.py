@@ -17,8 +17,8 @@ from chrion.errors import InputError
 from chrion.serving.server.failures import RequestFailure, Status, invalid
 from chrion.serving.server.neutral_values import is_neutral
 
-#: The most texts that one request may ask for.
-MOST_CHOICES = 128
+#: Maximum texts of one request, as in the OpenAI API.
+MAX_CHOICES = 128
 _Number = Annotated[float, Meta(ge=-LARGEST, le=LARGEST)]
 _Penalty = Annotated[float, Meta(ge=-2, le=2)]
 _Positive = Annotated[int, Meta(ge=1)]
@@ -33,7 +33,7 @@ class TextFields(Struct, frozen=True, kw_only=True):
     #: Read by themselves; the one of the other kind of request changes nothing.
     prompt: Any = None
     messages: Any = None
-    n: Annotated[int, Meta(ge=1, le=MOST_CHOICES)] = 1
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] = 1
     seed: int | None = None
     max_tokens: _Positive | None = None
     max_completion_tokens: _Positive | None = None

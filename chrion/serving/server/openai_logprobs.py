@@ -15,7 +15,7 @@ from chrion.generation import Token
 from chrion.generation.token_bytes import TokenBytes
 
 #: What the API has for the logarithm of zero.
-_LEAST = -9999.0
+_MIN_LOGPROB = -9999.0
 #: Bytes that continue a character.
 _CONTINUATION = bytes(range(0x80, 0xC0))
 
@@ -75,16 +75,16 @@ class TokenLog:
             data = b"" if token.id in self._pieces.special else self._pieces.of(token.id)
             self._waiting.append(LogprobEntry(token, data, self._counter.add(data)))
         self._released += len(token.text)
-        found = []
+        entries = []
         while self._waiting and self._waiting[0].offset < self._released:
-            found.append(self._waiting.popleft())
-        return found
+            entries.append(self._waiting.popleft())
+        return entries
 
     def finish(self, reason: str) -> list[LogprobEntry]:
         """Return the last tokens at the end of the choice."""
-        found = [entry for entry in self._waiting if reason == "length" or not entry.data]
+        entries = [entry for entry in self._waiting if reason == "length" or not entry.data]
         self._waiting.clear()
-        return found
+        return entries
 
     def document(self, entries: Sequence[LogprobEntry]) -> dict[str, Any] | None:
         """Return tokens as the API has them; None for no tokens."""
@@ -122,4 +122,4 @@ class TokenLog:
 
 
 def _limited(logprob: float | None) -> float:
-    return _LEAST if logprob is None else max(logprob, _LEAST)
+    return _MIN_LOGPROB if logprob is None else max(logprob, _MIN_LOGPROB)

@@ -82,7 +82,7 @@ def _parse_arguments(arguments: Any) -> Any:
     if not isinstance(arguments, str):
         return arguments
     try:
-        found = parse_json(arguments.encode()) if arguments.strip() else {}
+        parsed = parse_json(arguments.encode()) if arguments.strip() else {}
     except ValueError:
         return arguments
-    return found if isinstance(found, dict) else arguments
+    return parsed if isinstance(parsed, dict) else arguments

@@ -15,19 +15,16 @@ from starlette.responses import JSONResponse, Response
 
 from chrion.errors import ChrionError, ContextLengthError
 from chrion.generation import Token
-from chrion.serving.server.disconnects import EventResponse, until_disconnect
+from chrion.serving.server.disconnects import EventResponse, Handler, ReadBody, until_disconnect
 from chrion.serving.server.failures import RequestFailure, Status
 from chrion.serving.server.generation_service import GenerationService, cancel, failure_of
 from chrion.serving.server.generators import Prompt, ServedGenerator
 from chrion.serving.server.openai_answers import Answers, RunningChoice
 from chrion.serving.server.openai_bodies import Settings, read_prompts, read_settings
 from chrion.serving.server.openai_failures import failure_document, too_long
-from chrion.serving.server.openai_fields import MOST_CHOICES
+from chrion.serving.server.openai_fields import MAX_CHOICES
 from chrion.serving.server.openai_logprobs import TokenLog
 from chrion.serving.server.openai_messages import read_messages
-
-ReadBody = Callable[[Request], Awaitable[dict[str, Any]]]
-Handler = Callable[[Request], Awaitable[Response]]
 
 
 class OpenAiService:
@@ -108,8 +105,8 @@ class OpenAiService:
     def _admit(self, settings: Settings, prompts: int) -> None:
         """Raise a failure unless the choices of a number of prompts may be queued now."""
         count = prompts * len(settings.samplings)
-        if count > MOST_CHOICES:
-            text = f"prompt, n: expected at most {MOST_CHOICES} choices, found {count}"
+        if count > MAX_CHOICES:
+            text = f"prompt, n: expected at most {MAX_CHOICES} choices, found {count}"
             raise RequestFailure(Status.INVALID, text, param="n")
         self._service.admit(count)
 

@@ -19,7 +19,8 @@ from chrion.serving.manager.policy_settings import PolicySpec
 from chrion.serving.manager.records import ACCELERATOR, HOST
 from chrion.serving.server.catalogue import CONTROL_MODES
 
-#: Share of the free host memory that models may use by default.
+#: Share of the free host memory that models may use by default: the other half is for requests, outputs and other
+#: programs.
 _HOST_SHARE = 0.5
 
 
@@ -106,8 +107,8 @@ def parse_policies(text: str, base: ManagerPolicies) -> ManagerPolicies:
         kind = next((kind for kind, names in kinds.items() if name in names), None)
         if kind is None or kind in chosen:
             known = "; ".join(f"{kind.replace('_', ' ')}: {', '.join(names)}" for kind, names in kinds.items())
-            what = "unknown policy" if kind is None else f"two policies for {kind.replace('_', ' ')}"
-            raise OptionError(f"--serving-policy: {what}: {name!r}", hint=known)
+            problem = "unknown policy" if kind is None else f"two policies for {kind.replace('_', ' ')}"
+            raise OptionError(f"--serving-policy: {problem}: {name!r}", hint=known)
         chosen[kind] = name
     return replace(base, **chosen)  # type: ignore[arg-type] # all of them are names
 
@@ -125,22 +126,22 @@ def parse_routing(text: str, base: PolicySpec) -> tuple[str, PolicySpec]:
     names = [part.strip() for part in text.split(",")]
     routing = [name for name in names if name in ROUTING]
     if len(routing) > 1:
-        what = f"two policies for routing: {routing[1]!r}"
-        raise OptionError(f"--serving-policy: {what}", hint=f"routing: {', '.join(ROUTING)}")
+        problem = f"two policies for routing: {routing[1]!r}"
+        raise OptionError(f"--serving-policy: {problem}", hint=f"routing: {', '.join(ROUTING)}")
     chosen = structs.replace(base, routing=routing[0]) if routing else base
     return ",".join(name for name in names if name not in ROUTING), chosen
 
 
 def parse_replicas(text: str) -> tuple[int, int]:
-    """Return the least and the greatest number of replicas of ``N`` or ``MIN..MAX``; both 0 for ``nodes``.
+    """Return the minimum and the maximum number of replicas of ``N`` or ``MIN..MAX``; both 0 for ``nodes``.
 
     Raises:
         OptionError: The text has another form.
     """
     if text == "nodes":
         return 0, 0
-    least, dots, most = text.partition("..")
-    numbers = [int(part) for part in (least, most if dots else least) if part.isascii() and part.isdigit()]
+    minimum, dots, maximum = text.partition("..")
+    numbers = [int(part) for part in (minimum, maximum if dots else minimum) if part.isascii() and part.isdigit()]
     if len(numbers) != 2 or not 0 < numbers[0] <= numbers[1] <= 1000:
         raise OptionError(f"--replicas {text!r}: expected nodes, a number, or MIN..MAX", hint="for example 2..8")
     return numbers[0], numbers[1]
@@ -169,17 +170,17 @@ class DeviceOptions:
             ProviderError: The accelerator does not work.
             OptionError: There is none but one is needed, or the memory for models on it is unknown.
         """
-        found = usable_provider(self.accelerator)
+        provider = usable_provider(self.accelerator)
         free_mb = psutil.virtual_memory().available * _HOST_SHARE / replicas / 1e6
         budgets = {HOST: round((self.memory_mb or free_mb) * 1e6)}
-        if found is None or found == CPU_PROVIDER:
+        if provider is None or provider == CPU_PROVIDER:
             if self.needs_gpu:
                 raise OptionError("--gpu-budget: there is no accelerator", hint="chrion devices shows what works")
             return replace(options, budgets=budgets, provider=None)
         if not self.gpu_mb:
             hint = "add --gpu-budget or --scenario"
             raise OptionError("--accelerator: the memory for models is unknown", hint=hint)
-        return replace(options, budgets=budgets | {ACCELERATOR: round(self.gpu_mb * 1e6)}, provider=(found, {}))
+        return replace(options, budgets=budgets | {ACCELERATOR: round(self.gpu_mb * 1e6)}, provider=(provider, {}))
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,10 +73,10 @@ class SenderRules:
 def is_loopback(host: str) -> bool:
     """Return whether a server that is bound to an address, or to a name, is reached from this machine only."""
     try:
-        found = {str(entry[4][0]) for entry in socket.getaddrinfo(host, None)}
+        addresses = {str(entry[4][0]) for entry in socket.getaddrinfo(host, None)}
     except (OSError, UnicodeError):
         return False
-    return all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in found)
+    return all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in addresses)
 
 
 @functools.lru_cache

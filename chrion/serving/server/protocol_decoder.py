@@ -62,10 +62,10 @@ class ProtocolDecoder:
         Raises:
             RequestFailure: The request is wrong, cannot start in its time, or fails.
         """
-        wanted = read_tensors(request)
-        if wanted.stream:
+        text_request = read_tensors(request)
+        if text_request.stream:
             raise invalid("input 'stream': several responses need ModelStreamInfer, or generate_stream in REST")
-        return piece_tensors(await self.generate(wanted), wanted.outputs)
+        return piece_tensors(await self.generate(text_request), text_request.outputs)
 
     async def stream(self, request: InferenceRequest) -> AsyncGenerator[tuple[Outputs, bool], None]:
         """Yield the outputs of each response to a request, and whether it is the last.
@@ -73,28 +73,28 @@ class ProtocolDecoder:
         Raises:
             RequestFailure: The request is wrong, cannot start in its time, or fails.
         """
-        wanted = read_tensors(request)
-        stream = await self.submit(wanted)
+        text_request = read_tensors(request)
+        stream = await self.submit(text_request)
         try:
-            async with contextlib.aclosing(self.pieces(wanted, stream)) as pieces:
+            async with contextlib.aclosing(self.pieces(text_request, stream)) as pieces:
                 async for piece in pieces:
-                    yield piece_tensors(piece, wanted.outputs), piece.final
+                    yield piece_tensors(piece, text_request.outputs), piece.final
         finally:
             stream.cancel()
 
-    async def generate(self, wanted: TextRequest) -> Piece:
+    async def generate(self, text_request: TextRequest) -> Piece:
         """Return a whole text.
 
         Raises:
             RequestFailure: The text cannot start in its time, or fails.
         """
-        stream = await self.submit(wanted)
+        stream = await self.submit(text_request)
         try:
-            return await self._joined(wanted, stream)
+            return await self._joined(text_request, stream)
         finally:
             stream.cancel()
 
-    async def submit(self, wanted: TextRequest) -> Stream:
+    async def submit(self, text_request: TextRequest) -> Stream:
         """Queue a text.
 
         Raises:
@@ -102,13 +102,17 @@ class ProtocolDecoder:
         """
         try:
             (stream,) = await self._service.submit(
-                self._served, [wanted.prompt], [wanted.sampling], wanted.options, lambda _: wanted.max_tokens
+                self._served,
+                [text_request.prompt],
+                [text_request.sampling],
+                text_request.options,
+                lambda _: text_request.max_tokens,
             )
         except ChrionError as error:
             raise failure_of(error) from error
         return stream
 
-    async def pieces(self, wanted: TextRequest, stream: Stream) -> Pieces:
+    async def pieces(self, text_request: TextRequest, stream: Stream) -> Pieces:
         """Yield the whole text or, if a stream is wanted, a piece for each token and one for the end.
 
         The last piece of several has no token, since a text may end because of a token that is not part of it. It has
@@ -117,23 +121,23 @@ class ProtocolDecoder:
         Raises:
             RequestFailure: The text cannot start in its time, or fails.
         """
-        if not wanted.stream:
-            yield await self._joined(wanted, stream)
+        if not text_request.stream:
+            yield await self._joined(text_request, stream)
             return
-        async with contextlib.aclosing(self._parts(wanted, stream)) as parts:
+        async with contextlib.aclosing(self._parts(text_request, stream)) as parts:
             async for part in parts:
                 yield part
 
-    async def _joined(self, wanted: TextRequest, stream: Stream) -> Piece:
-        pieces = [piece async for piece in self._parts(wanted, stream)]
+    async def _joined(self, text_request: TextRequest, stream: Stream) -> Piece:
+        pieces = [piece async for piece in self._parts(text_request, stream)]
         ids = tuple(token for piece in pieces for token in piece.ids)
         return Piece("".join(piece.text for piece in pieces), ids, pieces[-1].reason)
 
-    async def _parts(self, wanted: TextRequest, stream: Stream) -> Pieces:
-        before = self._served.text_of(wanted.prompt) if wanted.echo else ""
-        found = self._service.events(self._served.name, [stream], wanted.arrival_s, wanted.timeout_ms)
+    async def _parts(self, text_request: TextRequest, stream: Stream) -> Pieces:
+        before = self._served.text_of(text_request.prompt) if text_request.echo else ""
+        tokens = self._service.events(self._served.name, [stream], text_request.arrival_s, text_request.timeout_ms)
         try:
-            async with contextlib.aclosing(found) as events:
+            async with contextlib.aclosing(tokens) as events:
                 async for _, token in events:
                     before += token.text if token is not None else ""
                     if token is not None and token.id is not None:

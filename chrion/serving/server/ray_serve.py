@@ -34,10 +34,10 @@ log = logging.getLogger("chrion.server")
 
 #: The name of the application on the cluster.
 APPLICATION = "chrion"
-#: Interval of the reports of replicas, in seconds, besides those with every answer.
+#: Interval of the reports of replicas, in seconds, besides those with every answer: loads take about as long.
 _REPORT_S = 1.0
-#: Replicas at most, if their number follows that of nodes or GPUs.
-_MOST_REPLICAS = 1000
+#: Maximum replicas, if their number follows that of nodes or GPUs: a bound that no cluster should reach.
+_MAX_REPLICAS = 1000
 #: With a range of replicas: the requests in flight for each of them, the time over which these are averaged, and the
 #: times after which too few and too many replicas are changed. Replicas that may be needed again are kept for long,
 #: because one that starts has to load its models.
@@ -47,7 +47,7 @@ _FOLLOWING = {
     "upscale_delay_s": 30.0,
     "downscale_delay_s": 600.0,
 }
-#: Interval at which the state of replicas that start is asked for, in seconds.
+#: Interval at which the state of replicas that start is asked for, in seconds; their start takes several.
 _STARTING_S = 0.2
 
 
@@ -141,14 +141,14 @@ def _deploy(options: ServerOptions, cluster: ClusterOptions) -> Any:
         OptionError: Serve refuses to deploy them.
     """
     gpus = cluster.devices.accelerator != "none" and ray.cluster_resources().get("GPU", 0) > 0
-    least, most = cluster.replicas
+    minimum, maximum = cluster.replicas
     places = ray_scaling.count_places(ray.nodes(), gpus=gpus)
-    if places < max(1, least):
+    if places < max(1, minimum):
         kind = "GPUs" if gpus else "nodes"
-        log.warning("too few %s: waiting for more", kind, extra={"fields": {"replicas": max(1, least), kind: places}})
+        log.warning("too few %s: waiting for more", kind, extra={"fields": {"replicas": max(1, minimum), kind: places}})
     policy = f"{ray_scaling.__name__}:{'one_per_gpu' if gpus else 'one_per_node'}"
-    scaling: dict[str, Any] = {"min_replicas": least or 1, "max_replicas": most or _MOST_REPLICAS}
-    if not most:
+    scaling: dict[str, Any] = {"min_replicas": minimum or 1, "max_replicas": maximum or _MAX_REPLICAS}
+    if not maximum:
         scaling["initial_replicas"] = max(1, places)
         scaling |= {"policy": AutoscalingPolicy(policy_function=policy), "upscale_delay_s": 0, "downscale_delay_s": 0}
     else:

@@ -28,9 +28,10 @@ from chrion.serving.server.target import Answer
 
 log = logging.getLogger("chrion.server")
 
-#: Replicas that a request is sent to at most.
+#: Maximum replicas that a request is sent to: two losses may be chance, a third one is the request's fault.
 _ATTEMPTS = 3
-#: Time within which a replica must answer questions about its state, in seconds.
+#: Time within which a replica must answer questions about its state, in seconds: its event loop is never blocked for
+#: as long.
 _QUESTION_S = 10.0
 
 
@@ -81,17 +82,17 @@ class ClusterTarget:
 
     async def snapshot(self) -> dict[str, Any]:
         """Return the state of all replicas for the web page."""
-        found = await self._ask_all("snapshot")
-        return merging.merge_snapshots(self._named(found), self._in_flight, draining=self.draining)
+        snapshots = await self._ask_all("snapshot")
+        return merging.merge_snapshots(self._named(snapshots), self._in_flight, draining=self.draining)
 
     async def metrics(self) -> bytes:
         """Return the metrics of all replicas, and those of the router."""
-        found = await self._ask_all("metrics")
+        answers = await self._ask_all("metrics")
         with self._view as view:
             outstanding = {replica: view.outstanding(replica) for replica in view.replicas}
-            labels = {replica: {"replica": replica, "node": view.node(replica)} for replica in [*found, *outstanding]}
+            labels = {replica: {"replica": replica, "node": view.node(replica)} for replica in [*answers, *outstanding]}
             repeated = view.repeated
-        texts = [(labels[replica], text.decode()) for replica, text in found.items()]
+        texts = [(labels[replica], text.decode()) for replica, text in answers.items()]
         texts += [(labels[r], merging.gauge("chrion_replica_requests", _REQUESTS, n)) for r, n in outstanding.items()]
         texts.append(({}, merging.counter("chrion_requests_repeated", _REPEATED, repeated)))
         texts.append(({}, merging.gauge("chrion_replicas", "Replicas that requests are sent to", len(outstanding))))
@@ -99,18 +100,18 @@ class ClusterTarget:
 
     async def model_metadata(self, name: str, version: str) -> dict[str, Any]:
         """Return a model's metadata."""
-        found: dict[str, Any] = await self._send("", "model_metadata", name, version)
-        return found
+        metadata: dict[str, Any] = await self._send("", "model_metadata", name, version)
+        return metadata
 
     async def model_config(self, name: str, version: str) -> dict[str, Any]:
         """Return a model's configuration."""
-        found: dict[str, Any] = await self._send("", "model_config", name, version)
-        return found
+        config: dict[str, Any] = await self._send("", "model_config", name, version)
+        return config
 
     async def model_obstacle(self, name: str, version: str) -> str:
         """Return why no replica can serve requests for a model; empty if one can."""
-        found = await self._ask_all("model_obstacle", name, version)
-        return "" if "" in found.values() else next(iter(found.values()))
+        obstacles = await self._ask_all("model_obstacle", name, version)
+        return "" if "" in obstacles.values() else next(iter(obstacles.values()))
 
     async def statistics(self, name: str, version: str) -> list[dict[str, Any]]:
         """Return the statistics of a model's versions, summed over all replicas."""
@@ -118,8 +119,8 @@ class ClusterTarget:
 
     async def index(self, state: str) -> list[dict[str, str]]:
         """Return the versions of the repository with a state, or all of them; the state is that of the best replica."""
-        found = merging.merge_indices((await self._ask_all("index", "")).values())
-        return [entry for entry in found if state in ("", entry["state"])]
+        entries = merging.merge_indices((await self._ask_all("index", "")).values())
+        return [entry for entry in entries if state in ("", entry["state"])]
 
     async def load(self, name: str) -> None:
         """Refuse: the replicas follow the repository."""
@@ -131,8 +132,8 @@ class ClusterTarget:
 
     async def infer_rest(self, name: str, version: str, body: bytes | bytearray, header_length: str | None) -> Answer:
         """Answer an inference request of the REST protocol."""
-        found: Answer = await self._send(f"{name}/{version}", "infer_rest", name, version, body, header_length)
-        return found
+        answer: Answer = await self._send(f"{name}/{version}", "infer_rest", name, version, body, header_length)
+        return answer
 
     async def infer_grpc(self, content: bytes, remaining_ms: float) -> Answer:
         """Answer a ``ModelInferRequest``."""
@@ -143,8 +144,8 @@ class ClusterTarget:
             return content, end - time.monotonic() * 1000 if math.isfinite(end) else end
 
         key = f"{given.model_name}/{given.model_version}"
-        found: Answer = await self._send_until_answered(key, "infer_grpc", arguments)
-        return found
+        answer: Answer = await self._send_until_answered(key, "infer_grpc", arguments)
+        return answer
 
     async def _send(self, model: str, method: str, *arguments: Any) -> Any:
         return await self._send_until_answered(model, method, lambda: arguments)
@@ -187,14 +188,14 @@ class ClusterTarget:
         """Send a call to a replica; cancel it there if the caller is cancelled."""
         response = self._handle.answer.remote(call)
         try:
-            found: Reply = await response
+            reply: Reply = await response
         except asyncio.CancelledError:
             response.cancel()
             raise
         except (RayTaskError, TaskCancelledError) as error:
             log.exception("a replica raised")
             raise RequestFailure(Status.INTERNAL, "internal error; see the log of the replica") from error
-        return found
+        return reply
 
     async def _ask_all(self, method: str, *arguments: Any) -> dict[str, Any]:
         """Return the answers of all replicas that answer in time.
@@ -211,12 +212,12 @@ class ClusterTarget:
         with self._view as view:
             for replica, reply in answered.items():
                 view.report(replica, reply.state)
-        found = {replica: reply.value for replica, reply in answered.items() if reply.failure is None}
-        if not found:
+        values = {replica: reply.value for replica, reply in answered.items() if reply.failure is None}
+        if not values:
             for reply in answered.values():
                 _value(reply)
             raise RequestFailure(Status.UNAVAILABLE, _NO_REPLICA, retry_s=1.0)
-        return found
+        return values
 
     async def _ask(self, call: Call) -> Reply:
         async with asyncio.timeout(_QUESTION_S):
@@ -245,10 +246,10 @@ class ClusterTarget:
         log.warning("replica lost", extra={"fields": {"replica": replica, "reason": type(error).__name__}})
         return replica
 
-    def _named(self, found: dict[str, Any]) -> dict[str, Any]:
+    def _named(self, answers: dict[str, Any]) -> dict[str, Any]:
         """Return answers by names of replicas for people: the node and the replica."""
         with self._view as view:
-            return {f"{view.node(replica)}/{replica}".lstrip("/"): answer for replica, answer in found.items()}
+            return {f"{view.node(replica)}/{replica}".lstrip("/"): answer for replica, answer in answers.items()}
 
 
 def _value(reply: Reply) -> Any:

@@ -6,7 +6,8 @@ from chrion.serving.manager.cluster_view import ReplicaState
 from chrion.serving.manager.residency import Place
 from chrion.serving.server.core import ServingCore
 
-#: Age from which the state is read again although no model was loaded or unloaded, in ms.
+#: Age from which the state is read again although no model was loaded or unloaded, in ms: waiting times change as
+#: fast, and reading takes longer the more models there are.
 _AGE_MS = 5.0
 
 
@@ -53,8 +54,8 @@ def read_state(core: ServingCore, now: float, number: int, node: str) -> Replica
             homes.add(f"{name}/{version}")
         elif not memory.fits(served.number):
             unfit.add(f"{name}/{version}")
-    for found in (homes, unfit):
-        found |= {f"{name}/" for name, version in highest.items() if f"{name}/{version}" in found}
+    for models in (homes, unfit):
+        models |= {f"{name}/" for name, version in highest.items() if f"{name}/{version}" in models}
     expected = {key: memory.load_ms(entry, entry.variant) for key, entry in memory.entries.items()}
     wait = max(0.0, memory.loading_until_ms - now) if memory.loading is not None else 0.0
     wait += sum(expected[key] for key in memory.cold)

@@ -31,9 +31,11 @@ from chrion.serving.variants import VariantTable, from_plan
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _VERSION = re.compile(r"[1-9][0-9]{0,17}")
 _MODEL, _SETTINGS, _PLANS = "model.onnx", "model.toml", "*.plan.json"
-#: Host memory of a session: its weights times a factor, and a constant, in bytes.
+#: Host memory of a session: its weights times a factor for those that are prepacked, and a constant for the session
+#: itself, in bytes. Models with other needs state them as ``host_mb``.
 _HOST_FACTOR, _HOST_CONSTANT = 1.1, 4_000_000
-#: Expected latency of a variant before its first request, and loading speed before its first load.
+#: Expected latency of a variant before its first request, and loading speed before its first load; measurements
+#: replace both.
 _GUESSED_MS, _GUESSED_GB_PER_S = 10.0, 0.5
 
 #: A file's path, device, inode, size and modification time.
@@ -95,10 +97,10 @@ class BadVersion:
         return self.name, self.version
 
 
-Found = dict[Key, ServedVersion | BadVersion]
+Versions = dict[Key, ServedVersion | BadVersion]
 
 
-def scan(root: Path, *, accelerator: bool, before: Mapping[Key, ServedVersion | BadVersion] | None = None) -> Found:
+def scan(root: Path, *, accelerator: bool, before: Mapping[Key, ServedVersion | BadVersion] | None = None) -> Versions:
     """Read a repository.
 
     Args:
@@ -113,11 +115,11 @@ def scan(root: Path, *, accelerator: bool, before: Mapping[Key, ServedVersion | 
         folders = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
     except OSError as error:
         raise OptionError(f"repository {root}: {error.strerror}") from error
-    found: Found = {}
+    versions: Versions = {}
     for folder in folders:
         for entry in _scan_model(folder, before or {}, accelerator=accelerator):
-            found[entry.key] = entry
-    return found
+            versions[entry.key] = entry
+    return versions
 
 
 def file_states(*folders_and_files: Path) -> tuple[FileState, ...]:
@@ -128,11 +130,11 @@ def file_states(*folders_and_files: Path) -> tuple[FileState, ...]:
         below = [Path(top, name) for top, _, names in os.walk(given) for name in names]
         for path in sorted(below) if given.is_dir() else [given]:
             try:
-                found = path.stat()
+                status = path.stat()
             except OSError:
                 continue
-            if not stat.S_ISDIR(found.st_mode):
-                states.append((str(path), *stat_state(found)))
+            if not stat.S_ISDIR(status.st_mode):
+                states.append((str(path), *stat_state(status)))
     return tuple(states)
 
 
@@ -229,9 +231,9 @@ def _variants(folder: Path, settings: ModelSettings, *, accelerator: bool) -> Ma
         return settings.variants
     plans = [(path.name.removesuffix(".plan.json"), Plan.load(path), path) for path in folder.glob(_PLANS)]
     plans.sort(key=lambda plan: (-plan[1].predicted.resident_mb, plan[0]))
-    found = {"gpu": VariantSettings(device="accelerator")} if accelerator else {}
-    found |= {name: VariantSettings(plan=path.name) for name, _, path in plans}
-    return found | {"cpu": VariantSettings()}
+    variants = {"gpu": VariantSettings(device="accelerator")} if accelerator else {}
+    variants |= {name: VariantSettings(plan=path.name) for name, _, path in plans}
+    return variants | {"cpu": VariantSettings()}
 
 
 def _accelerated(folder: Path, variant: VariantSettings) -> bool:
@@ -298,14 +300,14 @@ def _interface(proto: onnx.ModelProto) -> tuple[tuple[TensorSpec, ...], tuple[Te
     return inputs, tuple(_spec(info, "output") for info in proto.graph.output)
 
 
-def _spec(info: onnx.ValueInfoProto, what: str, fatal_if_empty: str = "") -> TensorSpec:
+def _spec(info: onnx.ValueInfoProto, role: str, fatal_if_empty: str = "") -> TensorSpec:
     kind = info.type.WhichOneof("value")
     tensor = info.type.tensor_type
     names = {"FLOAT": "float", "DOUBLE": "double", "BOOL": "bool"}
     word = onnx.TensorProto.DataType.Name(tensor.elem_type) if kind == "tensor_type" else str(kind)
     datatype = DATATYPES.get(f"tensor({names.get(word, word.lower())})")
     if datatype is None:
-        raise ModelError(f"{what} {info.name!r}: type {word} has no datatype in the protocol")
+        raise ModelError(f"{role} {info.name!r}: type {word} has no datatype in the protocol")
     if not tensor.HasField("shape"):
         return TensorSpec(info.name, datatype, None, fatal_if_empty=fatal_if_empty)
     shape = tuple(d.dim_value if d.HasField("dim_value") and d.dim_value > 0 else -1 for d in tensor.shape.dim)

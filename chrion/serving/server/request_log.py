@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 log = logging.getLogger("chrion.server")
 
-#: Characters of a text in an entry at most: parts of it may be the client's.
-_MOST_TEXT = 300
+#: Maximum characters of a text in an entry: parts of it may be the client's, which must not fill the log.
+_MAX_TEXT = 300
 
 
 def log_request(level: int, fields: Mapping[str, object], began_s: float, error: str = "") -> None:
@@ -24,6 +24,6 @@ def log_request(level: int, fields: Mapping[str, object], began_s: float, error:
     if not log.isEnabledFor(level):
         return
     duration_ms = round((time.monotonic() - began_s) * 1000, 3)
-    texts = {name: value[:_MOST_TEXT] if isinstance(value, str) else value for name, value in fields.items()}
-    failed = {"error": error[:_MOST_TEXT]} if error else {}
+    texts = {name: value[:_MAX_TEXT] if isinstance(value, str) else value for name, value in fields.items()}
+    failed = {"error": error[:_MAX_TEXT]} if error else {}
     log.log(level, "request", extra={"fields": texts | {"duration_ms": duration_ms} | failed})

@@ -13,9 +13,9 @@ class ByteAccount:
     """Memory of the requests in flight, with a limit.
 
     Attributes:
-        limit: The most bytes.
+        limit: Maximum bytes.
         used: Bytes in use.
-        peak: The most bytes that were in use since it was set.
+        peak: Maximum bytes in use since it was set.
         lock: Held while these change: large bodies are read in threads.
     """
 

@@ -12,7 +12,7 @@ import math
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from importlib import resources
 from typing import Any
 
@@ -24,7 +24,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from chrion.serving.server import documents, rest_codec
-from chrion.serving.server.disconnects import EventResponse, until_disconnect
+from chrion.serving.server.disconnects import EventResponse, Handler, until_disconnect
 from chrion.serving.server.failures import RequestFailure, Status
 from chrion.serving.server.generate_routes import GenerateRoutes
 from chrion.serving.server.generation_service import GenerationService
@@ -36,25 +36,26 @@ from chrion.serving.server.origins import SenderRules
 from chrion.serving.server.request_log import log_request
 from chrion.serving.server.request_memory import RequestMemory
 from chrion.serving.server.request_timing import SERVER_TIMING, RequestTiming
-from chrion.serving.server.target import Target, not_ready
+from chrion.serving.server.target import Target
 from chrion.serving.server.tracing import RequestTracer
 
 log = logging.getLogger("chrion.server")
 
-#: Time without data after which a body is given up, in seconds, and the least speed after as much time.
+#: Time without data after which a body is given up, in seconds, as for headers, and the minimum speed after as much
+#: time: one that a slow mobile connection reaches.
 _BODY_SILENCE_S, _BODY_BYTES_PER_S = 20.0, 10_000
-#: Time for which a body that is too large is read, in all and without data, in seconds.
+#: Time for which a body that is too large is read, in all and without data, in seconds: enough for most clients to end
+#: it and read the answer.
 _DISCARD_S, _DISCARD_SILENCE_S = 10.0, 1.0
-#: Bytes of a body that only has options.
-_MOST_OPTIONS = 1 << 20
+#: Bytes of a body that only has options: it has a few names.
+_MAX_OPTIONS = 1 << 20
 #: Bytes that a connection buffers before it waits for its client.
 _CONNECTION_BUFFER = 1 << 16
 #: Interval of the events of the web page, and number of pages at the same time: in all, and for clients that have one.
-_EVENT_S, _MOST_PAGES, _MOST_FURTHER_PAGES = 1.0, 16, 8
+#: Each event renders the state of all models.
+_EVENT_S, _MAX_PAGES, _MAX_FURTHER_PAGES = 1.0, 16, 8
 
 _INTERNAL = "internal error; see the server's log"
-
-Handler = Callable[[Request], Awaitable[Response]]
 
 
 class RestService:
@@ -107,8 +108,8 @@ class RestService:
             ]
         if generation is not None:
             for api in (OpenAiService(generation), GenerateRoutes(generation)):
-                found = api.routes(self._accounted_json)
-                routes += [_route(path, self._accounting(handler), method) for path, handler, method in found]
+                api_routes = api.routes(self._accounted_json)
+                routes += [_route(path, self._accounting(handler), method) for path, handler, method in api_routes]
         probes = [self._health, self._live, self._ready, self._model_ready]
         self.app = Starlette(
             routes=[
@@ -151,8 +152,8 @@ class RestService:
             level = logging.DEBUG if is_expected else logging.INFO if status < 500 else logging.WARNING
             if log.isEnabledFor(level):
                 client = request.client.host if request.client else ""
-                about = {"request_id": request.state.id, "method": request.method, "path": request.url.path}
-                log_request(level, about | {"client": client, "status": status}, began_s, error)
+                attributes = {"request_id": request.state.id, "method": request.method, "path": request.url.path}
+                log_request(level, attributes | {"client": client, "status": status}, began_s, error)
             return response
 
         return answer
@@ -172,10 +173,10 @@ class RestService:
 
     async def _unrouted(self, request: Request, error: Any) -> Response:
         """Answer a request whose path or method does not exist."""
-        status, what = (Status.NOT_FOUND, "found") if error.status_code == 404 else (Status.NOT_ALLOWED, "allowed")
+        status, verb = (Status.NOT_FOUND, "found") if error.status_code == 404 else (Status.NOT_ALLOWED, "allowed")
 
         async def refuse(request: Request) -> Response:
-            raise RequestFailure(status, f"{request.method} {request.url.path[:200]}: not {what}")
+            raise RequestFailure(status, f"{request.method} {request.url.path[:200]}: not {verb}")
 
         response = await self._answering(refuse, open_=True)(request)
         response.headers.update(error.headers or {})
@@ -195,7 +196,7 @@ class RestService:
 
     async def _events(self, request: Request) -> Response:
         client = request.client.host if request.client else ""
-        if self._pages.total() >= (_MOST_FURTHER_PAGES if self._pages[client] else _MOST_PAGES):
+        if self._pages.total() >= (_MAX_FURTHER_PAGES if self._pages[client] else _MAX_PAGES):
             raise RequestFailure(Status.OVERLOADED, "too many open pages", retry_s=60.0)
         self._pages[client] += 1
         return EventResponse(self._snapshots(), functools.partial(self._close_page, client))
@@ -239,7 +240,7 @@ class RestService:
         name, version = _model_of(request)
         obstacle = await self._target.model_obstacle(name, version)
         if obstacle:
-            raise not_ready(obstacle)
+            raise RequestFailure(Status.UNAVAILABLE, obstacle)
         return JSONResponse({"name": name, "ready": True})
 
     async def _config(self, request: Request) -> Response:
@@ -269,8 +270,8 @@ class RestService:
         if self._tracer is None:
             return await self._run(request)
         name, version = _model_of(request)
-        about = {"model": name[:200], "version": version, "request_id": request.state.id}
-        add = functools.partial(self._tracer.add, request.headers, about, time.time_ns())
+        attributes = {"model": name[:200], "version": version, "request_id": request.state.id}
+        add = functools.partial(self._tracer.add, request.headers, attributes, time.time_ns())
         try:
             response = await self._run(request)
         except RequestFailure as failure:
@@ -304,7 +305,7 @@ class RestService:
     async def _json(self, request: Request) -> dict[str, Any]:
         """Return the object in the body of a request that only has options."""
         with RequestMemory(self._target.account) as memory:
-            return self._object(await self._body(request, memory.take, most=_MOST_OPTIONS), memory.take)
+            return self._object(await self._body(request, memory.take, max_bytes=_MAX_OPTIONS), memory.take)
 
     @staticmethod
     def _object(body: bytearray, take: Callable[[int], None]) -> dict[str, Any]:
@@ -313,13 +314,13 @@ class RestService:
             raise RequestFailure(Status.INVALID, "the body: expected an object")
         return content
 
-    async def _body(self, request: Request, take: Callable[[int], None], most: int = 0) -> bytearray:
+    async def _body(self, request: Request, take: Callable[[int], None], max_bytes: int = 0) -> bytearray:
         """Return the body, decompressed.
 
         Raises:
             RequestFailure: It is too large, or the client sends it too slowly, or nothing for too long.
         """
-        most = most or self._body_bytes
+        max_bytes = max_bytes or self._body_bytes
         declared = request.headers.get("content-length", "0")
         body = bytearray()  # it grows without being copied, unlike parts that are joined in the end
         stream = request.stream().__aiter__()
@@ -327,9 +328,9 @@ class RestService:
         latest_s = loop.time() + _BODY_SILENCE_S
         try:
             async with asyncio.timeout_at(latest_s) as limit:
-                _check_size(int(declared[:20]) if declared.isdigit() else 0, most)
+                _check_size(int(declared[:20]) if declared.isdigit() else 0, max_bytes)
                 while part := await anext(stream, b""):
-                    _append(body, part, most, take)
+                    _append(body, part, max_bytes, take)
                     limit.reschedule(min(loop.time() + _BODY_SILENCE_S, latest_s + len(body) / _BODY_BYTES_PER_S))
         except TimeoutError:
             raise RequestFailure(Status.TIMED_OUT, "the body is incomplete") from None
@@ -340,7 +341,7 @@ class RestService:
         encoding = request.headers.get("content-encoding", "").lower()
         if encoding in ("", "identity"):
             return body
-        return await asyncio.to_thread(_join, rest_codec.decompress(body, encoding), most, take)
+        return await asyncio.to_thread(_join, rest_codec.decompress(body, encoding), max_bytes, take)
 
 
 class _AccountedResponse:
@@ -371,14 +372,14 @@ class _AccountedResponse:
             self._memory.release()
 
 
-def _check_size(size: int, most: int, what: str = "") -> None:
-    if size > most:
-        raise RequestFailure(Status.TOO_LARGE, f"the body has more than {most} bytes{what}")
+def _check_size(size: int, max_bytes: int, detail: str = "") -> None:
+    if size > max_bytes:
+        raise RequestFailure(Status.TOO_LARGE, f"the body has more than {max_bytes} bytes{detail}")
 
 
-def _append(body: bytearray, part: bytes, most: int, take: Callable[[int], None], what: str = "") -> None:
+def _append(body: bytearray, part: bytes, max_bytes: int, take: Callable[[int], None], detail: str = "") -> None:
     try:
-        _check_size(len(body) + len(part), most, what)
+        _check_size(len(body) + len(part), max_bytes, detail)
         take(len(part))
     except RequestFailure:
         body.clear()  # before other requests may take its memory
@@ -386,10 +387,10 @@ def _append(body: bytearray, part: bytes, most: int, take: Callable[[int], None]
     body += part
 
 
-def _join(parts: Iterable[bytes], most: int, take: Callable[[int], None]) -> bytearray:
+def _join(parts: Iterable[bytes], max_bytes: int, take: Callable[[int], None]) -> bytearray:
     body = bytearray()
     for part in parts:
-        _append(body, part, most, take, " when decompressed")
+        _append(body, part, max_bytes, take, " when decompressed")
     return body
 
 

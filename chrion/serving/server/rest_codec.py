@@ -30,13 +30,15 @@ _REFUSED_TENSOR_PARAMETERS = {
 }
 
 
-#: Limit of the JSON of outputs, in bytes.
-_MOST_TEXT = 1 << 26
-_TOO_MUCH_TEXT = f"the outputs have more than {_MOST_TEXT} bytes of JSON: ask for binary data with binary_data_output"
-#: Bytes that are decompressed in one call, and bytes that it returns.
+#: Limit of the JSON of outputs, in bytes, as for the numbers of a body: joining its pieces copies it while the GIL is
+#: held.
+_MAX_TEXT = 1 << 26
+_TOO_MUCH_TEXT = f"the outputs have more than {_MAX_TEXT} bytes of JSON: ask for binary data with binary_data_output"
+#: Bytes that are decompressed in one call, and bytes that it returns: a small body may become a thousand times larger,
+#: and the limit is checked after each call.
 _COMPRESSED, _DECOMPRESSED = 1 << 14, 1 << 20
 #: The largest integer of a parameter in gRPC.
-_MOST = (1 << 63) - 1
+_MAX_INTEGER = (1 << 63) - 1
 
 
 @dataclass(slots=True)
@@ -110,14 +112,14 @@ def parse_request(
 
 
 def build_response(
-    request: InferenceRequest, model: tuple[str, str], found: Sequence[tuple[TensorSpec, Array]]
+    request: InferenceRequest, model: tuple[str, str], outputs: Sequence[tuple[TensorSpec, Array]]
 ) -> tuple[bytes, int | None]:
     """Return the body of a response, and the length of its JSON part if binary data follows.
 
     Args:
         request: The request.
         model: The name and the version of the model.
-        found: The outputs.
+        outputs: The outputs.
 
     Raises:
         RequestFailure: Their numbers take too much JSON, whose pieces are joined in one call.
@@ -128,7 +130,7 @@ def build_response(
     head = f'{{"model_name":{quoted(model[0])},"model_version":{quoted(model[1])}{number},"outputs":['
     text, parts = [head.encode()], []
     size = 0
-    for at, (spec, array) in enumerate(found):
+    for at, (spec, array) in enumerate(outputs):
         shape = ",".join(map(str, array.shape))
         entry = f'{{"name":{quoted(spec.name)},"datatype":{quoted(spec.datatype)},"shape":[{shape}],'
         text += [b"," if at else b"", entry.encode()]
@@ -139,7 +141,7 @@ def build_response(
             text.append(b'"data":[')
             for piece in tensors.json_text(spec.datatype, array):
                 size += len(piece)
-                if size > _MOST_TEXT:
+                if size > _MAX_TEXT:
                     raise RequestFailure(Status.TOO_LARGE, _TOO_MUCH_TEXT)
                 text.append(piece)
             text.append(b"]}")
@@ -157,7 +159,7 @@ def read_timeout_ms(parameters: Mapping[str, Any]) -> float:
         if parameters.get(name):
             raise RequestFailure(Status.UNSUPPORTED, f"parameter {name!r}: {reason}")
     timeout = parameters.get("timeout", 0)
-    if type(timeout) is not int or not 0 <= timeout <= _MOST:
+    if type(timeout) is not int or not 0 <= timeout <= _MAX_INTEGER:
         raise invalid("parameter 'timeout': expected a whole number of microseconds")
     return timeout / 1000 if timeout else math.inf
 
@@ -169,7 +171,7 @@ def read_priority(parameters: Mapping[str, Any]) -> int:
         RequestFailure: It is not such a number.
     """
     priority = parameters.get("priority", 0)
-    if type(priority) is not int or not 0 <= priority <= _MOST:
+    if type(priority) is not int or not 0 <= priority <= _MAX_INTEGER:
         raise invalid("parameter 'priority': expected a whole number, 1 for the highest priority or 0 for none")
     return priority
 
@@ -224,25 +226,25 @@ def _read_output(request: InferenceRequest, entry: Mapping[str, Any]) -> None:
     request.outputs[name] = _boolean(parameters.get("binary_data", request.binary), "binary_data")
 
 
-def _object(value: Any, what: str) -> Mapping[str, Any]:
+def _object(value: Any, name: str) -> Mapping[str, Any]:
     if not isinstance(value, dict):
-        raise invalid(f"{what}: expected an object")
+        raise invalid(f"{name}: expected an object")
     return value
 
 
-def _list(value: Any, what: str) -> list[Any]:
+def _list(value: Any, name: str) -> list[Any]:
     if not isinstance(value, list):
-        raise invalid(f"{what}: expected a list")
+        raise invalid(f"{name}: expected a list")
     return value
 
 
-def _text(value: Any, what: str) -> str:
+def _text(value: Any, name: str) -> str:
     if not isinstance(value, str):
-        raise invalid(f"{what}: expected text")
+        raise invalid(f"{name}: expected text")
     return value
 
 
-def _boolean(value: Any, what: str) -> bool:
+def _boolean(value: Any, name: str) -> bool:
     if type(value) is not bool:
-        raise invalid(f"{what}: expected true or false")
+        raise invalid(f"{name}: expected true or false")
     return value

@@ -33,8 +33,10 @@ except ImportError:  # Windows
 
 log = logging.getLogger("chrion.server")
 
-#: Time after which a connection whose peer acknowledges or reads nothing is closed, in seconds.
+#: Time after which a connection whose peer acknowledges or reads nothing is closed, in seconds, as for answers that
+#: are not read.
 _PEER_SILENCE_S = 60
+#: Connections that wait to be accepted: half of the default limit of connections, so that a burst is not refused.
 _BACKLOG = 512
 
 
@@ -82,7 +84,7 @@ async def answer_until_stopped(options: ServerOptions, models: ServedModels, ann
         signals = StopSignals()
         _exempt_imports()
         try:
-            what = await models.begin()
+            summary = await models.begin()
             loop = asyncio.get_running_loop()
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, signals.receive)
@@ -94,7 +96,7 @@ async def answer_until_stopped(options: ServerOptions, models: ServedModels, ann
             while not web.started and not running.done():  # noqa: ASYNC110 - uvicorn has no event for it
                 await asyncio.sleep(0.01)
             with contextlib.suppress(OSError):  # a full disk under the log
-                announce(f"serving {what} at {' and '.join(addresses)}")
+                announce(f"serving {summary} at {' and '.join(addresses)}")
             await asyncio.wait((running, waiting), return_when=asyncio.FIRST_COMPLETED)
             log.info("draining", extra={"fields": {"pending": (await models.target.health())["pending"]}})
             waiting.cancel()
@@ -116,9 +118,9 @@ def _exempt_imports() -> None:
 def _allow_open_files() -> None:
     """Raise the limit of open files as far as the system allows; connections are files, and 1024 is a usual limit."""
     if resource is not None:
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        _, maximum = resource.getrlimit(resource.RLIMIT_NOFILE)
         with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (maximum, maximum))
 
 
 def _warn_if_open(options: ServerOptions) -> None:

@@ -14,13 +14,15 @@ import onnxruntime as ort
 
 from chrion.devices import CPU_PROVIDER
 from chrion.graph.opened_model import OpenedModel
+from chrion.graph.ort_sessions import first_line
 from chrion.machine.allocator import trim
 from chrion.machine.cores import affinity
 from chrion.runtime import HybridSession
 from chrion.runtime.options.terminable import TerminableRunOptions
 from chrion.scheduler.plan import Plan
+from chrion.serving.server.failures import RequestFailure, Status
 from chrion.serving.server.repository import VariantSource
-from chrion.serving.server.shared_arena import use_shared_arena
+from chrion.serving.server.shared_arena import missing_bytes, use_shared_arena
 from chrion.serving.server.tensors import Array, TensorSpec
 
 _BFLOAT16 = 16  # onnx.TensorProto.BFLOAT16
@@ -123,10 +125,10 @@ class Session:
         if all(kind != "BF16" for kind, _ in feeds.values()) and all(spec.datatype != "BF16" for spec in outputs):
             arrays = {name: array for name, (_, array) in feeds.items()}
             # A plan's fast path returns all outputs.
-            asked = None if self._hybrid and len(outputs) == self._outputs else names
-            return [np.asarray(found) for found in self._session.run(asked, arrays, options)]
+            output_names = None if self._hybrid and len(outputs) == self._outputs else names
+            return [np.asarray(output) for output in self._session.run(output_names, arrays, options)]
         values = {name: _value(kind, array) for name, (kind, array) in feeds.items()}
-        return [_array(found) for found in self._session.run_with_ort_values(names, values, options)]
+        return [_array(output) for output in self._session.run_with_ort_values(names, values, options)]
 
     def close(self) -> None:
         """Release the session's memory. Idempotent."""
@@ -170,3 +172,24 @@ def _array(value: ort.OrtValue) -> Array:
     shape = tuple(value.shape())  # numpy has no such type, so that onnxruntime refuses to convert
     content = ctypes.string_at(value.data_ptr(), 2 * int(np.prod(shape, dtype=np.int64)))
     return np.frombuffer(content, np.uint16).reshape(shape)
+
+
+def run_failure(model: str, error: BaseException, limit: int) -> RequestFailure:
+    """Return the failure of a request.
+
+    Args:
+        model: The name of the model.
+        error: What its run raised.
+        limit: Memory of models and requests together, in bytes.
+    """
+    missing = missing_bytes(error)
+    if missing is not None:
+        text = f"model {model!r}: no memory for a value of {missing} bytes: models and requests have {limit}"
+        fits = missing <= limit
+        return RequestFailure(Status.OVERLOADED if fits else Status.TOO_LARGE, text, retry_s=1.0 if fits else None)
+    text = f"model {model!r}: {first_line(error) or type(error).__name__}"
+    if type(error).__name__ == "InvalidArgument":
+        return RequestFailure(Status.INVALID, text)
+    if is_out_of_memory(error):
+        return RequestFailure(Status.UNAVAILABLE, text, retry_s=1.0)
+    return RequestFailure(Status.INTERNAL, text)

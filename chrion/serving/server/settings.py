@@ -17,7 +17,7 @@ from chrion.errors import InputError, ModelError
 class BatchingSettings(Record, frozen=True):
     """``[batching]``: dynamic batching along the first dimension."""
 
-    #: Rows of a batch at most.
+    #: Maximum rows of a batch.
     max_size: Annotated[int, Meta(ge=2, le=65536)] = 8
     #: Time for which a request waits for others; zero not to wait.
     max_delay: str = "1ms"
@@ -31,11 +31,11 @@ class BatchingSettings(Record, frozen=True):
 class GenerationSettings(Record, frozen=True):
     """``[generation]``: text by a decoder with a cache, through the OpenAI API."""
 
-    #: Requests of an iteration at most.
+    #: Maximum requests of an iteration.
     max_batch: Annotated[int, Meta(ge=1, le=65536)] = 8
     #: Host memory for keys and values.
     kv_memory: str = "256MB"
-    #: Tokens of a prompt that one iteration processes at most; 0 for all.
+    #: Maximum tokens of a prompt that one iteration processes; 0 for all.
     chunk: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
 
 

@@ -20,7 +20,8 @@ from chrion.devices import CPU_PROVIDER
 from chrion.machine.allocator import trim
 
 _MISSING = re.compile(r"Available memory of \d+ is smaller than requested bytes of (\d+)")
-#: The first region of an arena is never returned, so that it has to be small.
+#: The first region of an arena is never returned, so that it has to be small: it holds the values of the model of one
+#: number.
 _FIRST_BYTES = 1 << 16
 _AS_REQUESTED = 1  # onnxruntime's kSameAsRequested; by default, regions double in size
 _OPSET, _IR = 17, 9
@@ -30,7 +31,7 @@ class SharedArena:
     """The arena. The sessions of a process that are opened with its options use the one that was made last.
 
     Args:
-        limit: The most bytes that it may have, weights of sessions included.
+        limit: Its maximum size in bytes, weights of sessions included.
     """
 
     def __init__(self, limit: int) -> None:
@@ -64,8 +65,8 @@ def use_shared_arena(options: ort.SessionOptions) -> None:
 
 def missing_bytes(error: BaseException) -> int | None:
     """Return the size of the value for which the arena had no memory left; None for another error."""
-    found = _MISSING.search(str(error))
-    return int(found[1]) if found else None
+    match = _MISSING.search(str(error))
+    return int(match[1]) if match else None
 
 
 def _tiny_model() -> bytes:

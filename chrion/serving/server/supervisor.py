@@ -20,9 +20,10 @@ log = logging.getLogger("chrion.server")
 
 #: Exit codes with which the server ends on purpose: it was stopped, or an option is wrong.
 _FINAL = (0, 2)
-#: Time before a restart: the first one, and the longest. It doubles with every crash.
-_FIRST_S, _LONGEST_S = 0.5, 30.0
-#: Time after which a server counts as started, so that the next crash is a first one.
+#: Time before a restart, the first one and the maximum, in seconds; it doubles with every crash. A server that crashes
+#: at once must not use up a core.
+_FIRST_S, _MAX_DELAY_S = 0.5, 30.0
+#: Time after which a server counts as started, so that the next crash is a first one: twice the maximum pause.
 _STABLE_S = 60.0
 #: Steps of a pause: a signal ends it after one of them, since ``time.sleep`` continues after the handler of a signal.
 _STEP_S = 0.1
@@ -64,7 +65,7 @@ class Supervisor:
                 delay_s = _FIRST_S
             log.error("server crashed", extra={"fields": {"exit_code": code, "restart_s": delay_s}})
             self._pause(delay_s)
-            delay_s = min(2 * delay_s, _LONGEST_S)
+            delay_s = min(2 * delay_s, _MAX_DELAY_S)
             if self._stopping:
                 return 0
 

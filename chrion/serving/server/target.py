@@ -21,9 +21,10 @@ from chrion.serving.server.request_memory import ByteAccount, RequestMemory
 from chrion.serving.server.request_timing import SERVER_TIMING
 from chrion.serving.server.tensors import DTYPES, Array, TensorSpec
 
-#: Bodies above this size are parsed in a thread, so that the event loop is not blocked.
+#: Bodies above this size are parsed in a thread, so that the event loop is not blocked: below it, parsing takes about
+#: a millisecond.
 _LARGE_BODY = 1 << 16
-#: The most characters of a number and its comma in JSON.
+#: Maximum characters of a number and its comma in JSON: those of float64 with its sign, 17 digits and an exponent.
 _JSON_NUMBER = 26
 
 Converted = TypeVar("Converted")
@@ -103,6 +104,8 @@ class LocalTarget:
         self._core = core
         self._catalogue = catalogue
         self._generation = generation
+        #: Why this process does not generate text; empty if it does, or has no such models.
+        self._refused = "" if generation is None else generation.refused
         self.account = core.account
         self._converter = ThreadPoolExecutor(1, "chrion-converter")
 
@@ -131,10 +134,10 @@ class LocalTarget:
 
     async def snapshot(self) -> dict[str, Any]:
         """Return the state for the web page."""
-        found = documents.snapshot(self._core, self._catalogue.found)
+        snapshot = documents.snapshot(self._core, self._catalogue.scanned)
         if self._generation is not None:
-            found["generators"] = self._generation.states()
-        return found
+            snapshot["generators"] = self._generation.states()
+        return snapshot
 
     async def metrics(self) -> bytes:
         """Return the metrics in Prometheus's text format."""
@@ -142,13 +145,15 @@ class LocalTarget:
 
     async def model_metadata(self, name: str, version: str) -> dict[str, Any]:
         """Return a model's metadata."""
-        found = self._find(name, version)
-        return found.metadata() if isinstance(found, ProtocolDecoder) else documents.model_metadata(self._core, found)
+        served = self._find(name, version)
+        return (
+            served.metadata() if isinstance(served, ProtocolDecoder) else documents.model_metadata(self._core, served)
+        )
 
     async def model_config(self, name: str, version: str) -> dict[str, Any]:
         """Return a model's configuration."""
-        found = self._find(name, version)
-        return found.configuration() if isinstance(found, ProtocolDecoder) else documents.model_config(found)
+        served = self._find(name, version)
+        return served.configuration() if isinstance(served, ProtocolDecoder) else documents.model_config(served)
 
     async def model_obstacle(self, name: str, version: str) -> str:
         """Return why requests for a model cannot be served; empty if they can."""
@@ -176,7 +181,7 @@ class LocalTarget:
 
     async def index(self, state: str) -> list[dict[str, str]]:
         """Return the versions of the repository with a state, or all of them."""
-        index = documents.repository_index(self._core, self._catalogue.found)
+        index = documents.repository_index(self._core, self._catalogue.scanned)
         return [entry for entry in index if state in ("", entry["state"])]
 
     async def load(self, name: str) -> None:
@@ -192,11 +197,11 @@ class LocalTarget:
 
     async def infer_rest(self, name: str, version: str, body: bytes | bytearray, header_length: str | None) -> Answer:
         """Answer an inference request of the REST protocol."""
-        found = self._find(name, version)
+        served = self._find(name, version)
         with RequestMemory(self.account) as memory:
             parse = functools.partial(rest_codec.parse_request, body, header_length, memory.take)
             parsed = await self._convert(parse) if len(body) > _LARGE_BODY else parse()
-            reply = await self._reply(found, parsed, parsed.timeout_ms, memory)
+            reply = await self._reply(served, parsed, parsed.timeout_ms, memory)
             size = reply.size
             memory.take(2 * (size + reply.text_size(parsed)))
             build = functools.partial(rest_codec.build_response, parsed, reply.model, reply.outputs)
@@ -211,10 +216,10 @@ class LocalTarget:
         with RequestMemory(self.account) as memory:
             given = grpc_codec.parse_request(content)
             memory.take(given.parsed_bytes)
-            found = self._find(given.head.model_name, given.head.model_version)
+            served = self._find(given.head.model_name, given.head.model_version)
             parse = functools.partial(grpc_codec.read_request, given, memory.take)
             request = await self._convert(parse) if len(content) > _LARGE_BODY else parse()
-            reply = await self._reply(found, request, min(request.timeout_ms, remaining_ms), memory)
+            reply = await self._reply(served, request, min(request.timeout_ms, remaining_ms), memory)
             memory.take(2 * (size := reply.size))
             build = functools.partial(grpc_codec.encode_response, request, reply.model, reply.outputs)
             answer = await self._convert(build) if size > _LARGE_BODY else build()
@@ -229,27 +234,22 @@ class LocalTarget:
 
     async def _reply(
         self,
-        found: Served | ProtocolDecoder,
+        served: Served | ProtocolDecoder,
         request: rest_codec.InferenceRequest,
         timeout_ms: float,
         memory: RequestMemory,
     ) -> _Reply:
-        if isinstance(found, ProtocolDecoder):
+        if isinstance(served, ProtocolDecoder):
             if not has_cache(request.feeds):
-                return _Reply(found.model, await found.infer(request), {})
-            found = self._catalogue.find(*found.model)
-        elif found.version.settings.generation is not None and not has_cache(request.feeds):
-            self._require_text()
-        memory.take(found.output_sizes.total(request.feeds))
-        result = await self._core.infer(found, request.feeds, tuple(request.outputs), timeout_ms, request.priority)
+                return _Reply(served.model, await served.infer(request), {})
+            served = self._catalogue.find(*served.model)
+        elif served.version.settings.generation is not None and not has_cache(request.feeds) and self._refused:
+            raise RequestFailure(Status.UNSUPPORTED, self._refused)
+        memory.take(served.output_sizes.total(request.feeds))
+        result = await self._core.infer(served, request.feeds, tuple(request.outputs), timeout_ms, request.priority)
         return _Reply(
-            (found.version.name, found.version.version), result.outputs, {SERVER_TIMING: result.timing.header()}
+            (served.version.name, served.version.version), result.outputs, {SERVER_TIMING: result.timing.header()}
         )
-
-    def _require_text(self) -> None:
-        """Raise a failure if this process has been told not to generate text."""
-        if self._generation is not None and self._generation.refused:
-            raise RequestFailure(Status.UNSUPPORTED, self._generation.refused)
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,8 +269,3 @@ class _Reply:
         """Return a bound on the bytes of the outputs that are returned as JSON."""
         texts = [array.size for spec, array in self.outputs if not request.outputs.get(spec.name, request.binary)]
         return _JSON_NUMBER * sum(texts)
-
-
-def not_ready(reason: str) -> RequestFailure:
-    """Return the failure of a request for the readiness of a model that is not ready."""
-    return RequestFailure(Status.UNAVAILABLE, reason)

@@ -58,10 +58,12 @@ DATATYPES = {
 }
 #: Returns data as JSON without spaces; json.dumps would make an encoder in each call.
 compact_json = json.JSONEncoder(separators=(",", ":")).encode
-_MOST_DIMENSIONS = 64
-#: Elements that are converted in one call, which holds the GIL.
+#: Maximum number of dimensions, that of numpy.
+_MAX_DIMENSIONS = 64
+#: Elements that are converted in one call, which holds the GIL for about a millisecond.
 _PIECE = 1 << 12
-#: Bytes of an element of BYTES beside its content: in a list, in an array, and in onnxruntime's tensor.
+#: Bytes of an element of BYTES beside its content: objects of 49 and 33 bytes and their pointers in a list and an
+#: array (CPython), and a string in onnxruntime's tensor.
 _STRING_BYTES = 150
 _JSON_TYPES: dict[str, set[type]] = {"BOOL": {bool}, "BYTES": {str}, "FP32": {int, float}, "FP64": {int, float}}
 _JSON_TYPES["FP16"] = {int, float}
@@ -89,8 +91,8 @@ def element_count(name: str, datatype: str, shape: Sequence[Any]) -> int:
     """
     if datatype not in DTYPES:
         raise invalid(f"tensor {name!r}: unknown datatype {datatype!r}: expected one of {', '.join(DTYPES)}")
-    if len(shape) > _MOST_DIMENSIONS or not all(type(d) is int and 0 <= d < 2**63 for d in shape):
-        raise invalid(f"tensor {name!r}: shape: expected at most {_MOST_DIMENSIONS} whole numbers of at least 0")
+    if len(shape) > _MAX_DIMENSIONS or not all(type(d) is int and 0 <= d < 2**63 for d in shape):
+        raise invalid(f"tensor {name!r}: shape: expected at most {_MAX_DIMENSIONS} whole numbers of at least 0")
     if 0 in shape and math.prod(d for d in shape if d) * DTYPES[datatype].itemsize >= 2**63:  # numpy refuses it
         raise invalid(f"tensor {name!r}: shape: {list(shape)} is too large, although it has no elements")
     return math.prod(shape)
@@ -152,9 +154,9 @@ def from_json(name: str, datatype: str, shape: Sequence[int], data: Any) -> Arra
         count = data.count()
         if elements and count != elements:
             raise invalid(f"tensor {name!r}: expected {elements} elements for shape {list(shape)}, found {count}")
-        found = data.read(shape, elements, DTYPES[datatype], functools.partial(_array, name, datatype))
-        if found is not None:
-            return found.reshape(shape)
+        numbers = data.read(shape, elements, DTYPES[datatype], functools.partial(_array, name, datatype))
+        if numbers is not None:
+            return numbers.reshape(shape)
         data = data.parse()
     if not isinstance(data, list):
         raise invalid(f"tensor {name!r}: data: expected a list")
@@ -185,10 +187,10 @@ def from_contents(name: str, datatype: str, shape: Sequence[int], values: Sequen
         raise invalid(f"tensor {name!r}: expected {elements} elements for shape {list(shape)}, found {len(values)}")
     if datatype == "BYTES":
         return _decoded(name, list(values)).reshape(shape)
-    found = np.empty(elements, DTYPES[datatype])
+    array = np.empty(elements, DTYPES[datatype])
     for at in range(0, elements, _PIECE):
-        found[at : at + _PIECE] = _numbers(name, datatype, list(values[at : at + _PIECE]))
-    return found.reshape(shape)
+        array[at : at + _PIECE] = _numbers(name, datatype, list(values[at : at + _PIECE]))
+    return array.reshape(shape)
 
 
 class OutputSizes:
@@ -243,7 +245,7 @@ def check_request(
     inputs: Sequence[TensorSpec],
     outputs: Sequence[TensorSpec],
     feeds: Mapping[str, tuple[str, Array]],
-    asked: Sequence[str],
+    names: Sequence[str],
 ) -> tuple[TensorSpec, ...]:
     """Check a request against the model, and return the outputs that it asks for.
 
@@ -251,7 +253,7 @@ def check_request(
         inputs: Those of the model.
         outputs: Those of the model.
         feeds: Datatype and array of each input of the request.
-        asked: Names of the outputs that it asks for; empty for all.
+        names: Names of the outputs that it asks for; empty for all.
 
     Raises:
         RequestFailure: An input or output is unknown, or an input is missing or does not fit.
@@ -265,17 +267,19 @@ def check_request(
     if missing:
         raise invalid(f"missing input {missing[0]!r}")
     offered = {spec.name: spec for spec in outputs}
-    for name in asked:
+    for name in names:
         if name not in offered:
             raise invalid(f"unknown output {name[:200]!r}: expected one of {', '.join(offered)}")
-    return tuple(offered[name] for name in dict.fromkeys(asked)) if asked else tuple(outputs)
+    return tuple(offered[name] for name in dict.fromkeys(names)) if names else tuple(outputs)
 
 
 def _array(name: str, datatype: str, values: list[Any]) -> Array:
     """Return elements of JSON as a flat array."""
-    found = set(map(type, values)) - _JSON_TYPES.get(datatype, {int})
-    if found:
-        raise invalid(f"tensor {name!r}: {datatype} elements cannot be {', '.join(sorted(t.__name__ for t in found))}")
+    unexpected = set(map(type, values)) - _JSON_TYPES.get(datatype, {int})
+    if unexpected:
+        raise invalid(
+            f"tensor {name!r}: {datatype} elements cannot be {', '.join(sorted(t.__name__ for t in unexpected))}"
+        )
     return _numbers(name, datatype, values)
 
 
@@ -286,9 +290,9 @@ def _numbers(name: str, datatype: str, values: list[Any]) -> Array:
         raise invalid(f"tensor {name!r}: an element is out of the range of {datatype}") from error
 
 
-def _flatten(name: str, data: list[Any], most: int) -> list[Any]:
+def _flatten(name: str, data: list[Any], elements: int) -> list[Any]:
     """Return the elements of nested lists of equal depth, without recursion."""
-    for _ in range(_MOST_DIMENSIONS):
+    for _ in range(_MAX_DIMENSIONS):
         kinds = set(map(type, data))
         if list not in kinds:
             return data
@@ -297,27 +301,27 @@ def _flatten(name: str, data: list[Any], most: int) -> list[Any]:
         if len({len(part) for part in data}) > 1:
             raise invalid(f"tensor {name!r}: data: lists of different lengths at the same depth")
         data = [element for part in data for element in part]
-        if not data and not most:
+        if not data and not elements:
             return data
-    raise invalid(f"tensor {name!r}: data: nested more than {_MOST_DIMENSIONS} times")
+    raise invalid(f"tensor {name!r}: data: nested more than {_MAX_DIMENSIONS} times")
 
 
 def _strings(name: str, data: bytes | memoryview, elements: int) -> Array:
-    found: list[bytes] = []
+    contents: list[bytes] = []
     at, end = 0, len(data)
     while at < end:
-        if end - at < 4 or len(found) == elements:
+        if end - at < 4 or len(contents) == elements:
             break
         (length,) = struct.unpack_from("<I", data, at)
         at += 4
         if length > end - at:
             at = -1
             break
-        found.append(bytes(data[at : at + length]))
+        contents.append(bytes(data[at : at + length]))
         at += length
-    if at != end or len(found) != elements:
+    if at != end or len(contents) != elements:
         raise invalid(f"tensor {name!r}: expected {elements} BYTES elements, each with its length before it")
-    return _decoded(name, found)
+    return _decoded(name, contents)
 
 
 def _decoded(name: str, values: list[bytes]) -> Array:

@@ -81,8 +81,8 @@ class RequestTracer:
 def _require() -> None:
     for name in _MODULES:
         try:
-            found: Any = importlib.util.find_spec(name)
+            spec: Any = importlib.util.find_spec(name)
         except ModuleNotFoundError:  # of a package above it
-            found = None
-        if found is None:
+            spec = None
+        if spec is None:
             raise OptionError(f"--otlp: {name} is not installed", hint="pip install 'chrion[otel]'")

@@ -21,10 +21,11 @@ from chrion.serving.server.tensors import DTYPES, Array, TensorSpec
 
 log = logging.getLogger("chrion.server")
 
-#: Time after which a run is ended; the model is ready then.
-_MOST_S = 10.0
-#: Bytes of inputs up to which there is a run.
-_MOST_BYTES = 1 << 28
+#: Time after which a run is ended; the model is ready then, since a slow one is no damaged one. It delays the loads of
+#: other models.
+_MAX_S = 10.0
+#: Bytes of inputs up to which there is a run: larger ones could exceed the memory that requests have.
+_MAX_BYTES = 1 << 28
 
 
 def synthetic_input(datatype: str, shape: Sequence[int]) -> Array:
@@ -43,10 +44,10 @@ def try_session(session: Session, version: ServedVersion) -> None:
     Raises:
         Exception: As onnxruntime raises it, if it rejects the version.
     """
-    if sum(_bytes(spec) for spec in version.inputs) > _MOST_BYTES:
+    if sum(_bytes(spec) for spec in version.inputs) > _MAX_BYTES:
         return
     options = TerminableRunOptions()
-    timer = threading.Timer(_MOST_S, options.end)
+    timer = threading.Timer(_MAX_S, options.end)
     timer.daemon = True
     timer.start()
     try:

@@ -15,13 +15,13 @@ import numpy as np
 
 from chrion.serving.manager.policies import Route
 from chrion.serving.simulator.cluster_state import ClusterState, Job
-from chrion.serving.simulator.general_server import GeneralServer
-from chrion.serving.simulator.host import Host
+from chrion.serving.simulator.general_server import Host
 from chrion.serving.simulator.settings import AutoscalingSpec
 
 _HOUR_MS = 3_600_000.0
-#: A request that waits on servers that fail is sent to another one so many times; then it fails.
-MOST_RETRIES = 3
+#: A request that waits on servers that fail is sent to another one so many times; then it fails. It is the number of
+#: attempts that a server makes with Ray, and one more.
+MAX_RETRIES = 3
 _NAN = float("nan")
 
 
@@ -39,7 +39,7 @@ class Availability:
 
     def __init__(  # noqa: PLR0913, PLR0917 - the parts of a cluster
         self,
-        hosts: Sequence[Host[GeneralServer]],
+        hosts: Sequence[Host],
         cluster: ClusterState,
         eligible: list[Sequence[int]],
         route: Route,
@@ -59,8 +59,8 @@ class Availability:
         self._draining: set[int] = set()
         self._starting: set[int] = set()
         self._retries: Counter[int] = Counter()
-        #: Time and wanted servers of the decisions within ``stop_after_s``.
-        self._wanted: deque[tuple[float, int]] = deque()
+        #: Time and target number of servers of the decisions within ``stop_after_s``.
+        self._targets: deque[tuple[float, int]] = deque()
         #: True while requests arrive.
         self.open = True
 
@@ -89,7 +89,7 @@ class Availability:
         del factor
         self._record_failed(now, (number, model, now, None, False))
 
-    def on_ms(self, host: Host[GeneralServer], end_ms: float) -> float:
+    def on_ms(self, host: Host, end_ms: float) -> float:
         """Return the time for which a server was on."""
         return host.on_ms + (end_ms - host.on_since_ms if host.on else 0.0)
 
@@ -103,11 +103,11 @@ class Availability:
     def _goes_on(self) -> bool:
         return self.open or any(self._cluster.outstanding)
 
-    def _schedule_failure(self, now: float, host: Host[GeneralServer]) -> None:
+    def _schedule_failure(self, now: float, host: Host) -> None:
         up_ms = float(self._failures[host.index].exponential(host.spec.mtbf_h * _HOUR_MS))
         self._at(now + up_ms, self._fail, host)
 
-    def _fail(self, now: float, host: Host[GeneralServer]) -> None:
+    def _fail(self, now: float, host: Host) -> None:
         if not self._goes_on():
             return
         down_ms = float(self._failures[host.index].exponential(host.spec.mttr_s * 1000))
@@ -120,7 +120,7 @@ class Availability:
             self._send_again(now, job)
         self._note_left(now)
 
-    def _reset(self, now: float, host: Host[GeneralServer]) -> list[Job]:
+    def _reset(self, now: float, host: Host) -> list[Job]:
         waiting = sorted((job for gpu in host.gpus for job in gpu.reset(now)), key=lambda job: job[0])
         host.held.clear()
         return waiting
@@ -130,13 +130,13 @@ class Availability:
         self._retries[number] += 1
         outstanding, homes = self._cluster.outstanding, self._cluster.homes[model]
         target = self.route(outstanding, self._eligible[model], homes, float(self._draws.random()))
-        if target == len(self._host_of) or self._retries[number] > MOST_RETRIES:
+        if target == len(self._host_of) or self._retries[number] > MAX_RETRIES:
             self._record_failed(now, job)
             return
         host = self._host_of[target]
         next(gpu for gpu in host.gpus if gpu.index == target).accept(now, job)
 
-    def _repair(self, now: float, host: Host[GeneralServer]) -> None:
+    def _repair(self, now: float, host: Host) -> None:
         self._failed.discard(host.index)
         self._log(now, "repair", host)
         if self._goes_on():
@@ -145,7 +145,7 @@ class Availability:
             self._load_pinned(now, host)
         self._refresh()
 
-    def _load_pinned(self, now: float, host: Host[GeneralServer]) -> None:
+    def _load_pinned(self, now: float, host: Host) -> None:
         for model, pinned in enumerate(self._cluster.policies.pinned):
             if pinned:
                 for gpu in host.gpus:
@@ -155,16 +155,16 @@ class Availability:
         """Switch servers on or off; see ``docs/simulation.md``."""
         if self._goes_on():
             self._at(now + spec.period_s * 1000, self._decide, spec)
-        least, most = min(spec.min_servers, len(self._hosts)), len(self._hosts)
-        wanted = max(least, min(most, math.ceil(sum(self._cluster.outstanding) / spec.target)))
-        while self._wanted and self._wanted[0][0] <= now - spec.stop_after_s * 1000:
-            self._wanted.popleft()
-        self._wanted.append((now, wanted))
+        minimum, maximum = min(spec.min_servers, len(self._hosts)), len(self._hosts)
+        target = max(minimum, min(maximum, math.ceil(sum(self._cluster.outstanding) / spec.target)))
+        while self._targets and self._targets[0][0] <= now - spec.stop_after_s * 1000:
+            self._targets.popleft()
+        self._targets.append((now, target))
         present = [host for host in self._hosts if host.on and host.index not in self._draining]
-        if wanted > len(present):
-            self._add(now, wanted - len(present), spec.cold_start_s * 1000)
+        if target > len(present):
+            self._add(now, target - len(present), spec.cold_start_s * 1000)
         elif now >= spec.stop_after_s * 1000:
-            needed = max(number for _, number in self._wanted)
+            needed = max(number for _, number in self._targets)
             for host in present[needed:]:
                 self._draining.add(host.index)
                 self._log(now, "drain", host)
@@ -173,16 +173,16 @@ class Availability:
 
     def _add(self, now: float, number: int, start_ms: float) -> None:
         """Let servers that drain continue, and then switch on others, in the order of their numbers."""
-        kept = [host for host in self._hosts if host.index in self._draining][:number]
-        self._draining -= {host.index for host in kept}
-        for host in [host for host in self._hosts if not host.on][: number - len(kept)]:
+        resumed = [host for host in self._hosts if host.index in self._draining][:number]
+        self._draining -= {host.index for host in resumed}
+        for host in [host for host in self._hosts if not host.on][: number - len(resumed)]:
             host.on, host.on_since_ms = True, now
             self._starting.add(host.index)
             self._at(now + start_ms, self._started, (host, now))
             self._log(now, "start", host)
         self._refresh()
 
-    def _started(self, now: float, begun: tuple[Host[GeneralServer], float]) -> None:
+    def _started(self, now: float, begun: tuple[Host, float]) -> None:
         host, since_ms = begun
         if host.on and host.on_since_ms == since_ms:
             self._starting.discard(host.index)
@@ -213,6 +213,6 @@ class Availability:
                 known[id(every)] = [i for i in every if self._host_of[i].available]
         self._eligible[:] = [known[id(every)] for every in self._all_eligible]
 
-    def _log(self, now: float, event: str, host: Host[GeneralServer]) -> None:
+    def _log(self, now: float, event: str, host: Host) -> None:
         if self._cluster.journal:
             self._cluster.journal(now, event, host.index, 0)

@@ -39,7 +39,7 @@ class DecoderSummary:
     iterations: int
     #: Requests of an iteration.
     mean_batch: float
-    #: Reserved slots: the mean over time, and the most.
+    #: Reserved slots: the mean over time, and the maximum.
     mean_reserved: float
     most_reserved: int
 
@@ -87,11 +87,11 @@ def sweep_decoder(
         InputError: The scenario of a point is invalid.
     """
     scenarios = [build_decoder_scenario(source.changed(values)) for values in points]
-    found = []
+    results = []
     for values, scenario in zip(points, scenarios, strict=True):
-        found.append(DecoderPoint(values, tuple(map(summarise, simulate_decoder(scenario)))))
-        progress(len(found))
-    return found
+        results.append(DecoderPoint(values, tuple(map(summarise, simulate_decoder(scenario)))))
+        progress(len(results))
+    return results
 
 
 def to_json(scenario: DecoderScenario, summaries: Sequence[DecoderSummary]) -> dict[str, Any]:

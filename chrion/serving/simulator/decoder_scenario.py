@@ -21,8 +21,8 @@ from chrion.serving.simulator.scenario import ScenarioSource
 
 #: The table that makes a scenario one of this kind.
 DECODER = "decoder"
-#: The most requests of a scenario; their figures are in memory.
-_MOST_REQUESTS = 10_000_000
+#: Maximum requests of a scenario: their figures are in memory, about 100 bytes each.
+_MAX_REQUESTS = 10_000_000
 
 
 class IterationCosts(Record, frozen=True):
@@ -64,7 +64,7 @@ class BatchingSpec(Record, frozen=True):
     max_batch: PositiveCount = 8
     #: Batches in flight, each on another part of the model.
     n_workers: Annotated[int, Meta(ge=1, le=1000)] = 1
-    #: The most tokens of a prompt that one iteration processes; 0 for all.
+    #: Maximum tokens of a prompt that one iteration processes; 0 for all.
     chunk: Count = 0
 
 
@@ -72,7 +72,7 @@ class GenerationSpec(Record, frozen=True):
     """``[requests]``: Poisson arrivals, and lengths with uniform distributions, both ends included."""
 
     rate_per_s: Positive = 1.0
-    requests: Annotated[int, Meta(ge=1, le=_MOST_REQUESTS)] = 1000
+    requests: Annotated[int, Meta(ge=1, le=_MAX_REQUESTS)] = 1000
     prompt_least: PositiveCount = 32
     prompt_most: PositiveCount = 512
     new_least: PositiveCount = 1
@@ -168,9 +168,9 @@ def _build(content: Mapping[str, Any], source: ScenarioSource) -> DecoderScenari
     written = "prompt_costs" in content[DECODER]
     prompt_costs = _read_costs(prompt_table, _PROMPT_COSTS, may_be_zero=not written)
     for name in ("prompt", "new"):
-        least, most = (getattr(file.requests, f"{name}_{end}") for end in ("least", "most"))
-        if least > most:
-            raise ScenarioError(f"requests.{name}_least = {least}: expected at most {name}_most = {most}")
+        minimum, maximum = (getattr(file.requests, f"{name}_{end}") for end in ("least", "most"))
+        if minimum > maximum:
+            raise ScenarioError(f"requests.{name}_least = {minimum}: expected at most {name}_most = {maximum}")
     return DecoderScenario(
         name=content.get("name", source.name),
         seed=file.seed,
@@ -220,8 +220,8 @@ def decoder_path(key: str) -> list[str]:
     sections: dict[str, type[Record]] = {**_SECTIONS, "decoder.costs": IterationCosts, _PROMPT_COSTS: IterationCosts}
     paths = [f"{name}.{key}" for name, kind in sections.items() for key in kind.__struct_fields__]
     by_last = [path for path in paths if path.rsplit(".", 1)[-1] == key and not path.startswith(_PROMPT_COSTS)]
-    found = [key] if key in paths else by_last
-    if len(found) != 1:
+    matches = [key] if key in paths else by_last
+    if len(matches) != 1:
         known = [*paths, *(path.rsplit(".", 1)[-1] for path in paths)]
         raise OptionError(f"unknown key {key!r}", hint=did_you_mean(key, known, f"known: {', '.join(paths)}"))
-    return found[0].split(".")
+    return matches[0].split(".")

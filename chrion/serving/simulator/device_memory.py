@@ -100,8 +100,7 @@ class DeviceMemory:
         self.loaded_mb += load_mb
         self.loads += 1
         self.cluster.loads[kind % self._models] += 1
-        if self.cluster.journal:
-            self.cluster.journal(now, "load", self.index, kind)
+        self._log(now, "load", kind)
         heappush(self._events, (self.loading_until_ms, next(self._sequence), self._on_loaded, kind))
 
     def _make_room(self, now: float, model: int, *, evict: bool = True) -> int | None:
@@ -137,8 +136,7 @@ class DeviceMemory:
             self.cluster.homes[model].remove(self.index)
             self.free_bytes += victim.bytes
             self.evictions += 1
-            if self.cluster.journal:
-                self.cluster.journal(now, "evict", self.index, victim.level * self._models + model)
+            self._log(now, "evict", victim.level * self._models + model)
 
     def _note_departure(self, resident: ResidentModel) -> None:
         """Keep what outlasts the eviction of a model."""

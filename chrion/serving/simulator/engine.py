@@ -20,24 +20,21 @@ import numpy as np
 
 from chrion.serving.manager.policies import Route
 from chrion.serving.simulator.availability import Availability
-from chrion.serving.simulator.cluster_parts import ClusterParts
 from chrion.serving.simulator.cluster_state import ClusterState, Event, ServerPolicies
 from chrion.serving.simulator.eligibility import eligible_by_model
-from chrion.serving.simulator.general_server import GeneralServer, Options
-from chrion.serving.simulator.host import Host
+from chrion.serving.simulator.general_server import GeneralServer, Host, Options
 from chrion.serving.simulator.metrics import RequestMetrics
 from chrion.serving.simulator.requests import Floats, Indices, Requests
 from chrion.serving.simulator.server import Server
-from chrion.serving.simulator.service import busy_shares, service_table
+from chrion.serving.simulator.service import busy_shares, scaled_levels, service_table
 from chrion.serving.simulator.settings import AutoscalingSpec, ServerSpec
-from chrion.serving.simulator.speeds import scaled_levels
 from chrion.serving.variants import Jitter, Variant
 
 #: Requests in order of arrival: times in ms and models, both of shape [n], and optionally their details.
 Chunk = Requests | tuple[Floats, Indices]
-#: Events between two flushes of the metrics while the last requests end.
+#: Events between two flushes of the metrics while the last requests end: about as many as a chunk of requests has.
 DRAIN = 1 << 16
-#: Requests of a chunk that are Python objects at the same time.
+#: Requests of a chunk that are Python objects at the same time, so that they stay in the cache.
 _PART = 1 << 12
 
 
@@ -137,9 +134,7 @@ class ClusterEngine:
         )
         self.eligible = eligible_by_model(levels, gpus)
         states = [self.cluster, *(replace(self.cluster, table=table) for table in tables[1:])]
-        parts = ClusterParts(config.servers, [states[i] for i in classes], self._options())
-        self.servers: Sequence[Server] = parts.servers
-        self.hosts: Sequence[Host[GeneralServer]] = parts.hosts
+        self.servers, self.hosts = _build_servers(config.servers, [states[i] for i in classes], self._options())
         self.availability: Availability | None = None
         self._route = config.route
         if config.autoscaling or any(spec.mtbf_h for spec in config.servers):
@@ -288,3 +283,31 @@ class ClusterEngine:
                 self.servers[i].preload(model)
                 if self.servers[i].free_bytes < smallest:
                     open_.remove(i)
+
+
+def _build_servers(
+    specs: Sequence[ServerSpec], states: Sequence[ClusterState], options: Options | None
+) -> tuple[list[Server], list[Host]]:
+    """Return an entry for each GPU, and one for each server; the latter are empty without options.
+
+    Args:
+        specs: The specification of each server.
+        states: What GPUs share, with the table of times for the speed of each GPU.
+        options: What servers do beyond the simple ones; None for nothing.
+    """
+    table = states[0].table
+    links = {(spec.pcie_gb_per_s, spec.load_fixed_ms): spec for spec in specs}
+    load_times = {link: table.load_ms(spec) for link, spec in links.items()}
+    servers: list[Server] = []
+    hosts: list[Host] = []
+    for spec in specs:
+        load_ms = load_times[spec.pcie_gb_per_s, spec.load_fixed_ms]
+        if options is None:
+            servers.append(Server(len(servers), spec, load_ms, states[len(servers)]))
+            continue
+        host = Host(len(hosts), spec, table.load_mb[: table.models])
+        for i in range(len(servers), len(servers) + spec.gpus):
+            host.gpus.append(GeneralServer(i, host, load_ms, states[i], options))
+        servers += host.gpus
+        hosts.append(host)
+    return servers, hosts

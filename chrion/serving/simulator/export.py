@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import os
-import secrets
+import io
 from collections.abc import Iterator
 from pathlib import Path
 
-from chrion.errors import OptionError
+from chrion.common.files import open_atomically
 from chrion.serving.simulator.histograms import Floats
 from chrion.serving.simulator.metrics import OUTCOMES
 from chrion.serving.simulator.run import Keep
@@ -34,17 +33,10 @@ def export_requests(path: Path, scenario: Scenario) -> Iterator[Keep]:
     Raises:
         OptionError: The file cannot be written.
     """
-    scratch = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
-    try:
-        with scratch.open("x", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(_COLUMNS)
-            yield lambda pattern, rows: writer.writerows(_lines(scenario, pattern, rows))
-        os.replace(scratch, path)  # noqa: PTH105 # as in chrion.common.files
-    except OSError as error:
-        raise OptionError(f"{path}: cannot be written: {error.strerror}") from error
-    finally:
-        scratch.unlink(missing_ok=True)
+    with open_atomically(path) as file, io.TextIOWrapper(file, "utf-8", newline="") as lines:
+        writer = csv.writer(lines, lineterminator="\n")
+        writer.writerow(_COLUMNS)
+        yield lambda pattern, rows: writer.writerows(_lines(scenario, pattern, rows))
 
 
 def _lines(scenario: Scenario, pattern: str, rows: Floats) -> Iterator[tuple[object, ...]]:

@@ -15,8 +15,8 @@ from chrion.serving.simulator.metrics import COLUMNS, RequestMetrics
 from chrion.serving.simulator.requests import Requests
 from chrion.serving.simulator.scenario import Scenario
 
-#: The most pairs of a model and a server; each takes about 70 bytes.
-_MOST_PAIRS = 1 << 22
+#: Maximum pairs of a model and a server: 300 MB at about 70 bytes each.
+_MAX_PAIRS = 1 << 22
 
 
 def covers(scenario: Scenario, pattern: str) -> bool:
@@ -26,7 +26,7 @@ def covers(scenario: Scenario, pattern: str) -> bool:
         and scenario.is_simple
         and scenario.policies.eviction in kernel.EVICTIONS
         and len(scenario.levels(pattern)) == 1
-        and len(scenario.models) * len(scenario.servers) <= _MOST_PAIRS
+        and len(scenario.models) * len(scenario.servers) <= _MAX_PAIRS
     )
 
 
@@ -44,19 +44,19 @@ def run_compiled(
     """
     state = _state(engine, scenario)
     pools = _pools(0, 1)
-    most_early = max(1, int((state.models.early_end - state.models.early_begin).max()))
+    max_early = max(1, int((state.models.early_end - state.models.early_begin).max()))
     for chunk in chunks:
         requests = Requests(*chunk)
         times, models = requests.times_ms, requests.models
         factors, draws = engine.draw(requests)
-        pools = _enlarged(state, pools, len(times), most_early)
+        pools = _enlarged(state, pools, len(times), max_early)
         kernel.replay(state, pools, (times, models, np.array(factors), draws))
         engine.now = max([engine.now, *times[-1:].tolist()])
         _record(engine, state, pools)
         engine.flush(keep)
         progress(int(state.counters[kernel.REQUESTS]))
     while state.counters[kernel.EVENTS]:
-        pools = _enlarged(state, pools, 0, most_early)
+        pools = _enlarged(state, pools, 0, max_early)
         engine.now = max(engine.now, kernel.drain(state, pools, min(DRAIN, int(state.counters[kernel.EVENTS]))))
         _record(engine, state, pools)
         engine.flush(keep)
@@ -137,11 +137,11 @@ def _pools(jobs: int, events: int) -> Pools:
     return Pools(_records(kernel.JOB, jobs), _records(kernel.EVENT, events), np.zeros((jobs, COLUMNS)))
 
 
-def _enlarged(state: State, pools: Pools, arrivals: int, most_early: int) -> Pools:
+def _enlarged(state: State, pools: Pools, arrivals: int, max_early: int) -> Pools:
     """Return pools for the requests that are waiting or running and for those of the next chunk."""
     waiting = int(state.servers.outstanding.sum())
     jobs, used = waiting + arrivals, len(pools.jobs)
-    events = (most_early + 1) * jobs + len(state.servers) + 1
+    events = (max_early + 1) * jobs + len(state.servers) + 1
     if jobs <= used and events <= len(pools.events):
         return pools
     larger = _pools(2 * jobs, 2 * events)

@@ -18,7 +18,7 @@ from chrion.serving.simulator.results import PatternResult
 from chrion.serving.simulator.run import simulate
 from chrion.serving.simulator.scenario import Scenario, ScenarioSource
 from chrion.serving.simulator.scenario_models import PLANNED, SHRINK
-from chrion.serving.simulator.settings import MOST_MODELS, SYNTHETIC, WorkloadSpec
+from chrion.serving.simulator.settings import MAX_MODELS, SYNTHETIC, WorkloadSpec
 
 FIND_SCHEMA = "chrion.simulation-find/1"
 
@@ -32,7 +32,7 @@ METRICS: dict[str, Callable[[PatternResult], float]] = {
     "p99": lambda result: result.total.response.p99_ms,
 }
 _SHARES = ("violations", "swapping")
-#: Values in a row beyond a limit that must not meet the condition.
+#: Values in a row beyond a limit that must not meet the condition; figures change irregularly over a few values only.
 BEYOND = 8
 
 
@@ -133,7 +133,7 @@ def searched(name: str, scenario: Scenario) -> Searched:
         ),
         "models": Searched(
             smallest=False,
-            numbers=range(1, MOST_MODELS + 1),
+            numbers=range(1, MAX_MODELS + 1),
             begin=1,
             sets=lambda n: {"total_models": n},
             amount=lambda s: len(s.models),
@@ -169,7 +169,7 @@ def find_limits(source: ScenarioSource, name: str, condition: Condition) -> tupl
 
 def _limit(source: ScenarioSource, quantity: Searched, condition: Condition, pattern: str, reference: str) -> Limit:
     probes: dict[int, Probe | None] = {}
-    #: The least number with which no request waits, so that more servers or memory cannot help.
+    #: The minimum number with which no request waits, so that more servers or memory cannot help.
     enough = quantity.numbers[-1]
     ends_early = quantity.smallest and pattern not in (PLANNED, SHRINK)  # with more memory these use faster variants
 
@@ -183,21 +183,21 @@ def _limit(source: ScenarioSource, quantity: Searched, condition: Condition, pat
         return probes[number]
 
     def meets(number: int) -> bool:
-        found = probe(min(number, enough))
-        return found is not None and found.figure <= condition.limit
+        probed = probe(min(number, enough))
+        return probed is not None and probed.figure <= condition.limit
 
     # The condition holds on one side: from `edge` on for the smallest value, before `edge` for the largest.
     numbers = quantity.numbers
     edge = first_true(lambda n: meets(n) == quantity.smallest, quantity.begin, numbers[0], numbers[-1])
     last, step = (edge, -1) if quantity.smallest else (edge - 1, 1)
-    found = last in numbers and meets(last)
+    has_limit = last in numbers and meets(last)
     at = last
-    while found and abs(at - last) < BEYOND and at + step in numbers:
+    while has_limit and abs(at - last) < BEYOND and at + step in numbers:
         at += step
         if meets(at):
             last = at
     beyond = last + step
-    return Limit(pattern, probe(last) if found else None, probe(min(beyond, enough)) if beyond in numbers else None)
+    return Limit(pattern, probe(last) if has_limit else None, probe(min(beyond, enough)) if beyond in numbers else None)
 
 
 def _probe(source: ScenarioSource, quantity: Searched, condition: Condition) -> tuple[Probe | None, bool]:
@@ -215,12 +215,12 @@ def _probe(source: ScenarioSource, quantity: Searched, condition: Condition) -> 
 
 
 def first_true(holds: Callable[[int], bool], begin: int, low: int, high: int) -> int:
-    """Return the least number from ``low`` to ``high`` for which ``holds`` is true, or ``high + 1`` if there is none.
+    """Return the minimum number from ``low`` to ``high`` for which ``holds`` is true, or ``high + 1`` if there is none.
 
     Args:
         holds: A condition that is false up to some number and true from then on.
         begin: The number to begin with; the search is fast if the result is near it.
-        low: The least number.
+        low: The minimum number.
         high: The greatest number.
     """
     step = 1

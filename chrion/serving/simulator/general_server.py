@@ -1,4 +1,4 @@
-"""One GPU of a server with all options: priorities, batches, keep-alive, shared cores and link, and failures.
+"""Servers with all options: several GPUs, priorities, batches, keep-alive, shared cores and link, and failures.
 
 Without these options it behaves like the faster :class:`chrion.serving.simulator.server.Server`; tests compare both.
 """
@@ -14,10 +14,10 @@ from typing import Any
 from chrion.serving.manager.policies import ResidentModel
 from chrion.serving.manager.queue_estimate import Release
 from chrion.serving.simulator.cluster_state import ClusterState, Job
-from chrion.serving.simulator.host import Host
 from chrion.serving.simulator.ready_queue import Batching, ReadyBatch, ReadyQueue
 from chrion.serving.simulator.server import Server
 from chrion.serving.simulator.service import Resources
+from chrion.serving.simulator.settings import ServerSpec
 
 _NAN = float("nan")
 
@@ -48,6 +48,109 @@ class Execution:
     cores: int
 
 
+class Host:
+    """What the GPUs of one server share: CPU cores, the link, and host memory before a disk.
+
+    - Cores go to the ready batches at the heads of the GPUs' queues. The batch of the highest priority that entered its
+      queue first is considered first; if its slot is free and its cores are not, no other batch that needs cores
+      starts.
+    - The link carries one load at a time. Each GPU proposes the first of its waiting loads; of the proposals for which
+      there is memory, or for which it can be made, the first in the load order is carried out.
+    - Host memory holds weights that were loaded before. A load of others first reads them from the disk, while it
+      occupies the link, and evicts the weights that no GPU of the server uses and that have been idle longest, then
+      those in use.
+
+    Args:
+        index: The server's number.
+        spec: Its resources.
+        weights_mb: Weights by model, which host memory holds.
+    """
+
+    def __init__(self, index: int, spec: ServerSpec, weights_mb: Sequence[float]) -> None:
+        self.index = index
+        self.spec = spec
+        self.gpus: list[GeneralServer] = []
+        self.free_cores = spec.cpu_cores
+        #: The GPU that is being loaded.
+        self.loading: GeneralServer | None = None
+        #: True if requests are sent to this server.
+        self.available = True
+        #: True if it is powered on; it may be unavailable because it starts, fails or drains.
+        self.on = True
+        #: The time at which it was switched on, and the time for which it was on before.
+        self.on_since_ms = 0.0
+        self.on_ms = 0.0
+        self.disk_loads = 0
+        #: Bytes of the weights in host memory, by model.
+        self.held: dict[int, int] = {}
+        self._weights_mb = weights_mb
+        self._room_bytes = round(spec.host_memory_gb * 1e9)
+
+    @property
+    def outstanding(self) -> int:
+        """Requests on the server, waiting or running."""
+        return sum(gpu.outstanding for gpu in self.gpus)
+
+    def start_ready(self, now: float) -> None:
+        """Start batches at the heads of the queues while their slots and cores are free."""
+        while gpu := self._next_gpu():
+            gpu.start_head(now)
+
+    def _next_gpu(self) -> GeneralServer | None:
+        """Return the GPU whose head can start now and comes first."""
+        heads = sorted((gpu.ready.head[:2], gpu.index, gpu) for gpu in self.gpus if gpu.ready)
+        awaited = False
+        for _, _, gpu in heads:
+            slots, cores = gpu.head_needs()
+            if slots > gpu.free_slots or (cores and awaited):
+                continue
+            if cores <= self.free_cores:
+                return gpu
+            awaited = True
+        return None
+
+    def load_next(self, now: float) -> None:
+        """Start the next load if the link is free and a load has memory."""
+        if self.loading is not None:
+            return
+        for _, _, gpu, model in sorted(gpu.first_cold() for gpu in self.gpus if gpu.cold):
+            if gpu.start_load(now, model):
+                return
+
+    def disk_ms(self, model: int, load_mb: float) -> float:
+        """Return the time of the disk in a load: zero if the weights are in host memory."""
+        if not self._room_bytes or model in self.held:
+            return 0.0
+        return self.spec.disk_fixed_ms + load_mb / self.spec.disk_gb_per_s
+
+    def fetch(self, model: int) -> None:
+        """Put a model that is loaded into host memory, if it fits there; others leave until it does."""
+        if not self._room_bytes or model in self.held:
+            return
+        self.disk_loads += 1
+        size = round(self._weights_mb[model] * 1e6)
+        if size > self._room_bytes:
+            return
+        free = self._room_bytes - sum(self.held.values())
+        for other in sorted(self.held, key=self._last_use_ms):
+            if free >= size:
+                break
+            free += self.held.pop(other)
+        self.held[model] = size
+
+    def fill(self, models: Sequence[int]) -> None:
+        """Put models into host memory before the first request, as far as they fit."""
+        free = self._room_bytes - sum(self.held.values())
+        for model in models:
+            size = round(self._weights_mb[model] * 1e6)
+            if model not in self.held and 0 < size <= free:
+                self.held[model] = size
+                free -= size
+
+    def _last_use_ms(self, model: int) -> float:
+        return max(gpu.last_use_ms(model) for gpu in self.gpus)
+
+
 class GeneralServer(Server):
     """One GPU of a server; see the module.
 
@@ -60,7 +163,7 @@ class GeneralServer(Server):
     """
 
     def __init__(
-        self, index: int, host: Host[GeneralServer], load_ms: Sequence[float], cluster: ClusterState, options: Options
+        self, index: int, host: Host, load_ms: Sequence[float], cluster: ClusterState, options: Options
     ) -> None:
         super().__init__(index, host.spec, load_ms, cluster)
         self.host = host
@@ -184,25 +287,16 @@ class GeneralServer(Server):
 
     def _on_loaded(self, now: float, kind: int) -> None:
         self.host.loading = None
-        self.loading = None
-        level, model = divmod(kind, self._models)
-        self._log(now, "loaded", kind)
-        resident = self.residents.get(model)
-        if resident is not None:  # it has grown
-            resident.level, resident.bytes, resident.load_ms = level, self._table.bytes[kind], self.load_times[kind]
-            self._finish_use(now, resident)
-            self.host.load_next(now)
-            self.host.start_ready(now)  # its requests may need fewer cores now
-            return
-        resident = self._add_resident(now, kind)
-        jobs = self._waiters.pop(model)
-        self._urgency.pop(model, None)
-        resident.in_use = len(jobs)
+        super()._on_loaded(now, kind)
+
+    def _add_waiting(self, now: float, resident: ResidentModel, jobs: Sequence[Job]) -> None:
+        self._urgency.pop(resident.key, None)
         for job in jobs:
             self._add_ready(now, job)
         if not jobs:
             self._expire_later(now, resident)
-        self.host.load_next(now)
+
+    def _start_ready(self, now: float) -> None:
         self.host.start_ready(now)
 
     def _finish_use(self, now: float, resident: ResidentModel, uses: int = 1) -> None:
@@ -236,11 +330,11 @@ class GeneralServer(Server):
     def preload(self, model: int, *, now: float = 0.0, shrink: bool = False) -> bool:
         """Put a model into memory, not counted as a load; return false if it does not fit."""
         known = model in self.residents
-        found = super().preload(model, now=now, shrink=shrink)
-        if found and not known:
+        loaded = super().preload(model, now=now, shrink=shrink)
+        if loaded and not known:
             self.host.fill([model])
             self._expire_later(now, self.residents[model])
-        return found
+        return loaded
 
     def last_use_ms(self, model: int) -> float:
         """Return the time of the last use of a model on this GPU; infinity while it is used, -1 if it never was."""
@@ -288,10 +382,10 @@ class GeneralServer(Server):
         return gpu.loading_until_ms - now if gpu else 0.0
 
     def _possible_loads(self, model: int) -> dict[int, float]:
-        found = super()._possible_loads(model)
-        if self.loading in found:
-            return found
-        return {kind: ms + self.host.disk_ms(model, self._table.load_mb[kind]) for kind, ms in found.items()}
+        loads = super()._possible_loads(model)
+        if self.loading in loads:
+            return loads
+        return {kind: ms + self.host.disk_ms(model, self._table.load_mb[kind]) for kind, ms in loads.items()}
 
     def _resources(self) -> tuple[tuple[int, int], list[Release]]:
         _, running = super()._resources()
@@ -305,10 +399,10 @@ class GeneralServer(Server):
         return [batch.jobs[0] for batch in self.ready if batch.priority >= priority]
 
     def _starts_in_time(self, now: float, job: Job, kind: int, resident: ResidentModel) -> bool:
-        kept = super()._starts_in_time(now, job, kind, resident)
-        if not kept and self.on_left:
+        starts = super()._starts_in_time(now, job, kind, resident)
+        if not starts and self.on_left:
             self.on_left(now)
-        return kept
+        return starts
 
     def reset(self, now: float) -> list[Job]:
         """Lose all memory and requests; those that run fail. Return those that wait, in the order of their arrival."""

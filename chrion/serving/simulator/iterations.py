@@ -21,7 +21,7 @@ from chrion.serving.simulator.decoder_scenario import DecoderScenario
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 
-#: Requests after which progress is reported.
+#: Requests after which progress is reported, so that reports take a negligible part of the time.
 _STEP = 256
 
 
@@ -120,13 +120,9 @@ def simulate_decoder(
     workload = workload or draw_requests(scenario)
     count = len(workload.arrivals_ms)
     return tuple(
-        _Run(scenario, policy, workload).result(partial(_add, progress, at * count))
+        _Run(scenario, policy, workload).result(partial(lambda before, done: progress(before + done), at * count))
         for at, policy in enumerate(scenario.policies)
     )
-
-
-def _add(progress: Callable[[int], None], before: int, done: int) -> None:
-    progress(before + done)
 
 
 class _Run:
@@ -207,10 +203,10 @@ class _Run:
                 self._made[number] += 1
                 if self._made[number] == self._workload.new[number]:
                     ended.append(number)
-        left = self._scheduler.complete(ended)
-        if left:
-            self._ends_ms[left] = self._last_end_ms = now_ms
-        return len(left)
+        completed = self._scheduler.complete(ended)
+        if completed:
+            self._ends_ms[completed] = self._last_end_ms = now_ms
+        return len(completed)
 
     def _schedule(self) -> None:
         """Start batches while there are workers for them."""

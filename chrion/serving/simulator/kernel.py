@@ -116,8 +116,8 @@ class Pools(NamedTuple):
 
 
 @inlined
-def _push(state: State, pools: Pools, at: float, what: tuple[int, int, int, int]) -> None:
-    kind, server, a, b = what
+def _push(state: State, pools: Pools, at: float, event: tuple[int, int, int, int]) -> None:
+    kind, server, a, b = event
     i = state.counters[EVENTS]
     number = state.counters[SEQUENCE]
     state.counters[EVENTS] += 1
@@ -187,12 +187,12 @@ def _advance(state: State, server: int, now: float) -> None:
 @inlined
 def _remove(items: Counts, number: int, item: int) -> None:
     """Remove an item from the first ``number`` entries of a list, and keep the order of the others."""
-    found = False
+    seen = False
     for i in range(number):
-        if found:
+        if seen:
             items[i - 1] = items[i]
         elif items[i] == item:
-            found = True
+            seen = True
 
 
 @inlined
@@ -381,8 +381,12 @@ def _route(state: State, model: int, draw: float) -> int:
             home = state.homes[model, i]
     if state.servers[home].outstanding < state.policy[3]:
         return int(home)
-    least = _least_loaded(state, model)
-    return int(home) if state.servers[home].outstanding < state.servers[least].outstanding + state.policy[3] else least
+    least_loaded = _least_loaded(state, model)
+    return (
+        int(home)
+        if state.servers[home].outstanding < state.servers[least_loaded].outstanding + state.policy[3]
+        else least_loaded
+    )
 
 
 @inlined

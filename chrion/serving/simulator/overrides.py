@@ -128,10 +128,10 @@ def _tables(content: dict[str, Any], path: list[str], key: str) -> list[dict[str
         raise OptionError(f"key {key!r}: unknown section {section!r}", hint=hint)
     default: Any = [{}] if section == "servers" else {}
     tables = _entries(content.setdefault(section, default), rest[:-1] if len(rest) > 1 else ["*"])
-    found = list(tables)
-    if not found:
+    matches = list(tables)
+    if not matches:
         raise OptionError(f"key {key!r}: the scenario has no entry of that name")
-    return found
+    return matches
 
 
 def _entries(node: Any, path: list[str]) -> Iterator[dict[str, Any]]:

@@ -69,7 +69,7 @@ def choose_variants(
     """
     ladders = [pareto_hull(own) for own in candidates]
     levels = [0] * len(ladders)
-    left = budget_bytes - sum(ladder[0].memory_bytes for ladder in ladders)
+    remaining_bytes = budget_bytes - sum(ladder[0].memory_bytes for ladder in ladders)
     exchanges = []
     for i, ladder in enumerate(ladders):
         for level in range(1, len(ladder)):
@@ -78,9 +78,9 @@ def choose_variants(
             saved_ms = requests[i] * (small.latency_ms - large.latency_ms)
             exchanges.append((-saved_ms / more, i, level, more))
     for _, i, level, more in sorted(exchanges):
-        if levels[i] == level - 1 and more <= left:
+        if levels[i] == level - 1 and more <= remaining_bytes:
             levels[i] = level
-            left -= more
+            remaining_bytes -= more
     return [ladder[level] for ladder, level in zip(ladders, levels, strict=True)]
 
 

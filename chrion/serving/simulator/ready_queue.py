@@ -19,8 +19,8 @@ from chrion.serving.simulator.cluster_state import Job
 class Batching:
     """Dynamic batching. Sequences are indexed by model."""
 
-    #: The most requests of a batch.
-    most: Sequence[int]
+    #: Maximum requests of a batch.
+    max_size: Sequence[int]
     #: The longest time for which a request waits for others, while its batch has room.
     delay_ms: Sequence[float]
 
@@ -75,7 +75,7 @@ class ReadyQueue:
         if batch is None:
             batch = self._open[model, priority] = ReadyBatch(model, priority)
         batch.jobs.append(job)
-        if len(batch.jobs) == self._batching.most[model]:
+        if len(batch.jobs) == self._batching.max_size[model]:
             del self._open[model, priority]
             self.enter(batch)
         elif begins and self._batching.delay_ms[model] == 0:

@@ -21,7 +21,8 @@ from chrion.serving.simulator.metrics import RequestMetrics
 from chrion.serving.simulator.scenario import Scenario
 
 SCHEMA = "chrion.simulation/1"
-#: A model misses its objective if a greater share of its requests violates it.
+#: A model misses its objective if a greater share of its requests violates it: objectives are usually stated for the
+#: 99th percentile.
 _TOLERATED = 0.01
 #: The quantiles of a :class:`LatencySummary`.
 _SHARES = (0.5, 0.95, 0.99)
@@ -169,23 +170,26 @@ def from_metrics(  # noqa: PLR0913, PLR0917 - the parts of a result
 ) -> PatternResult:
     """Return the results of requests that were simulated or measured, given the loads of each model."""
     latencies = zip(
-        *(found.quantiles(len(loads), _SHARES) for found in (metrics.responses, metrics.executions)), strict=True
+        *(histograms.quantiles(len(loads), _SHARES) for histograms in (metrics.responses, metrics.executions)),
+        strict=True,
     )
-    models = tuple(_model(scenario, metrics, loads[i], i, *own) for i, own in enumerate(latencies))
+    models = tuple(_summarise(scenario.models[i].name, metrics, loads[i], i, own) for i, own in enumerate(latencies))
+    responses = metrics.responses.total()
+    quantiles = [_quantiles(counts) for counts in (responses, metrics.executions.total())]
     families = {model.family: i for i, model in enumerate({m.family: m for m in scenario.models}.values())}
     groups = np.array([families[model.family] for model in scenario.models])
     executions = metrics.executions if len(families) == len(groups) else metrics.executions.grouped(groups)
     return PatternResult(
         pattern=pattern,
         duration_ms=duration_ms,
-        total=_total(metrics, sum(loads)),
+        total=_summarise("all", metrics, sum(loads), slice(None), quantiles),
         models=models,
         servers=servers,
-        cold_response=_latency(metrics.cold_responses, math.nan),
+        cold_response=LatencySummary(math.nan, *_quantiles(metrics.cold_responses)),
         usage=usage,
         series=_series(metrics, duration_ms),
         executions=NamedHistograms(list(families), executions),
-        responses=metrics.responses.total(),
+        responses=responses,
     )
 
 
@@ -255,46 +259,34 @@ def plain(record: Any) -> Any:
     return record
 
 
-def _total(metrics: RequestMetrics, loads: int) -> RequestSummary:
-    arrivals, dropped, failed = (int(x.sum()) for x in (metrics.arrivals, metrics.dropped, metrics.failed))
+def _summarise(
+    name: str,
+    metrics: RequestMetrics,
+    loads: int,
+    models: int | slice,
+    quantiles: Sequence[Sequence[float]],
+) -> RequestSummary:
+    """Return the summary of a model or of several, given the quantiles of response and execution times."""
+    arrivals, dropped, failed, late, cold = (
+        int(counts[models].sum())
+        for counts in (metrics.arrivals, metrics.dropped, metrics.failed, metrics.late, metrics.cold)
+    )
     completed = arrivals - dropped - failed
+    response, execution, wait = (
+        _mean(sums[models].sum(), completed) for sums in (metrics.response_ms, metrics.execution_ms, metrics.wait_ms)
+    )
     return RequestSummary(
-        name="all",
+        name=name,
         arrivals=arrivals,
         completed=completed,
         dropped=dropped,
         failed=failed,
-        late=int(metrics.late.sum()),
-        cold=int(metrics.cold.sum()),
+        late=late,
+        cold=cold,
         loads=loads,
-        response=_latency(metrics.responses.total(), _mean(metrics.response_ms.sum(), completed)),
-        execution=_latency(metrics.executions.total(), _mean(metrics.execution_ms.sum(), completed)),
-        mean_wait_ms=_mean(metrics.wait_ms.sum(), completed),
-    )
-
-
-def _model(  # noqa: PLR0913, PLR0917 - the parts of a summary
-    scenario: Scenario,
-    metrics: RequestMetrics,
-    loads: int,
-    i: int,
-    responses: tuple[float, ...],
-    executions: tuple[float, ...],
-) -> RequestSummary:
-    """Return the summary of a model, given the quantiles of its latencies."""
-    completed = int(metrics.arrivals[i] - metrics.dropped[i] - metrics.failed[i])
-    return RequestSummary(
-        name=scenario.models[i].name,
-        arrivals=int(metrics.arrivals[i]),
-        completed=completed,
-        dropped=int(metrics.dropped[i]),
-        failed=int(metrics.failed[i]),
-        late=int(metrics.late[i]),
-        cold=int(metrics.cold[i]),
-        loads=loads,
-        response=LatencySummary(_mean(metrics.response_ms[i], completed), *responses),
-        execution=LatencySummary(_mean(metrics.execution_ms[i], completed), *executions),
-        mean_wait_ms=_mean(metrics.wait_ms[i], completed),
+        response=LatencySummary(response, *quantiles[0]),
+        execution=LatencySummary(execution, *quantiles[1]),
+        mean_wait_ms=wait,
     )
 
 
@@ -332,7 +324,7 @@ def _usage(engine: ClusterEngine, duration_ms: float) -> Usage:
 def _series(metrics: RequestMetrics, duration_ms: float) -> Series:
     width_ms = metrics.series.width_ms
     bins = min(metrics.series.counts.shape[1], int(duration_ms / width_ms) + 1)
-    arrivals, left, violations = metrics.series.counts[:, :bins]
+    arrivals, departures, violations = metrics.series.counts[:, :bins]
     # The last bin ends with the run.
     seconds = np.minimum(width_ms, np.maximum(duration_ms - np.arange(bins) * width_ms, 1e-9)) / 1000
     with np.errstate(invalid="ignore"):
@@ -340,13 +332,13 @@ def _series(metrics: RequestMetrics, duration_ms: float) -> Series:
     return Series(
         width_ms,
         tuple((arrivals / seconds).tolist()),
-        tuple(np.cumsum(arrivals - left).tolist()),
+        tuple(np.cumsum(arrivals - departures).tolist()),
         tuple(rates.tolist()),
     )
 
 
-def _latency(counts: Counts, mean_ms: float) -> LatencySummary:
-    return LatencySummary(mean_ms, *(quantile(counts, share) for share in _SHARES))
+def _quantiles(counts: Counts) -> list[float]:
+    return [quantile(counts, share) for share in _SHARES]
 
 
 def _mean(total: float, number: int) -> float:

@@ -43,9 +43,10 @@ def simulate(
     done = 0
     for pattern in scenario.patterns:
         engine = ClusterEngine(scenario.engine_config(pattern))
-        told = partial(_add, progress, done), partial(keep, pattern) if keep else None
-        if not (compiled and _run_compiled(engine, scenario, pattern, *told)):
-            engine.run(scenario.workload.chunks(), *told)
+        report = partial(lambda before, number: progress(before + number), done)
+        callbacks = report, partial(keep, pattern) if keep else None
+        if not (compiled and _run_compiled(engine, scenario, pattern, *callbacks)):
+            engine.run(scenario.workload.chunks(), *callbacks)
         results.append(collect(scenario, pattern, engine))
         done += results[-1].total.arrivals
     return tuple(results)
@@ -65,7 +66,3 @@ def _run_compiled(
         return False
     fast.run_compiled(engine, scenario, scenario.workload.chunks(), progress, keep)
     return True
-
-
-def _add(progress: Callable[[int], None], before: int, number: int) -> None:
-    progress(before + number)

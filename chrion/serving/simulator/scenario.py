@@ -20,8 +20,8 @@ from chrion.errors import ScenarioError
 from chrion.serving.manager.policies import ADMISSION, EVICTION, LOAD_ORDER
 from chrion.serving.manager.policy_settings import PolicySpec, route_of
 from chrion.serving.simulator.cluster_state import ServerPolicies
+from chrion.serving.simulator.eligibility import check_fit
 from chrion.serving.simulator.engine import EngineConfig, read_ahead
-from chrion.serving.simulator.fit import check_fit
 from chrion.serving.simulator.general_server import Options
 from chrion.serving.simulator.overrides import TOP_KEYS, apply_sets
 from chrion.serving.simulator.planned import with_planned

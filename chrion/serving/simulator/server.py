@@ -151,22 +151,23 @@ class Server(DeviceMemory):
     def _on_loaded(self, now: float, kind: int) -> None:
         self.loading = None
         level, model = divmod(kind, self._models)
-        if self.cluster.journal:
-            self.cluster.journal(now, "loaded", self.index, kind)
+        self._log(now, "loaded", kind)
         resident = self.residents.get(model)
         if resident is not None:  # it has grown
             resident.level, resident.bytes, resident.load_ms = level, self._table.bytes[kind], self.load_times[kind]
             self._finish_use(now, resident)
-            self._load_next(now)
-            self._start_ready(now)  # its requests may need fewer cores now
-            return
-        resident = self._add_resident(now, kind)
-        jobs = self._waiters.pop(model)
-        resident.in_use = len(jobs)
+        else:
+            resident = self._add_resident(now, kind)
+            jobs = self._waiters.pop(model)
+            resident.in_use = len(jobs)
+            self._add_waiting(now, resident, jobs)
+        self._load_next(now)
+        self._start_ready(now)  # a model that has grown may need fewer cores now
+
+    def _add_waiting(self, now: float, resident: ResidentModel, jobs: Sequence[Job]) -> None:
+        """Add the requests that waited for a load to those that are ready."""
+        del now, resident
         self._ready.extend(jobs)
-        if self.cold:
-            self._load_next(now)
-        self._start_ready(now)
 
     def _start_ready(self, now: float) -> None:
         """Start ready requests while the slots and cores of the first one are free."""

@@ -11,7 +11,8 @@ from chrion.serving.manager.policy_settings import PolicySpec
 
 #: Kinds of workload that need no trace file.
 SYNTHETIC = ("uniform", "poisson", "gamma")
-MOST_MODELS = 100_000
+#: Maximum models of a scenario: each takes several kB in the state of a server.
+MAX_MODELS = 100_000
 
 
 class ServerSpec(Record, frozen=True):
@@ -122,7 +123,7 @@ class ModelSpec(Record, frozen=True):
     pinned: bool = False
     #: Its own objective; 0 uses the scenario's.
     slo_ms: NonNegative = 0.0
-    #: Dynamic batching: the most requests of a batch, and the longest time for which a request waits for others.
+    #: Dynamic batching: the maximum requests of a batch, and the longest time for which a request waits for others.
     max_batch: Annotated[int, Meta(ge=1, le=1024)] = 1
     max_delay_ms: NonNegative = 0.0
     #: Its variant in the pattern ``planned``; if empty, the planner chooses one.
@@ -141,7 +142,7 @@ class ScenarioFile(Record, frozen=True):
     #: Replaced by models before the others are read.
     catalogue: str = ""
     use: tuple[str, ...] = ()
-    total_models: Annotated[int, Meta(ge=0, le=MOST_MODELS)] = 0
+    total_models: Annotated[int, Meta(ge=0, le=MAX_MODELS)] = 0
     servers: Annotated[tuple[ServerSpec, ...], Meta(min_length=1)] = (ServerSpec(),)
     policies: PolicySpec = PolicySpec()
     workload: WorkloadSpec = WorkloadSpec()

@@ -15,12 +15,12 @@ from chrion.serving.simulator.results import PatternResult, summary
 from chrion.serving.simulator.run import simulate
 from chrion.serving.simulator.scenario import ScenarioSource
 
-#: Time limit in seconds for the end of a process that has been told to end.
+#: Time limit in seconds for the end of a process that has been told to end, which takes milliseconds.
 _END_TIMEOUT_S = 5.0
 
 
 #: The indices of points that are done, and their results.
-_Found = Generator[tuple[int, tuple[PatternResult, ...]], None, None]
+_Completed = Generator[tuple[int, tuple[PatternResult, ...]], None, None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,14 +69,14 @@ def run_sweep(
     tasks = [source.changed(values) for values in points]
     sizes = [len(task.build().models) for task in tasks]
     if ray_address is not None:
-        found = _on_ray(tasks, ray_address)
+        completed = _on_ray(tasks, ray_address)
     elif workers > 1 and len(tasks) > 1:
-        found = _in_processes(tasks, min(workers, len(tasks)))
+        completed = _in_processes(tasks, min(workers, len(tasks)))
     else:
-        found = ((i, _run(task)) for i, task in enumerate(tasks))
+        completed = ((i, _run(task)) for i, task in enumerate(tasks))
     done: dict[int, tuple[PatternResult, ...]] = {}
-    with closing(found):  # ends processes also if ``progress`` raises an exception
-        for i, results in found:
+    with closing(completed):  # ends processes also if ``progress`` raises an exception
+        for i, results in completed:
             done[i] = results
             progress(len(done))
     return [SweepPoint(values, sizes[i], done[i]) for i, values in enumerate(points)]
@@ -86,7 +86,7 @@ def _run(task: ScenarioSource) -> tuple[PatternResult, ...]:
     return simulate(task.build())
 
 
-def _in_processes(tasks: Sequence[ScenarioSource], workers: int) -> _Found:
+def _in_processes(tasks: Sequence[ScenarioSource], workers: int) -> _Completed:
     # Each process is a new interpreter: a fork is unsafe if the parent has threads.
     others = set(active_children())
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_ignore_interrupts) as pool:
@@ -110,7 +110,7 @@ def _ignore_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _on_ray(tasks: Sequence[ScenarioSource], address: str) -> _Found:
+def _on_ray(tasks: Sequence[ScenarioSource], address: str) -> _Completed:
     """Yield the index and the results of each task; a connection made by this function is closed, others are kept."""
     with connected(address, "a sweep on Ray"):
         import ray  # noqa: PLC0415 # an optional dependency

@@ -40,7 +40,7 @@ _DETAILS = ("duration_ms", "deadline_ms", "priority")
 
 #: The latest time of a trace: thirty thousand years, at which times in ms are exact to 0.1.
 _LAST_S = 1e12
-#: The most digits of a count.
+#: Maximum digits of a count, so that sums over a day of minutes fit int64.
 _DIGITS = 9
 
 #: Numbers and cells of the lines that are not empty.
@@ -145,13 +145,13 @@ def _read_csv(path: Path, rows: _Rows) -> Arrivals:
 
 
 def _csv_header(path: Path, rows: _Rows) -> list[str]:
-    line, found = next(rows, (1, []))
-    columns = [text.strip() for text in found]
+    line, header = next(rows, (1, []))
+    columns = [text.strip() for text in header]
     further = columns[1:]
     known = set(further) <= {"model", *_DETAILS} and len(set(further)) == len(further)
     if columns[:1] not in (["time_s"], ["timestamp"]) or not known:
-        wanted = f"time_s or timestamp, then any of model,{','.join(_DETAILS)}"
-        raise TraceError(f"{path}, line {line}: expected the header {wanted}, found {','.join(columns)[:80]!r}")
+        form = f"time_s or timestamp, then any of model,{','.join(_DETAILS)}"
+        raise TraceError(f"{path}, line {line}: expected the header {form}, found {','.join(columns)[:80]!r}")
     return columns
 
 
@@ -167,12 +167,12 @@ def _detail(path: Path, line: int, column: str, text: str) -> float:
     return value
 
 
-def _details(found: Mapping[str, array[float]], number: int) -> Details | None:
-    if not found:
+def _details(columns: Mapping[str, array[float]], number: int) -> Details | None:
+    if not columns:
         return None
     none = np.full(number, np.nan)
-    duration, deadline = (np.array(found.get(column, none)) for column in _DETAILS[:2])
-    return Details(duration, deadline, np.array(found.get("priority", np.zeros(number))).astype(np.int64))
+    duration, deadline = (np.array(columns.get(column, none)) for column in _DETAILS[:2])
+    return Details(duration, deadline, np.array(columns.get("priority", np.zeros(number))).astype(np.int64))
 
 
 def _seconds(path: Path, line: int, text: str) -> float:
@@ -238,12 +238,12 @@ def _read_functions(path: Path, rows: _Rows) -> MinuteCounts:
 
 
 def _header(path: Path, rows: _Rows, expected: list[str], *, more: bool = False) -> list[str]:
-    line, found = next(rows, (1, []))
-    found = [text.strip() for text in found]
-    if (found[: len(expected)] if more else found) != expected or (more and len(found) == len(expected)):
-        wanted = ",".join(expected) + (",<minute>,..." if more else "")
-        raise TraceError(f"{path}, line {line}: expected the header {wanted}, found {','.join(found)[:80]!r}")
-    return found
+    line, header = next(rows, (1, []))
+    header = [text.strip() for text in header]
+    if (header[: len(expected)] if more else header) != expected or (more and len(header) == len(expected)):
+        form = ",".join(expected) + (",<minute>,..." if more else "")
+        raise TraceError(f"{path}, line {line}: expected the header {form}, found {','.join(header)[:80]!r}")
+    return header
 
 
 def _width(path: Path, line: int, row: list[str], columns: int) -> None:
@@ -262,5 +262,5 @@ def _is_count(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= _DIGITS
 
 
-def _bad(path: Path, line: int, column: str, expected: str, found: str) -> TraceError:
-    return TraceError(f"{path}, line {line}, column {column}: expected {expected}, found {found[:60]!r}")
+def _bad(path: Path, line: int, column: str, expected: str, text: str) -> TraceError:
+    return TraceError(f"{path}, line {line}, column {column}: expected {expected}, found {text[:60]!r}")

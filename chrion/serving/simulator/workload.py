@@ -19,12 +19,12 @@ from chrion.serving.simulator.requests import Details, Floats, Indices, Requests
 from chrion.serving.simulator.settings import SYNTHETIC, WorkloadSpec
 from chrion.serving.simulator.traces import MinuteCounts, read_trace
 
-#: Requests in a chunk.
+#: Requests in a chunk: numpy's fixed costs are negligible for so many, and they take less than 1 MB.
 _CHUNK = 1 << 15
 #: A minute or a gap of a scaled trace with more requests than this is divided, so that memory is bounded.
 _PIECE = 1 << 16
-#: The most requests of a run: they take about half a day.
-MOST_REQUESTS = 1e10
+#: Maximum requests of a run: they take about half a day.
+MAX_REQUESTS = 1e10
 _MINUTE_MS = 60_000.0
 _DEFAULT_MAPPING = {"csv": "name", "azure-functions-2019": "rank", "azure-llm-2023": "draw"}
 
@@ -180,14 +180,14 @@ def build_workload(
 
     Raises:
         ScenarioError: There is no trace file, its mapping does not suit it, the selected part has no requests, or there
-            are more than :data:`MOST_REQUESTS`.
+            are more than :data:`MAX_REQUESTS`.
         TraceError: A row of the trace is malformed.
     """
     workload = _build(spec, names, shares, seed, folder)
-    if workload.requests > MOST_REQUESTS:
+    if workload.requests > MAX_REQUESTS:
         key = "requests" if spec.kind in SYNTHETIC else "rate_scale"
         raise ScenarioError(
-            f"workload: {workload.requests:.3g} requests: expected at most {MOST_REQUESTS:g}", hint=f"reduce {key}"
+            f"workload: {workload.requests:.3g} requests: expected at most {MAX_REQUESTS:g}", hint=f"reduce {key}"
         )
     return workload
 
@@ -269,9 +269,9 @@ def map_functions(functions: Sequence[str], totals: Indices, mapping: str, names
 
 def scale_counts(counts: Floats, scale: float, rng: np.random.Generator) -> Indices:
     """Return counts times ``scale``; a fraction is rounded up with a probability equal to it, which keeps the mean."""
-    wanted = counts * scale
-    whole = np.floor(wanted)
-    return (whole + (rng.random(len(counts)) < wanted - whole)).astype(np.int64)
+    scaled = counts * scale
+    whole = np.floor(scaled)
+    return (whole + (rng.random(len(counts)) < scaled - whole)).astype(np.int64)
 
 
 def _per_minute(trace: MinuteCounts, spec: WorkloadSpec, mapping: str, names: Sequence[str], seed: int) -> MinuteReplay:

@@ -331,7 +331,7 @@ def test_the_number_of_requests_is_that_of_those_sent(tmp_path: Path, most: int 
     rows = "time_s,model\n" + "".join(f"0.00{i},m#1\n" for i in range(10))
     built = traced(tmp_path / "s.toml", rows, **{"workload.rate_scale": 1.6})
     whole = np.concatenate([chunk.times_ms for chunk in built.workload.chunks()])
-    limited = run.limited(built, run.ReplayOptions(most=most, until_ms=until_ms)).workload
+    limited = run.limited(built, run.ReplayOptions(max_requests=most, until_ms=until_ms)).workload
     sent = np.concatenate([chunk.times_ms for chunk in limited.chunks()])
     assert limited.requests == len(sent)
     assert np.array_equal(sent, whole[whole < until_ms][:most])
@@ -344,7 +344,7 @@ def test_requests_are_judged_by_their_own_deadlines(tmp_path: Path) -> None:
     header = "time_s,model,deadline_ms,duration_ms,priority\n"
     built = traced(tmp_path / "s.toml", header + rows, admission="deadline", **{"models.m.slo_ms": 60_000.0})
     with answering(Slow) as url:
-        found = run.replay(run.limited(built, run.ReplayOptions(most=4)), run.ReplayOptions(url=url))
+        found = run.replay(run.limited(built, run.ReplayOptions(max_requests=4)), run.ReplayOptions(url=url))
     assert (found.measured.total.completed, found.measured.total.late) == (4, 2)
     assert set(found.differences) >= {
         "the scenario has durations of requests, the server has those of its models",

@@ -13,7 +13,7 @@ import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
-from chrion.serving.server.grpc_health import MOST_WATCHERS
+from chrion.serving.server.grpc_health import MAX_WATCHERS
 from chrion.serving.server.grpc_messages import SERVICE
 from local_server import LocalServer, local_server
 from model_repository import product, put
@@ -62,7 +62,7 @@ def test_unknown_services(health: Any) -> None:
 def test_clients_that_watch_are_few(health: Any) -> None:
     """Those beyond the limit are refused, and others take their places when they leave; Check is answered meanwhile."""
     request = HealthCheckRequest()
-    watching = [health.Watch(request, timeout=60) for _ in range(MOST_WATCHERS)]
+    watching = [health.Watch(request, timeout=60) for _ in range(MAX_WATCHERS)]
     assert {next(states).status for states in watching} == {SERVING}
     with pytest.raises(grpc.RpcError) as refused:
         next(health.Watch(request, timeout=30))
