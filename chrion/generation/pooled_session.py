@@ -17,7 +17,6 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -35,8 +34,8 @@ from chrion.generation.equivalence import (
     run_examples,
 )
 from chrion.generation.iteration import Outcome, Work
-from chrion.generation.rewrites.cache_append import AppendedDecoder
 from chrion.generation.rewrites.decoder import IDS, LOGITS, DecoderSignature
+from chrion.generation.rewrites.observation import Decoder
 from chrion.generation.rewrites.pooled_cache import PAST, START, WANTED, PooledDecoder, pool_caches
 from chrion.generation.split_session import SplitSession
 from chrion.graph.ort_sessions import open_session
@@ -230,10 +229,8 @@ class PooledSession:
         return scores
 
 
-def open_pooled_session(  # noqa: PLR0913, PLR0917 - the decoder, how it runs, and what it is compared with
-    appended: AppendedDecoder,
-    signature: DecoderSignature,
-    weights: Path,
+def open_pooled_session(
+    decoder: Decoder,
     options: Callable[[], ort.SessionOptions],
     run_options: ort.RunOptions,
     parts: SplitSession,
@@ -242,9 +239,7 @@ def open_pooled_session(  # noqa: PLR0913, PLR0917 - the decoder, how it runs, a
     """Return the session of a decoder for iterations of several requests, or None if it gives other results.
 
     Args:
-        appended: The decoder with caches that are inputs.
-        signature: Its inputs and outputs.
-        weights: The folder of its weights.
+        decoder: The decoder with caches that are inputs.
         options: Returns session options.
         run_options: The options of its runs.
         parts: The sessions of its parts, for comparison. They are released if the session makes them needless.
@@ -252,27 +247,20 @@ def open_pooled_session(  # noqa: PLR0913, PLR0917 - the decoder, how it runs, a
     """
 
     def opened(pooled: PooledDecoder) -> PooledSession:
-        return PooledSession(pooled, signature, options(), run_options)
+        return PooledSession(pooled, decoder.signature, options(), run_options)
 
-    native = None
-    if operators_available():
-        native = _open_native(appended, signature, weights, opened, parts, most_tokens)
-    return native or _open_rectangle(appended, signature, opened, parts.run_whole)
+    native = _open_native(decoder, opened, parts, most_tokens) if operators_available() else None
+    return native or _open_rectangle(decoder, opened, parts.run_whole)
 
 
 def _open_rectangle(
-    appended: AppendedDecoder,
-    signature: DecoderSignature,
-    opened: Callable[[PooledDecoder], PooledSession],
-    run: Run,
+    decoder: Decoder, opened: Callable[[PooledDecoder], PooledSession], run: Run
 ) -> PooledSession | None:
     """Return the session of a decoder for requests of one new token each, or None if it gives other results."""
+    signature = decoder.signature
     for joined in (True, False):
-        pooled = pool_caches(appended, signature, joined=joined)
-        if pooled is None:
-            return None
         try:
-            session = opened(pooled)
+            session = opened(pool_caches(decoder, joined=joined))
         except ModelError as error:
             different = str(error)
         else:
@@ -289,23 +277,16 @@ def _open_rectangle(
     return session
 
 
-def _open_native(  # noqa: PLR0913, PLR0917 - the decoder, how it is opened, and what it is compared with
-    appended: AppendedDecoder,
-    signature: DecoderSignature,
-    weights: Path,
-    opened: Callable[[PooledDecoder], PooledSession],
-    parts: SplitSession,
-    most_tokens: int,
+def _open_native(
+    decoder: Decoder, opened: Callable[[PooledDecoder], PooledSession], parts: SplitSession, most_tokens: int
 ) -> PooledSession | None:
     """Return the session of a decoder with the native operator, or None if its attention does something else.
 
     If it makes the parts needless, they are released before it is opened, so that the weights are in memory once.
     """
+    signature = decoder.signature
     try:
-        pooled = pool_caches(appended, signature, weights=weights)
-        if pooled is None:
-            log.info("attention is made of several operators: it does more than to attend to all tokens before")
-            return None
+        pooled = pool_caches(decoder, native=True)
         new = _NEW if pooled.prompts else (1,) * len(_NEW)
         lengths = (_LEAST, max(longest_past(signature) - max(new), 0))
         trials = [_examples(signature, length, new) for length in lengths]

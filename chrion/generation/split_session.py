@@ -100,19 +100,20 @@ class SplitSession:
     def __init__(
         self, split: SplitDecoder, threads: SessionThreads, providers: Sequence[str], options: ort.RunOptions
     ) -> None:
-        self._signature, self._axes = split.signature, split.axes
+        decoder = split.decoder
+        self._signature, self._axes = decoder.signature, split.axes
         self._split, self._threads, self._providers, self._options = split, threads, providers, options
         self._parts: list[_OpenPart] = []
         self.open()
         reads = [{*part.inputs} for part in split.parts]
         #: For each part, the values that later parts read.
-        self._later = [set(split.appended.values()).union(*reads[at + 1 :]) for at in range(len(reads))]
+        self._later = [set(decoder.appended.values()).union(*reads[at + 1 :]) for at in range(len(reads))]
         #: Whether prompts in blocks have the same results.
         self.divisible = split.divisible and supports_query_blocks(
-            split.signature, self.run_whole, by_token=bool(split.appended)
+            decoder.signature, self.run_whole, by_token=bool(decoder.appended)
         )
         # Without positions for more than a block, there are no prompts of several ones.
-        blocks = self.divisible and not 0 < split.signature.context <= BLOCK
+        blocks = self.divisible and not 0 < decoder.signature.context <= BLOCK
         #: The most tokens of a block of a prompt.
         self.block = BLOCK if blocks else sys.maxsize
 
@@ -125,7 +126,7 @@ class SplitSession:
         if self._parts:
             return
         split, options = self._split, self._options
-        sessions = _Sessions(split.graph.name, self._threads, self._providers)
+        sessions = _Sessions(split.decoder.graph.name, self._threads, self._providers)
         opened: list[_OpenPart] = []
         for part in split.parts:
             if part.by_request:

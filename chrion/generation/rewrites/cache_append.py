@@ -9,35 +9,32 @@ to the layout that it computes with, [1, heads, tokens, width].
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import onnx
 from onnx import helper
 
-from chrion.generation.rewrites.decoder import DecoderSignature
-from chrion.generation.rewrites.observation import Observation, Size
-from chrion.graph.rewrite import STANDARD, int_attribute, ints_attribute, replace_nodes
+from chrion.generation.rewrites.observation import Decoder, Observation, Size
+from chrion.graph.rewrite import (
+    STANDARD,
+    RewriteError,
+    Rewriter,
+    int_attribute,
+    ints_attribute,
+    producers,
+    readers,
+    with_inputs,
+)
 
 _SWAP = (0, 2, 1, 3)
 _PREFIX = "cache/"
+_ONE, _TOTAL = Size(0, 0, 1), Size(1, 1, 0)
 #: The attributes that mean the same for an attention to the whole cache.
 _ATTENTION_ATTRIBUTES = frozenset(
     {"is_causal", "kv_num_heads", "q_num_heads", "qk_matmul_output_mode", "scale", "softcap", "softmax_precision"}
 )
-
-
-@dataclass(frozen=True)
-class AppendedDecoder:
-    """A decoder whose caches are inputs that already contain the new tokens."""
-
-    model: onnx.ModelProto
-    #: By cache input: the value with the keys or values of the new tokens, of [1, L, heads, width] or
-    #: [1, heads, L, width].
-    sources: Mapping[str, str]
-    #: What is known of the values, with the new inputs.
-    seen: Observation
 
 
 @dataclass(frozen=True)
@@ -53,65 +50,62 @@ class _Appending:
     joined: str
 
 
-def append_caches(model: onnx.ModelProto, signature: DecoderSignature, seen: Observation) -> AppendedDecoder | None:
-    """Return a decoder that reads caches in place of computing them, or None if its caches are computed otherwise.
+def append_caches(decoder: Decoder) -> Decoder:
+    """Return a decoder that reads caches in place of computing them.
 
     ``present = Concat(past, new)`` becomes ``present = Transpose(cache)``. ``Attention`` with past keys and values
     becomes ``Attention`` on the whole cache, for which it must have a mask and no causal attribute of its own. Around
     ``Concat`` there may be casts, if no cache has fewer digits than what is appended.
+
+    Raises:
+        RewriteError: A cache is computed otherwise.
     """
-    lookup = _Lookup(model)
-    changed: dict[str, list[onnx.NodeProto]] = {}  # what comes before or in place of a node, by its first output
-    sources: dict[str, str] = {}
-    shapes, types = dict(seen.shapes), dict(seen.types)
-    caches = zip(signature.past, signature.present, signature.cache_shapes, strict=True)
-    for past, present, (heads, width) in caches:
-        found = _find_appending(past, present, signature.cache_type, lookup, seen)
-        if found is None:
-            return None
-        cache = _PREFIX + present
-        shapes[cache] = (Size(0, 0, 1), Size(1, 1, 0), Size(0, 0, heads), Size(0, 0, width))
-        types[cache] = signature.cache_type
-        sources[cache] = _before_transpose(found.new, lookup.producer)
-        own = changed.setdefault(found.node.output[0], [])
-        if types[found.new] != signature.cache_type:
-            source, sources[cache] = sources[cache], f"{cache}/new"
-            own.append(_cast(source, sources[cache], signature.cache_type))
-            shapes[sources[cache]], types[sources[cache]] = shapes[source], signature.cache_type
-        own.append(helper.make_node("Transpose", [cache], [present], perm=_SWAP, name=f"Transpose:{present}"))
-        if found.joined != present:
-            own.append(_cast(present, found.joined, types[found.joined]))
-        changed |= {cast.output[0]: [] for cast in found.casts}
-    nodes: list[onnx.NodeProto] = []
-    for node in model.graph.node:
-        added = changed.get(node.output[0])
-        nodes += [_sized_by_past(node, changed, lookup)] if added is None else added
-        if added and node.op_type == "Attention":
-            nodes.append(_whole_attention(node))
-    known = Observation(shapes, types, seen.constants, seen.sizes)
-    return AppendedDecoder(replace_nodes(model, nodes, {}), sources, known)
-
-
-def _sized_by_past(node: onnx.NodeProto, changed: Mapping[str, object], lookup: _Lookup) -> onnx.NodeProto:
-    """Return a node that reads the shape of past keys or values, in place of that of their cast, if it reads that."""
-    cast = lookup.cast_of(node.input[0]) if node.op_type == "Shape" and node.input[0] in changed else None
-    if cast is None:
-        return node
-    sized = onnx.NodeProto()
-    sized.CopyFrom(node)
-    sized.input[0] = cast.input[0]
-    return sized
+    signature, kind = decoder.signature, decoder.signature.cache_type
+    lookup = _Lookup(decoder.model)
+    shapes, types = dict(decoder.seen.shapes), dict(decoder.seen.types)
+    appended: dict[str, str] = {}
+    places: dict[str, list[tuple[str, _Appending]]] = {}  # the caches that a node appends to, by its first output
+    left_out: dict[str, str] = {}  # the values that casts compute, and those that they read
+    for past, present, size in zip(signature.past, signature.present, signature.cache_shapes, strict=True):
+        appending = _find_appending(past, present, kind, lookup, decoder.seen)
+        cache, source = _PREFIX + present, _before_transpose(appending.new, lookup.producer)
+        shapes[cache], types[cache] = (_ONE, _TOTAL, *(Size(0, 0, length) for length in size)), kind
+        appended[cache] = source if types[appending.new] == kind else f"{cache}/new"
+        shapes[appended[cache]], types[appended[cache]] = shapes[source], kind
+        places.setdefault(appending.node.output[0], []).append((present, appending))
+        left_out |= {cast.output[0]: cast.input[0] for cast in appending.casts}
+    rewriter = Rewriter(decoder.model)
+    for node in decoder.model.graph.node:
+        for present, appending in places.get(node.output[0], ()):
+            cache = _PREFIX + present
+            if types[appending.new] != kind:
+                source = _before_transpose(appending.new, lookup.producer)
+                rewriter.add("Cast", [source], appended[cache], to=helper.np_dtype_to_tensor_dtype(kind))
+            rewriter.add("Transpose", [cache], present, perm=_SWAP)
+            if appending.joined != present:
+                element = helper.np_dtype_to_tensor_dtype(types[appending.joined])
+                rewriter.add("Cast", [present], appending.joined, to=element)
+        if node.op_type == "Attention" and node.output[0] in places:
+            rewriter.nodes.append(_whole_attention(node))
+        elif node.op_type == "Shape" and node.input[0] in left_out:
+            rewriter.nodes.append(with_inputs(node, {0: left_out[node.input[0]]}))
+        elif node.output[0] not in places and node.output[0] not in left_out:
+            rewriter.nodes.append(node)
+    element = helper.np_dtype_to_tensor_dtype(kind)
+    caches = [
+        helper.make_tensor_value_info(_PREFIX + present, element, [1, None, *size])
+        for present, size in zip(signature.present, signature.cache_shapes, strict=True)
+    ]
+    model = rewriter.finish([*decoder.model.graph.input, *caches])
+    return replace(decoder, model=model, known=replace(decoder.seen, shapes=shapes, types=types), appended=appended)
 
 
 class _Lookup:
     """The nodes of a model by the values that they compute and read."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
-        self.producer = {name: node for node in model.graph.node for name in node.output if name}
-        self._readers: dict[str, list[onnx.NodeProto]] = {}
-        for node in model.graph.node:
-            for name in node.input:
-                self._readers.setdefault(name, []).append(node)
+        nodes = [*model.graph.node]
+        self.producer, self._readers = producers(nodes), readers(nodes)
 
     def cast_of(self, name: str) -> onnx.NodeProto | None:
         """Return the node that casts a value to this one."""
@@ -125,24 +119,31 @@ class _Lookup:
 
 def _find_appending(
     past: str, present: str, cache_type: np.dtype[Any], lookup: _Lookup, seen: Observation
-) -> _Appending | None:
-    """Return how new keys or values are appended to a cache, or None if it is computed otherwise."""
+) -> _Appending:
+    """Return how new keys or values are appended to a cache.
+
+    Raises:
+        RewriteError: It is computed otherwise.
+    """
     behind = lookup.cast_of(present)
     joined = present if behind is None else behind.input[0]
     node = lookup.producer.get(joined)
+    refusal = RewriteError(f"computes {present!r} by other means than appending to {past!r}", node)
     if node is None or node.domain not in STANDARD:
-        return None
+        raise refusal
     if node.op_type == "Attention" and behind is None:
         new = _new_of_attention(node, past, present, seen)
-        return None if new is None else _Appending(node, (), new, present)
+        if new is None:
+            raise refusal
+        return _Appending(node, (), new, present)
     if node.op_type != "Concat" or len(node.input) != 2 or int_attribute(node, "axis", 0) not in {2, -2}:
-        return None
+        raise refusal
     before, new = node.input
     cast = None if before == past else lookup.cast_of(before)
     whole = before == past or (cast is not None and cast.input[0] == past and lookup.sized(before, node))
     kind = seen.types[joined]
     if not whole or not (kind == cache_type or (behind is not None and np.can_cast(kind, cache_type))):
-        return None
+        raise refusal
     return _Appending(node, tuple(one for one in (cast, behind) if one is not None), new, joined)
 
 
@@ -155,11 +156,6 @@ def _new_of_attention(node: onnx.NodeProto, past: str, present: str, seen: Obser
     plain = not int_attribute(node, "is_causal", 0) and inputs[3] and not inputs[6] and len(node.output) == 3
     matching = inputs[3 + at] == past and len(seen.shapes[inputs[at]]) == 4
     return inputs[at] if plain and matching else None
-
-
-def _cast(source: str, result: str, kind: np.dtype[Any]) -> onnx.NodeProto:
-    element = helper.np_dtype_to_tensor_dtype(kind)
-    return helper.make_node("Cast", [source], [result], name=f"Cast:{result}", to=element)
 
 
 def _before_transpose(name: str, producer: Mapping[str, onnx.NodeProto]) -> str:

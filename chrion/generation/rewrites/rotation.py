@@ -20,7 +20,7 @@ from onnx import helper
 from chrion.generation.rewrites.arrangements import fixed_shape
 from chrion.generation.rewrites.decoder import IDS
 from chrion.generation.rewrites.observation import Observation
-from chrion.graph.rewrite import MICROSOFT, STANDARD, int_attribute, ints_attribute
+from chrion.graph.rewrite import MICROSOFT, STANDARD, int_attribute, ints_attribute, producers
 
 Array = np.ndarray[Any, Any]
 #: What is known of a term of a sum: the element before, its sign (0 if there is no such term), the table (-1 for none)
@@ -74,7 +74,7 @@ class RotationFinder:
 
     def __init__(self, nodes: Sequence[onnx.NodeProto], seen: Observation, positions: Collection[str]) -> None:
         self._seen = seen
-        self._producer = {name: node for node in nodes for name in node.output if name}
+        self._producer = producers(nodes)
         #: The values that follow from the tokens, and those that follow from their positions only.
         self._depending = _following(nodes, {IDS})
         self._tables = _following(nodes, positions) - self._depending
@@ -289,11 +289,11 @@ class _Sums:
 
 def _following(nodes: Sequence[onnx.NodeProto], roots: Collection[str]) -> set[str]:
     """Return all values that follow from some, other than from their shapes."""
-    found = {*roots}
+    following = {*roots}
     for node in nodes:
-        if node.op_type != "Shape" and not found.isdisjoint(node.input):
-            found.update(node.output)
-    return found
+        if node.op_type != "Shape" and not following.isdisjoint(node.input):
+            following.update(node.output)
+    return following
 
 
 def _negative(terms: Array) -> Array:

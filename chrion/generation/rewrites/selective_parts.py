@@ -9,8 +9,9 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from chrion.generation.rewrites.observation import Observation, Size
+from chrion.generation.rewrites.observation import Decoder, Size
 from chrion.graph.assemble import node_reads
+from chrion.graph.ort_sessions import weights_folder_option
 from chrion.graph.rewrite import MICROSOFT, STANDARD, int_attribute, set_int_attribute
 
 
@@ -49,19 +50,16 @@ class PartBuilder:
     """A builder of the parts of one decoder.
 
     Args:
-        model: The decoder.
-        options: The session options with which onnxruntime finds its weights.
-        seen: The sizes of its values.
+        decoder: The decoder.
         folded: Values that depend on sizes only.
     """
 
-    def __init__(
-        self, model: onnx.ModelProto, options: Mapping[str, str], seen: Observation, folded: Collection[str]
-    ) -> None:
-        self._source, self._options, self._seen, self._folded = model, options, seen, folded
-        self._nodes = list(model.graph.node)
-        self._reads = node_reads(model)
-        self._weights = {t.name: t for t in model.graph.initializer}
+    def __init__(self, decoder: Decoder, folded: Collection[str]) -> None:
+        self._source, self._seen, self._folded = decoder.model, decoder.seen, folded
+        self._options = weights_folder_option(decoder.graph.weights_folder)
+        self._nodes = list(decoder.model.graph.node)
+        self._reads = node_reads(decoder.model)
+        self._weights = {t.name: t for t in decoder.model.graph.initializer}
 
     def build(
         self,
@@ -96,14 +94,13 @@ class PartBuilder:
 
     def _with_copies(self, indices: Sequence[int], copied: Mapping[str, int]) -> list[int]:
         """Return the nodes of a part with the constant nodes that they need, in topological order."""
-        found = {*indices}
-        waiting = list(indices)
+        needed, waiting = {*indices}, [*indices]
         while waiting:
             for name in self._reads[waiting.pop()]:
-                if name in copied and copied[name] not in found:
-                    found.add(copied[name])
+                if name in copied and copied[name] not in needed:
+                    needed.add(copied[name])
                     waiting.append(copied[name])
-        return sorted(found)
+        return sorted(needed)
 
     def _part(self, indices: Iterable[int], outputs: Sequence[str], *, by_request: bool) -> Part:
         draft = _Draft(names={name: f"o{at}" for at, name in enumerate(outputs)})

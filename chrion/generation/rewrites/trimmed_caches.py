@@ -14,7 +14,7 @@ from chrion.generation.rewrites.decoder import DecoderSignature
 from chrion.generation.rewrites.token_axis import ELEMENTWISE
 from chrion.graph.assemble import node_reads
 from chrion.graph.model import Graph
-from chrion.graph.rewrite import int_attribute
+from chrion.graph.rewrite import describe, int_attribute
 
 #: Operators whose output has as many rows as their inputs: those of one element each, and of all rows at a time.
 _KEEPING = ELEMENTWISE | frozenset(
@@ -41,13 +41,13 @@ def find_trimmed_caches(graph: Graph, signature: DecoderSignature) -> dict[str, 
     nodes = list(graph.model.graph.node)
     reads = node_reads(graph.model)
     producer = {name: at for at, node in enumerate(nodes) for name in node.output if name}
-    found = {}
+    trimmed = {}
     for past, present in zip(signature.past, signature.present, strict=True):
         way = _between(past, present, nodes, reads, producer)
         dropping = next((nodes[at] for at in way if not _keeps_rows(nodes[at], graph)), None)
         if dropping is not None:
-            found[present] = f"{dropping.op_type} {dropping.name!r}"
-    return found
+            trimmed[present] = describe(dropping)
+    return trimmed
 
 
 def _between(
