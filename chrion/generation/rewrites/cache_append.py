@@ -31,10 +31,6 @@ from chrion.graph.rewrite import (
 _SWAP = (0, 2, 1, 3)
 _PREFIX = "cache/"
 _ONE, _TOTAL = Size(0, 0, 1), Size(1, 1, 0)
-#: The attributes that mean the same for an attention to the whole cache.
-_ATTENTION_ATTRIBUTES = frozenset(
-    {"is_causal", "kv_num_heads", "q_num_heads", "qk_matmul_output_mode", "scale", "softcap", "softmax_precision"}
-)
 
 
 @dataclass(frozen=True)
@@ -53,9 +49,8 @@ class _Appending:
 def append_caches(decoder: Decoder) -> Decoder:
     """Return a decoder that reads caches in place of computing them.
 
-    ``present = Concat(past, new)`` becomes ``present = Transpose(cache)``. ``Attention`` with past keys and values
-    becomes ``Attention`` on the whole cache, for which it must have a mask and no causal attribute of its own. Around
-    ``Concat`` there may be casts, if no cache has fewer digits than what is appended.
+    ``present = Concat(past, new)`` becomes ``present = Transpose(cache)``. Around ``Concat`` there may be casts, if no
+    cache has fewer digits than what is appended.
 
     Raises:
         RewriteError: A cache is computed otherwise.
@@ -64,7 +59,7 @@ def append_caches(decoder: Decoder) -> Decoder:
     lookup = _Lookup(decoder.model)
     shapes, types = dict(decoder.seen.shapes), dict(decoder.seen.types)
     appended: dict[str, str] = {}
-    places: dict[str, list[tuple[str, _Appending]]] = {}  # the caches that a node appends to, by its first output
+    places: dict[str, tuple[str, _Appending]] = {}  # the cache that a node appends to, by its output
     left_out: dict[str, str] = {}  # the values that casts compute, and those that they read
     for past, present, size in zip(signature.past, signature.present, signature.cache_shapes, strict=True):
         appending = _find_appending(past, present, kind, lookup, decoder.seen)
@@ -72,11 +67,12 @@ def append_caches(decoder: Decoder) -> Decoder:
         shapes[cache], types[cache] = (_ONE, _TOTAL, *(Size(0, 0, length) for length in size)), kind
         appended[cache] = source if types[appending.new] == kind else f"{cache}/new"
         shapes[appended[cache]], types[appended[cache]] = shapes[source], kind
-        places.setdefault(appending.node.output[0], []).append((present, appending))
+        places[appending.node.output[0]] = present, appending
         left_out |= {cast.output[0]: cast.input[0] for cast in appending.casts}
     rewriter = Rewriter(decoder.model)
     for node in decoder.model.graph.node:
-        for present, appending in places.get(node.output[0], ()):
+        if node.output[0] in places:
+            present, appending = places[node.output[0]]
             cache = _PREFIX + present
             if types[appending.new] != kind:
                 source = _before_transpose(appending.new, lookup.producer)
@@ -85,11 +81,9 @@ def append_caches(decoder: Decoder) -> Decoder:
             if appending.joined != present:
                 element = helper.np_dtype_to_tensor_dtype(types[appending.joined])
                 rewriter.add("Cast", [present], appending.joined, to=element)
-        if node.op_type == "Attention" and node.output[0] in places:
-            rewriter.nodes.append(_whole_attention(node))
         elif node.op_type == "Shape" and node.input[0] in left_out:
             rewriter.nodes.append(with_inputs(node, {0: left_out[node.input[0]]}))
-        elif node.output[0] not in places and node.output[0] not in left_out:
+        elif node.output[0] not in left_out:
             rewriter.nodes.append(node)
     element = helper.np_dtype_to_tensor_dtype(kind)
     caches = [
@@ -129,14 +123,9 @@ def _find_appending(
     joined = present if behind is None else behind.input[0]
     node = lookup.producer.get(joined)
     refusal = RewriteError(f"computes {present!r} by other means than appending to {past!r}", node)
-    if node is None or node.domain not in STANDARD:
+    if node is None or node.op_type != "Concat" or node.domain not in STANDARD:
         raise refusal
-    if node.op_type == "Attention" and behind is None:
-        new = _new_of_attention(node, past, present, seen)
-        if new is None:
-            raise refusal
-        return _Appending(node, (), new, present)
-    if node.op_type != "Concat" or len(node.input) != 2 or int_attribute(node, "axis", 0) not in {2, -2}:
+    if len(node.input) != 2 or int_attribute(node, "axis", 0) not in {2, -2}:
         raise refusal
     before, new = node.input
     cast = None if before == past else lookup.cast_of(before)
@@ -147,29 +136,9 @@ def _find_appending(
     return _Appending(node, tuple(one for one in (cast, behind) if one is not None), new, joined)
 
 
-def _new_of_attention(node: onnx.NodeProto, past: str, present: str, seen: Observation) -> str | None:
-    """Return the value that ``Attention`` appends to past keys or values, or None if it does something else."""
-    if present not in list(node.output)[1:3] or not {a.name for a in node.attribute} <= _ATTENTION_ATTRIBUTES:
-        return None
-    at = list(node.output).index(present)
-    inputs = [*node.input, *[""] * 7]
-    plain = not int_attribute(node, "is_causal", 0) and inputs[3] and not inputs[6] and len(node.output) == 3
-    matching = inputs[3 + at] == past and len(seen.shapes[inputs[at]]) == 4
-    return inputs[at] if plain and matching else None
-
-
 def _before_transpose(name: str, producer: Mapping[str, onnx.NodeProto]) -> str:
     """Return the value in the layout of the cache, if a transposition of it is given."""
     node = producer.get(name)
     if node is not None and node.op_type == "Transpose" and ints_attribute(node, "perm", ()) == _SWAP:
         return node.input[0]
     return name
-
-
-def _whole_attention(node: onnx.NodeProto) -> onnx.NodeProto:
-    """Return an attention to its present keys and values, which other nodes compute."""
-    whole = onnx.NodeProto()
-    whole.CopyFrom(node)
-    whole.input[:] = [node.input[0], node.output[1], node.output[2], node.input[3]]
-    whole.output[:] = [node.output[0]]
-    return whole

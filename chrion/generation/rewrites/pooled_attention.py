@@ -4,11 +4,11 @@ The operator (``native/attention.c``) takes each token as a row of the batch, wi
 tokens of its request. A prompt is as many rows as it has tokens. So one call serves prompts and requests that decode,
 of any lengths: selective batching (Yu et al., *Orca*, OSDI 2022, section 3.2) without a call for each request.
 
-What is replaced is found by the flow of values. From the product of queries and keys to that of probabilities and
-values there may be a factor, a cap by ``Tanh`` (Gemma Team, *Gemma 2*, 2024), a mask, and ``Softmax``; or the whole is
-ONNX's ``Attention``. If queries and keys are rotated in the same way (``rotation``), the operator does
-that, too. It shows every token the tokens up to its own, so a mask may hide others only. That is computed for the
-longest request, since a sliding window is not seen in a short one.
+What is replaced is found by the flow of values, in attention of plain operators (``plain_attention``). From the product
+of queries and keys to that of probabilities and values there may be a factor, a cap by ``Tanh`` (Gemma Team, *Gemma 2*,
+2024), a mask, and ``Softmax``. If queries and keys are rotated in the same way (``rotation``), the operator does that,
+too. It shows every token the tokens up to its own, so a mask may hide others only. That is computed for the longest
+request, since a sliding window is not seen in a short one.
 """
 
 from __future__ import annotations
@@ -147,15 +147,9 @@ class _LayerFinder:
         """Return the operator of a layer."""
         keys, values, width = layer.keys, layer.values, layer.width
         scores = _Scores()
-        whole = self._whole_attention(layer)
-        if whole is not None:
-            queries, context = whole.input[0], whole.output[0]
-            _read_attention(whole, width, scores)
-        else:
-            products, sums = self._product(at, keys.read, scores), self._product(at, values.read, None)
-            self._follow(self._softmax(products.output[0], scores), sums)
-            queries, context = products.input[0], sums.output[0]
-        queries, output = self._before_factors(queries, scores), self._after_reshaping(context)
+        products, sums = self._product(at, keys.read, scores), self._product(at, values.read, None)
+        self._follow(self._softmax(products.output[0], scores), sums)
+        queries, output = self._before_factors(products.input[0], scores), self._after_reshaping(sums.output[0])
         shape = fixed_shape(self._seen.shapes.get(queries, ()))
         elements = int(np.prod(shape[1:])) if shape else 0
         if output is None or not elements or elements % (layer.heads * width) or width > WIDEST:
@@ -185,15 +179,6 @@ class _LayerFinder:
             interleaved=int(rotation.interleaved),
             columns=rotation.columns,
         )
-
-    def _whole_attention(self, layer: PooledLayer) -> onnx.NodeProto | None:
-        """Return ONNX's ``Attention`` of a layer, if there is one."""
-        keys, values = layer.keys.read, layer.values.read
-        readers = self._readers.get(keys, [])
-        alike = [node for node in readers if node.op_type == "Attention" and node.domain in STANDARD]
-        fits = alike and list(alike[0].input[1:3]) == [keys, values] and len(self._readers[values]) == 1
-        rank = len(self._seen.shapes.get(alike[0].input[0], ())) if alike else 0
-        return alike[0] if fits and len(readers) == 1 and rank == 4 else None
 
     def _product(self, at: int, root: str, scores: _Scores | None) -> onnx.NodeProto:
         """Return the product whose second factor is the keys or the values of a layer, the only use of these."""
@@ -320,19 +305,6 @@ def _mask(node: onnx.NodeProto, name: str) -> Mask | None:
     if node.op_type == "Where" and name in node.input[1:]:
         return Mask(node.input[0], node.input[1] == name)
     return None
-
-
-def _read_attention(node: onnx.NodeProto, width: int, scores: _Scores) -> None:
-    """Read the attributes and the mask of ``Attention``."""
-    values = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
-    heads = {"kv_num_heads", "q_num_heads", "softmax_precision", "is_causal", "qk_matmul_output_mode"}
-    if not {*values} <= heads | {"scale", "softcap"} or values.get("is_causal") or len(node.output) != 1:
-        raise RewriteError("has other attributes or outputs", node)
-    scores.scale, scores.cap = float(values.get("scale") or width**-0.5), float(values.get("softcap", 0.0))
-    if scores.cap:
-        scores.scale /= scores.cap
-    if len(node.input) > 3 and node.input[3]:
-        scores.masks.append(Mask(node.input[3], visible=True))
 
 
 def shows_earlier_tokens(

@@ -4,7 +4,7 @@ Yu et al., *Orca: a distributed serving system for transformer-based generative 
 token-wise parts run once on the concatenated tokens of all requests of a batch, [1, sum of L, hidden]. The attention
 parts run once for each request on its own keys and values. The stages, in the order of :func:`split_decoder`:
 
-1. Replace fused attention by plain operators (``grouped_attention``).
+1. Replace fused attention by plain operators (``plain_attention``).
 2. Observe the sizes of all values (``observation``), and replace those that depend on sizes only (``folding``).
 3. Rewrite the model: compute the logits of all tokens (``last_logits``), read positions in place of computing them
    (``computed_positions``), and let caches grow in place where they are plain concatenations (``cache_append``).
@@ -32,9 +32,9 @@ from chrion.generation.rewrites.cache_append import append_caches
 from chrion.generation.rewrites.computed_positions import read_positions
 from chrion.generation.rewrites.decoder import IDS, LOGITS, MASK, POSITIONS, DecoderSignature
 from chrion.generation.rewrites.folding import fold_sizes
-from chrion.generation.rewrites.grouped_attention import expand_grouped_attention
 from chrion.generation.rewrites.last_logits import keep_all_logits, select_no_token
 from chrion.generation.rewrites.observation import Decoder, Size
+from chrion.generation.rewrites.plain_attention import expand_attention
 from chrion.generation.rewrites.position_reductions import reduces_positions
 from chrion.generation.rewrites.selective_parts import Part, PartBuilder
 from chrion.generation.rewrites.token_axis import leading, token_axes, tokens_axis
@@ -79,7 +79,7 @@ def split_decoder(graph: Graph, signature: DecoderSignature) -> SplitDecoder:
     decoder = Decoder(graph, signature, graph.model)
     with refusals_of(f"{graph.name}: no selective batching"):
         _check_structure(graph, signature)
-        for rewrite in (keep_all_logits, expand_grouped_attention, select_no_token, read_positions):
+        for rewrite in (keep_all_logits, expand_attention, select_no_token, read_positions):
             decoder = _tried(rewrite, decoder)
         for name in signature.present:
             if decoder.seen.shapes[name][2:3] != (Size(1, 1, 0),):
