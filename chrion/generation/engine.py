@@ -114,11 +114,11 @@ class SelectiveEngine:
         if self.pooled is None or not self._by_parts or few or not self.pooled.serves(increments):
             return self._run_passes(batch, self._fallback)
         outcomes: list[Outcome] = [None] * len(batch)
-        for positions, found in (
+        for positions, partial in (
             (single, self.pooled.run(increments)),
             (others, self._run_passes([batch[at] for at in others], self._fallback)),
         ):
-            for at, outcome in zip(positions, found, strict=True):
+            for at, outcome in zip(positions, partial, strict=True):
                 outcomes[at] = outcome
         return outcomes
 

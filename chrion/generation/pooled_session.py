@@ -164,13 +164,13 @@ class PooledSession:
             bound = self._bind(pool)
         scores = self._fill(bound, batch, rows)
         self._session.run_with_iobinding(bound.binding, self._run_options)
-        found: list[Outcome] = [row.astype(np.float32) for row in scores]  # copies: the next iteration overwrites them
+        outcomes: list[Outcome] = [row.astype(np.float32) for row in scores]  # the next iteration overwrites them
         bindings.append(bound)
         if not self.decoder.prompts:
-            return [found[at] if work.wanted else None for at, work in enumerate(batch)]
-        if len(found) == len(batch):
-            return found
-        given = iter(found)
+            return [outcomes[at] if work.wanted else None for at, work in enumerate(batch)]
+        if len(outcomes) == len(batch):
+            return outcomes
+        given = iter(outcomes)
         return [next(given) if work.wanted else None for work in batch]
 
     def _fill(self, bound: _Bound, batch: Sequence[Work], rows: int) -> list[Array]:

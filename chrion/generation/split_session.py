@@ -51,8 +51,8 @@ class _OpenPart:
             for argument, name in self._arguments
         ]
         feed = dict(zip(self._names, values, strict=True))
-        found: list[Array] = self._session.run(self._results, feed, self._options)
-        return found
+        results: list[Array] = self._session.run(self._results, feed, self._options)
+        return results
 
 
 class _Sessions:
@@ -144,8 +144,8 @@ class SplitSession:
     def run(self, batch: Sequence[Work]) -> list[Outcome]:
         """Run one iteration, with the attention of long prompts in blocks if the results are the same."""
         blocks, last = split_queries(batch, self.block)
-        found = self.run_whole(blocks)
-        return [found[at] for at in last]
+        outcomes = self.run_whole(blocks)
+        return [outcomes[at] for at in last]
 
     def run_whole(self, batch: Sequence[Work]) -> list[Outcome]:
         """Run one iteration of requests, or of consecutive blocks of them."""

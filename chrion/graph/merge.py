@@ -51,19 +51,19 @@ def mergeable_groups(graph: Graph, operators: Iterable[int] | None = None) -> li
         Disjoint groups of two or more operators, each in ascending order, sorted by their first operator. Each operator
         is in the first group that it fits.
     """
-    found: dict[tuple[object, ...], list[list[_Member]]] = {}
+    by_key: dict[tuple[object, ...], list[list[_Member]]] = {}
     for i in sorted(set(range(len(graph.dag)) if operators is None else operators)):
         member = _member(graph, i)
         if member is None:
             continue
-        groups = found.setdefault(member.key, [])
+        groups = by_key.setdefault(member.key, [])
         group = next((g for g in groups if member.fits([*g, member])), None)
         if group is None:
             groups.append([member])
         else:
             group.append(member)
-    found_groups = (tuple(m.operator for m in group) for groups in found.values() for group in groups)
-    return sorted(operators for operators in found_groups if len(operators) > 1)
+    merged = (tuple(m.operator for m in group) for groups in by_key.values() for group in groups)
+    return sorted(operators for operators in merged if len(operators) > 1)
 
 
 def merge_operators(graph: Graph, groups: Sequence[Sequence[int]]) -> Graph:
@@ -286,8 +286,8 @@ def _merge(graph: Graph, members: Sequence[_Member], rewriter: Rewriter) -> None
 
 
 def _window(members: Sequence[_Member]) -> list[_Axis]:
-    found = [_common_axis(axes) for axes in zip(*(m.axes for m in members), strict=True)]
-    return [axis for axis in found if axis is not None]
+    window = [_common_axis(axes) for axes in zip(*(m.axes for m in members), strict=True)]
+    return [axis for axis in window if axis is not None]
 
 
 def _kernels(graph: Graph, members: Sequence[_Member]) -> list[Array]:

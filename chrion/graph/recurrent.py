@@ -225,9 +225,9 @@ class _Unroller(Rewriter):
 
     def _integers(self, node: onnx.NodeProto, attribute: str, slot: int | None) -> list[int] | None:
         """Return a list of integers that a node has as an attribute or as a constant input, or None."""
-        for found in node.attribute:
-            if found.name == attribute:
-                return list(found.ints)
+        for given in node.attribute:
+            if given.name == attribute:
+                return list(given.ints)
         if slot is not None and len(node.input) > slot and node.input[slot] in self.weights:
             return [int(v) for v in numpy_helper.to_array(self.weights[node.input[slot]]).ravel()]
         return None

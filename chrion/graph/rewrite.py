@@ -142,26 +142,35 @@ def producers(nodes: Iterable[onnx.NodeProto]) -> dict[str, onnx.NodeProto]:
 
 def readers(nodes: Iterable[onnx.NodeProto]) -> dict[str, list[onnx.NodeProto]]:
     """Return the nodes by the values that they read as inputs."""
-    found: dict[str, list[onnx.NodeProto]] = {}
+    reading: dict[str, list[onnx.NodeProto]] = {}
     for node in nodes:
         for name in {*node.input} - {""}:
-            found.setdefault(name, []).append(node)
-    return found
+            reading.setdefault(name, []).append(node)
+    return reading
+
+
+def nodes_before(names: Iterable[str], producer: Mapping[str, int], reads: Sequence[Iterable[str]]) -> set[int]:
+    """Return the nodes that compute some values, and all nodes before them.
+
+    Args:
+        names: The values.
+        producer: The numbers of the nodes by the values that they compute; others are not followed.
+        reads: The values that each node reads.
+    """
+    before: set[int] = set()
+    waiting = [*names]
+    while waiting:
+        at = producer.get(waiting.pop())
+        if at is not None and at not in before:
+            before.add(at)
+            waiting += reads[at]
+    return before
 
 
 def needed_nodes(nodes: Sequence[onnx.NodeProto], outputs: Iterable[str]) -> list[onnx.NodeProto]:
-    """Return the nodes that outputs depend on, in their order.
-
-    Args:
-        nodes: Nodes without bodies, in topological order.
-        outputs: The names of the outputs.
-    """
-    wanted, found = {*outputs}, []
-    for node in reversed(nodes):
-        if not wanted.isdisjoint(node.output):
-            wanted.update(filter(None, node.input))
-            found.append(node)
-    return found[::-1]
+    """Return the nodes without bodies that outputs depend on, in their order."""
+    producer = {name: at for at, node in enumerate(nodes) for name in node.output if name}
+    return [nodes[at] for at in sorted(nodes_before(outputs, producer, [node.input for node in nodes]))]
 
 
 def make_dense(model: onnx.ModelProto) -> None:

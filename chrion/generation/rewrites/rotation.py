@@ -195,13 +195,13 @@ class _Sums:
             return self._multiply(node, data)
         if node.op_type in {"Add", "Concat", "Sub"} and len(data) < len(node.input):
             return None
-        found = []
+        parts = []
         for read in data:
             terms = self.of(read)
             if terms is None:
                 return None
-            found.append(terms)
-        return self._combine(node, name, found)
+            parts.append(terms)
+        return self._combine(node, name, parts)
 
     def _multiply(self, node: onnx.NodeProto, data: Sequence[str]) -> Array | None:
         """Return the terms of a product with a table."""
@@ -221,17 +221,17 @@ class _Sums:
         product[:, _COLUMN] = np.broadcast_to(np.arange(columns[-1]).reshape(columns), shape)
         return product
 
-    def _combine(self, node: onnx.NodeProto, name: str, found: Sequence[Array]) -> Array | None:
+    def _combine(self, node: onnx.NodeProto, name: str, parts: Sequence[Array]) -> Array | None:
         """Return the terms of sums, and of elements in another order or with another sign."""
-        terms, kind = found[0], node.op_type
+        terms, kind = parts[0], node.op_type
         if kind in {"Add", "Sub"}:
-            second = _negative(found[1]) if kind == "Sub" else found[1]
+            second = _negative(parts[1]) if kind == "Sub" else parts[1]
             same = terms.shape[2:] == second.shape[2:]
             return np.concatenate([terms, second]) if same and len(terms) + len(second) <= _TERMS else None
         if kind == "Concat":
             axis = self._axis(node, terms)
-            most = max(len(part) for part in found)
-            padded = [np.concatenate([part, np.zeros_like(part)])[:most] for part in found]
+            most = max(len(part) for part in parts)
+            padded = [np.concatenate([part, np.zeros_like(part)])[:most] for part in parts]
             return None if axis is None else np.concatenate(padded, axis=axis)
         return _negative(terms) if kind == "Neg" else self._arrange(node, name, terms)
 

@@ -21,7 +21,7 @@ mixes tokens.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +41,7 @@ from chrion.generation.rewrites.token_axis import leading, token_axes, tokens_ax
 from chrion.generation.rewrites.trimmed_caches import find_trimmed_caches
 from chrion.graph.assemble import node_reads
 from chrion.graph.model import Graph
-from chrion.graph.rewrite import RewriteError, describe, has_bodies, refusals_of, standard_opset
+from chrion.graph.rewrite import RewriteError, describe, has_bodies, nodes_before, refusals_of, standard_opset
 
 log = logging.getLogger(__name__)
 
@@ -139,23 +139,12 @@ class _Flow:
             [name for name in names if name not in weights and name not in self.folded]
             for names in node_reads(decoder.model)
         ]
-        self.needed = self._before(self.results)
-        self.for_logits = self._before([LOGITS])
+        self.needed = nodes_before(self.results, self.producer, self.reads)
+        self.for_logits = nodes_before([LOGITS], self.producer, self.reads)
         self.readers: dict[str, list[int]] = {}
         for at in sorted(self.needed):
             for read in self.reads[at]:
                 self.readers.setdefault(read, []).append(at)
-
-    def _before(self, names: Iterable[str]) -> set[int]:
-        """Return the nodes that compute some values, and all before them."""
-        before: set[int] = set()
-        waiting = [name for name in names if name in self.producer]
-        while waiting:
-            at = self.producer[waiting.pop()]
-            if at not in before:
-                before.add(at)
-                waiting += [name for name in self.reads[at] if name in self.producer]
-        return before
 
     def attention_output(self, at: int) -> str:
         """Return the attention output of the layer whose past keys and values are the inputs ``at`` and ``at + 1``.

@@ -12,7 +12,7 @@ from onnx import helper, numpy_helper
 from chrion.generation.rewrites.observation import Decoder, Size
 from chrion.graph.assemble import node_reads
 from chrion.graph.ort_sessions import weights_folder_option
-from chrion.graph.rewrite import MICROSOFT, STANDARD, int_attribute, set_int_attribute
+from chrion.graph.rewrite import MICROSOFT, STANDARD, int_attribute, nodes_before, set_int_attribute
 
 
 @dataclass(frozen=True)
@@ -89,18 +89,9 @@ class PartBuilder:
         for key in sorted(groups):
             computed = [name for at in groups[key] for name in self._nodes[at].output if name]
             outputs = [name for name in computed if name in results or read_by.get(name, set()) - {key}]
-            parts.append(self._part(self._with_copies(groups[key], copied), outputs, by_request=key[1]))
+            copies = nodes_before((name for at in groups[key] for name in self._reads[at]), copied, self._reads)
+            parts.append(self._part(sorted({*groups[key]} | copies), outputs, by_request=key[1]))
         return parts
-
-    def _with_copies(self, indices: Sequence[int], copied: Mapping[str, int]) -> list[int]:
-        """Return the nodes of a part with the constant nodes that they need, in topological order."""
-        needed, waiting = {*indices}, [*indices]
-        while waiting:
-            for name in self._reads[waiting.pop()]:
-                if name in copied and copied[name] not in needed:
-                    needed.add(copied[name])
-                    waiting.append(copied[name])
-        return sorted(needed)
 
     def _part(self, indices: Iterable[int], outputs: Sequence[str], *, by_request: bool) -> Part:
         draft = _Draft(names={name: f"o{at}" for at, name in enumerate(outputs)})
