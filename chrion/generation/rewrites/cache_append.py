@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import onnx
 from onnx import helper
 
-from chrion.generation.rewrites.observation import Decoder, Observation, Size
+from chrion.generation.rewrites.observation import Decoder, Size
 from chrion.graph.rewrite import (
     STANDARD,
     RewriteError,
@@ -37,13 +36,13 @@ _ONE, _TOTAL = Size(0, 0, 1), Size(1, 1, 0)
 class _Appending:
     """How a decoder appends new keys or values to a cache."""
 
-    #: The operator, and the casts before and behind it that serve nothing else.
+    present: str
+    #: The operator.
     node: onnx.NodeProto
-    casts: tuple[onnx.NodeProto, ...]
-    #: The value that is appended.
-    new: str
-    #: The value with all keys or values that attention reads.
-    joined: str
+    #: The values that casts before and behind it compute, which serve nothing else, and those that they read.
+    casts: Mapping[str, str]
+    #: The value that is appended, before its transposition from the layout of the cache if there is one.
+    source: str
 
 
 def append_caches(decoder: Decoder) -> Decoder:
@@ -56,89 +55,66 @@ def append_caches(decoder: Decoder) -> Decoder:
         RewriteError: A cache is computed otherwise.
     """
     signature, kind = decoder.signature, decoder.signature.cache_type
-    lookup = _Lookup(decoder.model)
     shapes, types = dict(decoder.seen.shapes), dict(decoder.seen.types)
-    appended: dict[str, str] = {}
-    places: dict[str, tuple[str, _Appending]] = {}  # the cache that a node appends to, by its output
-    left_out: dict[str, str] = {}  # the values that casts compute, and those that they read
-    for past, present, size in zip(signature.past, signature.present, signature.cache_shapes, strict=True):
-        appending = _find_appending(past, present, kind, lookup, decoder.seen)
-        cache, source = _PREFIX + present, _before_transpose(appending.new, lookup.producer)
+    element = helper.np_dtype_to_tensor_dtype(kind)
+    inputs, appended = [*decoder.model.graph.input], dict[str, str]()
+    appendings = _find_appendings(decoder)
+    for appending, size in zip(appendings, signature.cache_shapes, strict=True):
+        cache = _PREFIX + appending.present
+        appended[cache] = appending.source if types[appending.source] == kind else f"{cache}/new"
         shapes[cache], types[cache] = (_ONE, _TOTAL, *(Size(0, 0, length) for length in size)), kind
-        appended[cache] = source if types[appending.new] == kind else f"{cache}/new"
-        shapes[appended[cache]], types[appended[cache]] = shapes[source], kind
-        places[appending.node.output[0]] = present, appending
-        left_out |= {cast.output[0]: cast.input[0] for cast in appending.casts}
+        shapes[appended[cache]], types[appended[cache]] = shapes[appending.source], kind
+        inputs.append(helper.make_tensor_value_info(cache, element, [1, None, *size]))
+    places = {appending.node.output[0]: appending for appending in appendings}
+    left_out = {name: source for appending in appendings for name, source in appending.casts.items()}
     rewriter = Rewriter(decoder.model)
     for node in decoder.model.graph.node:
-        if node.output[0] in places:
-            present, appending = places[node.output[0]]
-            cache = _PREFIX + present
-            if types[appending.new] != kind:
-                source = _before_transpose(appending.new, lookup.producer)
-                rewriter.add("Cast", [source], appended[cache], to=helper.np_dtype_to_tensor_dtype(kind))
-            rewriter.add("Transpose", [cache], present, perm=_SWAP)
-            if appending.joined != present:
-                element = helper.np_dtype_to_tensor_dtype(types[appending.joined])
-                rewriter.add("Cast", [present], appending.joined, to=element)
+        if (place := places.get(node.output[0])) is not None:
+            cache = _PREFIX + place.present
+            if appended[cache] != place.source:
+                rewriter.add("Cast", [place.source], appended[cache], to=element)
+            rewriter.add("Transpose", [cache], place.present, perm=_SWAP)
+            if node.output[0] != place.present:
+                joined = helper.np_dtype_to_tensor_dtype(types[node.output[0]])
+                rewriter.add("Cast", [place.present], node.output[0], to=joined)
         elif node.op_type == "Shape" and node.input[0] in left_out:
             rewriter.nodes.append(with_inputs(node, {0: left_out[node.input[0]]}))
         elif node.output[0] not in left_out:
             rewriter.nodes.append(node)
-    element = helper.np_dtype_to_tensor_dtype(kind)
-    caches = [
-        helper.make_tensor_value_info(_PREFIX + present, element, [1, None, *size])
-        for present, size in zip(signature.present, signature.cache_shapes, strict=True)
-    ]
-    model = rewriter.finish([*decoder.model.graph.input, *caches])
-    return replace(decoder, model=model, known=replace(decoder.seen, shapes=shapes, types=types), appended=appended)
+    known = replace(decoder.seen, shapes=shapes, types=types)
+    return replace(decoder, model=rewriter.finish(inputs), known=known, appended=appended)
 
 
-class _Lookup:
-    """The nodes of a model by the values that they compute and read."""
+def _find_appendings(decoder: Decoder) -> list[_Appending]:
+    """Return how new keys and values are appended to each cache."""
+    nodes, types, kind = [*decoder.model.graph.node], decoder.seen.types, decoder.signature.cache_type
+    producer, reading = producers(nodes), readers(nodes)
 
-    def __init__(self, model: onnx.ModelProto) -> None:
-        nodes = [*model.graph.node]
-        self.producer, self._readers = producers(nodes), readers(nodes)
+    def before(name: str, operator: str) -> onnx.NodeProto | None:
+        node = producer.get(name)
+        return node if node is not None and node.op_type == operator else None
 
-    def cast_of(self, name: str) -> onnx.NodeProto | None:
-        """Return the node that casts a value to this one."""
-        node = self.producer.get(name)
-        return node if node is not None and node.op_type == "Cast" else None
-
-    def sized(self, name: str, reader: onnx.NodeProto) -> bool:
-        """Return whether a value has no other readers than one node and those that read its shape."""
-        return all(node is reader or node.op_type == "Shape" for node in self._readers[name])
-
-
-def _find_appending(
-    past: str, present: str, cache_type: np.dtype[Any], lookup: _Lookup, seen: Observation
-) -> _Appending:
-    """Return how new keys or values are appended to a cache.
-
-    Raises:
-        RewriteError: It is computed otherwise.
-    """
-    behind = lookup.cast_of(present)
-    joined = present if behind is None else behind.input[0]
-    node = lookup.producer.get(joined)
-    refusal = RewriteError(f"computes {present!r} by other means than appending to {past!r}", node)
-    if node is None or node.op_type != "Concat" or node.domain not in STANDARD:
-        raise refusal
-    if len(node.input) != 2 or int_attribute(node, "axis", 0) not in {2, -2}:
-        raise refusal
-    before, new = node.input
-    cast = None if before == past else lookup.cast_of(before)
-    whole = before == past or (cast is not None and cast.input[0] == past and lookup.sized(before, node))
-    kind = seen.types[joined]
-    if not whole or not (kind == cache_type or (behind is not None and np.can_cast(kind, cache_type))):
-        raise refusal
-    return _Appending(node, tuple(one for one in (cast, behind) if one is not None), new, joined)
-
-
-def _before_transpose(name: str, producer: Mapping[str, onnx.NodeProto]) -> str:
-    """Return the value in the layout of the cache, if a transposition of it is given."""
-    node = producer.get(name)
-    if node is not None and node.op_type == "Transpose" and ints_attribute(node, "perm", ()) == _SWAP:
-        return node.input[0]
-    return name
+    appendings = []
+    for past, present in zip(decoder.signature.past, decoder.signature.present, strict=True):
+        behind = before(present, "Cast")
+        joined = present if behind is None else behind.input[0]
+        node = producer.get(joined)
+        refusal = RewriteError(f"computes {present!r} by other means than appending to {past!r}", node)
+        if node is None or node.op_type != "Concat" or node.domain not in STANDARD:
+            raise refusal
+        if len(node.input) != 2 or int_attribute(node, "axis", 0) not in {2, -2}:
+            raise refusal
+        (first, source), casts = node.input, {} if behind is None else {present: joined}
+        if first != past:
+            cast = before(first, "Cast")
+            others = [one for one in reading[first] if one is not node and one.op_type != "Shape"]
+            if cast is None or cast.input[0] != past or others:
+                raise refusal
+            casts[first] = past
+        if not (types[joined] == kind or (behind is not None and np.can_cast(types[joined], kind))):
+            raise refusal
+        transposition = before(source, "Transpose")
+        if transposition is not None and ints_attribute(transposition, "perm", ()) == _SWAP:
+            source = transposition.input[0]
+        appendings.append(_Appending(present, node, casts, source))
+    return appendings

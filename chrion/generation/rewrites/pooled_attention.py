@@ -57,14 +57,6 @@ class PooledRows:
     read: str
     new: str
     pool: str
-
-
-@dataclass(frozen=True)
-class PooledLayer:
-    """The keys and values of a layer, and the heads and the width of both."""
-
-    keys: PooledRows
-    values: PooledRows
     heads: int
     width: int
 
@@ -93,7 +85,7 @@ class _Scores:
 
 def fuse_attention(
     nodes: Sequence[onnx.NodeProto],
-    layers: Sequence[PooledLayer],
+    caches: Sequence[PooledRows],
     seen: Observation,
     added: Mapping[str, onnx.TensorProto],
     counts: tuple[str, str],
@@ -102,7 +94,7 @@ def fuse_attention(
 
     Args:
         nodes: The nodes, in topological order, with arrangements joined.
-        layers: The keys and values of all layers.
+        caches: The keys and values, layer by layer.
         seen: The sizes and constants of the values.
         added: Weights beside those of the decoder.
         counts: The inputs with the number of past tokens and with the first row of each token.
@@ -114,16 +106,14 @@ def fuse_attention(
         RewriteError: The attention of a layer is computed otherwise.
     """
     rotations = RotationFinder(nodes, seen, counts[:1])
-    layer_finder = _LayerFinder(nodes, layers, seen, added, rotations)
-    replaced = {}
-    for at, layer in enumerate(layers):
-        operator = layer_finder.operator(at, layer, counts)
-        replaced[operator.output[0]] = operator
+    layers = _LayerFinder(nodes, caches, seen, added, rotations)
+    operators = [layers.operator(*layer, counts) for layer in zip(caches[::2], caches[1::2], strict=True)]
+    replaced = producers(operators)
     fused: list[onnx.NodeProto] = []
     for node in nodes:
         own = replaced.get(node.output[0], node)
         fused += [*rotations.take_selections(own.input), own]
-    return fused, layer_finder.masks
+    return fused, layers.masks
 
 
 class _LayerFinder:
@@ -132,7 +122,7 @@ class _LayerFinder:
     def __init__(
         self,
         nodes: Sequence[onnx.NodeProto],
-        layers: Sequence[PooledLayer],
+        caches: Sequence[PooledRows],
         seen: Observation,
         added: Mapping[str, onnx.TensorProto],
         rotations: RotationFinder,
@@ -140,25 +130,25 @@ class _LayerFinder:
         self._seen, self._added, self._rotations = seen, added, rotations
         self._producer = producers(nodes)
         self._readers = readers(node for node in nodes if node.op_type != "Shape")
-        self._roots = {name: at for at, layer in enumerate(layers) for name in (layer.keys.read, layer.values.read)}
+        self._caches = {rows.read for rows in caches}
         self.masks: list[Mask] = []
 
-    def operator(self, at: int, layer: PooledLayer, counts: tuple[str, str]) -> onnx.NodeProto:
+    def operator(self, keys: PooledRows, values: PooledRows, counts: tuple[str, str]) -> onnx.NodeProto:
         """Return the operator of a layer."""
-        keys, values, width = layer.keys, layer.values, layer.width
-        scores = _Scores()
-        products, sums = self._product(at, keys.read, scores), self._product(at, values.read, None)
+        heads, width, scores = keys.heads, keys.width, _Scores()
+        products, sums = self._product(keys.read, scores), self._product(values.read, None)
         self._follow(self._softmax(products.output[0], scores), sums)
         queries, output = self._before_factors(products.input[0], scores), self._after_reshaping(sums.output[0])
         shape = fixed_shape(self._seen.shapes.get(queries, ()))
         elements = int(np.prod(shape[1:])) if shape else 0
-        if output is None or not elements or elements % (layer.heads * width) or width > WIDEST:
+        alike = (values.heads, values.width) == (heads, width)
+        if output is None or not alike or not elements or elements % (heads * width) or width > WIDEST:
             raise RewriteError(f"the heads of {keys.read!r} and of its queries are not those of the operator")
         self.masks += scores.masks + scores.numbers
         new_keys, new_values = (self._before_reshaping(rows.new) for rows in (keys, values))
         # If queries and keys are not rotated in the same way, the operator does not rotate.
         queries_before, rotation = self._rotations.find(queries, elements // width, width)
-        keys_before, other = self._rotations.find(new_keys, layer.heads, width)
+        keys_before, other = self._rotations.find(new_keys, heads, width)
         if rotation == other:
             queries, new_keys = queries_before, keys_before
         else:
@@ -170,7 +160,7 @@ class _LayerFinder:
             name=f"{OPERATOR}:{output[0]}",
             domain=DOMAIN,
             heads=elements // width,
-            shared=layer.heads,
+            shared=heads,
             width=width,
             scale=scores.scale,
             cap=scores.cap,
@@ -180,10 +170,10 @@ class _LayerFinder:
             columns=rotation.columns,
         )
 
-    def _product(self, at: int, root: str, scores: _Scores | None) -> onnx.NodeProto:
+    def _product(self, root: str, scores: _Scores | None) -> onnx.NodeProto:
         """Return the product whose second factor is the keys or the values of a layer, the only use of these."""
         name = root
-        while (node := self._only_reader(name)) is not None and self._roots.get(name, at) == at:
+        while (node := self._only_reader(name)) is not None and (name == root or name not in self._caches):
             if node.op_type == "MatMul" and node.input[1] == name:
                 return node
             factor = self._factor(node, name, scores) if scores is not None else None

@@ -34,7 +34,6 @@ from chrion.generation.rewrites.last_logits import choose_rows
 from chrion.generation.rewrites.observation import Decoder, Size
 from chrion.generation.rewrites.pooled_attention import (
     DOMAIN,
-    PooledLayer,
     PooledRows,
     fuse_attention,
     shows_earlier_tokens,
@@ -138,14 +137,15 @@ def pool_caches(decoder: Decoder, *, joined: bool = True, native: bool = False) 
 def _with_operator(pooled: PooledDecoder, decoder: Decoder, rewriter: Rewriter) -> PooledDecoder:
     """Return a decoder with attention as one operator."""
     signature, seen = decoder.signature, decoder.seen
-    layers = []
-    caches = list(zip(signature.present, signature.past, pooled.pools, strict=True))
-    for at in range(0, len(caches), 2):
-        if len({*signature.cache_shapes[at : at + 2]}) > 1 or signature.cache_type != np.float32:
-            raise RewriteError(f"{caches[at][1]!r} has another shape than the values, or is no float")
-        keys, values = (PooledRows(present, f"{_POOL}new/{past}", pool) for present, past, pool in caches[at : at + 2])
-        layers.append(PooledLayer(keys, values, *signature.cache_shapes[at]))
-    fused, masks = fuse_attention(rewriter.nodes, layers, seen, rewriter.added, (PAST, START))
+    if signature.cache_type != np.float32:
+        raise RewriteError("the cache is no float")
+    caches = [
+        PooledRows(present, f"{_POOL}new/{past}", pool, *shape)
+        for present, past, pool, shape in zip(
+            signature.present, signature.past, pooled.pools, signature.cache_shapes, strict=True
+        )
+    ]
+    fused, masks = fuse_attention(rewriter.nodes, caches, seen, rewriter.added, (PAST, START))
     longest = shows_earlier_tokens(pooled.model, masks, decoder, lambda past: pooled.feed(signature, past))
     nodes = needed_nodes(fused, [LOGITS])
     others = {name for node in nodes if node.domain != DOMAIN for name in node.input}
