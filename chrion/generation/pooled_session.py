@@ -56,13 +56,12 @@ _NEW = (3, 4, 2)
 
 @dataclass
 class _Bound:
-    """A binding of a session, and its arrays: inputs of [rows, 1], shapes of the past, and scores."""
+    """A binding of a session, and its arrays: inputs of [rows, 1], and scores."""
 
     binding: ort.IOBinding
     ids: Array = field(default_factory=lambda: np.empty((0, 1), np.int64))
     past: Array = field(default_factory=lambda: np.empty((0, 1), np.int64))
     start: Array = field(default_factory=lambda: np.empty((0, 1), np.int64))
-    past_shapes: list[Array] = field(default_factory=list)
     #: The rows whose scores are computed.
     wanted: Array = field(default_factory=lambda: np.empty(0, np.int64))
     #: The output, [wanted, 1, vocabulary], and the scores of each of these rows; None before the first iteration.
@@ -191,8 +190,6 @@ class PooledSession:
             bound.past[:, 0] = np.concatenate([np.arange(work.past, work.past + len(work.ids)) for work in batch])
             bound.start[:, 0] = np.repeat([work.cache.start for work in batch], [len(work.ids) for work in batch])
             bound.ids[:, 0] = np.concatenate([work.ids for work in batch])
-        for shape in bound.past_shapes:
-            shape[2] = max(work.past for work in batch)
         return scores
 
     def _bind(self, pool: CachePool) -> _Bound:
@@ -214,10 +211,7 @@ class PooledSession:
         if rows != len(bound.ids):
             bound.ids = np.empty((rows, 1), self._signature.type_of(IDS))
             bound.past, bound.start = np.empty((rows, 1), np.int64), np.empty((rows, 1), np.int64)
-            shapes = self.decoder.past_shapes
-            bound.past_shapes = [np.array([rows, heads, 0, width]) for heads, width in shapes.values()]
             arrays = {IDS: bound.ids, PAST: bound.past, START: bound.start}
-            arrays.update(zip(shapes, bound.past_shapes, strict=True))
         if scores is None or len(scores) != wanted:
             bound.wanted = np.empty(wanted, np.int64)
             bound.logits = logits = np.empty((wanted, 1, self._signature.vocabulary), self._logits_type)

@@ -19,13 +19,13 @@ mask, the position and all rows: nodes on small tensors take less time than call
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from chrion.generation.rewrites.arrangements import join_arrangements
 from chrion.generation.rewrites.decoder import IDS, LOGITS, MASK, POSITIONS, DecoderSignature
@@ -39,13 +39,11 @@ from chrion.generation.rewrites.pooled_attention import (
     shows_earlier_tokens,
 )
 from chrion.graph.rewrite import (
-    STANDARD,
     Constant,
     RewriteError,
     Rewriter,
     int_attribute,
     needed_nodes,
-    with_inputs,
 )
 
 Array = np.ndarray[Any, Any]
@@ -67,8 +65,6 @@ class PooledDecoder:
     #: no such outputs if the operator of ``pooled_attention`` writes to the inputs.
     pools: tuple[str, ...]
     written: tuple[str, ...]
-    #: Inputs with the shape that past keys and values would have, by name: heads and width.
-    past_shapes: Mapping[str, tuple[int, int]]
     #: The most tokens of a request if attention is that operator, otherwise 0.
     longest: int = 0
     #: True if a prompt may be as many rows as it has tokens. Only the logits of the rows in ``WANTED`` are computed.
@@ -80,11 +76,7 @@ class PooledDecoder:
 
     def feed(self, signature: DecoderSignature, past: Array) -> dict[str, Array]:
         """Return the inputs beside the caches for tokens of number 0 after some past ones, int64 [requests, 1]."""
-        count = len(past)
-        shapes = {
-            name: np.array([count, heads, past.max(), width]) for name, (heads, width) in self.past_shapes.items()
-        }
-        return {IDS: np.zeros((count, 1), signature.type_of(IDS)), PAST: past, START: past * 0, **shapes}
+        return {IDS: np.zeros(past.shape, signature.type_of(IDS)), PAST: past, START: past * 0}
 
 
 def pool_caches(decoder: Decoder, *, joined: bool = True, native: bool = False) -> PooledDecoder:
@@ -104,7 +96,6 @@ def pool_caches(decoder: Decoder, *, joined: bool = True, native: bool = False) 
     signature, seen = decoder.signature, decoder.seen
     if MASK not in signature.inputs:
         raise RewriteError(f"without {MASK!r}, pads cannot be hidden")
-    shapes: dict[str, tuple[int, int]] = {}
     rewriter = Rewriter(decoder.model)
     _add_rows(signature, rewriter)
     sizes = dict(zip(signature.past, signature.cache_shapes, strict=True))
@@ -113,24 +104,22 @@ def pool_caches(decoder: Decoder, *, joined: bool = True, native: bool = False) 
     for node in decoder.model.graph.node:
         past = next((pasts[name] for name in node.input if name in pasts), None)
         read = [name for name in node.input if name in sizes]
+        replaced = node.op_type == "Shape" and (read or (native and not depending.isdisjoint(node.input)))
         if past is not None:  # the transposition of a cache that is an input
             _add_pool(past, sizes[past], decoder.appended[node.input[0]], node.output[0], rewriter)
             depending.add(node.output[0])
-        elif not depending.isdisjoint(node.input) and native and node.op_type == "Shape":
-            if not _add_shape(node, seen.shapes.get(node.input[0], ()), rewriter):
-                rewriter.nodes.append(node)
-        elif not read:
+        elif replaced and _add_shape(node, seen.shapes[node.input[0]], rewriter):
+            continue
+        elif read:
+            raise RewriteError(f"reads {read[0]!r}", node)
+        else:
             rewriter.nodes.append(node)
             depending.update(node.output if not depending.isdisjoint(node.input) else ())
-        elif node.op_type == "Shape" and node.domain in STANDARD:
-            _add_shape_of_past(node, sizes[read[0]], shapes, rewriter)
-        else:
-            raise RewriteError(f"reads {read[0]!r}", node)
     pools, written = (tuple(f"{_POOL}{kind}/{name}" for name in signature.past) for kind in ("before", "after"))
     if joined:
         rewriter.nodes = join_arrangements(rewriter.nodes, seen, rewriter.added)
     rewriter.nodes = needed_nodes(rewriter.nodes, [LOGITS, *written])
-    pooled = _finish(rewriter, signature, PooledDecoder(decoder.model, pools, written, shapes))
+    pooled = _finish(rewriter, signature, PooledDecoder(decoder.model, pools, written))
     return _with_operator(pooled, decoder, rewriter) if native else pooled
 
 
@@ -148,10 +137,11 @@ def _with_operator(pooled: PooledDecoder, decoder: Decoder, rewriter: Rewriter) 
     fused, masks = fuse_attention(rewriter.nodes, caches, seen, rewriter.added, (PAST, START))
     longest = shows_earlier_tokens(pooled.model, masks, decoder, lambda past: pooled.feed(signature, past))
     nodes = needed_nodes(fused, [LOGITS])
-    others = {name for node in nodes if node.domain != DOMAIN for name in node.input}
+    shared = {*pooled.pools, _MOST}
     # What follows from the longest past of a batch may differ for a request by itself, maybe beyond what a trial shows.
-    if not others.isdisjoint({*pooled.pools, *pooled.past_shapes, _MOST}):
-        raise RewriteError("other operators than attention depend on the past of all requests")
+    for node in nodes:
+        if node.domain != DOMAIN and not shared.isdisjoint(node.input):
+            raise RewriteError("depends on the past of all requests", node)
     stored = {tensor.name: tensor for tensor in pooled.model.graph.initializer}
     rewriter.nodes = needed_nodes(join_products(nodes, stored, seen), [LOGITS])
     prompts = True
@@ -200,11 +190,11 @@ def _add_pool(past: str, size: tuple[int, int], source: str, present: str, rewri
 
 def _add_shape(node: onnx.NodeProto, sizes: Sequence[Size | None], rewriter: Rewriter) -> bool:
     """Add nodes that compute the shape of a value of each request without it; return False if it is not known how."""
-    known = [size for size in sizes if size is not None]
-    if len(known) < len(sizes) or known[:1] != [Size(0, 0, 1)] or any(size.past not in {0, 1} for size in known):
+    known = [size for size in sizes if size is not None and size.past in {0, 1}]
+    ends = slice(int_attribute(node, "start", 0), int_attribute(node, "end", len(known)))
+    if len(known) < len(sizes) or known[:1] != [Size(0, 0, 1)] or not known[ends]:
         return False
     name = f"{_POOL}shape-of/{node.output[0]}"
-    ends = slice(int_attribute(node, "start", 0), int_attribute(node, "end", len(known)))
     parts: list[str | Constant] = []
     for at, size in [*enumerate(known)][ends]:
         if not at:
@@ -213,30 +203,15 @@ def _add_shape(node: onnx.NodeProto, sizes: Sequence[Size | None], rewriter: Rew
             parts.append(rewriter.add("Add", [_MOST, [size(1, 0)]], f"{name}/{at}"))
         else:
             parts.append([size(1, 0)])
-    if parts:
-        rewriter.add("Concat", parts, node.output[0], axis=0)
-    return bool(parts)
-
-
-def _add_shape_of_past(
-    node: onnx.NodeProto, size: tuple[int, int], shapes: dict[str, tuple[int, int]], rewriter: Rewriter
-) -> None:
-    """Add nodes in place of ``Shape``, for an input that does not exist any more."""
-    name = f"{_POOL}past-shape/{size[0]}x{size[1]}"
-    shapes[name] = size
-    value = numpy_helper.from_array(np.zeros(1, np.int8))
-    like = rewriter.add("ConstantOfShape", [name], f"{name}/{node.output[0]}", value=value)
-    rewriter.nodes.append(with_inputs(node, {0: like}))
+    rewriter.add("Concat", parts, node.output[0], axis=0)
+    return True
 
 
 def _finish(rewriter: Rewriter, signature: DecoderSignature, pooled: PooledDecoder) -> PooledDecoder:
     """Return a pooled decoder with other nodes, and with its inputs and outputs declared."""
-    read = {name for node in rewriter.nodes for name in node.input}
-    shapes = {name: size for name, size in pooled.past_shapes.items() if name in read}
     declared, int64 = helper.make_tensor_value_info, TensorProto.INT64
     inputs = [declared(name, int64, ["batch", 1]) for name in (PAST, START)]
     inputs.append(declared(IDS, helper.np_dtype_to_tensor_dtype(signature.type_of(IDS)), ["batch", 1]))
-    inputs += [declared(name, int64, [4]) for name in shapes]
     inputs += [declared(WANTED, int64, ["wanted"])] if pooled.prompts else []
     element = helper.np_dtype_to_tensor_dtype(signature.cache_type)
     widths = [width for _, width in signature.cache_shapes]
@@ -248,4 +223,4 @@ def _finish(rewriter: Rewriter, signature: DecoderSignature, pooled: PooledDecod
     del model.graph.value_info[:]
     if pooled.longest:
         model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
-    return replace(pooled, model=model, past_shapes=shapes)
+    return replace(pooled, model=model)
