@@ -25,6 +25,7 @@ def check_model(model: onnx.ModelProto) -> None:
         values.update(name for name in node.output if name)
     repeated = [name for name, count in values.items() if count > 1]
     assert not repeated, f"{repeated} are defined several times"
-    assert {value.name for value in graph.output} <= values.keys()
+    missing = {value.name for value in graph.output} - values.keys()
+    assert not missing, f"nothing computes the outputs {sorted(missing)}"
     names = Counter(node.name for node in graph.node if node.name)
     assert len(names) == sum(names.values()), f"nodes share a name: {names.most_common(3)}"

@@ -21,6 +21,8 @@ from chrion.generation.query_blocks import BLOCK, split_queries, supports_query_
 from chrion.generation.rewrites.selective import SplitDecoder
 from chrion.generation.rewrites.selective_parts import Part
 from chrion.generation.session_threads import SessionThreads
+from chrion.graph.model import Graph
+from chrion.graph.ort_sessions import weights_folder_option
 
 Array = np.ndarray[Any, Any]
 
@@ -59,13 +61,13 @@ class _Sessions:
     """The sessions of parts. Equal parts of several layers share one.
 
     Args:
-        name: The name of the model.
+        graph: The model.
         threads: The threads of a session of several threads.
         providers: The execution providers of the token-wise parts.
     """
 
-    def __init__(self, name: str, threads: SessionThreads, providers: Sequence[str]) -> None:
-        self._name, self._threads, self._providers = name, threads, list(providers)
+    def __init__(self, graph: Graph, threads: SessionThreads, providers: Sequence[str]) -> None:
+        self._graph, self._threads, self._providers = graph, threads, list(providers)
         self._opened: dict[tuple[bytes, bool, int], ort.InferenceSession] = {}
 
     def of_tokens(self, part: Part) -> ort.InferenceSession:
@@ -80,7 +82,8 @@ class _Sessions:
     def _get(self, part: Part, threads: SessionThreads, providers: Sequence[str]) -> ort.InferenceSession:
         key = (part.model, part.by_request, threads.count)
         if key not in self._opened:
-            self._opened[key] = open_for_threads(self._name, part.model, threads.options(part.options), providers)
+            options = threads.options(weights_folder_option(self._graph.weights_folder))
+            self._opened[key] = open_for_threads(self._graph.name, part.model, options, providers)
         return self._opened[key]
 
 
@@ -126,7 +129,7 @@ class SplitSession:
         if self._parts:
             return
         split, options = self._split, self._options
-        sessions = _Sessions(split.decoder.graph.name, self._threads, self._providers)
+        sessions = _Sessions(split.decoder.graph, self._threads, self._providers)
         opened: list[_OpenPart] = []
         for part in split.parts:
             if part.by_request:

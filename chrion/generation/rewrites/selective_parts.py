@@ -11,7 +11,6 @@ from onnx import helper, numpy_helper
 
 from chrion.generation.rewrites.observation import Decoder, Size
 from chrion.graph.assemble import node_reads
-from chrion.graph.ort_sessions import weights_folder_option
 from chrion.graph.rewrite import MICROSOFT, STANDARD, int_attribute, nodes_before, set_int_attribute
 
 
@@ -23,8 +22,6 @@ class Part:
     by_request: bool
     #: The part as a model, whose values have names by their order. Equal parts of several layers are equal models.
     model: bytes
-    #: The session options with which onnxruntime finds its weights.
-    options: Mapping[str, str]
     #: The values that it reads, in the order of the model's inputs ``i0``, ``i1``, ...
     inputs: tuple[str, ...]
     #: The values that it computes, in the order of the model's outputs ``o0``, ``o1``, ...
@@ -56,7 +53,6 @@ class PartBuilder:
 
     def __init__(self, decoder: Decoder, folded: Collection[str]) -> None:
         self._source, self._seen, self._folded = decoder.model, decoder.seen, folded
-        self._options = weights_folder_option(decoder.graph.weights_folder)
         self._nodes = list(decoder.model.graph.node)
         self._reads = node_reads(decoder.model)
         self._weights = {t.name: t for t in decoder.model.graph.initializer}
@@ -115,7 +111,7 @@ class PartBuilder:
         content = model.SerializeToString(deterministic=True)
         in_place = any(node.op_type == "GroupQueryAttention" for node in model.graph.node)
         inputs = tuple(draft.inputs)
-        return Part(by_request, content, self._options, inputs, tuple(outputs), draft.sizes, in_place)
+        return Part(by_request, content, inputs, tuple(outputs), draft.sizes, in_place)
 
     def _read(self, draft: _Draft, node: onnx.NodeProto, at: int) -> str:
         """Return the label of an input of a node; a weight or an input of the part is added at its first use."""
