@@ -19,7 +19,7 @@ from chrion.profiler import measure_graph
 from chrion.runtime.selection import guard
 from command_line import cli  # noqa: F401 - a fixture
 from helpers import FakeInterferenceMonitor, lanes, tasks
-from seams.execution import answer, check_frames, check_plans, serve_crowds, shorten_planning
+from seams.execution import answer, check_frames, check_plans, check_rewrites, serve_crowds, shorten_planning
 from seams.sessions import measure_machine_once
 
 #: Folders whose tests have the marker of the same name.
@@ -95,9 +95,10 @@ def _no_interference() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _checked_plans() -> Iterator[None]:
-    """Check the schedule of every plan, and that every frame on a second device holds what its plan predicts."""
+    """Check each plan and rewritten model, and that each frame on a second device holds what its plan predicts."""
     with pytest.MonkeyPatch.context() as patch:
         check_plans(patch)
+        check_rewrites(patch)
         check_frames(patch)
         yield
 

@@ -68,13 +68,13 @@ class AttentionPart:
     ) -> None:
         self._session, self._parallel, self._part = session, parallel, part
         self._options = options
-        self._appended, self._merged = split.appended, split.merged
+        self._appended, self._merged = split.decoder.appended, split.merged
         self._arguments = session.get_inputs()
         self._names = [argument.name for argument in self._arguments]
         self._results = [result.name for result in session.get_outputs()]
-        caches = split.appended or split.signature.past
+        caches = split.decoder.appended or split.decoder.signature.past
         self._cache = {name: at for at, name in enumerate(caches)}
-        self._present = {name: at for at, name in enumerate(split.signature.present)}
+        self._present = {name: at for at, name in enumerate(split.decoder.signature.present)}
         computed = {name for name in part.outputs if name in split.merged}
         in_place = {name for name in part.outputs if name in self._present}
         self._bound = part.in_place and len(computed | in_place) == len(part.outputs)

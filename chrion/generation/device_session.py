@@ -33,8 +33,8 @@ class DeviceSession(ort.InferenceSession):  # type: ignore[misc]
     def run(self, names: Sequence[str] | None, feed: Mapping[str, Any], options: Any = None) -> list[Any]:
         """Run the session."""
         with self._device.exclusive():
-            found: list[Any] = super().run(names, feed, options)
-        return found
+            results: list[Any] = super().run(names, feed, options)
+        return results
 
 
 def run_options() -> ort.RunOptions:

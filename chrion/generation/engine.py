@@ -55,28 +55,22 @@ class SelectiveEngine:
     def __init__(
         self, split: SplitDecoder, threads: SessionThreads, providers: Sequence[str], most_tokens: int = 0
     ) -> None:
-        self.signature, self.refused = split.signature, ""
-        self.by_token = bool(split.appended)
-        self._graph = split.graph  # its weights file is removed with it
+        decoder = split.decoder
+        self.signature, self.refused = decoder.signature, ""
+        self.by_token = bool(decoder.appended)
+        self._graph = decoder.graph  # its weights file is removed with it
         self._run_options = run_options()
         parts = SplitSession(split, threads, providers, self._run_options)
         self._divisible = parts.divisible
         #: The most tokens of a prompt in one pass.
         self._pass = PASS if parts.block == BLOCK else sys.maxsize
-        most_tokens = min((limit for limit in (most_tokens, split.signature.context) if limit), default=0)
+        most_tokens = min((limit for limit in (most_tokens, decoder.signature.context) if limit), default=0)
         #: The session of the whole model for batches that one call serves; None if there is none.
         self.pooled: PooledSession | None = None
-        if split.whole is not None and list(providers) == [CPU_PROVIDER]:
-            folder = split.graph.weights_folder
-            configuration = {**weights_folder_option(folder), **SPINNING_BETWEEN_CALLS}
+        if decoder.appended and split.divisible and list(providers) == [CPU_PROVIDER]:
+            configuration = {**weights_folder_option(decoder.graph.weights_folder), **SPINNING_BETWEEN_CALLS}
             self.pooled = open_pooled_session(
-                split.whole,
-                split.signature,
-                folder,
-                lambda: threads.options(configuration),
-                self._run_options,
-                parts,
-                most_tokens,
+                decoder, lambda: threads.options(configuration), self._run_options, parts, most_tokens
             )
         #: Whether batches that one call of the whole model does not serve run by parts.
         self._by_parts = self.pooled is None or not self.pooled.serves_all(most_tokens)
@@ -120,11 +114,11 @@ class SelectiveEngine:
         if self.pooled is None or not self._by_parts or few or not self.pooled.serves(increments):
             return self._run_passes(batch, self._fallback)
         outcomes: list[Outcome] = [None] * len(batch)
-        for positions, found in (
+        for positions, partial in (
             (single, self.pooled.run(increments)),
             (others, self._run_passes([batch[at] for at in others], self._fallback)),
         ):
-            for at, outcome in zip(positions, found, strict=True):
+            for at, outcome in zip(positions, partial, strict=True):
                 outcomes[at] = outcome
         return outcomes
 

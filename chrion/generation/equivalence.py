@@ -54,10 +54,10 @@ def find_difference_from(
         examples: The requests.
     """
     try:
-        found = run_examples(candidate, examples)
+        results = run_examples(candidate, examples)
     except GenerationError as error:
         return error.message
-    if all(equal_but_for_rounding(signature, *pair) for pair in zip(found, expected, strict=True)):
+    if all(equal_but_for_rounding(signature, *pair) for pair in zip(results, expected, strict=True)):
         return ""
     return "scores or caches differ"
 

@@ -311,10 +311,10 @@ class Generator:
             self.tokenizer = load_tokenizer(Path(given)) if isinstance(given, str | os.PathLike) else given
             if not all(hasattr(self.tokenizer, name) for name in ("encode", "decode", "get_added_tokens_decoder")):
                 raise OptionError(f"tokenizer: expected a file or a Tokenizer, found {given!r:.100}")
-        elif found := find_tokenizer(path) if path else None:
-            given = found
+        elif beside := find_tokenizer(path) if path else None:
+            given = beside
             try:
-                self.tokenizer = load_tokenizer(found)
+                self.tokenizer = load_tokenizer(beside)
             except (ModelError, OptionError) as error:
                 log.info("token ids only: %s", error)
                 self._no_tokenizer = error

@@ -12,6 +12,7 @@ from chrion.generation.rewrites.merged_decoder import cached_branch, check_promp
 from chrion.generation.rewrites.selective import split_decoder
 from chrion.generation.session_threads import SessionThreads
 from chrion.graph.model import Graph
+from chrion.graph.rewrite import refusals_of
 
 
 class MergedEngine(PlainDecoderEngine):
@@ -45,9 +46,10 @@ def open_merged(
     """
     branch = None
     try:
-        branch = cached_branch(graph)
-        own = decoder_signature(branch)
-        check_prompts(graph, signature, branch, own)
+        with refusals_of(f"{graph.name}: no selective batching"):
+            branch = cached_branch(graph)
+            own = decoder_signature(branch)
+            check_prompts(graph, signature, branch, own)
         return SelectiveEngine(split_decoder(branch, own), threads, providers, most_tokens)
     except ModelError as error:
         return MergedEngine(graph, signature, threads, providers, error.message, branch)

@@ -17,7 +17,6 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -35,8 +34,8 @@ from chrion.generation.equivalence import (
     run_examples,
 )
 from chrion.generation.iteration import Outcome, Work
-from chrion.generation.rewrites.cache_append import AppendedDecoder
 from chrion.generation.rewrites.decoder import IDS, LOGITS, DecoderSignature
+from chrion.generation.rewrites.observation import Decoder
 from chrion.generation.rewrites.pooled_cache import PAST, START, WANTED, PooledDecoder, pool_caches
 from chrion.generation.split_session import SplitSession
 from chrion.graph.ort_sessions import open_session
@@ -57,13 +56,12 @@ _NEW = (3, 4, 2)
 
 @dataclass
 class _Bound:
-    """A binding of a session, and its arrays: inputs of [rows, 1], shapes of the past, and scores."""
+    """A binding of a session, and its arrays: inputs of [rows, 1], and scores."""
 
     binding: ort.IOBinding
     ids: Array = field(default_factory=lambda: np.empty((0, 1), np.int64))
     past: Array = field(default_factory=lambda: np.empty((0, 1), np.int64))
     start: Array = field(default_factory=lambda: np.empty((0, 1), np.int64))
-    past_shapes: list[Array] = field(default_factory=list)
     #: The rows whose scores are computed.
     wanted: Array = field(default_factory=lambda: np.empty(0, np.int64))
     #: The output, [wanted, 1, vocabulary], and the scores of each of these rows; None before the first iteration.
@@ -165,13 +163,13 @@ class PooledSession:
             bound = self._bind(pool)
         scores = self._fill(bound, batch, rows)
         self._session.run_with_iobinding(bound.binding, self._run_options)
-        found: list[Outcome] = [row.astype(np.float32) for row in scores]  # copies: the next iteration overwrites them
+        outcomes: list[Outcome] = [row.astype(np.float32) for row in scores]  # the next iteration overwrites them
         bindings.append(bound)
         if not self.decoder.prompts:
-            return [found[at] if work.wanted else None for at, work in enumerate(batch)]
-        if len(found) == len(batch):
-            return found
-        given = iter(found)
+            return [outcomes[at] if work.wanted else None for at, work in enumerate(batch)]
+        if len(outcomes) == len(batch):
+            return outcomes
+        given = iter(outcomes)
         return [next(given) if work.wanted else None for work in batch]
 
     def _fill(self, bound: _Bound, batch: Sequence[Work], rows: int) -> list[Array]:
@@ -192,8 +190,6 @@ class PooledSession:
             bound.past[:, 0] = np.concatenate([np.arange(work.past, work.past + len(work.ids)) for work in batch])
             bound.start[:, 0] = np.repeat([work.cache.start for work in batch], [len(work.ids) for work in batch])
             bound.ids[:, 0] = np.concatenate([work.ids for work in batch])
-        for shape in bound.past_shapes:
-            shape[2] = max(work.past for work in batch)
         return scores
 
     def _bind(self, pool: CachePool) -> _Bound:
@@ -215,10 +211,7 @@ class PooledSession:
         if rows != len(bound.ids):
             bound.ids = np.empty((rows, 1), self._signature.type_of(IDS))
             bound.past, bound.start = np.empty((rows, 1), np.int64), np.empty((rows, 1), np.int64)
-            shapes = self.decoder.past_shapes
-            bound.past_shapes = [np.array([rows, heads, 0, width]) for heads, width in shapes.values()]
             arrays = {IDS: bound.ids, PAST: bound.past, START: bound.start}
-            arrays.update(zip(shapes, bound.past_shapes, strict=True))
         if scores is None or len(scores) != wanted:
             bound.wanted = np.empty(wanted, np.int64)
             bound.logits = logits = np.empty((wanted, 1, self._signature.vocabulary), self._logits_type)
@@ -230,10 +223,8 @@ class PooledSession:
         return scores
 
 
-def open_pooled_session(  # noqa: PLR0913, PLR0917 - the decoder, how it runs, and what it is compared with
-    appended: AppendedDecoder,
-    signature: DecoderSignature,
-    weights: Path,
+def open_pooled_session(
+    decoder: Decoder,
     options: Callable[[], ort.SessionOptions],
     run_options: ort.RunOptions,
     parts: SplitSession,
@@ -242,9 +233,7 @@ def open_pooled_session(  # noqa: PLR0913, PLR0917 - the decoder, how it runs, a
     """Return the session of a decoder for iterations of several requests, or None if it gives other results.
 
     Args:
-        appended: The decoder with caches that are inputs.
-        signature: Its inputs and outputs.
-        weights: The folder of its weights.
+        decoder: The decoder with caches that are inputs.
         options: Returns session options.
         run_options: The options of its runs.
         parts: The sessions of its parts, for comparison. They are released if the session makes them needless.
@@ -252,27 +241,20 @@ def open_pooled_session(  # noqa: PLR0913, PLR0917 - the decoder, how it runs, a
     """
 
     def opened(pooled: PooledDecoder) -> PooledSession:
-        return PooledSession(pooled, signature, options(), run_options)
+        return PooledSession(pooled, decoder.signature, options(), run_options)
 
-    native = None
-    if operators_available():
-        native = _open_native(appended, signature, weights, opened, parts, most_tokens)
-    return native or _open_rectangle(appended, signature, opened, parts.run_whole)
+    native = _open_native(decoder, opened, parts, most_tokens) if operators_available() else None
+    return native or _open_rectangle(decoder, opened, parts.run_whole)
 
 
 def _open_rectangle(
-    appended: AppendedDecoder,
-    signature: DecoderSignature,
-    opened: Callable[[PooledDecoder], PooledSession],
-    run: Run,
+    decoder: Decoder, opened: Callable[[PooledDecoder], PooledSession], run: Run
 ) -> PooledSession | None:
     """Return the session of a decoder for requests of one new token each, or None if it gives other results."""
+    signature = decoder.signature
     for joined in (True, False):
-        pooled = pool_caches(appended, signature, joined=joined)
-        if pooled is None:
-            return None
         try:
-            session = opened(pooled)
+            session = opened(pool_caches(decoder, joined=joined))
         except ModelError as error:
             different = str(error)
         else:
@@ -289,23 +271,16 @@ def _open_rectangle(
     return session
 
 
-def _open_native(  # noqa: PLR0913, PLR0917 - the decoder, how it is opened, and what it is compared with
-    appended: AppendedDecoder,
-    signature: DecoderSignature,
-    weights: Path,
-    opened: Callable[[PooledDecoder], PooledSession],
-    parts: SplitSession,
-    most_tokens: int,
+def _open_native(
+    decoder: Decoder, opened: Callable[[PooledDecoder], PooledSession], parts: SplitSession, most_tokens: int
 ) -> PooledSession | None:
     """Return the session of a decoder with the native operator, or None if its attention does something else.
 
     If it makes the parts needless, they are released before it is opened, so that the weights are in memory once.
     """
+    signature = decoder.signature
     try:
-        pooled = pool_caches(appended, signature, weights=weights)
-        if pooled is None:
-            log.info("attention is made of several operators: it does more than to attend to all tokens before")
-            return None
+        pooled = pool_caches(decoder, native=True)
         new = _NEW if pooled.prompts else (1,) * len(_NEW)
         lengths = (_LEAST, max(longest_past(signature) - max(new), 0))
         trials = [_examples(signature, length, new) for length in lengths]

@@ -208,8 +208,8 @@ def log_probabilities(scores: Array, token: int, count: int) -> tuple[float, tup
     count = min(count, len(exact))
     top: Array = np.empty(0, np.int64)
     if count:
-        found = np.flatnonzero(exact >= np.partition(exact, -count)[-count])
-        top = found[np.argsort(-exact[found], kind="stable")[:count]]
+        likeliest = np.flatnonzero(exact >= np.partition(exact, -count)[-count])
+        top = likeliest[np.argsort(-exact[likeliest], kind="stable")[:count]]
     return float(exact[token] - total), tuple((int(at), float(exact[at] - total)) for at in top)
 
 

@@ -34,14 +34,14 @@ def named_tokens(folder: Path) -> dict[str, str | list[str]]:
         **read_configuration(folder / "special_tokens_map.json"),
         **read_configuration(folder / "tokenizer_config.json"),
     }
-    found: dict[str, str | list[str]] = {}
+    texts: dict[str, str | list[str]] = {}
     for name in _NAMES:
         text = _content(named.get(name))
         if text is not None:
-            found[name] = text
+            texts[name] = text
     if isinstance(others := named.get(_OTHERS), list) and others:
-        found[_OTHERS] = [text for other in others if (text := _content(other)) is not None]
-    return found
+        texts[_OTHERS] = [text for other in others if (text := _content(other)) is not None]
+    return texts
 
 
 def find_end_token(folder: Path, tokenizer: Any) -> frozenset[int]:
@@ -70,11 +70,11 @@ def find_stop_tokens(model: Path) -> frozenset[int]:
         content = read_configuration(path) if path is not None else {}
         # Models of text and images have text_config, those of onnxruntime-genai model.
         parts = [part for part in (content, content.get("text_config"), content.get("model")) if isinstance(part, dict)]
-        found = next((part["eos_token_id"] for part in parts if part.get("eos_token_id") is not None), None)
-        if found is not None:
-            tokens = found if isinstance(found, list) else [found]
+        stated = next((part["eos_token_id"] for part in parts if part.get("eos_token_id") is not None), None)
+        if stated is not None:
+            tokens = stated if isinstance(stated, list) else [stated]
             if not all(type(token) is int for token in tokens):
-                raise ModelError(f"{path}: eos_token_id: expected a token or a list of tokens, found {found!r:.100}")
+                raise ModelError(f"{path}: eos_token_id: expected a token or a list of tokens, found {stated!r:.100}")
             return frozenset(tokens)
     return frozenset()
 

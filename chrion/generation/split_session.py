@@ -21,6 +21,8 @@ from chrion.generation.query_blocks import BLOCK, split_queries, supports_query_
 from chrion.generation.rewrites.selective import SplitDecoder
 from chrion.generation.rewrites.selective_parts import Part
 from chrion.generation.session_threads import SessionThreads
+from chrion.graph.model import Graph
+from chrion.graph.ort_sessions import weights_folder_option
 
 Array = np.ndarray[Any, Any]
 
@@ -51,21 +53,21 @@ class _OpenPart:
             for argument, name in self._arguments
         ]
         feed = dict(zip(self._names, values, strict=True))
-        found: list[Array] = self._session.run(self._results, feed, self._options)
-        return found
+        results: list[Array] = self._session.run(self._results, feed, self._options)
+        return results
 
 
 class _Sessions:
     """The sessions of parts. Equal parts of several layers share one.
 
     Args:
-        name: The name of the model.
+        graph: The model.
         threads: The threads of a session of several threads.
         providers: The execution providers of the token-wise parts.
     """
 
-    def __init__(self, name: str, threads: SessionThreads, providers: Sequence[str]) -> None:
-        self._name, self._threads, self._providers = name, threads, list(providers)
+    def __init__(self, graph: Graph, threads: SessionThreads, providers: Sequence[str]) -> None:
+        self._graph, self._threads, self._providers = graph, threads, list(providers)
         self._opened: dict[tuple[bytes, bool, int], ort.InferenceSession] = {}
 
     def of_tokens(self, part: Part) -> ort.InferenceSession:
@@ -80,7 +82,8 @@ class _Sessions:
     def _get(self, part: Part, threads: SessionThreads, providers: Sequence[str]) -> ort.InferenceSession:
         key = (part.model, part.by_request, threads.count)
         if key not in self._opened:
-            self._opened[key] = open_for_threads(self._name, part.model, threads.options(part.options), providers)
+            options = threads.options(weights_folder_option(self._graph.weights_folder))
+            self._opened[key] = open_for_threads(self._graph.name, part.model, options, providers)
         return self._opened[key]
 
 
@@ -100,19 +103,20 @@ class SplitSession:
     def __init__(
         self, split: SplitDecoder, threads: SessionThreads, providers: Sequence[str], options: ort.RunOptions
     ) -> None:
-        self._signature, self._axes = split.signature, split.axes
+        decoder = split.decoder
+        self._signature, self._axes = decoder.signature, split.axes
         self._split, self._threads, self._providers, self._options = split, threads, providers, options
         self._parts: list[_OpenPart] = []
         self.open()
         reads = [{*part.inputs} for part in split.parts]
         #: For each part, the values that later parts read.
-        self._later = [set(split.appended.values()).union(*reads[at + 1 :]) for at in range(len(reads))]
+        self._later = [set(decoder.appended.values()).union(*reads[at + 1 :]) for at in range(len(reads))]
         #: Whether prompts in blocks have the same results.
         self.divisible = split.divisible and supports_query_blocks(
-            split.signature, self.run_whole, by_token=bool(split.appended)
+            decoder.signature, self.run_whole, by_token=bool(decoder.appended)
         )
         # Without positions for more than a block, there are no prompts of several ones.
-        blocks = self.divisible and not 0 < split.signature.context <= BLOCK
+        blocks = self.divisible and not 0 < decoder.signature.context <= BLOCK
         #: The most tokens of a block of a prompt.
         self.block = BLOCK if blocks else sys.maxsize
 
@@ -125,7 +129,7 @@ class SplitSession:
         if self._parts:
             return
         split, options = self._split, self._options
-        sessions = _Sessions(split.graph.name, self._threads, self._providers)
+        sessions = _Sessions(split.decoder.graph, self._threads, self._providers)
         opened: list[_OpenPart] = []
         for part in split.parts:
             if part.by_request:
@@ -143,8 +147,8 @@ class SplitSession:
     def run(self, batch: Sequence[Work]) -> list[Outcome]:
         """Run one iteration, with the attention of long prompts in blocks if the results are the same."""
         blocks, last = split_queries(batch, self.block)
-        found = self.run_whole(blocks)
-        return [found[at] for at in last]
+        outcomes = self.run_whole(blocks)
+        return [outcomes[at] for at in last]
 
     def run_whole(self, batch: Sequence[Work]) -> list[Outcome]:
         """Run one iteration of requests, or of consecutive blocks of them."""

@@ -124,9 +124,9 @@ class TextBuilder:
 
     def _release(self, uncertain: Callable[[], int]) -> str:
         """Return the text up to a stop string, or all but the characters at the end that are uncertain."""
-        found = [at for stop in self._stop if (at := self._held.find(stop)) >= 0]
-        self.stopped = bool(found)
-        end = min(found) if found else len(self._held) - uncertain()
+        stops = [at for stop in self._stop if (at := self._held.find(stop)) >= 0]
+        self.stopped = bool(stops)
+        end = min(stops) if stops else len(self._held) - uncertain()
         piece, self._held = self._held[:end], self._held[end:]
         return piece
 

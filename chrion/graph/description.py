@@ -47,10 +47,10 @@ def describe_session(session: ort.InferenceSession, declared: Mapping[str, Shape
     )
 
 
-def _metadata(found: Any) -> ModelMetadata:
+def _metadata(described: Any) -> ModelMetadata:
     def read(name: str, default: Any = "") -> Any:
         try:
-            return getattr(found, name)
+            return getattr(described, name)
         except UnicodeDecodeError:  # the model runs even if this text is not UTF-8
             return default
 
@@ -60,6 +60,6 @@ def _metadata(found: Any) -> ModelMetadata:
         domain=read("domain"),
         description=read("description"),
         graph_description=read("graph_description"),
-        version=found.version,
+        version=described.version,
         custom_metadata_map=dict(read("custom_metadata_map", {})),
     )

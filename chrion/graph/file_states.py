@@ -11,9 +11,9 @@ StatState = tuple[int, int, int, int]
 FileState = tuple[str, int, int]
 
 
-def stat_state(found: os.stat_result) -> StatState:
+def stat_state(status: os.stat_result) -> StatState:
     """Return the state of a file whose path is known."""
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def file_state(path: str | Path) -> FileState | None:

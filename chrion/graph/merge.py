@@ -17,7 +17,6 @@ differ in dilation, or if the outputs of convolutions have, or with free dimensi
 from __future__ import annotations
 
 import hashlib
-import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,15 +26,13 @@ import onnx
 from onnx import helper, numpy_helper
 
 from chrion.common.files import write_atomically
-from chrion.errors import ModelError
 from chrion.graph.model import Graph
 from chrion.graph.rewrite import (
     STANDARD,
+    RewriteError,
+    Rewriter,
     int_attribute,
     ints_attribute,
-    replace_nodes,
-    split_node,
-    standard_opset,
     text_attribute,
 )
 from chrion.graph.weights_folder import INLINE_BYTES
@@ -54,19 +51,19 @@ def mergeable_groups(graph: Graph, operators: Iterable[int] | None = None) -> li
         Disjoint groups of two or more operators, each in ascending order, sorted by their first operator. Each operator
         is in the first group that it fits.
     """
-    found: dict[tuple[object, ...], list[list[_Member]]] = {}
+    by_key: dict[tuple[object, ...], list[list[_Member]]] = {}
     for i in sorted(set(range(len(graph.dag)) if operators is None else operators)):
         member = _member(graph, i)
         if member is None:
             continue
-        groups = found.setdefault(member.key, [])
+        groups = by_key.setdefault(member.key, [])
         group = next((g for g in groups if member.fits([*g, member])), None)
         if group is None:
             groups.append([member])
         else:
             group.append(member)
-    found_groups = (tuple(m.operator for m in group) for groups in found.values() for group in groups)
-    return sorted(operators for operators in found_groups if len(operators) > 1)
+    merged = (tuple(m.operator for m in group) for groups in by_key.values() for group in groups)
+    return sorted(operators for operators in merged if len(operators) > 1)
 
 
 def merge_operators(graph: Graph, groups: Sequence[Sequence[int]]) -> Graph:
@@ -82,7 +79,7 @@ def merge_operators(graph: Graph, groups: Sequence[Sequence[int]]) -> Graph:
         keep their names.
 
     Raises:
-        ModelError: The operators of a group cannot be merged, or an operator is in two groups.
+        RewriteError: The operators of a group cannot be merged, or an operator is in two groups.
     """
     chosen = tuple(sorted(tuple(sorted(group)) for group in groups))
     if not chosen:
@@ -96,25 +93,26 @@ def merge_operators(graph: Graph, groups: Sequence[Sequence[int]]) -> Graph:
 
 def _merged_model(graph: Graph, groups: Sequence[tuple[int, ...]]) -> onnx.ModelProto:
     _check_groups(graph, groups)
-    kept: dict[int, list[onnx.NodeProto]] = {at: [node] for at, node in enumerate(graph.model.graph.node)}
-    added: dict[str, onnx.TensorProto] = {}
-    for group in groups:
-        merged, weights = _merged(graph, [m for m in (_member(graph, i) for i in group) if m is not None])
-        added |= weights
-        positions = [graph.nodes[i][0] for i in group]
-        kept |= {position: merged if position == min(positions) else [] for position in positions}
-    return replace_nodes(graph.model, itertools.chain.from_iterable(kept.values()), added)
+    rewriter = Rewriter(graph.model)
+    first = {min(graph.nodes[i][0] for i in group): group for group in groups}
+    merged = {graph.nodes[i][0] for group in groups for i in group}
+    for at, node in enumerate(graph.model.graph.node):
+        if at in first:
+            _merge(graph, [m for m in (_member(graph, i) for i in first[at]) if m is not None], rewriter)
+        elif at not in merged:
+            rewriter.nodes.append(node)
+    return rewriter.finish()
 
 
 def _check_groups(graph: Graph, groups: Sequence[tuple[int, ...]]) -> None:
     n = len(graph.dag)
     listed = [i for group in groups for i in group]
     if len(set(listed)) < len(listed) or not all(0 <= i < n for i in listed):
-        raise ModelError(f"merge: groups must be disjoint and hold operators 0 to {n - 1}")
+        raise RewriteError(f"merge: groups must be disjoint and hold operators 0 to {n - 1}")
     for group in groups:
         if mergeable_groups(graph, group) != [group]:
             names = ", ".join(repr(graph.dag.names[i]) for i in group)
-            raise ModelError(
+            raise RewriteError(
                 f"merge: operators {names} cannot be merged",
                 hint="they must be convolutions or matrix products of one value, with constant weights",
             )
@@ -261,8 +259,8 @@ def _columns(graph: Graph, node: onnx.NodeProto) -> int:
     return int(shape[0 if by_row else 1] or 0)
 
 
-def _merged(graph: Graph, members: Sequence[_Member]) -> tuple[list[onnx.NodeProto], dict[str, onnx.TensorProto]]:
-    """Return the nodes that replace a group, and their weights."""
+def _merge(graph: Graph, members: Sequence[_Member], rewriter: Rewriter) -> None:
+    """Add the nodes that replace a group, and their weights."""
     first = members[0].node
     name = "+".join(m.node.name for m in members)
     convolution = bool(members[0].axes)
@@ -282,14 +280,14 @@ def _merged(graph: Graph, members: Sequence[_Member]) -> tuple[list[onnx.NodePro
         merged.attribute.append(helper.make_attribute("pads", [*(a.before for a in axes), *(a.after for a in axes)]))
     sizes = [_columns(graph, m.node) for m in members]
     targets = [m.node.output[0] for m in members]
-    opset = standard_opset(graph.model)
-    split, counts = split_node(name, targets, f"{name}/split", opset, sizes, axis=1 if convolution else -1)
-    return [merged, split], {**{w.name: w for w in weights}, **counts}
+    rewriter.nodes.append(merged)
+    rewriter.added |= {weight.name: weight for weight in weights}
+    rewriter.split(name, targets, sizes, 1 if convolution else -1, f"{name}/split")
 
 
 def _window(members: Sequence[_Member]) -> list[_Axis]:
-    found = [_common_axis(axes) for axes in zip(*(m.axes for m in members), strict=True)]
-    return [axis for axis in found if axis is not None]
+    window = [_common_axis(axes) for axes in zip(*(m.axes for m in members), strict=True)]
+    return [axis for axis in window if axis is not None]
 
 
 def _kernels(graph: Graph, members: Sequence[_Member]) -> list[Array]:

@@ -67,7 +67,7 @@ class OpenedModel:
         if self.path:
             self._open()
         if files and self.path:
-            self.files = {path: _as_identity(*found) for path, found in files.items()}
+            self.files = {path: _as_identity(*identity) for path, identity in files.items()}
 
     @property
     def size(self) -> int:
@@ -77,7 +77,7 @@ class OpenedModel:
     @property
     def states(self) -> tuple[FileState, ...]:
         """State of each file of the model, as decisions on it keep them; empty for a model in memory."""
-        return tuple((path, found[2], found[3]) for path, found in self.files.items())
+        return tuple((path, identity[2], identity[3]) for path, identity in self.files.items())
 
     @functools.cached_property
     def identity(self) -> str:
@@ -117,8 +117,8 @@ class OpenedModel:
             files = {self.path: _identity(descriptor)}
             external, self._beside = _external_files(descriptor, self.path)
             for path in external:
-                if (found := _identity_of(str(path))) is not None:
-                    files[str(path)] = found
+                if (identity := _identity_of(str(path))) is not None:
+                    files[str(path)] = identity
             self.files = files
             if not external and os.name != "nt":  # Windows would not let others replace an open file
                 self._descriptor = descriptor
@@ -130,7 +130,7 @@ class OpenedModel:
     def is_unchanged(self) -> bool:
         """Return whether the files, if they could be read, are what they were."""
         return bool(self.files or not self.path) and all(
-            _same(_identity_of(path), found) for path, found in self.files.items()
+            _same(_identity_of(path), identity) for path, identity in self.files.items()
         )
 
     def is_readable(self) -> bool:
@@ -166,11 +166,11 @@ def _as_identity(device: int, inode: int, size: int, modified_ns: int, digest: s
     return int(device), int(inode), int(size), int(modified_ns), str(digest)
 
 
-def _same(found: Identity | None, before: Identity) -> bool:
+def _same(now: Identity | None, before: Identity) -> bool:
     """Return whether a file is what it was: by its content if it is small, so that a new time does not matter."""
-    if found is None:
+    if now is None:
         return False
-    return found[4] == before[4] if found[4] and before[4] else found[:4] == before[:4]
+    return now[4] == before[4] if now[4] and before[4] else now[:4] == before[:4]
 
 
 def _open_regular(path: str) -> int | None:
@@ -182,11 +182,11 @@ def _open_regular(path: str) -> int | None:
 
 
 def _identity(descriptor: int) -> Identity:
-    found = os.fstat(descriptor)
+    status = os.fstat(descriptor)
     digest = ""
-    if found.st_size <= _DIGEST_BYTES and stat.S_ISREG(found.st_mode):
+    if status.st_size <= _DIGEST_BYTES and stat.S_ISREG(status.st_mode):
         digest = hashlib.blake2b(_read(descriptor), digest_size=16).hexdigest()
-    return *stat_state(found), digest
+    return *stat_state(status), digest
 
 
 def _identity_of(path: str) -> Identity | None:

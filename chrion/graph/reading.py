@@ -62,8 +62,8 @@ def _read(source: str | Path | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto
     except OSError as error:
         if error.errno == errno.EFBIG:
             raise ModelError(f"{path}: more than 2 GB in one file", hint=_TOO_LARGE) from error
-        found = sorted(one.name for one in path.glob("*.onnx")) if error.errno == errno.EISDIR else []
-        hint = f"name a file in it, for example {path / found[0]}" if found else ""
+        models = sorted(one.name for one in path.glob("*.onnx")) if error.errno == errno.EISDIR else []
+        hint = f"name a file in it, for example {path / models[0]}" if models else ""
         raise ModelError(f"{path}: cannot be read: {error.strerror}", hint=hint) from error
     proto = _checked(_parse(content, str(path)), str(path))
     return proto, path.absolute() if has_weights_beside(proto, path) else path.resolve()

@@ -15,7 +15,6 @@ entries of the two directions depends on the defaults of every function.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -26,12 +25,11 @@ from chrion.graph.assemble import node_reads
 from chrion.graph.model import Graph
 from chrion.graph.rewrite import (
     STANDARD,
+    Rewriter,
     has_bodies,
     int_attribute,
-    replace_nodes,
-    split_node,
-    standard_opset,
     text_attribute,
+    with_inputs,
 )
 
 #: The number of states of each recurrent operator.
@@ -101,18 +99,16 @@ def _length(graph: Graph, node: onnx.NodeProto, weights: Iterable[str]) -> int:
     return shape[0] if len(shape) == 3 and isinstance(shape[0], int) else 0
 
 
-@dataclass
-class _Unroller:
+class _Unroller(Rewriter):
     """A rewriter that unrolls a model node by node and records which values exist in chunks."""
 
-    graph: Graph
-    chunk: int
-    nodes: list[onnx.NodeProto] = field(default_factory=list)
-    #: The chunks of each value along its first axis, in order of time.
-    parts: dict[str, list[str]] = field(default_factory=dict)
-    #: The values in ``parts`` that also exist as a whole.
-    whole: set[str] = field(default_factory=set)
-    added: dict[str, onnx.TensorProto] = field(default_factory=dict)
+    def __init__(self, graph: Graph, chunk: int) -> None:
+        super().__init__(graph.model)
+        self.graph, self.chunk = graph, chunk
+        #: The chunks of each value along its first axis, in order of time.
+        self.parts: dict[str, list[str]] = {}
+        #: The values in ``parts`` that also exist as a whole.
+        self.whole: set[str] = set()
 
     def run(self) -> onnx.ModelProto:
         """Return the unrolled model."""
@@ -127,7 +123,7 @@ class _Unroller:
                 self._keep(node)
         for name in results:
             self._join(name)
-        return replace_nodes(self.graph.model, self.nodes, self.added)
+        return self.finish()
 
     def _keep(self, node: onnx.NodeProto) -> None:
         for name in node.input:
@@ -151,7 +147,7 @@ class _Unroller:
             self.parts[name] = [name]
             if len(sizes) > 1:
                 self.parts[name] = [f"{name}/t{t}" for t in range(len(sizes))]
-                self._add_split(name, self.parts[name], f"{name}/split", sizes)
+                self.split(name, self.parts[name], sizes, 0, f"{name}/split")
         return self.parts[name]
 
     def _unroll_node(self, node: onnx.NodeProto, length: int) -> None:
@@ -208,10 +204,8 @@ class _Unroller:
         name = node.output[0]
         self.parts[name] = [f"{name}/t{t}" for t in range(len(parts))]
         for t, (source, target) in enumerate(zip(parts, self.parts[name], strict=True)):
-            copy = onnx.NodeProto()
-            copy.CopyFrom(node)
-            copy.name = f"{node.name}/t{t}"
-            copy.input[0], copy.output[0] = source, target
+            copy = with_inputs(node, {0: source})
+            copy.name, copy.output[0] = f"{node.name}/t{t}", target
             self.nodes.append(copy)
         return True
 
@@ -231,9 +225,9 @@ class _Unroller:
 
     def _integers(self, node: onnx.NodeProto, attribute: str, slot: int | None) -> list[int] | None:
         """Return a list of integers that a node has as an attribute or as a constant input, or None."""
-        for found in node.attribute:
-            if found.name == attribute:
-                return list(found.ints)
+        for given in node.attribute:
+            if given.name == attribute:
+                return list(given.ints)
         if slot is not None and len(node.input) > slot and node.input[slot] in self.weights:
             return [int(v) for v in numpy_helper.to_array(self.weights[node.input[slot]]).ravel()]
         return None
@@ -256,7 +250,7 @@ class _Unroller:
         name = node.input[_INITIAL + k] if len(node.input) > _INITIAL + k else ""
         own = f"{node.name}/{'fr'[at]}/{'hc'[k]}"
         if not name:
-            return self._constant(own, self._zero(node))
+            return self.weight(own, self._zero(node))
         if name in self.weights:
             self.added[own] = _weight_slice(self.weights[name], at, count, own)
             return own
@@ -266,7 +260,7 @@ class _Unroller:
         targets = [f"{name}/{d}" for d in "fr"]
         if not any(targets[0] in other.output for other in self.nodes):
             self._join(name)
-            self._add_split(name, targets, f"{name}/directions", [1, 1])
+            self.split(name, targets, [1, 1], 0, f"{name}/directions")
         return targets[at]
 
     def _zero(self, node: onnx.NodeProto) -> np.ndarray[Any, Any]:
@@ -281,16 +275,6 @@ class _Unroller:
             return parts[0]
         self.nodes.append(_concat_node(parts, name, f"{name}/directions", axis))
         return name
-
-    def _constant(self, name: str, value: np.ndarray[Any, Any]) -> str:
-        self.added[name] = numpy_helper.from_array(value, name)
-        return name
-
-    def _add_split(self, name: str, targets: Sequence[str], node: str, sizes: Sequence[int]) -> None:
-        """Add a node that splits a value along its first axis."""
-        split, weights = split_node(name, targets, node, standard_opset(self.graph.model), sizes, axis=0)
-        self.nodes.append(split)
-        self.added |= weights
 
 
 def _chunk_node(  # noqa: PLR0913, PLR0917 - all properties of a recurrent operator

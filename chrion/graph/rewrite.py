@@ -1,57 +1,176 @@
-"""Functions for rewriting models: attributes, bodies of nodes, weights, and splitting of values."""
+"""Rewrites of models: their contract, and what they share: attributes, bodies of nodes, and weights.
+
+A rewrite takes a model (a :class:`chrion.graph.model.Graph`, or a decoder with what is known of it) and returns another
+one with the same results except for rounding: the model itself if there is nothing to rewrite. A model to which it does
+not apply is refused by :class:`RewriteError`, which names the operator that is in the way.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from chrion.errors import ModelError
+
 #: The names of the domain of ONNX's own operators.
 STANDARD = frozenset({"", "ai.onnx"})
 #: The domain of onnxruntime's own operators.
 MICROSOFT = "com.microsoft"
+#: What a node may have as a constant input.
+Constant = float | Sequence[int] | np.ndarray[Any, Any]
 
 
-def replace_nodes(
-    model: onnx.ModelProto, nodes: Iterable[onnx.NodeProto], added: Mapping[str, onnx.TensorProto]
-) -> onnx.ModelProto:
-    """Return a model with its nodes replaced.
+class RewriteError(ModelError):
+    """A rewrite does not apply to a model.
 
     Args:
-        model: The model whose inputs, outputs and weights to keep.
-        nodes: All nodes, in topological order.
-        added: New weights by name.
+        reason: Why it does not.
+        node: The operator that is in the way, if it is a single one; the message begins with it.
+        hint: What to do about it.
 
-    Returns:
-        A model with the weights that its nodes read, or with all weights if a node has a body that may read any.
+    Attributes:
+        operator: The type and the name of this operator; may be empty.
     """
-    rewritten = onnx.ModelProto()
-    rewritten.CopyFrom(model)
-    del rewritten.graph.node[:]
-    rewritten.graph.node.extend(nodes)
-    used = {name for node in rewritten.graph.node for name in node.input} | {o.name for o in rewritten.graph.output}
-    captured = has_bodies(rewritten.graph.node)
-    weights = [*model.graph.initializer, *added.values()]
-    del rewritten.graph.initializer[:]
-    rewritten.graph.initializer.extend(t for t in weights if captured or t.name in used)
-    return rewritten
+
+    def __init__(self, reason: str, node: onnx.NodeProto | None = None, *, hint: str = "") -> None:
+        self.operator = "" if node is None else describe(node)
+        super().__init__(f"{self.operator} {reason}".lstrip(), hint=hint)
+
+
+@contextmanager
+def refusals_of(where: str) -> Iterator[None]:
+    """Begin the messages of refusals with the model, and what cannot be done with it."""
+    try:
+        yield
+    except RewriteError as refusal:
+        refusal.message = f"{where}: {refusal.message}"
+        raise
+
+
+class Rewriter:
+    """A model that is being rewritten.
+
+    The rewritten model has unique names of nodes and values, its nodes are in topological order, and it has the inputs
+    and outputs of the model before unless others are given. Tests check that of every rewrite.
+
+    Args:
+        model: The model before.
+
+    Attributes:
+        nodes: All nodes of the rewritten model.
+        added: Weights beside those of the model, by name.
+    """
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self.model = model
+        self.nodes: list[onnx.NodeProto] = []
+        self.added: dict[str, onnx.TensorProto] = {}
+
+    def add(self, kind: str, inputs: Sequence[str | Constant], output: str, **attributes: Any) -> str:
+        """Add a node of one output, and return this; inputs that are no names become constants."""
+        names = [value if isinstance(value, str) else self.constant(value) for value in inputs]
+        self.nodes.append(helper.make_node(kind, names, [output], name=f"{kind}:{output}", **attributes))
+        return output
+
+    def split(self, source: str, outputs: Sequence[str], sizes: Sequence[int], axis: int, name: str) -> None:
+        """Add a node that splits a value; before opset 13 the sizes are an attribute."""
+        given: dict[str, Any] = {"split": [*sizes]} if standard_opset(self.model) < 13 else {}
+        inputs = [source] if given else [source, self.weight(f"{name}/sizes", np.array(sizes, np.int64))]
+        self.nodes.append(helper.make_node("Split", inputs, outputs, name=name, axis=axis, **given))
+
+    def constant(self, value: Constant) -> str:
+        """Add a constant, of float32 for a ``float`` and of int64 for an ``int``, and return its name."""
+        array = np.asarray(value, {float: np.float32, int: np.int64}.get(type(value)))
+        return self.weight(f"constant/{array.dtype}/{array.shape}/{array.ravel().tolist()}", array)
+
+    def weight(self, name: str, value: np.ndarray[Any, Any]) -> str:
+        """Add a weight, and return its name."""
+        self.added[name] = numpy_helper.from_array(value, name)
+        return name
+
+    def finish(
+        self, inputs: Iterable[onnx.ValueInfoProto] | None = None, outputs: Iterable[onnx.ValueInfoProto] | None = None
+    ) -> onnx.ModelProto:
+        """Return the rewritten model.
+
+        It has the weights that its nodes read, or all weights if a node has a body that may read any.
+
+        Args:
+            inputs: Its inputs; by default those of the model before.
+            outputs: Its outputs; by default those of the model before.
+        """
+        rewritten = onnx.ModelProto()
+        rewritten.CopyFrom(self.model)
+        graph = rewritten.graph
+        for values, given in ((graph.input, inputs), (graph.output, outputs)):
+            if given is not None:
+                del values[:]
+                values.extend(given)
+        del graph.node[:]
+        graph.node.extend(self.nodes)
+        used = {name for node in graph.node for name in node.input} | {o.name for o in graph.output}
+        captured = has_bodies(graph.node)
+        del graph.initializer[:]
+        weights = {tensor.name: tensor for tensor in self.model.graph.initializer} | self.added
+        graph.initializer.extend(tensor for name, tensor in weights.items() if captured or name in used)
+        return rewritten
+
+
+def describe(node: onnx.NodeProto) -> str:
+    """Return the type and the name of a node, for messages."""
+    return f"{node.op_type} {node.name!r}"
+
+
+def with_inputs(node: onnx.NodeProto, inputs: Mapping[int, str]) -> onnx.NodeProto:
+    """Return a copy of a node with other inputs at some places."""
+    changed = onnx.NodeProto()
+    changed.CopyFrom(node)
+    for at, name in inputs.items():
+        changed.input[at] = name
+    return changed
+
+
+def producers(nodes: Iterable[onnx.NodeProto]) -> dict[str, onnx.NodeProto]:
+    """Return the nodes by the values that they compute."""
+    return {name: node for node in nodes for name in node.output if name}
+
+
+def readers(nodes: Iterable[onnx.NodeProto]) -> dict[str, list[onnx.NodeProto]]:
+    """Return the nodes by the values that they read as inputs."""
+    reading: dict[str, list[onnx.NodeProto]] = {}
+    for node in nodes:
+        for name in {*node.input} - {""}:
+            reading.setdefault(name, []).append(node)
+    return reading
+
+
+def nodes_before(names: Iterable[str], producer: Mapping[str, int], reads: Sequence[Iterable[str]]) -> set[int]:
+    """Return the nodes that compute some values, and all nodes before them.
+
+    Args:
+        names: The values.
+        producer: The numbers of the nodes by the values that they compute; others are not followed.
+        reads: The values that each node reads.
+    """
+    before: set[int] = set()
+    waiting = [*names]
+    while waiting:
+        at = producer.get(waiting.pop())
+        if at is not None and at not in before:
+            before.add(at)
+            waiting += reads[at]
+    return before
 
 
 def needed_nodes(nodes: Sequence[onnx.NodeProto], outputs: Iterable[str]) -> list[onnx.NodeProto]:
-    """Return the nodes that outputs depend on, in their order.
-
-    Args:
-        nodes: Nodes without bodies, in topological order.
-        outputs: The names of the outputs.
-    """
-    wanted, found = {*outputs}, []
-    for node in reversed(nodes):
-        if not wanted.isdisjoint(node.output):
-            wanted.update(filter(None, node.input))
-            found.append(node)
-    return found[::-1]
+    """Return the nodes without bodies that outputs depend on, in their order."""
+    producer = {name: at for at, node in enumerate(nodes) for name in node.output if name}
+    return [nodes[at] for at in sorted(nodes_before(outputs, producer, [node.input for node in nodes]))]
 
 
 def make_dense(model: onnx.ModelProto) -> None:
@@ -107,16 +226,6 @@ def defined_names(graph: onnx.GraphProto) -> set[str]:
     names = {v.name for v in graph.input} | {t.name for t in graph.initializer}
     names |= {t.values.name for t in graph.sparse_initializer}
     return names.union(*(node.output for node in graph.node))
-
-
-def split_node(  # noqa: PLR0913, PLR0917 - all properties of a Split
-    source: str, outputs: Sequence[str], name: str, opset: int, sizes: Sequence[int], axis: int
-) -> tuple[onnx.NodeProto, dict[str, onnx.TensorProto]]:
-    """Return a Split node and the weight with its sizes; before opset 13 the sizes are an attribute."""
-    if opset < 13:
-        return helper.make_node("Split", [source], outputs, name=name, axis=axis, split=list(sizes)), {}
-    counts = numpy_helper.from_array(np.array(sizes, np.int64), f"{name}/sizes")
-    return helper.make_node("Split", [source, counts.name], outputs, name=name, axis=axis), {counts.name: counts}
 
 
 def standard_opset(model: onnx.ModelProto) -> int:

@@ -68,21 +68,21 @@ def _without_delay(
     for i in order:
         lane = lanes[i]
         if widths:
-            closed += [found[0] for found in _take_conflicting(open_segments, i, lanes, widths, lambda s: s[0])]
+            closed += [current[0] for current in _take_conflicting(open_segments, i, lanes, widths, lambda s: s[0])]
         foreign: dict[int, int] = {}
         for m, values in received[i]:
             if lanes[m] != lane:
                 foreign[m] = max(values)
-        found = open_segments.get(lane)
-        if found is not None and (not foreign or _awaits(found[1], foreign)):
-            found[0].append(i)
+        current = open_segments.get(lane)
+        if current is not None and (not foreign or _awaits(current[1], foreign)):
+            current[0].append(i)
         else:
-            if found is not None:
-                closed.append(found[0])
-            found = open_segments[lane] = ([i], foreign)
+            if current is not None:
+                closed.append(current[0])
+            current = open_segments[lane] = ([i], foreign)
         for after in successors[i]:
             if lanes[after] != lane:
-                closed.append(found[0])
+                closed.append(current[0])
                 del open_segments[lane]
                 break
     closed.extend(segment for segment, _ in open_segments.values())

@@ -40,14 +40,14 @@ class SourceWeights:
 
     def __init__(self, proto: onnx.ModelProto, root: Path, folder: WeightsFolder) -> None:
         self.root = root
-        found = {t.name: t for t in proto.graph.initializer if _is_large(t)}
-        kept = _unaffected(proto, set(found)) if found else set()
-        files = {name: _file(found[name], root) for name in sorted(kept)}
+        large = {t.name: t for t in proto.graph.initializer if _is_large(t)}
+        kept = _unaffected(proto, set(large)) if large else set()
+        files = {name: _file(large[name], root) for name in sorted(kept)}
         self._files = {name: file for name, file in files.items() if file}
         if not self._files or not folder.refer_to(list(self._files.values())):
             self._files = {}
         self.names = self._files.keys()
-        self._tensors = [onnx.TensorProto.FromString(found[name].SerializeToString()) for name in self.names]
+        self._tensors = [onnx.TensorProto.FromString(large[name].SerializeToString()) for name in self.names]
         if self._tensors:
             remaining = [t for t in proto.graph.initializer if t.name not in self.names]
             del proto.graph.initializer[:]
@@ -121,11 +121,11 @@ def _file(tensor: onnx.TensorProto, folder: Path) -> SourceFile | None:
     """Return the file of a weight; None if onnxruntime should report what is wrong with it."""
     path = (folder / _entry(tensor, "location")).resolve()
     try:
-        found = path.stat()
+        state = path.stat()
         end = int(_entry(tensor, "offset", "0")) + _bytes(tensor)
     except (OSError, ValueError):
         return None
     # The ONNX library refuses files with several names, which may be in other folders.
-    if found.st_size < end or found.st_nlink != 1 or int(_entry(tensor, "length", "0") or 0) not in {0, _bytes(tensor)}:
+    if state.st_size < end or state.st_nlink != 1 or int(_entry(tensor, "length", "0") or 0) not in {0, _bytes(tensor)}:
         return None
-    return SourceFile(path, stat_state(found))
+    return SourceFile(path, stat_state(state))

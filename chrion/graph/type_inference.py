@@ -77,13 +77,13 @@ def _infer(model: onnx.ModelProto, folder: Path) -> dict[str, TensorInfo]:
 
 def _caches(model: onnx.ModelProto, types: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
     """Return the caches that attention operators output, with an unknown length."""
-    found = {}
+    caches = {}
     for node in model.graph.node:
         if node.domain == "com.microsoft" and node.op_type in _CACHING:
             for name in filter(None, node.output[1:3]):
                 shape = types[name].shape
-                found[name] = replace(types[name], shape=shape and (*shape[:2], None, *shape[3:]))
-    return found
+                caches[name] = replace(types[name], shape=shape and (*shape[:2], None, *shape[3:]))
+    return caches
 
 
 def _argument_types(model: onnx.ModelProto, folder: Path) -> dict[str, TensorInfo]:

@@ -28,15 +28,15 @@ def read_usage(metadata: Mapping[str, str]) -> dict[str, float]:
         ModelError: The entry is not a JSON object from patterns to numbers above 0 and at most 1.
     """
     try:
-        found = json.loads(metadata.get(USAGE_KEY, "{}"))
+        stated = json.loads(metadata.get(USAGE_KEY, "{}"))
     except (ValueError, RecursionError) as error:
         raise ModelError(f"metadata {USAGE_KEY}: not JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise ModelError(f"metadata {USAGE_KEY}: expected an object, found {type(found).__name__}")
-    for pattern, share in found.items():
+    if not isinstance(stated, dict):
+        raise ModelError(f"metadata {USAGE_KEY}: expected an object, found {type(stated).__name__}")
+    for pattern, share in stated.items():
         if type(share) not in {int, float} or not 0 < share <= 1:
             raise ModelError(f"metadata {USAGE_KEY}: {pattern!r}: expected a number above 0 and at most 1: {share!r}")
-    return {pattern: float(share) for pattern, share in found.items()}
+    return {pattern: float(share) for pattern, share in stated.items()}
 
 
 def usage_of(operators: Iterable[Sequence[str]], patterns: Mapping[str, float]) -> tuple[float, ...]:

@@ -50,10 +50,10 @@ class SourceFile:
             ModelError: The file has changed or does not exist any more.
         """
         try:
-            found = self.path.stat()
+            status = self.path.stat()
         except OSError as error:
             raise ModelError(f"{self.path}: weights of a loaded model cannot be read: {error.strerror}") from error
-        if stat_state(found) != self.state:
+        if stat_state(status) != self.state:
             raise ModelError(f"{self.path}: changed since the model was loaded", hint="load the model again")
 
 
@@ -131,10 +131,10 @@ class WeightsFolder:
 
     def location(self, path: Path) -> str:
         """Return the location of a file in :attr:`root`, as an external weight states it."""
-        found = self._locations.get(path)
-        if found is None:  # paths are resolved once: thousands of weights refer to the same file
-            found = self._locations[path] = path.resolve().relative_to(self._root.resolve()).as_posix()
-        return found
+        known = self._locations.get(path)
+        if known is None:  # paths are resolved once: thousands of weights refer to the same file
+            known = self._locations[path] = path.resolve().relative_to(self._root.resolve()).as_posix()
+        return known
 
 
 @functools.cache
@@ -170,8 +170,8 @@ def _remove_stale(parent: Path) -> None:
         return
     for folder in parent.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
-            found = folder.lstat()
-            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+            status = folder.lstat()
+            if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
                 continue
             descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:

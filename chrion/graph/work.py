@@ -210,11 +210,11 @@ def _product(kind: str, inputs: Values, outputs: Values, attributes: Attributes)
         depthwise = attributes.get("group", 1) > 1 and math.prod(second.shape[1:2]) == 1
         rows: float = 0.0 if depthwise else elements / max(1, math.prod(second.shape[:1]))
         flops = 2.0 * elements * math.prod(second.shape[1:])
-        found = _convolution(first, second, outputs, attributes)
-        if found is None or is_blocked(found):
+        convolution = _convolution(first, second, outputs, attributes)
+        if convolution is None or is_blocked(convolution):
             relaid = first.bytes + _total(outputs)
         else:
-            short_vectors = expansion_steps(found)
+            short_vectors = expansion_steps(convolution)
     elif kind == "ConvTranspose":
         rows = math.prod(first.shape[:1] + first.shape[2:])
         flops = 2.0 * first.elements * math.prod(second.shape[1:])
@@ -313,9 +313,9 @@ def _pool(kind: str, work: NodeWork, first: _Value, outputs: Values, attributes:
         float32=first.element == "float32",
         outputs=len(outputs),
     )
-    found = pool_work(given)
-    work = replace(work, operations=found.operations, short_vectors=found.short_vectors, pieces=found.pieces)
-    if not found.blocked:
+    pool = pool_work(given)
+    work = replace(work, operations=pool.operations, short_vectors=pool.short_vectors, pieces=pool.pieces)
+    if not pool.blocked:
         return work
     # Bringing one layout into the other is a kernel before and one after.
     return replace(work, relaid=work.traffic, kernels=3)

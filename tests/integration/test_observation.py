@@ -10,7 +10,7 @@ from onnx import helper, numpy_helper
 
 import chrion
 from chrion.generation.rewrites.decoder import decoder_signature, random_cache
-from chrion.generation.rewrites.observation import Size, observe
+from chrion.generation.rewrites.observation import Decoder, Size
 from chrion.graph.ort_sessions import weights_folder_option
 from decoder_support import PlainDecoder, small_decoder
 from seams.execution import note
@@ -37,7 +37,7 @@ def test_dequantised_weights_are_no_outputs(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(shapes) > 5
     graph = chrion.load(model)
     observed = note(monkeypatch, "observe values")
-    seen = observe(graph, decoder_signature(graph))
+    seen = Decoder(graph, decoder_signature(graph), graph.model).seen
     ((proto, *_),) = (call.given for call in observed)
     assert not {output.name for output in proto.graph.output} & shapes.keys()
     for name, shape in shapes.items():
@@ -55,7 +55,7 @@ def test_sizes_are_those_of_any_number_of_tokens() -> None:
     model = small_decoder("llama-decoder")
     graph = chrion.load(model)
     signature = decoder_signature(graph)
-    seen = observe(graph, signature)
+    seen = Decoder(graph, signature, graph.model).seen
     longer = onnx.ModelProto()
     longer.CopyFrom(graph.model)
     names = [name for node in longer.graph.node for name in node.output]

@@ -19,8 +19,10 @@ from chrion.generation.equivalence import Run
 from chrion.generation.iteration import Outcome, Work
 from chrion.generation.rewrites.cache_append import append_caches
 from chrion.generation.rewrites.decoder import decoder_signature
-from chrion.generation.rewrites.observation import observe
+from chrion.generation.rewrites.observation import Decoder
+from chrion.generation.rewrites.plain_attention import expand_attention
 from chrion.generation.rewrites.pooled_cache import pool_caches
+from chrion.graph.rewrite import RewriteError
 from decoder_support import PlainDecoder, check_scores, engine_of, shared_engine, small_decoder
 from seams.generation import around_calls, around_parts
 
@@ -171,14 +173,14 @@ def test_requests_that_are_not_the_first_axis_of_a_value(*, native: bool) -> Non
 
 
 def test_attention_with_an_attribute_that_is_not_known() -> None:
-    """It may mean something else without past keys and values, such as a window of later versions."""
+    """It may mean something else, such as a window of later versions."""
     graph = chrion.load(small_decoder("llama-decoder-onnx"))
-    signature = decoder_signature(graph)
-    seen = observe(graph, signature)
-    assert append_caches(graph.model, signature, seen) is not None
+    decoder = Decoder(graph, decoder_signature(graph), graph.model)
+    assert append_caches(expand_attention(decoder)).appended
     attention = next(node for node in graph.model.graph.node if node.op_type == "Attention")
     attention.attribute.append(helper.make_attribute("left_window_size", 4))
-    assert append_caches(graph.model, signature, seen) is None
+    with pytest.raises(RewriteError, match=r"^Attention '.*' has left_window_size = 4"):
+        expand_attention(decoder)
 
 
 def test_past_keys_may_give_their_shape_and_nothing_else() -> None:
@@ -192,12 +194,12 @@ def test_past_keys_may_give_their_shape_and_nothing_else() -> None:
     model.graph.node.append(helper.make_node("Cast", ["past-length"], ["length"], to=onnx.TensorProto.FLOAT))
     model.graph.node.append(helper.make_node("Add", ["own", "length"], ["logits"]))
     graph = chrion.load(model)
-    signature = decoder_signature(graph)
-    appended = append_caches(graph.model, signature, observe(graph, signature))
-    assert appended is not None
-    pooled = pool_caches(appended, signature)
-    assert pooled is not None
-    assert list(pooled.past_shapes.values()) == [(1, 16)]
-    assert pool_caches(appended, dataclasses.replace(signature, inputs=("input_ids", "position_ids"))) is None
-    appended.model.graph.node.insert(0, helper.make_node("Neg", ["past_key_values.1.key"], ["other"]))
-    assert pool_caches(appended, signature) is None
+    decoder = append_caches(Decoder(graph, decoder_signature(graph), graph.model))
+    assert not {value.name for value in pool_caches(decoder).model.graph.input} & {*decoder.signature.past}
+    without_mask = dataclasses.replace(decoder.signature, inputs=("input_ids", "position_ids"))
+    with pytest.raises(RewriteError, match="'attention_mask'"):
+        pool_caches(dataclasses.replace(decoder, signature=without_mask))
+    decoder.model.graph.node.insert(0, helper.make_node("Neg", ["past_key_values.1.key"], ["other"], "negative"))
+    with pytest.raises(RewriteError, match=r"Neg 'negative' reads 'past_key_values.1.key'") as refused:
+        pool_caches(decoder)
+    assert refused.value.operator == "Neg 'negative'"

@@ -21,6 +21,7 @@ from chrion import Graph, HybridSession, Plan, Profile
 from chrion.devices import CPU_PROVIDER, Device, providers
 from chrion.generation.rewrites import observation
 from chrion.graph import reading, source_weights, weights_folder
+from chrion.graph.rewrite import Rewriter
 from chrion.machine import core_leases
 from chrion.native import bindings
 from chrion.profiler import costs, measure_graph, operator_bench
@@ -55,6 +56,7 @@ from chrion.scheduler.policies import chrion as default_policy
 from chrion.scheduler.policies import ios_search
 from chrion.scheduler.search import local_search
 from helpers import FakeInterferenceMonitor
+from rewrite_checks import check_model
 from solution_checks import check_solution
 
 #: Functions, methods and classes that tests replace or watch: their owner and name.
@@ -84,6 +86,7 @@ _CALLS: dict[str, tuple[Any, str]] = {
     # of graphs
     "serialise a model": (onnx.ModelProto, "SerializeToString"),
     "observe values": (observation, "open_analysis"),
+    "finish a rewrite": (Rewriter, "finish"),
     # of planning
     "time an operator": (operator_bench.OperatorBench, "time"),
     "find the cores to measure": (measure_graph, "physical_cores"),
@@ -418,6 +421,18 @@ def check_plans(monkeypatch: pytest.MonkeyPatch) -> None:
         return build(owner, chosen, *given)
 
     around(monkeypatch, "build a plan", checked)
+
+
+def check_rewrites(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check every model before and after it is rewritten."""
+
+    def checked(finish: Callable[..., onnx.ModelProto], rewriter: Rewriter, *given: Any) -> onnx.ModelProto:
+        check_model(rewriter.model)
+        rewritten = finish(rewriter, *given)
+        check_model(rewritten)
+        return rewritten
+
+    around(monkeypatch, "finish a rewrite", checked)
 
 
 def shorten_planning(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,65 +12,65 @@ from dataclasses import replace
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from chrion.generation.rewrites.decoder import POSITIONS, DecoderSignature
 from chrion.generation.rewrites.folding import fold_sizes
-from chrion.generation.rewrites.observation import Observation, Size
-from chrion.graph.rewrite import defined_names, replace_nodes
+from chrion.generation.rewrites.observation import Decoder, Observation, Size
+from chrion.graph.rewrite import RewriteError, Rewriter, defined_names
 
 _ONE, _NEW, _PAST, _TOTAL = Size(0, 0, 1), Size(1, 0, 0), Size(0, 1, 0), Size(1, 1, 0)
 
 
-def read_positions(
-    model: onnx.ModelProto, signature: DecoderSignature, seen: Observation
-) -> tuple[onnx.ModelProto, DecoderSignature, Observation]:
-    """Return a decoder that reads its positions in place of computing them, or the same decoder if it does not.
+def read_positions(decoder: Decoder) -> Decoder:
+    """Return a decoder that reads its positions in place of computing them, if it computes them.
 
-    Args:
-        model: The decoder.
-        signature: Its inputs and outputs.
-        seen: The sizes of its values.
-
-    Returns:
-        The decoder, its inputs and outputs, and the sizes of its values.
+    Raises:
+        RewriteError: Another value has their name.
     """
-    given = POSITIONS in signature.inputs
-    taken = not given and POSITIONS in defined_names(model.graph)
-    found = {} if taken else _positions(model, seen)
-    if not found:
-        return model, signature, seen
+    seen = decoder.seen
+    positions = _positions(decoder.model, seen)
+    if not positions:
+        return decoder
+    signature, inputs = with_positions(decoder)
     shapes, types = {**seen.shapes, POSITIONS: (_ONE, _NEW)}, {**seen.types, POSITIONS: signature.type_of(POSITIONS)}
-    added: dict[str, onnx.TensorProto] = {}
-    nodes: list[onnx.NodeProto] = []
-    for node in model.graph.node:
-        axes = found.get(node.output[0])
-        if axes is None:
-            nodes.append(node)
-            continue
+    rewriter = Rewriter(decoder.model)
+    for node in decoder.model.graph.node:
         name = node.output[0]
-        arranged = f"{POSITIONS}/{name}"
-        added[f"{arranged}/axes"] = numpy_helper.from_array(np.array(axes, np.int64), f"{arranged}/axes")
-        nodes.append(helper.make_node("Unsqueeze", [POSITIONS, f"{arranged}/axes"], [arranged], name=arranged))
-        kind = helper.np_dtype_to_tensor_dtype(seen.types[name])
-        nodes.append(helper.make_node("Cast", [arranged], [name], name=f"{arranged}/cast", to=kind))
+        if name not in positions:
+            rewriter.nodes.append(node)
+            continue
+        arranged = rewriter.add("Unsqueeze", [POSITIONS, np.array(positions[name], np.int64)], f"{POSITIONS}/{name}")
+        rewriter.add("Cast", [arranged], name, to=helper.np_dtype_to_tensor_dtype(seen.types[name]))
         shapes[arranged], types[arranged] = seen.shapes[name], types[POSITIONS]
-    rewritten = replace_nodes(model, nodes, added)
-    if not given:
-        rewritten.graph.input.append(helper.make_tensor_value_info(POSITIONS, TensorProto.INT64, [None, None]))
+    known = replace(seen, shapes=shapes, types=types)
+    return replace(decoder, model=rewriter.finish(inputs), signature=signature, known=known)
+
+
+def with_positions(decoder: Decoder) -> tuple[DecoderSignature, list[onnx.ValueInfoProto]]:
+    """Return the signature and the inputs of a decoder that gets ``position_ids``.
+
+    Raises:
+        RewriteError: Another value has this name.
+    """
+    signature, inputs = decoder.signature, [*decoder.model.graph.input]
+    if POSITIONS not in signature.inputs:
+        if POSITIONS in defined_names(decoder.model.graph):
+            raise RewriteError(f"a value that is no input has the name {POSITIONS!r}")
+        inputs.append(helper.make_tensor_value_info(POSITIONS, TensorProto.INT64, [None, None]))
         signature = replace(signature, inputs=(*signature.inputs, POSITIONS))
-    return rewritten, signature, replace(seen, shapes=shapes, types=types)
+    return signature, inputs
 
 
 def _positions(model: onnx.ModelProto, seen: Observation) -> Mapping[str, list[int]]:
     """Return the values of [1, ..., L, ...] that are the positions, and their axes beside those of [1, L]."""
-    found = {}
+    positions = {}
     for node in _readers(model, seen):
         shape = seen.shapes.get(node.output[0], ())
         axes = [at for at, size in enumerate(shape) if at and size == _ONE]
         if node.op_type in {"Reshape", "Unsqueeze"} and shape[:1] == (_ONE,) and len(axes) + 2 == len(shape):
-            found[node.output[0]] = axes
-    return found
+            positions[node.output[0]] = axes
+    return positions
 
 
 def _readers(model: onnx.ModelProto, seen: Observation) -> Iterator[onnx.NodeProto]:

@@ -132,9 +132,9 @@ def _context(graph: Graph) -> int:
     return min((length for length in (table_rows(graph.model.graph, POSITIONS), stated) if length), default=0)
 
 
-def _unexpected(graph: Graph, found: str) -> ModelError:
+def _unexpected(graph: Graph, difference: str) -> ModelError:
     return ModelError(
-        f"{graph.name}: not a decoder with a cache: {found}",
+        f"{graph.name}: not a decoder with a cache: {difference}",
         hint="expected input_ids and past_key_values.N.{key,value} to logits and present.N.{key,value}; "
         "chrion model llama-decoder writes an example",
     )
@@ -203,10 +203,10 @@ def random_cache(signature: DecoderSignature, past: int, seed: int = 0) -> dict[
     }
 
 
-def equal_but_for_rounding(signature: DecoderSignature, found: Array, expected: Array) -> bool:
+def equal_but_for_rounding(signature: DecoderSignature, result: Array, expected: Array) -> bool:
     """Return whether two results of a decoder are equal except for rounding; an infinite value has to be the same."""
     finite = np.isfinite(expected)
-    if found.shape != expected.shape or not np.array_equal(found[~finite], expected[~finite]):
+    if result.shape != expected.shape or not np.array_equal(result[~finite], expected[~finite]):
         return False
     limit = _ROUNDING[signature.cache_type.name] * np.abs(expected[finite]).max(initial=0.0)
-    return bool((np.abs(found[finite] - expected[finite]) <= limit).all())  # NaN is a difference
+    return bool((np.abs(result[finite] - expected[finite]) <= limit).all())  # NaN is a difference

@@ -20,7 +20,15 @@ from onnx import TensorProto, helper
 from chrion.generation.rewrites.arrangements import fixed_shape
 from chrion.generation.rewrites.observation import Observation
 from chrion.generation.rewrites.pooled_attention import DOMAIN, OPERATOR
-from chrion.graph.rewrite import MICROSOFT, STANDARD, float_attribute, int_attribute
+from chrion.graph.rewrite import (
+    MICROSOFT,
+    STANDARD,
+    float_attribute,
+    int_attribute,
+    producers,
+    readers,
+    with_inputs,
+)
 
 #: The operator that multiplies the halves of its input, the first one after SiLU.
 GATE = "SiluAndMul"
@@ -57,11 +65,7 @@ class _Products:
         self, nodes: Sequence[onnx.NodeProto], weights: Mapping[str, onnx.TensorProto], seen: Observation
     ) -> None:
         self._weights, self._seen = weights, seen
-        self._producer = {name: node for node in nodes for name in node.output if name}
-        self._readers: dict[str, list[onnx.NodeProto]] = {}
-        for node in nodes:
-            for name in {*node.input}:
-                self._readers.setdefault(name, []).append(node)
+        self._producer, self._readers = producers(nodes), readers(nodes)
         #: Joined weights by the names of the separate ones: layers may share them.
         self._joined: dict[tuple[str, ...], str] = {}
         self._numbers = itertools.count()
@@ -81,18 +85,15 @@ class _Products:
             whole, added = self._product(names, [[node]] * len(names), widths)
         if not whole:
             return []
-        packed = onnx.NodeProto()
-        packed.CopyFrom(node)
-        packed.input[_QUERIES : _VALUES + 1] = [whole, "", ""]
-        return [*added, packed]
+        return [*added, with_inputs(node, {_QUERIES: whole, 1: "", _VALUES: ""})]
 
     def before_gate(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
         """Return the operator of ``silu(x * gate) * (x * up)`` and the product before it; nothing if it stays."""
         width = self._row_width(node.output[0]) if _is(node, "Mul") else 0
         for active, up in (node.input, node.input[::-1]) if width else ():
-            gate, readers = self._before_silu(active)
+            gate, activation = self._before_silu(active)
             if gate and self._readers[active] == [node]:
-                whole, added = self._product([gate, up], [readers, [node]], [width, width])
+                whole, added = self._product([gate, up], [activation, [node]], [width, width])
                 if whole:
                     shape = fixed_shape(self._seen.shapes[node.output[0]])
                     own = helper.make_node(GATE, [whole], node.output, node.output[0], domain=DOMAIN, shape=shape)
@@ -127,19 +128,19 @@ class _Products:
         return node.input[0] if rank and int_attribute(node, "axis", 0) in {-1, rank - 1} else ""
 
     def _product(
-        self, names: Sequence[str], readers: Sequence[list[onnx.NodeProto]], widths: Sequence[int]
+        self, names: Sequence[str], read_by: Sequence[list[onnx.NodeProto]], widths: Sequence[int]
     ) -> tuple[str, list[onnx.NodeProto]]:
         """Return one product in place of several, and its nodes; nothing if they are not products of one value.
 
         Args:
             names: The products, maybe with biases.
-            readers: The nodes that may read each of them.
+            read_by: The nodes that may read each of them.
             widths: The elements of a token in each of them.
         """
-        found = [self._read(name) for name in names]
-        if any(one is None for one in found) or [self._readers[name] for name in names] != [*readers]:
+        products = [product for name in names if (product := self._read(name)) is not None]
+        if len(products) < len(names) or [self._readers[name] for name in names] != [*read_by]:
             return "", []
-        sources, weights, biases = zip(*(one for one in found if one is not None), strict=True)
+        sources, weights, biases = zip(*products, strict=True)
         rows = {self._weights[name].dims[0] for name in weights}
         if len({*sources}) > 1 or len(rows) > 1 or (any(biases) and not all(biases)):
             return "", []

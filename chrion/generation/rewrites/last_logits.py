@@ -7,19 +7,17 @@ on chosen tokens anyway. So these decoders are rewritten to compute the logits o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+from onnx import helper
 
-from chrion.generation.rewrites.decoder import KEPT, LOGITS, DecoderSignature
-from chrion.generation.rewrites.observation import Observation, Size
+from chrion.generation.rewrites.decoder import KEPT, LOGITS
+from chrion.generation.rewrites.observation import Decoder, Observation, Size
 from chrion.generation.rewrites.token_axis import NO_END, tokens_axis
-from chrion.graph.loader import reassemble
-from chrion.graph.model import Graph
-from chrion.graph.rewrite import int_attribute, replace_nodes
+from chrion.graph.rewrite import RewriteError, Rewriter, int_attribute, producers, with_inputs
 
 #: Operators between the product with the vocabulary and the logits.
 _ELEMENTWISE = frozenset({"Add", "Cast", "Div", "Identity", "Mul", "Tanh"})
@@ -28,70 +26,67 @@ _PRODUCTS = frozenset({"MatMul", "MatMulNBits"})
 _LAST, _ALL = Size(1, 0, -1), Size(1, 0, 0)
 
 
-def keep_all_logits(graph: Graph, signature: DecoderSignature) -> tuple[Graph, DecoderSignature]:
-    """Return a decoder without an input for the number of logits, and its signature; they are those of all tokens.
-
-    Args:
-        graph: A decoder.
-        signature: Its inputs and outputs.
-    """
+def keep_all_logits(decoder: Decoder) -> Decoder:
+    """Return a decoder without an input for the number of logits; they are those of all tokens."""
+    signature = decoder.signature
     if KEPT not in signature.inputs:
-        return graph, signature
-    model = onnx.ModelProto()
-    model.CopyFrom(graph.model)
-    (value,) = (value for value in model.graph.input if value.name == KEPT)
-    shape = [1] * len(value.type.tensor_type.shape.dim)
-    model.graph.input.remove(value)
-    model.graph.initializer.append(numpy_helper.from_array(np.zeros(shape, signature.type_of(KEPT)), KEPT))
+        return decoder
+    rewriter = Rewriter(decoder.model)
+    rewriter.nodes += decoder.model.graph.node
+    rewriter.weight(KEPT, np.zeros(signature.kept_shape, signature.type_of(KEPT)))
+    model = rewriter.finish(value for value in decoder.model.graph.input if value.name != KEPT)
     names = tuple(name for name in signature.inputs if name != KEPT)
-    return reassemble(graph, model), replace(signature, inputs=names)
+    return replace(decoder, model=model, signature=replace(signature, inputs=names))
 
 
-def select_no_token(graph: Graph, seen: Observation) -> Graph | None:
-    """Return a decoder without the selection of the last token before its logits, or None if there is none.
-
-    Args:
-        graph: A decoder.
-        seen: The sizes of its values.
-    """
-    nodes = list(graph.model.graph.node)
-    producer = {name: node for node in nodes for name in node.output if name}
-    chosen = _selection(graph, producer, seen)
+def select_no_token(decoder: Decoder) -> Decoder:
+    """Return a decoder without the selection of the last token before its logits, if it has one."""
+    chosen = _selection(decoder)
     if chosen is None:
-        return None
-    added: dict[str, onnx.TensorProto] = {}
-    nodes[nodes.index(chosen)] = _without_selection(chosen, seen, added)
-    return reassemble(graph, replace_nodes(graph.model, nodes, added))
+        return decoder
+    rewriter, seen = Rewriter(decoder.model), decoder.seen
+    for node in decoder.model.graph.node:
+        if node.output[0] != chosen.output[0]:
+            rewriter.nodes.append(node)
+        elif node.op_type == "Slice" or seen.shapes[node.input[1]]:
+            rewriter.add("Identity", node.input[:1], node.output[0])
+        else:  # the selection removes the axis of tokens: they take the place of the batch
+            rest = [size.fixed for size in seen.shapes[node.output[0]] if size is not None]
+            rewriter.add("Reshape", [node.input[0], np.array([-1, *rest[1:]])], node.output[0])
+    return replace(decoder, model=rewriter.finish())
 
 
-def choose_rows(nodes: Sequence[onnx.NodeProto], rows: str, seen: Observation) -> list[onnx.NodeProto] | None:
-    """Return nodes that compute the logits of some requests only, or None if no product computes them.
+def choose_rows(nodes: Sequence[onnx.NodeProto], rows: str, seen: Observation) -> list[onnx.NodeProto]:
+    """Return nodes that compute the logits of some requests only.
 
     Args:
         nodes: The nodes of a decoder for requests of one new token each.
         rows: A value with the numbers of the requests.
         seen: The sizes of its values, of one request.
+
+    Raises:
+        RewriteError: The logits are not those of a product.
     """
-    producer = {name: node for node in nodes for name in node.output}
+    producer = producers(nodes)
     name = LOGITS
     while (node := producer.get(name)) is not None and node.op_type in _ELEMENTWISE:
         read = [one for one in node.input if seen.shapes.get(one) == seen.shapes.get(name)]
         if len(read) != 1:
-            return None
+            break
         (name,) = read
     if node is None or node.op_type not in _PRODUCTS or seen.shapes.get(node.input[0], ())[:1] != (Size(0, 0, 1),):
-        return None
+        raise RewriteError("computes the logits, which is no product", node)
     chosen = f"{rows}/{node.input[0]}"
-    product = onnx.NodeProto()
-    product.CopyFrom(node)
-    product.input[0] = chosen
     gather = helper.make_node("Gather", [node.input[0], rows], [chosen], name=chosen, axis=0)
+    product = with_inputs(node, {0: chosen})
     return [new for one in nodes for new in ((gather, product) if one is node else (one,))]
 
 
-def _selection(graph: Graph, producer: Mapping[str, onnx.NodeProto], seen: Observation) -> onnx.NodeProto | None:
+def _selection(decoder: Decoder) -> onnx.NodeProto | None:
     """Return the node through which all that the logits depend on passes, if it selects the last token."""
-    found: dict[str, onnx.NodeProto] = {}
+    seen, producer = decoder.seen, producers(decoder.model.graph.node)
+    weights = {tensor.name for tensor in decoder.model.graph.initializer}
+    selections: dict[str, onnx.NodeProto] = {}
     visited: set[str] = set()
     waiting = [LOGITS]
     while waiting:
@@ -101,12 +96,12 @@ def _selection(graph: Graph, producer: Mapping[str, onnx.NodeProto], seen: Obser
         visited.add(name)
         node = producer.get(name)
         if node is not None and _selects_last(node, seen):
-            found[node.output[0]] = node
+            selections[node.output[0]] = node
         elif node is not None and name not in seen.constants:
             waiting += [read for read in node.input if read]
-        elif name not in graph.weight_names and name not in seen.constants:
+        elif name not in weights and name not in seen.constants:
             return None
-    return next(iter(found.values())) if len(found) == 1 else None
+    return next(iter(selections.values())) if len(selections) == 1 else None
 
 
 def _selects_last(node: onnx.NodeProto, seen: Observation) -> bool:
@@ -133,13 +128,3 @@ def _is(name: str, seen: Observation, number: int | None, size: Size | None = No
     if value is not None and value.size == 1:
         return int(value.item()) >= NO_END if number is None else int(value.item()) == number
     return size is not None and seen.sizes.get(name) == (size,)
-
-
-def _without_selection(node: onnx.NodeProto, seen: Observation, added: dict[str, onnx.TensorProto]) -> onnx.NodeProto:
-    """Return a node that keeps every token, in place of the batch if the selection removes the axis of tokens."""
-    if node.op_type == "Slice" or seen.shapes[node.input[1]]:
-        return helper.make_node("Identity", [node.input[0]], [node.output[0]], name=node.name)
-    rest = [size.fixed for size in seen.shapes[node.output[0]] if size is not None]
-    shape = numpy_helper.from_array(np.array([-1, *rest[1:]]), f"{node.name}/every-token")
-    added[shape.name] = shape
-    return helper.make_node("Reshape", [node.input[0], shape.name], [node.output[0]], name=node.name)

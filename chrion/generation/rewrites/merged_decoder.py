@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 import onnx
 
-from chrion.errors import ModelError
 from chrion.generation.rewrites.decoder import BRANCH, LOGITS, DecoderSignature, equal_but_for_rounding, random_cache
 from chrion.graph.loader import reassemble
 from chrion.graph.model import Graph
 from chrion.graph.ort_sessions import first_line, open_analysis
-from chrion.graph.rewrite import defined_names, rename_reads, replace_nodes
+from chrion.graph.rewrite import RewriteError, Rewriter, defined_names, rename_reads
 
 Array = np.ndarray[Any, Any]
 #: The tokens of the prompt that both branches compute, and how many of them a first part has.
@@ -30,12 +29,12 @@ def cached_branch(graph: Graph) -> Graph:
     """Return the branch of a merged decoder that reads past keys and values, as a decoder of its own.
 
     Raises:
-        ModelError: The model has another structure.
+        RewriteError: The model has another structure.
     """
     nodes = list(graph.model.graph.node)
     chosen = [node for node in nodes if node.op_type == "If" and node.input[0] == BRANCH]
     if len(chosen) != 1:
-        raise ModelError(f"{_refused(graph)}: expected one If on {BRANCH!r}, found {len(chosen)}")
+        raise RewriteError(f"expected one If on {BRANCH!r}, found {len(chosen)}")
     body = onnx.GraphProto()
     body.CopyFrom(next(attribute.g for attribute in chosen[0].attribute if attribute.name == "then_branch"))
     results = dict(zip((value.name for value in body.output), chosen[0].output, strict=True))
@@ -43,17 +42,15 @@ def cached_branch(graph: Graph) -> Graph:
     renamed = {inner: outer for inner, outer in results.items() if inner != outer}
     unclear = own & others or own & {*renamed.values()} or not {*results} <= own or len(results) < len(body.output)
     if unclear or body.sparse_initializer:
-        raise ModelError(f"{_refused(graph)}: the names of {chosen[0].name!r} and of its branch conflict")
+        raise RewriteError("has names that conflict with those of its branch", chosen[0])
     rename_reads(body.node, renamed)
     for node in body.node:
         node.output[:] = [renamed.get(name, name) for name in node.output]
     at = nodes.index(chosen[0])
-    weights = {tensor.name: tensor for tensor in body.initializer}
-    model = replace_nodes(graph.model, [*nodes[:at], *body.node, *nodes[at + 1 :]], weights)
-    inputs = [value for value in model.graph.input if value.name != BRANCH]
-    del model.graph.input[:]
-    model.graph.input.extend(inputs)
-    return reassemble(graph, model)
+    rewriter = Rewriter(graph.model)
+    rewriter.nodes = [*nodes[:at], *body.node, *nodes[at + 1 :]]
+    rewriter.added = {tensor.name: tensor for tensor in body.initializer}
+    return reassemble(graph, rewriter.finish(value for value in graph.model.graph.input if value.name != BRANCH))
 
 
 def check_prompts(graph: Graph, signature: DecoderSignature, branch: Graph, branch_signature: DecoderSignature) -> None:
@@ -66,7 +63,8 @@ def check_prompts(graph: Graph, signature: DecoderSignature, branch: Graph, bran
         branch_signature: The inputs and outputs of the branch.
 
     Raises:
-        ModelError: It does not, or onnxruntime refuses one of them.
+        RewriteError: It does not, or cannot run.
+        ModelError: onnxruntime refuses one of them.
     """
     whole, cached = (open_analysis(one.model, one.weights_folder, one.name) for one in (graph, branch))
     ids = np.random.default_rng(0).integers(0, signature.vocabulary, _TOKENS)
@@ -75,24 +73,18 @@ def check_prompts(graph: Graph, signature: DecoderSignature, branch: Graph, bran
 
     def run(tokens: Array, past: Sequence[Array], count: int) -> list[Array]:
         caches = dict(zip(signature.past, past, strict=True))
-        found: list[Array] = cached.run(names, branch_signature.feed(tokens, count) | caches)
-        return found
+        results: list[Array] = cached.run(names, branch_signature.feed(tokens, count) | caches)
+        return results
 
     try:
         expected = whole.run([LOGITS], signature.feed(ids, 0) | empty)[0]
     except Exception as error:
-        message = f"{_refused(graph)}: it cannot run a prompt of {_TOKENS} tokens: {first_line(error)}"
-        raise ModelError(message) from error
+        raise RewriteError(f"it cannot run a prompt of {_TOKENS} tokens: {first_line(error)}") from error
     try:
         at_once = run(ids, [*empty.values()], 0)[0]
         first, *past = run(ids[:_FIRST], [*empty.values()], 0)
         in_parts = np.concatenate([first, run(ids[_FIRST:], past, _FIRST)[0]], axis=1)
     except Exception as error:
-        message = f"{_refused(graph)}: its branch with a cache cannot run a prompt: {first_line(error)}"
-        raise ModelError(message) from error
-    if not all(equal_but_for_rounding(signature, found, expected) for found in (at_once, in_parts)):
-        raise ModelError(f"{_refused(graph)}: its branch with a cache computes prompts otherwise than the other branch")
-
-
-def _refused(graph: Graph) -> str:
-    return f"{graph.name}: no selective batching"
+        raise RewriteError(f"its branch with a cache cannot run a prompt: {first_line(error)}") from error
+    if not all(equal_but_for_rounding(signature, logits, expected) for logits in (at_once, in_parts)):
+        raise RewriteError("its branch with a cache computes prompts otherwise than the other branch")

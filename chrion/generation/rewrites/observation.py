@@ -1,17 +1,20 @@
-"""The sizes of a decoder's values, from runs with different numbers of new and past tokens."""
+"""Decoders as rewrites take and return them, with the sizes of their values.
+
+The sizes are observed in runs with different numbers of new and past tokens.
+"""
 
 from __future__ import annotations
 
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime as ort
-from onnx import helper
+from onnx import helper, numpy_helper
 
 from chrion.errors import ModelError
 from chrion.generation.rewrites.decoder import DecoderSignature, random_cache
@@ -58,7 +61,32 @@ class Observation:
     sizes: Mapping[str, tuple[Size, ...]]
 
 
-def observe(graph: Graph, signature: DecoderSignature) -> Observation:
+@dataclass(frozen=True)
+class Decoder:
+    """A decoder before or after a rewrite."""
+
+    #: The model as it was loaded; its weights file is removed with it.
+    graph: Graph = field(repr=False)
+    signature: DecoderSignature
+    #: The model as it is now.
+    model: onnx.ModelProto = field(repr=False)
+    #: The properties of its values, where a rewrite knows them.
+    known: Observation | None = None
+    #: By cache input: the value with the new tokens that the caller appends to the cache before it is read. Empty if
+    #: the decoder has past and present keys and values.
+    appended: Mapping[str, str] = field(default_factory=dict)
+
+    @functools.cached_property
+    def seen(self) -> Observation:
+        """The properties of its values.
+
+        Raises:
+            ModelError: onnxruntime refuses the model, or cannot run it.
+        """
+        return self.known or _observe(self)
+
+
+def _observe(decoder: Decoder) -> Observation:
     """Run a decoder with several numbers of new and past tokens, and look at all of its values.
 
     Of large values that follow from weights only, such as dequantised ones, the inferred shapes count: as outputs they
@@ -68,9 +96,9 @@ def observe(graph: Graph, signature: DecoderSignature) -> Observation:
         ModelError: onnxruntime refuses the model or one of the runs.
     """
     model = onnx.ModelProto()
-    model.CopyFrom(graph.model)
+    model.CopyFrom(decoder.model)
     del model.graph.output[:]
-    inferred = _large_constants(graph)
+    graph, inferred = decoder.graph, _large_constants(decoder)
     names = [name for node in model.graph.node for name in node.output if name and name not in inferred]
     for name in names:
         model.graph.output.add().name = name
@@ -79,19 +107,19 @@ def observe(graph: Graph, signature: DecoderSignature) -> Observation:
     values: dict[str, list[Array]] = {}
     types = {info.name: helper.tensor_dtype_to_np_dtype(element_code(info.type)) for info in inferred.values()}
     for new, past in _PROBES:
-        feed = signature.feed([0] * new, past) | random_cache(signature, past)
+        feed = decoder.signature.feed([0] * new, past) | random_cache(decoder.signature, past)
         try:
-            found = dict(zip(names, session.run(names, feed), strict=True)) | feed
+            results = dict(zip(names, session.run(names, feed), strict=True)) | feed
         except Exception as error:
             message = f"{graph.name}: onnxruntime cannot run {new} new and {past} past tokens: {first_line(error)}"
             raise ModelError(message) from error
-        for name, value in found.items():
+        for name, value in results.items():
             if isinstance(value, np.ndarray):
                 types[name] = value.dtype
                 shapes.setdefault(name, []).append(value.shape)
                 values.setdefault(name, []).append(value if value.size <= _SMALL else np.empty(0))
-    weights = {t.name: t for t in graph.model.graph.initializer}
-    small = {name: graph.constant(name) for name, tensor in weights.items() if math.prod(tensor.dims) <= _LISTED}
+    weights, folder = {t.name: t for t in decoder.model.graph.initializer}, str(graph.weights_folder)
+    small = [name for name, tensor in weights.items() if math.prod(tensor.dims) <= _LISTED]
     return Observation(
         {name: _fit_shape(seen) for name, seen in shapes.items()}
         | {name: tuple(Size(0, 0, n) for n in tensor.dims) for name, tensor in weights.items()}
@@ -101,22 +129,22 @@ def observe(graph: Graph, signature: DecoderSignature) -> Observation:
         },
         types,
         {name: seen[0] for name, seen in values.items() if _equal(seen)}
-        | {name: value for name, value in small.items() if value is not None},
+        | {name: numpy_helper.to_array(weights[name], folder) for name in small},
         {name: size for name, seen in values.items() if (size := _fit_values(seen))},
     )
 
 
-def _large_constants(graph: Graph) -> dict[str, TensorInfo]:
+def _large_constants(decoder: Decoder) -> dict[str, TensorInfo]:
     """Return the values that follow from weights only and have a known type and a shape of many elements."""
-    constant, found = {*graph.weight_names}, {}
-    for node, read in zip(graph.model.graph.node, node_reads(graph.model), strict=True):
+    constant, large = {tensor.name for tensor in decoder.model.graph.initializer}, {}
+    for node, read in zip(decoder.model.graph.node, node_reads(decoder.model), strict=True):
         if constant.issuperset(read):
             constant.update(node.output)
-            for name in filter(None, node.output):
-                info = graph.values[name]
+            for name in decoder.graph.values.keys() & {*node.output}:
+                info = decoder.graph.values[name]
                 if (size := info.bytes) is not None and size // ELEMENT_BYTES[info.type] > _SMALL:
-                    found[name] = info
-    return found
+                    large[name] = info
+    return large
 
 
 @functools.lru_cache(maxsize=4096)

@@ -4,18 +4,17 @@ The operator (``native/attention.c``) takes each token as a row of the batch, wi
 tokens of its request. A prompt is as many rows as it has tokens. So one call serves prompts and requests that decode,
 of any lengths: selective batching (Yu et al., *Orca*, OSDI 2022, section 3.2) without a call for each request.
 
-What is replaced is found by the flow of values. From the product of queries and keys to that of probabilities and
-values there may be a factor, a cap by ``Tanh`` (Gemma Team, *Gemma 2*, 2024), a mask, and ``Softmax``; or the whole is
-ONNX's ``Attention``. If queries and keys are rotated in the same way (``rotation``), the operator does
-that, too. It shows every token the tokens up to its own, so a mask may hide others only. That is computed for the
-longest request, since a sliding window is not seen in a short one.
+What is replaced is found by the flow of values, in attention of plain operators (``plain_attention``). From the product
+of queries and keys to that of probabilities and values there may be a factor, a cap by ``Tanh`` (Gemma Team, *Gemma 2*,
+2024), a mask, and ``Softmax``. If queries and keys are rotated in the same way (``rotation``), the operator does that,
+too. It shows every token the tokens up to its own, so a mask may hide others only. That is computed for the longest
+request, since a sliding window is not seen in a short one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,11 +23,18 @@ from onnx import helper, numpy_helper
 
 from chrion.errors import ModelError
 from chrion.generation.rewrites.arrangements import fixed_shape
-from chrion.generation.rewrites.decoder import DecoderSignature
-from chrion.generation.rewrites.observation import Observation, Size
+from chrion.generation.rewrites.observation import Decoder, Observation, Size
 from chrion.generation.rewrites.rotation import Rotation, RotationFinder
 from chrion.graph.ort_sessions import first_line, open_analysis
-from chrion.graph.rewrite import STANDARD, int_attribute, needed_nodes, replace_nodes
+from chrion.graph.rewrite import (
+    STANDARD,
+    RewriteError,
+    Rewriter,
+    int_attribute,
+    needed_nodes,
+    producers,
+    readers,
+)
 
 Array = np.ndarray[Any, Any]
 #: The operator, its domain, and the widest head that it takes.
@@ -51,14 +57,6 @@ class PooledRows:
     read: str
     new: str
     pool: str
-
-
-@dataclass(frozen=True)
-class PooledLayer:
-    """The keys and values of a layer, and the heads and the width of both."""
-
-    keys: PooledRows
-    values: PooledRows
     heads: int
     width: int
 
@@ -75,7 +73,7 @@ class Mask:
 
 
 @dataclass
-class _Found:
+class _Scores:
     """What attention computes from a product of queries and keys."""
 
     scale: float = 1.0
@@ -85,153 +83,145 @@ class _Found:
     numbers: list[Mask] = field(default_factory=list)
 
 
-class PooledAttention:
-    """The nodes of a decoder whose caches are in a pool, with attention as one operator.
+def fuse_attention(
+    nodes: Sequence[onnx.NodeProto],
+    caches: Sequence[PooledRows],
+    seen: Observation,
+    added: Mapping[str, onnx.TensorProto],
+    counts: tuple[str, str],
+) -> tuple[list[onnx.NodeProto], list[Mask]]:
+    """Return the nodes of a decoder whose caches are in a pool, with attention as one operator.
 
     Args:
         nodes: The nodes, in topological order, with arrangements joined.
-        layers: The keys and values of all layers.
+        caches: The keys and values, layer by layer.
         seen: The sizes and constants of the values.
         added: Weights beside those of the decoder.
         counts: The inputs with the number of past tokens and with the first row of each token.
+
+    Returns:
+        All nodes, some of which are not needed any more, and all masks.
+
+    Raises:
+        RewriteError: The attention of a layer is computed otherwise.
     """
+    rotations = RotationFinder(nodes, seen, counts[:1])
+    layers = _LayerFinder(nodes, caches, seen, added, rotations)
+    operators = [layers.operator(*layer, counts) for layer in zip(caches[::2], caches[1::2], strict=True)]
+    replaced = producers(operators)
+    fused: list[onnx.NodeProto] = []
+    for node in nodes:
+        own = replaced.get(node.output[0], node)
+        fused += [*rotations.take_selections(own.input), own]
+    return fused, layers.masks
+
+
+class _LayerFinder:
+    """Finds the attention of layers by the flow of values, from their keys and values on."""
 
     def __init__(
         self,
         nodes: Sequence[onnx.NodeProto],
-        layers: Sequence[PooledLayer],
+        caches: Sequence[PooledRows],
         seen: Observation,
-        added: dict[str, onnx.TensorProto],
-        counts: tuple[str, str],
+        added: Mapping[str, onnx.TensorProto],
+        rotations: RotationFinder,
     ) -> None:
-        self._seen, self._added, self._counts = seen, added, counts
-        self._producer = {name: node for node in nodes for name in node.output if name}
-        self._readers: dict[str, list[onnx.NodeProto]] = {}
-        for node in nodes:
-            for name in filter(None, node.input if node.op_type != "Shape" else ()):
-                self._readers.setdefault(name, []).append(node)
-        self._rotations = RotationFinder(nodes, seen, counts[:1])
-        self._roots = {name: at for at, layer in enumerate(layers) for name in (layer.keys.read, layer.values.read)}
-        #: All masks.
+        self._seen, self._added, self._rotations = seen, added, rotations
+        self._producer = producers(nodes)
+        self._readers = readers(node for node in nodes if node.op_type != "Shape")
+        self._caches = {rows.read for rows in caches}
         self.masks: list[Mask] = []
-        replaced: dict[str, onnx.NodeProto] = {}
-        for at, layer in enumerate(layers):
-            found = self._operator(at, layer)
-            if found is not None:
-                replaced[found.output[0]] = found
-        #: All nodes; some are not needed any more.
-        self.nodes = []
-        for node in nodes:
-            own = replaced.get(node.output[0], node)
-            self.nodes += self._rotations.take_selections(own.input)
-            self.nodes.append(own)
-        #: False if the attention of a layer is computed otherwise.
-        self.complete = len(replaced) == len(layers)
 
-    def _operator(self, at: int, layer: PooledLayer) -> onnx.NodeProto | None:
-        """Return the operator of a layer, or None."""
-        keys, values, width = layer.keys, layer.values, layer.width
-        found = _Found()
-        whole = self._whole_attention(layer)
-        if whole is not None:
-            queries, context = whole.input[0], whole.output[0]
-            if not _read_attention(whole, width, found):
-                return None
-        else:
-            products = self._product(at, keys.read, found)
-            sums = self._product(at, values.read, None)
-            if products is None or sums is None:
-                return None
-            probabilities = self._softmax(products.output[0], found)
-            if not probabilities or not self._reaches(probabilities, sums):
-                return None
-            queries, context = products.input[0], sums.output[0]
-        queries, output = self._before_factors(queries, found), self._after_reshaping(context)
+    def operator(self, keys: PooledRows, values: PooledRows, counts: tuple[str, str]) -> onnx.NodeProto:
+        """Return the operator of a layer."""
+        heads, width, scores = keys.heads, keys.width, _Scores()
+        products, sums = self._product(keys.read, scores), self._product(values.read, None)
+        self._follow(self._softmax(products.output[0], scores), sums)
+        queries, output = self._before_factors(products.input[0], scores), self._after_reshaping(sums.output[0])
         shape = fixed_shape(self._seen.shapes.get(queries, ()))
         elements = int(np.prod(shape[1:])) if shape else 0
-        if output is None or not elements or elements % (layer.heads * width) or width > WIDEST:
-            return None
-        self.masks += found.masks + found.numbers
+        alike = (values.heads, values.width) == (heads, width)
+        if output is None or not alike or not elements or elements % (heads * width) or width > WIDEST:
+            raise RewriteError(f"the heads of {keys.read!r} and of its queries are not those of the operator")
+        self.masks += scores.masks + scores.numbers
         new_keys, new_values = (self._before_reshaping(rows.new) for rows in (keys, values))
         # If queries and keys are not rotated in the same way, the operator does not rotate.
         queries_before, rotation = self._rotations.find(queries, elements // width, width)
-        keys_before, other = self._rotations.find(new_keys, layer.heads, width)
+        keys_before, other = self._rotations.find(new_keys, heads, width)
         if rotation == other:
             queries, new_keys = queries_before, keys_before
         else:
             rotation = Rotation()
         return helper.make_node(
             OPERATOR,
-            [queries, new_keys, new_values, keys.pool, values.pool, *self._counts, *rotation.tables],
+            [queries, new_keys, new_values, keys.pool, values.pool, *counts, *rotation.tables],
             [output[0]],
             name=f"{OPERATOR}:{output[0]}",
             domain=DOMAIN,
             heads=elements // width,
-            shared=layer.heads,
+            shared=heads,
             width=width,
-            scale=found.scale,
-            cap=found.cap,
+            scale=scores.scale,
+            cap=scores.cap,
             shape=output[1],
             rotated=rotation.rotated,
             interleaved=int(rotation.interleaved),
             columns=rotation.columns,
         )
 
-    def _whole_attention(self, layer: PooledLayer) -> onnx.NodeProto | None:
-        """Return ONNX's ``Attention`` of a layer, if there is one."""
-        keys, values = layer.keys.read, layer.values.read
-        readers = self._readers.get(keys, [])
-        alike = [node for node in readers if node.op_type == "Attention" and node.domain in STANDARD]
-        fits = alike and list(alike[0].input[1:3]) == [keys, values] and len(self._readers[values]) == 1
-        rank = len(self._seen.shapes.get(alike[0].input[0], ())) if alike else 0
-        return alike[0] if fits and len(readers) == 1 and rank == 4 else None
-
-    def _product(self, at: int, root: str, found: _Found | None) -> onnx.NodeProto | None:
+    def _product(self, root: str, scores: _Scores | None) -> onnx.NodeProto:
         """Return the product whose second factor is the keys or the values of a layer, the only use of these."""
         name = root
-        while (node := self._only_reader(name)) is not None and self._roots.get(name, at) == at:
-            if node.op_type == "MatMul":
-                return node if node.input[1] == name else None
-            factor = self._factor(node, name, found) if found is not None else None
-            if factor is not None and found is not None:
-                found.scale *= factor
+        while (node := self._only_reader(name)) is not None and (name == root or name not in self._caches):
+            if node.op_type == "MatMul" and node.input[1] == name:
+                return node
+            factor = self._factor(node, name, scores) if scores is not None else None
+            if factor is not None and scores is not None:
+                scores.scale *= factor
             elif node.op_type not in _ARRANGING or node.input[0] != name:
-                return None
+                break
             name = node.output[0]
-        return None
+        raise self._refusal(name, f"is between {root!r} and a product")
 
-    def _softmax(self, name: str, found: _Found) -> str:
-        """Follow scores to their probabilities, and return these, or nothing if an operator is not known."""
+    def _softmax(self, name: str, scores: _Scores) -> str:
+        """Follow scores to their probabilities, and return these."""
         while (node := self._only_reader(name)) is not None:
-            factor = self._factor(node, name, found)
+            factor = self._factor(node, name, scores)
             rank = len(self._seen.shapes.get(name, ()))
-            if node.op_type == "Softmax":
-                return node.output[0] if rank and int_attribute(node, "axis", -1) % rank == rank - 1 else ""
+            if node.op_type == "Softmax" and rank and int_attribute(node, "axis", -1) % rank == rank - 1:
+                return node.output[0]
             if factor is not None:
                 # A mask shows tokens by adding 0, so that it does not matter which of the two is first.
-                found.scale, found.cap = (found.scale, found.cap * factor) if found.cap else (found.scale * factor, 0.0)
-            elif node.op_type == "Tanh" and not found.cap and not found.masks:
-                found.cap = 1.0
+                scores.scale, scores.cap = (
+                    (scores.scale, scores.cap * factor) if scores.cap else (scores.scale * factor, 0.0)
+                )
+            elif node.op_type == "Tanh" and not scores.cap and not scores.masks:
+                scores.cap = 1.0
             elif (mask := _mask(node, name)) is not None:
-                found.masks.append(mask)
+                scores.masks.append(mask)
             elif node.op_type not in _KEEPING or node.input[0] != name:
-                return ""
+                break
             name = node.output[0]
-        return ""
+        raise self._refusal(name, "is between scores and their softmax")
 
-    def _reaches(self, name: str, end: onnx.NodeProto) -> bool:
-        """Return whether probabilities are the first factor of a product, unchanged."""
+    def _follow(self, name: str, end: onnx.NodeProto) -> None:
+        """Check that probabilities are the first factor of a product, unchanged."""
         while True:
-            readers = self._readers.get(name, [])
-            if len(readers) == 2 and (chosen := self._without_nan(name, readers)):
+            alike = self._readers.get(name, [])
+            if len(alike) == 2 and (chosen := self._without_nan(name, alike)):
                 name = chosen
                 continue
             node = self._only_reader(name)
-            if node is None or node is end:
-                return node is end and end.input[0] == name
-            if node.op_type not in _KEEPING or node.input[0] != name:
-                return False
+            if node is end and end.input[0] == name:
+                return
+            if node is None or node.op_type not in _KEEPING or node.input[0] != name:
+                raise self._refusal(name, "is between probabilities and values")
             name = node.output[0]
+
+    def _refusal(self, name: str, reason: str) -> RewriteError:
+        """Return the refusal of the first node that reads a value."""
+        return RewriteError(reason, next(iter(self._readers.get(name, [])), None))
 
     def _only_reader(self, name: str) -> onnx.NodeProto | None:
         """Return the node that reads a value, if it is one of ONNX's own operators and the only one."""
@@ -245,7 +235,7 @@ class PooledAttention:
                 return str(choice.output[0]) if self._number(choice.input[1]) == 0.0 else ""
         return ""
 
-    def _factor(self, node: onnx.NodeProto, name: str, found: _Found) -> float | None:
+    def _factor(self, node: onnx.NodeProto, name: str, scores: _Scores) -> float | None:
         """Return the constant by which a node multiplies a value, or None if it does something else.
 
         A number that the model computes may follow from the length of a request: it is checked like a mask.
@@ -257,7 +247,7 @@ class PooledAttention:
         if number is None or (node.op_type == "Div" and (node.input[0] != name or not number)):
             return None
         if other in self._producer:
-            found.numbers.append(Mask(other, number))
+            scores.numbers.append(Mask(other, number))
         return number if node.op_type == "Mul" else 1.0 / number
 
     def _number(self, name: str) -> float | None:
@@ -271,14 +261,14 @@ class PooledAttention:
             name = node.input[0]
         return name
 
-    def _before_factors(self, name: str, found: _Found) -> str:
+    def _before_factors(self, name: str, scores: _Scores) -> str:
         """Return queries before they are reshaped and multiplied by constants, which become part of the scale."""
         while (node := self._producer.get(name := self._before_reshaping(name))) is not None:
             data = [read for read in node.input if self._number(read) is None]
-            factor = self._factor(node, data[0], found) if len(data) == 1 else None
+            factor = self._factor(node, data[0], scores) if len(data) == 1 else None
             if factor is None:
                 break
-            found.scale *= factor
+            scores.scale *= factor
             name = data[0]
         return name
 
@@ -307,67 +297,44 @@ def _mask(node: onnx.NodeProto, name: str) -> Mask | None:
     return None
 
 
-def _read_attention(node: onnx.NodeProto, width: int, found: _Found) -> bool:
-    """Read the attributes and the mask of ``Attention``; return whether they are known."""
-    values = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
-    heads = {"kv_num_heads", "q_num_heads", "softmax_precision", "is_causal", "qk_matmul_output_mode"}
-    if not {*values} <= heads | {"scale", "softcap"} or values.get("is_causal") or len(node.output) != 1:
-        return False
-    found.scale, found.cap = float(values.get("scale") or width**-0.5), float(values.get("softcap", 0.0))
-    if found.cap:
-        found.scale /= found.cap
-    if len(node.input) > 3 and node.input[3]:
-        found.masks.append(Mask(node.input[3], visible=True))
-    return True
-
-
-def shows_earlier_tokens(  # noqa: PLR0913, PLR0917 - a part of a decoder, and how it runs
-    model: onnx.ModelProto,
-    masks: Collection[Mask],
-    signature: DecoderSignature,
-    seen: Observation,
-    feed: Callable[[Array], Mapping[str, Array]],
-    folder: Path,
+def shows_earlier_tokens(
+    model: onnx.ModelProto, masks: Collection[Mask], decoder: Decoder, feed: Callable[[Array], Mapping[str, Array]]
 ) -> int:
-    """Return for how many tokens masks show every token all tokens up to its own; 0 if they hide some.
+    """Return for how many tokens masks show every token all tokens up to its own.
 
     Args:
         model: The decoder before attention was replaced, with declared inputs.
         masks: The masks; a condition may also be a number that is added.
-        signature: The decoder's inputs and outputs.
-        seen: The sizes of its values.
+        decoder: The decoder before its caches were moved to a pool.
         feed: Returns the inputs of tokens after some past ones [requests, 1], without the caches.
-        folder: The folder of the weights.
 
     Raises:
+        RewriteError: They hide some, or depend on the caches.
         ModelError: onnxruntime refuses the computation of masks.
     """
-    tokens = signature.context or _LONGEST
+    tokens = decoder.signature.context or _LONGEST
     names = list(dict.fromkeys(mask.name for mask in masks))
     if not names:
         return tokens
-    nodes = needed_nodes(model.graph.node, names)
-    if any(_grows_by_pairs(seen.shapes.get(name, ())) for node in nodes for name in node.output):
+    rewriter = Rewriter(model)
+    rewriter.nodes = needed_nodes(model.graph.node, names)
+    if any(_grows_by_pairs(decoder.seen.shapes.get(name, ())) for node in rewriter.nodes for name in node.output):
         tokens = min(tokens, _LONGEST_OF_PAIRS)
-    part = replace_nodes(model, nodes, {})
-    own = {tensor.name for tensor in part.graph.initializer}
-    part.graph.initializer.extend(t for t in model.graph.initializer if t.name in names and t.name not in own)
-    read = {*names}.union(*(node.input for node in nodes))
+    read = {*names}.union(*(node.input for node in rewriter.nodes))
     inputs = [value for value in model.graph.input if value.name in read]
     past = np.array([[tokens - 1], [min(tokens - 1, 4)]])
     given = feed(past)
-    if any(value.name not in given for value in inputs):
-        return 0  # they depend on the caches
-    del part.graph.input[:], part.graph.output[:]
-    part.graph.input.extend(inputs)
-    for name in names:
-        part.graph.output.add().name = name
-    session = open_analysis(part, folder, "the masks of attention")
+    if cache := next((value.name for value in inputs if value.name not in given), ""):
+        raise RewriteError(f"a mask depends on {cache!r}")
+    part = rewriter.finish(inputs, [onnx.ValueInfoProto(name=name) for name in names])
+    session = open_analysis(part, decoder.graph.weights_folder, "the masks of attention")
     try:
-        found = dict(zip(names, session.run(names, {value.name: given[value.name] for value in inputs}), strict=True))
+        results = dict(zip(names, session.run(names, {value.name: given[value.name] for value in inputs}), strict=True))
     except Exception as error:
         raise ModelError(f"the masks of attention: {first_line(error)}") from error
-    return tokens if all(_shows(mask, found[mask.name], past[:, 0]) for mask in {*masks}) else 0
+    if hiding := next((mask.name for mask in masks if not _shows(mask, results[mask.name], past[:, 0])), ""):
+        raise RewriteError(f"the mask {hiding!r} hides earlier tokens")
+    return tokens
 
 
 def _grows_by_pairs(shape: Sequence[Size | None]) -> bool:

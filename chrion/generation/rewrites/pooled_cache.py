@@ -19,29 +19,32 @@ mask, the position and all rows: nodes on small tensors take less time than call
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from chrion.generation.rewrites.arrangements import join_arrangements
-from chrion.generation.rewrites.cache_append import AppendedDecoder
 from chrion.generation.rewrites.decoder import IDS, LOGITS, MASK, POSITIONS, DecoderSignature
 from chrion.generation.rewrites.joined_products import join_products
 from chrion.generation.rewrites.last_logits import choose_rows
-from chrion.generation.rewrites.observation import Size
+from chrion.generation.rewrites.observation import Decoder, Size
 from chrion.generation.rewrites.pooled_attention import (
     DOMAIN,
-    PooledAttention,
-    PooledLayer,
     PooledRows,
+    fuse_attention,
     shows_earlier_tokens,
 )
-from chrion.graph.rewrite import STANDARD, int_attribute, needed_nodes, replace_nodes
+from chrion.graph.rewrite import (
+    Constant,
+    RewriteError,
+    Rewriter,
+    int_attribute,
+    needed_nodes,
+)
 
 Array = np.ndarray[Any, Any]
 _POOL = "pool/"
@@ -62,8 +65,6 @@ class PooledDecoder:
     #: no such outputs if the operator of ``pooled_attention`` writes to the inputs.
     pools: tuple[str, ...]
     written: tuple[str, ...]
-    #: Inputs with the shape that past keys and values would have, by name: heads and width.
-    past_shapes: Mapping[str, tuple[int, int]]
     #: The most tokens of a request if attention is that operator, otherwise 0.
     longest: int = 0
     #: True if a prompt may be as many rows as it has tokens. Only the logits of the rows in ``WANTED`` are computed.
@@ -75,121 +76,102 @@ class PooledDecoder:
 
     def feed(self, signature: DecoderSignature, past: Array) -> dict[str, Array]:
         """Return the inputs beside the caches for tokens of number 0 after some past ones, int64 [requests, 1]."""
-        count = len(past)
-        shapes = {
-            name: np.array([count, heads, past.max(), width]) for name, (heads, width) in self.past_shapes.items()
-        }
-        return {IDS: np.zeros((count, 1), signature.type_of(IDS)), PAST: past, START: past * 0, **shapes}
+        return {IDS: np.zeros(past.shape, signature.type_of(IDS)), PAST: past, START: past * 0}
 
 
-def pool_caches(
-    appended: AppendedDecoder, signature: DecoderSignature, *, joined: bool = True, weights: Path | None = None
-) -> PooledDecoder | None:
-    """Return a decoder that keeps its caches in a pool, or None if it cannot hide pads or reads its past otherwise.
+def pool_caches(decoder: Decoder, *, joined: bool = True, native: bool = False) -> PooledDecoder:
+    """Return a decoder that keeps its caches in a pool.
 
     The caller has to check on examples that the decoder treats the requests of a batch independently.
 
     Args:
-        appended: The decoder with caches that are inputs.
-        signature: Its inputs and outputs.
+        decoder: A decoder with caches that are inputs.
         joined: Join operators that arrange the elements of a token, if requests are the first axis of all values.
-        weights: The folder of the decoder's weights, to have attention as one operator; None is returned if it is not
-            plain attention to all tokens before.
+        native: Have attention as one operator, which must be plain attention to all tokens before.
+
+    Raises:
+        RewriteError: It cannot hide pads, reads its past otherwise, or has other attention.
+        ModelError: onnxruntime refuses the computation of its masks.
     """
+    signature, seen = decoder.signature, decoder.seen
     if MASK not in signature.inputs:
-        return None
-    shapes: dict[str, tuple[int, int]] = {}
-    added: dict[str, onnx.TensorProto] = {}
-    nodes = _rows(signature, added)
+        raise RewriteError(f"without {MASK!r}, pads cannot be hidden")
+    rewriter = Rewriter(decoder.model)
+    _add_rows(signature, rewriter)
     sizes = dict(zip(signature.past, signature.cache_shapes, strict=True))
-    pasts = dict(zip(appended.sources, signature.past, strict=True))
+    pasts = dict(zip(decoder.appended, signature.past, strict=True))
     depending: set[str] = set()  # on keys and values
-    for node in appended.model.graph.node:
+    for node in decoder.model.graph.node:
         past = next((pasts[name] for name in node.input if name in pasts), None)
         read = [name for name in node.input if name in sizes]
+        replaced = node.op_type == "Shape" and (read or (native and not depending.isdisjoint(node.input)))
         if past is not None:  # the transposition of a cache that is an input
-            new = appended.sources[node.input[0]]
-            nodes += _through_pool(past, sizes[past], new, node.output[0], added)
+            _add_pool(past, sizes[past], decoder.appended[node.input[0]], node.output[0], rewriter)
             depending.add(node.output[0])
-        elif not depending.isdisjoint(node.input) and weights is not None and node.op_type == "Shape":
-            nodes += _computed_shape(node, appended.seen.shapes.get(node.input[0], ()), added) or [node]
-        elif not read:
-            nodes.append(node)
-            depending.update(node.output if not depending.isdisjoint(node.input) else ())
-        elif node.op_type == "Shape" and node.domain in STANDARD:
-            nodes += _shape_of_past(node, sizes[read[0]], shapes)
+        elif replaced and _add_shape(node, seen.shapes[node.input[0]], rewriter):
+            continue
+        elif read:
+            raise RewriteError(f"reads {read[0]!r}", node)
         else:
-            return None
+            rewriter.nodes.append(node)
+            depending.update(node.output if not depending.isdisjoint(node.input) else ())
     pools, written = (tuple(f"{_POOL}{kind}/{name}" for name in signature.past) for kind in ("before", "after"))
-    nodes = needed_nodes(join_arrangements(nodes, appended.seen, added) if joined else nodes, [LOGITS, *written])
-    pooled = _declared_decoder(
-        appended.model, nodes, added, signature, PooledDecoder(appended.model, pools, written, shapes)
-    )
-    return pooled if weights is None else _with_operator(pooled, appended, signature, added, weights)
+    if joined:
+        rewriter.nodes = join_arrangements(rewriter.nodes, seen, rewriter.added)
+    rewriter.nodes = needed_nodes(rewriter.nodes, [LOGITS, *written])
+    pooled = _finish(rewriter, signature, PooledDecoder(decoder.model, pools, written))
+    return _with_operator(pooled, decoder, rewriter) if native else pooled
 
 
-def _with_operator(
-    pooled: PooledDecoder,
-    appended: AppendedDecoder,
-    signature: DecoderSignature,
-    added: dict[str, onnx.TensorProto],
-    weights: Path,
-) -> PooledDecoder | None:
-    """Return a decoder with attention as one operator, or None if it does something else."""
-    layers = []
-    for at in range(0, len(signature.past), 2):
-        if len({*signature.cache_shapes[at : at + 2]}) > 1 or signature.cache_type != np.float32:
-            return None
-        keys, values = (
-            PooledRows(present, f"{_POOL}new/{past}", pool)
-            for present, past, pool in list(zip(signature.present, signature.past, pooled.pools, strict=True))[
-                at : at + 2
-            ]
+def _with_operator(pooled: PooledDecoder, decoder: Decoder, rewriter: Rewriter) -> PooledDecoder:
+    """Return a decoder with attention as one operator."""
+    signature, seen = decoder.signature, decoder.seen
+    if signature.cache_type != np.float32:
+        raise RewriteError("the cache is no float")
+    caches = [
+        PooledRows(present, f"{_POOL}new/{past}", pool, *shape)
+        for present, past, pool, shape in zip(
+            signature.present, signature.past, pooled.pools, signature.cache_shapes, strict=True
         )
-        layers.append(PooledLayer(keys, values, *signature.cache_shapes[at]))
-    fused = PooledAttention(pooled.model.graph.node, layers, appended.seen, added, (PAST, START))
-    if not fused.complete:
-        return None
-    longest = shows_earlier_tokens(
-        pooled.model, fused.masks, signature, appended.seen, lambda past: pooled.feed(signature, past), weights
-    )
-    nodes = needed_nodes(fused.nodes, [LOGITS])
-    others = {name for node in nodes if node.domain != DOMAIN for name in node.input}
+    ]
+    fused, masks = fuse_attention(rewriter.nodes, caches, seen, rewriter.added, (PAST, START))
+    longest = shows_earlier_tokens(pooled.model, masks, decoder, lambda past: pooled.feed(signature, past))
+    nodes = needed_nodes(fused, [LOGITS])
+    shared = {*pooled.pools, _MOST}
     # What follows from the longest past of a batch may differ for a request by itself, maybe beyond what a trial shows.
-    if not longest or not others.isdisjoint({*pooled.pools, *pooled.past_shapes, _MOST}):
-        return None
+    for node in nodes:
+        if node.domain != DOMAIN and not shared.isdisjoint(node.input):
+            raise RewriteError("depends on the past of all requests", node)
     stored = {tensor.name: tensor for tensor in pooled.model.graph.initializer}
-    nodes = needed_nodes(join_products(nodes, stored, appended.seen), [LOGITS])
-    chosen = choose_rows(nodes, WANTED, appended.seen)
-    result = replace(pooled, written=(), longest=longest, prompts=chosen is not None)
-    return _declared_decoder(appended.model, nodes if chosen is None else chosen, added, signature, result)
+    rewriter.nodes = needed_nodes(join_products(nodes, stored, seen), [LOGITS])
+    prompts = True
+    try:
+        rewriter.nodes = choose_rows(rewriter.nodes, WANTED, seen)
+    except RewriteError:
+        prompts = False
+    return _finish(rewriter, signature, replace(pooled, written=(), longest=longest, prompts=prompts))
 
 
-def _rows(signature: DecoderSignature, added: dict[str, onnx.TensorProto]) -> list[onnx.NodeProto]:
-    """Return the nodes that compute the mask, the positions and the rows of the pool."""
-    nodes: list[onnx.NodeProto] = []
+def _add_rows(signature: DecoderSignature, rewriter: Rewriter) -> None:
+    """Add the nodes that compute the mask, the positions and the rows of the pool."""
 
-    def add(kind: str, inputs: Sequence[str | int | list[int] | Array], output: str, **attributes: Any) -> str:
-        """Add a node; inputs that are no names become constants."""
-        names = [value if isinstance(value, str) else _constant(added, value) for value in inputs]
-        nodes.append(helper.make_node(kind, names, [output], name=output, **attributes))
-        return output
+    def add(kind: str, inputs: Sequence[str | Constant], output: str, **attributes: Any) -> str:
+        return rewriter.add(kind, inputs, _POOL + output, **attributes)
 
-    most = add("ReduceMax", [PAST], _MOST, keepdims=0)
-    columns = add("Range", [0, add("Add", [most, 1], _POOL + "total"), 1], _POOL + "columns")
-    seen = add("Less", [columns, add("Add", [PAST, 1], _POOL + "own-total")], _POOL + "seen")
+    most = rewriter.add("ReduceMax", [PAST], _MOST, keepdims=0)
+    columns = add("Range", [0, add("Add", [most, 1], "total"), 1], "columns")
+    seen = add("Less", [columns, add("Add", [PAST, 1], "own-total")], "seen")
     for name, source in ((MASK, seen), (POSITIONS, PAST)):
         if name in signature.inputs:
-            add("Cast", [source], name, to=helper.np_dtype_to_tensor_dtype(signature.type_of(name)))
-    last = add("Add", [START, PAST], _POOL + "last")
-    rows = add("Where", [seen, add("Add", [START, columns], _POOL + "row"), last], _POOL + "rows")
-    rows = add("Reshape", [rows, [0, 1, -1]], _POOL + "rows-of-heads")
-    last = add("Reshape", [last, [0, 1, 1]], _POOL + "last-of-heads")
-    for heads in {heads for heads, _ in signature.cache_shapes}:
-        for found, name in zip((rows, last), _indices(heads), strict=True):
-            first = add("Mul", [found, heads], f"{name}/first")
-            add("Add", [first, np.arange(heads)[:, None]], name)
-    return nodes
+            rewriter.add("Cast", [source], name, to=helper.np_dtype_to_tensor_dtype(signature.type_of(name)))
+    last = add("Add", [START, PAST], "last")
+    rows = add("Where", [seen, add("Add", [START, columns], "row"), last], "rows")
+    rows = add("Reshape", [rows, [0, 1, -1]], "rows-of-heads")
+    last = add("Reshape", [last, [0, 1, 1]], "last-of-heads")
+    for heads in sorted({heads for heads, _ in signature.cache_shapes}):
+        for row, name in zip((rows, last), _indices(heads), strict=True):
+            first = rewriter.add("Mul", [row, heads], f"{name}/first")
+            rewriter.add("Add", [first, np.arange(heads)[:, None]], name)
 
 
 def _indices(heads: int) -> tuple[str, str]:
@@ -197,97 +179,48 @@ def _indices(heads: int) -> tuple[str, str]:
     return f"{_POOL}read/{heads}", f"{_POOL}write/{heads}"
 
 
-def _through_pool(
-    past: str, size: tuple[int, int], source: str, present: str, added: dict[str, onnx.TensorProto]
-) -> list[onnx.NodeProto]:
-    """Return the nodes that write new keys or values, of one token a request, and read those of all tokens."""
-    shape = numpy_helper.from_array(np.array([-1, *size]), f"{_POOL}shape/{size[0]}x{size[1]}")
-    added[shape.name] = shape
+def _add_pool(past: str, size: tuple[int, int], source: str, present: str, rewriter: Rewriter) -> None:
+    """Add the nodes that write new keys or values, of one token a request, and read those of all tokens."""
     new, before, after = (f"{_POOL}{kind}/{past}" for kind in ("new", "before", "after"))
     read, write = _indices(size[0])
-    return [
-        helper.make_node("Reshape", [source, shape.name], [new], name=new),
-        helper.make_node("ScatterND", [before, write, new], [after], name=after),
-        helper.make_node("Gather", [after, read], [present], name=f"{_POOL}{present}", axis=0),
-    ]
+    rewriter.add("Reshape", [source, [-1, *size]], new)
+    rewriter.add("ScatterND", [before, write, new], after)
+    rewriter.add("Gather", [after, read], present, axis=0)
 
 
-def _computed_shape(
-    node: onnx.NodeProto, sizes: Sequence[Size | None], added: dict[str, onnx.TensorProto]
-) -> list[onnx.NodeProto]:
-    """Return nodes that compute the shape of a value of each request without it; none if it is not known how."""
-    known = [size for size in sizes if size is not None]
-    if len(known) < len(sizes) or known[:1] != [Size(0, 0, 1)] or any(size.past not in {0, 1} for size in known):
-        return []
-    name = f"{_POOL}shape-of/{node.output[0]}"
-    nodes, parts = [], []
+def _add_shape(node: onnx.NodeProto, sizes: Sequence[Size | None], rewriter: Rewriter) -> bool:
+    """Add nodes that compute the shape of a value of each request without it; return False if it is not known how."""
+    known = [size for size in sizes if size is not None and size.past in {0, 1}]
     ends = slice(int_attribute(node, "start", 0), int_attribute(node, "end", len(known)))
+    if len(known) < len(sizes) or known[:1] != [Size(0, 0, 1)] or not known[ends]:
+        return False
+    name = f"{_POOL}shape-of/{node.output[0]}"
+    parts: list[str | Constant] = []
     for at, size in [*enumerate(known)][ends]:
-        if at and not size.past:
-            parts.append(_constant(added, [size(1, 0)]))
-            continue
-        parts.append(f"{name}/{at}")
-        if at:
-            own = helper.make_node("Add", [_MOST, _constant(added, [size(1, 0)])], parts[-1:], name=parts[-1])
-            nodes.append(own)
+        if not at:
+            parts.append(rewriter.add("Gather", [rewriter.add("Shape", [START], f"{name}/start"), [0]], f"{name}/0"))
+        elif size.past:
+            parts.append(rewriter.add("Add", [_MOST, [size(1, 0)]], f"{name}/{at}"))
         else:
-            nodes.append(helper.make_node("Shape", [START], [f"{name}/start"], name=f"{name}/start"))
-            inputs = [f"{name}/start", _constant(added, [0])]
-            nodes.append(helper.make_node("Gather", inputs, parts[-1:], name=parts[-1]))
-    return [*nodes, helper.make_node("Concat", parts, [node.output[0]], name=name, axis=0)] if parts else []
+            parts.append([size(1, 0)])
+    rewriter.add("Concat", parts, node.output[0], axis=0)
+    return True
 
 
-def _constant(added: dict[str, onnx.TensorProto], value: int | list[int] | Array) -> str:
-    """Return the name of a constant of int64."""
-    array = np.array(value, np.int64)
-    name = f"{_POOL}constant/{array.shape}/{array.ravel().tolist()}"
-    added[name] = numpy_helper.from_array(array, name)
-    return name
-
-
-def _shape_of_past(
-    node: onnx.NodeProto, size: tuple[int, int], shapes: dict[str, tuple[int, int]]
-) -> list[onnx.NodeProto]:
-    """Return nodes in place of ``Shape``, for an input that does not exist any more."""
-    name = f"{_POOL}past-shape/{size[0]}x{size[1]}"
-    shapes[name] = size
-    like = f"{name}/{node.output[0]}"
-    value = numpy_helper.from_array(np.zeros(1, np.int8))
-    shape = onnx.NodeProto()
-    shape.CopyFrom(node)
-    shape.input[0] = like
-    return [helper.make_node("ConstantOfShape", [name], [like], name=like, value=value), shape]
-
-
-def _declared_decoder(
-    model: onnx.ModelProto,
-    nodes: Sequence[onnx.NodeProto],
-    added: Mapping[str, onnx.TensorProto],
-    signature: DecoderSignature,
-    pooled: PooledDecoder,
-) -> PooledDecoder:
-    """Return a pooled decoder of other nodes, with its inputs and outputs declared."""
-    read = {name for node in nodes for name in node.input}
-    shapes = {name: size for name, size in pooled.past_shapes.items() if name in read}
-    changed = replace_nodes(model, nodes, added)
-    graph = changed.graph
-    inputs = [_declared(name, TensorProto.INT64, ["batch", 1]) for name in (PAST, START)]
-    inputs.append(_declared(IDS, helper.np_dtype_to_tensor_dtype(signature.type_of(IDS)), ["batch", 1]))
-    inputs += [_declared(name, TensorProto.INT64, [4]) for name in shapes]
-    inputs += [_declared(WANTED, TensorProto.INT64, ["wanted"])] if pooled.prompts else []
+def _finish(rewriter: Rewriter, signature: DecoderSignature, pooled: PooledDecoder) -> PooledDecoder:
+    """Return a pooled decoder with other nodes, and with its inputs and outputs declared."""
+    declared, int64 = helper.make_tensor_value_info, TensorProto.INT64
+    inputs = [declared(name, int64, ["batch", 1]) for name in (PAST, START)]
+    inputs.append(declared(IDS, helper.np_dtype_to_tensor_dtype(signature.type_of(IDS)), ["batch", 1]))
+    inputs += [declared(WANTED, int64, ["wanted"])] if pooled.prompts else []
     element = helper.np_dtype_to_tensor_dtype(signature.cache_type)
     widths = [width for _, width in signature.cache_shapes]
-    inputs += [_declared(name, element, [None, width]) for name, width in zip(pooled.pools, widths, strict=True)]
-    logits = next(value.type.tensor_type.elem_type for value in graph.output if value.name == LOGITS)
-    outputs = [_declared(LOGITS, logits, [None, 1, signature.vocabulary])]
-    outputs += [_declared(name, element, [None, width]) for name, width in zip(pooled.written, widths, strict=False)]
-    del graph.input[:], graph.output[:], graph.value_info[:]
-    graph.input.extend(inputs)
-    graph.output.extend(outputs)
+    inputs += [declared(name, element, [None, width]) for name, width in zip(pooled.pools, widths, strict=True)]
+    outputs = rewriter.model.graph.output
+    logits = next(value.type.tensor_type.elem_type for value in outputs if value.name == LOGITS)
+    pools = [declared(name, element, [None, width]) for name, width in zip(pooled.written, widths, strict=False)]
+    model = rewriter.finish(inputs, [declared(LOGITS, logits, [None, 1, signature.vocabulary]), *pools])
+    del model.graph.value_info[:]
     if pooled.longest:
-        changed.opset_import.append(helper.make_opsetid(DOMAIN, 1))
-    return replace(pooled, model=changed, past_shapes=shapes)
-
-
-def _declared(name: str, element: int, shape: Sequence[int | str | None]) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, element, shape)
+        model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
+    return replace(pooled, model=model)

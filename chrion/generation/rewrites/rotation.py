@@ -20,7 +20,7 @@ from onnx import helper
 from chrion.generation.rewrites.arrangements import fixed_shape
 from chrion.generation.rewrites.decoder import IDS
 from chrion.generation.rewrites.observation import Observation
-from chrion.graph.rewrite import MICROSOFT, STANDARD, int_attribute, ints_attribute
+from chrion.graph.rewrite import MICROSOFT, STANDARD, int_attribute, ints_attribute, producers
 
 Array = np.ndarray[Any, Any]
 #: What is known of a term of a sum: the element before, its sign (0 if there is no such term), the table (-1 for none)
@@ -74,7 +74,7 @@ class RotationFinder:
 
     def __init__(self, nodes: Sequence[onnx.NodeProto], seen: Observation, positions: Collection[str]) -> None:
         self._seen = seen
-        self._producer = {name: node for node in nodes for name in node.output if name}
+        self._producer = producers(nodes)
         #: The values that follow from the tokens, and those that follow from their positions only.
         self._depending = _following(nodes, {IDS})
         self._tables = _following(nodes, positions) - self._depending
@@ -195,13 +195,13 @@ class _Sums:
             return self._multiply(node, data)
         if node.op_type in {"Add", "Concat", "Sub"} and len(data) < len(node.input):
             return None
-        found = []
+        parts = []
         for read in data:
             terms = self.of(read)
             if terms is None:
                 return None
-            found.append(terms)
-        return self._combine(node, name, found)
+            parts.append(terms)
+        return self._combine(node, name, parts)
 
     def _multiply(self, node: onnx.NodeProto, data: Sequence[str]) -> Array | None:
         """Return the terms of a product with a table."""
@@ -221,17 +221,17 @@ class _Sums:
         product[:, _COLUMN] = np.broadcast_to(np.arange(columns[-1]).reshape(columns), shape)
         return product
 
-    def _combine(self, node: onnx.NodeProto, name: str, found: Sequence[Array]) -> Array | None:
+    def _combine(self, node: onnx.NodeProto, name: str, parts: Sequence[Array]) -> Array | None:
         """Return the terms of sums, and of elements in another order or with another sign."""
-        terms, kind = found[0], node.op_type
+        terms, kind = parts[0], node.op_type
         if kind in {"Add", "Sub"}:
-            second = _negative(found[1]) if kind == "Sub" else found[1]
+            second = _negative(parts[1]) if kind == "Sub" else parts[1]
             same = terms.shape[2:] == second.shape[2:]
             return np.concatenate([terms, second]) if same and len(terms) + len(second) <= _TERMS else None
         if kind == "Concat":
             axis = self._axis(node, terms)
-            most = max(len(part) for part in found)
-            padded = [np.concatenate([part, np.zeros_like(part)])[:most] for part in found]
+            most = max(len(part) for part in parts)
+            padded = [np.concatenate([part, np.zeros_like(part)])[:most] for part in parts]
             return None if axis is None else np.concatenate(padded, axis=axis)
         return _negative(terms) if kind == "Neg" else self._arrange(node, name, terms)
 
@@ -289,11 +289,11 @@ class _Sums:
 
 def _following(nodes: Sequence[onnx.NodeProto], roots: Collection[str]) -> set[str]:
     """Return all values that follow from some, other than from their shapes."""
-    found = {*roots}
+    following = {*roots}
     for node in nodes:
-        if node.op_type != "Shape" and not found.isdisjoint(node.input):
-            found.update(node.output)
-    return found
+        if node.op_type != "Shape" and not following.isdisjoint(node.input):
+            following.update(node.output)
+    return following
 
 
 def _negative(terms: Array) -> Array:

@@ -4,7 +4,7 @@ Yu et al., *Orca: a distributed serving system for transformer-based generative 
 token-wise parts run once on the concatenated tokens of all requests of a batch, [1, sum of L, hidden]. The attention
 parts run once for each request on its own keys and values. The stages, in the order of :func:`split_decoder`:
 
-1. Replace fused attention by plain operators (``grouped_attention``).
+1. Replace fused attention by plain operators (``plain_attention``).
 2. Observe the sizes of all values (``observation``), and replace those that depend on sizes only (``folding``).
 3. Rewrite the model: compute the logits of all tokens (``last_logits``), read positions in place of computing them
    (``computed_positions``), and let caches grow in place where they are plain concatenations (``cache_append``).
@@ -20,29 +20,30 @@ mixes tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import onnx
 
-from chrion.errors import ModelError
-from chrion.generation.rewrites.cache_append import AppendedDecoder, append_caches
+from chrion.generation.rewrites.cache_append import append_caches
 from chrion.generation.rewrites.computed_positions import read_positions
 from chrion.generation.rewrites.decoder import IDS, LOGITS, MASK, POSITIONS, DecoderSignature
 from chrion.generation.rewrites.folding import fold_sizes
-from chrion.generation.rewrites.grouped_attention import expand_grouped_attention
 from chrion.generation.rewrites.last_logits import keep_all_logits, select_no_token
-from chrion.generation.rewrites.observation import Observation, Size, observe
+from chrion.generation.rewrites.observation import Decoder, Size
+from chrion.generation.rewrites.plain_attention import expand_attention
 from chrion.generation.rewrites.position_reductions import reduces_positions
 from chrion.generation.rewrites.selective_parts import Part, PartBuilder
 from chrion.generation.rewrites.token_axis import leading, token_axes, tokens_axis
 from chrion.generation.rewrites.trimmed_caches import find_trimmed_caches
 from chrion.graph.assemble import node_reads
 from chrion.graph.model import Graph
-from chrion.graph.ort_sessions import weights_folder_option
-from chrion.graph.rewrite import has_bodies, standard_opset
+from chrion.graph.rewrite import RewriteError, describe, has_bodies, nodes_before, refusals_of, standard_opset
+
+log = logging.getLogger(__name__)
 
 #: Operators that only arrange elements; the cut is made where the tokens are contiguous.
 _ARRANGING = frozenset({"Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
@@ -53,19 +54,13 @@ _MIN_OPSET = 13  # before, Softmax and others work on flattened axes
 class SplitDecoder:
     """A decoder in parts, in the order in which they run."""
 
-    signature: DecoderSignature
-    #: The decoder; its weights file is removed with it.
-    graph: Graph = field(repr=False)
+    #: The decoder. Its caches are inputs if the attention parts have no past and present keys and values.
+    decoder: Decoder
     parts: tuple[Part, ...]
     #: The token axes of the values that token-wise parts compute, and of attention outputs, by name.
     axes: Mapping[str, int]
     #: The values that are computed by request and concatenated along the token axis: element type and shape, by name.
     merged: Mapping[str, tuple[np.dtype[Any], tuple[Size, ...]]]
-    #: By cache input of the attention parts: the value with the new tokens to append before. Empty if the attention
-    #: parts have past and present keys and values.
-    appended: Mapping[str, str]
-    #: The decoder whose caches are inputs, if ``appended`` is not empty.
-    whole: AppendedDecoder | None = None
     #: False if the length of a text may change what its first tokens are, so that prompts have to stay whole.
     divisible: bool = True
 
@@ -78,107 +73,78 @@ def split_decoder(graph: Graph, signature: DecoderSignature) -> SplitDecoder:
         signature: Its inputs and outputs.
 
     Raises:
-        ModelError: The model cannot be split; the message names the place.
+        RewriteError: The model cannot be split; the message names the place.
+        ModelError: onnxruntime refuses the model, or cannot run it.
     """
-    _check_structure(graph, signature)
-    graph, signature = expand_grouped_attention(*keep_all_logits(graph, signature))
-    seen = observe(graph, signature)
-    if (unselected := select_no_token(graph, seen)) is not None:
-        graph, seen = unselected, observe(unselected, signature)
-    for name in signature.present:
-        if seen.shapes[name][2:3] != (Size(1, 1, 0),):
-            raise ModelError(f"{_refused(graph.name)}: {name!r} has other rows than one for each past and new token")
-    model, signature, seen = read_positions(graph.model, signature, seen)
-    appended = append_caches(model, signature, seen)
-    if appended is not None:
-        caches = dict(appended.sources)
-        layers = dict(zip(caches, signature.past, strict=True))
-        kinds = _classified(_Flow(graph.name, appended.model, layers, [LOGITS, *caches.values()], appended.seen))
-        if all(name in kinds.axes for name in caches.values()):
-            split = _parts(graph, signature, kinds, caches)
-            return replace(split, whole=appended if split.divisible else None)
-    layers = {name: name for name in signature.past}
-    flow = _Flow(graph.name, model, layers, [LOGITS, *signature.present], seen)
-    return _parts(graph, signature, _classified(flow), {})
+    decoder = Decoder(graph, signature, graph.model)
+    with refusals_of(f"{graph.name}: no selective batching"):
+        _check_structure(graph, signature)
+        for rewrite in (keep_all_logits, expand_attention, select_no_token, read_positions):
+            decoder = _tried(rewrite, decoder)
+        for name in signature.present:
+            if decoder.seen.shapes[name][2:3] != (Size(1, 1, 0),):
+                raise RewriteError(f"{name!r} has other rows than one for each past and new token")
+        appended = _tried(append_caches, decoder)
+        kinds = _Kinds(_Flow(appended))
+        if not all(name in kinds.axes for name in appended.appended.values()):
+            kinds = _Kinds(_Flow(decoder))
+    return _parts(kinds)
 
 
-def _refused(name: str) -> str:
-    return f"{name}: no selective batching"
+def _tried(rewrite: Callable[[Decoder], Decoder], decoder: Decoder) -> Decoder:
+    """Return a rewritten decoder, or the decoder itself if it is refused."""
+    try:
+        return rewrite(decoder)
+    except RewriteError as refusal:
+        log.info("%s: %s: %s", decoder.graph.name, rewrite.__name__, refusal)
+        return decoder
 
 
 def _check_structure(graph: Graph, signature: DecoderSignature) -> None:
-    """Raise an error for a model whose operators show that it cannot be split."""
-    where = _refused(graph.name)
+    """Raise a refusal for a model whose operators show that it cannot be split."""
     if standard_opset(graph.model) < _MIN_OPSET:
-        raise ModelError(f"{where}: expected opset {_MIN_OPSET} or later, found {standard_opset(graph.model)}")
+        raise RewriteError(f"expected opset {_MIN_OPSET} or later, found {standard_opset(graph.model)}")
     if has_bodies(graph.model.graph.node):
-        raise ModelError(f"{where}: the model has control flow")
+        raise RewriteError("the model has control flow")
     for name, place in find_trimmed_caches(graph, signature).items():
-        raise ModelError(f"{where}: {place} may drop rows of {name!r}")
+        raise RewriteError(f"{place} may drop rows of {name!r}")
 
 
-def _classified(flow: _Flow) -> _Kinds:
-    """Return the kinds of a decoder's values, if its logits are token-wise."""
-    merged = frozenset(flow.attention_output(at) for at in range(0, len(flow.caches), 2))
-    kinds = _Kinds(flow, merged)
-    if kinds.request.get(LOGITS, True):
-        raise ModelError(f"{_refused(flow.name)}: {kinds.place()}")
-    return kinds
-
-
-def _parts(graph: Graph, signature: DecoderSignature, kinds: _Kinds, appended: Mapping[str, str]) -> SplitDecoder:
+def _parts(kinds: _Kinds) -> SplitDecoder:
     """Return the parts of a classified decoder."""
     kinds.move_arrangements()
-    flow = kinds.flow
-    builder = PartBuilder(flow.model, weights_folder_option(graph.weights_folder), flow.seen, flow.folded)
-    parts = builder.build(kinds.assignment(), kinds.order, flow.results, kinds.constant)
-    shapes = {name: tuple(size for size in flow.seen.shapes[name] if size is not None) for name in kinds.merged}
-    merged = {name: (flow.seen.types[name], shape) for name, shape in sorted(shapes.items())}
-    divisible = not reduces_positions(flow.model)
-    return SplitDecoder(signature, graph, tuple(parts), kinds.axes, merged, appended, divisible=divisible)
+    flow, decoder = kinds.flow, kinds.flow.decoder
+    parts = PartBuilder(decoder, flow.folded).build(kinds.assignment(), kinds.order, flow.results, kinds.constant)
+    shapes = {name: tuple(size for size in decoder.seen.shapes[name] if size is not None) for name in kinds.merged}
+    merged = {name: (decoder.seen.types[name], shape) for name, shape in sorted(shapes.items())}
+    return SplitDecoder(decoder, tuple(parts), kinds.axes, merged, not reduces_positions(decoder.model))
 
 
 class _Flow:
     """The nodes that compute the logits and the cache, without those whose results depend on sizes only.
 
     Args:
-        name: The name of the model.
-        model: The model.
-        caches: The inputs with keys and values, and the names that they have in messages.
-        results: The values that are wanted.
-        seen: The sizes of all values.
+        decoder: The decoder. What is wanted of it are the logits, and the new or all keys and values.
     """
 
-    def __init__(
-        self, name: str, model: onnx.ModelProto, caches: Mapping[str, str], results: Sequence[str], seen: Observation
-    ) -> None:
-        self.name, self.model, self.results, self.seen = name, model, results, seen
-        self.caches, self._labels = [*caches], [*caches.values()]
-        self.nodes = list(model.graph.node)
-        self.weights = {t.name for t in model.graph.initializer}
-        self.folded = fold_sizes(model, seen)
+    def __init__(self, decoder: Decoder) -> None:
+        self.decoder, self.seen = decoder, decoder.seen
+        self.caches = [*decoder.appended] or [*decoder.signature.past]
+        self.results = [LOGITS, *(decoder.appended.values() or decoder.signature.present)]
+        self.nodes = list(decoder.model.graph.node)
+        weights = {t.name for t in decoder.model.graph.initializer}
+        self.folded = fold_sizes(decoder.model, self.seen)
         self.producer = {name: at for at, node in enumerate(self.nodes) for name in node.output if name}
         self.reads = [
-            [name for name in names if name not in self.weights and name not in self.folded]
-            for names in node_reads(model)
+            [name for name in names if name not in weights and name not in self.folded]
+            for names in node_reads(decoder.model)
         ]
-        self.needed = self._before(results)
-        self.for_logits = self._before([LOGITS])
+        self.needed = nodes_before(self.results, self.producer, self.reads)
+        self.for_logits = nodes_before([LOGITS], self.producer, self.reads)
         self.readers: dict[str, list[int]] = {}
         for at in sorted(self.needed):
             for read in self.reads[at]:
                 self.readers.setdefault(read, []).append(at)
-
-    def _before(self, names: Iterable[str]) -> set[int]:
-        """Return the nodes that compute some values, and all before them."""
-        found: set[int] = set()
-        waiting = [name for name in names if name in self.producer]
-        while waiting:
-            at = self.producer[waiting.pop()]
-            if at not in found:
-                found.add(at)
-                waiting += [name for name in self.reads[at] if name in self.producer]
-        return found
 
     def attention_output(self, at: int) -> str:
         """Return the attention output of the layer whose past keys and values are the inputs ``at`` and ``at + 1``.
@@ -186,12 +152,12 @@ class _Flow:
         The nodes are visited in topological order with the set of values that are still to be read. Where the set has
         one value, all paths pass through it.
         """
-        names = self.caches[at : at + 2]
+        names, label = self.caches[at : at + 2], self.decoder.signature.past[at]
         missing = {
             name: count for name in names if (count := sum(r in self.for_logits for r in self.readers.get(name, ())))
         }
         if not missing:
-            raise ModelError(f"{_refused(self.name)}: the logits do not depend on {self._labels[at]!r}")
+            raise RewriteError(f"the logits do not depend on {label!r}")
         reached = set(missing)
         for index in sorted(self.for_logits):
             read = [name for name in self.reads[index] if name in reached]
@@ -205,11 +171,10 @@ class _Flow:
                 reached.add(name)
                 if count:
                     missing[name] = count
-            if len(missing) == 1 and self._mergeable(found := next(iter(missing))):
-                return self._arranged(found)
-        raise ModelError(
-            f"{_refused(self.name)}: found no attention output of {self._labels[at]!r}, a value with one row per token "
-            "that all paths to the logits pass"
+            if len(missing) == 1 and self._mergeable(only := next(iter(missing))):
+                return self._arranged(only)
+        raise RewriteError(
+            f"found no attention output of {label!r}, a value with one row per token that all paths to the logits pass"
         )
 
     def _mergeable(self, name: str) -> bool:
@@ -218,13 +183,13 @@ class _Flow:
 
     def _arranged(self, name: str) -> str:
         """Return a value, or the one after operators that arrange it with contiguous tokens."""
-        best = found = name
-        while len(self.readers[found]) == 1 and not self._contiguous(best):
-            node = self.nodes[self.readers[found][0]]
+        best = name
+        while len(self.readers[name]) == 1 and not self._contiguous(best):
+            node = self.nodes[self.readers[name][0]]
             if node.op_type not in _ARRANGING or not self._mergeable(node.output[0]):
                 break
-            found = node.output[0]
-            best = found if self._contiguous(found) else best
+            name = node.output[0]
+            best = name if self._contiguous(name) else best
         return best
 
     def _contiguous(self, name: str) -> bool:
@@ -233,10 +198,15 @@ class _Flow:
 
 
 class _Kinds:
-    """The kind and the number of the part of every node and value."""
+    """The kind and the number of the part of every node and value.
 
-    def __init__(self, flow: _Flow, merged: frozenset[str]) -> None:
-        self.flow, self.merged = flow, merged
+    Raises:
+        RewriteError: The logits are not token-wise.
+    """
+
+    def __init__(self, flow: _Flow) -> None:
+        self.flow = flow
+        self.merged = frozenset(flow.attention_output(at) for at in range(0, len(flow.caches), 2))
         self.order = sorted(flow.needed)
         #: The token axis of token-wise values.
         self.axes: dict[str, int] = {}
@@ -256,6 +226,8 @@ class _Kinds:
                 self.axes[name] = 1
         for at in self.order:
             self._classify(at)
+        if self.request.get(LOGITS, True):
+            raise RewriteError(self._place())
 
     def _classify(self, at: int) -> None:
         node, flow = self.flow.nodes[at], self.flow
@@ -274,9 +246,9 @@ class _Kinds:
             tokens = {name: self.axes[name] for name in reads if name in self.axes}
             axes = token_axes(node, tokens, flow.seen)
             if axes is None:
-                self.mixing[at] = f"{node.op_type} {node.name!r} may mix tokens"
+                self.mixing[at] = f"{describe(node)} may mix tokens"
         elif any(name in self.axes for name in reads):
-            self.mixing[at] = f"{node.op_type} {node.name!r} joins tokens with other values of a request"
+            self.mixing[at] = f"{describe(node)} joins tokens with other values of a request"
         self.by_request[at] = axes is None
         for name in outputs:
             self.request[name] = axes is None
@@ -293,7 +265,7 @@ class _Kinds:
         read = [name for name in node.input if name in self.flow.folded and name not in self.flow.seen.constants]
         return [size for name in read for size in self.flow.seen.sizes[name] if not size.constant]
 
-    def place(self) -> str:
+    def _place(self) -> str:
         """Return where tokens are mixed outside the attention of a layer: the first place on the ways to the logits."""
         first: dict[int, int] = {}  # the first mixing node that a value of a request stems from, by its producer
         for at in self.order:
@@ -303,10 +275,10 @@ class _Kinds:
             origins = {first[source] for source in sources if source in first} | ({at} & self.mixing.keys())
             if origins:
                 first[at] = min(origins)
-        found = first.get(self.flow.producer.get(LOGITS, -1))
-        if found is None:
+        origin = first.get(self.flow.producer.get(LOGITS, -1))
+        if origin is None:
             return "the logits depend on the cache or the mask outside the attention of a layer"
-        return f"{self.mixing[found]} outside the attention of a layer"
+        return f"{self.mixing[origin]} outside the attention of a layer"
 
     def move_arrangements(self) -> None:
         """Move operators that only arrange tokens for attention into the attention, where slices are contiguous."""
@@ -329,15 +301,15 @@ class _Kinds:
 
         A node of a request on the cache alone, such as its transposition, joins the part of its first reader.
         """
-        found: dict[int, tuple[int, bool]] = {}
+        parts: dict[int, tuple[int, bool]] = {}
         for at in reversed(self.order):
             if at in self.constant:
                 continue
             names = [name for name in self.flow.nodes[at].output if name]
             stage = min(self.stage[name] - (name in self.merged) for name in names)
-            later = [found[reader][0] for name in names for reader in self.flow.readers.get(name, ())]
+            later = [parts[reader][0] for name in names for reader in self.flow.readers.get(name, ())]
             wanted = any(name in self.merged or name in self.flow.results for name in names)
             if self.by_request[at] and stage >= 0 and later and not wanted:
                 stage = max(stage, min(later))
-            found[at] = (stage, self.by_request[at])
-        return found
+            parts[at] = (stage, self.by_request[at])
+        return parts

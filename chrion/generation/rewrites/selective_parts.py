@@ -9,9 +9,9 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from chrion.generation.rewrites.observation import Observation, Size
+from chrion.generation.rewrites.observation import Decoder, Size
 from chrion.graph.assemble import node_reads
-from chrion.graph.rewrite import MICROSOFT, STANDARD, int_attribute, set_int_attribute
+from chrion.graph.rewrite import MICROSOFT, STANDARD, int_attribute, nodes_before, set_int_attribute
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,6 @@ class Part:
     by_request: bool
     #: The part as a model, whose values have names by their order. Equal parts of several layers are equal models.
     model: bytes
-    #: The session options with which onnxruntime finds its weights.
-    options: Mapping[str, str]
     #: The values that it reads, in the order of the model's inputs ``i0``, ``i1``, ...
     inputs: tuple[str, ...]
     #: The values that it computes, in the order of the model's outputs ``o0``, ``o1``, ...
@@ -49,19 +47,15 @@ class PartBuilder:
     """A builder of the parts of one decoder.
 
     Args:
-        model: The decoder.
-        options: The session options with which onnxruntime finds its weights.
-        seen: The sizes of its values.
+        decoder: The decoder.
         folded: Values that depend on sizes only.
     """
 
-    def __init__(
-        self, model: onnx.ModelProto, options: Mapping[str, str], seen: Observation, folded: Collection[str]
-    ) -> None:
-        self._source, self._options, self._seen, self._folded = model, options, seen, folded
-        self._nodes = list(model.graph.node)
-        self._reads = node_reads(model)
-        self._weights = {t.name: t for t in model.graph.initializer}
+    def __init__(self, decoder: Decoder, folded: Collection[str]) -> None:
+        self._source, self._seen, self._folded = decoder.model, decoder.seen, folded
+        self._nodes = list(decoder.model.graph.node)
+        self._reads = node_reads(decoder.model)
+        self._weights = {t.name: t for t in decoder.model.graph.initializer}
 
     def build(
         self,
@@ -91,19 +85,9 @@ class PartBuilder:
         for key in sorted(groups):
             computed = [name for at in groups[key] for name in self._nodes[at].output if name]
             outputs = [name for name in computed if name in results or read_by.get(name, set()) - {key}]
-            parts.append(self._part(self._with_copies(groups[key], copied), outputs, by_request=key[1]))
+            copies = nodes_before((name for at in groups[key] for name in self._reads[at]), copied, self._reads)
+            parts.append(self._part(sorted({*groups[key]} | copies), outputs, by_request=key[1]))
         return parts
-
-    def _with_copies(self, indices: Sequence[int], copied: Mapping[str, int]) -> list[int]:
-        """Return the nodes of a part with the constant nodes that they need, in topological order."""
-        found = {*indices}
-        waiting = list(indices)
-        while waiting:
-            for name in self._reads[waiting.pop()]:
-                if name in copied and copied[name] not in found:
-                    found.add(copied[name])
-                    waiting.append(copied[name])
-        return sorted(found)
 
     def _part(self, indices: Iterable[int], outputs: Sequence[str], *, by_request: bool) -> Part:
         draft = _Draft(names={name: f"o{at}" for at, name in enumerate(outputs)})
@@ -127,7 +111,7 @@ class PartBuilder:
         content = model.SerializeToString(deterministic=True)
         in_place = any(node.op_type == "GroupQueryAttention" for node in model.graph.node)
         inputs = tuple(draft.inputs)
-        return Part(by_request, content, self._options, inputs, tuple(outputs), draft.sizes, in_place)
+        return Part(by_request, content, inputs, tuple(outputs), draft.sizes, in_place)
 
     def _read(self, draft: _Draft, node: onnx.NodeProto, at: int) -> str:
         """Return the label of an input of a node; a weight or an input of the part is added at its first use."""

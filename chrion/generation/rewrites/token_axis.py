@@ -54,9 +54,9 @@ def token_axes(node: onnx.NodeProto, axes: Mapping[str, int], seen: Observation)
 
 def tokens_axis(shape: Sequence[Size | None]) -> int | None:
     """Return the only axis whose length is the number of new tokens, if all other axes are fixed."""
-    found = [at for at, size in enumerate(shape) if size == _TOKENS]
+    along = [at for at, size in enumerate(shape) if size == _TOKENS]
     others = [size for size in shape if size != _TOKENS]
-    return found[0] if len(found) == 1 and all(size is not None and size.constant for size in others) else None
+    return along[0] if len(along) == 1 and all(size is not None and size.constant for size in others) else None
 
 
 def leading(shape: Sequence[Size | None], axis: int) -> bool:
@@ -106,10 +106,10 @@ def _normalisation(node: onnx.NodeProto, axes: Mapping[str, int], seen: Observat
 def _elementwise(node: onnx.NodeProto, axes: Mapping[str, int], seen: Observation) -> int | None:
     """Return the common axis of inputs that are broadcast; inputs without tokens must not vary along it."""
     rank = max((len(seen.shapes.get(name, ())) for name in node.input if name), default=0)
-    found = {rank - len(seen.shapes[name]) + axis for name, axis in axes.items()}
-    if len(found) != 1:
+    common = {rank - len(seen.shapes[name]) + axis for name, axis in axes.items()}
+    if len(common) != 1:
         return None
-    axis = found.pop()
+    axis = common.pop()
     for name in node.input:
         shape = seen.shapes.get(name, ())
         at = axis - (rank - len(shape))
@@ -156,13 +156,13 @@ def _product(node: onnx.NodeProto, axes: Mapping[str, int], seen: Observation) -
     rank = max(left, right)
     if min(left, right) < 2 or not axes.keys() <= {*factors}:
         return None
-    found = [rank - len(seen.shapes[name]) + axis for name, axis in axes.items()]
+    aligned = [rank - len(seen.shapes[name]) + axis for name, axis in axes.items()]
     if len(axes) == 1:
-        rows = factors[0] in axes and found[0] == rank - 2
-        columns = factors[1] in axes and found[0] == rank - 1
+        rows = factors[0] in axes and aligned[0] == rank - 2
+        columns = factors[1] in axes and aligned[0] == rank - 1
         if rows or columns:
-            return found[0]
-    batch = len(set(found)) == 1 and found[0] < rank - 2
+            return aligned[0]
+    batch = len(set(aligned)) == 1 and aligned[0] < rank - 2
     return _elementwise(node, axes, seen) if batch else None
 
 
@@ -263,11 +263,11 @@ def _expand(node: onnx.NodeProto, axes: Mapping[str, int], seen: Observation) ->
 def _along_another_axis(node: onnx.NodeProto, axes: Mapping[str, int], seen: Observation) -> int | None:
     """Return the axis of an operator along one axis, which must be another one."""
     parts = [name for name in node.input if name] if node.op_type == "Concat" else [node.input[0]]
-    found = {axes.get(name) for name in parts}
-    axis = found.pop()
+    own = {axes.get(name) for name in parts}
+    axis = own.pop()
     default = {"ArgMax": 0, "ArgMin": 0, "Split": 0}.get(node.op_type, -1)
     along = int_attribute(node, "axis", default) % len(seen.shapes[parts[0]])
-    return axis if not found and axis is not None and along != axis else None
+    return axis if not own and axis is not None and along != axis else None
 
 
 def _top_k(node: onnx.NodeProto, axes: Mapping[str, int], seen: Observation) -> int | None:
@@ -308,8 +308,8 @@ def _reduction(node: onnx.NodeProto, axes: Mapping[str, int], seen: Observation)
     rank = len(seen.shapes[source])
     given = ints_attribute(node, "axes", ())
     if len(node.input) > 1 and node.input[1]:
-        found = seen.constants.get(node.input[1])
-        given = () if found is None else tuple(int(at) for at in found)
+        constant = seen.constants.get(node.input[1])
+        given = () if constant is None else tuple(int(at) for at in constant)
     along = {at % rank for at in given}
     if source not in axes or not along or axes[source] in along:
         return None

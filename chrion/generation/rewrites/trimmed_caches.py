@@ -14,7 +14,7 @@ from chrion.generation.rewrites.decoder import DecoderSignature
 from chrion.generation.rewrites.token_axis import ELEMENTWISE
 from chrion.graph.assemble import node_reads
 from chrion.graph.model import Graph
-from chrion.graph.rewrite import int_attribute
+from chrion.graph.rewrite import describe, int_attribute, nodes_before
 
 #: Operators whose output has as many rows as their inputs: those of one element each, and of all rows at a time.
 _KEEPING = ELEMENTWISE | frozenset(
@@ -40,14 +40,16 @@ def find_trimmed_caches(graph: Graph, signature: DecoderSignature) -> dict[str, 
     """
     nodes = list(graph.model.graph.node)
     reads = node_reads(graph.model)
-    producer = {name: at for at, node in enumerate(nodes) for name in node.output if name}
-    found = {}
+    producer = {
+        name: at for at, node in enumerate(nodes) for name in node.output if name and node.op_type not in _COUNTING
+    }
+    trimmed = {}
     for past, present in zip(signature.past, signature.present, strict=True):
         way = _between(past, present, nodes, reads, producer)
         dropping = next((nodes[at] for at in way if not _keeps_rows(nodes[at], graph)), None)
         if dropping is not None:
-            found[present] = f"{dropping.op_type} {dropping.name!r}"
-    return found
+            trimmed[present] = describe(dropping)
+    return trimmed
 
 
 def _between(
@@ -58,15 +60,8 @@ def _between(
     producer: Mapping[str, int],
 ) -> list[int]:
     """Return the nodes on all ways from one value to another, in topological order, except through sizes."""
-    before: set[int] = set()
-    waiting = [last]
-    while waiting:
-        at = producer.get(waiting.pop())
-        if at is not None and at not in before and nodes[at].op_type not in _COUNTING:
-            before.add(at)
-            waiting += reads[at]
     reached, way = {first}, []
-    for at in sorted(before):
+    for at in sorted(nodes_before([last], producer, reads)):
         if not reached.isdisjoint(reads[at]):
             reached.update(name for name in nodes[at].output if name)
             way.append(at)

@@ -1,4 +1,4 @@
-"""GroupQueryAttention as plain operators: the results of onnxruntime's fused operator, for every form of it."""
+"""Fused attention as plain operators: the results of onnxruntime's own operators, for every form of them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WIDE = {"hidden": 128, "heads": 4, "kv_heads": 2}
 
 def grouped(model: onnx.ModelProto) -> list[onnx.NodeProto]:
     """Return the fused nodes of a model."""
-    return [node for node in model.graph.node if node.op_type == "GroupQueryAttention"]
+    return [node for node in model.graph.node if node.op_type in {"GroupQueryAttention", "Attention"}]
 
 
 def with_attributes(**attributes: float) -> Change:
@@ -84,6 +84,13 @@ def with_narrow_inputs(model: onnx.ModelProto) -> None:
     model.graph.node.insert(0, helper.make_node("Cast", ["attention_mask"], ["mask64"], to=onnx.TensorProto.INT64))
 
 
+def hide_by_condition(model: onnx.ModelProto) -> None:
+    """Give the tokens that each token sees, in place of what is added to scores."""
+    producer = {name: node for node in model.graph.node for name in node.output}
+    for node in grouped(model):
+        node.input[3] = producer[node.input[3]].input[0]
+
+
 FORMS: dict[str, list[Change]] = {
     "as it is": [],
     "half a rotation, given positions": [rotate_half, read_positions],
@@ -91,6 +98,13 @@ FORMS: dict[str, list[Change]] = {
     "neighbours rotated, packed": [with_attributes(rotary_interleaved=1), pack],
     "another scale, limited scores": [with_attributes(scale=0.5, softcap=0.05)],
     "32 bits": [with_narrow_inputs],
+}
+
+#: Those of ONNX's ``Attention``.
+STANDARD_FORMS: dict[str, list[Change]] = {
+    "as it is": [],
+    "another scale, limited scores": [with_attributes(scale=0.5, softcap=0.05)],
+    "a condition": [hide_by_condition],
 }
 
 
@@ -114,11 +128,17 @@ def check_mix(model: onnx.ModelProto, engine: SelectiveEngine) -> None:
         check_scores(run(batch), [text[:end] for text, end in zip(texts, ends, strict=True)], plain)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_every_form_has_the_scores_of_the_fused_operator(form: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        *(pytest.param("llama-decoder-grouped", changes, id=form) for form, changes in FORMS.items()),
+        *(pytest.param("llama-decoder-onnx", changes, id=f"ONNX, {form}") for form, changes in STANDARD_FORMS.items()),
+    ],
+)
+def test_every_form_has_the_scores_of_the_fused_operator(name: str, changes: list[Change]) -> None:
     """All forms run as plain operators, and requests that decode in one call."""
-    model = small_decoder("llama-decoder-grouped", **WIDE)
-    for change in FORMS[form]:
+    model = small_decoder(name, **WIDE)
+    for change in changes:
         change(model)
     engine = engine_of(model)
     assert engine.by_token
