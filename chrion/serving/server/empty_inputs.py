@@ -8,8 +8,8 @@ import onnx
 
 from chrion.graph.rewrite import bodies_of
 
-#: onnxruntime 1.31 aborts, divides by zero or reads foreign memory: found with ONNX's own test cases of all operators, each
-#: dimension of their inputs set to 0. So does ``Attention`` without heads, but its caches may be empty.
+#: onnxruntime 1.31 aborts, divides by zero or reads foreign memory: found with ONNX's own test cases of all operators, with
+#: each dimension of their inputs 0. So does ``Attention`` without heads, but its caches may be empty.
 _FATAL = frozenset({"ConvTranspose", "GRU", "LSTM", "STFT"})
 
 
