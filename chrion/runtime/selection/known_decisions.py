@@ -42,13 +42,13 @@ class KnownDecisions:
         decisions = [self._of_slot(slot).recall() for slot in range(_EARLIER_PLANS)]
         return [decision.plan for decision in decisions if decision and decision.plan]
 
-    def cache(self, *model: object) -> DecisionCache:
-        """Return the cache entry for decisions on a model.
+    def of_source(self, shapes: Mapping[str, tuple[int, ...]]) -> DecisionCache:
+        """Return the cache entry for decisions on the model's file or bytes, which need no graph.
 
         Args:
-            model: Identity of the model and its shapes.
+            shapes: Shapes of the inputs by name, for a model with free dimensions; empty for any other model.
         """
-        return DecisionCache(self._machine, _software(), model, self.config.decision_key)
+        return self._cache("source", self.config.model.identity, sorted(shapes.items()))
 
     def of_graph(self, graph: Graph) -> DecisionCache:
         """Return the cache entry for decisions on a graph."""
@@ -63,7 +63,7 @@ class KnownDecisions:
             free: Whether the model declares free dimensions: then it keeps its plain session, and its candidates are
                 others.
         """
-        return self.cache(digest, free)
+        return self._cache(digest, free)
 
     def shipped(self, *, shapes: Mapping[str, tuple[int, ...]] | None = None, graph: str = "") -> Decision | None:
         """Return the decision in the file beside the model; see :func:`chrion.runtime.selection.shipped.recall`."""
@@ -79,7 +79,11 @@ class KnownDecisions:
 
     def _of_slot(self, slot: int) -> DecisionCache:
         """Return the cache entry of a plan for any shapes of the model."""
-        return self.cache("plan for any shapes", self.config.model.identity, slot)
+        return self._cache("plan for any shapes", self.config.model.identity, slot)
+
+    def _cache(self, *model: object) -> DecisionCache:
+        """Return the cache entry for decisions on a model and its shapes."""
+        return DecisionCache(self._machine, _software(), model, self.config.decision_key)
 
     @property
     def _machine(self) -> str:

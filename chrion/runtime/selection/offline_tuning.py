@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decisions import Decision
-from chrion.runtime.selection.selector import EngineSelector
+from chrion.runtime.selection.known_decisions import KnownDecisions
 from chrion.runtime.selection.shipped import Conditions, ShippedDecision
 from chrion.runtime.selection.tuning_lock import BusyError, tuning_lock
 from chrion.runtime.selection.worker import Decider
@@ -47,15 +47,14 @@ def tune_offline(
     Raises:
         ChrionError: The model cannot be profiled or planned.
     """
-    selector, found = EngineSelector(config), []
+    known, made = KnownDecisions(config), []
     with _waiting_lock(on_wait):
         decider = Decider(config)
         for at, shapes in enumerate(shape_sets):
             on_start(at)
             decision = _decide(decider, shapes, anew=anew)
-            cache = selector.known.cache("source", config.model.identity, sorted(shapes.items()))
-            found.append(ShippedDecision(shapes, decider.digest(shapes), cache.keep(decision)))
-    return OfflineDecisions(selector.known.conditions, tuple(found))
+            made.append(ShippedDecision(shapes, decider.digest(shapes), known.of_source(shapes).keep(decision)))
+    return OfflineDecisions(known.conditions, tuple(made))
 
 
 def _decide(decider: Decider, shapes: Mapping[str, tuple[int, ...]], *, anew: bool) -> Decision:

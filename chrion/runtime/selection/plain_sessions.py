@@ -6,6 +6,8 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
+import onnxruntime as ort
+
 from chrion.errors import InputError
 from chrion.graph.model import Graph
 from chrion.machine.cores import physical_cores
@@ -46,14 +48,17 @@ class PlainSessions:
     def get(self, reason: str) -> PlainEngine:
         """Return the plain session the caller would have created; on the CPU if the accelerator cannot open the model.
 
+        Args:
+            reason: Why the model runs plain; empty for the reason for which the session was opened.
+
         Raises:
             Exception: Raised by InferenceSession, if the CPU cannot open the model either or ``strict`` is true.
         """
         config = self.config
         if self.lost:
-            return self._shared(PLAIN, config.on_cpu, self.lost)
+            return self._shared(PLAIN, config.on_cpu, reason or self.lost)
         try:
-            return self._shared(PLAIN if config.budget_mb is None else _PLAIN_CPU, config.plain, reason)
+            return self._shared(self._name, config.plain, reason)
         except Exception as error:
             if config.strict or config.accelerator is None:
                 raise
@@ -64,6 +69,16 @@ class PlainSessions:
             self.lose_accelerator(error)
             self._opened[PLAIN] = engine
             return engine
+
+    @property
+    def session(self) -> ort.InferenceSession | None:
+        """The session of :meth:`get`; None if it is not open."""
+        engine = self._opened.get(self._name)
+        return engine and engine.session
+
+    @property
+    def _name(self) -> str:
+        return PLAIN if self.lost or self.config.budget_mb is None else _PLAIN_CPU
 
     def of_decision(self, decision: Decision) -> PlainEngine:
         """Open the plain session that a decision selects; no graph is needed.
@@ -81,10 +96,9 @@ class PlainSessions:
             engine.comparison = LiveComparison(decision.latency_ms, one_thread_ms(decision))
         return engine
 
-    def one_thread(self, reason: str, *, arena: bool = True) -> PlainEngine | None:
-        """Return the plain session of one thread; None if there cannot be one, see :meth:`SessionConfig.one_thread`."""
-        found = self._opened.get(f"{PLAIN_THREADS}1") if arena else None  # if it was selected
-        return found.with_reason(reason) if found else self.config.one_thread(reason, arena=arena)
+    def one_thread(self, arena: bool) -> PlainEngine | None:  # noqa: FBT001 - called by the one-thread session alone
+        """Open a plain session of one thread, if possible; see :meth:`SessionConfig.one_thread`."""
+        return self.config.one_thread("several requests are in flight, or other work uses the cores", arena=arena)
 
     def lose_accelerator(self, error: Exception) -> bool:
         """Stop using the accelerator, with a warning; return False if it was no longer used already."""
@@ -134,7 +148,7 @@ class PlainSessions:
         engine = self._opened.get(name)
         if engine is None:
             engine = self._opened[name] = make(reason)
-        return engine.with_reason(reason)  # another thread may have dropped it meanwhile
+        return engine.with_reason(reason) if reason else engine  # another thread may have dropped it meanwhile
 
 
 def one_thread_ms(decision: Decision) -> float | None:

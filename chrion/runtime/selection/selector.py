@@ -59,7 +59,6 @@ class EngineSelector:
 
     def __init__(self, config: SessionConfig) -> None:
         self.plain_sessions = PlainSessions(config)
-        self._provider_options = config.accelerator[1] if config.accelerator else {}
         #: Profile of the first shapes; the costs of further shapes are scaled from it.
         self._profile: Profile | None = None
 
@@ -96,7 +95,7 @@ class EngineSelector:
                 raise
             if not isinstance(error, CannotCutError):
                 log.warning("model %s runs plain: %s", graph.name, why_plain(error))
-            return self.plain_sessions.get(why_plain(error))
+            return self.plain_sessions.get(self._lost or why_plain(error))
         finally:
             trim()
 
@@ -227,8 +226,10 @@ class EngineSelector:
             return self._select_on_cpu(graph)
 
     def _cut(self, graph: Graph, plan: Plan) -> CutEngine:
-        reload = partial(self._config.load, graph.shapes, optimise=graph.optimised)
-        engine = CutEngine(plan.apply(graph), plan, self._config.options, self._provider_options, reload)
+        config = self._config
+        reload = partial(config.load, graph.shapes, optimise=graph.optimised)
+        provider_options = config.accelerator[1] if config.accelerator else {}
+        engine = CutEngine(plan.apply(graph), plan, config.options, provider_options, reload)
         engine.selected_for = graph.digest
         return engine
 
@@ -274,7 +275,6 @@ class EngineSelector:
         if self._usable_accelerator(graph) is not None:
             return False
         self.plain_sessions.config = self._config.without_accelerator()
-        self._provider_options = self._config.accelerator[1] if self._config.accelerator else {}
         return True
 
     def _usable_accelerator(self, graph: Graph) -> str | None:
