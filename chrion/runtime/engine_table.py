@@ -15,7 +15,7 @@ from chrion.runtime.selection.plain_sessions import PlainSessions
 from chrion.runtime.selection.plan_memory import find_excess, find_room, has_room
 
 #: Maximum numbers of shapes with a plan, and of all shapes, that have an engine; the least recently used are evicted.
-#: A plan keeps its threads and sessions; a plain engine is a few hundred bytes.
+#: A plan keeps threads and sessions of its own; the entry of a plain session is little more than its key.
 _MAX_PLANS, _MAX_SHAPES = 8, 256
 
 Shapes = tuple[tuple[int, ...], ...]

@@ -340,8 +340,7 @@ def script_latencies(monkeypatch: pytest.MonkeyPatch, latency_ms: Callable[[bool
             start_s, now_s[0] = now_s[0], now_s[0] + latency_ms(diverted) / 1e3
             super().record(start_s, now_s[0], diverted=diverted)
 
-    for module in (selector, plain_sessions):
-        monkeypatch.setattr(module, "LiveComparison", Scripted)
+    monkeypatch.setattr(plain_sessions, "LiveComparison", Scripted)
 
 
 def fail_segments(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
 import onnxruntime as ort
 
 from chrion.errors import InputError
 from chrion.graph.model import Graph
 from chrion.machine.cores import physical_cores
+from chrion.runtime.execution.engine import Engine
 from chrion.runtime.execution.plain_engine import PlainEngine
 from chrion.runtime.live_comparison import LiveComparison
 from chrion.runtime.selection.comparison_summary import PLAIN_THREADS
@@ -25,6 +27,7 @@ _ALTERNATIVE_BYTES = 32e6
 PLAIN = "plain"
 _PLAIN_CPU = "plain, on the CPU"
 
+E = TypeVar("E", bound=Engine)
 #: Opens a plain session for a given reason.
 PlainOpener = Callable[[str], PlainEngine]
 
@@ -90,10 +93,17 @@ class PlainSessions:
             self._shared(decision.winner, self.opener(decision.winner), decision.evidence), decision
         )
 
-    def compare_live(self, engine: PlainEngine, decision: Decision) -> PlainEngine:
-        """Have a plain session of several threads compared with that of one thread."""
-        if not (engine.has_one_thread or engine.accelerated):
-            engine.comparison = LiveComparison(decision.latency_ms, one_thread_ms(decision))
+    @staticmethod
+    def compare_live(engine: E, decision: Decision) -> E:
+        """Have the engine of a decision compared with the session of one thread on live requests, if it has several.
+
+        A plan whose latency is not known is not compared.
+        """
+        plain_ms = one_thread_ms(decision)
+        if decision.plan:
+            plain_ms = plain_ms or decision.plain_ms
+        if not (engine.has_one_thread or engine.accelerated or (decision.plan and not decision.latency_ms)):
+            engine.comparison = LiveComparison(decision.latency_ms, plain_ms)
         return engine
 
     def one_thread(self, arena: bool) -> PlainEngine | None:  # noqa: FBT001 - called by the one-thread session alone

@@ -21,7 +21,6 @@ from chrion.profiler.profiles import Profile
 from chrion.profiler.synthetic_inputs import synthetic_inputs
 from chrion.runtime.execution.cut_engine import CutEngine
 from chrion.runtime.execution.engine import CannotCutError, Engine, require_tensors
-from chrion.runtime.live_comparison import LiveComparison
 from chrion.runtime.selection.comparison_summary import describe, missed_slo
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decisions import Decision, TimedCandidate
@@ -29,7 +28,7 @@ from chrion.runtime.selection.footprint import MeasurementError, can_measure, me
 from chrion.runtime.selection.guard import SHARE, Candidate, compare
 from chrion.runtime.selection.known_decisions import KnownDecisions
 from chrion.runtime.selection.parallel_plan import parallel_plan
-from chrion.runtime.selection.plain_sessions import PLAIN, PlainOpener, PlainSessions, one_thread_ms
+from chrion.runtime.selection.plain_sessions import PLAIN, PlainOpener, PlainSessions
 from chrion.runtime.selection.tuning_lock import BusyError, tuning_lock
 from chrion.scheduler.plan import Plan, Prediction
 from chrion.scheduler.plan_options import PlanOptions
@@ -124,10 +123,8 @@ class EngineSelector:
             if isinstance(engine, CutEngine):
                 engine.footprint = decision.footprint
                 engine.reason = decision.evidence
-                if decision.latency_ms and not engine.accelerated:
-                    plain_ms = one_thread_ms(decision) or decision.plain_ms
-                    engine.comparison = LiveComparison(decision.latency_ms, plain_ms)
-            return engine
+                return self.plain_sessions.compare_live(engine, decision)
+            return engine  # the accelerator has failed
         return self.plain_sessions.of_decision(decision)
 
     def set_strict(self, *, strict: bool) -> SessionConfig:
