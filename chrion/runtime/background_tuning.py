@@ -45,11 +45,11 @@ NotedShapes = Mapping[str, tuple[int, ...] | None]
 #: Reason why a model runs plain before its first decision.
 NOT_TUNED = "tuning has not finished"
 
-#: Maximum number of requests whose shapes wait for the tuning thread, which counts them a few times a second.
+#: Maximum number of requests whose shapes wait for the tuning thread, which counts them a few times a second: a sample.
 _MAX_NOTED = 64
 #: Tuning begins this many seconds after it is asked for, so that it does not slow down the first requests.
 _DELAY_S = 0.3
-#: Interval between two polls for work, in seconds.
+#: Interval between two polls for work, in seconds (a choice, not measured).
 _POLL_S = 0.2
 #: Delay before the next attempt if another process tunes, in seconds.
 _BUSY_S = 1.0
@@ -112,7 +112,8 @@ class BackgroundTuner:
         If many are waiting to be counted, the request is not noted: a sample suffices.
         """
         noted, table = self.noted, self._table
-        if noted is not None and table.current is table.untuned and len(noted) < _MAX_NOTED:
+        untuned = table.current is self._selector.plain_sessions.opened
+        if noted is not None and untuned and len(noted) < _MAX_NOTED:
             noted.append({info.name: known_shape(feed.get(info.name)) for info in table.inputs})
 
     def reconsider(self, shapes: Shapes) -> None:

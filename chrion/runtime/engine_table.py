@@ -15,7 +15,8 @@ from chrion.runtime.selection.plain_sessions import PlainSessions
 from chrion.runtime.selection.plan_memory import find_excess, find_room, has_room
 
 #: Maximum numbers of shapes with a plan, and of all shapes, that have an engine; the least recently used are evicted.
-#: A plan keeps threads and sessions of its own; the entry of a plain session is little more than its key.
+#: A plan keeps threads and sessions of its own; the entry of a plain session is little more than its key. Choices, not
+#: measured.
 _MAX_PLANS, _MAX_SHAPES = 8, 256
 
 Shapes = tuple[tuple[int, ...], ...]
@@ -32,8 +33,6 @@ class EngineTable:
         inputs: The model's inputs, whose shapes are the keys.
         current: The engine of the last request's shapes.
         by_shapes: Whether each set of input shapes has an engine of its own.
-        untuned: The plain session, with the reason of the latest decision, for shapes without an engine in background
-            tuning; None if it is dropped, or in other tuning modes.
         lent: Whether callers may hold the plain session, so that it must stay open.
         least: Memory of the smallest plan that was measured; None if none was.
     """
@@ -44,7 +43,6 @@ class EngineTable:
         self.lock = threading.RLock()
         self.inputs: Sequence[TensorInfo] = ()
         self.by_shapes = False
-        self.untuned: PlainEngine | None = None
         self.lent = False
         self._plain_sessions = plain_sessions
         #: By shapes, the one used last at the end.
@@ -93,9 +91,10 @@ class EngineTable:
 
     def put_beside_plain(self, shapes: Shapes, engine: Engine) -> None:
         """Use an engine for some shapes of a model whose plain session serves all others."""
-        before = self._engines.pop(shapes, None) or self.untuned
-        if isinstance(engine, PlainEngine) and engine.session is self._plain_sessions.session:
-            self.untuned = engine
+        plain = self._plain_sessions.opened
+        before = self._engines.pop(shapes, None) or plain
+        if plain and isinstance(engine, PlainEngine) and engine.session is plain.session:
+            self._plain_sessions.keep_reason(engine)
         else:
             # A request reads ``current``, then ``by_shapes``, and takes no lock: set them in the opposite order, so
             # that it does not use this engine for other shapes.
@@ -126,13 +125,14 @@ class EngineTable:
 
     def needs_plain(self) -> bool:
         """Return whether some shapes use the plain session, or callers may hold it."""
-        plain = self._plain_sessions.session
-        return plain is not None and (self.lent or any(engine.session is plain for engine in self._engines.values()))
+        plain = self._plain_sessions.opened
+        return plain is not None and (
+            self.lent or any(engine.session is plain.session for engine in self._engines.values())
+        )
 
     def drop_plain(self) -> None:
         """Drop the plain session, which holds all weights, if no shapes use it."""
         if not self.needs_plain():
-            self.untuned = None
             self._plain_sessions.forget()
 
     # The memory of plans, which is limited beside the plain session.
@@ -166,7 +166,7 @@ class EngineTable:
     def remove(self, shapes: Shapes) -> None:
         """Remove the engine for some shapes, which the plain session serves from now on."""
         if self._engines.pop(shapes, None) is self.current:
-            self.current = self.untuned or self.plain()
+            self.current = self.plain()
 
     def halve_requests(self) -> None:
         """Halve the numbers of requests of all plans, as those of shapes without a plan are."""

@@ -288,7 +288,7 @@ class Engines:
     def has_whole_session(self) -> bool:
         """Return whether the session of :meth:`whole_session` is open, or requests are refused."""
         current_serves = self.current.session is not None and not self._table.by_shapes
-        return self._plain_sessions.session is not None or current_serves or bool(self.refusal)
+        return self._plain_sessions.opened is not None or current_serves or bool(self.refusal)
 
     def set_strict(self, *, strict: bool) -> None:
         """Set whether failures of the accelerator are raised."""
@@ -419,7 +419,7 @@ class Engines:
         except (KeyError, AttributeError, TypeError, ValueError, RuntimeError):  # onnxruntime raises its own error
             return self.plain()
         with table.lock:
-            self.current = table.use(shapes) or table.untuned or self.plain()
+            self.current = table.use(shapes) or self.plain()
             return self.current
 
     def _start_plain(self) -> None:
@@ -435,7 +435,7 @@ class Engines:
             raise_if_unsafe(config.model, error)
             raise
         self._describe(describe_session(engine.session))
-        self.current = self._table.untuned = engine
+        self.current = engine
         if not reason and all(info.type.startswith("tensor(") for info in self._table.inputs):
             self._tuner = BackgroundTuner(config, self._selector, self._table, cached_only=cached_only)
             #: Stops tuning when this object is collected, which the tuner's thread does not prevent.
@@ -476,7 +476,7 @@ class Engines:
         self._table.remove_accelerated()
         if self._tune != "now":
             self._stop_tuning()  # tuning would select the accelerator again
-            self.current = self._table.untuned = self.plain()
+            self.current = self.plain()
         elif not self._graph:
             self.current = self.plain()
         elif not self._table.by_shapes:

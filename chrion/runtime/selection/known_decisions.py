@@ -14,7 +14,7 @@ from chrion.runtime.selection.decisions import Decision, DecisionCache
 from chrion.runtime.selection.shipped import Conditions, recall
 from chrion.scheduler.plan import Plan
 
-#: Number of plans that are kept as candidates for further shapes of a model.
+#: Number of plans that are kept as candidates for further shapes of a model (a choice, not measured).
 _EARLIER_PLANS = 4
 
 

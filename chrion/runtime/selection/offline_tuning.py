@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decisions import Decision
 from chrion.runtime.selection.known_decisions import KnownDecisions
 from chrion.runtime.selection.shipped import Conditions, ShippedDecision
-from chrion.runtime.selection.tuning_lock import BusyError, tuning_lock
+from chrion.runtime.selection.tuning_lock import tuning_lock
 from chrion.runtime.selection.worker import Decider
 
-#: Maximum number of attempts at a decision without interference.
+#: Maximum number of attempts at a decision without interference (a choice, not measured).
 _ATTEMPTS = 3
 
 
@@ -48,7 +47,7 @@ def tune_offline(
         ChrionError: The model cannot be profiled or planned.
     """
     known, made = KnownDecisions(config), []
-    with _waiting_lock(on_wait):
+    with tuning_lock(-1, on_wait):
         decider = Decider(config)
         for at, shapes in enumerate(shape_sets):
             on_start(at)
@@ -65,15 +64,3 @@ def _decide(decider: Decider, shapes: Mapping[str, tuple[int, ...]], *, anew: bo
             break
         decision = decider.decide(shapes, anew=True)
     return decision
-
-
-@contextmanager
-def _waiting_lock(on_wait: Callable[[], None]) -> Iterator[None]:
-    """Hold the tuning lock; wait for it without a limit."""
-    with ExitStack() as held:
-        try:
-            held.enter_context(tuning_lock())
-        except BusyError:
-            on_wait()
-            held.enter_context(tuning_lock(-1))
-        yield

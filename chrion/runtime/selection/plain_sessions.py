@@ -7,8 +7,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
-import onnxruntime as ort
-
 from chrion.errors import InputError
 from chrion.graph.model import Graph
 from chrion.machine.cores import physical_cores
@@ -22,7 +20,7 @@ from chrion.runtime.selection.decisions import Decision
 log = logging.getLogger(__name__)
 
 #: Plain sessions with other numbers of threads are candidates only for models with at most this many bytes of weights,
-#: since two sessions are open at once for a while.
+#: since two sessions are open at once for a while (a choice, not measured).
 _ALTERNATIVE_BYTES = 32e6
 PLAIN = "plain"
 _PLAIN_CPU = "plain, on the CPU"
@@ -74,10 +72,13 @@ class PlainSessions:
             return engine
 
     @property
-    def session(self) -> ort.InferenceSession | None:
-        """The session of :meth:`get`; None if it is not open."""
-        engine = self._opened.get(self._name)
-        return engine and engine.session
+    def opened(self) -> PlainEngine | None:
+        """The engine of :meth:`get`, with the reason of the latest decision; None if its session is not open."""
+        return self._opened.get(self._name)
+
+    def keep_reason(self, engine: PlainEngine) -> None:
+        """Keep the reason of an engine of the open session."""
+        self._opened[self._name] = engine
 
     @property
     def _name(self) -> str:
@@ -158,7 +159,7 @@ class PlainSessions:
         engine = self._opened.get(name)
         if engine is None:
             engine = self._opened[name] = make(reason)
-        return engine.with_reason(reason) if reason else engine  # another thread may have dropped it meanwhile
+        return engine.with_reason(reason) if reason not in {"", engine.reason} else engine
 
 
 def one_thread_ms(decision: Decision) -> float | None:

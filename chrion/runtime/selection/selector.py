@@ -23,7 +23,7 @@ from chrion.runtime.execution.cut_engine import CutEngine
 from chrion.runtime.execution.engine import CannotCutError, Engine, require_tensors
 from chrion.runtime.selection.comparison_summary import describe, missed_slo
 from chrion.runtime.selection.configuration import SessionConfig
-from chrion.runtime.selection.decisions import Decision, TimedCandidate
+from chrion.runtime.selection.decisions import Decision
 from chrion.runtime.selection.footprint import MeasurementError, can_measure, measure_footprint
 from chrion.runtime.selection.guard import SHARE, Candidate, compare
 from chrion.runtime.selection.known_decisions import KnownDecisions
@@ -37,12 +37,13 @@ from chrion.scheduler.reuse import find_near_plan, is_near, is_near_optimal
 
 log = logging.getLogger(__name__)
 
-#: Plans stay open between their trials if the weights of all of them take at most this many bytes.
+#: Plans stay open between their trials if the weights of all of them take at most this many bytes
+#: (a choice, not measured).
 _KEPT_OPEN_BYTES = 256e6
 #: A plan of a model with free dimensions holds all weights a second time, since the plain session stays open for other
 #: shapes. It must have a clear gain: it is selected if it takes at most this share of a plain session's latency.
 _SHARE_BESIDE_PLAIN = 0.8
-#: Longest time to wait for another process that tunes, in seconds.
+#: Longest time to wait for another process that tunes, in seconds (a choice, not measured).
 _PATIENCE_S = 20.0
 
 
@@ -156,15 +157,11 @@ class EngineSelector:
 
         Several processes that start together would disturb each other, and decide the same.
         """
+        waits: list[None] = []
         with ExitStack() as held:
-            try:
-                held.enter_context(tuning_lock())
-            except BusyError:
-                with suppress(BusyError):  # it tunes other models, or hangs
-                    held.enter_context(tuning_lock(_PATIENCE_S))
-                if decision := self.known.recall(graph):
-                    return decision
-            return self._decide_anew(graph)
+            with suppress(BusyError):  # another process tunes other models, or hangs
+                held.enter_context(tuning_lock(_PATIENCE_S, lambda: waits.append(None)))
+            return (self.known.recall(graph) if waits else None) or self._decide_anew(graph)
 
     def _decide_anew(self, graph: Graph) -> Decision:
         """Compare the candidates and cache the decision."""
@@ -239,9 +236,7 @@ class EngineSelector:
         why = describe(comparison, self._config.slo_ms, planned=bool(plans))
         log.info("model %s: selected %s (%s)", graph.name, winner, why)
         missed = missed_slo(results, self._config.slo_ms)
-        timings = tuple(
-            TimedCandidate(r.name, r.plain, r.latency_ms, r.rounds) for r in results if 0 < r.latency_ms < math.inf
-        )
+        timings = tuple(result for result in results if 0 < result.latency_ms < math.inf)
         return Decision(winner, plans.get(winner), why, uncertain=interference, missed=missed, timings=timings)
 
     def _plans(self, graph: Graph) -> list[Plan]:
