@@ -74,8 +74,10 @@ class KnownDecisions:
 
     @property
     def conditions(self) -> Conditions:
-        """Conditions of decisions in the file beside the model."""
-        return Conditions.of(self._machine, _software(), self.config.decision_key)
+        """What decisions depend on besides the model: machine and accelerator, versions, lanes in C, configuration."""
+        accelerator = self.config.accelerator
+        machine = this_machine(accelerator[0] if accelerator else None).fingerprint
+        return Conditions.of(machine, (__version__, available()), self.config.decision_key)
 
     def _of_slot(self, slot: int) -> DecisionCache:
         """Return the cache entry of a plan for any shapes of the model."""
@@ -83,14 +85,4 @@ class KnownDecisions:
 
     def _cache(self, *model: object) -> DecisionCache:
         """Return the cache entry for decisions on a model and its shapes."""
-        return DecisionCache(self._machine, _software(), model, self.config.decision_key)
-
-    @property
-    def _machine(self) -> str:
-        """Fingerprint of this machine with the accelerator in use."""
-        return this_machine(self.config.accelerator[0] if self.config.accelerator else None).fingerprint
-
-
-def _software() -> tuple[str, bool]:
-    """Return the version of Chrion, and whether lanes in C are available."""
-    return __version__, available()
+        return DecisionCache(self.conditions, model)
