@@ -82,7 +82,7 @@ class Engines:
         self.diversion = self._new_diversion()
         if self._tune == "now":
             self._graph, reason = load_to_cut(config, graph)
-            self.current = self._select_first() if self._graph else self._stay_plain(reason)
+            self.current = self._select_first(self._graph) if self._graph else self._stay_plain(reason)
         else:
             self._start_plain()
 
@@ -127,7 +127,7 @@ class Engines:
         engine = self.current
         if not self._table.by_shapes or engine.matches(feed):
             return engine
-        return self._tuned_now(feed) if self._tune == "now" else self._tuned_in_background(feed)
+        return self._tuned_now(self._graph, feed) if self._graph else self._tuned_in_background(feed)
 
     def require_open(self) -> None:
         """Raise if requests are refused.
@@ -306,6 +306,8 @@ class Engines:
         others = Engines(self._graph, config, strict=self._strict, tune=self._tune)
         self._stop_tuning()
         self.diversion.one_thread.close()
+        if self.refusal:  # closed by another thread meanwhile
+            others.close()
         return others
 
     def wait_until_tuned(self, timeout_s: float | None = None) -> bool:
@@ -358,10 +360,8 @@ class Engines:
         self._describe(describe_session(engine.session))
         return engine
 
-    def _select_first(self) -> Engine:
+    def _select_first(self, graph: Graph) -> Engine:
         """Return the engine for the shapes of the model, or the plain session if a request has to fix them first."""
-        graph = self._graph
-        assert graph  # noqa: S101 - otherwise the model runs plain
         self._describe(
             ModelDescription(graph.declared_inputs, graph.declared_outputs, graph.overridable, graph.metadata)
         )
@@ -376,11 +376,9 @@ class Engines:
         self._table.put(tuple(_fixed(i) for i in graph.inputs), engine)
         return engine
 
-    def _tuned_now(self, feed: Mapping[str, Any]) -> Engine:
+    def _tuned_now(self, graph: Graph, feed: Mapping[str, Any]) -> Engine:
         """Return the engine for a request's shapes, tuned first if they are new."""
-        graph, table = self._graph, self._table
-        if graph is None:
-            return self.current
+        table = self._table
         try:
             shapes = tuple(shape_of(feed[i.name]) for i in graph.inputs)
         except Exception:
@@ -435,7 +433,7 @@ class Engines:
             raise_if_unsafe(config.model, error)
             raise
         self._describe(describe_session(engine.session))
-        self.current = engine
+        self.current = self.plain()  # itself, not a copy: tuning replaces it
         if not reason and all(info.type.startswith("tensor(") for info in self._table.inputs):
             self._tuner = BackgroundTuner(config, self._selector, self._table, cached_only=cached_only)
             #: Stops tuning when this object is collected, which the tuner's thread does not prevent.
@@ -474,13 +472,11 @@ class Engines:
     def _drop_accelerated(self, feed: Mapping[str, Any]) -> None:
         """Drop the engines that use the accelerator; other ones are selected when their shapes are requested."""
         self._table.remove_accelerated()
-        if self._tune != "now":
+        if not self._graph:
             self._stop_tuning()  # tuning would select the accelerator again
             self.current = self.plain()
-        elif not self._graph:
-            self.current = self.plain()
         elif not self._table.by_shapes:
-            self.current = self._select_first()
+            self.current = self._select_first(self._graph)
         else:
             self.for_feed(feed)
 

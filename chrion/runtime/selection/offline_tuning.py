@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decisions import Decision
 from chrion.runtime.selection.known_decisions import KnownDecisions
-from chrion.runtime.selection.shipped import Conditions, ShippedDecision
+from chrion.runtime.selection.shipped import ShippedDecision
 from chrion.runtime.selection.tuning_lock import tuning_lock
 from chrion.runtime.selection.worker import Decider
 
 #: Maximum number of attempts at a decision without interference (a choice, not measured).
 _ATTEMPTS = 3
-
-
-@dataclass(frozen=True, slots=True)
-class OfflineDecisions:
-    """Decisions on one model."""
-
-    conditions: Conditions
-    #: One for each set of shapes, in their order.
-    decisions: tuple[ShippedDecision, ...]
 
 
 def tune_offline(
@@ -32,7 +22,7 @@ def tune_offline(
     anew: bool = False,
     on_start: Callable[[int], None] = lambda _: None,
     on_wait: Callable[[], None] = lambda: None,
-) -> OfflineDecisions:
+) -> tuple[ShippedDecision, ...]:
     """Make decisions on a model, and cache them.
 
     Args:
@@ -42,6 +32,9 @@ def tune_offline(
         anew: Whether to make decisions that are cached again. Uncertain ones are made again in any case.
         on_start: Called with the index of each set of shapes.
         on_wait: Called before waiting for another process that tunes.
+
+    Returns:
+        A decision for each set of shapes.
 
     Raises:
         ChrionError: The model cannot be profiled or planned.
@@ -53,7 +46,7 @@ def tune_offline(
             on_start(at)
             decision = _decide(decider, shapes, anew=anew)
             made.append(ShippedDecision(shapes, decider.digest(shapes), known.of_source(shapes).keep(decision)))
-    return OfflineDecisions(known.conditions, tuple(made))
+    return tuple(made)
 
 
 def _decide(decider: Decider, shapes: Mapping[str, tuple[int, ...]], *, anew: bool) -> Decision:

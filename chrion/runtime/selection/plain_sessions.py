@@ -56,12 +56,10 @@ class PlainSessions:
             Exception: Raised by InferenceSession, if the CPU cannot open the model either or ``strict`` is true.
         """
         config = self.config
-        if self.lost:
-            return self._shared(PLAIN, config.on_cpu, reason or self.lost)
         try:
-            return self._shared(self._name, config.plain, reason)
+            return self._shared(self._name, reason or self.lost)
         except Exception as error:
-            if config.strict or config.accelerator is None:
+            if self.lost or config.strict or config.accelerator is None:
                 raise
             try:
                 engine = config.on_cpu(f"the accelerator failed: {error}")
@@ -90,9 +88,7 @@ class PlainSessions:
         Raises:
             InputError: The decision selects a plan, or a session unknown to this release.
         """
-        return self.compare_live(
-            self._shared(decision.winner, self.opener(decision.winner), decision.evidence), decision
-        )
+        return self.compare_live(self._shared(decision.winner, decision.evidence), decision)
 
     @staticmethod
     def compare_live(engine: E, decision: Decision) -> E:
@@ -154,12 +150,12 @@ class PlainSessions:
             return partial(self.config.with_threads, int(count))
         raise InputError(f"cached decision: unknown session {name!r}")
 
-    def _shared(self, name: str, make: PlainOpener, reason: str) -> PlainEngine:
-        """Return the plain session of a name, which is opened once, with the given reason."""
+    def _shared(self, name: str, reason: str) -> PlainEngine:
+        """Return the plain session of a name, which is opened once; a copy of its engine if a reason is given."""
         engine = self._opened.get(name)
         if engine is None:
-            engine = self._opened[name] = make(reason)
-        return engine.with_reason(reason) if reason not in {"", engine.reason} else engine
+            engine = self._opened[name] = self.opener(name)(reason)
+        return engine.with_reason(reason) if reason else engine
 
 
 def one_thread_ms(decision: Decision) -> float | None:
