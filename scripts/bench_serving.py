@@ -1,6 +1,7 @@
 """Measure a HybridSession and plain sessions that serve requests as in production.
 
-    python scripts/bench_serving.py [--scenario NAME ...] [--only REGEX] [--minutes 25] [--twin] [-o docs/data]
+    python scripts/bench_serving.py [--scenario NAME ...] [--only REGEX] [--minutes 25] [--twin] [--without NAME]
+        [-o docs/data]
 
 Scenarios: the start of a session, client threads, pauses between requests, a busy neighbour, several sessions and
 processes, one CPU, a quota of CPU time, many shapes. The candidates are a tuned HybridSession and plain sessions with
@@ -10,8 +11,9 @@ to the plain session that serves the most requests per second under that load, a
 the latency are of all trials together.
 
 Takes about as long as ``--minutes`` says, however many scenarios are selected: rounds are added until the time is over,
-so that fewer scenarios or models are measured more precisely. On a busy machine it takes up to a fifth longer. ``-o``
-writes the results ``serving``.
+so that fewer scenarios or models are measured more precisely. On a busy machine it takes up to a fifth longer.
+``--without`` switches a mechanism of HybridSession off, for comparison with a run that has it. ``-o`` writes the
+results ``serving``.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from command_arguments import add_output
 from page_markers import markdown_table
 from result_files import write_results
 from serving import noticing, starting
+from serving.ablation import MECHANISMS
 from serving.fleet import Fleet, Setting, Trial, fleets
 from serving.models import MODELS
 from serving.noticing import Noticed, format_noticed, time_noticing, usual_ms
@@ -104,6 +107,8 @@ class Findings:
     impossible: dict[str, str] = field(default_factory=dict)
     #: Lines that compare two equal sessions, with their scenarios; None if not wanted.
     twins: list[tuple[str, ...]] | None = None
+    #: The mechanism that is switched off; empty for none.
+    without: str = ""
 
 
 def measure(opened: Mapping[str, Fleet], load: Requests, scenario: Scenario, end_s: float) -> dict[str, list[Trial]]:
@@ -136,24 +141,25 @@ def measure_setting(
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model.onnx"
         model.write_bytes(case.build().SerializeToString())
-        with fleets(str(model), setting, f"{folder}/cache", twin=findings.twins is not None) as opened:
+        twin, cache = findings.twins is not None, f"{folder}/cache"
+        with fleets(str(model), setting, cache, twin=twin, without=findings.without) as opened:
             schedule.opened()
             for name, scenario in chosen.items():
                 for load in scenario.loads:
                     if not scenario.neighbour:
                         trials = measure(opened, load, scenario, schedule.next_end_s())
-                        twin = trials.pop(TWIN, [])
+                        twins = trials.pop(TWIN, [])
                     else:
                         with Neighbour(physical_cores()[0]) as neighbour:
                             neighbour.resume()
                             trials = measure(opened, load, scenario, schedule.next_end_s())
-                            twin = trials.pop(TWIN, [])
+                            twins = trials.pop(TWIN, [])
                             neighbour.suspend()
                             findings.noticed.append(notice(case, opened[OWN], neighbour, trials))
                     yield name, row_of(case.name, load.label, opened[OWN].selected, trials)
-                    if twin and findings.twins is not None:
-                        found = row_of(case.name, load.label, "1 thread", {OWN: twin, DEFAULT: trials[ONE]})
-                        findings.twins.append((name, *found.cells[:-1]))
+                    if twins and findings.twins is not None:
+                        row = row_of(case.name, load.label, "1 thread", {OWN: twins, DEFAULT: trials[ONE]})
+                        findings.twins.append((name, *row.cells[:-1]))
 
 
 def notice(case: Case, fleet: Fleet, neighbour: Neighbour, trials: Mapping[str, Sequence[Trial]]) -> tuple[str, ...]:
@@ -239,10 +245,11 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=25.0, help="duration (default: 25)")
     twin_help = "also compare two processes of the plain session with one thread: how far ratios are noise"
     parser.add_argument("--twin", action="store_true", help=twin_help)
+    parser.add_argument("--without", choices=MECHANISMS, default="", help="a mechanism that is switched off")
     add_output(parser)
     arguments = parser.parse_args()
     chosen = {name: each for name, each in scenarios(arguments.clients).items() if name in arguments.scenario}
-    findings = Findings(twins=[] if arguments.twin else None)
+    findings = Findings(twins=[] if arguments.twin else None, without=arguments.without)
     began_s = time.monotonic()
     try:
         if START in arguments.scenario:

@@ -147,8 +147,8 @@ def serve(connection: Connection, kind: str, model: Path, traffic: Traffic, tuni
             session.run(None, feed)
         connection.send(time.perf_counter() - start_s)
     del feeds
-    engines = session._engines._table.engines() if kind == HYBRID else ()  # noqa: SLF001 - reported, not used
-    connection.send((resident_mb() - started_mb, sum(type(engine).__name__ == "CutEngine" for engine in engines)))
+    engines = session._engines._table.items() if kind == HYBRID else ()  # noqa: SLF001 - reported, not used
+    connection.send((resident_mb() - started_mb, sum(engine.plan is not None for _, engine in engines)))
 
 
 def model_input(model: Path) -> onnx.ValueInfoProto:

@@ -32,7 +32,8 @@ from chrion.profiler.measure_graph import require_shapes
 from chrion.report.figure_table import FigureTable, key, text
 from chrion.runtime.selection.comparison_summary import candidate_name
 from chrion.runtime.selection.configuration import SessionConfig
-from chrion.runtime.selection.offline_tuning import OfflineDecisions, tune_offline
+from chrion.runtime.selection.known_decisions import KnownDecisions
+from chrion.runtime.selection.offline_tuning import tune_offline
 from chrion.runtime.selection.shipped import ShippedDecision, holds_decisions, shipped_path, write_beside
 from chrion.scheduler.plan_options import PlanOptions
 
@@ -157,7 +158,7 @@ def _config(model: Path, arguments: Mapping[str, Any]) -> SessionConfig:
     )
 
 
-def _tune(item: _Work, config: SessionConfig, *, anew: bool) -> OfflineDecisions:
+def _tune(item: _Work, config: SessionConfig, *, anew: bool) -> Sequence[ShippedDecision]:
     count = len(item.shape_sets)
     with step(f"tuning {item.model.name}", animated=False) as update:
         result = tune_offline(
@@ -171,7 +172,7 @@ def _tune(item: _Work, config: SessionConfig, *, anew: bool) -> OfflineDecisions
     return result
 
 
-def _write(config: SessionConfig, result: OfflineDecisions) -> Path | None:
+def _write(config: SessionConfig, result: Sequence[ShippedDecision]) -> Path | None:
     """Write the decisions that are certain beside the model; return the file's path, or None if there are none.
 
     Raises:
@@ -180,17 +181,17 @@ def _write(config: SessionConfig, result: OfflineDecisions) -> Path | None:
     model = Path(str(config.model.source))
     if not config.model.is_unchanged():
         raise ModelError(f"{model}: changed while it was tuned", hint="tune it again")
-    certain = [shipped for shipped in result.decisions if not shipped.decision.uncertain]
-    for shipped in result.decisions:
+    certain = [shipped for shipped in result if not shipped.decision.uncertain]
+    for shipped in result:
         if shipped.decision.uncertain:
             where = f"{model}{_format(shipped.shapes, before=', ')}"
             note(f"warning: {where}: not written, since other processes used the cores; repeat it when they are idle")
-    return write_beside(model, result.conditions, certain) if certain else None
+    return write_beside(model, KnownDecisions(config).conditions, certain) if certain else None
 
 
 def _show(
     work: Sequence[_Work],
-    results: Sequence[OfflineDecisions],
+    results: Sequence[Sequence[ShippedDecision]],
     written: Sequence[Path | None],
     call: str,
     *,
@@ -200,7 +201,7 @@ def _show(
     rows = [
         (item.model, path, shipped)
         for item, result, path in zip(work, results, written, strict=True)
-        for shipped in result.decisions
+        for shipped in result
     ]
     if as_json:
         show_json({"session": call, "decisions": [_summary(model, path, shipped) for model, path, shipped in rows]})
@@ -243,8 +244,8 @@ def _format(shapes: Mapping[str, Sequence[int]], before: str = "") -> str:
     return f"{before}{formatted}" if formatted else ""
 
 
-def _exit_code(results: Sequence[OfflineDecisions], *, beside: bool) -> int:
-    decisions = [shipped.decision for result in results for shipped in result.decisions]
+def _exit_code(results: Sequence[Sequence[ShippedDecision]], *, beside: bool) -> int:
+    decisions = [shipped.decision for result in results for shipped in result]
     if beside and any(decision.uncertain for decision in decisions):
         return FAILED
     return OUT_OF_REACH if any(decision.missed for decision in decisions) else 0

@@ -24,11 +24,12 @@ try:
 except ImportError:  # not a system of the Unix family
     resource = None  # type: ignore[assignment]
 
-#: One of so many requests is a sample; the number of samples that decide.
+#: One of so many requests is a sample, since counting takes two system calls; number of samples that decide by their
+#: median (a choice, not measured).
 _INTERVAL, _SAMPLES = 4, 16
-#: The least median of voluntary context switches of a request that shows contention.
+#: The least median of voluntary context switches of a request that shows contention: between the 4 and the 90 above.
 _LIMIT = 16
-#: The least switch interval of Python that is assumed, in seconds.
+#: The least switch interval of Python that is assumed, in seconds (a choice, not measured).
 _LEAST_INTERVAL_S = 1e-3
 
 

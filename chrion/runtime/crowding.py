@@ -16,9 +16,11 @@ from chrion.runtime.execution.plain_engine import PlainEngine
 from chrion.runtime.one_thread import OneThreadSession
 from chrion.runtime.process_hooks import in_flight
 
-#: Time for which requests still count as crowded after the last crowd, in seconds.
+#: Time for which requests still count as crowded after the last crowd, in seconds, so that gaps between the requests of
+#: several callers do not end it (a choice, not measured).
 _HOLD_S = 0.1
-#: The one-thread session is opened after this many crowded requests, or when a crowd has lasted this long, in seconds.
+#: The one-thread session is opened after this many crowded requests, or when a crowd has lasted this long, in seconds:
+#: a short crowd is not worth a second copy of the weights, which takes as long to open.
 _PATIENCE, _PATIENCE_S = 32, 0.2
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-import weakref
 from collections.abc import Callable
 
 from chrion.machine.cores import current_cpu, move_to
@@ -24,10 +23,8 @@ class Diversion:
     """Decides which requests of a session go to its one-thread session.
 
     Args:
-        open_session: Method that opens the one-thread session, with a memory arena if its argument is true; returns
+        open_session: Opens the one-thread session, with a memory arena if its argument is true; returns
             None if there cannot be one.
-        reconsider: Method that is called with the comparison of a plan whose selection live requests contradict.
-            Neither method's object is kept alive, since a cycle would delay the end of the engines.
         arena: Whether sessions have a memory arena of their own, so that one without it may be better.
 
     Attributes:
@@ -35,16 +32,8 @@ class Diversion:
         crowding: Decides which requests are crowded.
     """
 
-    def __init__(
-        self,
-        open_session: Callable[[bool], PlainEngine | None],
-        reconsider: Callable[[LiveComparison], None],
-        *,
-        arena: bool,
-    ) -> None:
-        opener = weakref.WeakMethod(open_session)
-        self._reconsider = weakref.WeakMethod(reconsider)
-        self.one_thread = OneThreadSession(lambda wanted: (method := opener()) and method(wanted))
+    def __init__(self, open_session: Callable[[bool], PlainEngine | None], *, arena: bool) -> None:
+        self.one_thread = OneThreadSession(open_session)
         self.one_thread.replaceable = arena
         self.crowding = Crowding(self.one_thread)
         self._contention = ArenaContention(self.one_thread.avoid_arena)
@@ -83,28 +72,30 @@ class Diversion:
         sampled = self.one_thread.replaceable and (other is not None or (alike and fits))
         return other, self._contention.sample() if sampled else None
 
-    def record(self, observer: Observer, start_s: float, *, diverted: bool) -> None:
+    def record(self, observer: Observer, start_s: float, *, diverted: bool) -> bool:
         """Record a request that ends now, for a comparison only if no others are in flight.
 
         Args:
             observer: As returned by :meth:`divert`.
             start_s: Start of the request, of ``time.perf_counter()``.
             diverted: Whether the one-thread session has served it.
+
+        Returns:
+            Whether live requests contradict the selection of the engine, which is then reported once.
         """
         if isinstance(observer, SwitchSample):
             self._contention.add(observer)
-        elif len(in_flight) <= 1:
-            self._compare(observer, start_s, diverted=diverted)
-
-    def _compare(self, comparison: LiveComparison, start_s: float, *, diverted: bool) -> None:
-        """Record a request in a comparison, and act on its result."""
-        before = comparison.diverts
-        comparison.record(start_s, time.perf_counter(), diverted=diverted)
-        if comparison.diverts is not before:
-            self._keep_cpu(comparison)
-        if comparison.contradicted and (reconsider := self._reconsider()):
-            comparison.start_anew()
-            reconsider(comparison)
+            return False
+        if len(in_flight) > 1:
+            return False
+        before = observer.diverts
+        observer.record(start_s, time.perf_counter(), diverted=diverted)
+        if observer.diverts is not before:
+            self._keep_cpu(observer)
+        if not observer.contradicted:
+            return False
+        observer.start_anew()
+        return True
 
     def _keep_cpu(self, comparison: LiveComparison) -> None:
         """Let a trial of the plan end on the CPU on which the calling thread was before.

@@ -1,34 +1,65 @@
-"""The engines of a session by the shapes of their requests."""
+"""The engines of a session by the shapes of their requests, and the plain session for all other shapes."""
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Sequence
+from dataclasses import replace
 
-import onnxruntime as ort
-
+from chrion.graph.model import TensorInfo
+from chrion.runtime.execution.cut_engine import CutEngine
 from chrion.runtime.execution.engine import Engine, Footprint
-from chrion.runtime.selection.plan_memory import PlanMemory, find_excess, has_room
+from chrion.runtime.execution.plain_engine import PlainEngine
+from chrion.runtime.selection.plain_sessions import PlainSessions
+from chrion.runtime.selection.plan_memory import find_excess, find_room, has_room
 
 #: Maximum numbers of shapes with a plan, and of all shapes, that have an engine; the least recently used are evicted.
+#: A plan keeps threads and sessions of its own; the entry of a plain session is little more than its key. Choices, not
+#: measured.
 _MAX_PLANS, _MAX_SHAPES = 8, 256
 
 Shapes = tuple[tuple[int, ...], ...]
 
 
 class EngineTable:
-    """The engines of a session by shapes, the one used last at the end; the caller holds the session's lock."""
+    """The engines of a session. Callers hold ``lock``, except to read ``current`` and ``by_shapes``.
 
-    def __init__(self) -> None:
+    Args:
+        plain_sessions: The plain sessions of the model.
+
+    Attributes:
+        lock: Reentrant, since a signal handler may serve a request.
+        inputs: The model's inputs, whose shapes are the keys.
+        current: The engine of the last request's shapes.
+        by_shapes: Whether each set of input shapes has an engine of its own.
+        lent: Whether callers may hold the plain session, so that it must stay open.
+        least: Memory of the smallest plan that was measured; None if none was.
+    """
+
+    current: Engine
+
+    def __init__(self, plain_sessions: PlainSessions) -> None:
+        self.lock = threading.RLock()
+        self.inputs: Sequence[TensorInfo] = ()
+        self.by_shapes = False
+        self.lent = False
+        self._plain_sessions = plain_sessions
+        #: By shapes, the one used last at the end.
         self._engines: OrderedDict[Shapes, Engine] = OrderedDict()
-        self._memory = PlanMemory()
+        self.least: Footprint | None = None
+
+    def plain(self, reason: str = "") -> PlainEngine:
+        """Return the plain session, opened once; see :meth:`PlainSessions.get`."""
+        with self.lock:
+            return self._plain_sessions.get(reason)
 
     def engines(self) -> list[Engine]:
         """Return all engines."""
-        return list(self._engines.values())
+        return [self.current, *self._engines.values()]
 
     def items(self) -> list[tuple[Shapes, Engine]]:
-        """Return all engines with their shapes."""
+        """Return the engines that are for some shapes, with these."""
         return list(self._engines.items())
 
     def find(self, shapes: Shapes) -> Engine | None:
@@ -41,49 +72,104 @@ class EngineTable:
             self._engines.move_to_end(shapes)
         return self._engines.get(shapes)
 
-    def put(self, shapes: Shapes, engine: Engine) -> None:
-        """Store an engine, and evict those used least recently if there are too many; their lanes stop after use."""
+    def put(self, shapes: Shapes, engine: Engine) -> Engine:
+        """Store an engine, and evict those used least recently if there are too many; their lanes stop after use.
+
+        Returns:
+            The stored engine, which recognises requests of its shapes if each set of shapes has an engine.
+        """
+        if self.by_shapes:
+            infos = zip(self.inputs, shapes, strict=True)
+            engine = engine.for_shapes([replace(info, shape=shape) for info, shape in infos])
         self._engines[shapes] = engine
         plans = [known for known, kept in self._engines.items() if kept.plan]
         if len(plans) > _MAX_PLANS:
             del self._engines[plans[0]]
         if len(self._engines) > _MAX_SHAPES:
             self._engines.popitem(last=False)
+        return engine
 
-    def pop(self, shapes: Shapes) -> Engine | None:
-        """Remove the engine for some shapes, and return it."""
-        return self._engines.pop(shapes, None)
-
-    def remove(self, shapes: Iterable[Shapes]) -> None:
-        """Remove the engines for several shapes."""
-        for one in shapes:
-            self._engines.pop(one, None)
+    def put_beside_plain(self, shapes: Shapes, engine: Engine) -> None:
+        """Use an engine for some shapes of a model whose plain session serves all others."""
+        plain = self._plain_sessions.opened
+        before = self._engines.pop(shapes, None) or plain
+        if plain and isinstance(engine, PlainEngine) and engine.session is plain.session:
+            self._plain_sessions.keep_reason(engine)
+        else:
+            # A request reads ``current``, then ``by_shapes``, and takes no lock: set them in the opposite order, so
+            # that it does not use this engine for other shapes.
+            self.by_shapes = True
+            engine = self.put(shapes, engine)
+        if self.current is before:
+            self.current = engine
 
     def replace(self, engine: Engine, other: Engine) -> None:
         """Use another engine for all shapes that use one."""
         for shapes, known in self.items():
             if known is engine:
                 self._engines[shapes] = other
+        if self.current is engine:
+            self.current = other
 
-    def uses(self, session: ort.InferenceSession) -> bool:
-        """Return whether some shapes are served by a plain session."""
-        return any(engine.session is session for engine in self._engines.values())
+    def remove_accelerated(self) -> None:
+        """Remove the engines that use the accelerator."""
+        for shapes, engine in self.items():
+            if engine.accelerated:
+                del self._engines[shapes]
 
-    # The memory of plans, which is limited beside a plain session.
+    def clear(self) -> list[Engine]:
+        """Remove all engines but the current one, and return them all."""
+        engines = self.engines()
+        self._engines.clear()
+        return engines
 
-    def has_room(self, footprint: Footprint, *, plain_open: bool) -> bool:
-        """Return whether a further plan has room; see :func:`chrion.runtime.selection.plan_memory.has_room`."""
-        return has_room(self._engines, footprint, plain_open=plain_open)
+    def needs_plain(self) -> bool:
+        """Return whether some shapes use the plain session, or callers may hold it."""
+        plain = self._plain_sessions.opened
+        return plain is not None and (
+            self.lent or any(engine.session is plain.session for engine in self._engines.values())
+        )
 
-    def remove_excess(self) -> None:
-        """Remove the plans that have no room beside a plain session that will be opened."""
-        self.remove(find_excess(self._engines))
+    def drop_plain(self) -> None:
+        """Drop the plain session, which holds all weights, if no shapes use it."""
+        if not self.needs_plain():
+            self._plain_sessions.forget()
 
-    @property
-    def least(self) -> Footprint | None:
-        """Memory of the smallest plan that was measured; None if none was."""
-        return self._memory.least
+    # The memory of plans, which is limited beside the plain session.
 
-    def find_room(self, shapes: Shapes, footprint: Footprint, requests: int, halvings: int) -> list[Shapes] | None:
-        """Choose the plans to remove for another one; see :class:`chrion.runtime.selection.plan_memory.PlanMemory`."""
-        return self._memory.find_room(self._engines, shapes, footprint, requests, halvings)
+    def fits_or_make_room(self, footprint: Footprint) -> bool:
+        """Return whether a further plan has room; if not, remove plans until the plain session has room in its place.
+
+        For shapes tuned before their first request, which need the plain session only if a plan is refused.
+        """
+        fits = has_room(self._engines, footprint, plain_open=self.needs_plain())
+        for shapes in [] if fits else find_excess(self._engines):
+            del self._engines[shapes]
+        return fits
+
+    def find_room(self, shapes: Shapes, footprint: Footprint, requests: int) -> list[Shapes] | None:
+        """Choose the plans to remove for one of some shapes beside the plain session.
+
+        Args:
+            shapes: Shapes of the new plan, whose present engine it replaces.
+            footprint: Memory of the new plan.
+            requests: Number of recent requests of the shapes.
+
+        Returns:
+            As for :func:`chrion.runtime.selection.plan_memory.find_room`.
+        """
+        if self.least is None or footprint.plan_mb < self.least.plan_mb:
+            self.least = footprint
+        others = {known: engine for known, engine in self._engines.items() if known != shapes}
+        return find_room(others, footprint, requests)
+
+    def remove(self, shapes: Shapes) -> None:
+        """Remove the engine for some shapes, which the plain session serves from now on."""
+        if self._engines.pop(shapes, None) is self.current:
+            self.current = self.plain()
+
+    def halve_requests(self) -> None:
+        """Halve the numbers of requests of all plans, as those of shapes without a plan are."""
+        for engine in self._engines.values():
+            if isinstance(engine, CutEngine):
+                engine.requests >>= 1

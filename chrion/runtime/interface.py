@@ -75,25 +75,19 @@ class InferenceInterface:
 
     def get_inputs(self) -> list[NodeArg]:
         """Return name, type and shape of each input that a run requires."""
-        described = self._engines.description
-        return node_args(described.inputs) if described else self._engines.plain().session.get_inputs()
+        return node_args(self._engines.description.inputs)
 
     def get_outputs(self) -> list[NodeArg]:
         """Return name, type and shape of each output."""
-        described = self._engines.description
-        return node_args(described.outputs) if described else self._engines.plain().session.get_outputs()
+        return node_args(self._engines.description.outputs)
 
     def get_overridable_initializers(self) -> list[NodeArg]:
         """Return the weights that a request may replace; such a request runs plain."""
-        described = self._engines.description
-        if described is None:
-            return list(self._engines.plain().session.get_overridable_initializers())
-        return node_args(described.overridable)
+        return node_args(self._engines.description.overridable)
 
     def get_modelmeta(self) -> ModelMetadata:
         """Return the metadata of the model."""
-        described = self._engines.description
-        return described.metadata if described else self._engines.plain().session.get_modelmeta()
+        return self._engines.description.metadata
 
     def run_async(
         self,

@@ -32,6 +32,9 @@ from typing import NamedTuple
 
 from chrion.machine.cpu_use import OtherWork
 
+# The numbers below were adjusted with `scripts/bench_serving.py` (neighbour, pauses, quota) and give the bound above;
+# none of them has a measurement of its own.
+
 #: A window ends after this many requests and seconds; or, with slow requests, after fewer requests and more seconds.
 _WINDOW, _WINDOW_S = 16, 0.1
 _SHORT_WINDOW, _LONG_WINDOW_S = 3, 0.3

@@ -19,7 +19,8 @@ from chrion.runtime.execution.plain_engine import PlainEngine
 
 log = logging.getLogger(__name__)
 
-#: The session is dropped when it has not been used for this time, in seconds.
+#: The session is dropped when it has not been used for this time, in seconds: 60 times as long as it takes at most to
+#: open one of a small model (0.1 to 0.5 s), so that a load that comes and goes does not open it all the time.
 _KEPT_S = 30.0
 
 

@@ -201,28 +201,28 @@ def _check_input(info: TensorInfo, value: Any) -> Any:
     elif value is None:
         raise Fail(f"Missing input: {info.name} is None, expected a {info.type}")
     if isinstance(value, ort.OrtValue):
-        found = value.data_type()
-        fits = found == info.type
+        kind = value.data_type()
+        fits = kind == info.type
     else:
         dtype = np.asarray(value).dtype
-        found = str(dtype)
+        kind = str(dtype)
         fits = dtype.kind in "OSU" if info.type == "tensor(string)" else _is_type(dtype, info.type)
     if not fits:
-        raise InvalidArgument(f"Unexpected input data type for {info.name}. Actual: ({found}), expected: ({info.type})")
+        raise InvalidArgument(f"Unexpected input data type for {info.name}. Actual: ({kind}), expected: ({info.type})")
     if info.shape is not None:
         _check_shape(info.name, info.shape, shape_of(value))
     return value
 
 
-def _check_shape(name: str, expected: Sequence[int | str | None], found: Sequence[int]) -> None:
-    if len(found) != len(expected):
+def _check_shape(name: str, expected: Sequence[int | str | None], actual: Sequence[int]) -> None:
+    if len(actual) != len(expected):
         raise InvalidArgument(
-            f"Invalid rank for input: {name} Got: {len(found)} Expected: {len(expected)} Please fix either the "
+            f"Invalid rank for input: {name} Got: {len(actual)} Expected: {len(expected)} Please fix either the "
             f"inputs/outputs or the model."
         )
-    wrong = [at for at, (e, f) in enumerate(zip(expected, found, strict=True)) if isinstance(e, int) and e != f]
+    wrong = [at for at, (e, a) in enumerate(zip(expected, actual, strict=True)) if isinstance(e, int) and e != a]
     if wrong:
-        details = " ".join(f"index: {at} Got: {found[at]} Expected: {expected[at]}" for at in wrong)
+        details = " ".join(f"index: {at} Got: {actual[at]} Expected: {expected[at]}" for at in wrong)
         raise InvalidArgument(
             f"Got invalid dimensions for input: {name} for the following indices {details} Please fix either the "
             f"inputs/outputs or the model."

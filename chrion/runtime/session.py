@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -117,11 +116,9 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
             check_memory(memory),
         )
         self._source = config.model.source
-        self._engines = Engines(path_or_bytes, config, strict=strict, tune=tuning_mode(tune))
+        graph = path_or_bytes if isinstance(path_or_bytes, Graph) else None
+        self._engines = Engines(graph, config, strict=strict, tune=tuning_mode(tune))
         process_hooks.register(self, HybridSession._refuse_in_child, HybridSession._close_at_exit)
-        #: Stops tuning when the session is collected, which the tuner's thread does not prevent.
-        self._finaliser = weakref.finalize(self, self._engines.stop_tuning)
-        self._finaliser.atexit = False
 
     # Methods of InferenceSession.
 
@@ -213,7 +210,7 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
         Raises:
             Exception: Raised by InferenceSession for such providers.
         """
-        self._engines.set_providers(providers, provider_options)
+        self._engines = self._engines.with_providers(providers, provider_options)
 
     def enable_fallback(self) -> None:
         """Fall back to the CPU if the accelerator fails."""

@@ -125,11 +125,13 @@ class Fleet:
 
 
 @contextlib.contextmanager
-def fleets(model: str, setting: Setting, cache: str, *, twin: bool = False) -> Iterator[Mapping[str, Fleet]]:
+def fleets(
+    model: str, setting: Setting, cache: str, *, twin: bool = False, without: str = ""
+) -> Iterator[Mapping[str, Fleet]]:
     """Open the processes of all candidates, HybridSession's first, and of the twin if wanted."""
     with contextlib.ExitStack() as opened:
         yield {
-            name: opened.enter_context(Fleet(Job(name, model, setting.sessions, cache, setting.cpus), setting))
+            name: opened.enter_context(Fleet(Job(name, model, setting.sessions, cache, setting.cpus, without), setting))
             for name in (*CANDIDATES, *[TWIN] * twin)
         }
 

@@ -22,6 +22,7 @@ import onnxruntime as ort
 
 from chrion import HybridSession
 from chrion.machine.cores import physical_cores
+from serving.ablation import switch_off
 from serving.models import Feed, feeds_of
 
 #: Names of the candidates: a HybridSession, and plain sessions with one thread, with as many as there are cores, and
@@ -47,6 +48,7 @@ class Job:
         sessions: Number of sessions; clients use them in turn.
         cache: Folder of decisions.
         cpus: CPUs that the process may use; None for all.
+        without: The mechanism of :data:`serving.ablation.MECHANISMS` that is switched off; empty for none.
     """
 
     candidate: str
@@ -54,6 +56,7 @@ class Job:
     sessions: int
     cache: str
     cpus: tuple[int, ...] | None = None
+    without: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +104,7 @@ def serve_commands(connection: Connection, job: Job) -> None:
     if job.cpus is not None:
         os.sched_setaffinity(0, job.cpus)
     os.environ["CHRION_CACHE"] = job.cache
+    switch_off(job.without)
     with suppress(EOFError, BrokenPipeError, KeyboardInterrupt):
         try:
             connection.recv()

@@ -34,7 +34,7 @@ def decide_on_plans(folder: Path) -> None:
         shapes = {info.name: tuple(feed[info.name].shape) for info in inputs} if feed else {}
         with contextlib.suppress(Exception):  # a session that cannot decide runs plain as well
             decision = decider.decide(shapes)
-            own.known.cache("source", config.model.identity, sorted(shapes.items())).keep(decision)
+            own.known.of_source(shapes).keep(decision)
 
 
 def _prefer_plans(candidates: Sequence[Candidate], *_: Any) -> Comparison:

@@ -18,18 +18,12 @@ from helpers import branches
 from seams.sessions import replace_step
 
 
-class Owner:
-    """Stands for a session's engines."""
-
-    def open_session(self, arena: bool) -> PlainEngine:  # noqa: FBT001 - as Diversion calls it
-        """Open a session of one thread."""
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = 1
-        options.enable_cpu_mem_arena = arena
-        return PlainEngine(branches().SerializeToString(), options, ["CPUExecutionProvider"], None, "for a test")
-
-    def reconsider(self, comparison: LiveComparison) -> None:
-        """Do nothing."""
+def open_session(arena: bool) -> PlainEngine:  # noqa: FBT001 - as Diversion calls it
+    """Open a session of one thread."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.enable_cpu_mem_arena = arena
+    return PlainEngine(branches().SerializeToString(), options, ["CPUExecutionProvider"], None, "for a test")
 
 
 @pytest.fixture
@@ -45,9 +39,8 @@ def requests() -> Iterator[None]:
 @pytest.mark.usefixtures("requests")
 def test_a_crowd_ends_on_a_session_of_one_thread() -> None:
     """A crowd that began on another session does not stay for ever if tuning selects one thread meanwhile."""
-    owner = Owner()
-    diversion = Diversion(owner.open_session, owner.reconsider, arena=True)
-    engine = owner.open_session(arena=True)
+    diversion = Diversion(open_session, arena=True)
+    engine = open_session(arena=True)
     diversion.crowding.active = True
     in_flight.pop()
     assert diversion.divert(engine)[0] is None
@@ -58,9 +51,8 @@ def test_a_crowd_ends_on_a_session_of_one_thread() -> None:
 @pytest.mark.parametrize(("arena", "fits"), [(True, True), (True, False), (False, True)])
 def test_requests_of_a_session_of_one_thread_are_samples(*, arena: bool, fits: bool) -> None:
     """One in four is, if the session is known to serve them and has an arena; it keeps serving them."""
-    owner = Owner()
-    diversion = Diversion(owner.open_session, owner.reconsider, arena=arena)
-    engine = owner.open_session(arena=True)
+    diversion = Diversion(open_session, arena=arena)
+    engine = open_session(arena=True)
     found = [diversion.divert(engine, fits=fits) for _ in range(4)]
     assert {other for other, _ in found} == {None}
     expected = arena and fits and voluntary_switches() is not None
@@ -83,9 +75,9 @@ class Trial(LiveComparison):
 @pytest.mark.parametrize("lost", [True, False])
 def test_a_thread_returns_to_its_cpu_after_a_trial_of_the_plan(monkeypatch: pytest.MonkeyPatch, *, lost: bool) -> None:
     """It is moved to the CPU on which it was before, unless the plan has won the trial."""
-    owner, moved, trial = Owner(), [], Trial()
+    moved, trial = [], Trial()
     replace_step(monkeypatch, "move to a CPU", moved.append)
-    diversion = Diversion(owner.open_session, owner.reconsider, arena=True)
+    diversion = Diversion(open_session, arena=True)
     with pinned(min(affinity() or ())):
         cpu = current_cpu()
         diversion.record(trial, 0.0, diverted=True)
@@ -99,9 +91,9 @@ def test_a_thread_returns_to_its_cpu_after_a_trial_of_the_plan(monkeypatch: pyte
 @pytest.mark.skipif(current_cpu() is None, reason="the system does not tell the CPU of a thread")
 def test_another_thread_is_not_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU is that of the thread whose request began the trial."""
-    owner, moved, trial = Owner(), [], Trial()
+    moved, trial = [], Trial()
     replace_step(monkeypatch, "move to a CPU", moved.append)
-    diversion = Diversion(owner.open_session, owner.reconsider, arena=True)
+    diversion = Diversion(open_session, arena=True)
     with ThreadPoolExecutor(1) as pool:
         pool.submit(diversion.record, trial, 0.0, diverted=True).result()
     diversion.record(trial, 0.0, diverted=False)

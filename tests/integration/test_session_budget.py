@@ -15,7 +15,7 @@ from chrion.errors import OptionError
 from chrion.graph.opened_model import OpenedModel
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decisions import TimedCandidate
-from chrion.runtime.selection.guard import Candidate, CandidateResult, Comparison
+from chrion.runtime.selection.guard import Candidate, Comparison
 from chrion.runtime.selection.selector import EngineSelector
 from chrion.scheduler import Prediction, fixed_plan
 from chrion.scheduler.priced_memory import Memory
@@ -92,9 +92,9 @@ def test_a_decision_has_the_results_of_its_comparison(monkeypatch: pytest.Monkey
     replace_step(monkeypatch, "profile", invented_profile)
     replace_step(monkeypatch, "plan", lambda *_, **__: [plan])
     results = (
-        CandidateResult("plain", 0.5, 0.0, rounds=3),
-        CandidateResult("plain, threads: 1", math.inf, 0.0, "failed"),
-        CandidateResult("plan 1", 0.25, 0.0, plain=False, rounds=3),
+        TimedCandidate("plain", plain=True, latency_ms=0.5, rounds=3),
+        TimedCandidate("plain, threads: 1", plain=True, latency_ms=math.inf, rounds=0, failure="failed"),
+        TimedCandidate("plan 1", plain=False, latency_ms=0.25, rounds=3),
     )
     replace_step(monkeypatch, "compare", lambda *_: Comparison("plan 1", results, interference=True))
     decision = EngineSelector(replace(config(None), providers=None, slo_ms=0.125)).decide(graph)

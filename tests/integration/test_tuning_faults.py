@@ -24,7 +24,7 @@ from chrion.common.files import cache_folder
 from chrion.errors import ProviderError
 from chrion.graph.model import Graph
 from chrion.graph.opened_model import OpenedModel
-from chrion.runtime import engines as engines_module
+from chrion.runtime import background_tuning, engine_table
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decisions import Decision
 from chrion.runtime.selection.known_decisions import KnownDecisions
@@ -38,9 +38,11 @@ from seams.sessions import (
     engines_of,
     fail_at,
     install_decision,
+    noted_of,
     refuse_threads,
     replace_step,
     replace_tuning_process,
+    stop_noting,
 )
 from tuning_support import alternate, wait_for
 
@@ -108,11 +110,11 @@ def test_requests_are_right_at_every_step_of_the_swap() -> None:
     decided = alternate(load(model, {"x": (2, 4)}))
     steps = []
     with HybridSession(model, tune="never") as session:
-        engines_of(session).noted = None  # otherwise the tuning thread may install a decision on these shapes meanwhile
+        stop_noting(session)  # otherwise the tuning thread may install a decision on these shapes meanwhile
         session.run(None, feeds[1])
 
         def trace(frame: FrameType, event: str, _: object) -> Any:
-            if frame.f_code.co_filename != engines_module.__file__:
+            if frame.f_code.co_filename not in {background_tuning.__file__, engine_table.__file__}:
                 return None
             if event == "line":
                 sys.settrace(None)
@@ -213,7 +215,7 @@ def test_an_error_in_the_tuning_thread_does_not_end_it(
 
     gate.set()
     with HybridSession(free_branches()) as session:
-        noted = engines_of(session).noted
+        noted = noted_of(session)
         assert noted is not None
         noted.append(Changing(x=None))
         session.run(None, {"x": X})

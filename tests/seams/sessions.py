@@ -24,7 +24,8 @@ from chrion.graph.model import Graph
 from chrion.machine.cpu_use import OtherWork
 from chrion.machine.waiting import Counter
 from chrion.profiler import measure_graph
-from chrion.runtime import arena_contention, crowding, diversion, engines
+from chrion.runtime import arena_contention, background_tuning, crowding, diversion, engines
+from chrion.runtime.background_tuning import NotedShapes
 from chrion.runtime.engine_table import Shapes
 from chrion.runtime.engines import Engines
 from chrion.runtime.execution import cut_engine, lane_groups
@@ -39,6 +40,7 @@ from chrion.runtime.execution.python_executor import PythonExecutor
 from chrion.runtime.live_comparison import LiveComparison
 from chrion.runtime.one_thread import OneThreadSession
 from chrion.runtime.selection import (
+    decision_source,
     decisions,
     known_decisions,
     model_loading,
@@ -46,7 +48,6 @@ from chrion.runtime.selection import (
     plain_sessions,
     selector,
     shapes,
-    tuning,
 )
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decisions import Decision
@@ -121,9 +122,23 @@ def engines_by_shapes(session: HybridSession) -> OrderedDict[Shapes, Engine]:
 
 def install_decision(session: HybridSession, shapes: NamedShapes, decision: Decision) -> None:
     """Open and install the engine of a decision, as the tuning thread does."""
-    found = session._engines
-    assert found._tuner
-    found._install(found._tuner, shapes, decision)
+    tuner = session._engines._tuner
+    assert tuner
+    tuner.install(shapes, decision)
+
+
+def noted_of(session: HybridSession) -> deque[NotedShapes] | None:
+    """Return the shapes of requests that wait for the tuning thread; None if they are not noted."""
+    tuner = session._engines._tuner
+    assert tuner
+    return tuner.noted
+
+
+def stop_noting(session: HybridSession) -> None:
+    """Let the shapes of requests be noted no more."""
+    tuner = session._engines._tuner
+    assert tuner
+    tuner.noted = None
 
 
 # Steps.
@@ -203,7 +218,7 @@ def replace_tuning_process(
             if gate:
                 gate.set()
 
-    monkeypatch.setattr(tuning, "TuningProcess", StandIn)
+    monkeypatch.setattr(decision_source, "TuningProcess", StandIn)
     return asked
 
 
@@ -224,9 +239,9 @@ def use_interpreter(monkeypatch: pytest.MonkeyPatch, interpreter: Path | str, sc
 def shorten_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Begin tuning at once, and wait for a short time for other processes and before a decision is made again."""
     waits_s = {
-        (tuning, "_DELAY_S"): 0.0,
-        (tuning, "_POLL_S"): 0.01,
-        (tuning, "_BUSY_S"): 0.05,
+        (background_tuning, "_DELAY_S"): 0.0,
+        (background_tuning, "_POLL_S"): 0.01,
+        (background_tuning, "_BUSY_S"): 0.05,
         (selector, "_PATIENCE_S"): 0.1,
         (decisions, "_FIRST_RETRY_S"): 0.3,
     }
@@ -245,7 +260,7 @@ def refuse_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(tuning, "_thread", tuning._TuningThread())
+    monkeypatch.setattr(background_tuning, "_thread", background_tuning._TuningThread())
     monkeypatch.setattr(threading.Thread, "start", refuse)
 
 
@@ -325,8 +340,7 @@ def script_latencies(monkeypatch: pytest.MonkeyPatch, latency_ms: Callable[[bool
             start_s, now_s[0] = now_s[0], now_s[0] + latency_ms(diverted) / 1e3
             super().record(start_s, now_s[0], diverted=diverted)
 
-    for module in (selector, plain_sessions):
-        monkeypatch.setattr(module, "LiveComparison", Scripted)
+    monkeypatch.setattr(plain_sessions, "LiveComparison", Scripted)
 
 
 def fail_segments(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from bench_serving import DROP_AFTER, LEAST, Schedule, measure
 from ratios import quantile_ratio_to_best
+from serving.ablation import MECHANISMS
 from serving.fleet import Fleet, Trial
 from serving.noticing import Noticed, format_noticed, time_until, usual_ms
 from serving.report import far_behind, row_of
@@ -21,6 +22,12 @@ from serving.worker import CANDIDATES, DEFAULT, ONE, OWN, TWIN, Load, serve
 def trial(latency_ms: float, cpu_ms: float = 1.0) -> Trial:
     """Return a trial of equal latencies."""
     return Trial(np.arange(100) / 100, np.full(100, latency_ms), latency_ms, cpu_ms)
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_mechanisms_are_switched_off_where_they_are_consulted(mechanism: str) -> None:
+    """Each attribute that is replaced exists."""
+    assert all(hasattr(owner, name) for owner, name, _ in MECHANISMS[mechanism])
 
 
 def test_quantiles_are_of_all_latencies_together() -> None:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from chrion.common.units import format_ms
 from chrion.runtime.selection.comparison_summary import NOT_PARALLEL, describe, missed_slo
-from chrion.runtime.selection.guard import Candidate, CandidateResult, Comparison, compare
+from chrion.runtime.selection.decisions import TimedCandidate
+from chrion.runtime.selection.guard import Candidate, Comparison, compare
 from helpers import FakeClock, FakeInterferenceMonitor
 from property_tests import examples
 
@@ -21,10 +22,10 @@ SHOWN = dict(zip(NAMES, ["plain", "plain, 1 thread", "plan 1", "plan 2"], strict
 LATENCIES = st.sampled_from([1.0, 1.01, 1.5, 2.0, 3.0, math.inf])
 
 
-def results_of(latencies: list[float]) -> tuple[CandidateResult, ...]:
+def results_of(latencies: list[float]) -> tuple[TimedCandidate, ...]:
     """Return results of the first candidates; those without a latency failed."""
     return tuple(
-        CandidateResult(name, ms, 0.0, "" if ms < math.inf else "RuntimeError: no", name.startswith("plain"), 3)
+        TimedCandidate(name, name.startswith("plain"), ms, 3, "" if ms < math.inf else "RuntimeError: no")
         for name, ms in zip(NAMES, latencies, strict=False)
     )
 
@@ -103,7 +104,7 @@ def test_the_description_of_a_real_comparison_names_its_winner_as_fastest_or_say
 def test_the_number_of_rounds_has_its_noun() -> None:
     """It is in the singular for one round only."""
     for rounds, noun in ((1, "1 round"), (2, "2 rounds")):
-        result = CandidateResult("plain", 1.0, 0.0, plain=True, rounds=rounds)
+        result = TimedCandidate("plain", plain=True, latency_ms=1.0, rounds=rounds)
         assert describe(Comparison("plain", (result,)), None, planned=True).endswith(f"(plain 1.00 ms; {noun})")
 
 

@@ -7,9 +7,13 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chrion.graph.opened_model import OpenedModel
+from chrion.runtime.engine_table import EngineTable
 from chrion.runtime.execution.cut_engine import CutEngine
 from chrion.runtime.execution.engine import Footprint
-from chrion.runtime.selection.plan_memory import LIMIT, PlanMemory, find_excess, find_room, has_room, never_fits
+from chrion.runtime.selection.configuration import SessionConfig
+from chrion.runtime.selection.plain_sessions import PlainSessions
+from chrion.runtime.selection.plan_memory import LIMIT, find_excess, find_room, has_room, never_fits
 from property_tests import examples
 
 
@@ -64,20 +68,37 @@ def test_a_plan_too_large_for_any_session_is_known() -> None:
     assert not never_fits(Footprint(100, 25))
 
 
+def table_of(plans: Sequence[CutEngine]) -> EngineTable:
+    """Return a table with plans for the shapes ((0,),), ((1,),), ..."""
+    table = EngineTable(PlainSessions(SessionConfig(OpenedModel(b""))))
+    for at, plan in enumerate(plans):
+        plan.plan = None  # type: ignore[assignment] # not looked at
+        table.put(((at,),), plan)
+    return table
+
+
 def test_requests_of_plans_are_halved_with_those_of_other_shapes() -> None:
     """Numbers of requests before two halvings count a quarter."""
-    memory, engines = PlanMemory(), open_plans([9, 9], [80, 7])
-    memory.find_room(engines, -1, Footprint(100, 30), 0, halvings=2)
-    assert [engine.requests for engine in engines.values()] == [20, 1]
-    memory.find_room(engines, -1, Footprint(100, 20), 0, halvings=2)
-    assert [engine.requests for engine in engines.values()] == [20, 1]
-    assert memory.least == Footprint(100, 20)
+    engines = list(open_plans([9, 9], [80, 7]).values())
+    table = table_of(engines)
+    for _ in range(2):
+        table.halve_requests()
+    assert [engine.requests for engine in engines] == [20, 1]
+
+
+def test_the_least_memory_of_a_plan_is_known() -> None:
+    """It is that of the smallest plan for which room was to be found, also if it was refused."""
+    table = table_of([])
+    for mb in (30, 20, 25):
+        table.find_room(((0,),), Footprint(100, mb), 0)
+    assert table.least == Footprint(100, 20)
 
 
 def test_a_plan_may_replace_the_one_of_the_same_shapes() -> None:
     """The plan that is replaced takes no room."""
-    assert PlanMemory().find_room(open_plans([25], [100]), 0, Footprint(100, 25), 0, halvings=0) == []
-    assert PlanMemory().find_room(open_plans([25], [100]), 1, Footprint(100, 25), 0, halvings=0) is None
+    table = table_of([open_plan(25, 100)])
+    assert table.find_room(((0,),), Footprint(100, 25), 0) == []
+    assert table.find_room(((1,),), Footprint(100, 25), 0) is None
 
 
 @examples(100)

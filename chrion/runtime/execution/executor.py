@@ -25,7 +25,8 @@ from chrion.runtime.execution.host_frame import Array, Frame
 
 CLOSED = "this session is closed"
 
-#: Maximum number of idle frames, and of bytes of their buffers. At least one frame is kept for each group of lanes.
+#: Maximum number of idle frames, and of bytes of their buffers; at least one frame is kept for each group of lanes.
+#: Choices that limit memory after a burst of requests, not measured.
 _IDLE_FRAMES, _IDLE_BYTES = 16, 32e6
 
 F = TypeVar("F", bound=Frame)

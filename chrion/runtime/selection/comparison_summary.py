@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 
 from chrion.common.units import format_count, format_ms
-from chrion.runtime.selection.guard import CandidateResult, Comparison
+from chrion.runtime.selection.decisions import TimedCandidate
+from chrion.runtime.selection.guard import Comparison
 
 #: Prefix of the names of plain sessions with a number of threads, before that number.
 PLAIN_THREADS = "plain, threads: "
@@ -38,7 +39,7 @@ def candidate_name(name: str) -> str:
     return f"plain, {format_count(int(count), 'thread')}" if count != name and count.isdecimal() else name
 
 
-def missed_slo(results: Sequence[CandidateResult], slo_ms: float | None) -> str:
+def missed_slo(results: Sequence[TimedCandidate], slo_ms: float | None) -> str:
     """Return a message if no candidate meets the SLO; empty if one does, or if none was timed."""
     fastest_ms = min((result.latency_ms for result in results), default=math.inf)
     if slo_ms is None or not slo_ms < fastest_ms < math.inf:
@@ -46,7 +47,7 @@ def missed_slo(results: Sequence[CandidateResult], slo_ms: float | None) -> str:
     return f"no candidate meets the SLO of {format_ms(slo_ms)}: the fastest takes {format_ms(fastest_ms)}"
 
 
-def _relation(comparison: Comparison, timed: Sequence[CandidateResult], slo_ms: float | None) -> str:
+def _relation(comparison: Comparison, timed: Sequence[TimedCandidate], slo_ms: float | None) -> str:
     """Return how the winner compares with the other candidates."""
     winner = candidate_name(comparison.winner)
     own_ms = next((result.latency_ms for result in timed if result.name == comparison.winner), math.inf)
@@ -61,7 +62,7 @@ def _relation(comparison: Comparison, timed: Sequence[CandidateResult], slo_ms: 
     return f"no candidate was faster than {winner} by enough when timed"
 
 
-def _figures(timed: Sequence[CandidateResult]) -> str:
+def _figures(timed: Sequence[TimedCandidate]) -> str:
     rounds = max(result.rounds for result in timed)
     figures = "; ".join(f"{candidate_name(result.name)} {format_ms(result.latency_ms)}" for result in timed)
     return f"{figures}; {rounds} {'round' if rounds == 1 else 'rounds'}"

@@ -30,7 +30,8 @@ from chrion.runtime.options.transport import copy_options, options_from_data, op
 from chrion.scheduler.plan import Plan
 from chrion.scheduler.priced_memory import Memory
 
-#: A second session for the same model is opened if the model takes at most this share of the free memory.
+#: A second session for the same model is opened if the model takes at most this share of the free memory
+#: (a choice, not measured).
 _SHARE_OF_FREE_MEMORY = 1 / 16
 
 

@@ -20,7 +20,7 @@ from chrion.runtime.execution.engine import Footprint
 from chrion.scheduler.plan import Plan
 
 #: An uncertain decision is valid for this many seconds, and each further one in a row for four times as long, up to a
-#: year.
+#: year; a machine that is always busy is not tuned all the time (choices, not measured).
 _FIRST_RETRY_S, _RETRY_GROWTH, _LAST_RETRY_S = 60.0, 4.0, 365 * 86400.0
 
 #: Times in files are at most this, the year 9999, in seconds since the epoch.
@@ -29,15 +29,19 @@ _LATEST_S = 253370764800.0
 
 @dataclass(frozen=True, slots=True)
 class TimedCandidate:
-    """Latency of one candidate in a comparison."""
+    """Result of one candidate in a comparison."""
 
     name: str
     #: Whether it is a plain session; otherwise it is a plan.
     plain: bool
-    #: Median latency of its best round, in ms; positive and finite.
+    #: Latency in ms, by which candidates are compared: the lower quartile of the rounds, each of which counts by its
+    #: lower quartile, or by its fastest run under interference. Infinite if the candidate failed or was not timed;
+    #: decisions have only those that were.
     latency_ms: float
     #: Number of rounds in which it was timed.
     rounds: int
+    #: Reason of its failure; empty if it did not fail.
+    failure: str = ""
 
 
 @dataclass(frozen=True, slots=True)

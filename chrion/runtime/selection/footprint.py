@@ -26,7 +26,7 @@ from chrion.profiler.synthetic_inputs import synthetic_array
 from chrion.runtime.execution.cut_engine import CutEngine
 from chrion.runtime.execution.engine import Footprint
 from chrion.runtime.selection.configuration import SessionConfig, config_from_data, config_to_data
-from chrion.runtime.selection.parent_watch import exit_with_parent
+from chrion.runtime.selection.helper_process import command, environment, open_replies
 from chrion.scheduler.plan import Plan
 
 #: Requests that each engine serves before its memory is read, so that its arenas have grown.
@@ -58,15 +58,14 @@ def measure_footprint(config: SessionConfig, graph: Graph, plan: Plan | None) ->
     """
     shapes = {info.name: info.shape for info in graph.inputs}
     content = {"shapes": shapes, "optimise": graph.optimised, "plan": plan.to_json() if plan else None}
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
     try:
         done = subprocess.run(  # noqa: S603 - this interpreter, a module of this package
-            [sys.executable, "-P", "-c", _PROGRAM],
+            command(_PROGRAM),
             input=b"".join([*config_to_data(config), json.dumps(content).encode(), b"\n"]),
             capture_output=True,
             check=True,
             timeout=_LIMIT_S,
-            env=environment,
+            env=environment(),
         )
         plain_mb, plan_mb = json.loads(done.stdout.splitlines()[-1])
         return Footprint(float(plain_mb), float(plan_mb))
@@ -76,9 +75,7 @@ def measure_footprint(config: SessionConfig, graph: Graph, plan: Plan | None) ->
 
 def main() -> None:
     """Answer one request on stdin by a line on stdout."""
-    exit_with_parent()
-    reply = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # libraries may print
+    reply = open_replies()
     print(json.dumps(_measure(sys.stdin.buffer)), file=reply, flush=True)
 
 

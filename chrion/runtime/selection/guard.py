@@ -27,6 +27,9 @@ from chrion.common.timing import time_calls_until
 from chrion.graph.ort_sessions import first_line
 from chrion.machine.cores import physical_cores
 from chrion.profiler.interference import InterferenceMonitor, UsageMonitor
+from chrion.runtime.selection.decisions import TimedCandidate
+
+# `tests/quality/test_guard_under_noise.py` shows how often these numbers select a slower candidate under interference.
 
 #: Duration of a trial in seconds, after a warm-up run, and its minimum number of runs.
 _TRIAL_S = 0.02
@@ -63,29 +66,13 @@ class Candidate:
     share: float = SHARE
 
 
-@dataclass(frozen=True, slots=True)
-class CandidateResult:
-    """Result of timing one candidate."""
-
-    name: str
-    #: Latency in ms, by which candidates are compared: the lower quartile of the rounds, each of which counts by its
-    #: lower quartile, or by its fastest run under interference. Infinite if the candidate failed or was not timed.
-    latency_ms: float
-    memory_mb: float
-    #: Reason of its failure; empty if it did not fail.
-    failure: str = ""
-    plain: bool = True
-    #: Number of rounds in which it was timed.
-    rounds: int = 0
-
-
 class Comparison(NamedTuple):
     """Result of a comparison."""
 
     #: Name of the selected candidate.
     winner: str
-    #: Results of all candidates.
-    results: tuple[CandidateResult, ...]
+    #: All candidates, in the given order.
+    results: tuple[TimedCandidate, ...]
     #: Whether too few rounds were free of interference, so that the result is uncertain.
     interference: bool = False
 
@@ -204,9 +191,7 @@ def compare(
     least_mb = min((r.candidate.memory_mb for r in fitting), default=0.0)
     winner = judge.best([r for r in fitting if r.candidate.memory_mb == least_mb] or _without_failed(records))
     results = tuple(
-        CandidateResult(c.name, latency_ms[r], c.memory_mb, r.failure, c.plain, len(r.trials))
-        for r in records
-        if (c := r.candidate)
+        TimedCandidate(r.candidate.name, r.candidate.plain, latency_ms[r], len(r.trials), r.failure) for r in records
     )
     return Comparison(winner.candidate.name, results, len(judge.calm) < min(rounds, _MIN_ROUNDS))
 

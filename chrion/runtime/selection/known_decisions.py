@@ -14,7 +14,7 @@ from chrion.runtime.selection.decisions import Decision, DecisionCache
 from chrion.runtime.selection.shipped import Conditions, recall
 from chrion.scheduler.plan import Plan
 
-#: Number of plans that are kept as candidates for further shapes of a model.
+#: Number of plans that are kept as candidates for further shapes of a model (a choice, not measured).
 _EARLIER_PLANS = 4
 
 
@@ -42,13 +42,13 @@ class KnownDecisions:
         decisions = [self._of_slot(slot).recall() for slot in range(_EARLIER_PLANS)]
         return [decision.plan for decision in decisions if decision and decision.plan]
 
-    def cache(self, *model: object) -> DecisionCache:
-        """Return the cache entry for decisions on a model.
+    def of_source(self, shapes: Mapping[str, tuple[int, ...]]) -> DecisionCache:
+        """Return the cache entry for decisions on the model's file or bytes, which need no graph.
 
         Args:
-            model: Identity of the model and its shapes.
+            shapes: Shapes of the inputs by name, for a model with free dimensions; empty for any other model.
         """
-        return DecisionCache(self._machine, _software(), model, self.config.decision_key)
+        return self._cache("source", self.config.model.identity, sorted(shapes.items()))
 
     def of_graph(self, graph: Graph) -> DecisionCache:
         """Return the cache entry for decisions on a graph."""
@@ -63,7 +63,7 @@ class KnownDecisions:
             free: Whether the model declares free dimensions: then it keeps its plain session, and its candidates are
                 others.
         """
-        return self.cache(digest, free)
+        return self._cache(digest, free)
 
     def shipped(self, *, shapes: Mapping[str, tuple[int, ...]] | None = None, graph: str = "") -> Decision | None:
         """Return the decision in the file beside the model; see :func:`chrion.runtime.selection.shipped.recall`."""
@@ -74,19 +74,15 @@ class KnownDecisions:
 
     @property
     def conditions(self) -> Conditions:
-        """Conditions of decisions in the file beside the model."""
-        return Conditions.of(self._machine, _software(), self.config.decision_key)
+        """What decisions depend on besides the model: machine and accelerator, versions, lanes in C, configuration."""
+        accelerator = self.config.accelerator
+        machine = this_machine(accelerator[0] if accelerator else None).fingerprint
+        return Conditions.of(machine, (__version__, available()), self.config.decision_key)
 
     def _of_slot(self, slot: int) -> DecisionCache:
         """Return the cache entry of a plan for any shapes of the model."""
-        return self.cache("plan for any shapes", self.config.model.identity, slot)
+        return self._cache("plan for any shapes", self.config.model.identity, slot)
 
-    @property
-    def _machine(self) -> str:
-        """Fingerprint of this machine with the accelerator in use."""
-        return this_machine(self.config.accelerator[0] if self.config.accelerator else None).fingerprint
-
-
-def _software() -> tuple[str, bool]:
-    """Return the version of Chrion, and whether lanes in C are available."""
-    return __version__, available()
+    def _cache(self, *model: object) -> DecisionCache:
+        """Return the cache entry for decisions on a model and its shapes."""
+        return DecisionCache(self.conditions, model)

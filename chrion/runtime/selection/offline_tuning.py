@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decisions import Decision
-from chrion.runtime.selection.selector import EngineSelector
-from chrion.runtime.selection.shipped import Conditions, ShippedDecision
-from chrion.runtime.selection.tuning_lock import BusyError, tuning_lock
+from chrion.runtime.selection.known_decisions import KnownDecisions
+from chrion.runtime.selection.shipped import ShippedDecision
+from chrion.runtime.selection.tuning_lock import tuning_lock
 from chrion.runtime.selection.worker import Decider
 
-#: Maximum number of attempts at a decision without interference.
+#: Maximum number of attempts at a decision without interference (a choice, not measured).
 _ATTEMPTS = 3
-
-
-@dataclass(frozen=True, slots=True)
-class OfflineDecisions:
-    """Decisions on one model."""
-
-    conditions: Conditions
-    #: One for each set of shapes, in their order.
-    decisions: tuple[ShippedDecision, ...]
 
 
 def tune_offline(
@@ -33,7 +22,7 @@ def tune_offline(
     anew: bool = False,
     on_start: Callable[[int], None] = lambda _: None,
     on_wait: Callable[[], None] = lambda: None,
-) -> OfflineDecisions:
+) -> tuple[ShippedDecision, ...]:
     """Make decisions on a model, and cache them.
 
     Args:
@@ -44,18 +33,20 @@ def tune_offline(
         on_start: Called with the index of each set of shapes.
         on_wait: Called before waiting for another process that tunes.
 
+    Returns:
+        A decision for each set of shapes.
+
     Raises:
         ChrionError: The model cannot be profiled or planned.
     """
-    selector, found = EngineSelector(config), []
-    with _waiting_lock(on_wait):
+    known, made = KnownDecisions(config), []
+    with tuning_lock(-1, on_wait):
         decider = Decider(config)
         for at, shapes in enumerate(shape_sets):
             on_start(at)
             decision = _decide(decider, shapes, anew=anew)
-            cache = selector.known.cache("source", config.model.identity, sorted(shapes.items()))
-            found.append(ShippedDecision(shapes, decider.digest(shapes), cache.keep(decision)))
-    return OfflineDecisions(selector.known.conditions, tuple(found))
+            made.append(ShippedDecision(shapes, decider.digest(shapes), known.of_source(shapes).keep(decision)))
+    return tuple(made)
 
 
 def _decide(decider: Decider, shapes: Mapping[str, tuple[int, ...]], *, anew: bool) -> Decision:
@@ -66,15 +57,3 @@ def _decide(decider: Decider, shapes: Mapping[str, tuple[int, ...]], *, anew: bo
             break
         decision = decider.decide(shapes, anew=True)
     return decision
-
-
-@contextmanager
-def _waiting_lock(on_wait: Callable[[], None]) -> Iterator[None]:
-    """Hold the tuning lock; wait for it without a limit."""
-    with ExitStack() as held:
-        try:
-            held.enter_context(tuning_lock())
-        except BusyError:
-            on_wait()
-            held.enter_context(tuning_lock(-1))
-        yield

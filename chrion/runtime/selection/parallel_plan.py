@@ -18,7 +18,8 @@ from chrion.scheduler.plan import Plan
 from chrion.scheduler.plan_options import PlanOptions
 from chrion.scheduler.planner import alternatives
 
-#: A plan is made only if the cores slow each other down by more than this factor in the profile.
+#: A plan is made only if the cores slow each other down by more than this factor in the profile: below, the guard's 5 %
+#: decide in any case.
 _SLOWDOWN = 1.05
 _REMARK = "predicted as if busy cores did not slow each other down, since their slowdown was measured as too large"
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
 from chrion.errors import InputError
 from chrion.graph.model import Graph
 from chrion.machine.cores import physical_cores
+from chrion.runtime.execution.engine import Engine
 from chrion.runtime.execution.plain_engine import PlainEngine
 from chrion.runtime.live_comparison import LiveComparison
 from chrion.runtime.selection.comparison_summary import PLAIN_THREADS
@@ -18,11 +20,12 @@ from chrion.runtime.selection.decisions import Decision
 log = logging.getLogger(__name__)
 
 #: Plain sessions with other numbers of threads are candidates only for models with at most this many bytes of weights,
-#: since two sessions are open at once for a while.
+#: since two sessions are open at once for a while (a choice, not measured).
 _ALTERNATIVE_BYTES = 32e6
 PLAIN = "plain"
 _PLAIN_CPU = "plain, on the CPU"
 
+E = TypeVar("E", bound=Engine)
 #: Opens a plain session for a given reason.
 PlainOpener = Callable[[str], PlainEngine]
 
@@ -46,16 +49,17 @@ class PlainSessions:
     def get(self, reason: str) -> PlainEngine:
         """Return the plain session the caller would have created; on the CPU if the accelerator cannot open the model.
 
+        Args:
+            reason: Why the model runs plain; empty for the reason for which the session was opened.
+
         Raises:
             Exception: Raised by InferenceSession, if the CPU cannot open the model either or ``strict`` is true.
         """
         config = self.config
-        if self.lost:
-            return self._shared(PLAIN, config.on_cpu, self.lost)
         try:
-            return self._shared(PLAIN if config.budget_mb is None else _PLAIN_CPU, config.plain, reason)
+            return self._shared(self._name, reason or self.lost)
         except Exception as error:
-            if config.strict or config.accelerator is None:
+            if self.lost or config.strict or config.accelerator is None:
                 raise
             try:
                 engine = config.on_cpu(f"the accelerator failed: {error}")
@@ -65,26 +69,43 @@ class PlainSessions:
             self._opened[PLAIN] = engine
             return engine
 
+    @property
+    def opened(self) -> PlainEngine | None:
+        """The engine of :meth:`get`, with the reason of the latest decision; None if its session is not open."""
+        return self._opened.get(self._name)
+
+    def keep_reason(self, engine: PlainEngine) -> None:
+        """Keep the reason of an engine of the open session."""
+        self._opened[self._name] = engine
+
+    @property
+    def _name(self) -> str:
+        return PLAIN if self.lost or self.config.budget_mb is None else _PLAIN_CPU
+
     def of_decision(self, decision: Decision) -> PlainEngine:
         """Open the plain session that a decision selects; no graph is needed.
 
         Raises:
             InputError: The decision selects a plan, or a session unknown to this release.
         """
-        return self.compare_live(
-            self._shared(decision.winner, self.opener(decision.winner), decision.evidence), decision
-        )
+        return self.compare_live(self._shared(decision.winner, decision.evidence), decision)
 
-    def compare_live(self, engine: PlainEngine, decision: Decision) -> PlainEngine:
-        """Have a plain session of several threads compared with that of one thread."""
-        if not (engine.has_one_thread or engine.accelerated):
-            engine.comparison = LiveComparison(decision.latency_ms, one_thread_ms(decision))
+    @staticmethod
+    def compare_live(engine: E, decision: Decision) -> E:
+        """Have the engine of a decision compared with the session of one thread on live requests, if it has several.
+
+        A plan whose latency is not known is not compared.
+        """
+        plain_ms = one_thread_ms(decision)
+        if decision.plan:
+            plain_ms = plain_ms or decision.plain_ms
+        if not (engine.has_one_thread or engine.accelerated or (decision.plan and not decision.latency_ms)):
+            engine.comparison = LiveComparison(decision.latency_ms, plain_ms)
         return engine
 
-    def one_thread(self, reason: str, *, arena: bool = True) -> PlainEngine | None:
-        """Return the plain session of one thread; None if there cannot be one, see :meth:`SessionConfig.one_thread`."""
-        found = self._opened.get(f"{PLAIN_THREADS}1") if arena else None  # if it was selected
-        return found.with_reason(reason) if found else self.config.one_thread(reason, arena=arena)
+    def one_thread(self, arena: bool) -> PlainEngine | None:  # noqa: FBT001 - called by the one-thread session alone
+        """Open a plain session of one thread, if possible; see :meth:`SessionConfig.one_thread`."""
+        return self.config.one_thread("several requests are in flight, or other work uses the cores", arena=arena)
 
     def lose_accelerator(self, error: Exception) -> bool:
         """Stop using the accelerator, with a warning; return False if it was no longer used already."""
@@ -129,12 +150,12 @@ class PlainSessions:
             return partial(self.config.with_threads, int(count))
         raise InputError(f"cached decision: unknown session {name!r}")
 
-    def _shared(self, name: str, make: PlainOpener, reason: str) -> PlainEngine:
-        """Return the plain session of a name, which is opened once, with the given reason."""
+    def _shared(self, name: str, reason: str) -> PlainEngine:
+        """Return the plain session of a name, which is opened once; a copy of its engine if a reason is given."""
         engine = self._opened.get(name)
         if engine is None:
-            engine = self._opened[name] = make(reason)
-        return engine.with_reason(reason)  # another thread may have dropped it meanwhile
+            engine = self._opened[name] = self.opener(name)(reason)
+        return engine.with_reason(reason) if reason else engine
 
 
 def one_thread_ms(decision: Decision) -> float | None:

@@ -26,40 +26,6 @@ _REQUESTS, _MULTIPLE = 16, 2
 Shapes = TypeVar("Shapes", bound=Hashable)
 
 
-class PlanMemory:
-    """Knowledge about the plans of one session.
-
-    Attributes:
-        least: Memory of the smallest plan that was measured; None if none was.
-    """
-
-    def __init__(self) -> None:
-        self.least: Footprint | None = None
-        self._halvings = 0
-
-    def find_room(
-        self, engines: Mapping[Shapes, Engine], shapes: Shapes, new: Footprint, requests: int, halvings: int
-    ) -> list[Shapes] | None:
-        """Choose the plans to close so that a plan for some shapes has room beside a plain session.
-
-        Args:
-            engines: Engines that are open, by shapes.
-            shapes: Shapes of the new plan, whose present engine it replaces.
-            new: Memory of the new plan.
-            requests: Number of recent requests of the shapes.
-            halvings: How often numbers of requests were halved until now.
-
-        Returns:
-            As for :func:`find_room`.
-        """
-        if self.least is None or new.plan_mb < self.least.plan_mb:
-            self.least = new
-        for plan in _limited_plans(engines).values():
-            plan.requests >>= halvings - self._halvings
-        self._halvings = halvings
-        return find_room({known: engine for known, engine in engines.items() if known != shapes}, new, requests)
-
-
 def find_room(engines: Mapping[Shapes, Engine], new: Footprint, requests: int) -> list[Shapes] | None:
     """Choose the plans to close so that a new plan has room beside a plain session.
 

@@ -21,15 +21,14 @@ from chrion.profiler.profiles import Profile
 from chrion.profiler.synthetic_inputs import synthetic_inputs
 from chrion.runtime.execution.cut_engine import CutEngine
 from chrion.runtime.execution.engine import CannotCutError, Engine, require_tensors
-from chrion.runtime.live_comparison import LiveComparison
 from chrion.runtime.selection.comparison_summary import describe, missed_slo
 from chrion.runtime.selection.configuration import SessionConfig
-from chrion.runtime.selection.decisions import Decision, TimedCandidate
+from chrion.runtime.selection.decisions import Decision
 from chrion.runtime.selection.footprint import MeasurementError, can_measure, measure_footprint
 from chrion.runtime.selection.guard import SHARE, Candidate, compare
 from chrion.runtime.selection.known_decisions import KnownDecisions
 from chrion.runtime.selection.parallel_plan import parallel_plan
-from chrion.runtime.selection.plain_sessions import PLAIN, PlainOpener, PlainSessions, one_thread_ms
+from chrion.runtime.selection.plain_sessions import PLAIN, PlainOpener, PlainSessions
 from chrion.runtime.selection.tuning_lock import BusyError, tuning_lock
 from chrion.scheduler.plan import Plan, Prediction
 from chrion.scheduler.plan_options import PlanOptions
@@ -38,12 +37,13 @@ from chrion.scheduler.reuse import find_near_plan, is_near, is_near_optimal
 
 log = logging.getLogger(__name__)
 
-#: Plans stay open between their trials if the weights of all of them take at most this many bytes.
+#: Plans stay open between their trials if the weights of all of them take at most this many bytes
+#: (a choice, not measured).
 _KEPT_OPEN_BYTES = 256e6
 #: A plan of a model with free dimensions holds all weights a second time, since the plain session stays open for other
 #: shapes. It must have a clear gain: it is selected if it takes at most this share of a plain session's latency.
 _SHARE_BESIDE_PLAIN = 0.8
-#: Longest time to wait for another process that tunes, in seconds.
+#: Longest time to wait for another process that tunes, in seconds (a choice, not measured).
 _PATIENCE_S = 20.0
 
 
@@ -59,7 +59,6 @@ class EngineSelector:
 
     def __init__(self, config: SessionConfig) -> None:
         self.plain_sessions = PlainSessions(config)
-        self._provider_options = config.accelerator[1] if config.accelerator else {}
         #: Profile of the first shapes; the costs of further shapes are scaled from it.
         self._profile: Profile | None = None
 
@@ -96,7 +95,7 @@ class EngineSelector:
                 raise
             if not isinstance(error, CannotCutError):
                 log.warning("model %s runs plain: %s", graph.name, why_plain(error))
-            return self.plain_sessions.get(why_plain(error))
+            return self.plain_sessions.get(self._lost or why_plain(error))
         finally:
             trim()
 
@@ -125,10 +124,8 @@ class EngineSelector:
             if isinstance(engine, CutEngine):
                 engine.footprint = decision.footprint
                 engine.reason = decision.evidence
-                if decision.latency_ms and not engine.accelerated:
-                    plain_ms = one_thread_ms(decision) or decision.plain_ms
-                    engine.comparison = LiveComparison(decision.latency_ms, plain_ms)
-            return engine
+                return self.plain_sessions.compare_live(engine, decision)
+            return engine  # the accelerator has failed
         return self.plain_sessions.of_decision(decision)
 
     def set_strict(self, *, strict: bool) -> SessionConfig:
@@ -160,15 +157,11 @@ class EngineSelector:
 
         Several processes that start together would disturb each other, and decide the same.
         """
+        waits: list[None] = []
         with ExitStack() as held:
-            try:
-                held.enter_context(tuning_lock())
-            except BusyError:
-                with suppress(BusyError):  # it tunes other models, or hangs
-                    held.enter_context(tuning_lock(_PATIENCE_S))
-                if decision := self.known.recall(graph):
-                    return decision
-            return self._decide_anew(graph)
+            with suppress(BusyError):  # another process tunes other models, or hangs
+                held.enter_context(tuning_lock(_PATIENCE_S, lambda: waits.append(None)))
+            return (self.known.recall(graph) if waits else None) or self._decide_anew(graph)
 
     def _decide_anew(self, graph: Graph) -> Decision:
         """Compare the candidates and cache the decision."""
@@ -227,8 +220,10 @@ class EngineSelector:
             return self._select_on_cpu(graph)
 
     def _cut(self, graph: Graph, plan: Plan) -> CutEngine:
-        reload = partial(self._config.load, graph.shapes, optimise=graph.optimised)
-        engine = CutEngine(plan.apply(graph), plan, self._config.options, self._provider_options, reload)
+        config = self._config
+        reload = partial(config.load, graph.shapes, optimise=graph.optimised)
+        provider_options = config.accelerator[1] if config.accelerator else {}
+        engine = CutEngine(plan.apply(graph), plan, config.options, provider_options, reload)
         engine.selected_for = graph.digest
         return engine
 
@@ -241,9 +236,7 @@ class EngineSelector:
         why = describe(comparison, self._config.slo_ms, planned=bool(plans))
         log.info("model %s: selected %s (%s)", graph.name, winner, why)
         missed = missed_slo(results, self._config.slo_ms)
-        timings = tuple(
-            TimedCandidate(r.name, r.plain, r.latency_ms, r.rounds) for r in results if 0 < r.latency_ms < math.inf
-        )
+        timings = tuple(result for result in results if 0 < result.latency_ms < math.inf)
         return Decision(winner, plans.get(winner), why, uncertain=interference, missed=missed, timings=timings)
 
     def _plans(self, graph: Graph) -> list[Plan]:
@@ -274,7 +267,6 @@ class EngineSelector:
         if self._usable_accelerator(graph) is not None:
             return False
         self.plain_sessions.config = self._config.without_accelerator()
-        self._provider_options = self._config.accelerator[1] if self._config.accelerator else {}
         return True
 
     def _usable_accelerator(self, graph: Graph) -> str | None:

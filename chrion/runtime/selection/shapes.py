@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-#: Number of shapes that are tuned at their first request.
+#: Number of shapes that are tuned at their first request: as many as may have a plan.
 _AT_ONCE = 8
 #: Later shapes are tuned after this many requests; again, if the engine is evicted, after four times as many each time.
+#: (Choices, not measured.)
 _REQUESTS, _GROWTH = 16, 4
 #: Number of counted requests after which all numbers of recent requests are halved.
 _HALF_LIFE = 4096

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from chrion.common.files import cache_folder, is_trusted
@@ -16,14 +16,15 @@ class BusyError(Exception):
 
 
 @contextmanager
-def tuning_lock(timeout_s: float = 0.0) -> Iterator[None]:
+def tuning_lock(timeout_s: float = 0.0, on_wait: Callable[[], object] = lambda: None) -> Iterator[None]:
     """Hold the lock. The system releases it if the process ends.
 
     If the cache folder cannot be written to or trusted, or the file system has no locks, any number of processes may
     tune.
 
     Args:
-        timeout_s: Time to wait for another process.
+        timeout_s: Time to wait for another process; below 0 to wait without a limit.
+        on_wait: Called before waiting.
 
     Raises:
         BusyError: Another process still tunes after that time.
@@ -33,7 +34,11 @@ def tuning_lock(timeout_s: float = 0.0) -> Iterator[None]:
     lock = FileLock(cache_folder() / "tuning.lock", mode=0o600, thread_local=False)
     try:
         if is_trusted(cache_folder()):
-            lock.acquire(timeout=timeout_s)
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                on_wait()
+                lock.acquire(timeout=timeout_s)
     except Timeout:
         raise BusyError from None
     except (OSError, NotImplementedError) as error:

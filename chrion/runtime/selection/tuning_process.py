@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from chrion.runtime.selection.configuration import SessionConfig, config_to_data
+from chrion.runtime.selection.helper_process import command, environment
 
 #: Shapes of the inputs by name, for a model with free dimensions; empty for any other model.
 NamedShapes = Mapping[str, tuple[int, ...]]
@@ -47,13 +47,12 @@ class TuningProcess:
         self._limit_s = limit_s
         #: Data that is not sent yet, in parts, so that a model's bytes are not copied.
         self._unsent = config_to_data(config)
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
         self._process = subprocess.Popen(  # noqa: S603 - this interpreter, a module of this package
-            [sys.executable, "-P", "-c", _PROGRAM],  # -P: no modules from the working directory
+            command(_PROGRAM),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env=environment,
+            env=environment(),
             creationflags=getattr(subprocess, "BELOW_NORMAL_PRIORITY_CLASS", 0),
         )
 

@@ -8,7 +8,6 @@ no file; each further line asks for the decision on one set of shapes, and is an
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -20,8 +19,8 @@ from chrion.runtime.execution.engine import CannotCutError, Footprint
 from chrion.runtime.selection.configuration import SessionConfig, config_from_data
 from chrion.runtime.selection.decisions import Decision
 from chrion.runtime.selection.footprint import MeasurementError, can_measure, measure_footprint
+from chrion.runtime.selection.helper_process import open_replies
 from chrion.runtime.selection.model_loading import load_to_cut
-from chrion.runtime.selection.parent_watch import exit_with_parent
 from chrion.runtime.selection.plain_sessions import PLAIN
 from chrion.runtime.selection.plan_memory import explain_refusal, never_fits
 from chrion.runtime.selection.selector import EngineSelector, why_plain
@@ -114,9 +113,7 @@ def answers(stream: BinaryIO) -> Iterator[dict[str, Any]]:
 
 def main() -> None:
     """Answer the requests that the parent process writes to stdin."""
-    exit_with_parent()
-    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # libraries may print
+    replies = open_replies()
     for answer in answers(sys.stdin.buffer):
         print(json.dumps(answer), file=replies, flush=True)
 

@@ -286,11 +286,13 @@ def test_the_command_waits_for_another_process(cli: Chrion, monkeypatch: pytest.
     lock.acquire()
     waited = []
 
-    def wait(timeout_s: float = 0.0) -> Any:
-        if timeout_s < 0:
+    def wait(timeout_s: float, on_wait: Callable[[], None]) -> Any:
+        def release() -> None:
+            on_wait()
             waited.append(timeout_s)
             lock.release()
-        return tuning_lock(timeout_s)
+
+        return tuning_lock(timeout_s, release)
 
     replace_step(monkeypatch, "wait for other processes", wait)
     code, _, err = cli("tune", "m.onnx")

@@ -1,0 +1,344 @@
+"""Background tuning: engines are selected while a session already serves requests by its plain session.
+
+One thread of the process counts the shapes of requests, obtains decisions on frequent ones
+(:mod:`chrion.runtime.selection.decision_source`), and opens the selected engines. A session uses an engine from the
+next request on. A decision is made again if it is uncertain, or if live requests contradict it.
+
+The thread polls for work instead of being notified. A thread that is notified takes the GIL as soon as the request
+that notifies it releases it, and where other processes use the cores, the system may suspend it while it holds the GIL:
+first requests took 10 to 30 ms instead of 1.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from chrion.machine.allocator import trim
+from chrion.runtime.engine_table import EngineTable, Shapes
+from chrion.runtime.execution.engine import Engine, Footprint
+from chrion.runtime.execution.plain_engine import PlainEngine
+from chrion.runtime.requests import known_shape
+from chrion.runtime.selection.configuration import SessionConfig
+from chrion.runtime.selection.decision_source import DecisionSource
+from chrion.runtime.selection.decisions import Decision, retry_s
+from chrion.runtime.selection.model_loading import reason_of_options
+from chrion.runtime.selection.plain_sessions import PLAIN
+from chrion.runtime.selection.plan_memory import explain_refusal
+from chrion.runtime.selection.selector import EngineSelector, warn_of_slo, why_plain
+from chrion.runtime.selection.shapes import ShapeCounter
+from chrion.runtime.selection.tuning_lock import BusyError
+from chrion.runtime.selection.tuning_process import NamedShapes
+
+log = logging.getLogger(__name__)
+
+#: Shapes of a request by input; None for an input whose shape is not known without converting it.
+NotedShapes = Mapping[str, tuple[int, ...] | None]
+
+#: Reason why a model runs plain before its first decision.
+NOT_TUNED = "tuning has not finished"
+
+#: Maximum number of requests whose shapes wait for the tuning thread, which counts them a few times a second: a sample.
+_MAX_NOTED = 64
+#: Tuning begins this many seconds after it is asked for, so that it does not slow down the first requests.
+_DELAY_S = 0.3
+#: Interval between two polls for work, in seconds (a choice, not measured).
+_POLL_S = 0.2
+#: Delay before the next attempt if another process tunes, in seconds.
+_BUSY_S = 1.0
+
+
+@dataclass(eq=False, slots=True)
+class _Work:
+    """A decision to make."""
+
+    #: Time at which to make it, of ``time.monotonic()``.
+    due_s: float
+    shapes: NamedShapes
+    #: Whether it replaces a decision, so that :meth:`BackgroundTuner.wait` does not wait for it.
+    again: bool = False
+    #: Whether a cached decision must not be used.
+    anew: bool = False
+
+
+class BackgroundTuner:
+    """Tunes for one session.
+
+    Args:
+        config: The session's configuration.
+        selector: Opens the engines of decisions.
+        table: The session's engines. Its lock is held while they are changed.
+        cached_only: Make no decisions: without a cached decision, select the plain session.
+
+    Attributes:
+        failure: Why the latest decision could not be made, or none can be; empty otherwise.
+        noted: Shapes of requests, appended by the threads of callers; None if all requests have the same shapes.
+    """
+
+    def __init__(
+        self, config: SessionConfig, selector: EngineSelector, table: EngineTable, *, cached_only: bool
+    ) -> None:
+        self._config = config
+        self._selector = selector
+        self._table = table
+        self._cached_only = cached_only
+        self._source = DecisionSource(config, cached_only=cached_only)
+        free = any(info.free for info in table.inputs)
+        self.noted: deque[NotedShapes] | None = deque() if free else None
+        self._counter = ShapeCounter()
+        #: Decisions to make, now or later.
+        self._queue: list[_Work] = []
+        #: Number of decisions that were requested and are not made yet.
+        self._pending = 0
+        #: How often live requests have contradicted the decision on some shapes.
+        self._contradicted: dict[Shapes, int] = {}
+        self._state = threading.Condition()
+        #: Held by the tuning thread while it works for this session.
+        self._working = threading.Lock()
+        if not free:
+            self._submit({})
+        self.failure = _thread.serve(self)
+
+    def note(self, feed: Mapping[str, Any]) -> None:
+        """Note the shapes of a request that the plain session served.
+
+        If many are waiting to be counted, the request is not noted: a sample suffices.
+        """
+        noted, table = self.noted, self._table
+        untuned = table.current is self._selector.plain_sessions.opened
+        if noted is not None and untuned and len(noted) < _MAX_NOTED:
+            noted.append({info.name: known_shape(feed.get(info.name)) for info in table.inputs})
+
+    def reconsider(self, shapes: Shapes) -> None:
+        """Make a decision again that live requests contradict, after a while; return at once.
+
+        The while grows with each time that it happens for the same shapes.
+        """
+        self._contradicted[shapes] = self._contradicted.get(shapes, 0) + 1
+        if not self._cached_only:
+            named = {info.name: shape for info, shape in zip(self._table.inputs, shapes, strict=False)}
+            self._queue_after(retry_s(self._contradicted[shapes]), _Work(0.0, named, again=True, anew=True))
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until all requested decisions are made.
+
+        Returns:
+            False if the time is over first, or at once if the thread that tunes could not be started.
+        """
+        source = self._source
+        with self._state:
+            return source.closed or (
+                _thread.started
+                and self._state.wait_for(lambda: not (self._pending or self.noted) or source.closed, timeout_s)
+            )
+
+    def close(self, until: float | None = None) -> None:
+        """Stop: no engine is installed any more. May be called from any thread, and more than once.
+
+        Args:
+            until: Time of ``time.monotonic()`` until which to wait for work in progress; None does not wait.
+        """
+        self._source.close()
+        with self._state:
+            self._state.notify_all()
+        if until is not None and self._working.acquire(timeout=max(0.0, until - time.monotonic())):
+            self._working.release()
+
+    def after_fork(self) -> None:
+        """Stop in a forked child, and forget locks that threads of the parent may hold."""
+        self._source.after_fork()
+        self._state = threading.Condition()
+        self._working = threading.Lock()
+
+    def work(self) -> bool:
+        """Count the shapes of requests, and make the first decision that is due; return whether there was one.
+
+        Called by the tuning thread.
+        """
+        self._count_noted()
+        with self._state:
+            first = min(self._queue, key=lambda work: work.due_s, default=None)
+            if self._source.closed or first is None or first.due_s > time.monotonic():
+                return False
+            self._queue.remove(first)
+        self._tune(first)
+        return True
+
+    def _submit(self, shapes: NamedShapes) -> None:
+        """Request a first decision."""
+        with self._state:
+            self._pending += 1
+        self._queue_after(0.0 if self._cached_only else _DELAY_S, _Work(0.0, shapes))
+
+    def _queue_after(self, delay_s: float, work: _Work) -> None:
+        work.due_s = time.monotonic() + delay_s
+        with self._state:
+            self._queue.append(work)
+
+    def _count_noted(self) -> None:
+        """Count the shapes of requests, and request decisions on frequent ones."""
+        while self.noted:
+            shapes = {name: shape for name, shape in self.noted[0].items() if shape is not None}
+            if len(shapes) == len(self.noted[0]):
+                halvings = self._counter.halvings
+                if self._counter.count(self._key(shapes)):
+                    self._submit(shapes)
+                if self._counter.halvings > halvings:
+                    with self._table.lock:
+                        self._table.halve_requests()
+            self.noted.popleft()
+        with self._state:
+            self._state.notify_all()
+
+    def _tune(self, work: _Work) -> None:
+        """Make a decision and use it; queue it again if another process tunes, or if it is uncertain."""
+        decision, later_s = None, None
+        with self._working:
+            try:
+                decision = self._decide_and_install(work)
+            except BusyError:
+                later_s = _BUSY_S
+            except Exception as error:  # noqa: BLE001 - the session keeps serving
+                if not self._source.closed:
+                    self.failure = f"tuning failed: {why_plain(error)}"
+                    log.warning("%s", self.failure)
+            else:
+                self.failure = ""
+            with self._state:
+                if later_s is None:
+                    self._pending -= not work.again
+                if not self._pending or self._source.closed:
+                    self._source.stop_process()
+                self._state.notify_all()
+        if decision and decision.uncertain and not self._cached_only:
+            later_s, work.again, work.anew = decision.valid_s, True, False
+        if later_s is not None:
+            self._queue_after(later_s, work)
+
+    def _decide_and_install(self, work: _Work) -> Decision | None:
+        """Make a decision and use its engine; return None if no plan for the shapes has room."""
+        named = work.shapes
+        if self._table.least and (plain := self._make_room(named, self._table.least, evict=False)):
+            with self._table.lock:
+                if self._table.find(self._key(named)) is None:
+                    self._table.put_beside_plain(self._key(named), plain)
+            return None
+        decision = self._source.decide(named, anew=work.anew)
+        self.install(named, decision)
+        return decision
+
+    def install(self, named: NamedShapes, decision: Decision) -> None:
+        """Use the engine of a decision from the next request on, unless tuning was stopped."""
+        warn_of_slo(self._config.name, decision)
+        before = self._table.find(self._key(named))
+        if before and before.plan and before.plan == decision.plan:
+            return  # decided again
+        try:
+            engine = self._make_room(named, decision.footprint) or self._open(named, decision)
+        except Exception as error:  # noqa: BLE001 - the plain session keeps serving
+            log.warning("the model runs plain: %s", why_plain(error))
+            engine = self._table.plain(why_plain(error))
+        with self._table.lock:
+            if self._source.closed:
+                engine.close()
+            elif named:
+                self._table.put_beside_plain(self._key(named), engine)
+            else:
+                self._table.current = self._table.put((), engine)
+                self._table.drop_plain()
+        trim()
+
+    def _make_room(self, named: NamedShapes, footprint: Footprint | None, *, evict: bool = True) -> PlainEngine | None:
+        """Close plans until one of the given memory has room, if ``evict``; return the plain session if none may."""
+        if footprint is None or not named:
+            return None
+        key = self._key(named)
+        with self._table.lock:
+            evicted = self._table.find_room(key, footprint, self._counter.recent(key))
+            if evicted is None:
+                return self._table.plain(explain_refusal(footprint))
+            for shapes in evicted if evict else ():
+                self._table.remove(shapes)
+        return None
+
+    def _open(self, named: NamedShapes, decision: Decision) -> Engine:
+        if decision.plan is None:
+            plain_sessions = self._selector.plain_sessions
+            if decision.winner != PLAIN:
+                return plain_sessions.of_decision(decision)
+            plain = self._table.plain(decision.evidence)
+            # With free dimensions it serves other shapes as well.
+            return plain if named else plain_sessions.compare_live(plain, decision)
+        graph = self._config.load(named)
+        if reason := reason_of_options(self._config, graph):
+            return self._table.plain(reason)
+        return self._selector.open(graph, decision)
+
+    def _key(self, named: NamedShapes) -> Shapes:
+        return tuple(named[info.name] for info in self._table.inputs) if named else ()
+
+
+class _TuningThread:
+    """The thread that tunes for all sessions of a process, one after another."""
+
+    def __init__(self) -> None:
+        #: Not kept alive, since a tuner has the engines of its session.
+        self._tuners: list[weakref.ref[BackgroundTuner]] = []
+        self._lock = threading.Lock()
+        #: Whether the thread runs. If it could not be started, the next session tries again.
+        self.started = False
+
+    def serve(self, tuner: BackgroundTuner) -> str:
+        """Work for a tuner from now on; start the thread, unless it is running.
+
+        Returns:
+            Empty if the thread runs, else why it could not be started: the interpreter exits, or a limit of the system
+            is reached.
+        """
+        with self._lock:
+            self._tuners = [known for known in self._tuners if known() is not None] + [weakref.ref(tuner)]
+            if not self.started:
+                try:
+                    threading.Thread(target=self._run, name="chrion-tuning", daemon=True).start()
+                except RuntimeError as error:
+                    failure = f"tuning could not start: {error}"
+                    log.warning("%s", failure)
+                    return failure
+                self.started = True
+        return ""
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(_POLL_S)
+            while sum(map(_work_for, self._tuners)):  # in turn
+                pass
+
+
+def _work_for(reference: weakref.ref[BackgroundTuner]) -> bool:
+    """Make one decision for a tuner that exists; return whether one was due."""
+    try:
+        tuner = reference()
+        return tuner is not None and tuner.work()
+    except Exception:  # an error of one session must not end the tuning of the others
+        log.exception("error in the tuning thread")
+        return False
+
+
+_thread = _TuningThread()
+
+
+def _forget_thread() -> None:
+    """Replace the thread in a forked child, where it does not exist."""
+    global _thread  # noqa: PLW0603 - one thread a process
+    _thread = _TuningThread()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_thread)

@@ -1,0 +1,121 @@
+"""Decisions for a session that serves meanwhile: found in a cache, or made by a tuning process of low priority."""
+
+from __future__ import annotations
+
+import logging
+
+from chrion.errors import ChrionError
+from chrion.runtime.options.session_options import fingerprint
+from chrion.runtime.selection.configuration import SessionConfig
+from chrion.runtime.selection.decisions import Decision, decision_from_json
+from chrion.runtime.selection.known_decisions import KnownDecisions
+from chrion.runtime.selection.plain_sessions import PLAIN
+from chrion.runtime.selection.selector import why_plain
+from chrion.runtime.selection.tuning_lock import tuning_lock
+from chrion.runtime.selection.tuning_process import NamedShapes, TuningProcess
+from chrion.runtime.selection.worker import Decider
+
+log = logging.getLogger(__name__)
+
+#: Reason why a model without a cached decision runs plain, if none may be made.
+NOT_CACHED = "tuning is switched off, and no cached decision is in use"
+_OPTIONS_CHANGED = "the session options were changed after the session was created"
+
+
+class DecisionSource:
+    """Decisions for one session.
+
+    Args:
+        config: The session's configuration.
+        cached_only: Make no decisions: without a cached decision, select the plain session.
+
+    Attributes:
+        closed: Whether decisions are no longer used. A flag without a lock: garbage collection may close it in any
+            thread at any moment, and another thread may fork.
+    """
+
+    def __init__(self, config: SessionConfig, *, cached_only: bool) -> None:
+        self.closed = False
+        self._config = config
+        self._known = KnownDecisions(config)
+        #: State of the options now. The caller may change them later, when InferenceSession has copied them already.
+        self._options = fingerprint(config.options)
+        self._cached_only = cached_only
+        self._process: TuningProcess | None = None
+
+    def decide(self, shapes: NamedShapes, *, anew: bool) -> Decision:
+        """Return the cached decision, unless it has to be made anew, or have one made.
+
+        Raises:
+            BusyError: Another process tunes.
+            RuntimeError: The session was closed meanwhile.
+        """
+        if fingerprint(self._config.options) != self._options:
+            return Decision(PLAIN, None, _OPTIONS_CHANGED)
+        cache = self._known.of_source(shapes)
+        decision = None if anew else cache.recall() or self._known.shipped(shapes=shapes)
+        if decision is not None:
+            return decision
+        if self._cached_only:
+            return Decision(PLAIN, None, NOT_CACHED)
+        with tuning_lock():
+            decision = None if anew else cache.recall()  # another process may have made it meanwhile
+            if decision is None:
+                decision = self._ask(shapes, anew=anew)
+                if fingerprint(self._config.options) != self._options:
+                    return Decision(PLAIN, None, _OPTIONS_CHANGED)
+                decision = cache.keep(decision)
+        return decision
+
+    def close(self) -> None:
+        """Make no further decisions, and end the tuning process. May be called from any thread, and more than once."""
+        self.closed = True
+        if process := self._process:
+            process.kill()
+
+    def stop_process(self) -> None:
+        """End the tuning process, which is started again when it is needed. Called by the thread that decides."""
+        process, self._process = self._process, None
+        if process:
+            process.kill()
+
+    def after_fork(self) -> None:
+        """Forget the tuning process, which belongs to the parent."""
+        self.closed, self._process = True, None
+
+    def _ask(self, shapes: NamedShapes, *, anew: bool) -> Decision:
+        """Request a decision from the tuning process.
+
+        If no process can be started, or it fails and session options were given, which may hold values that cannot be
+        passed to it, decide in this process. If the process ends, the model runs plain for some time: either the model
+        crashed the process, or the system or a user ended it.
+
+        Raises:
+            RuntimeError: The session was closed meanwhile.
+        """
+        try:
+            self._process = self._process or TuningProcess(self._config)
+        except (OSError, TypeError) as error:
+            return self._decide_in_process(shapes, why_plain(error), anew=anew)
+        self._require_open()
+        try:
+            answer = self._process.ask(shapes, anew=anew)
+            if "decision" in answer:
+                return decision_from_json(answer["decision"])
+            failure = str(answer["failure"])
+        except (OSError, ValueError, KeyError, ChrionError) as error:
+            self._require_open()
+            self.stop_process()
+            return Decision(PLAIN, None, why_plain(error), uncertain=True)
+        if self._config.options is None:
+            return Decision(PLAIN, None, failure, uncertain=True)
+        return self._decide_in_process(shapes, failure, anew=anew)
+
+    def _decide_in_process(self, shapes: NamedShapes, reason: str, *, anew: bool) -> Decision:
+        self._require_open()
+        log.info("tuning in this process: %s", reason)
+        return Decider(self._config).decide(shapes, anew=anew)
+
+    def _require_open(self) -> None:
+        if self.closed:
+            raise RuntimeError("this session is closed")
