@@ -178,10 +178,10 @@ class Trace:
         """Return the time of each operator in a similar schedule, in ms."""
         if self._tables.reloads:
             return durations_ms(self._tables.dag, self._tables.costs, schedule)
-        found = self._duration.copy()
+        durations = self._duration.copy()
         for i in changed:
-            found[i] = self._tables.costs.lane_ms(schedule.lanes[i], schedule.cores)[i]
-        return found
+            durations[i] = self._tables.costs.lane_ms(schedule.lanes[i], schedule.cores)[i]
+        return durations
 
     def _tails_ms(self) -> list[float]:
         """Return the longest path from the end of each operator to the end of the schedule, in ms.

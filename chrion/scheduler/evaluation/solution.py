@@ -109,9 +109,9 @@ class Problem:
             tiles: Label of each operator by which to cut; if missing, the cut delays no operator.
             origin: The policy or the initial solution that the schedule comes from.
         """
-        found = self.evaluate_below(math.inf, schedule, tiles, origin)
-        assert found is not None  # noqa: S101 - there is no limit
-        return found
+        solution = self.evaluate_below(math.inf, schedule, tiles, origin)
+        assert solution is not None  # noqa: S101 - there is no limit
+        return solution
 
     def evaluate_below(
         self, limit_ms: float, schedule: Schedule, tiles: Sequence[int] | None = None, origin: str = ""
