@@ -200,20 +200,6 @@ class ListScheduler:
             ends[at] = ends.pop(at + 1)
             del starts[at + 1]
 
-    def last_end(self, i: int, slot: TimeSlot) -> float:
-        """Return the latest of the first possible ends of an operator's successors, if it were placed in a slot.
-
-        Returns:
-            The time in ms, at least the end of the slot. Other predecessors of the successors count if they are placed.
-        """
-        starts, ends = self._starts[slot.lane], self._ends[slot.lane]
-        kept = starts.copy(), ends.copy(), self._last[slot.lane]
-        self.place(i, slot)
-        firsts = [min(option.end for option in self.slots(s)) for s in self.lanes.dag.successors[i]]
-        starts[:], ends[:], self._last[slot.lane] = kept
-        self._slots[i] = _NOT_PLACED
-        return max(slot.end, *firsts) if firsts else slot.end
-
     def schedule(self) -> Schedule:
         """Return the schedule, ordered by start times, once every operator has been placed."""
         order = sorted(self.lanes.dag.topological_order, key=lambda v: self._slots[v].start)

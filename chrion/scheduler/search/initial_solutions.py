@@ -3,9 +3,9 @@
 They are made for one machine and use all its lanes (for smaller ones, see :mod:`chrion.scheduler.search.machines`):
 
 - **one lane**: every operator on one lane, without any handoff;
-- **published policies**, as they stand: the paper's device selection on three orders, HEFT (small graphs also with
-  lookahead), CPOP, PEFT, lists by critical path, streams (Nimble, Opara) and stages (greedy, wavefront); good if
-  operators are long compared with handoffs. In a graph of several steps, HEFT and device selection are tried step by
+- **published policies**, as they stand: the paper's device selection on three orders, HEFT, CPOP, PEFT, lists
+  by critical path, streams (Nimble, Opara) and stages (greedy, wavefront); good if operators are long compared with
+  handoffs. In a graph of several steps, HEFT and device selection are tried step by
   step as well;
 - **pipeline**: the groups (layers) in order, cut into one stretch for each lane such that the greatest load is as
   small as possible, run tile after tile: good for stacks of recurrent layers, whose lanes then work on different
@@ -36,7 +36,6 @@ from chrion.scheduler.policies.device_selection import DeviceSelector
 from chrion.scheduler.policies.edge_times import edge_times
 from chrion.scheduler.policies.heft import place_by_finish
 from chrion.scheduler.policies.list_scheduling import Lanes, by_rank, upward_ranks
-from chrion.scheduler.policies.lookahead import place_with_lookahead
 from chrion.scheduler.policies.nimble import nimble_streams
 from chrion.scheduler.policies.opara import opara
 from chrion.scheduler.policies.orders import bfs_order, dfs_order, hybrid_order, priority_order
@@ -51,8 +50,6 @@ from chrion.scheduler.search.weight_groups import offload_lanes
 
 #: Graphs of more operators have fewer initial solutions, and only one of each machine is improved.
 LARGE = 2_000
-#: The most operators of graphs that are scheduled with lookahead, which takes long with many lanes.
-_LOOKED_AHEAD = 200
 #: The most placements of weight groups, and the most operators in all of them; on one core, and by HEFT.
 _OFFLOADED, _OFFLOADED_BY_HEFT = (48, 50_000), (24, 10_000)
 
@@ -207,8 +204,6 @@ class InitialSolutions:
             yield problem.evaluate(place_by_finish(lanes, priority_order(dag, lengths)), origin="critical path")
             order = by_rank(dag, upward_ranks(lanes, transfers=False))
             yield problem.evaluate(place_by_finish(lanes, order, insertion=False), origin="critical path, no gaps used")
-            if len(dag) <= _LOOKED_AHEAD:
-                yield problem.evaluate(place_with_lookahead(lanes), origin="lookahead")
         # Streams and stages are made for the lanes of one device; a core runs what the accelerator does not support.
         if self._streams == 1 or (self._streams and costs.cores > 1):
             return
@@ -223,9 +218,6 @@ class InitialSolutions:
         for origin, schedule in made.items():
             if schedule.cores <= costs.cores:
                 yield problem.evaluate(schedule, origin=origin)
-                if schedule.stages:  # without barriers, local search can improve it
-                    free = Schedule(schedule.order, schedule.lanes, schedule.cores, schedule.streams)
-                    yield problem.evaluate(free, origin=f"{origin}, without barriers")
 
     @cached_property
     def _lanes(self) -> Lanes:
