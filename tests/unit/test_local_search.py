@@ -45,7 +45,7 @@ def test_an_improved_solution_is_valid_and_within_its_cap(data: st.DataObject) -
     costs = data.draw(costs_for(dag, accelerator=True).filter(lambda c: c.cores > 0))
     facts = GraphFacts(dag, costs)
     initial = InitialSolutions(facts, costs)
-    search = LocalSearch(initial.problem, facts.groups.members, facts.units)
+    search = LocalSearch(initial.problem, facts.units)
     start = data.draw(st.sampled_from(list(initial.make([0.0, 0.5]))))
     cap_mb = data.draw(st.sampled_from([math.inf, start.timeline.resident_mb]))
     improved = search.improve(start, cap_mb=cap_mb, budget=5000)

@@ -47,11 +47,8 @@ log = logging.getLogger(__name__)
 #: Prices of memory, as powers of two times the price at which latency and memory have the same weight: for graphs of at
 #: most so many operators.
 _POWERS = ((200, range(-8, 13)), (2_000, range(-6, 13, 6)), (HUGE, (-2, 2)), (math.inf, range(1)))
-#: The fastest initial solutions that are improved, and the variants in which they are.
+#: The fastest initial solutions that are improved.
 _IMPROVED = 3
-_VARIANTS_IMPROVED = 3
-#: The variants in which lanes of several cores are tried.
-_VARIANTS_WIDENED = 2
 #: The fastest points of the frontier that descents start from.
 _DESCENTS = 3
 #: Points of the frontier that are improved.
@@ -92,18 +89,18 @@ class PortfolioSearch:
         dag, costs = variants[None]
         self._scale = balanced_alpha(costs)
         self.initial_ms = math.inf
-        found: list[tuple[Costs, dict[int | None, list[Solution]]]] = []
+        solved: list[tuple[Costs, dict[int | None, list[Solution]]]] = []
         machines = list(sub_machines(costs, len(dag)))
         for at, machine in enumerate(machines):
-            smaller = [known for other, known in found if contains(machine, other)]
-            found.append((machine, self._solve(machine, smaller)))
+            smaller = [known for other, known in solved if contains(machine, other)]
+            solved.append((machine, self._solve(machine, smaller)))
             if len(dag) > LARGE:  # solutions of large graphs take much memory, and none of them are widened
-                needed = needed_machines([other for other, _ in found], machines[at + 1 :])
-                found = [row for row in found if row is found[-1] or any(row[0] is other for other in needed)]
-        self.solutions = dict(found[-1][1])  # wide solutions join these, not the known ones
-        for machine, known in found:
+                needed = needed_machines([other for other, _ in solved], machines[at + 1 :])
+                solved = [row for row in solved if row is solved[-1] or any(row[0] is other for other in needed)]
+        self.solutions = dict(solved[-1][1])  # wide solutions join these, not the known ones
+        for machine, known in solved:
             if machine.widths:
-                self._widen(machine, known, found)
+                self._widen(machine, known, solved)
 
     def _solve(
         self, machine: Costs, smaller: Sequence[Mapping[int | None, list[Solution]]]
@@ -117,7 +114,7 @@ class PortfolioSearch:
             facts = self._facts[chunk]
             limited = costs.limited_to(machine.cores, streams)
             initial = InitialSolutions(facts, limited, by_units_only=chunk is not None)
-            searches[chunk] = LocalSearch(initial.problem, facts.groups.members, facts.units)
+            searches[chunk] = LocalSearch(initial.problem, facts.units)
             inherited = [solution for solutions in smaller for solution in solutions[chunk]]
             fresh[chunk] = _useful(initial.make(_alphas(self._scale, len(dag))))
             self.initial_ms = min([self.initial_ms, *(s.timeline.latency_ms for s in fresh[chunk])])
@@ -141,24 +138,23 @@ class PortfolioSearch:
         self,
         machine: Costs,
         known: Mapping[int | None, list[Solution]],
-        found: Sequence[tuple[Costs, Mapping[int | None, list[Solution]]]],
+        solved: Sequence[tuple[Costs, Mapping[int | None, list[Solution]]]],
     ) -> None:
-        """Add solutions of one sub-machine in which lanes have several cores, if the best variants have any."""
+        """Add solutions of one sub-machine in which lanes have several cores, if the best variant has any."""
         fewer_cores = {
             other.cores: solutions
-            for other, solutions in found
+            for other, solutions in solved
             if contains(machine, other) and other.limited_to(0, other.streams) == machine.limited_to(0, machine.streams)
         }
-        ranked = sorted(known, key=lambda chunk: min(s.timeline.latency_ms for s in known[chunk]))
+        chunk = min(known, key=lambda chunk: min(s.timeline.latency_ms for s in known[chunk]))
         streams = machine.streams if machine.accelerator_ms is not None else 0
-        for chunk in ranked[:_VARIANTS_WIDENED]:
-            limited = self._variants[chunk][1].limited_to(machine.cores, streams)
-            smaller = {cores: solutions[chunk] for cores, solutions in fewer_cores.items()}
-            wide = widen(self._facts[chunk], limited, known[chunk], smaller)
-            largest = machine is found[-1][0]
-            narrow = self.solutions[chunk]
-            offloaded = widen_offloaded(self._facts[chunk], limited, narrow) if largest and chunk is None else []
-            self.solutions[chunk] = [*narrow, *wide, *undominated(offloaded)]
+        limited = self._variants[chunk][1].limited_to(machine.cores, streams)
+        smaller = {cores: solutions[chunk] for cores, solutions in fewer_cores.items()}
+        wide = widen(self._facts[chunk], limited, known[chunk], smaller)
+        largest = machine is solved[-1][0]
+        narrow = self.solutions[chunk]
+        offloaded = widen_offloaded(self._facts[chunk], limited, narrow) if largest and chunk is None else []
+        self.solutions[chunk] = [*narrow, *wide, *undominated(offloaded)]
 
     def _spread(
         self,
@@ -176,37 +172,29 @@ class PortfolioSearch:
                 starts.append((chunk, problem.evaluate(with_cores, start.tiles, start.origin)))
             elif id(start) not in old and not schedule.stages and start.timeline.resident_mb > 0:
                 starts.append((chunk, start))
-        descents = [(chunk, start, units) for chunk, start in starts for units in searches[chunk].neighbourhoods]
-        for chunk, start, units in descents:
-            known[chunk] += descend(searches[chunk], start, units, _DESCENT_WORK // len(descents))
+        for chunk, start in starts:
+            known[chunk] += descend(searches[chunk], start, _DESCENT_WORK // len(starts))
         points = [(chunk, solution) for chunk, solution in _front(known) if id(solution) not in old]
         sample = sample_evenly(points, _REFINED)
         for chunk, solution in sample:
-            work = _REFINEMENT_WORK // len(sample) // len(searches[chunk].neighbourhoods)
             cap_mb = solution.timeline.resident_mb
-            better = searches[chunk].improve(solution, cap_mb=cap_mb, budget=work)
+            better = searches[chunk].improve(solution, cap_mb=cap_mb, budget=_REFINEMENT_WORK // len(sample))
             known[chunk].append(replace(better, cap_mb=math.inf))
 
 
 def _fastest(
     smaller: Sequence[Mapping[int | None, list[Solution]]], fresh: Mapping[int | None, list[Solution]]
 ) -> list[tuple[int | None, Solution]]:
-    """Return the new solutions to improve for latency, each with its variant; none if a smaller machine is as fast."""
-    ranked = {
-        chunk: _different(sorted(solutions, key=partial(preference, 0.0)))[:_IMPROVED]
-        for chunk, solutions in fresh.items()
-        if solutions
-    }
-    chunks = sorted(ranked, key=lambda chunk: ranked[chunk][0].timeline.latency_ms)[:_VARIANTS_IMPROVED]
-    best_ms = min((ranked[chunk][0].timeline.latency_ms for chunk in chunks), default=math.inf)
+    """Return the new solutions to improve for latency, with their variant; none if a smaller machine is as fast."""
+    rows = [(chunk, solution) for chunk, solutions in fresh.items() for solution in solutions]
+    if not rows:
+        return []
+    fastest_chunk, fastest = min(rows, key=lambda row: row[1].timeline.latency_ms)
+    best_ms = fastest.timeline.latency_ms
     if any(solution.timeline.latency_ms <= best_ms for one in smaller for known in one.values() for solution in known):
         return []
-    return [
-        (chunk, solution)
-        for chunk in chunks
-        for solution in ranked[chunk]
-        if solution.timeline.latency_ms <= _PROMISING * best_ms
-    ]
+    ranked = _different(sorted(fresh[fastest_chunk], key=partial(preference, 0.0)))[:_IMPROVED]
+    return [(fastest_chunk, solution) for solution in ranked if solution.timeline.latency_ms <= _PROMISING * best_ms]
 
 
 def _enlarged(

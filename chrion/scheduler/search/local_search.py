@@ -26,8 +26,6 @@ BUDGET = 400_000
 _EPSILON = 1e-9
 #: Positions in the order by which an operator may be shifted, each way.
 _MOST_SHIFTED = 4
-#: Graphs up to this size are also searched operator by operator if operators belong to units.
-_TINY = 40
 #: The most operators of graphs that are searched by beam search, and the operators evaluated for each of them to
 #: improve its schedules.
 _BEAM, _BEAM_WORK = 16, 400
@@ -42,35 +40,25 @@ class LocalSearch:
 
     Args:
         problem: The graph and its costs.
-        groups: Operators of each group.
-        units: Operators that stay in one segment; None if the schedule determines the segments.
+        units: Operators that stay in one segment and move together; None if the schedule determines the segments, and
+            operators move one by one.
+
+    Attributes:
+        units: The operators that move together.
     """
 
-    def __init__(
-        self, problem: Problem, groups: tuple[tuple[int, ...], ...], units: tuple[tuple[int, ...], ...] | None
-    ) -> None:
+    def __init__(self, problem: Problem, units: tuple[tuple[int, ...], ...] | None) -> None:
         self.problem = problem
-        self._groups = groups
-        self._units = units
-
-    @property
-    def neighbourhoods(self) -> list[tuple[tuple[int, ...], ...]]:
-        """Operators that move together, for each pass: groups, then units, then single operators."""
-        n = len(self.problem.dag)
-        found = [self._groups] if len(self._groups) < n else []  # else a group is an operator
-        if self._units:
-            found.append(self._units)
-        if not self._units or n <= _TINY:
-            found.append(tuple((i,) for i in range(n)))
-        return found
+        self.units = units or tuple((i,) for i in range(len(problem.dag)))
+        self._merges = units is None
 
     def improve(self, solution: Solution, *, cap_mb: float = math.inf, budget: int = BUDGET) -> Solution:
-        """Improve a solution in every neighbourhood.
+        """Improve a solution by moves, then by merging segments.
 
         Args:
             solution: The solution to start from. One with stages is returned as it is.
             cap_mb: Resident accelerator memory that ``solution`` and the result must not exceed.
-            budget: Operators to evaluate in each pass.
+            budget: Operators to evaluate for the moves, and for merging.
 
         Returns:
             A solution that is not worse.
@@ -81,10 +69,9 @@ class LocalSearch:
         # A single trial takes as much work as the graph has operators.
         if solution.schedule.stages or lanes < 2 or budget <= len(problem.dag):
             return solution
-        for units in self.neighbourhoods:
-            solution = move_units(problem, solution, units, budget=budget)
+        solution = move_units(problem, solution, self.units, budget=budget)
         # Units are alike and share one session and its packed weights; merged with a neighbour, they would not.
-        return solution if self._units else merge_segments(problem, solution, budget=budget)
+        return merge_segments(problem, solution, budget=budget) if self._merges else solution
 
     def leave_local_optimum(self, solution: Solution) -> Solution:
         """Improve a solution of a tiny graph by beam search over partial schedules, and by local search from there."""
@@ -108,7 +95,7 @@ def move_units(
     Args:
         problem: The graph and its costs.
         solution: The solution to start from.
-        units: Operators that move together: groups, or single operators.
+        units: Operators that move together.
         budget: Operators to evaluate.
 
     Returns:
