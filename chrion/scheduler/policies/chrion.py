@@ -6,7 +6,7 @@ of the graph (recurrent operators in chunks of several lengths):
 1. Make initial solutions, published policies as they stand among them.
 2. Keep those that no known solution dominates in latency and memory, including those of smaller machines.
 3. Improve the new ones among them.
-4. Give lanes several cores, everywhere or in stretches (see :mod:`chrion.scheduler.search.wide_lanes`).
+4. Give lanes several cores, everywhere or for some operators (see :mod:`chrion.scheduler.search.wide_lanes`).
 
 So the policy is never predicted slower than a policy it starts from, nor than itself with fewer resources. All known
 solutions form one set; the price of memory, the SLO and the budget only select from it.
@@ -215,14 +215,14 @@ def _useful(solutions: Iterable[Solution]) -> list[Solution]:
 
     The others are not collected, since solutions of large graphs take much memory.
     """
-    found: list[Solution] = []
+    useful: list[Solution] = []
     for solution in solutions:
-        found.append(solution)
-        if len(found) > _MOST_COLLECTED:
-            fastest = _different(sorted(found, key=partial(preference, 0.0)))[:_IMPROVED]
-            kept = {id(s) for s in (*undominated(found), *fastest)}
-            found = [s for s in found if id(s) in kept]
-    return found
+        useful.append(solution)
+        if len(useful) > _MOST_COLLECTED:
+            fastest = _different(sorted(useful, key=partial(preference, 0.0)))[:_IMPROVED]
+            kept = {id(s) for s in (*undominated(useful), *fastest)}
+            useful = [s for s in useful if id(s) in kept]
+    return useful
 
 
 def undominated(solutions: Iterable[Solution]) -> list[Solution]:
@@ -257,7 +257,7 @@ def search_variants(task: PlanningTask) -> list[VariantSolution]:
     costs = {chunk: task.costs_of(variant.dag) for chunk, variant in graphs.items()}
     variants = {chunk: (variant.dag, costs[chunk]) for chunk, variant in graphs.items()}
     known = published_solutions(variants, task.slo_ms, fastest_only=task.fastest_only) or _search(variants)
-    found = [
+    pool = [
         VariantSolution(0.0, solution, chunk, graphs[chunk])
         for chunk, solutions in known.items()
         for solution in solutions
@@ -269,8 +269,8 @@ def search_variants(task: PlanningTask) -> list[VariantSolution]:
     for alpha, policy in published:
         origin = "greedy" if policy is chrion_paper else "accelerator alone"
         solution = problem.evaluate(policy(graph.dag, costs[None], alpha), origin=origin)
-        found.append(VariantSolution(alpha, solution, None, graph))
-    return found
+        pool.append(VariantSolution(alpha, solution, None, graph))
+    return pool
 
 
 def published_solutions(

@@ -140,15 +140,15 @@ def _descend(solve: Callable[[float], VariantSolution], slo_ms: float, grid: Seq
 def _bisect(
     solve: Callable[[float], VariantSolution],
     accepts: Callable[[VariantSolution], bool],
-    found: VariantSolution,
+    accepted: VariantSolution,
     rejected: float,
 ) -> VariantSolution:
-    """Return the accepted solution closest to a rejected alpha, which may be on either side of ``found``."""
+    """Return the accepted solution closest to a rejected alpha, which may be on either side of ``accepted``."""
     for _ in range(_BISECTIONS):
-        middle = (found.alpha + rejected) / 2
+        middle = (accepted.alpha + rejected) / 2
         variant = solve(middle)
         if accepts(variant):
-            found = variant
+            accepted = variant
         else:
             rejected = middle
-    return found
+    return accepted

@@ -37,11 +37,11 @@ class Groups:
     @property
     def units(self) -> tuple[tuple[int, ...], ...]:
         """The operators of each group and step: a layer's chunk with the small operators around it."""
-        found: dict[tuple[int, int], list[int]] = {}
+        by_step: dict[tuple[int, int], list[int]] = {}
         for members in self.members:
             for i in members:
-                found.setdefault((self.of[i], self.step[i]), []).append(i)
-        return tuple(tuple(unit) for unit in found.values())
+                by_step.setdefault((self.of[i], self.step[i]), []).append(i)
+        return tuple(tuple(unit) for unit in by_step.values())
 
     @property
     def steps(self) -> int:
@@ -118,15 +118,15 @@ def unit_order(dag: Dag, units: Sequence[Sequence[int]], order: Sequence[int]) -
     missing = Counter(u for targets in after for u in targets)
     ready = [(min(position[i] for i in unit), at) for at, unit in enumerate(units) if not missing[at]]
     heapq.heapify(ready)
-    found: list[int] = []
+    ordered: list[int] = []
     while ready:
         _, at = heapq.heappop(ready)
-        found.extend(sorted(units[at], key=position.__getitem__))
+        ordered.extend(sorted(units[at], key=position.__getitem__))
         for u in sorted(after[at]):
             missing[u] -= 1
             if not missing[u]:
                 heapq.heappush(ready, (min(position[i] for i in units[u]), u))
-    return found if len(found) == len(dag) else None
+    return ordered if len(ordered) == len(dag) else None
 
 
 def _binding_weight(dag: Dag, i: int) -> int | None:
