@@ -32,7 +32,7 @@ def test_local_search_is_monotone_and_keeps_its_budget(data: st.DataObject) -> N
     better = move_units(problem, start, [(i,) for i in range(len(dag))], budget=budget)
     assert problem.work <= before + budget + 3 * len(dag)
     assert better.cost(0.0) <= start.cost(0.0)
-    merged = merge_segments(problem, better)
+    merged = merge_segments(problem, better, budget=2000)
     assert merged.cost(0.0) <= better.cost(0.0) + 1e-9
     assert len(merged.segments) <= len(better.segments)
 
@@ -45,7 +45,7 @@ def test_an_improved_solution_is_valid_and_within_its_cap(data: st.DataObject) -
     costs = data.draw(costs_for(dag, accelerator=True).filter(lambda c: c.cores > 0))
     facts = GraphFacts(dag, costs)
     initial = InitialSolutions(facts, costs)
-    search = LocalSearch(initial.problem, facts.units)
+    search = LocalSearch(initial.problem, facts.groups.members, facts.units)
     start = data.draw(st.sampled_from(list(initial.make([0.0, 0.5]))))
     cap_mb = data.draw(st.sampled_from([math.inf, start.timeline.resident_mb]))
     improved = search.improve(start, cap_mb=cap_mb, budget=5000)

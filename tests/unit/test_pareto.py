@@ -36,12 +36,12 @@ def test_the_solutions_of_a_descent_are_valid(problem: tuple[Dag, Costs], work: 
     dag, costs = problem
     facts = GraphFacts(dag, costs)
     initial = InitialSolutions(facts, costs)
-    search = LocalSearch(initial.problem, facts.units)
+    search = LocalSearch(initial.problem, facts.groups.members, facts.units)
 
     for start in itertools.islice(initial.make([0.0]), 3):
         if start.schedule.stages:
             continue
-        for solution in descend(search, start, work):
+        for solution in descend(search, start, facts.groups.members, work):
             check_solution(dag, costs, solution)
 
 

@@ -16,7 +16,8 @@ from chrion.scheduler.evaluation.memory import device_memory, least_mb
 from chrion.scheduler.priced_memory import Memory
 from chrion.scheduler.schedule import Schedule
 
-#: The time to evaluate an operator of a schedule with several accelerator lanes, relative to one with a single lane.
+#: About the time to evaluate an operator of a schedule with several accelerator lanes, relative to one with a single
+#: lane.
 _CONTENTION = 8
 
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from chrion.scheduler.evaluation.solution import VariantSolution
 from chrion.scheduler.priced_memory import Memory
 
-_STEPS = 16
-_BISECTIONS = 6
+#: Steps of the grid below a given alpha, and bisections after it: alpha is exact to a thousandth.
+_STEPS, _BISECTIONS = 16, 6
 #: Powers of two, times the scale, by which alpha is raised until a budget fits.
 _DOUBLINGS = range(-8, 25)
 

@@ -10,10 +10,12 @@ from collections.abc import Iterator, Sequence
 from chrion.profiler.costs import Costs, OperatorMemory
 from chrion.scheduler.search.grouping import Groups
 
-#: Steps of the bisection for the greatest load, and the time in ms that stands for "not supported".
+#: Steps of the bisection for the greatest load, down to the rounding of a number, and the time in ms that stands for
+#: "not supported".
 _BISECTIONS = 60
 _UNSUPPORTED_MS = 1e12
-#: A partial pipeline gives a multiple of one part in so many of the groups to the accelerator.
+#: A partial pipeline gives a multiple of one part in so many of the groups to the accelerator: a plan for every
+#: eighth of its memory.
 _PARTS = 8
 
 

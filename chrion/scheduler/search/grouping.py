@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from chrion.graph.dag import Dag
 from chrion.profiler.costs import Costs
 
-#: Weights of fewer bytes (biases, scales, shapes) do not bind operators together.
+#: Weights of fewer bytes (biases, scales, shapes) do not bind operators together: one page.
 _BINDING_BYTES = 4096
 #: An operator that takes no longer than this many dispatches and handoffs joins a predecessor's group.
 _SMALL = 4.0

@@ -21,7 +21,8 @@ from chrion.common.lane_numbers import is_accelerator_lane
 from chrion.scheduler.evaluation.solution import Problem, Solution
 from chrion.scheduler.search.local_search import LocalSearch
 
-#: Units that are tried at each step of a descent: those that free most memory for their time.
+#: Units that are tried at each step of a descent: those that free most memory for their time; each takes
+#: an evaluation.
 _TRIED = 8
 
 T = TypeVar("T")
@@ -60,15 +61,16 @@ def sample_evenly(points: Sequence[T], most: int) -> Sequence[T]:
     return [points[at * (len(points) - 1) // (most - 1)] for at in range(most)]
 
 
-def descend(search: LocalSearch, start: Solution, work: int) -> Iterator[Solution]:
+def descend(search: LocalSearch, start: Solution, units: Sequence[Sequence[int]], work: int) -> Iterator[Solution]:
     """Yield solutions between ``start`` and an empty accelerator.
 
     Args:
         search: Local search for the graph.
         start: The solution to start from.
+        units: Operators that move together.
         work: Operators to evaluate: half of them for the steps, half for a local search after each.
     """
-    problem, units = search.problem, search.units
+    problem = search.problem
     end = problem.work + work // 2
     current = start
     for _ in units:
@@ -81,7 +83,7 @@ def descend(search: LocalSearch, start: Solution, work: int) -> Iterator[Solutio
         if not trials:
             return
         best = min(trials, key=lambda trial: _latency_per_mb(current, trial))
-        budget = work // 2 // len(units)
+        budget = work // 2 // len(units) // len(search.neighbourhoods)
         current = replace(search.improve(best, cap_mb=best.timeline.resident_mb, budget=budget), cap_mb=math.inf)
         yield current
 

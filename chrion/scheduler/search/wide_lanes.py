@@ -27,9 +27,9 @@ from chrion.scheduler.search.initial_solutions import LARGE, GraphFacts, Initial
 #: A wide solution is kept if it takes at most this share of the latency of the best one without wide lanes. Nothing
 #: is tried if no schedule can be that fast.
 MARGIN = 0.97
-#: Operators evaluated in step 2.
+#: Operators evaluated in step 2. With 20 000, a plan for 300 operators in chains and branches was 9 % slower.
 _UNIT_WORK = 60_000
-#: The most threads of wide segments' sessions in one plan, beside those of its lanes.
+#: The most threads of wide segments' sessions in one plan, beside those of its lanes: each has a stack of its own.
 _MOST_THREADS = 256
 
 
