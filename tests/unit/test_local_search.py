@@ -13,7 +13,7 @@ from chrion.profiler import uniform_costs
 from chrion.scheduler import Schedule
 from chrion.scheduler.evaluation.solution import Problem
 from chrion.scheduler.search.initial_solutions import GraphFacts, InitialSolutions
-from chrion.scheduler.search.local_search import LocalSearch, merge_segments, move_units
+from chrion.scheduler.search.local_search import LocalSearch, iterate, merge_segments, move_units
 from property_tests import examples
 from solution_checks import check_solution
 from strategies import costs_for, dags
@@ -35,6 +35,21 @@ def test_local_search_is_monotone_and_keeps_its_budget(data: st.DataObject) -> N
     merged = merge_segments(problem, better, budget=2000)
     assert merged.cost(0.0) <= better.cost(0.0) + 1e-9
     assert len(merged.segments) <= len(better.segments)
+
+
+@examples(40)
+@given(data=st.data())
+def test_local_optima_are_left_for_valid_and_better_solutions_only(data: st.DataObject) -> None:
+    """Iterated local search returns a valid solution that is no slower, within its budget and one evaluation more."""
+    dag = data.draw(dags())
+    costs = data.draw(costs_for(dag).filter(lambda c: c.cores > 0))
+    problem = Problem(dag, costs)
+    start = problem.evaluate(Schedule(dag.topological_order, (1,) * len(dag), costs.cores))
+    before = problem.work
+    found = iterate(problem, start, budget=500)
+    assert problem.work <= before + 500 + 4 * len(dag)
+    check_solution(dag, costs, found)
+    assert found.timeline.latency_ms <= start.timeline.latency_ms
 
 
 @examples(40)

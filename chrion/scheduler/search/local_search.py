@@ -25,9 +25,11 @@ from chrion.scheduler.search.critical_chain import critical_operators
 _EPSILON = 1e-9
 #: Positions in the order by which an operator may be shifted, each way. Without shifts, a plan cost 5 % more.
 _MOST_SHIFTED = 4
-#: The most operators of graphs that are searched by beam search, which takes half of the search's time at 12 operators,
-#: and the operators evaluated for each of them to improve its schedules.
-_BEAM, _BEAM_WORK = 16, 400
+#: The most operators of graphs whose local optima are left, by a beam search that takes half of the search's time at 12
+#: operators; and the operators evaluated for each of them to improve its schedules, and to iterate.
+_TINY, _TINY_WORK = 16, 400
+#: Most operators that change their lane to leave a local optimum.
+_MOST_PERTURBED = 3
 #: In graphs up to this size every operator is moved, not only those of the critical chain, since that takes little.
 _SMALL = 16
 #: A unit is tried on all lanes if there are at most so many, else on those of its neighbours and the least busy ones:
@@ -79,17 +81,17 @@ class LocalSearch:
         return merge_segments(problem, solution, budget=budget) if self._merges else solution
 
     def leave_local_optimum(self, solution: Solution) -> Solution:
-        """Improve a solution of a tiny graph by beam search over partial schedules, and by local search from there."""
+        """Improve a solution of a tiny graph by beam search, and then by iterated local search; see :func:`iterate`."""
         n, costs = len(self.problem.dag), self.problem.costs
         streams = costs.streams if costs.accelerator_ms is not None else 0
-        if n > _BEAM or streams > 1 or costs.cores + streams < 2:
+        if n > _TINY or streams > 1 or costs.cores + streams < 2:
             return solution
         single = [(i,) for i in range(n)]
         for schedule in beam_search(Lanes(self.problem.dag, costs), solution.timeline.latency_ms):
             start = self.problem.evaluate(schedule, origin="beam search")
-            improved = move_units(self.problem, start, single, budget=_BEAM_WORK * n)
+            improved = move_units(self.problem, start, single, budget=_TINY_WORK * n)
             solution = min(solution, improved, key=lambda s: (s.timeline.latency_ms, len(s.segments)))
-        return solution
+        return solution if solution.schedule.stages else iterate(self.problem, solution, budget=_TINY_WORK * n)
 
 
 def move_units(problem: Problem, solution: Solution, units: Sequence[Sequence[int]], *, budget: int) -> Solution:
@@ -114,6 +116,44 @@ def move_units(problem: Problem, solution: Solution, units: Sequence[Sequence[in
             search.shift_in_order(sorted(search.promising()))
         improved = search.best.cost(0.0) < before - _EPSILON
     return search.best
+
+
+def iterate(problem: Problem, solution: Solution, *, budget: int) -> Solution:
+    """Improve a solution by iterated local search (Lourenço, Martin, Stützle, 2003): change it at random, and descend.
+
+    Args:
+        problem: The graph and its costs.
+        solution: The solution to start from.
+        budget: Operators to evaluate.
+
+    Returns:
+        A solution that is not worse.
+    """
+    rng = random.Random(0)  # noqa: S311 - no secret
+    end = problem.work + budget
+    single = [(i,) for i in range(len(problem.dag))]
+    while problem.work < end:
+        start = problem.evaluate(_perturbed(problem, solution.schedule, rng), None, solution.origin)
+        improved = move_units(problem, start, single, budget=end - problem.work)
+        if improved.cost(0.0) < solution.cost(0.0) - _EPSILON:
+            solution = improved
+    return solution
+
+
+def _perturbed(problem: Problem, schedule: Schedule, rng: random.Random) -> Schedule:
+    """Return a schedule with some operators on other lanes, in a topological order near that of the schedule."""
+    dag = problem.dag
+    lanes = list(schedule.lanes)
+    for i in rng.sample(range(len(dag)), min(len(dag), rng.randint(1, _MOST_PERTURBED))):
+        possible = [lane for lane in all_lanes(schedule.cores, schedule.streams) if problem.allowed(i, lane)]
+        lanes[i] = rng.choice(possible)
+    delay = rng.choice([0.0, 2.0, len(dag)])
+    key = {i: at + rng.uniform(0.0, delay) for at, i in enumerate(schedule.order)}
+    for i in schedule.order:  # after its predecessors
+        key[i] = max([key[i], *(key[m] for m in dag.predecessors[i])])
+    position = {i: at for at, i in enumerate(schedule.order)}
+    order = sorted(schedule.order, key=lambda i: (key[i], position[i]))
+    return replace(schedule, order=tuple(order), lanes=tuple(lanes))
 
 
 def merge_segments(problem: Problem, solution: Solution, *, budget: int) -> Solution:
