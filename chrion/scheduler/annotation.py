@@ -74,8 +74,8 @@ def annotate(model: onnx.ModelProto, graph: Graph, plan: Plan) -> None:
     places = _placed_values(plan.apply(graph), plan)
     _raise_version(model)
     _set(model.metadata_props, PLAN_KEY, json.dumps(plan.to_json()))
-    found = _node_places(model, places)
-    placed = list(_with_bodies(zip(model.graph.node, found, strict=True)))
+    node_places = _node_places(model, places)
+    placed = list(_with_bodies(zip(model.graph.node, node_places, strict=True)))
     for node, (lane, segment) in placed:
         _set(node.metadata_props, LANE_KEY, lane_name(lane))
         _set(node.metadata_props, SEGMENT_KEY, str(segment))
@@ -117,15 +117,17 @@ def _placed_values(graph: Graph, plan: Plan) -> dict[str, Place]:
 def _node_places(model: onnx.ModelProto, places: Mapping[str, Place]) -> list[Place]:
     """Return the lane and the segment of each node of the original model."""
     nodes, reads = model.graph.node, node_reads(model)
-    found: list[Place | None] = [next((places[name] for name in node.output if name in places), None) for node in nodes]
+    located: list[Place | None] = [
+        next((places[name] for name in node.output if name in places), None) for node in nodes
+    ]
     reader: dict[str, Place] = {}
     for at in reversed(range(len(nodes))):  # nodes are in topological order
-        place = found[at] or next((reader[name] for name in nodes[at].output if name in reader), None)
-        found[at] = place
+        place = located[at] or next((reader[name] for name in nodes[at].output if name in reader), None)
+        located[at] = place
         if place is not None:
             reader.update(dict.fromkeys(reads[at], place))
     default = next(iter(places.values()), (1, 0))  # of nodes that nothing reads
-    return [place or default for place in found]
+    return [place or default for place in located]
 
 
 def _raise_version(model: onnx.ModelProto) -> None:

@@ -41,10 +41,10 @@ def explain_placement(graph: Graph, profile: Profile, plan: Plan, name: str) -> 
         PlanError: The plan is not for this graph.
     """
     planned = plan.apply(graph)
-    found = find_operators(planned, name)
-    if len(found) == 1:
-        return _explain_operator(planned, profile, plan, found[0])
-    return _list_operators(planned, plan, name, found)
+    operators = find_operators(planned, name)
+    if len(operators) == 1:
+        return _explain_operator(planned, profile, plan, operators[0])
+    return _list_operators(planned, plan, name, operators)
 
 
 def find_operators(planned: Graph, name: str) -> list[int]:
@@ -58,11 +58,11 @@ def find_operators(planned: Graph, name: str) -> list[int]:
         OptionError: No operator has that name; the hint has the most similar names.
     """
     index = _NameIndex(planned)
-    found = index.lookup(name)
-    if not found:
-        found = next((own for value in _fused_values(planned, name) if (own := index.lookup(value))), [])
-    if found:
-        return found
+    operators = index.lookup(name)
+    if not operators:
+        operators = next((own for value in _fused_values(planned, name) if (own := index.lookup(value))), [])
+    if operators:
+        return operators
     similar = difflib.get_close_matches(name, index.names, n=3)
     listed = similar or index.names[:3]
     hint = f"{'did you mean' if similar else 'for example'} {', '.join(map(repr, listed))}" if listed else ""
@@ -128,12 +128,12 @@ def _fused_values(planned: Graph, name: str) -> Iterator[str]:
         queue += new
 
 
-def _list_operators(planned: Graph, plan: Plan, name: str, found: Sequence[int]) -> list[str]:
+def _list_operators(planned: Graph, plan: Plan, name: str, operators: Sequence[int]) -> list[str]:
     """Return lines that list several operators by lane."""
     by_lane: dict[tuple[int, int], list[str]] = defaultdict(list)
-    for i in found:
+    for i in operators:
         by_lane[plan.schedule.lanes[i], plan.schedule.width(i)].append(planned.dag.names[i])
-    lines = [f"{name} is planned as {len(found)} operators; explain one of them for its alternatives"]
+    lines = [f"{name} is planned as {len(operators)} operators; explain one of them for its alternatives"]
     for lane, names in sorted(by_lane.items()):
         more = f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
         lines.append(f"{lane_name(*lane)}: {', '.join(names[:_MOST_LISTED])}{more}")

@@ -96,9 +96,9 @@ class Plan:
     cpu_only_cores: int = 0
 
     def __repr__(self) -> str:
-        found = f"{self.policy}, {format_ms(self.predicted.latency_ms)}"
+        summary = f"{self.policy}, {format_ms(self.predicted.latency_ms)}"
         memory = f", {format_mb(self.predicted.accelerator_mb(self.memory))}" if self.accelerator else ""
-        return f"<Plan of {self.model}: {found}{memory}>"
+        return f"<Plan of {self.model}: {summary}{memory}>"
 
     @property
     def meets_slo(self) -> bool:
@@ -309,10 +309,10 @@ def _from_json(content: Mapping[str, Any]) -> Plan:
 
 def _memory(name: object) -> Memory:
     """Return the memory that alpha prices; in plans that do not name it, it is resident memory."""
-    found = next((memory for memory in MEMORIES if memory == name), None)
-    if found is None:
+    memory = next((memory for memory in MEMORIES if memory == name), None)
+    if memory is None:
         raise ValueError(f"memory must be one of {', '.join(MEMORIES)}")
-    return found
+    return memory
 
 
 def _check_widths(schedule: Schedule, segments: Sequence[Sequence[int]]) -> None:

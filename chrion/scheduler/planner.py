@@ -157,17 +157,17 @@ class Planner:
         """Return plans with similar predictions, the best first; see :func:`alternatives`."""
         policy = self._policy
         if isinstance(policy, SchedulePolicy):
-            found = [self._search_alpha(policy, limits, alpha)]
+            variants = [self._search_alpha(policy, limits, alpha)]
         else:
             if self._pool is None or limits.budget_mb != self._pool_budget_mb:
                 solutions = policy.find_solutions(self._task(alpha, limits.budget_mb))
                 self._pool = SolutionPool(solutions, self._memory, self._with_least_memory, self._with_frame)
                 self._pool_budget_mb = limits.budget_mb
-            found = self._pool.select(limits, alpha)
-            price = alpha if alpha is not None else self._pool.implied_alpha(found[0])
-            found = [replace(variant, alpha=price) for variant in found]
-        remarks = self._remarks_on_alpha(limits, alpha, found[0])
-        return [self._build(variant, limits, [*_remarks(variant, limits, alpha), *remarks]) for variant in found]
+            variants = self._pool.select(limits, alpha)
+            price = alpha if alpha is not None else self._pool.implied_alpha(variants[0])
+            variants = [replace(variant, alpha=price) for variant in variants]
+        remarks = self._remarks_on_alpha(limits, alpha, variants[0])
+        return [self._build(variant, limits, [*_remarks(variant, limits, alpha), *remarks]) for variant in variants]
 
     def _build(self, chosen: VariantSolution, limits: Limits, remarks: Sequence[str]) -> Plan:
         """Return the plan of a solution."""
@@ -249,11 +249,11 @@ class Planner:
         chosen = self._with_frame(choose(solve, limits.slo_ms, alpha, scale))
         if limits.budget_mb is None or chosen.fits(limits.budget_mb) or not policy.weighs_memory:
             return chosen
-        found = [raise_to_fit(lambda alpha: self._with_frame(solve(alpha)), chosen, limits.budget_mb, scale)]
+        candidates = [raise_to_fit(lambda alpha: self._with_frame(solve(alpha)), chosen, limits.budget_mb, scale)]
         if costs.cores:
             # An operator without memory of its own stays on the accelerator at any alpha, and with it the base memory.
-            found.append(self._solver(policy, costs.without_accelerator())(found[0].alpha))
-        return best_within(found, limits, alpha)[0]
+            candidates.append(self._solver(policy, costs.without_accelerator())(candidates[0].alpha))
+        return best_within(candidates, limits, alpha)[0]
 
     def _solver(self, policy: SchedulePolicy, costs: Costs) -> Callable[[float], VariantSolution]:
         """Return the function from alpha to the solution of a policy of schedules."""

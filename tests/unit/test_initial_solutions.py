@@ -19,21 +19,6 @@ from solution_checks import check_solution
 from strategies import costs_for, dags
 
 
-@pytest.mark.parametrize(("layers", "steps", "cores"), [(4, 5, 2), (6, 4, 3), (12, 96, 2), (8, 8, 4)])
-def test_alternating_layers_follow_one_step_behind(layers: int, steps: int, cores: int) -> None:
-    """Without overheads every lane is always busy, and the last lane ends one step later for each lane before it."""
-    dag = stack(layers, steps)
-    costs = uniform_costs(dag, cpu_ms=[1.0] * cores)
-    made = InitialSolutions(GraphFacts(dag, costs), costs).make([0.0])
-    found = [s for s in made if s.origin.startswith("alternating")]
-    assert [s.timeline.latency_ms for s in found] == [layers // cores * steps + cores - 1]
-    (solution,) = found
-    check_solution(dag, costs, solution)
-    for lane in range(1, cores + 1):
-        layers_run = [i // steps for i in solution.schedule.order if solution.schedule.lanes[i] == lane]
-        assert layers_run == sorted(layers_run)
-
-
 @pytest.mark.parametrize(("cores", "streams", "origin"), [(1, 0, "one core"), (0, 1, "accelerator alone")])
 def test_one_lane_has_one_schedule(cores: int, streams: int, origin: str) -> None:
     """On a machine of one lane, there is nothing to choose."""

@@ -1,9 +1,8 @@
-"""Wide lanes in the default policy: when they are used, how stretches are combined, and what stays as it was."""
+"""Wide lanes in the default policy: when they are used, and what stays as it was."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from random import Random
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from chrion.scheduler import Schedule
 from chrion.scheduler.evaluation.solution import Problem, Solution
 from chrion.scheduler.search.critical_chain import critical_operators
 from chrion.scheduler.search.initial_solutions import GraphFacts
-from chrion.scheduler.search.stretches import by_start
 from chrion.scheduler.search.wide_lanes import widen
 from policy_solutions import solve_policy
 from property_tests import examples
@@ -129,15 +127,3 @@ def test_nothing_is_tried_where_it_cannot_pay() -> None:
     limited = costs([1.0] * 4, [0.9] * 4)
     best = Problem(dag, limited).evaluate(Schedule((0, 2, 1, 3), (1, 1, 2, 2), 2))
     assert widen(GraphFacts(dag, limited), limited, [best], Untried()) == []
-
-
-def test_the_order_of_starts_is_topological() -> None:
-    """Operators without duration that start together stay behind their predecessors."""
-    pick = Random(0)
-    for _ in range(50):
-        edges = [(a, b) for b in range(8) for a in range(b) if pick.random() < 0.3]
-        dag = Dag.from_edges(8, edges)
-        times = [float(pick.randint(0, 2)) for _ in range(8)]
-        lanes = tuple(pick.randint(1, 2) for _ in range(8))
-        order = by_start(Problem(dag, costs(times, [0.0] * 8)).evaluate(Schedule(dag.topological_order, lanes, 2)))
-        assert all(order.index(a) < order.index(b) for a, b in edges)

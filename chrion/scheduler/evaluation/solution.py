@@ -16,7 +16,8 @@ from chrion.scheduler.evaluation.memory import device_memory, least_mb
 from chrion.scheduler.priced_memory import Memory
 from chrion.scheduler.schedule import Schedule
 
-#: The time to evaluate an operator of a schedule with several accelerator lanes, relative to one with a single lane.
+#: About the time to evaluate an operator of a schedule with several accelerator lanes, relative to one with a single
+#: lane.
 _CONTENTION = 8
 
 
@@ -109,9 +110,9 @@ class Problem:
             tiles: Label of each operator by which to cut; if missing, the cut delays no operator.
             origin: The policy or the initial solution that the schedule comes from.
         """
-        found = self.evaluate_below(math.inf, schedule, tiles, origin)
-        assert found is not None  # noqa: S101 - there is no limit
-        return found
+        solution = self.evaluate_below(math.inf, schedule, tiles, origin)
+        assert solution is not None  # noqa: S101 - there is no limit
+        return solution
 
     def evaluate_below(
         self, limit_ms: float, schedule: Schedule, tiles: Sequence[int] | None = None, origin: str = ""

@@ -90,10 +90,10 @@ class DeviceSelector:
             key = order, accelerated, cores, alpha if cores and accelerated else 0.0
             if best and key in self._costs and self._costs[key] >= best.cost(alpha):
                 continue
-            found = self._best.get(key) or self._select_anew(costs, order, alpha, cores)
-            self._costs[key] = found.cost(alpha)
-            if best is None or found.cost(alpha) < best.cost(alpha):
-                best = self._best[key] = found
+            selection = self._best.get(key) or self._select_anew(costs, order, alpha, cores)
+            self._costs[key] = selection.cost(alpha)
+            if best is None or selection.cost(alpha) < best.cost(alpha):
+                best = self._best[key] = selection
         if best is None:
             raise ScheduleError("schedule: there is no number of CPU cores to plan for")
         return best

@@ -21,13 +21,13 @@ def edge_times(dag: Dag, costs: Costs) -> EdgeTimes:
     known: dict[int, TransferTimes] = {}
 
     def times(size: int) -> TransferTimes:
-        found = known.get(size)
-        if found is None:
-            found = known[size] = (
+        transfer_times = known.get(size)
+        if transfer_times is None:
+            transfer_times = known[size] = (
                 costs.transfer_ms(1, 2, size),
                 costs.transfer_ms(1, 0, size),
                 costs.transfer_ms(0, 1, size),
             )
-        return found
+        return transfer_times
 
     return [[times(size) for size in sizes] for sizes in dag.edge_bytes]

@@ -73,26 +73,26 @@ def endings(
     most = len(block.units) if s is None else s
     roots = [block.below[u] & remaining for u in range(remaining.bit_length()) if remaining >> u & 1]
     rooted = [mask for mask in roots if mask.bit_count() <= largest]
-    found = rooted if groups == "rooted" else _connected(rooted, largest)
+    choices = rooted if groups == "rooted" else _connected(rooted, largest)
     stack: list[tuple[int, int, tuple[int, ...]]] = [(0, 0, ())]
     while stack:
         start, ending, chosen = stack.pop()
         if ending:
             yield ending, chosen
         if len(chosen) < most:
-            for at in range(start, len(found)):
-                if not found[at] & ending:
-                    stack.append((at + 1, ending | found[at], (*chosen, found[at])))  # noqa: PERF401 - grows while walked
+            for at in range(start, len(choices)):
+                if not choices[at] & ending:
+                    stack.append((at + 1, ending | choices[at], (*chosen, choices[at])))  # noqa: PERF401 - grows while walked
 
 
 def _connected(rooted: Sequence[int], largest: int) -> list[int]:
     """Return unions of overlapping rooted groups, up to a size; the rooted ones first."""
-    found = dict.fromkeys(rooted)
+    unions = dict.fromkeys(rooted)
     frontier = list(rooted)
     for mask in frontier:  # grows while it is walked
         for other in rooted:
             union = mask | other
-            if mask & other and union.bit_count() <= largest and union not in found:
-                found[union] = None
+            if mask & other and union.bit_count() <= largest and union not in unions:
+                unions[union] = None
                 frontier.append(union)
-    return list(found)
+    return list(unions)

@@ -73,14 +73,14 @@ def _disjoint_merges(graph: Graph) -> list[list[tuple[int, ...]]]:
 
 def _merged_ms(task: PlanningTask) -> dict[tuple[int, ...], float]:
     """Return the latency in ms of each merge as a stage of its own: the merged operator and the split after it."""
-    found = {}
+    durations_ms = {}
     for groups in _disjoint_merges(task.graph):
         variant = merge_operators(task.graph, groups)
         stage_ms = _stage_cost(variant, DeviceLanes(variant.dag, task.costs_of(variant.dag)), task.meter)
         index = {name: i for i, name in enumerate(variant.dag.names)}
         for group in groups:
-            found[group] = stage_ms([_replacements(task.graph.dag, index, group)])
-    return found
+            durations_ms[group] = stage_ms([_replacements(task.graph.dag, index, group)])
+    return durations_ms
 
 
 def _replacements(dag: Dag, index: dict[str, int], group: Sequence[int]) -> tuple[int, int]:

@@ -68,12 +68,12 @@ def search_stages(  # noqa: PLR0913 - the algorithm's own parameters by name
 
 def split_into_blocks(dag: Dag) -> list[list[int]]:
     """Split a graph after each of its articulation points: operators related to every other by a path."""
-    found: list[list[int]] = [[]]
+    blocks: list[list[int]] = [[]]
     for i in dag.topological_order:
-        found[-1].append(i)
+        blocks[-1].append(i)
         if dag.ancestors[i].bit_count() + dag.descendants[i].bit_count() == len(dag) - 1:
-            found.append([])
-    return [block for block in found if block]
+            blocks.append([])
+    return [block for block in blocks if block]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +111,9 @@ class _Search:
         key = self._key(block)
         if key not in self._known:
             self._known[key] = self._search(block)
-        found = self._known[key]
-        if found is not None:
-            return [Stage(tuple(_members(block, group) for group in taken), merged) for taken, merged in found]
+        steps = self._known[key]
+        if steps is not None:
+            return [Stage(tuple(_members(block, group) for group in taken), merged) for taken, merged in steps]
         rows = _join_sequences(self._dag, units)
         if len(rows) < len(units):
             return self.stages(rows)
@@ -162,23 +162,23 @@ class _Search:
 
 def _members(block: Block, mask: int) -> tuple[int, ...]:
     """Return the operators of a mask, in topological order."""
-    found: list[int] = []
+    operators: list[int] = []
     while mask:
         lowest = mask & -mask
-        found += block.units[lowest.bit_length() - 1]
+        operators += block.units[lowest.bit_length() - 1]
         mask ^= lowest
-    return tuple(found)
+    return tuple(operators)
 
 
 def _walk_back(levels: Sequence[dict[int, _Step]]) -> list[tuple[tuple[int, ...], bool]]:
     """Return the stages of the best sequence from the filled table, first to last."""
-    found: list[tuple[tuple[int, ...], bool]] = []
+    steps: list[tuple[tuple[int, ...], bool]] = []
     at = 0
     while True:
         step = levels[at.bit_count()][at]
         if not step.groups:
-            return found
-        found.append((step.groups, step.merged))
+            return steps
+        steps.append((step.groups, step.merged))
         at = step.source
 
 

@@ -65,11 +65,11 @@ class Lanes:
 
     def mean_ms(self) -> list[float]:
         """Return the mean time of each operator over the lanes, without those that do not support it."""
-        found = []
+        means_ms = []
         for row in zip(*(self.ms[lane] for lane in self.numbers), strict=True):
             finite = [ms for ms in row if ms < math.inf]
-            found.append(sum(finite) / len(finite) if finite else 0.0)
-        return found
+            means_ms.append(sum(finite) / len(finite) if finite else 0.0)
+        return means_ms
 
     def mean_transfers_ms(self) -> list[list[float]]:
         """Return the mean time of each edge over all pairs of different lanes, by operator and predecessor."""
@@ -162,7 +162,7 @@ class ListScheduler:
         latest = list(arrivals)
         for lane, time in handed_over.items():
             latest[lane > 0] = max(latest[lane > 0], time)
-        found = []
+        slots = []
         for numbers in lanes.alike if choices is None else lanes.split(choices):
             on_host, length = numbers[0] > 0, lanes.ms[numbers[0]][i]
             alike = numbers
@@ -170,10 +170,10 @@ class ListScheduler:
                 if lane in numbers:
                     alike = [other for other in alike if other != lane]
                     others = [time for other, time in handed_over.items() if other != lane and (other > 0) == on_host]
-                    found.append(self.first_slot((lane,), max([arrivals[on_host], *others]), length))
+                    slots.append(self.first_slot((lane,), max([arrivals[on_host], *others]), length))
             if alike:
-                found.append(self.first_slot(alike, latest[on_host], length + lanes.costs.dispatch_ms))
-        return sorted([slot for slot in found if slot.end < math.inf] or found)
+                slots.append(self.first_slot(alike, latest[on_host], length + lanes.costs.dispatch_ms))
+        return sorted([slot for slot in slots if slot.end < math.inf] or slots)
 
     def place(self, i: int, slot: TimeSlot) -> None:
         """Place operator ``i`` in a slot."""
@@ -199,20 +199,6 @@ class ListScheduler:
         if at + 1 < len(starts) and starts[at + 1] == end:
             ends[at] = ends.pop(at + 1)
             del starts[at + 1]
-
-    def last_end(self, i: int, slot: TimeSlot) -> float:
-        """Return the latest of the first possible ends of an operator's successors, if it were placed in a slot.
-
-        Returns:
-            The time in ms, at least the end of the slot. Other predecessors of the successors count if they are placed.
-        """
-        starts, ends = self._starts[slot.lane], self._ends[slot.lane]
-        kept = starts.copy(), ends.copy(), self._last[slot.lane]
-        self.place(i, slot)
-        firsts = [min(found.end for found in self.slots(s)) for s in self.lanes.dag.successors[i]]
-        starts[:], ends[:], self._last[slot.lane] = kept
-        self._slots[i] = _NOT_PLACED
-        return max(slot.end, *firsts) if firsts else slot.end
 
     def schedule(self) -> Schedule:
         """Return the schedule, ordered by start times, once every operator has been placed."""

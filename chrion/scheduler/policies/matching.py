@@ -25,8 +25,8 @@ def maximum_matching(edges: Sequence[Sequence[int]], right: int) -> list[int | N
     while True:
         depth = _depths(edges, partner, owner)
         at = [0] * len(edges)  # edges of each left node that this phase has tried
-        found = [_augment(edges, partner, owner, depth, at, root) for root, p in enumerate(partner) if p is None]
-        if not any(found):
+        augmented = [_augment(edges, partner, owner, depth, at, root) for root, p in enumerate(partner) if p is None]
+        if not any(augmented):
             return partner
 
 

@@ -50,19 +50,19 @@ def layer_units(dag: Dag) -> list[list[int]]:
     """
     names = [_LAYER.match(name) for name in dag.names]
     order = dag.topological_order
-    found: dict[str, list[int]] = {}
+    layers: dict[str, list[int]] = {}
     for i in order:
         if match := names[i]:
-            found.setdefault(match.group(1).partition(":")[2] or match.group(1), []).append(i)
-    if not found:
+            layers.setdefault(match.group(1).partition(":")[2] or match.group(1), []).append(i)
+    if not layers:
         return [[i] for i in reversed(order)]
-    inside = {i for members in found.values() for i in members}
+    inside = {i for members in layers.values() for i in members}
     reached = set(inside)
     for i in order:
         if not reached.isdisjoint(dag.predecessors[i]):
             reached.add(i)
     after = [i for i in order if i in reached and i not in inside]
-    return [*reversed(found.values()), *([after] if after else [])]
+    return [*reversed(layers.values()), *([after] if after else [])]
 
 
 def fill(dag: Dag, costs: Costs, units: Sequence[Sequence[int]], budget_mb: float) -> Schedule:
@@ -86,8 +86,8 @@ def fill(dag: Dag, costs: Costs, units: Sequence[Sequence[int]], budget_mb: floa
         return Schedule(order, lanes, max(lanes, default=0))
 
     def needed_mb(count: int) -> float:
-        found = schedule(count)
-        return device_memory(dag, costs, found, cut(dag, order, found.lanes)).resident_mb
+        trial = schedule(count)
+        return device_memory(dag, costs, trial, cut(dag, order, trial.lanes)).resident_mb
 
     if needed_mb(counts[-1]) <= budget_mb:
         return schedule(counts[-1])

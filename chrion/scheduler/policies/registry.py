@@ -127,15 +127,15 @@ def _plugins() -> dict[str, EntryPoint]:
 @lru_cache(maxsize=8)
 def _discover(path: tuple[str, ...]) -> dict[str, EntryPoint]:  # noqa: ARG001 - the cache's key: a new path may hold other packages
     """Find the entry points of installed packages; warn about names that are taken."""
-    found: dict[str, EntryPoint] = {}
+    points: dict[str, EntryPoint] = {}
     for point in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda point: (point.name, _package(point))):
         if point.name in POLICIES:
             _warn_ignored(point, "Chrion")
-        elif point.name in found:
-            _warn_ignored(point, f"package {_package(found[point.name])}")
+        elif point.name in points:
+            _warn_ignored(point, f"package {_package(points[point.name])}")
         else:
-            found[point.name] = point
-    return found
+            points[point.name] = point
+    return points
 
 
 def _warn_ignored(point: EntryPoint, owner: str) -> None:

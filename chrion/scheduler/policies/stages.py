@@ -153,10 +153,10 @@ def greedy_stages(dag: Dag) -> list[Stage]:
 def generations(dag: Dag) -> list[list[int]]:
     """Return operators by the length of the longest path that leads to them, each list in topological order."""
     depth = [0] * len(dag)
-    found: list[list[int]] = []
+    levels: list[list[int]] = []
     for i in dag.topological_order:
         depth[i] = 1 + max((depth[m] for m in dag.predecessors[i]), default=-1)
-        if depth[i] == len(found):
-            found.append([])
-        found[depth[i]].append(i)
-    return found
+        if depth[i] == len(levels):
+            levels.append([])
+        levels[depth[i]].append(i)
+    return levels

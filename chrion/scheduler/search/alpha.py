@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from chrion.scheduler.evaluation.solution import VariantSolution
 from chrion.scheduler.priced_memory import Memory
 
-_STEPS = 16
-_BISECTIONS = 6
+#: Steps of the grid below a given alpha, and bisections after it: alpha is exact to a thousandth.
+_STEPS, _BISECTIONS = 16, 6
 #: Powers of two, times the scale, by which alpha is raised until a budget fits.
 _DOUBLINGS = range(-8, 25)
 
@@ -140,15 +140,15 @@ def _descend(solve: Callable[[float], VariantSolution], slo_ms: float, grid: Seq
 def _bisect(
     solve: Callable[[float], VariantSolution],
     accepts: Callable[[VariantSolution], bool],
-    found: VariantSolution,
+    accepted: VariantSolution,
     rejected: float,
 ) -> VariantSolution:
-    """Return the accepted solution closest to a rejected alpha, which may be on either side of ``found``."""
+    """Return the accepted solution closest to a rejected alpha, which may be on either side of ``accepted``."""
     for _ in range(_BISECTIONS):
-        middle = (found.alpha + rejected) / 2
+        middle = (accepted.alpha + rejected) / 2
         variant = solve(middle)
         if accepts(variant):
-            found = variant
+            accepted = variant
         else:
             rejected = middle
-    return found
+    return accepted

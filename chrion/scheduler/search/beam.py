@@ -108,12 +108,12 @@ class _Beam:
         empty = (0.0,) * len(lanes.numbers)
         front = [_Partial(0.0, 0.0, empty, (), 0, (0,) * n, (0.0,) * n, {}, 0.0, 0.0, 0.0)]
         for _ in range(n):
-            found: list[_Partial] = []
+            longer: list[_Partial] = []
             for partial in front:
-                found += self._extend(partial)
-                if len(found) >= max(1, min(_MADE, _MADE_BY_LANES // len(lanes.numbers) ** 2)):
+                longer += self._extend(partial)
+                if len(longer) >= max(1, min(_MADE, _MADE_BY_LANES // len(lanes.numbers) ** 2)):
                     break
-            front = self._select(found)
+            front = self._select(longer)
         streams = max(1, lanes.streams)
         return [Schedule(partial.order, partial.lanes, lanes.cores, streams) for partial in front[:_RETURNED]]
 
@@ -130,12 +130,12 @@ class _Beam:
     def _candidates(self, partial: _Partial, before: Sequence[int]) -> list[int]:
         """Return the lanes to try for an operator; of the CPU lanes without operators, which are alike, the first."""
         opened = max(partial.lanes) + 1
-        found = [lane for lane in self._lanes.numbers if lane <= opened]
-        if len(found) > _FEW_LANES:
+        lanes = [lane for lane in self._lanes.numbers if lane <= opened]
+        if len(lanes) > _FEW_LANES:
             near = {partial.lanes[m] for m in before}
-            first = sorted(found, key=lambda lane: partial.available[self._index[lane]])[:2]
-            found = [lane for lane in found if is_accelerator_lane(lane) or lane in near or lane in first]
-        return found
+            first = sorted(lanes, key=lambda lane: partial.available[self._index[lane]])[:2]
+            lanes = [lane for lane in lanes if is_accelerator_lane(lane) or lane in near or lane in first]
+        return lanes
 
     def _add(self, partial: _Partial, i: int, lane: int) -> _Partial:
         """Return the partial schedule with operator ``i`` at the end of a lane."""
@@ -206,11 +206,11 @@ class _Beam:
             device, host = device + on_device, host - on_host
         return host / cores
 
-    def _select(self, found: list[_Partial]) -> list[_Partial]:
+    def _select(self, partials: list[_Partial]) -> list[_Partial]:
         """Return the partial schedules to keep, those with the least bounds first."""
         kept: list[_Partial] = []
         known: dict[_Operators, list[tuple[float, ...]]] = {}
-        for partial in sorted(found, key=lambda p: (p.bound, p.load, p.order, p.lanes)):
+        for partial in sorted(partials, key=lambda p: (p.bound, p.load, p.order, p.lanes)):
             key, times = self._figures(partial)
             others = known.setdefault(key, [])
             if not any(all(a <= b for a, b in zip(other, times, strict=True)) for other in others):

@@ -1,4 +1,4 @@
-"""Placements of groups as wholes: pipelines and branches."""
+"""Placements of groups as wholes: pipelines."""
 
 from __future__ import annotations
 
@@ -8,27 +8,23 @@ import math
 from collections.abc import Iterator, Sequence
 
 from chrion.profiler.costs import Costs, OperatorMemory
-from chrion.scheduler.policies.heft import heft
 from chrion.scheduler.search.grouping import Groups
 
-#: Steps of the bisection for the greatest load, and the time in ms that stands for "not supported".
+#: Steps of the bisection for the greatest load, down to the rounding of a number, and the time in ms that stands for
+#: "not supported".
 _BISECTIONS = 60
 _UNSUPPORTED_MS = 1e12
-#: A partial pipeline gives a multiple of one part in so many of the groups to the accelerator.
+#: A partial pipeline gives a multiple of one part in so many of the groups to the accelerator: a plan for every
+#: eighth of its memory.
 _PARTS = 8
 
 
-def group_lanes(groups: Groups, costs: Costs) -> Iterator[tuple[str, list[int]]]:
-    """Yield placements of groups on all lanes of a machine: a name, and the lane of each group."""
+def pipeline(groups: Groups, costs: Costs) -> list[int] | None:
+    """Return the lane of each group in a pipeline over all lanes of a machine; None without several groups."""
     if len(groups.members) < 2:
-        return
-    loads = _group_costs(groups, costs)
-    cores = costs.cores
-    lanes = list(range(0 if costs.accelerator_ms is not None else 1, cores + 1))
-    yield "pipeline", balanced_stretches(loads, lanes, cores)
-    if lanes[0] == 0 and cores:
-        yield "pipeline, accelerator last", balanced_stretches(loads, [*lanes[1:], 0], cores)
-    yield "branches", list(heft(groups.dag, loads.limited_to(cores, 1), 0.0).lanes)
+        return None
+    lanes = range(0 if costs.accelerator_ms is not None else 1, costs.cores + 1)
+    return balanced_stretches(_group_costs(groups, costs), lanes, costs.cores)
 
 
 def partial_pipelines(groups: Groups, costs: Costs) -> Iterator[list[int]]:
@@ -50,21 +46,13 @@ def partial_pipelines(groups: Groups, costs: Costs) -> Iterator[list[int]]:
 
 
 def _group_costs(groups: Groups, costs: Costs) -> Costs:
-    """Return the costs of groups as if each were one operator."""
+    """Return the times of groups as if each were one operator."""
 
     def total(times: Sequence[float]) -> tuple[float, ...]:
         return tuple(sum(times[i] for i in members) for members in groups.members)
 
-    weights = [sum(costs.memory[i].own_mb for i in members) for members in groups.members]
-    return Costs(
-        accelerator_ms=None if costs.accelerator_ms is None else total(costs.accelerator_ms),
-        cpu_ms=tuple(total(times) for times in costs.cpu_ms),
-        memory=tuple(OperatorMemory(ephemeral_mb=mb) for mb in weights),
-        upload=costs.upload,
-        download=costs.download,
-        handoff_ms=costs.handoff_ms,
-        dispatch_ms=costs.dispatch_ms,
-    )
+    accelerator_ms = None if costs.accelerator_ms is None else total(costs.accelerator_ms)
+    return Costs(accelerator_ms, tuple(map(total, costs.cpu_ms)), (OperatorMemory(),) * len(groups.members))
 
 
 def balanced_stretches(loads: Costs, lanes: Sequence[int], cores: int, groups: range | None = None) -> list[int]:
@@ -91,10 +79,10 @@ def balanced_stretches(loads: Costs, lanes: Sequence[int], cores: int, groups: r
         sums.append([0.0, *itertools.accumulate(min(times[g], _UNSUPPORTED_MS) for g in chosen)])
 
     def ends(most: float) -> list[int]:
-        found = [0]
+        cuts = [0]
         for running in sums:
-            found.append(max(found[-1], bisect.bisect_right(running, running[found[-1]] + most) - 1))
-        return found[1:]
+            cuts.append(max(cuts[-1], bisect.bisect_right(running, running[cuts[-1]] + most) - 1))
+        return cuts[1:]
 
     low, high = 0.0, min(running[n] for running in sums)
     for _ in range(_BISECTIONS):

@@ -12,12 +12,11 @@ import heapq
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 from chrion.graph.dag import Dag
 from chrion.profiler.costs import Costs
 
-#: Weights of fewer bytes (biases, scales, shapes) do not bind operators together.
+#: Weights of fewer bytes (biases, scales, shapes) do not bind operators together: one page.
 _BINDING_BYTES = 4096
 #: An operator that takes no longer than this many dispatches and handoffs joins a predecessor's group.
 _SMALL = 4.0
@@ -27,8 +26,6 @@ _SMALL = 4.0
 class Groups:
     """A partition of a graph's operators, groups numbered in topological order."""
 
-    #: The graph of operators.
-    operators: Dag
     #: Group of each operator.
     of: tuple[int, ...]
     #: Operators of each group, in topological order.
@@ -37,25 +34,14 @@ class Groups:
     #: large weight has the step of its latest predecessor.
     step: tuple[int, ...]
 
-    @cached_property
-    def dag(self) -> Dag:
-        """The groups as a graph."""
-        incoming: list[dict[int, int]] = [{} for _ in self.members]
-        for i, before in enumerate(self.operators.predecessors):
-            own = incoming[self.of[i]]
-            for m, size in zip(before, self.operators.edge_bytes[i], strict=True):
-                if self.of[m] != self.of[i]:
-                    own[self.of[m]] = own.get(self.of[m], 0) + size
-        return Dag.from_predecessors(incoming)
-
     @property
     def units(self) -> tuple[tuple[int, ...], ...]:
         """The operators of each group and step: a layer's chunk with the small operators around it."""
-        found: dict[tuple[int, int], list[int]] = {}
+        by_step: dict[tuple[int, int], list[int]] = {}
         for members in self.members:
             for i in members:
-                found.setdefault((self.of[i], self.step[i]), []).append(i)
-        return tuple(tuple(unit) for unit in found.values())
+                by_step.setdefault((self.of[i], self.step[i]), []).append(i)
+        return tuple(tuple(unit) for unit in by_step.values())
 
     @property
     def steps(self) -> int:
@@ -132,34 +118,15 @@ def unit_order(dag: Dag, units: Sequence[Sequence[int]], order: Sequence[int]) -
     missing = Counter(u for targets in after for u in targets)
     ready = [(min(position[i] for i in unit), at) for at, unit in enumerate(units) if not missing[at]]
     heapq.heapify(ready)
-    found: list[int] = []
+    ordered: list[int] = []
     while ready:
         _, at = heapq.heappop(ready)
-        found.extend(sorted(units[at], key=position.__getitem__))
+        ordered.extend(sorted(units[at], key=position.__getitem__))
         for u in sorted(after[at]):
             missing[u] -= 1
             if not missing[u]:
                 heapq.heappush(ready, (min(position[i] for i in units[u]), u))
-    return found if len(found) == len(dag) else None
-
-
-def assign_round_robin(groups: Groups, lanes: int) -> tuple[list[int], list[int]]:
-    """Assign groups of several steps to CPU lanes 1, 2, ... round robin.
-
-    A lane runs all steps of a group before its next group, one step behind the lane before it. A group of a single step
-    has the lane of the last group of several steps before it, or else lane 1.
-
-    Returns:
-        The lane of each operator, and its start, counted in steps as if all took the same time.
-    """
-    lane, start = [1] * len(groups.of), [0] * len(groups.of)
-    assigned = -1
-    for members in groups.members:
-        assigned += len({groups.step[i] for i in members}) > 1
-        for i in members:
-            lane[i] = 1 + max(assigned, 0) % lanes
-            start[i] = max(assigned, 0) // lanes * groups.steps + max(assigned, 0) % lanes + groups.step[i]
-    return lane, start
+    return ordered if len(ordered) == len(dag) else None
 
 
 def _binding_weight(dag: Dag, i: int) -> int | None:
@@ -176,7 +143,7 @@ def _numbered(dag: Dag, labels: Sequence[int], step: Sequence[int]) -> Groups:
     members: list[list[int]] = [[] for _ in range(max(of, default=-1) + 1)]
     for i in dag.topological_order:
         members[of[i]].append(i)
-    return Groups(dag, of, tuple(tuple(m) for m in members), tuple(step))
+    return Groups(of, tuple(tuple(m) for m in members), tuple(step))
 
 
 def _numbers(dag: Dag, labels: Sequence[int]) -> tuple[int, ...]:

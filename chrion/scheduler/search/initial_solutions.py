@@ -3,20 +3,17 @@
 They are made for one machine and use all its lanes (for smaller ones, see :mod:`chrion.scheduler.search.machines`):
 
 - **one lane**: every operator on one lane, without any handoff;
-- **published policies**, as they stand: the paper's device selection on three orders, HEFT (small graphs also with
-  lookahead), CPOP, PEFT, lists by critical path, streams (Nimble, Opara) and stages (greedy, wavefront); good if
-  operators are long compared with handoffs. In a graph of several steps, HEFT and device selection are tried step by
+- **published policies**, as they stand: the paper's device selection on three orders, HEFT, CPOP, PEFT, lists
+  by critical path, streams (Nimble, Opara) and stages (greedy, wavefront); good if operators are long compared with
+  handoffs. In a graph of several steps, HEFT and device selection are tried step by
   step as well;
 - **pipeline**: the groups (layers) in order, cut into one stretch for each lane such that the greatest load is as
   small as possible, run tile after tile: good for stacks of recurrent layers, whose lanes then work on different
   time steps;
-- **alternating**: layers assigned to the CPU lanes round robin; a lane runs a layer to its end, one step behind the
-  lane before it: good for layers whose weights would otherwise leave the cache;
 - **weight groups**: for increasing amounts of accelerator memory, the groups that gain most from the accelerator, by a
-  knapsack over their weights; good for models that exceed its memory;
-- **branches**: HEFT on whole groups, run tile after tile: good for independent directions and branches.
+  knapsack over their weights; good for models that exceed its memory.
 
-Pipelines and branches are tried with every tile length that is a power of two.
+Pipelines are tried with every tile length that is a power of two.
 """
 
 from __future__ import annotations
@@ -36,7 +33,6 @@ from chrion.scheduler.policies.device_selection import DeviceSelector
 from chrion.scheduler.policies.edge_times import edge_times
 from chrion.scheduler.policies.heft import place_by_finish
 from chrion.scheduler.policies.list_scheduling import Lanes, by_rank, upward_ranks
-from chrion.scheduler.policies.lookahead import place_with_lookahead
 from chrion.scheduler.policies.nimble import nimble_streams
 from chrion.scheduler.policies.opara import opara
 from chrion.scheduler.policies.orders import bfs_order, dfs_order, hybrid_order, priority_order
@@ -45,15 +41,15 @@ from chrion.scheduler.policies.stages import DeviceLanes, greedy_stages, schedul
 from chrion.scheduler.policies.streams import schedule_streams
 from chrion.scheduler.policies.wavefront import round_robin
 from chrion.scheduler.schedule import Schedule
-from chrion.scheduler.search.group_placement import group_lanes, partial_pipelines
-from chrion.scheduler.search.grouping import Groups, assign_round_robin, group_operators, tile_order, unit_order
+from chrion.scheduler.search.group_placement import partial_pipelines, pipeline
+from chrion.scheduler.search.grouping import Groups, group_operators, tile_order, unit_order
 from chrion.scheduler.search.weight_groups import offload_lanes
 
-#: Graphs of more operators have fewer initial solutions, and only one of each machine is improved.
+#: Graphs of more operators have fewer initial solutions, and only one of each machine is improved, so that planning
+#: 100 000 operators takes about a minute.
 LARGE = 2_000
-#: The most operators of graphs that are scheduled with lookahead, which takes long with many lanes.
-_LOOKED_AHEAD = 200
-#: The most placements of weight groups, and the most operators in all of them; on one core, and by HEFT.
+#: The most placements of weight groups, and the most operators in all of them; on one core, and by HEFT, which takes
+#: several times as long as an evaluation.
 _OFFLOADED, _OFFLOADED_BY_HEFT = (48, 50_000), (24, 10_000)
 
 
@@ -207,8 +203,6 @@ class InitialSolutions:
             yield problem.evaluate(place_by_finish(lanes, priority_order(dag, lengths)), origin="critical path")
             order = by_rank(dag, upward_ranks(lanes, transfers=False))
             yield problem.evaluate(place_by_finish(lanes, order, insertion=False), origin="critical path, no gaps used")
-            if len(dag) <= _LOOKED_AHEAD:
-                yield problem.evaluate(place_with_lookahead(lanes), origin="lookahead")
         # Streams and stages are made for the lanes of one device; a core runs what the accelerator does not support.
         if self._streams == 1 or (self._streams and costs.cores > 1):
             return
@@ -223,9 +217,6 @@ class InitialSolutions:
         for origin, schedule in made.items():
             if schedule.cores <= costs.cores:
                 yield problem.evaluate(schedule, origin=origin)
-                if schedule.stages:  # without barriers, local search can improve it
-                    free = Schedule(schedule.order, schedule.lanes, schedule.cores, schedule.streams)
-                    yield problem.evaluate(free, origin=f"{origin}, without barriers")
 
     @cached_property
     def _lanes(self) -> Lanes:
@@ -234,21 +225,16 @@ class InitialSolutions:
     def _grouped(self) -> Iterator[Solution]:
         """Yield the initial solutions that place groups as wholes."""
         problem, groups = self.problem, self.facts.groups
-        cores = problem.costs.cores
+        lanes = pipeline(groups, problem.costs)
+        if lanes is None:
+            return
         lengths = [2**power for power in range(math.ceil(math.log2(max(groups.steps, 1))) + 1)]
-        found = [
-            (solution, steps)
-            for origin, lanes in group_lanes(groups, problem.costs)
-            for steps in lengths
-            for solution in self._tiled(lanes, origin, steps)
-        ]
-        yield from (solution for solution, _ in found)
-        if cores > 1 and self.facts.units is not None and not self._streams:
-            yield self._alternating()
-        if found and self._streams and self.facts.units is not None:
-            best = min(found, key=lambda pair: pair[0].timeline.latency_ms)[1]
-            for lanes in partial_pipelines(groups, problem.costs):
-                yield from self._tiled(lanes, "pipeline, part of it on the accelerator", best)
+        tiled = {steps: solution for steps in lengths for solution in self._tiled(lanes, "pipeline", steps)}
+        yield from tiled.values()
+        if tiled and self._streams and self.facts.units is not None:
+            best = min(tiled, key=lambda steps: tiled[steps].timeline.latency_ms)
+            for part in partial_pipelines(groups, problem.costs):
+                yield from self._tiled(part, "pipeline, part of it on the accelerator", best)
 
     def _tiled(self, lanes: Sequence[int], origin: str, steps: int) -> Iterator[Solution]:
         """Yield the solution of a placement of groups and a tile length, if every group is supported on its lane."""
@@ -258,16 +244,6 @@ class InitialSolutions:
             order, tiles = self.facts.tiling(steps)
             schedule = Schedule(tuple(order), placement, problem.costs.cores)
             yield problem.evaluate(schedule, tiles, f"{origin}, tiles of {steps}")
-
-    def _alternating(self) -> Solution:
-        """Return the solution with layers assigned round robin."""
-        dag, units = self.problem.dag, self.facts.units or ()
-        cores = self.problem.costs.cores
-        lanes, start = assign_round_robin(self.facts.groups, cores)
-        by_start = sorted(dag.topological_order, key=start.__getitem__)
-        order = unit_order(dag, units, by_start) or dag.topological_order
-        schedule = Schedule(tuple(order), tuple(lanes), cores)
-        return self.problem.evaluate(schedule, self._unit_labels, "alternating, step by step")
 
     @cached_property
     def _unit_labels(self) -> list[int]:

@@ -2,9 +2,8 @@
 
 The search is monotone: it takes a step only if the step lowers the latency, within a cap on memory. It also merges
 segments if the latency stays the same, since fewer segments need fewer sessions. It moves only what can lower the
-latency: operators of the critical chain. Trials are evaluated incrementally
-(:mod:`chrion.scheduler.evaluation.incremental`). The search is bounded by evaluated operators instead of time, and
-seeded, so that equal inputs give equal plans.
+latency: operators of the critical chain. The search is bounded by evaluated operators instead of time, and seeded, so
+that equal inputs give equal plans.
 """
 
 from __future__ import annotations
@@ -14,32 +13,27 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
 
 from chrion.common.lane_numbers import all_lanes, is_accelerator_lane
-from chrion.scheduler.evaluation.incremental import GraphTables, Trace, has_traces
 from chrion.scheduler.evaluation.solution import Problem, Solution
 from chrion.scheduler.policies.list_scheduling import Lanes
 from chrion.scheduler.schedule import Schedule
 from chrion.scheduler.search.beam import beam_search
 from chrion.scheduler.search.critical_chain import critical_operators
 
-#: Operators evaluated by one pass of a search.
-BUDGET = 400_000
-#: A trial costs at least one part in so many of the evaluation of all operators.
-_TRIAL_PARTS = 8
+#: Smaller gains in ms are due to rounding.
 _EPSILON = 1e-9
-#: Positions in the order by which an operator may be shifted, each way.
+#: Positions in the order by which an operator may be shifted, each way. Without shifts, a plan cost 5 % more.
 _MOST_SHIFTED = 4
-#: Graphs up to this size are also searched operator by operator if operators belong to units.
-_TINY = 40
-#: Local optima of graphs of at most so many operators are left, and the operators evaluated for it for each of them.
-_PERTURBED, _PERTURBED_WORK = 16, 400
+#: The most operators of graphs whose local optima are left, by a beam search that takes half of the search's time at 12
+#: operators; and the operators evaluated for each of them to improve its schedules, and to iterate.
+_TINY, _TINY_WORK = 16, 400
 #: Most operators that change their lane to leave a local optimum.
 _MOST_PERTURBED = 3
-#: In graphs up to this size every operator is moved, not only those of the critical chain.
+#: In graphs up to this size every operator is moved, not only those of the critical chain, since that takes little.
 _SMALL = 16
-#: A unit is tried on all lanes if there are at most so many, else on those of its neighbours and the least busy ones.
+#: A unit is tried on all lanes if there are at most so many, else on those of its neighbours and the least busy ones:
+#: as many trials, however many lanes.
 _FEW_LANES = 4
 
 
@@ -50,32 +44,22 @@ class LocalSearch:
         problem: The graph and its costs.
         groups: Operators of each group.
         units: Operators that stay in one segment; None if the schedule determines the segments.
+
+    Attributes:
+        neighbourhoods: Operators that move together, for each pass: groups, then units, or single operators without.
     """
 
     def __init__(
         self, problem: Problem, groups: tuple[tuple[int, ...], ...], units: tuple[tuple[int, ...], ...] | None
     ) -> None:
         self.problem = problem
-        self._groups = groups
-        self._units = units
+        self._merges = units is None
+        single = tuple((i,) for i in range(len(problem.dag)))
+        finest = units or single
+        self.neighbourhoods = [groups, finest] if len(groups) < len(finest) else [finest]
 
-    @property
-    def neighbourhoods(self) -> list[tuple[tuple[int, ...], ...]]:
-        """Operators that move together, for each pass: groups, then units, then single operators."""
-        n = len(self.problem.dag)
-        found = [self._groups] if len(self._groups) < n else []  # else a group is an operator
-        if self._units:
-            found.append(self._units)
-        if not self._units or n <= _TINY:
-            found.append(tuple((i,) for i in range(n)))
-        return found
-
-    @cached_property
-    def _tables(self) -> GraphTables:
-        return GraphTables(self.problem.dag, self.problem.costs)
-
-    def improve(self, solution: Solution, *, cap_mb: float = math.inf, budget: int = BUDGET) -> Solution:
-        """Improve a solution in every neighbourhood.
+    def improve(self, solution: Solution, *, cap_mb: float = math.inf, budget: int) -> Solution:
+        """Improve a solution by moves in every neighbourhood, then by merging segments.
 
         Args:
             solution: The solution to start from. One with stages is returned as it is.
@@ -88,51 +72,41 @@ class LocalSearch:
         problem = Problem(self.problem.dag, self.problem.costs, cap_mb)
         solution = replace(solution, cap_mb=cap_mb)
         lanes = solution.schedule.cores + (solution.schedule.streams if problem.costs.accelerator_ms else 0)
-        # The trace of the solution alone takes as much work as the graph has operators.
+        # A single trial takes as much work as the graph has operators.
         if solution.schedule.stages or lanes < 2 or budget <= len(problem.dag):
             return solution
         for units in self.neighbourhoods:
-            solution = move_units(problem, self._tables, solution, units, budget=budget)
+            solution = move_units(problem, solution, units, budget=budget)
         # Units are alike and share one session and its packed weights; merged with a neighbour, they would not.
-        return solution if self._units else merge_segments(problem, solution, budget=budget)
+        return merge_segments(problem, solution, budget=budget) if self._merges else solution
 
     def leave_local_optimum(self, solution: Solution) -> Solution:
         """Improve a solution of a tiny graph by beam search, and then by iterated local search; see :func:`iterate`."""
         n, costs = len(self.problem.dag), self.problem.costs
         streams = costs.streams if costs.accelerator_ms is not None else 0
-        if n > _PERTURBED or streams > 1 or costs.cores + streams < 2:
+        if n > _TINY or streams > 1 or costs.cores + streams < 2:
             return solution
         single = [(i,) for i in range(n)]
         for schedule in beam_search(Lanes(self.problem.dag, costs), solution.timeline.latency_ms):
             start = self.problem.evaluate(schedule, origin="beam search")
-            found = move_units(self.problem, self._tables, start, single, budget=_PERTURBED_WORK * n)
-            solution = min(solution, found, key=lambda s: (s.timeline.latency_ms, len(s.segments)))
-        if solution.schedule.stages:
-            return solution
-        return iterate(self.problem, self._tables, solution, budget=_PERTURBED_WORK * n)
+            improved = move_units(self.problem, start, single, budget=_TINY_WORK * n)
+            solution = min(solution, improved, key=lambda s: (s.timeline.latency_ms, len(s.segments)))
+        return solution if solution.schedule.stages else iterate(self.problem, solution, budget=_TINY_WORK * n)
 
 
-def move_units(
-    problem: Problem,
-    tables: GraphTables,
-    solution: Solution,
-    units: Sequence[Sequence[int]],
-    *,
-    budget: int = BUDGET,
-) -> Solution:
+def move_units(problem: Problem, solution: Solution, units: Sequence[Sequence[int]], *, budget: int) -> Solution:
     """Move units between lanes, and single operators in the order, until no move improves the solution.
 
     Args:
         problem: The graph and its costs.
-        tables: The same, for incremental evaluation.
         solution: The solution to start from.
-        units: Operators that move together: groups, or single operators.
+        units: Operators that move together.
         budget: Operators to evaluate.
 
     Returns:
         A solution that is not worse.
     """
-    search = _Search(problem, tables, solution, problem.work + budget)
+    search = _Search(problem, solution, problem.work + budget)
     improved = True
     while improved and not search.exhausted:
         before = search.best.cost(0.0)
@@ -144,12 +118,11 @@ def move_units(
     return search.best
 
 
-def iterate(problem: Problem, tables: GraphTables, solution: Solution, *, budget: int) -> Solution:
+def iterate(problem: Problem, solution: Solution, *, budget: int) -> Solution:
     """Improve a solution by iterated local search (Lourenço, Martin, Stützle, 2003): change it at random, and descend.
 
     Args:
         problem: The graph and its costs.
-        tables: The same, for incremental evaluation.
         solution: The solution to start from.
         budget: Operators to evaluate.
 
@@ -161,9 +134,9 @@ def iterate(problem: Problem, tables: GraphTables, solution: Solution, *, budget
     single = [(i,) for i in range(len(problem.dag))]
     while problem.work < end:
         start = problem.evaluate(_perturbed(problem, solution.schedule, rng), None, solution.origin)
-        found = move_units(problem, tables, start, single, budget=end - problem.work)
-        if found.cost(0.0) < solution.cost(0.0) - _EPSILON:
-            solution = found
+        improved = move_units(problem, start, single, budget=end - problem.work)
+        if improved.cost(0.0) < solution.cost(0.0) - _EPSILON:
+            solution = improved
     return solution
 
 
@@ -183,7 +156,7 @@ def _perturbed(problem: Problem, schedule: Schedule, rng: random.Random) -> Sche
     return replace(schedule, order=tuple(order), lanes=tuple(lanes))
 
 
-def merge_segments(problem: Problem, solution: Solution, *, budget: int = BUDGET) -> Solution:
+def merge_segments(problem: Problem, solution: Solution, *, budget: int) -> Solution:
     """Merge neighbouring segments of a lane while the predicted latency does not increase."""
     end = problem.work + budget
     labels = [0] * len(problem.dag)
@@ -214,11 +187,10 @@ def merge_segments(problem: Problem, solution: Solution, *, budget: int = BUDGET
 class _Search:
     """The state of one pass: the best solution so far, and the work that is left."""
 
-    def __init__(self, problem: Problem, tables: GraphTables, solution: Solution, end: int) -> None:
+    def __init__(self, problem: Problem, solution: Solution, end: int) -> None:
         self.best = solution
-        self._problem, self._tables, self._end = problem, tables, end
+        self._problem, self._end = problem, end
         self._rng = random.Random(0)  # noqa: S311 - no secret
-        self._trace = self._make_trace()
 
     @property
     def exhausted(self) -> bool:
@@ -243,7 +215,7 @@ class _Search:
                 lanes = list(self.best.schedule.lanes)
                 for i in members:
                     lanes[i] = lane
-                self._try(replace(self.best.schedule, lanes=tuple(lanes)), members)
+                self._try(replace(self.best.schedule, lanes=tuple(lanes)))
 
     def shift_in_order(self, operators: list[int]) -> None:
         """Try operators at other positions of the order, between their predecessors and their successors."""
@@ -264,33 +236,17 @@ class _Search:
                     continue
                 moved = order[:at] + order[at + 1 :]
                 moved.insert(target, i)
-                if self._try(
-                    replace(self.best.schedule, order=tuple(moved)), order[min(at, target) : max(at, target) + 1]
-                ):
+                if self._try(replace(self.best.schedule, order=tuple(moved))):
                     break
 
-    def _try(self, schedule: Schedule, changed: Sequence[int]) -> bool:
-        """Evaluate a schedule in which some operators have another lane or position, and keep it if it is better."""
+    def _try(self, schedule: Schedule) -> bool:
+        """Evaluate a schedule, and keep it if it is better."""
         limit = self.best.cost(0.0) - _EPSILON
-        if self._trace is not None:
-            before = self._trace.work
-            below = self._trace.latency_below(limit, schedule, changed, self.best.tiles)
-            self._problem.work += max(self._trace.work - before, len(self._problem.dag) // _TRIAL_PARTS)
-            if below is None:
-                return False
         trial = self._problem.evaluate_below(limit, schedule, self.best.tiles, self.best.origin)
         if trial is None or trial.cost(0.0) >= limit:
             return False
         self.best = trial
-        self._trace = self._make_trace()
         return True
-
-    def _make_trace(self) -> Trace | None:
-        """Return the trace of the best solution, from which similar schedules are evaluated."""
-        if not has_traces(self.best.schedule):
-            return None
-        self._problem.work += len(self._problem.dag)
-        return Trace(self._tables, self.best.schedule, self.best.tiles)
 
     def _target_lanes(self, members: Sequence[int]) -> Iterator[int]:
         """Yield the lanes to try for a unit."""

@@ -21,7 +21,8 @@ from chrion.common.lane_numbers import is_accelerator_lane
 from chrion.scheduler.evaluation.solution import Problem, Solution
 from chrion.scheduler.search.local_search import LocalSearch
 
-#: Units that are tried at each step of a descent: those that free most memory for their time.
+#: Units that are tried at each step of a descent: those that free most memory for their time; each takes
+#: an evaluation.
 _TRIED = 8
 
 T = TypeVar("T")
@@ -34,13 +35,13 @@ def pareto_points(items: Iterable[T], figures: Callable[[T], tuple[float, float]
         items: Items with a memory and a latency.
         figures: Returns the memory and the latency of an item.
     """
-    found: list[T] = []
+    points: list[T] = []
     least_ms = math.inf
     for _, ms, _, item in sorted((*figures(item), at, item) for at, item in enumerate(items)):
         if ms < least_ms:
-            found.append(item)
+            points.append(item)
             least_ms = ms
-    return found
+    return points
 
 
 def resident_figures(solution: Solution) -> tuple[float, float]:

@@ -99,8 +99,8 @@ class SolutionPool:
             smaller = [v for v in within if v.memory_mb(self._memory) < mb]
             return [min(smaller, key=price)] if smaller else []
 
-        found = cheapest() if self._memory == "paper" else self._with_exact_memory(cheapest)
-        return min(map(price, found), default=None)
+        priced = cheapest() if self._memory == "paper" else self._with_exact_memory(cheapest)
+        return min(map(price, priced), default=None)
 
     def _with_exact_memory(self, select: Callable[[], Sequence[VariantSolution]]) -> Sequence[VariantSolution]:
         """Return what a function selects, once the memory of all selected solutions is exact."""

@@ -18,7 +18,7 @@ from chrion.graph.dag import Dag
 from chrion.profiler.costs import Costs
 from chrion.scheduler.policies.partial_offload import layer_units, one_by_one
 
-#: Selections that are kept after each group.
+#: Selections that are kept after each group: all of those of nine groups.
 _KEPT = 512
 
 
@@ -100,11 +100,11 @@ def _units(dag: Dag, operators: Sequence[int]) -> list[list[int]]:
 
     Smaller weights that many operators share, such as masks and tables of positions, join no groups.
     """
-    found: dict[int, list[int]] = {}
+    by_weight: dict[int, list[int]] = {}
     for i in operators:
         if dag.weights[i]:
-            found.setdefault(max(dag.weights[i], key=lambda w: (dag.weight_bytes[w], w)), []).append(i)
-    return list(found.values())
+            by_weight.setdefault(max(dag.weights[i], key=lambda w: (dag.weight_bytes[w], w)), []).append(i)
+    return list(by_weight.values())
 
 
 def _follow(dag: Dag, lanes: list[int], light: set[int]) -> tuple[int, ...]:
