@@ -8,8 +8,8 @@ import onnx
 
 from chrion.graph.rewrite import bodies_of
 
-#: Operators by which onnxruntime 1.31 aborts, divides by zero or reads foreign memory if a dimension is 0, found with the
-#: test cases of ONNX for all operators. ``Attention`` without heads does so, too; but its caches may be empty.
+#: Operators by which onnxruntime 1.31 aborts, divides by zero or reads foreign memory if a dimension is 0, found with
+#: the test cases of ONNX for all operators. ``Attention`` without heads does so, too; but its caches may be empty.
 _FATAL = frozenset({"ConvTranspose", "GRU", "LSTM", "STFT"})
 
 
