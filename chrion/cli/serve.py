@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _POLL = "15s"
 #: The policies without a scenario; in a simulation loads are in the order of requests by default.
 _SERVER_POLICIES = PolicySpec(load_order=ManagerPolicies().load_order)
-_LIBRARIES = ("starlette", "uvicorn", "grpc", "grpc_health", "h11", "prometheus_client")
+_LIBRARIES = ("starlette", "uvicorn", "grpc", "h11", "prometheus_client")
 
 
 def serve(

@@ -14,7 +14,6 @@ from typing import Any
 import grpc
 from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
-from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
 from chrion.errors import OptionError
 from chrion.serving.server import documents, grpc_codec
@@ -312,8 +311,7 @@ def bind_grpc(
     server = grpc.aio.server(options=(*_CHANNEL_OPTIONS, *limits), maximum_concurrent_rpcs=options.max_connections)
     limit_s = _MESSAGE_S + options.body_bytes / _MESSAGE_BYTES_PER_S
     handlers = GrpcService(target, options.token, tracer, generation).handlers(limit_s)
-    server.add_generic_rpc_handlers((handlers,))
-    add_HealthServicer_to_server(HealthService(target), server)
+    server.add_generic_rpc_handlers((handlers, HealthService(target).handlers()))
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
         if options.tls:
