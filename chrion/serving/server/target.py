@@ -126,9 +126,7 @@ class LocalTarget:
         return {
             "live": True,
             "ready": not core.draining and self._catalogue.attempted,
-            "models": len({name for name, _ in self._catalogue.served}),
-            "versions": len(self._catalogue.served),
-            "unserved": len(self._catalogue.unserved),
+            **self._catalogue.counts,
             "pending": core.manager.pending + texts,
         }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import threading
 from collections.abc import Callable
@@ -141,15 +142,25 @@ def test_loads_of_many_clients_agree(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("control", ["none", "poll"])
-def test_a_server_is_ready_when_all_models_have_been_tried(tmp_path: Path, control: str) -> None:
-    """Each is opened and run once in memory for two, and closed; a bad one is not ready, and the server is."""
+def test_a_server_is_ready_when_all_models_have_been_tried(
+    tmp_path: Path, control: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each is opened and run once in memory for two, and closed; a bad one is not ready, and the server is.
+
+    The line at the start is written before, so that the log then has the numbers of versions.
+    """
+    caplog.set_level(logging.INFO, "chrion.server")
     for number in range(6):
         put(tmp_path, f"m{number}", product(seed=number))
     put(tmp_path, "bad", without_kernel())
     put(tmp_path, "large", product(2000))
     with local_server(tmp_path, control=control, memory_mb=2.5 * SIZE_MB, wait=False) as server:
         assert server.infer("m5", ROWS)[0] == 200  # it need not wait for the trials of the others
+        assert server.begun == "7 models (1 version cannot be served, see the log)"
         wait_until(lambda: server.get("/v2/health/ready")[0] == 200)
+        wait_until(lambda: "ready" in caplog.messages)
+        (counts,) = [record.__dict__["fields"] for record in caplog.records if record.message == "ready"]
+        assert counts == {"models": 6, "versions": 6, "unserved": 2}
         assert [is_ready(server, f"m{number}") for number in range(6)] == [True] * 6
         assert not is_ready(server, "bad")
         assert "NoSuchOperator" in server.get("/v2/models/bad/ready")[1]["error"]
