@@ -209,9 +209,9 @@ def test_health(server: LocalServer) -> None:
         assert server.get(path)[0] == 200
     assert server.get("/v2/nothing")[:2] == (404, {"error": "GET /v2/nothing: not found"})
     status, found, headers = server.get("/v2/models/product/infer", X_Request_Id="my-id-2")
-    assert (status, found) == (405, {"error": "GET /v2/models/product/infer: not allowed"})
+    assert (status, found) == (405, {"error": "GET /v2/models/product/infer: not allowed, expected POST"})
     assert (headers["allow"], headers["x-request-id"]) == ("POST", "my-id-2")
-    for path in ("/v1", "/v1/models", "/v1/embeddings"):  # clients of the OpenAI API find the message where it has it
+    for path in ("/v1", "/v1/embeddings"):  # clients of the OpenAI API find the message where it has it
         kind = {"type": "invalid_request_error", "param": None, "code": None}
         assert server.get(path)[:2] == (404, {"error": {"message": f"GET {path}: not found", **kind}})
 
