@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from chrion.common.units import format_ms
+from chrion.common.units import format_mb, format_ms
 from chrion.errors import ModelError
 from chrion.graph.ort_sessions import first_line
 from chrion.machine.cores import pin
@@ -366,7 +366,8 @@ class ServingCore:
         pending = self._pending.get(action.request.id)
         if pending is not None:
             served = pending.served
-            detail = served.failure if action.reason is Reason.LOAD_FAILED else ""
+            details = {Reason.LOAD_FAILED: served.failure, Reason.TOO_LARGE: self._need(served)}
+            detail = details.get(action.reason, "")
             self._fail(pending, refusal(served.version.name, action.reason, action.retry_ms, detail))
 
     def _load(self, action: Load) -> None:
@@ -558,10 +559,20 @@ class ServingCore:
     def _reject_size(self, served: Served) -> None:
         """End the trial of a version that does not fit into the budgets."""
         smallest, budgets = served.version.managed.variants[-1].bytes, self.manager.memory.budgets
-        served.failure = Reason.TOO_LARGE.value
+        served.failure = f"{Reason.TOO_LARGE.value}: {self._need(served)}"
         served.attempted.set()
         sizes = {"bytes": {device: smallest.get(device, 0) for device in budgets}, "budget_bytes": dict(budgets)}
         log.warning(CANNOT_BE_SERVED, extra=_fields(served, reason=served.failure, **sizes))
+
+    def _need(self, served: Served) -> str:
+        """Return, in words, the memory of a version that does not fit, and the budgets."""
+        smallest, budgets = served.version.managed.variants[-1].bytes, self.manager.memory.budgets
+        needs = [
+            f"{format_mb(smallest.get(device, 0) / 1e6)} of {format_mb(budget / 1e6)} of {device} memory"
+            for device, budget in budgets.items()
+        ]
+        alone = all(smallest.get(device, 0) <= budget for device, budget in budgets.items())
+        return f"it needs {' and '.join(needs)}{', part of which pinned models take' if alone else ''}"
 
     async def _tick(self) -> None:
         while True:

@@ -87,7 +87,11 @@ def test_a_load_answers_after_the_model_has_run(tmp_path: Path, load: Callable[[
         assert load(server, "good") == ""
         assert is_ready(server, "good")
         assert server.metric("chrion_model_loads_total", model="good") == 1
-        for name, reason in (("no-kernel", "NoSuchOperator"), ("raises", "Reshape"), ("large", "does not fit")):
+        for name, reason in (
+            ("no-kernel", "NoSuchOperator"),
+            ("raises", "Reshape"),
+            ("large", "budget: it needs 11.4 MB of 10.0 MB"),
+        ):
             found = load(server, name)
             assert (reason in found, "\n" in found) == (True, False), found
             assert not is_ready(server, name)
@@ -181,7 +185,8 @@ def test_a_model_pinned_later_does_not_keep_the_server_from_being_ready(tmp_path
         assert is_ready(server, "pinned")
         for name in "bc":
             assert not is_ready(server, name)
-            assert "does not fit" in server.get(f"/v2/models/{name}/ready")[1]["error"]
+            answer = server.get(f"/v2/models/{name}/ready")[1]["error"]
+            assert "4.0 MB of 6.2 MB of host memory, part of which pinned models take" in answer
 
 
 def test_trials_do_not_wait_for_a_model_in_use(tmp_path: Path) -> None:
