@@ -198,6 +198,7 @@ class ServingCore:
 
     def add(self, version: ServedVersion) -> Served:
         """Serve a version, in place of an earlier one of the same name and number."""
+        self._compare(version)
         self.remove(version.key)
         served = self.models[version.key] = self._register(version)
         if version.managed.pinned and self.manager.memory.fits(served.number):
@@ -235,6 +236,7 @@ class ServingCore:
         """Serve a version that has been tried."""
         key = served.version.key
         del self.candidates[key]
+        self._compare(served.version)
         self.remove(key)
         self.manager.memory.pin(served.number, pinned=served.version.managed.pinned)
         self.models[key] = served
@@ -254,6 +256,13 @@ class ServingCore:
         self.reject(key)
         if served is not None:
             self._discard(served)
+
+    def _compare(self, version: ServedVersion) -> None:
+        """Log if a version has other inputs or outputs than the one that it replaces, to which requests are sent."""
+        current = self.models.get(version.key)
+        if current and (current.version.inputs, current.version.outputs) != (version.inputs, version.outputs):
+            interfaces = {"before": _interface(current.version), "now": _interface(version)}
+            log.warning("inputs or outputs have changed", extra=_fields(current, **interfaces))
 
     def _register(self, version: ServedVersion) -> Served:
         number = self.manager.add(_now_ms(), version.managed)
@@ -594,6 +603,15 @@ def _pin_to(cores: tuple[int, ...]) -> None:
         pin(cores[0])
     elif hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, _ALL_CPUS)
+
+
+def _interface(version: ServedVersion) -> str:
+    """Return the inputs and outputs of a version in words."""
+    sides = [
+        ", ".join(f"{spec.name} {spec.datatype} {list(spec.shape or ())}" for spec in specs)
+        for specs in (version.inputs, version.outputs)
+    ]
+    return " -> ".join(sides)
 
 
 def _fields(served: Served, **more: object) -> dict[str, Any]:

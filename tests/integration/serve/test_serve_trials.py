@@ -131,6 +131,23 @@ def test_a_load_that_fails_leaves_what_worked(tmp_path: Path) -> None:
         assert server.infer("m", ROWS)[1]["outputs"] != before
 
 
+def test_other_inputs_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A replacement that old requests do not fit is served, and the log says what has changed."""
+    caplog.set_level(logging.WARNING, "chrion.server")
+    file = put(tmp_path, "m", raising(3))
+    with local_server(tmp_path, control="explicit") as server:
+        assert "Reshape" in by_rest(server, "m")
+        for side, seed in ((4, 0), (4, 1), (5, 1)):
+            put(tmp_path / "new", "m", product(side, seed)).rename(file)
+            assert by_rest(server, "m") == ""
+    changes = [record.__dict__["fields"] for record in caplog.records if record.message.startswith("inputs or outputs")]
+    failed, first, second = "x FP32 [3] -> y FP32 []", *(f"x FP32 [-1, {n}] -> y FP32 [-1, {n}]" for n in (4, 5))
+    assert changes == [
+        {"model": "m", "version": "1", "before": failed, "now": first},
+        {"model": "m", "version": "1", "before": first, "now": second},
+    ]
+
+
 def test_loads_of_many_clients_agree(tmp_path: Path) -> None:
     """Clients that load one model at the same time get the same answer, and it is loaded once."""
     put(tmp_path, "good", product())
