@@ -11,7 +11,6 @@ import functools
 import itertools
 import logging
 import math
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -20,22 +19,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from chrion.common.units import format_mb, format_ms
+from chrion.common.units import format_ms
 from chrion.errors import ModelError
 from chrion.graph.ort_sessions import first_line
-from chrion.machine.cores import pin
 from chrion.runtime.options.terminable import TerminableRunOptions
 from chrion.serving.manager import Action, Load, ModelManager, Reason, Refuse, Request, Run, Unload
 from chrion.serving.manager.records import HOST
 from chrion.serving.manager.residency import Place
 from chrion.serving.server import batching
-from chrion.serving.server.failures import ModelRemoved, RequestFailure, Status, refusal
+from chrion.serving.server.failures import ModelRemoved, RequestFailure, Status, describe_need, refusal
 from chrion.serving.server.grace import Grace
 from chrion.serving.server.repository import Key, ServedVersion, file_states
 from chrion.serving.server.request_memory import ByteAccount
 from chrion.serving.server.request_timing import RequestTiming
 from chrion.serving.server.run_watch import RunWatch, WatchedRun
-from chrion.serving.server.sessions import OpenedFiles, Session, is_out_of_memory, run_failure
+from chrion.serving.server.sessions import OpenedFiles, Session, is_out_of_memory, pin_worker, run_failure
 from chrion.serving.server.shared_arena import SharedArena
 from chrion.serving.server.statistics import ModelStatistics
 from chrion.serving.server.tensors import Array, OutputSizes, TensorSpec, check_request
@@ -261,7 +259,7 @@ class ServingCore:
         """Log if a version has other inputs or outputs than the one that it replaces, to which requests are sent."""
         current = self.models.get(version.key)
         if current and (current.version.inputs, current.version.outputs) != (version.inputs, version.outputs):
-            interfaces = {"before": _interface(current.version), "now": _interface(version)}
+            interfaces = {"before": current.version.interface(), "now": version.interface()}
             log.warning("inputs or outputs have changed", extra=_fields(current, **interfaces))
 
     def _register(self, version: ServedVersion) -> Served:
@@ -375,8 +373,9 @@ class ServingCore:
         pending = self._pending.get(action.request.id)
         if pending is not None:
             served = pending.served
-            details = {Reason.LOAD_FAILED: served.failure, Reason.TOO_LARGE: self._need(served)}
-            detail = details.get(action.reason, "")
+            detail = served.failure if action.reason is Reason.LOAD_FAILED else ""
+            if action.reason is Reason.TOO_LARGE:
+                detail = describe_need(served.version.managed, self.manager.memory.budgets)
             self._fail(pending, refusal(served.version.name, action.reason, action.retry_ms, detail))
 
     def _load(self, action: Load) -> None:
@@ -467,7 +466,7 @@ class ServingCore:
         job = batching.Batch([p.feeds for p in batch], [p.outputs for p in batch], served.version.outputs)
 
         def work() -> batching.BatchResult:
-            _pin_to(action.cores)
+            pin_worker(action.cores)
             if session is None or not batch:  # all clients have left
                 return batching.BatchResult([], (0.0, 0.0, 0.0))
             return job.run(session, options)
@@ -568,20 +567,10 @@ class ServingCore:
     def _reject_size(self, served: Served) -> None:
         """End the trial of a version that does not fit into the budgets."""
         smallest, budgets = served.version.managed.variants[-1].bytes, self.manager.memory.budgets
-        served.failure = f"{Reason.TOO_LARGE.value}: {self._need(served)}"
+        served.failure = f"{Reason.TOO_LARGE.value}: {describe_need(served.version.managed, budgets)}"
         served.attempted.set()
         sizes = {"bytes": {device: smallest.get(device, 0) for device in budgets}, "budget_bytes": dict(budgets)}
         log.warning(CANNOT_BE_SERVED, extra=_fields(served, reason=served.failure, **sizes))
-
-    def _need(self, served: Served) -> str:
-        """Return, in words, the memory of a version that does not fit, and the budgets."""
-        smallest, budgets = served.version.managed.variants[-1].bytes, self.manager.memory.budgets
-        needs = [
-            f"{format_mb(smallest.get(device, 0) / 1e6)} of {format_mb(budget / 1e6)} of {device} memory"
-            for device, budget in budgets.items()
-        ]
-        alone = all(smallest.get(device, 0) <= budget for device, budget in budgets.items())
-        return f"it needs {' and '.join(needs)}{', part of which pinned models take' if alone else ''}"
 
     async def _tick(self) -> None:
         while True:
@@ -597,29 +586,9 @@ def _check_unchanged(version: ServedVersion) -> None:
         raise ModelError(_CHANGED)
 
 
-def _pin_to(cores: tuple[int, ...]) -> None:
-    """Pin a worker to the leased core; with several cores, or none, it may use all of them."""
-    if len(cores) == 1:
-        pin(cores[0])
-    elif hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, _ALL_CPUS)
-
-
-def _interface(version: ServedVersion) -> str:
-    """Return the inputs and outputs of a version in words."""
-    sides = [
-        ", ".join(f"{spec.name} {spec.datatype} {list(spec.shape or ())}" for spec in specs)
-        for specs in (version.inputs, version.outputs)
-    ]
-    return " -> ".join(sides)
-
-
 def _fields(served: Served, **more: object) -> dict[str, Any]:
     return {"fields": {"model": served.version.name, "version": served.version.version, **more}}
 
 
 def _now_ms() -> float:
     return time.monotonic() * 1000
-
-
-_ALL_CPUS = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
