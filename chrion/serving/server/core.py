@@ -29,6 +29,7 @@ from chrion.serving.manager.residency import Place
 from chrion.serving.server import batching
 from chrion.serving.server.failures import ModelRemoved, RequestFailure, Status, describe_need, refusal
 from chrion.serving.server.grace import Grace
+from chrion.serving.server.logs import run_about
 from chrion.serving.server.repository import Key, ServedVersion, file_states
 from chrion.serving.server.request_memory import ByteAccount
 from chrion.serving.server.request_timing import RequestTiming
@@ -400,8 +401,10 @@ class ServingCore:
             served.opened = opened
             return session
 
-        log.info("load", extra=_fields(served, variant=source.name))
-        self._in_background(self._loader, open_session, functools.partial(self._loaded, served, source.name, began))
+        extra = _fields(served, variant=source.name)
+        log.info("load", extra=extra)
+        work = functools.partial(run_about, extra["fields"], open_session)
+        self._in_background(self._loader, work, functools.partial(self._loaded, served, source.name, began))
 
     def _least_pinned(self, count: int) -> tuple[int, ...]:
         """Return the cores that the fewest sessions in memory are pinned to."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import logging
 import shutil
 import threading
@@ -18,6 +20,7 @@ import pytest
 from onnx import TensorProto
 
 from chrion.serving.server.grpc_messages import SERVICE, message
+from chrion.serving.server.logs import JsonFormatter
 from helpers import FLOAT, INT64, make_model, node, value
 from local_server import LocalServer, local_server
 from model_repository import counting, product, put
@@ -259,6 +262,27 @@ def test_what_worked_is_served_until_its_replacement_has_run(tmp_path: Path, bad
         (expected,) = ort.InferenceSession(file).run(None, {"x": ROWS})
         assert np.allclose(server.infer("m", ROWS)[1]["outputs"][0]["data"], expected)
         assert not reason(server, "m")
+
+
+def test_messages_of_a_load_name_the_model(tmp_path: Path) -> None:
+    """What a library logs while a model is loaded has its name, and a fixed text as its event."""
+    file = put(tmp_path / "root", "m", product(seed=1))
+    put(tmp_path / "root", "other", product(seed=3))
+    written = io.StringIO()
+    handler = logging.StreamHandler(written)
+    handler.setFormatter(JsonFormatter())
+    logging.getLogger("chrion").addHandler(handler)
+    try:
+        with local_server(tmp_path / "root", memory_mb=1.5 * SIZE_MB) as server:
+            put(tmp_path / "new", "m", product(seed=2)).rename(file)
+            for name in ("other", "m"):
+                assert server.infer(name, ROWS)[0] == 200
+    finally:
+        logging.getLogger("chrion").removeHandler(handler)
+    entries = [json.loads(line) for line in written.getvalue().splitlines()]
+    (entry,) = [entry for entry in entries if entry["logger"] != "chrion.server"]
+    assert (entry["event"], entry["model"], entry["version"]) == ("message", "m", "1")
+    assert "has changed since the model was opened" in entry["message"]
 
 
 def reason(server: LocalServer, name: str) -> str:
