@@ -24,8 +24,10 @@ class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the object as text without line breaks."""
         at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z"
-        content = {"time": at, "level": record.levelname.lower(), "logger": record.name, "event": record.getMessage()}
-        if record.name != "chrion.server":
+        content: dict[str, object] = {"time": at, "level": record.levelname.lower(), "logger": record.name}
+        if record.name == "chrion.server":
+            content["event"] = record.getMessage()
+        else:
             content |= {"event": "message", "message": record.getMessage(), **(_subject.get() or {})}
         content |= getattr(record, "fields", {})
         if record.exc_info:
