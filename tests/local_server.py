@@ -226,8 +226,8 @@ def local_server(
 async def _running(options: ServerOptions, *, http: bool, wait: bool) -> AsyncIterator[LocalServer]:
     tracer = RequestTracer(options.otlp) if options.otlp else None
     models = local_models(options)
-    app = RestService(options, models.target, tracer, models.generation).app
-    grpc_server, port = bind_grpc(options, models.target, tracer, models.generation)
+    app = RestService(options, models.target, models.generation, tracer).app
+    grpc_server, port = bind_grpc(options, models.target, models.generation, tracer)
     begun = await models.begin()
     while wait and not (await models.target.health())["ready"]:  # noqa: ASYNC110 - the server has no event for it
         await asyncio.sleep(0.01)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _POLL = "15s"
 #: The policies without a scenario; in a simulation loads are in the order of requests by default.
 _SERVER_POLICIES = PolicySpec(load_order=ManagerPolicies().load_order)
-_LIBRARIES = ("starlette", "uvicorn", "grpc", "grpc_health", "h11", "prometheus_client")
+_LIBRARIES = ("starlette", "uvicorn", "grpc", "h11", "prometheus_client")
 
 
 def serve(
@@ -36,7 +36,11 @@ def serve(
     gpu_budget: GpuBudgetOption = None,
     host_budget: Annotated[
         str | None,
-        typer.Option(metavar="4GB", help="Host memory for models.", show_default="half of the free memory"),
+        typer.Option(
+            metavar="4GB",
+            help="Host memory for models; a plain number is in MB.",
+            show_default="half of the free memory",
+        ),
     ] = None,
     serving_policy: Annotated[
         str, typer.Option(metavar="NAMES", help="lru, lfu or cost; fifo or demand; none or deadline.")
@@ -59,8 +63,12 @@ def serve(
     poll: Annotated[
         str | None, typer.Option(metavar="15s", help="With poll: the polling interval.", show_default=_POLL)
     ] = None,
-    max_request: Annotated[str, typer.Option(metavar="256MB", help="Maximum request size.")] = "256MB",
-    request_budget: Annotated[str, typer.Option(metavar="1GB", help="Memory for requests in flight.")] = "1GB",
+    max_request: Annotated[
+        str, typer.Option(metavar="256MB", help="Maximum request size; a plain number is in MB.")
+    ] = "256MB",
+    request_budget: Annotated[
+        str, typer.Option(metavar="1GB", help="Memory for requests in flight; a plain number is in MB.")
+    ] = "1GB",
     max_waiting: Annotated[int, typer.Option(min=1, metavar="N", help="Maximum queued requests.")] = 1024,
     max_connections: Annotated[int, typer.Option(min=1, metavar="N", help="Maximum connections per protocol.")] = 1024,
     max_client_connections: Annotated[

@@ -74,7 +74,7 @@ def test_a_request_arrives_before_it_is_read(tmp_path: Path) -> None:
     with Generator(file, threads=1, max_batch=2) as generator:
         served = NotedGenerator("m", "1", generator, find_chat_template(file), 0, float("inf"))
         service = NotedService({"m": served}, 8)
-        server = LocalServer(RestService(ServerOptions(tmp_path), target, None, service).app, 0, 0, "")
+        server = LocalServer(RestService(ServerOptions(tmp_path), target, service).app, 0, 0, "")
         for path, body in (
             ("/v1/chat/completions", {"model": "m", "messages": [{"role": "user", "content": "w2"}]}),
             ("/v1/completions", {"model": "m", "prompt": "w2"}),

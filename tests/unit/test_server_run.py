@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from chrion.errors import OptionError
+from chrion.serving.server.generation_service import GenerationService
 from chrion.serving.server.options import ClusterOptions, DeviceOptions, ServerOptions
 from chrion.serving.server.run import answer_until_stopped
 from chrion.serving.server.served_models import ServedModels
@@ -39,7 +40,9 @@ def events_of(options: ServerOptions, failure: Exception | None = None) -> list[
         events.append("end")
 
     with pytest.raises(OptionError):
-        asyncio.run(answer_until_stopped(options, ServedModels(target, begin, end), events.append))
+        asyncio.run(
+            answer_until_stopped(options, ServedModels(target, GenerationService({}, 1), begin, end), events.append)
+        )
     return events
 
 

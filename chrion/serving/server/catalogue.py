@@ -55,6 +55,7 @@ class Catalogue:
         #: What the server started with and has not tried yet.
         self._untried: list[Served] = []
         self._replacing: set[asyncio.Task[None]] = set()
+        self._trials: asyncio.Task[None] | None = None
         self._missing = False
 
     @property
@@ -74,6 +75,12 @@ class Catalogue:
         models = self._core.models
         reasons = {k: e.reason for k, e in self.scanned.items() if isinstance(e, BadVersion) and k not in models}
         return reasons | {key: served.failure for key, served in models.items() if served.failure}
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The numbers of models and versions that are served, and of versions that cannot be served."""
+        names = {name for name, _ in self.served}
+        return {"models": len(names), "versions": len(self.served), "unserved": len(self.unserved)}
 
     def find(self, name: str, version: str = "") -> Served:
         """Return a version of a model that the core has, by default the highest.
@@ -122,6 +129,14 @@ class Catalogue:
             # A version that cannot be served is logged even if it is not loaded.
             if self.mode != "explicit" or isinstance(entry, BadVersion) or names & {entry.name, "*"}:
                 await self._start(entry)
+        self._trials = asyncio.create_task(self._log_trials())
+
+    async def _log_trials(self) -> None:
+        """Log what is served once all versions that the server started with have been tried."""
+        for served in self._untried:
+            await served.attempted.wait()
+        if not self._core.draining:
+            log.info("ready", extra={"fields": self.counts})
 
     async def _start(self, entry: ServedVersion | BadVersion) -> None:
         if isinstance(entry, ServedVersion) and entry.key in self._generated:

@@ -11,7 +11,6 @@ import functools
 import itertools
 import logging
 import math
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -23,19 +22,19 @@ from typing import Any
 from chrion.common.units import format_ms
 from chrion.errors import ModelError
 from chrion.graph.ort_sessions import first_line
-from chrion.machine.cores import pin
 from chrion.runtime.options.terminable import TerminableRunOptions
 from chrion.serving.manager import Action, Load, ModelManager, Reason, Refuse, Request, Run, Unload
 from chrion.serving.manager.records import HOST
 from chrion.serving.manager.residency import Place
 from chrion.serving.server import batching
-from chrion.serving.server.failures import ModelRemoved, RequestFailure, Status, refusal
+from chrion.serving.server.failures import ModelRemoved, RequestFailure, Status, describe_need, refusal
 from chrion.serving.server.grace import Grace
+from chrion.serving.server.logs import run_about
 from chrion.serving.server.repository import Key, ServedVersion, file_states
 from chrion.serving.server.request_memory import ByteAccount
 from chrion.serving.server.request_timing import RequestTiming
 from chrion.serving.server.run_watch import RunWatch, WatchedRun
-from chrion.serving.server.sessions import OpenedFiles, Session, is_out_of_memory, run_failure
+from chrion.serving.server.sessions import OpenedFiles, Session, is_out_of_memory, pin_worker, run_failure
 from chrion.serving.server.shared_arena import SharedArena
 from chrion.serving.server.statistics import ModelStatistics
 from chrion.serving.server.tensors import Array, OutputSizes, TensorSpec, check_request
@@ -198,6 +197,7 @@ class ServingCore:
 
     def add(self, version: ServedVersion) -> Served:
         """Serve a version, in place of an earlier one of the same name and number."""
+        self._compare(version)
         self.remove(version.key)
         served = self.models[version.key] = self._register(version)
         if version.managed.pinned and self.manager.memory.fits(served.number):
@@ -235,6 +235,7 @@ class ServingCore:
         """Serve a version that has been tried."""
         key = served.version.key
         del self.candidates[key]
+        self._compare(served.version)
         self.remove(key)
         self.manager.memory.pin(served.number, pinned=served.version.managed.pinned)
         self.models[key] = served
@@ -254,6 +255,13 @@ class ServingCore:
         self.reject(key)
         if served is not None:
             self._discard(served)
+
+    def _compare(self, version: ServedVersion) -> None:
+        """Log if a version has other inputs or outputs than the one that it replaces, to which requests are sent."""
+        current = self.models.get(version.key)
+        if current and (current.version.inputs, current.version.outputs) != (version.inputs, version.outputs):
+            interfaces = {"before": current.version.interface(), "now": version.interface()}
+            log.warning("inputs or outputs have changed", extra=_fields(current, **interfaces))
 
     def _register(self, version: ServedVersion) -> Served:
         number = self.manager.add(_now_ms(), version.managed)
@@ -367,6 +375,8 @@ class ServingCore:
         if pending is not None:
             served = pending.served
             detail = served.failure if action.reason is Reason.LOAD_FAILED else ""
+            if action.reason is Reason.TOO_LARGE:
+                detail = describe_need(served.version.managed, self.manager.memory.budgets)
             self._fail(pending, refusal(served.version.name, action.reason, action.retry_ms, detail))
 
     def _load(self, action: Load) -> None:
@@ -391,8 +401,10 @@ class ServingCore:
             served.opened = opened
             return session
 
-        log.info("load", extra=_fields(served, variant=source.name))
-        self._in_background(self._loader, open_session, functools.partial(self._loaded, served, source.name, began))
+        extra = _fields(served, variant=source.name)
+        log.info("load", extra=extra)
+        work = functools.partial(run_about, extra["fields"], open_session)
+        self._in_background(self._loader, work, functools.partial(self._loaded, served, source.name, began))
 
     def _least_pinned(self, count: int) -> tuple[int, ...]:
         """Return the cores that the fewest sessions in memory are pinned to."""
@@ -457,7 +469,7 @@ class ServingCore:
         job = batching.Batch([p.feeds for p in batch], [p.outputs for p in batch], served.version.outputs)
 
         def work() -> batching.BatchResult:
-            _pin_to(action.cores)
+            pin_worker(action.cores)
             if session is None or not batch:  # all clients have left
                 return batching.BatchResult([], (0.0, 0.0, 0.0))
             return job.run(session, options)
@@ -558,7 +570,7 @@ class ServingCore:
     def _reject_size(self, served: Served) -> None:
         """End the trial of a version that does not fit into the budgets."""
         smallest, budgets = served.version.managed.variants[-1].bytes, self.manager.memory.budgets
-        served.failure = Reason.TOO_LARGE.value
+        served.failure = f"{Reason.TOO_LARGE.value}: {describe_need(served.version.managed, budgets)}"
         served.attempted.set()
         sizes = {"bytes": {device: smallest.get(device, 0) for device in budgets}, "budget_bytes": dict(budgets)}
         log.warning(CANNOT_BE_SERVED, extra=_fields(served, reason=served.failure, **sizes))
@@ -577,20 +589,9 @@ def _check_unchanged(version: ServedVersion) -> None:
         raise ModelError(_CHANGED)
 
 
-def _pin_to(cores: tuple[int, ...]) -> None:
-    """Pin a worker to the leased core; with several cores, or none, it may use all of them."""
-    if len(cores) == 1:
-        pin(cores[0])
-    elif hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, _ALL_CPUS)
-
-
 def _fields(served: Served, **more: object) -> dict[str, Any]:
     return {"fields": {"model": served.version.name, "version": served.version.version, **more}}
 
 
 def _now_ms() -> float:
     return time.monotonic() * 1000
-
-
-_ALL_CPUS = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()

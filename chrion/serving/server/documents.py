@@ -134,7 +134,6 @@ def snapshot(core: ServingCore, versions: Mapping[tuple[str, str], ServedVersion
         "cores": {"count": len(core.lane_busy_ms), "busy_ms": sum(core.lane_busy_ms.values())},
         "models": [_model_state(core, served) for served in core.models.values()],
         "unserved": unserved,
-        "generators": [],
         "pending": core.manager.pending,
         "draining": core.draining,
         "uptime_s": time.time() - core.started_s,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
 
-from chrion.serving.manager import Reason
+from chrion.common.units import format_mb
+from chrion.serving.manager import ManagedModel, Reason
 from chrion.serving.server.public_texts import without_folders
 
 
@@ -76,6 +78,22 @@ _REASONS = {
     Reason.TOO_LARGE: Status.UNAVAILABLE,
     Reason.REMOVED: Status.UNAVAILABLE,
 }
+
+
+def describe_need(model: ManagedModel, budgets: Mapping[str, int]) -> str:
+    """Return, in words, the memory of a model that does not fit, and the budgets.
+
+    Args:
+        model: The model.
+        budgets: Bytes of memory for models by device.
+    """
+    needs = {device: model.variants[-1].bytes.get(device, 0) for device in budgets}
+    shares = [
+        f"{format_mb(need / 1e6)} of {format_mb(budgets[device] / 1e6)} of {device} memory"
+        for device, need in needs.items()
+    ]
+    rest = ", part of which pinned models take" if all(needs[d] <= budgets[d] for d in needs) else ""
+    return f"it needs {' and '.join(shares)}{rest}"
 
 
 def refusal(model: str, reason: Reason, retry_ms: float, detail: str = "") -> RequestFailure:

@@ -7,9 +7,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from chrion.serving.server.grpc_messages import SERVICE
+from chrion.serving.server.grpc_messages import SERVICE, message
 from chrion.serving.server.target import Target
 
 #: The services that have a state, which is that of the server; the empty name is the server as a whole.
@@ -21,10 +20,11 @@ _INTERVAL_S = 0.5
 #: the calls that the server allows.
 MAX_WATCHERS = 64
 
-_States = health_pb2.HealthCheckResponse
+_PACKAGE = "grpc.health.v1"
+_States = message("HealthCheckResponse", _PACKAGE)
 
 
-class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
+class HealthService:
     """Answers whether the server is ready; like readiness in the other protocols it needs no token.
 
     Args:
@@ -35,13 +35,23 @@ class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         self._target = target
         self._watchers = 0
 
-    async def Check(self, request: Any, context: Any) -> Any:  # noqa: N802 - the protocol's name
+    def handlers(self) -> Any:
+        """Return the handlers of both methods."""
+        codec = {
+            "request_deserializer": message("HealthCheckRequest", _PACKAGE).FromString,
+            "response_serializer": _States.SerializeToString,
+        }
+        check = grpc.unary_unary_rpc_method_handler(self.check, **codec)
+        watch = grpc.unary_stream_rpc_method_handler(self.watch, **codec)
+        return grpc.method_handlers_generic_handler(f"{_PACKAGE}.Health", {"Check": check, "Watch": watch})
+
+    async def check(self, request: Any, context: Any) -> Any:
         """Return the state now; NOT_FOUND for another service."""
         if request.service not in _SERVICES:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"unknown service {request.service[:200]!r}")
         return _States(status=await self._state())
 
-    async def Watch(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
+    async def watch(self, request: Any, context: Any) -> AsyncIterator[Any]:
         """Yield the state now, and again when it changes; the end of the server ends it."""
         if self._watchers >= MAX_WATCHERS:
             text = f"{MAX_WATCHERS} clients watch the health already: use Check"

@@ -1,7 +1,7 @@
-"""Classes of the messages in ``open_inference.proto``.
+"""Classes of the messages in ``open_inference.proto`` and ``health.proto``.
 
-They are built from the compiled file in a pool of their own: this works with every version of protobuf, and a process
-can import Triton's client too, whose messages have the same names.
+They are built from the compiled files in a pool of their own: this works with every version of protobuf, whichever
+Triton's client or another package needs, and a process can import that client too, whose messages have the same names.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ SERVICE = "inference.GRPCInferenceService"
 
 
 def _build_pool() -> descriptor_pool.DescriptorPool:
-    content = (resources.files("chrion.serving.server") / "open_inference.desc").read_bytes()
+    content = (resources.files("chrion.serving.server") / "messages.desc").read_bytes()
     files = descriptor_pb2.FileDescriptorSet.FromString(content)
     pool = descriptor_pool.DescriptorPool()
     for file in files.file:
@@ -26,9 +26,9 @@ def _build_pool() -> descriptor_pool.DescriptorPool:
 _POOL = _build_pool()
 
 
-def message(name: str) -> Any:
+def message(name: str, package: str = "inference") -> Any:
     """Return the class of a message, ``ModelInferRequest`` for example."""
-    return message_factory.GetMessageClass(_POOL.FindMessageTypeByName(f"inference.{name}"))
+    return message_factory.GetMessageClass(_POOL.FindMessageTypeByName(f"{package}.{name}"))
 
 
 def methods() -> dict[str, Any]:

@@ -14,7 +14,6 @@ from typing import Any
 import grpc
 from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
-from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
 from chrion.errors import OptionError
 from chrion.serving.server import documents, grpc_codec
@@ -59,17 +58,17 @@ class GrpcService:
 
     Args:
         target: The models.
+        generation: The decoders.
         token: Bearer token that every request but those for health must have; empty for none.
         tracer: Receives the spans of requests outside streams; None for no traces.
-        generation: The decoders; None without them.
     """
 
     def __init__(
         self,
         target: Target,
+        generation: GenerationService,
         token: str = "",
         tracer: RequestTracer | None = None,
-        generation: GenerationService | None = None,
     ) -> None:
         self._target = target
         self._generation = generation
@@ -211,7 +210,7 @@ class GrpcService:
 
     def _texts(self, context: Any, content: bytes) -> AsyncGenerator[Any, None] | None:
         """Return the responses to a request of a stream, if it may have several."""
-        if self._generation is None:
+        if not self._generation.served:
             return None
         with contextlib.suppress(RequestFailure):
             given = grpc_codec.parse_request(content)
@@ -290,8 +289,8 @@ class GrpcService:
 def bind_grpc(
     options: ServerOptions,
     target: Target,
+    generation: GenerationService,
     tracer: RequestTracer | None = None,
-    generation: GenerationService | None = None,
 ) -> tuple[Any, int]:
     """Bind the service to its address.
 
@@ -311,9 +310,8 @@ def bind_grpc(
     )
     server = grpc.aio.server(options=(*_CHANNEL_OPTIONS, *limits), maximum_concurrent_rpcs=options.max_connections)
     limit_s = _MESSAGE_S + options.body_bytes / _MESSAGE_BYTES_PER_S
-    handlers = GrpcService(target, options.token, tracer, generation).handlers(limit_s)
-    server.add_generic_rpc_handlers((handlers,))
-    add_HealthServicer_to_server(HealthService(target), server)
+    handlers = GrpcService(target, generation, options.token, tracer).handlers(limit_s)
+    server.add_generic_rpc_handlers((handlers, HealthService(target).handlers()))
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
         if options.tls:

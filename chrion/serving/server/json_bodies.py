@@ -62,12 +62,13 @@ def parse_body(document: bytes | memoryview, take: Take, name: str = "the body")
     return _parse(content, name)
 
 
-def parse_tensors(document: memoryview, take: Take) -> Any:
+def parse_tensors(document: memoryview, take: Take, name: str = "the body") -> Any:
     """Return the data of a JSON document whose tensors may have any number of numbers.
 
     Args:
         document: The document.
         take: As in :func:`parse_body`; also called for the arrays of tensors when they are read.
+        name: The name of the document in messages.
 
     Returns:
         The data, in which long lists below a key ``data`` without strings and objects are a :class:`NumberText`.
@@ -76,24 +77,24 @@ def parse_tensors(document: memoryview, take: Take) -> Any:
         RequestFailure: It is too large, or not JSON.
     """
     if len(document) <= _SMALL:
-        return parse_body(document, take)
+        return parse_body(document, take, name)
     spans = list(_number_lists(document))
     starts, ends = [0, *(end for _, end in spans)], [*(start for start, _ in spans), len(document)]
     size = sum(end - start for start, end in spans)
     if size > _MAX_NUMBER_BYTES:
-        text = f"the body has {size} bytes of numbers in JSON, more than {_MAX_NUMBER_BYTES}"
+        text = f"{name} has {size} bytes of numbers in JSON, more than {_MAX_NUMBER_BYTES}"
         raise RequestFailure(Status.TOO_LARGE, f"{text}: {_HINT}")
     if not spans or len(document) - size > _MAX_BYTES:
-        return parse_body(document[: len(document) - size], take)
+        return parse_body(document[: len(document) - size], take, name)
     parts = [bytes(document[start:end]) for start, end in zip(starts, ends, strict=True)]
     if any(word in part for word in (b"NaN", b"Infinity") for part in parts):
-        return parse_body(document, take)  # the parser could not tell these from the placeholders
+        return parse_body(document, take, name)  # the parser could not tell these from the placeholders
     # The parser calls a function for each constant that JSON does not have, in the order of the text.
     texts = (document[start:end] for start, end in spans)
     numbers = iter([NumberText(text, take, partial(parse_body, text, take, "data")) for text in texts])
     content = b"NaN".join(parts)
-    take(json_bytes(content))
-    return _parse(content, constant=lambda _: next(numbers))
+    take(json_bytes(content, name))
+    return _parse(content, name, lambda _: next(numbers))
 
 
 def json_bytes(document: bytes, name: str = "the body") -> int:
@@ -114,7 +115,7 @@ def json_bytes(document: bytes, name: str = "the body") -> int:
     return width * len(document) + _VALUE_BYTES * values + _LIST_BYTES * lists + _OBJECT_BYTES * objects
 
 
-def _parse(content: bytes, name: str = "the body", constant: Callable[[str], Any] | None = None) -> Any:
+def _parse(content: bytes, name: str, constant: Callable[[str], Any] | None = None) -> Any:
     try:
         return parse_json(content, constant)
     except ValueError as error:

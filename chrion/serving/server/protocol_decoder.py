@@ -153,9 +153,9 @@ def has_cache(inputs: Iterable[str]) -> bool:
     return any(name.startswith("past_key_values.") for name in inputs)
 
 
-def find_decoder(service: GenerationService | None, name: str, version: str = "") -> ProtocolDecoder | None:
+def find_decoder(service: GenerationService, name: str, version: str = "") -> ProtocolDecoder | None:
     """Return the decoder that serves a version of a model, or None for another model."""
-    served = service.served.get(name) if service is not None else None
-    if service is None or served is None or version not in ("", served.version):
+    served = service.served.get(name)
+    if served is None or version not in ("", served.version):
         return None
     return ProtocolDecoder(service, served)

@@ -114,7 +114,7 @@ async def _serve(options: ServerOptions, cluster: ClusterOptions, announce: Call
         logging.getLogger("ray.serve").setLevel(logging.CRITICAL + 1)
 
     try:
-        await answer_until_stopped(options, ServedModels(target, begin, end, without_text), announce)
+        await answer_until_stopped(options, ServedModels(target, without_text, begin, end), announce)
     except _StoppedError:
         log.info("stopped")
 

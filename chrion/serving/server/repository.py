@@ -81,6 +81,14 @@ class ServedVersion:
         """Name and version."""
         return self.name, self.version
 
+    def interface(self) -> str:
+        """Return the inputs and outputs in words."""
+        inputs, outputs = (
+            ", ".join(f"{spec.name} {spec.datatype} {list(spec.shape or ())}" for spec in specs)
+            for specs in (self.inputs, self.outputs)
+        )
+        return f"{inputs} -> {outputs}"
+
 
 @dataclass(frozen=True, slots=True)
 class BadVersion:

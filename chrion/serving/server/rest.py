@@ -64,16 +64,16 @@ class RestService:
     Args:
         options: The limits, the token and the origins of pages that may read answers.
         target: The models.
+        generation: The decoders, which also have the OpenAI API.
         tracer: Receives the spans of requests; None for no traces.
-        generation: The decoders, which also have the OpenAI API; None without them.
     """
 
     def __init__(
         self,
         options: ServerOptions,
         target: Target,
+        generation: GenerationService,
         tracer: RequestTracer | None = None,
-        generation: GenerationService | None = None,
     ) -> None:
         self._target = target
         self._generation = generation
@@ -106,10 +106,9 @@ class RestService:
                 _route(f"{base}/config", self._config, "GET"),
                 _route(f"{base}/stats", self._statistics, "GET"),
             ]
-        if generation is not None:
-            for api in (OpenAiService(generation), GenerateRoutes(generation)):
-                api_routes = api.routes(self._accounted_json)
-                routes += [_route(path, self._accounting(handler), method) for path, handler, method in api_routes]
+        for api in (OpenAiService(generation), GenerateRoutes(generation)):
+            api_routes = api.routes(self._accounted_json)
+            routes += [_route(path, self._accounting(handler), method) for path, handler, method in api_routes]
         probes = [self._health, self._live, self._ready, self._model_ready]
         self.app = Starlette(
             routes=[
@@ -173,13 +172,16 @@ class RestService:
 
     async def _unrouted(self, request: Request, error: Any) -> Response:
         """Answer a request whose path or method does not exist."""
-        status, verb = (Status.NOT_FOUND, "found") if error.status_code == 404 else (Status.NOT_ALLOWED, "allowed")
+        headers = error.headers or {}
+        status, text = Status.NOT_FOUND, "not found"
+        if error.status_code == Status.NOT_ALLOWED.http:
+            status, text = Status.NOT_ALLOWED, f"not allowed, expected {headers['Allow']}"
 
         async def refuse(request: Request) -> Response:
-            raise RequestFailure(status, f"{request.method} {request.url.path[:200]}: not {verb}")
+            raise RequestFailure(status, f"{request.method} {request.url.path[:200]}: {text}")
 
         response = await self._answering(refuse, open_=True)(request)
-        response.headers.update(error.headers or {})
+        response.headers.update(headers)
         return response
 
     def _authorise(self, request: Request) -> None:
@@ -212,8 +214,8 @@ class RestService:
 
     async def _metrics(self, request: Request) -> Response:
         del request
-        own = self._generation.metrics() if self._generation is not None else b""
-        return Response(await self._target.metrics() + own, media_type="text/plain; version=0.0.4; charset=utf-8")
+        metrics = await self._target.metrics() + self._generation.metrics()
+        return Response(metrics, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def _server(self, request: Request) -> Response:
         del request

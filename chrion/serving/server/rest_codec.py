@@ -92,13 +92,14 @@ def parse_request(
     Raises:
         RequestFailure: The body is not a valid request.
     """
-    size = len(body)
+    size, name = len(body), "the body"
     if header_length is not None:
         if not (header_length.isascii() and header_length.isdigit()) or int(header_length[:20]) > len(body):
             raise invalid(f"{HEADER_LENGTH}: expected a number of at most {len(body)}")
         size = int(header_length)
+        name = f"the JSON part of the body ({size} bytes by {HEADER_LENGTH})"
     content = memoryview(body)
-    document, binary = _object(parse_tensors(content[:size], take), "the body"), content[size:]
+    document, binary = _object(parse_tensors(content[:size], take, name), name), content[size:]
     request = InferenceRequest(id=_text(document.get("id", ""), "id"))
     _read_parameters(request, _object(document.get("parameters", {}), "parameters"))
     at = 0

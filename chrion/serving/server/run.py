@@ -76,9 +76,9 @@ async def answer_until_stopped(options: ServerOptions, models: ServedModels, ann
     async with contextlib.AsyncExitStack() as stack:
         listener = stack.enter_context(listen(*options.http))
         addresses = [f"http{'s' if options.tls else ''}://{_text(listener.getsockname())}"]
-        web = web_server(options, RestService(options, models.target, tracer, models.generation).app)
+        web = web_server(options, RestService(options, models.target, models.generation, tracer).app)
         if options.grpc:
-            grpc_server, port = bind_grpc(options, models.target, tracer, models.generation)
+            grpc_server, port = bind_grpc(options, models.target, models.generation, tracer)
             stack.push_async_callback(grpc_server.stop, 1.0)
             addresses.append(f"grpc://{_text((options.grpc[0], port))}")
         signals = StopSignals()

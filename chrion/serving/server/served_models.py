@@ -25,12 +25,12 @@ class ServedModels:
     """The models that the services of a server answer for."""
 
     target: Target
+    #: The models that generate text.
+    generation: GenerationService
     #: Makes the models ready, and returns what is served, in words.
     begin: Callable[[], Awaitable[str]]
     #: Refuses new requests, and ends those in flight within their grace; called also if ``begin`` fails.
     end: Callable[[Grace], Awaitable[None]]
-    #: The models that generate; None if there are none.
-    generation: GenerationService | None = None
 
 
 def describe_versions(served: Collection[Key], unserved: int) -> str:
@@ -81,7 +81,7 @@ def local_models(options: ServerOptions) -> ServedModels:
     accelerator = options.provider is not None
     generated = {(served.name, served.version) for served in generators.values()}
     catalogue = Catalogue(options.repository, core, options.control, accelerator=accelerator, generated=generated)
-    generation = GenerationService(generators, options.max_waiting) if generators else None
+    generation = GenerationService(generators, options.max_waiting)
     pollers: list[asyncio.Task[None]] = []
 
     async def begin() -> str:
@@ -94,6 +94,6 @@ def local_models(options: ServerOptions) -> ServedModels:
     async def end(grace: Grace) -> None:
         for poller in pollers:
             poller.cancel()
-        await asyncio.gather(core.close(grace), *([generation.close(grace)] if generation else []))
+        await asyncio.gather(core.close(grace), generation.close(grace))
 
-    return ServedModels(LocalTarget(core, catalogue, generation), begin, end, generation)
+    return ServedModels(LocalTarget(core, catalogue, generation), generation, begin, end)

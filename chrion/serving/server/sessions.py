@@ -16,7 +16,7 @@ from chrion.devices import CPU_PROVIDER
 from chrion.graph.opened_model import OpenedModel
 from chrion.graph.ort_sessions import first_line
 from chrion.machine.allocator import trim
-from chrion.machine.cores import affinity
+from chrion.machine.cores import affinity, pin
 from chrion.runtime import HybridSession
 from chrion.runtime.options.terminable import TerminableRunOptions
 from chrion.scheduler.plan import Plan
@@ -26,6 +26,8 @@ from chrion.serving.server.shared_arena import missing_bytes, use_shared_arena
 from chrion.serving.server.tensors import Array, TensorSpec
 
 _BFLOAT16 = 16  # onnx.TensorProto.BFLOAT16
+#: The logical CPUs that the process may use.
+_ALL_CPUS = affinity()
 #: Errors of the system, and texts of onnxruntime, if memory is full, or the disk on which weights of a plan are put.
 _FULL = {errno.ENOMEM, errno.ENOSPC, errno.EDQUOT}
 _FULL_TEXTS = (
@@ -143,6 +145,14 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _FULL):
         return True
     return any(text in str(error).lower() for text in _FULL_TEXTS)
+
+
+def pin_worker(cores: tuple[int, ...]) -> None:
+    """Pin the calling thread to the leased core; with several cores, or none, it may use all of them."""
+    if len(cores) == 1:
+        pin(cores[0])
+    elif _ALL_CPUS is not None:
+        os.sched_setaffinity(0, _ALL_CPUS)
 
 
 @contextlib.contextmanager

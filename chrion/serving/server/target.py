@@ -94,18 +94,16 @@ class LocalTarget:
     Args:
         core: The server.
         catalogue: Its repository.
-        generation: The decoders that generate; None without them.
+        generation: The decoders that generate.
 
     Attributes:
         account: The memory of requests in flight.
     """
 
-    def __init__(self, core: ServingCore, catalogue: Catalogue, generation: GenerationService | None = None) -> None:
+    def __init__(self, core: ServingCore, catalogue: Catalogue, generation: GenerationService) -> None:
         self._core = core
         self._catalogue = catalogue
         self._generation = generation
-        #: Why this process does not generate text; empty if it does, or has no such models.
-        self._refused = "" if generation is None else generation.refused
         self.account = core.account
         self._converter = ThreadPoolExecutor(1, "chrion-converter")
 
@@ -122,22 +120,16 @@ class LocalTarget:
     async def health(self) -> dict[str, Any]:
         """Return the state of the server."""
         core = self._core
-        texts = self._generation.pending if self._generation is not None else 0
         return {
             "live": True,
             "ready": not core.draining and self._catalogue.attempted,
-            "models": len({name for name, _ in self._catalogue.served}),
-            "versions": len(self._catalogue.served),
-            "unserved": len(self._catalogue.unserved),
-            "pending": core.manager.pending + texts,
+            **self._catalogue.counts,
+            "pending": core.manager.pending + self._generation.pending,
         }
 
     async def snapshot(self) -> dict[str, Any]:
         """Return the state for the web page."""
-        snapshot = documents.snapshot(self._core, self._catalogue.scanned)
-        if self._generation is not None:
-            snapshot["generators"] = self._generation.states()
-        return snapshot
+        return documents.snapshot(self._core, self._catalogue.scanned) | {"generators": self._generation.states()}
 
     async def metrics(self) -> bytes:
         """Return the metrics in Prometheus's text format."""
@@ -190,7 +182,7 @@ class LocalTarget:
 
     async def unload(self, name: str) -> None:
         """Stop serving all versions of a model."""
-        if self.control and self._generation is not None and name in self._generation.served:
+        if self.control and name in self._generation.served:
             text = f"model {name!r} generates text: its generator stays open until the server ends"
             raise RequestFailure(Status.UNSUPPORTED, text)
         self._catalogue.unload(name)
@@ -243,8 +235,8 @@ class LocalTarget:
             if not has_cache(request.feeds):
                 return _Reply(served.model, await served.infer(request), {})
             served = self._catalogue.find(*served.model)
-        elif served.version.settings.generation is not None and not has_cache(request.feeds) and self._refused:
-            raise RequestFailure(Status.UNSUPPORTED, self._refused)
+        elif self._generation.refused and served.version.settings.generation and not has_cache(request.feeds):
+            raise RequestFailure(Status.UNSUPPORTED, self._generation.refused)
         memory.take(served.output_sizes.total(request.feeds))
         result = await self._core.infer(served, request.feeds, tuple(request.outputs), timeout_ms, request.priority)
         return _Reply(

@@ -65,11 +65,13 @@ def test_versions_that_do_not_fit_are_logged_and_not_counted(tmp_path: Path, cap
         assert server.get("/v2/health")[1] == {
             "live": True, "ready": True, "models": 1, "versions": 2, "unserved": 2, "pending": 0
         }  # fmt: skip
-        assert server.infer("large", np.ones((1, 1300), np.float32))[0] == 503
+        status, answer, _ = server.infer("large", np.ones((1, 1300), np.float32))
+        needs = "the model does not fit into the memory budget: it needs 11.4 MB of 10.0 MB of host memory"
+        assert (status, answer["error"]) == (503, f"model 'large': {needs}")
     events = [json.loads(JsonFormatter().format(record)) for record in caplog.records]
     refused = {event["model"]: event for event in events if event["event"] == "model cannot be served"}
     assert set(refused) == {"large", "bad"}
-    assert refused["large"]["reason"] == "the model does not fit into the memory budget"
+    assert refused["large"]["reason"] == needs
     assert refused["large"]["bytes"]["host"] > refused["large"]["budget_bytes"]["host"] == 10_000_000
 
 
@@ -209,9 +211,9 @@ def test_health(server: LocalServer) -> None:
         assert server.get(path)[0] == 200
     assert server.get("/v2/nothing")[:2] == (404, {"error": "GET /v2/nothing: not found"})
     status, found, headers = server.get("/v2/models/product/infer", X_Request_Id="my-id-2")
-    assert (status, found) == (405, {"error": "GET /v2/models/product/infer: not allowed"})
+    assert (status, found) == (405, {"error": "GET /v2/models/product/infer: not allowed, expected POST"})
     assert (headers["allow"], headers["x-request-id"]) == ("POST", "my-id-2")
-    for path in ("/v1", "/v1/models", "/v1/embeddings"):  # clients of the OpenAI API find the message where it has it
+    for path in ("/v1", "/v1/embeddings"):  # clients of the OpenAI API find the message where it has it
         kind = {"type": "invalid_request_error", "param": None, "code": None}
         assert server.get(path)[:2] == (404, {"error": {"message": f"GET {path}: not found", **kind}})
 

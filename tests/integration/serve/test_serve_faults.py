@@ -94,6 +94,11 @@ def test_a_wrong_header_length_is_refused(server: LocalServer) -> None:
     for length in ("-1", "99999999", "x", "", "9" * 5000):
         status, found, _ = server.get(INFER, changed(), Inference_Header_Content_Length=length)
         assert status == 400, (length, found)
+    for size in (200, 100_000):  # a large document is parsed in parts
+        body = json.dumps({"inputs": [], "id": "x" * size}).encode()
+        status, found, _ = server.get(INFER, body, Inference_Header_Content_Length=str(size))
+        assert status == 400
+        assert f"part of the body ({size} bytes by Inference-Header-Content-Length) is not JSON" in found["error"]
 
 
 def test_names_do_not_lead_out_of_the_repository(server: LocalServer) -> None:

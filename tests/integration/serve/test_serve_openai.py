@@ -215,8 +215,18 @@ def test_unknown_paths_have_errors_of_the_api(client: Any, decoders: LocalServer
         client.embeddings.create(model="llama", input="w1")
     assert missing.value.type == "invalid_request_error"
     status, document, headers = decoders.get("/v1/completions")
-    assert (status, document["error"]["message"]) == (405, "GET /v1/completions: not allowed")
+    assert (status, document["error"]["message"]) == (405, "GET /v1/completions: not allowed, expected POST")
     assert headers["allow"] == "POST"
+
+
+def test_a_server_without_decoders_says_so(server: LocalServer) -> None:
+    """Its list of models for text is empty, and requests for text are answered with what a model lacks."""
+    assert server.get("/v1/models")[1]["data"] == []
+    chat = {"model": "product", "messages": [{"role": "user", "content": "w2"}]}
+    for path, body in (("/v1/chat/completions", chat), ("/v2/models/product/generate", {"text_input": "w2"})):
+        status, found, _ = server.get(path, body)
+        assert status == 404
+        assert "has no table [generation]" in str(found)
 
 
 def test_the_memory_of_requests_is_limited(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
+from chrion.serving.server.generation_service import GenerationService
 from chrion.serving.server.grpc_messages import message
 from chrion.serving.server.grpc_service import GrpcService, bind_grpc
 from chrion.serving.server.grpc_stream import StreamedRequests
@@ -59,7 +60,7 @@ def run(folder: Path, use: Any) -> None:
 
     async def serve() -> None:
         target: Any = LargeAnswers()
-        server, port = bind_grpc(ServerOptions(folder, grpc=("127.0.0.1", 0)), target)
+        server, port = bind_grpc(ServerOptions(folder, grpc=("127.0.0.1", 0)), target, GenerationService({}, 1))
         await server.start()
         try:
             async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -128,7 +129,7 @@ def test_a_client_that_leaves_while_an_answer_is_sent_ends_its_stream() -> None:
             raise grpc.aio.InternalError(f"cannot send {response.ByteSize()} bytes")
 
     async def serve() -> None:
-        handlers = GrpcService(target).handlers(20.0)
+        handlers = GrpcService(target, GenerationService({}, 1)).handlers(20.0)
         with pytest.raises(asyncio.CancelledError):
             await handlers.service(SimpleNamespace(method=METHOD)).stream_stream(empty_requests(), Left())
         await until(lambda: target.account.used == 0)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import json
+import logging
 import shutil
 import threading
 from collections.abc import Callable
@@ -17,6 +20,7 @@ import pytest
 from onnx import TensorProto
 
 from chrion.serving.server.grpc_messages import SERVICE, message
+from chrion.serving.server.logs import JsonFormatter
 from helpers import FLOAT, INT64, make_model, node, value
 from local_server import LocalServer, local_server
 from model_repository import counting, product, put
@@ -86,7 +90,11 @@ def test_a_load_answers_after_the_model_has_run(tmp_path: Path, load: Callable[[
         assert load(server, "good") == ""
         assert is_ready(server, "good")
         assert server.metric("chrion_model_loads_total", model="good") == 1
-        for name, reason in (("no-kernel", "NoSuchOperator"), ("raises", "Reshape"), ("large", "does not fit")):
+        for name, reason in (
+            ("no-kernel", "NoSuchOperator"),
+            ("raises", "Reshape"),
+            ("large", "budget: it needs 11.4 MB of 10.0 MB"),
+        ):
             found = load(server, name)
             assert (reason in found, "\n" in found) == (True, False), found
             assert not is_ready(server, name)
@@ -126,6 +134,23 @@ def test_a_load_that_fails_leaves_what_worked(tmp_path: Path) -> None:
         assert server.infer("m", ROWS)[1]["outputs"] != before
 
 
+def test_other_inputs_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A replacement that old requests do not fit is served, and the log says what has changed."""
+    caplog.set_level(logging.WARNING, "chrion.server")
+    file = put(tmp_path, "m", raising(3))
+    with local_server(tmp_path, control="explicit") as server:
+        assert "Reshape" in by_rest(server, "m")
+        for side, seed in ((4, 0), (4, 1), (5, 1)):
+            put(tmp_path / "new", "m", product(side, seed)).rename(file)
+            assert by_rest(server, "m") == ""
+    changes = [record.__dict__["fields"] for record in caplog.records if record.message.startswith("inputs or outputs")]
+    failed, first, second = "x FP32 [3] -> y FP32 []", *(f"x FP32 [-1, {n}] -> y FP32 [-1, {n}]" for n in (4, 5))
+    assert changes == [
+        {"model": "m", "version": "1", "before": failed, "now": first},
+        {"model": "m", "version": "1", "before": first, "now": second},
+    ]
+
+
 def test_loads_of_many_clients_agree(tmp_path: Path) -> None:
     """Clients that load one model at the same time get the same answer, and it is loaded once."""
     put(tmp_path, "good", product())
@@ -141,15 +166,25 @@ def test_loads_of_many_clients_agree(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("control", ["none", "poll"])
-def test_a_server_is_ready_when_all_models_have_been_tried(tmp_path: Path, control: str) -> None:
-    """Each is opened and run once in memory for two, and closed; a bad one is not ready, and the server is."""
+def test_a_server_is_ready_when_all_models_have_been_tried(
+    tmp_path: Path, control: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each is opened and run once in memory for two, and closed; a bad one is not ready, and the server is.
+
+    The line at the start is written before, so that the log then has the numbers of versions.
+    """
+    caplog.set_level(logging.INFO, "chrion.server")
     for number in range(6):
         put(tmp_path, f"m{number}", product(seed=number))
     put(tmp_path, "bad", without_kernel())
     put(tmp_path, "large", product(2000))
     with local_server(tmp_path, control=control, memory_mb=2.5 * SIZE_MB, wait=False) as server:
         assert server.infer("m5", ROWS)[0] == 200  # it need not wait for the trials of the others
+        assert server.begun == "7 models (1 version cannot be served, see the log)"
         wait_until(lambda: server.get("/v2/health/ready")[0] == 200)
+        wait_until(lambda: "ready" in caplog.messages)
+        (counts,) = [record.__dict__["fields"] for record in caplog.records if record.message == "ready"]
+        assert counts == {"models": 6, "versions": 6, "unserved": 2}
         assert [is_ready(server, f"m{number}") for number in range(6)] == [True] * 6
         assert not is_ready(server, "bad")
         assert "NoSuchOperator" in server.get("/v2/models/bad/ready")[1]["error"]
@@ -170,7 +205,8 @@ def test_a_model_pinned_later_does_not_keep_the_server_from_being_ready(tmp_path
         assert is_ready(server, "pinned")
         for name in "bc":
             assert not is_ready(server, name)
-            assert "does not fit" in server.get(f"/v2/models/{name}/ready")[1]["error"]
+            answer = server.get(f"/v2/models/{name}/ready")[1]["error"]
+            assert "4.0 MB of 6.2 MB of host memory, part of which pinned models take" in answer
 
 
 def test_trials_do_not_wait_for_a_model_in_use(tmp_path: Path) -> None:
@@ -226,6 +262,27 @@ def test_what_worked_is_served_until_its_replacement_has_run(tmp_path: Path, bad
         (expected,) = ort.InferenceSession(file).run(None, {"x": ROWS})
         assert np.allclose(server.infer("m", ROWS)[1]["outputs"][0]["data"], expected)
         assert not reason(server, "m")
+
+
+def test_messages_of_a_load_name_the_model(tmp_path: Path) -> None:
+    """What a library logs while a model is loaded has its name, and a fixed text as its event."""
+    file = put(tmp_path / "root", "m", product(seed=1))
+    put(tmp_path / "root", "other", product(seed=3))
+    written = io.StringIO()
+    handler = logging.StreamHandler(written)
+    handler.setFormatter(JsonFormatter())
+    logging.getLogger("chrion").addHandler(handler)
+    try:
+        with local_server(tmp_path / "root", memory_mb=1.5 * SIZE_MB) as server:
+            put(tmp_path / "new", "m", product(seed=2)).rename(file)
+            for name in ("other", "m"):
+                assert server.infer(name, ROWS)[0] == 200
+    finally:
+        logging.getLogger("chrion").removeHandler(handler)
+    entries = [json.loads(line) for line in written.getvalue().splitlines()]
+    (entry,) = [entry for entry in entries if entry["logger"] != "chrion.server"]
+    assert (entry["event"], entry["model"], entry["version"]) == ("message", "m", "1")
+    assert "has changed since the model was opened" in entry["message"]
 
 
 def reason(server: LocalServer, name: str) -> str:

@@ -40,5 +40,6 @@ def test_the_compiled_file_is_that_of_the_source(tmp_path: Path) -> None:
         pytest.skip("grpc_tools: pip install grpcio-tools")
     made = tmp_path / "made.desc"
     command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{FOLDER}", f"--descriptor_set_out={made}"]
-    subprocess.run([*command, str(FOLDER / "open_inference.proto")], check=True, timeout=60)  # noqa: S603
-    assert made.read_bytes() == (FOLDER / "open_inference.desc").read_bytes()
+    sources = [str(FOLDER / f"{name}.proto") for name in ("open_inference", "health")]
+    subprocess.run([*command, *sources], check=True, timeout=60)  # noqa: S603
+    assert made.read_bytes() == (FOLDER / "messages.desc").read_bytes()
