@@ -24,10 +24,10 @@ from page_markers import markdown_table
 from result_files import write_results
 
 from chrion.scheduler.evaluation.solution import Problem
-from policy_solutions import solve_policy
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from made_machines import FAMILIES, made_problem
+from policy_solutions import solve_policy
 from textbook_schedulers import critical_path_list, lookahead_heft
 
 LISTS = ("heft", "cpop", "peft")
