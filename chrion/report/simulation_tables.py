@@ -67,7 +67,6 @@ def pattern_table(scenario: Scenario, results: Sequence[PatternResult]) -> Figur
         *_RATES,
         "cold p95 ms",
         "loads/s",
-        "MB/s",
         _MISSING,
     ]
     failures = any(result.total.failed for result in results)
@@ -78,7 +77,7 @@ def pattern_table(scenario: Scenario, results: Sequence[PatternResult]) -> Figur
     table = FigureTable(title, columns, sparse=True)
     for result in results:
         total, cold_p95 = result.total, _ms(result.cold_response.p95_ms)
-        traffic = _rate(result.loads_per_s), _rate(result.loaded_mb_per_s), str(result.models_missing)
+        traffic = _rate(result.loads_per_s), str(result.models_missing)
         failed = [str(total.failed)] if failures else []
         hours = [f"{result.usage.server_hours:.2f}"] if scenario.autoscaling else []
         counts = str(total.arrivals), str(total.dropped), *failed

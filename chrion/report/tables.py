@@ -34,7 +34,7 @@ def plan_table(plan: Plan) -> FigureTable:
     columns = ["latency", "vs. CPU only", "operators", "cores"]
     if not on_cpu_alone:
         columns = ["latency", _VS_ACCELERATOR, MEMORY_NAMES[first], _VS_ACCELERATOR, MEMORY_NAMES[second]]
-        columns += ["operators on accelerator", "operators on CPU", "cores"]
+        columns += ["operators on accelerator", "on CPU", "cores"]
     table = FigureTable(title, [key(""), *columns], sparse=True)
     rows: list[tuple[str, Prediction | None, int, int, int]] = [
         ("accelerator only", plan.accelerator_only, n, 0, 0),
