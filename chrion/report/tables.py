@@ -28,7 +28,7 @@ def plan_table(plan: Plan) -> FigureTable:
     The memory that alpha prices comes first, the other definition beside it. Without an accelerator, the table compares
     with the CPU cores alone and has no columns of accelerator memory.
     """
-    title = f"{plan.model}: {format_count(len(plan.operators), 'operator')}, predicted for {plan.machine}"
+    title = f"{plan.model}: {plan.operator_counts}, predicted for {plan.machine}"
     first, second = sorted(MEMORIES, key=lambda memory: memory != plan.memory)
     n, on_cpu_alone = len(plan.operators), _is_on_cpu_alone(plan)
     columns = ["latency", "vs. CPU only", "operators", "cores"]

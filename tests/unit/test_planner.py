@@ -99,8 +99,8 @@ def test_alpha_that_changes_nothing_is_a_remark_with_the_reason(graph: Graph, pr
     assert partition(graph, alone, alpha=1.0).remarks == ("alpha changes nothing: there is no accelerator",)
 
 
-def test_the_chunk_length_is_a_remark() -> None:
-    """Two layers on two cores overlap only in chunks, and the plan's remark has their length."""
+def test_operators_are_counted_with_the_chunk_length() -> None:
+    """Two layers on two cores overlap only in chunks; the plan counts operators in the model and chunks, with their length."""
     graph = load(build("lstm", {"layers": 2, "seq": 32, "batch": 1, "io": 8, "chunk": 32}))
     costs = {}
     for variant in [graph, *(unroll(graph, chunk) for chunk in chunk_choices(graph))]:
@@ -110,7 +110,19 @@ def test_the_chunk_length_is_a_remark() -> None:
             costs[signature] = OperatorCost(op_type, (size / 1e3, size / 1e3) if op_type == "LSTM" else (0.0, 0.0))
     plan = partition(graph, Profile(MACHINE, 2, None, costs))
     assert plan.chunk is not None
-    assert plan.remarks == (f"recurrent operators are cut into chunks of {plan.chunk} steps",)
+    counts = f"{len(plan.operators)} operators ({len(graph.dag)} in the model"
+    assert plan.operator_counts == f"{counts}; recurrent layers in chunks of {plan.chunk} steps)"
+    assert plan.remarks == ()
+
+
+def test_segments_last_as_long_as_their_lanes_are_busy(graph: Graph, profile: Profile) -> None:
+    """The predicted times of a lane's segments add up to its busy time, with their dispatches."""
+    for policy in ("chrion", "heft"):
+        plan = partition(graph, replace(profile, dispatch_ms=0.25), policy=policy)
+        for lane in set(plan.schedule.lanes):
+            own = [at for at, segment in enumerate(plan.segments) if lane in plan.schedule.occupied(segment[0])]
+            spans = (plan.segment_ms[at] for at in own)
+            assert sum(end - start for start, end in spans) == pytest.approx(plan.busy_ms[lane])
 
 
 def test_limits_that_no_plan_keeps_are_remarks(graph: Graph, profile: Profile) -> None:
