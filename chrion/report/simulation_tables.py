@@ -35,7 +35,7 @@ def _objective(scenario: Scenario) -> str:
     objective = f"{slo.latency_ms:g} ms" if slo.latency_ms else f"{slo.factor:g} x the latency {reference}"
     has_own = any(model.get("slo_ms") for model in scenario.content.get("models", []))
     own = " or the model's own objective" if has_own else ""
-    measure = "response time" if scenario.measure == "response" else "execution time"
+    measure = "response time" if scenario.measure == "response" else "execution time alone"
     return f"violations: requests whose {measure} is above {objective}{own}, and those dropped or failed"
 
 
