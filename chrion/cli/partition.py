@@ -25,6 +25,10 @@ from chrion.scheduler.annotation import write_annotated
 from chrion.scheduler.explain import explain_placement
 from chrion.scheduler.planner import alternatives
 
+_OTHER_MACHINE = (
+    "to plan for a machine with an accelerator: --profile gtx1080ti-paper, which is the paper's, or --hardware"
+)
+
 
 def partition(
     model: ModelOptions,
@@ -72,7 +76,8 @@ def partition(
         explanation = {"explanation": reasons} if explain else {}
         show_json({**plan_summary(plan), "plan": str(path), **explanation})
     else:
-        _show_tables(plan, reasons, written, priced=alpha is not None)
+        hints = [_OTHER_MACHINE] if alpha and plan.accelerator_only is None else []
+        _show_tables(plan, [*hints, *reasons], written, priced=alpha is not None)
         show(_next_step(model, path, is_measured=is_this_machine(measured)))
     if not (plan.meets_slo and plan.meets_budget):
         raise typer.Exit(OUT_OF_REACH)

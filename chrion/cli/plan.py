@@ -80,10 +80,12 @@ def _fact_table(plan: Plan) -> FigureTable:
         "shapes": shapes or "as in the model",
         "machine": str(plan.machine),
         "accelerator": plan.accelerator or "none",
-        "policy": f"{plan.policy}, alpha {plan.alpha:.4g} ms/MB of {MEMORY_NAMES[plan.memory]}",
+        "policy": plan.policy,
         "latency": f"{format_ms(predicted.latency_ms)}, {origin}",
-        "memory": f"{memory}, {origin}",
     }
+    if plan.accelerator:
+        facts["policy"] += f", alpha {plan.alpha:.4g} ms/MB of {MEMORY_NAMES[plan.memory]}"
+        facts["memory"] = f"{memory}, {origin}"
     table = FigureTable(f"{plan.model}: {plan.operator_counts}", [key(""), text("")])
     for name, fact in facts.items():
         table.add_row(name, fact)

@@ -293,11 +293,11 @@ def _remarks(chosen: VariantSolution, limits: Limits, alpha: float | None) -> li
     if alpha is not None and chosen.alpha < alpha and chosen.meets(slo_ms):
         remarks.append(f"alpha was lowered from {alpha:g} to {chosen.alpha:.4g} ms/MB to meet the SLO")
     if slo_ms is not None and not chosen.meets(slo_ms):
-        excess = format_ms(timeline.latency_ms - slo_ms)
         within = "" if budget_mb is None else f" within the GPU budget of {format_mb(budget_mb)}"
-        remarks.append(f"no plan meets the SLO of {format_ms(slo_ms)}{within}: the fastest misses it by {excess}")
+        remarks.append(
+            f"no plan meets the SLO of {format_ms(slo_ms)}{within}: the fastest takes {format_ms(timeline.latency_ms)}"
+        )
     if budget_mb is not None and not chosen.fits(budget_mb):
-        excess = format_mb(timeline.resident_mb - budget_mb)
         budget = f"the GPU budget of {format_mb(budget_mb)}"
-        remarks.append(f"no plan of this policy fits {budget}: the smallest exceeds it by {excess}")
+        remarks.append(f"no plan of this policy fits {budget}: the smallest holds {format_mb(timeline.resident_mb)}")
     return remarks

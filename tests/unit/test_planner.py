@@ -100,7 +100,7 @@ def test_alpha_that_changes_nothing_is_a_remark_with_the_reason(graph: Graph, pr
 
 
 def test_operators_are_counted_with_the_chunk_length() -> None:
-    """Two layers on two cores overlap only in chunks; the plan counts operators in the model and chunks, with their length."""
+    """Two layers on two cores overlap only in chunks; the plan names their length beside its operators."""
     graph = load(build("lstm", {"layers": 2, "seq": 32, "batch": 1, "io": 8, "chunk": 32}))
     costs = {}
     for variant in [graph, *(unroll(graph, chunk) for chunk in chunk_choices(graph))]:
@@ -126,14 +126,14 @@ def test_segments_last_as_long_as_their_lanes_are_busy(graph: Graph, profile: Pr
 
 
 def test_limits_that_no_plan_keeps_are_remarks(graph: Graph, profile: Profile) -> None:
-    """The remarks contain the excess over the SLO and over the budget."""
+    """The remarks contain the latency and the memory that exceed the SLO and the budget."""
     plan = partition(graph, profile, slo="1us")
     assert not plan.meets_slo
-    assert plan.remarks[-1].startswith("no plan meets the SLO of 1 us: the fastest misses it by ")
+    assert plan.remarks[-1].startswith("no plan meets the SLO of 1 us: the fastest takes ")
     plan = partition(graph, profile, policy="accelerator", gpu_budget="1B")
     assert not plan.meets_budget
     assert plan.remarks[-1].startswith("no plan of this policy fits the GPU budget of ")
-    assert "the smallest exceeds it by" in plan.remarks[-1]
+    assert "the smallest holds " in plan.remarks[-1]
 
 
 def test_values_that_wait_for_their_copies_count_in_the_budget() -> None:

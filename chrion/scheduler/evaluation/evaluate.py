@@ -76,7 +76,7 @@ def evaluate(
 def segment_spans_ms(
     timeline: Timeline, costs: Costs, schedule: Schedule, segments: Sequence[Sequence[int]]
 ) -> tuple[tuple[float, float], ...]:
-    """Return the start of the dispatch and the end of each segment, in ms: the times between which its lanes are busy."""
+    """Return the start of the dispatch and the end of each segment in ms, between which its lanes are busy."""
     spans = []
     for segment in segments:
         dispatch_ms = costs.dispatch_ms + (costs.wake_ms if schedule.width(segment[0]) > 1 else 0.0)
