@@ -76,8 +76,7 @@ def partition(
         explanation = {"explanation": reasons} if explain else {}
         show_json({**plan_summary(plan), "plan": str(path), **explanation})
     else:
-        hints = [_OTHER_MACHINE] if alpha and plan.accelerator_only is None else []
-        _show_tables(plan, [*hints, *reasons], written, priced=alpha is not None)
+        _show_tables(plan, reasons, written, priced=alpha is not None)
         show(_next_step(model, path, is_measured=is_this_machine(measured)))
     if not (plan.meets_slo and plan.meets_budget):
         raise typer.Exit(OUT_OF_REACH)
@@ -99,8 +98,9 @@ def _require_this_machine(profile: Profile) -> None:
 def _show_tables(plan: Plan, reasons: Sequence[str], written: Sequence[outputs.Output], *, priced: bool) -> None:
     estimated = estimated_lines(plan.estimated, len(plan.operators), plan.machine)
     messages = [file.message for file in written]
-    lines = [verdict(plan, priced=priced), *plan.remarks, *reference_lines(plan), *estimated, *reasons, *messages]
-    show(plan_table(plan), *lines)
+    hints = [_OTHER_MACHINE] if priced and plan.alpha and plan.accelerator_only is None else []
+    lines = [verdict(plan, priced=priced), *plan.remarks, *hints, *reference_lines(plan)]
+    show(plan_table(plan), *lines, *estimated, *reasons, *messages)
 
 
 def _next_step(model: ModelOptions, path: Path, *, is_measured: bool) -> str:
