@@ -267,6 +267,10 @@ class Catalogue:
         if self._core.candidates.get(key) is not served:
             return
         if served.tried and not served.failure:
+            before, now = self._core.models[key].version, served.version
+            if (before.inputs, before.outputs) != (now.inputs, now.outputs):
+                reason = "its inputs or outputs differ from those of the model that it replaces"
+                log.warning("signature changed", extra={"fields": _fields(now, reason)})
             self._core.replace(served)
             return
         log.warning("model is not replaced", extra={"fields": _fields(served.version, served.failure)})

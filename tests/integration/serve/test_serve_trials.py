@@ -246,6 +246,20 @@ def test_a_pinned_model_is_replaced_in_memory_for_one(tmp_path: Path) -> None:
         wait_until(lambda: server.infer("m", ROWS)[1]["outputs"] != before)
 
 
+def test_a_replacement_with_other_inputs_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The log names a model whose clients have to change; one with the same inputs and outputs is not named."""
+    root = tmp_path / "root"
+    file = put(root, "m", product(seed=1))
+    with local_server(root, control="poll", poll_s=0.02) as server:
+        before = server.infer("m", ROWS)[1]["outputs"]
+        put(tmp_path / "new", "m", product(seed=2)).rename(file)
+        wait_until(lambda: server.infer("m", ROWS)[1]["outputs"] != before)
+        assert "signature changed" not in caplog.messages
+        put(tmp_path / "new", "m", product(5, seed=2)).rename(file)
+        wait_until(lambda: server.infer("m", ROWS)[0] == 400)
+        assert caplog.messages.count("signature changed") == 1
+
+
 @pytest.mark.parametrize("how", ["emptied", "missing", "no models", "models emptied"])
 def test_a_repository_that_is_gone_unloads_nothing(tmp_path: Path, how: str) -> None:
     """All models at once vanish with a file system, and are served on until it is back with other files."""
