@@ -25,10 +25,10 @@ Chrion = Callable[..., tuple[int, str, str]]
 def cli(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Chrion]:
     """Return a function that runs the command in this process and returns its exit code, stdout and stderr.
 
-    The current folder is empty, outputs have 140 columns, and trials of sessions are short.
+    The current folder is empty, outputs have 100 columns, and trials of sessions are short.
     """
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "140")
+    monkeypatch.setenv("COLUMNS", "100")
     quicken_commands(monkeypatch)
 
     def run(*arguments: str) -> tuple[int, str, str]:

@@ -61,7 +61,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return _fail(str(error), exit_code(error))
     except _USAGE_ERROR as error:
         context = getattr(error, "ctx", None)
-        return _fail(f"{error.format_message()} (see: {context.command_path if context else 'chrion'} --help)")
+        command, unknown = context.command_path if context else "chrion", getattr(error, "option_name", "")
+        is_value = command == "chrion simulate" and unknown
+        advice = f"; values of a scenario: --set {unknown.lstrip('-').replace('-', '_')}=VALUE" if is_value else ""
+        return _fail(f"{error.format_message()} (see: {command} --help{advice})")
     except typer.Abort:
         raise KeyboardInterrupt from None
     if code == INTERRUPTED:  # what Typer makes of Ctrl-C
@@ -174,7 +177,7 @@ _register(
     partition,
     _PLAN,
     "partition lstm.onnx",
-    "partition lstm.onnx --slo 60ms --alpha 0.3",
+    "partition lstm.onnx --profile gtx1080ti-paper --slo 60ms --alpha 0.3",
     "partition lstm.onnx --gpu-budget 600MB --profile server.profile.json",
     "partition lstm.onnx --hardware l4+epyc-16 --cores 4",
 )

@@ -38,7 +38,7 @@ def compare(
             metavar="A,B,...",
             autocompletion=complete_policies,
             help=f"Schedulers to compare: {', '.join(policy_names())}.",
-            show_default="all",
+            show_default="all that find a plan",
         ),
     ] = None,
     costs: CostOptions,
@@ -71,6 +71,8 @@ def compare(
         note(f"not measured: the profile is of another machine ({measured.machine})")
     if plot:
         plot_comparison(comparison, plot)
+    if policies is None and not as_json:
+        comparison = comparison.planned
     if as_json:
         show_json(comparison_json(comparison))
     else:

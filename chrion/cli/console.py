@@ -17,9 +17,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-#: Columns of tables that go to a file or a pipe, which all tables of the documentation fit; COLUMNS in the environment
-#: changes them.
-_FILE_WIDTH = 140
+#: Columns of tables that go to a file or a pipe; COLUMNS in the environment changes them.
+_FILE_WIDTH = 100
 
 #: Called with the number of items done, the number of all, and the name of the last one.
 Update = Callable[[int, int, str], None]
@@ -29,11 +28,12 @@ stderr = Console(stderr=True, soft_wrap=True)
 
 
 def show(*renderables: Any) -> None:
-    """Print tables and lines of plain text on stdout."""
+    """Print tables and lines of plain text on stdout; only a terminal gets lines that are wrapped."""
     wide = not sys.stdout.isatty() and "COLUMNS" not in os.environ
     console = Console(width=_FILE_WIDTH if wide else None)
     for renderable in renderables:
-        console.print(renderable, highlight=False, markup=False)
+        whole = isinstance(renderable, str) and not console.is_terminal
+        console.print(renderable, highlight=False, markup=False, soft_wrap=whole)
 
 
 def show_json(content: Mapping[str, Any]) -> None:

@@ -187,14 +187,15 @@ class CostOptions:
 
         Raises:
             ProfileError: The stored profile is damaged.
+            ShapeError: An input has a free dimension.
         """
+        require_shapes(graph)
         if self.profile is not None:
             return Profile.load(self.profile)
         chosen = map(find_policy, policies)
         variants = [v for policy in chosen if isinstance(policy, SolutionPolicy) for v in policy.variants(graph)]
         if self.hardware is not None:
             with step(f"estimating {graph.name}"):
-                require_shapes(graph)
                 measured = Profile.load(self.corrections) if self.corrections else None
                 machine = find_hardware(self.hardware)
                 return estimate_profile(graph, machine, self.cores, variants=variants, corrections=measured)

@@ -25,6 +25,10 @@ from chrion.scheduler.annotation import write_annotated
 from chrion.scheduler.explain import explain_placement
 from chrion.scheduler.planner import alternatives
 
+_OTHER_MACHINE = (
+    "to plan for a machine with an accelerator: --profile gtx1080ti-paper, which is the paper's, or --hardware"
+)
+
 
 def partition(
     model: ModelOptions,
@@ -94,8 +98,9 @@ def _require_this_machine(profile: Profile) -> None:
 def _show_tables(plan: Plan, reasons: Sequence[str], written: Sequence[outputs.Output], *, priced: bool) -> None:
     estimated = estimated_lines(plan.estimated, len(plan.operators), plan.machine)
     messages = [file.message for file in written]
-    lines = [verdict(plan, priced=priced), *plan.remarks, *reference_lines(plan), *estimated, *reasons, *messages]
-    show(plan_table(plan), *lines)
+    hints = [_OTHER_MACHINE] if priced and plan.alpha and plan.accelerator_only is None else []
+    lines = [verdict(plan, priced=priced), *plan.remarks, *hints, *reference_lines(plan)]
+    show(plan_table(plan), *lines, *estimated, *reasons, *messages)
 
 
 def _next_step(model: ModelOptions, path: Path, *, is_measured: bool) -> str:

@@ -80,15 +80,15 @@ def _fact_table(plan: Plan) -> FigureTable:
         "shapes": shapes or "as in the model",
         "machine": str(plan.machine),
         "accelerator": plan.accelerator or "none",
-        "policy": f"{plan.policy}, alpha {plan.alpha:.4g} ms/MB of {MEMORY_NAMES[plan.memory]}",
-        "merged": f"{sum(map(len, plan.merged))} operators into {len(plan.merged)}" if plan.merged else "",
+        "policy": plan.policy,
         "latency": f"{format_ms(predicted.latency_ms)}, {origin}",
-        "memory": f"{memory}, {origin}",
     }
-    table = FigureTable(f"{plan.model}: {len(plan.operators)} operators", [key(""), text("")])
+    if plan.accelerator:
+        facts["policy"] += f", alpha {plan.alpha:.4g} ms/MB of {MEMORY_NAMES[plan.memory]}"
+        facts["memory"] = f"{memory}, {origin}"
+    table = FigureTable(f"{plan.model}: {plan.operator_counts}", [key(""), text("")])
     for name, fact in facts.items():
-        if fact:
-            table.add_row(name, fact)
+        table.add_row(name, fact)
     return table
 
 
@@ -98,17 +98,15 @@ def _lanes(plan: Plan) -> list[dict[str, Any]]:
     Operators on several cores at once count for the lane of each core; ``shared_operators`` is their number.
     """
     schedule = plan.schedule
-    segments = [
-        (schedule.occupied(s[0]), end - start) for s, (start, end) in zip(plan.segments, plan.segment_ms, strict=True)
-    ]
+    segments = [schedule.occupied(segment[0]) for segment in plan.segments]
     operators = {i: schedule.occupied(i) for i in schedule.order}
     return [
         {
             "lane": lane_name(lane),
             "operators": sum(lane in occupied for occupied in operators.values()),
             "shared_operators": sum(lane in occupied for occupied in operators.values() if len(occupied) > 1),
-            "segments": sum(lane in occupied for occupied, _ in segments),
-            "busy_ms": sum(ms for occupied, ms in segments if lane in occupied),
+            "segments": sum(lane in occupied for occupied in segments),
+            "busy_ms": plan.busy_ms[lane],
             "operator_names": [plan.operators[i] for i, occupied in operators.items() if lane in occupied],
         }
         for lane in display_order(lane for occupied in operators.values() for lane in occupied)

@@ -53,7 +53,7 @@ def profile(
         plot_profile(graph, measured, plans, plot)
     total = sum(measured.costs(graph.dag).cpu_ms[0])
     show(
-        f"{len(graph.dag)} operators, {len(measured.operators)} of them distinct, on {measured.machine}; "
+        f"{len(graph.dag)} operators, {len(set(graph.dag.signatures))} of them distinct, on {measured.machine}; "
         f"{format_ms(total)} one after another on one core",
         *filter(None, [measured.describe_width_fit()]),
         *(target.message for target in targets),

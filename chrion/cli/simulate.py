@@ -131,7 +131,7 @@ def _check_combination(find: str | None, until: str | None, ray: str | None, oth
 
 
 def _find(source: ScenarioSource, name: str, condition: limits.Condition, *, as_json: bool) -> None:
-    limits.searched(name, source.build())  # refuses an unknown quantity before the work begins
+    searched = limits.searched(name, source.build())  # refuses an unknown quantity before the work begins
     with step(f"searching the limit of {name} of {source.name}"):
         pattern_limits = limits.find_limits(source, name, condition)
     if as_json:
@@ -141,7 +141,7 @@ def _find(source: ScenarioSource, name: str, condition: limits.Condition, *, as_
     else:
         if any(limit.found for limit in pattern_limits):
             show(capacity_tables.limits_table(name, condition, pattern_limits))
-        show(*capacity_tables.limit_lines(name, condition, pattern_limits))
+        show(*capacity_tables.limit_lines(name, condition, pattern_limits, smallest=searched.smallest))
 
 
 def _replicate(source: ScenarioSource, number: int, *, workers: int, as_json: bool) -> None:
@@ -182,6 +182,8 @@ def _sweep(
     if plot:
         simulation_plots.check_axis(*swept[0])
     points = overrides.parameter_grid(swept)
+    for point in points:
+        source.changed(point).build()  # refuses a value before the work begins
     with step(f"simulating {format_count(len(points), 'variant')} of {source.name}") as update:
         progress = _counting(update, len(points))
         simulated = sweep.run_sweep(source, points, workers=workers, ray_address=ray, progress=progress)

@@ -26,13 +26,26 @@ def limits_table(name: str, condition: Condition, limits: Sequence[Limit]) -> Fi
     return table
 
 
-def limit_lines(name: str, condition: Condition, limits: Sequence[Limit]) -> list[str]:
-    """Return a line on the patterns of which no value was found that meets the condition."""
+def limit_lines(name: str, condition: Condition, limits: Sequence[Limit], *, smallest: bool) -> list[str]:
+    """Return lines on the patterns without a value that meets the condition, and on those without a limit.
+
+    Args:
+        name: The quantity that was searched.
+        condition: The condition.
+        limits: The limits.
+        smallest: Whether the smallest value that meets the condition was searched, else the largest.
+    """
+    lines = [
+        f"{limit.pattern}: no limit found up to {_probe(limit.found, condition)[0]}, the greatest value that is tried"
+        for limit in limits
+        if limit.found and limit.beyond is None and not smallest
+    ]
     patterns = [limit.pattern for limit in limits if limit.found is None]
-    if not patterns:
-        return []
-    quantity = {"servers": "number of servers", "models": "number of models"}.get(name, name)
-    return [f"{', '.join(patterns)}: no {quantity} meets {condition.metric} <= {condition.text(condition.limit)}"]
+    if patterns:
+        quantity = {"servers": "number of servers", "models": "number of models"}.get(name, name)
+        wanted = f"{condition.metric} <= {condition.text(condition.limit)}"
+        lines.append(f"{', '.join(patterns)}: no {quantity} meets {wanted}")
+    return lines
 
 
 def _probe(probe: Probe | None, condition: Condition) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -35,11 +36,12 @@ def comparison_table(comparison: PolicyComparison) -> FigureTable:
 
 def comparison_remarks(comparison: PolicyComparison) -> list[str]:
     """Return a line for each policy without a plan or a measurement, or whose plan exceeds a budget."""
-    return [f"{result.policy}: {remark}" for result in comparison.results if (remark := _remark(result))]
+    base_mb = comparison.profile.base_memory_mb
+    return [f"{result.policy}: {remark}" for result in comparison.results if (remark := _remark(result, base_mb))]
 
 
 def comparison_verdict(comparison: PolicyComparison) -> str:
-    """Return one line that names the fastest policy and compares it with the fastest plain session.
+    """Return one line that compares the fastest policy, or those that tie, with the fastest plain session.
 
     Policies whose plans exceed a budget are left out.
     """
@@ -49,13 +51,11 @@ def comparison_verdict(comparison: PolicyComparison) -> str:
     if comparison.interference:
         return TOO_BUSY
     if measured and best:
-        policy, ms = min(measured.items(), key=lambda item: item[1])
-        ratio = compare_latency(ms / best.median_ms)
+        ratio = compare_latency(min(measured.values()) / best.median_ms)
         session = f"the fastest plain session ({best.name}, {format_ms(best.median_ms)})"
-        return f"fastest policy: {policy}, {format_ms(ms)}, {ratio} {session}"
+        return f"{_fastest(measured, 'fastest policy')}, {ratio} {session}"
     if predicted:
-        policy, ms = min(predicted.items(), key=lambda item: item[1])
-        return f"fastest policy (predicted): {policy}, {format_ms(ms)}"
+        return _fastest(predicted, "fastest policy (predicted)")
     return "no plan fits the GPU budget" if any(e.plan for e in comparison.results) else "no policy found a plan"
 
 
@@ -125,10 +125,19 @@ def _figures(entry: PolicyResult, best: Timing | None) -> list[str]:
     return [format_ms(predicted.latency_ms), *_measured(entry.timing, best), *memory, *counts]
 
 
-def _remark(entry: PolicyResult) -> str:
+def _fastest(latencies_ms: Mapping[str, float], title: str) -> str:
+    """Return the fastest policy and its latency; policies whose latencies are printed alike tie."""
+    shown = format_ms(min(latencies_ms.values()))
+    tied = [policy for policy, ms in latencies_ms.items() if format_ms(ms) == shown]
+    return f"{title}: {', '.join(tied)}{' (tie)' if len(tied) > 1 else ''}, {shown}"
+
+
+def _remark(entry: PolicyResult, base_mb: float) -> str:
     if entry.plan is None or entry.fits:
         return entry.reason
-    limit = f"exceeds the GPU budget of {format_mb(entry.plan.budget_mb or 0.0)}"
+    held = f"{format_mb(entry.plan.predicted.resident_mb)} resident"
+    held += f", of which the accelerator's context takes {format_mb(base_mb)}" if base_mb else ""
+    limit = f"exceeds the GPU budget of {format_mb(entry.plan.budget_mb or 0.0)} with {held}"
     return f"{limit}; {entry.reason}" if entry.reason else limit
 
 

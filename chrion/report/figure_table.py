@@ -15,13 +15,12 @@ from rich import box
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.measure import Measurement
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-#: The width above which a table is wide, that of a large terminal.
-_WIDE = 100
-#: An empty cell, or a zero with or without a unit.
-_NOTHING = re.compile(r"([+-]?0(\.0+)?( \S+)?)?")
+#: An empty cell, or a zero with or without a unit; a change of zero has a sign.
+_NOTHING = re.compile(r"(0(\.0+)?( \S+)?)?")
 #: The minimum width of a column of longer text, about two words.
 _TEXT_WIDTH = 12
 
@@ -56,7 +55,7 @@ class FigureTable:
         Args:
             title: Its title; may be empty.
             columns: Its columns; one given by its name alone holds figures.
-            sparse: If the table is wide, leave out columns that are empty or hold zeros only.
+            sparse: Leave out columns that are empty or hold zeros only.
         """
         self.title = title
         self.sparse = sparse
@@ -74,6 +73,10 @@ class FigureTable:
         self.rows.append(cells)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        for renderable in self._renderables(console, options):
+            yield from map(_trimmed, console.render_lines(renderable, options, pad=False))
+
+    def _renderables(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         if self.title:
             yield Text(self.title, style="bold")
         for at, part in enumerate(self._parts(console, options)):
@@ -90,8 +93,7 @@ class FigureTable:
         """Return the columns of each table to print: the key columns, and as many others as fit, in their order."""
         keys = [at for at, column in enumerate(self.columns) if column.is_key]
         others = [at for at, column in enumerate(self.columns) if not column.is_key]
-        whole = self._table([*keys, *others])
-        if self.sparse and _min_width(console, options, whole) > min(_WIDE, options.max_width):
+        if self.sparse:
             others = [at for at in others if not all(_NOTHING.fullmatch(row[at]) for row in self.rows)]
         parts: list[list[int]] = []
         for at in others:
@@ -106,7 +108,7 @@ class FigureTable:
 
     def _table(self, columns: Sequence[int]) -> Table:
         named = any(self.columns[at].name for at in columns)
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, show_header=named)
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, show_edge=False, show_header=named)
         for at in columns:
             column, cells = self.columns[at], [row[at] for row in self.rows]
             widest = max((cell_len(cell) for cell in cells), default=0)
@@ -127,6 +129,13 @@ class FigureTable:
             for at in columns:
                 if row[at]:
                     yield Text(f"{self.columns[at].name}: {row[at]}", overflow="fold")
+
+
+def _trimmed(line: Sequence[Segment]) -> Text:
+    """Return a printed line without the blanks at its end."""
+    joined = Text.assemble(*((segment.text, segment.style or "") for segment in line))
+    joined.rstrip()
+    return joined
 
 
 def _min_width(console: Console, options: ConsoleOptions, table: Table) -> int:

@@ -35,7 +35,7 @@ def _objective(scenario: Scenario) -> str:
     objective = f"{slo.latency_ms:g} ms" if slo.latency_ms else f"{slo.factor:g} x the latency {reference}"
     has_own = any(model.get("slo_ms") for model in scenario.content.get("models", []))
     own = " or the model's own objective" if has_own else ""
-    measure = "response time" if scenario.measure == "response" else "execution time"
+    measure = "response time" if scenario.measure == "response" else "execution time alone"
     return f"violations: requests whose {measure} is above {objective}{own}, and those dropped or failed"
 
 
@@ -67,7 +67,6 @@ def pattern_table(scenario: Scenario, results: Sequence[PatternResult]) -> Figur
         *_RATES,
         "cold p95 ms",
         "loads/s",
-        "MB/s",
         _MISSING,
     ]
     failures = any(result.total.failed for result in results)
@@ -78,7 +77,7 @@ def pattern_table(scenario: Scenario, results: Sequence[PatternResult]) -> Figur
     table = FigureTable(title, columns, sparse=True)
     for result in results:
         total, cold_p95 = result.total, _ms(result.cold_response.p95_ms)
-        traffic = _rate(result.loads_per_s), _rate(result.loaded_mb_per_s), str(result.models_missing)
+        traffic = _rate(result.loads_per_s), str(result.models_missing)
         failed = [str(total.failed)] if failures else []
         hours = [f"{result.usage.server_hours:.2f}"] if scenario.autoscaling else []
         counts = str(total.arrivals), str(total.dropped), *failed

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from chrion.common.lane_numbers import lane_name
-from chrion.common.units import format_count, format_mb, format_ms
+from chrion.common.units import format_mb, format_ms
 from chrion.profiler.machine import Machine
 from chrion.report.benchmark.latency import Timing
 from chrion.report.figure_table import Column, FigureTable, key, text
@@ -28,13 +28,13 @@ def plan_table(plan: Plan) -> FigureTable:
     The memory that alpha prices comes first, the other definition beside it. Without an accelerator, the table compares
     with the CPU cores alone and has no columns of accelerator memory.
     """
-    title = f"{plan.model}: {format_count(len(plan.operators), 'operator')}, predicted for {plan.machine}"
+    title = f"{plan.model}: {plan.operator_counts}, predicted for {plan.machine}"
     first, second = sorted(MEMORIES, key=lambda memory: memory != plan.memory)
     n, on_cpu_alone = len(plan.operators), _is_on_cpu_alone(plan)
     columns = ["latency", "vs. CPU only", "operators", "cores"]
     if not on_cpu_alone:
         columns = ["latency", _VS_ACCELERATOR, MEMORY_NAMES[first], _VS_ACCELERATOR, MEMORY_NAMES[second]]
-        columns += ["operators on accelerator", "operators on CPU", "cores"]
+        columns += ["operators on accelerator", "on CPU", "cores"]
     table = FigureTable(title, [key(""), *columns], sparse=True)
     rows: list[tuple[str, Prediction | None, int, int, int]] = [
         ("accelerator only", plan.accelerator_only, n, 0, 0),
@@ -66,29 +66,30 @@ def reference_lines(plan: Plan) -> list[str]:
 
 
 def verdict(plan: Plan, *, priced: bool = True) -> str:
-    """Return one line that compares the prediction with the SLO and the GPU budget, and states the objective.
+    """Return one line on the SLO and the GPU budget, if they are kept, and on the objective.
+
+    The plan's remarks name those that no plan keeps.
 
     Args:
         plan: The plan.
         priced: Whether its alpha is a part of the objective; if none was given, the limits imply one.
     """
     parts = []
-    if plan.slo_ms is not None:
-        verb = "meets" if plan.meets_slo else "misses"
-        parts.append(f"{verb} the SLO of {format_ms(plan.slo_ms)} with {format_ms(plan.predicted.latency_ms)}")
-    if plan.budget_mb is not None:
-        verb = "fits" if plan.meets_budget else "exceeds"
+    if plan.slo_ms is not None and plan.meets_slo:
+        parts.append(f"meets the SLO of {format_ms(plan.slo_ms)} with {format_ms(plan.predicted.latency_ms)}")
+    if plan.budget_mb is not None and plan.meets_budget:
         resident = format_mb(plan.predicted.resident_mb)
-        parts.append(f"{verb} the GPU budget of {format_mb(plan.budget_mb)} with {resident} resident")
+        parts.append(f"fits the GPU budget of {format_mb(plan.budget_mb)} with {resident} resident")
     return "; ".join([*parts, f"objective: {_objective(plan, priced=priced)}"])
 
 
 def _objective(plan: Plan, *, priced: bool) -> str:
     memory = MEMORY_NAMES[plan.memory]
-    if priced:
-        return "minimum latency" + (f" + {plan.alpha:.4g} ms/MB * {memory}" if plan.alpha else "")
+    if priced or plan.accelerator_only is None:
+        is_weighed = plan.alpha and plan.accelerator_only
+        return "minimum latency" + (f" + {plan.alpha:.4g} ms/MB * {memory}" if is_weighed else "")
     within = " within the GPU budget" if plan.budget_mb is not None else ""
-    weighed = plan.accelerator_only is not None and find_policy(plan.policy).weighs_memory
+    weighed = find_policy(plan.policy).weighs_memory
     if plan.slo_ms is None or not (weighed and plan.meets_slo and plan.meets_budget):
         return f"minimum latency{within}"
     return f"minimum {memory}{within}{' and' if within else ' within'} the SLO"

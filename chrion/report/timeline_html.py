@@ -81,7 +81,7 @@ def _facts(plan: Plan, charts: Sequence[LaneChart]) -> str:
     facts = {
         "policy": f"{plan.policy}, alpha {plan.alpha:.4g} ms/MB",
         "machine": str(plan.machine),
-        "operators": f"{len(plan.operators)} in {len(plan.segments)} segments",
+        "operators": f"{plan.operator_counts} in {len(plan.segments)} segments",
     }
     if plan.accelerator:
         facts["accelerator memory"] = f"{format_mb(plan.predicted.resident_mb)} resident"

@@ -11,7 +11,7 @@ from typing import Any
 
 from chrion.common.files import parse_json, read_json, write_atomically
 from chrion.common.lane_numbers import is_accelerator_lane
-from chrion.common.units import format_mb, format_ms
+from chrion.common.units import format_count, format_mb, format_ms
 from chrion.errors import ModelError, PlanError
 from chrion.graph.merge import merge_operators
 from chrion.graph.model import Graph
@@ -94,6 +94,8 @@ class Plan:
     origin: str = ""
     #: Number of cores that ``cpu_only`` uses; 0 if unknown.
     cpu_only_cores: int = 0
+    #: Number of the model's operators before any are cut into chunks or merged; 0 if unknown.
+    model_operators: int = 0
 
     def __repr__(self) -> str:
         summary = f"{self.policy}, {format_ms(self.predicted.latency_ms)}"
@@ -109,6 +111,17 @@ class Plan:
     def meets_budget(self) -> bool:
         """True if the predicted resident memory is within the budget, or there is no budget."""
         return self.budget_mb is None or self.predicted.resident_mb <= self.budget_mb
+
+    @property
+    def operator_counts(self) -> str:
+        """The number of operators in words, and that of the model's operators if they are cut or merged."""
+        details = [f"{self.model_operators} in the model"] if self.model_operators else []
+        if self.chunk is not None:
+            details.append(f"recurrent layers in chunks of {format_count(self.chunk, 'step')}")
+        if self.merged:
+            details.append(f"{sum(map(len, self.merged))} merged into {len(self.merged)}")
+        cut = self.chunk is not None or self.merged
+        return format_count(len(self.operators), "operator") + (f" ({'; '.join(details)})" if cut else "")
 
     @property
     def on_accelerator(self) -> int:
@@ -192,6 +205,7 @@ class Plan:
             "remarks",
             "origin",
             "cpu_only_cores",
+            "model_operators",
             "merged",
         ):
             content[name] = getattr(self, name)
@@ -304,6 +318,7 @@ def _from_json(content: Mapping[str, Any]) -> Plan:
         memory=_memory(content.get("memory", "resident")),
         origin=str(content.get("origin", "")),
         cpu_only_cores=int(_non_negative(content.get("cpu_only_cores", 0))),
+        model_operators=int(_non_negative(content.get("model_operators", 0))),
     )
 
 

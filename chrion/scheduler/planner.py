@@ -14,7 +14,7 @@ from chrion.graph.dag import Dag
 from chrion.graph.model import Graph
 from chrion.profiler.costs import Costs
 from chrion.profiler.profiles import Profile
-from chrion.scheduler.evaluation.evaluate import Timeline
+from chrion.scheduler.evaluation.evaluate import Timeline, segment_spans_ms
 from chrion.scheduler.evaluation.lower_bound import lower_bound_ms
 from chrion.scheduler.evaluation.solution import Problem, VariantSolution
 from chrion.scheduler.plan import Plan, Prediction
@@ -189,8 +189,9 @@ class Planner:
             estimated=len(profile.missing(dag)),
             schedule=solution.schedule,
             operators=dag.names,
+            model_operators=len(self._graph.dag),
             segments=solution.segments,
-            segment_ms=tuple((timeline.start_ms[s[0]], timeline.finish_ms[s[-1]]) for s in solution.segments),
+            segment_ms=segment_spans_ms(timeline, self._costs_of(dag), solution.schedule, solution.segments),
             predicted=_prediction(timeline),
             busy_ms=timeline.busy_ms,
             lower_bound_ms=lower_bound_ms(dag, self._costs_of(dag), solution.schedule),
@@ -282,26 +283,21 @@ def _prediction(timeline: Timeline) -> Prediction:
 
 
 def _remarks(chosen: VariantSolution, limits: Limits, alpha: float | None) -> list[str]:
-    """Return the plan's remarks: changes to the model and to alpha, and missed limits."""
+    """Return the plan's remarks: operators on several cores, changes to alpha, and missed limits."""
     remarks = []
     timeline = chosen.solution.timeline
-    if chosen.chunk:
-        remarks.append(f"recurrent operators are cut into chunks of {chosen.chunk} steps")
     if widths := Counter(width for width in chosen.solution.schedule.widths if width > 1):
         counts = ", ".join(f"{count} on {width}" for width, count in sorted(widths.items()))
         remarks.append(f"operators on several cores at once: {counts}")
-    if chosen.merged:
-        count = sum(map(len, chosen.merged))
-        remarks.append(f"{count} operators are merged into {len(chosen.merged)}")
     slo_ms, budget_mb = limits.slo_ms, limits.budget_mb
     if alpha is not None and chosen.alpha < alpha and chosen.meets(slo_ms):
         remarks.append(f"alpha was lowered from {alpha:g} to {chosen.alpha:.4g} ms/MB to meet the SLO")
     if slo_ms is not None and not chosen.meets(slo_ms):
-        excess = format_ms(timeline.latency_ms - slo_ms)
         within = "" if budget_mb is None else f" within the GPU budget of {format_mb(budget_mb)}"
-        remarks.append(f"no plan meets the SLO of {format_ms(slo_ms)}{within}: the fastest misses it by {excess}")
+        remarks.append(
+            f"no plan meets the SLO of {format_ms(slo_ms)}{within}: the fastest takes {format_ms(timeline.latency_ms)}"
+        )
     if budget_mb is not None and not chosen.fits(budget_mb):
-        excess = format_mb(timeline.resident_mb - budget_mb)
         budget = f"the GPU budget of {format_mb(budget_mb)}"
-        remarks.append(f"no plan of this policy fits {budget}: the smallest exceeds it by {excess}")
+        remarks.append(f"no plan of this policy fits {budget}: the smallest holds {format_mb(timeline.resident_mb)}")
     return remarks

@@ -15,7 +15,7 @@ from chrion.errors import ModelError, PlanError, ScheduleError
 from chrion.graph.model import Graph
 from chrion.graph.recurrent import unroll
 from chrion.profiler.profiles import Profile
-from chrion.scheduler.evaluation.evaluate import evaluate
+from chrion.scheduler.evaluation.evaluate import evaluate, segment_spans_ms
 from chrion.scheduler.evaluation.lower_bound import lower_bound_ms
 from chrion.scheduler.plan import Plan, Prediction
 
@@ -50,7 +50,7 @@ def adapt_plan(plan: Plan, graph: Graph, profile: Profile) -> Plan | None:
             digest=variant.digest,
             shapes=graph.shapes,
             estimated=len(profile.missing(variant.dag)),
-            segment_ms=tuple((timeline.start_ms[s[0]], timeline.finish_ms[s[-1]]) for s in plan.segments),
+            segment_ms=segment_spans_ms(timeline, costs, plan.schedule, plan.segments),
             predicted=Prediction(timeline.latency_ms, timeline.memory_mb, timeline.resident_mb),
             busy_ms=timeline.busy_ms,
             lower_bound_ms=lower_bound_ms(variant.dag, costs, plan.schedule),

@@ -82,3 +82,22 @@ def test_plans_that_fail_or_give_other_outputs_are_not_timed() -> None:
     assert "differ from plain onnxruntime's" in measured.results[0].reason
     assert measured.results[0].timing is None
     assert all(t.runs >= 5 for t in measured.plain)
+
+
+def test_policies_that_tie_are_named_together() -> None:
+    """The verdict names all policies of the least latency; columns without figures are left out."""
+    found = compared(branches(), "cpu", "heft")
+    first = found.results[0]
+    tied = replace(found, results=(first, replace(first, policy="other")))
+    assert comparison_verdict(tied).startswith("fastest policy (predicted): cpu, other (tie), ")
+    alone = comparison_verdict(replace(found, results=(first,)))
+    assert alone.startswith("fastest policy (predicted): cpu, ")
+    assert "tie" not in alone
+
+
+def test_policies_without_a_plan_can_be_left_out() -> None:
+    """Only policies with a plan are kept, unless none has one."""
+    found = compared(branches(), "cpu", "accelerator")
+    assert [result.policy for result in found.planned.results] == ["cpu"]
+    failed = replace(found, results=found.results[1:])
+    assert failed.planned == failed

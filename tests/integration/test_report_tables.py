@@ -26,10 +26,12 @@ from chrion.report import (
 )
 from chrion.report.benchmark.comparison import PolicyComparison, PolicyResult
 from chrion.report.benchmark.latency import Timing
+from chrion.report.capacity_tables import limit_lines
 from chrion.report.figure_table import FigureTable
 from chrion.report.simulation_tables import simulation_tables, sweep_table
 from chrion.scheduler import Prediction, fixed_plan
 from chrion.serving.simulator import find_scenario, run_sweep, simulate
+from chrion.serving.simulator.find import Condition, Limit, Probe
 from chrion.serving.simulator.overrides import parameter_grid
 from chrion.serving.simulator.results import to_json
 from helpers import MACHINE, alternating_lanes, branches
@@ -74,27 +76,38 @@ def test_the_plan_table_without_an_accelerator_compares_with_the_cores(plan: Pla
     assert text.count("fixed placement") == 1  # the columns stay in one block
 
 
+def test_a_search_that_ends_without_a_limit_is_named() -> None:
+    """Of the largest value, the greatest one tried is no limit; of the smallest, the first one is a result."""
+    limits = [Limit("arena", Probe(100_000, 0.0137, 0.0), None)]
+    condition = Condition("violations", 0.02)
+    lines = limit_lines("models", condition, limits, smallest=False)
+    assert lines == ["arena: no limit found up to 100000, the greatest value that is tried"]
+    assert limit_lines("servers", condition, limits, smallest=True) == []
+
+
 def test_verdicts(plan: Plan) -> None:
-    """The verdict says whether an SLO is met, missed or not given, and a session faster, as fast or slower."""
+    """The verdict says whether an SLO is met, and a session faster, as fast or slower."""
     assert verdict(plan) == "objective: minimum latency"
     priced = replace(plan, alpha=0.3)
+    assert verdict(priced) == "objective: minimum latency"  # without an accelerator there is no memory to price
+    priced = replace(priced, accelerator_only=plan.predicted)
     assert verdict(priced) == "objective: minimum latency + 0.3 ms/MB * resident memory"
     assert verdict(replace(priced, memory="paper")).endswith(" * memory (Eq. 4)")
     priced = replace(priced, policy="chrion")
     budget = replace(priced, budget_mb=1e6)
     assert verdict(budget, priced=False).endswith("; objective: minimum latency within the GPU budget")
     assert verdict(budget).endswith(" * resident memory")
-    slo = replace(priced, slo_ms=1e6, accelerator_only=plan.predicted)
+    slo = replace(priced, slo_ms=1e6)
     assert verdict(slo, priced=False).endswith("; objective: minimum resident memory within the SLO")
     unweighed = replace(slo, policy="peft")
     assert verdict(unweighed, priced=False).endswith("; objective: minimum latency")
     both = replace(slo, budget_mb=1e6)
     assert verdict(both, priced=False).endswith("minimum resident memory within the GPU budget and the SLO")
-    assert verdict(replace(slo, slo_ms=1e-6), priced=False).endswith("; objective: minimum latency")
+    assert verdict(replace(slo, slo_ms=1e-6), priced=False) == "objective: minimum latency"
     object.__setattr__(plan, "slo_ms", 100.0)
     assert verdict(plan).startswith("meets")
     object.__setattr__(plan, "slo_ms", 1.0)
-    assert verdict(plan).startswith("misses")
+    assert "SLO" not in verdict(plan)  # a remark of the plan has it
     for ours, expected in (
         (5.0, "is 2.00 times faster than the fastest plain session (a)"),
         (10.1, "is as fast as the"),

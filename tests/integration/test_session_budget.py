@@ -36,7 +36,7 @@ def config(budget_mb: float | None) -> SessionConfig:
 def timed_candidates(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, budget_mb: float | None, memory: Memory = "resident"
 ) -> dict[str, float]:
-    """Return the candidates that the guard times, with their priced memory in MB.
+    """Return the candidates that the guard times, with their priced memory in MB; a plan of one segment is none.
 
     In resident memory, the plain session takes 800 MB and the plan 300; by Equation 4, 100 MB more.
     """
@@ -55,7 +55,8 @@ def timed_candidates(
 
     monkeypatch.setenv("CHRION_CACHE", str(tmp_path))
     replace_step(monkeypatch, "profile", invented_profile)
-    replace_step(monkeypatch, "plan", lambda *_, **__: [plan])
+    whole = replace(plan, segments=(tuple(range(len(graph.dag))),))
+    replace_step(monkeypatch, "plan", lambda *_, **__: [whole, plan])
     replace_step(monkeypatch, "compare", compare)
     EngineSelector(config(budget_mb)).decide(graph)
     return timed

@@ -66,10 +66,10 @@ def test_a_plan_is_searched_for_only_if_more_than_latency_decides(caplog: pytest
     caplog.set_level("INFO", "chrion")
     for slo, alpha in ((1.0, None), (1.0, 0.3), (1000.0, 0.0), (None, 0.0)):
         assert partition(wide, measured, slo, alpha).schedule == fastest.schedule
-        assert [record.message.startswith("search: none") for record in caplog.records] == [True], (slo, alpha)
+        assert ["no search, since HEFT" in record.message for record in caplog.records] == [True], (slo, alpha)
         caplog.clear()
     partition(wide, measured, 1000.0)
-    assert not any(record.message.startswith("search: none") for record in caplog.records)
+    assert not any("no search, since HEFT" in record.message for record in caplog.records)
 
 
 @pytest.mark.parametrize(("notes", "expected"), [((), "resident"), (("from a paper",), "paper")])
@@ -99,8 +99,8 @@ def test_alpha_that_changes_nothing_is_a_remark_with_the_reason(graph: Graph, pr
     assert partition(graph, alone, alpha=1.0).remarks == ("alpha changes nothing: there is no accelerator",)
 
 
-def test_the_chunk_length_is_a_remark() -> None:
-    """Two layers on two cores overlap only in chunks, and the plan's remark has their length."""
+def test_operators_are_counted_with_the_chunk_length() -> None:
+    """Two layers on two cores overlap only in chunks; the plan names their length beside its operators."""
     graph = load(build("lstm", {"layers": 2, "seq": 32, "batch": 1, "io": 8, "chunk": 32}))
     costs = {}
     for variant in [graph, *(unroll(graph, chunk) for chunk in chunk_choices(graph))]:
@@ -110,18 +110,30 @@ def test_the_chunk_length_is_a_remark() -> None:
             costs[signature] = OperatorCost(op_type, (size / 1e3, size / 1e3) if op_type == "LSTM" else (0.0, 0.0))
     plan = partition(graph, Profile(MACHINE, 2, None, costs))
     assert plan.chunk is not None
-    assert plan.remarks == (f"recurrent operators are cut into chunks of {plan.chunk} steps",)
+    counts = f"{len(plan.operators)} operators ({len(graph.dag)} in the model"
+    assert plan.operator_counts == f"{counts}; recurrent layers in chunks of {plan.chunk} steps)"
+    assert plan.remarks == ()
+
+
+def test_segments_last_as_long_as_their_lanes_are_busy(graph: Graph, profile: Profile) -> None:
+    """The predicted times of a lane's segments add up to its busy time, with their dispatches."""
+    for policy in ("chrion", "heft"):
+        plan = partition(graph, replace(profile, dispatch_ms=0.25), policy=policy)
+        for lane in set(plan.schedule.lanes):
+            own = [at for at, segment in enumerate(plan.segments) if lane in plan.schedule.occupied(segment[0])]
+            spans = (plan.segment_ms[at] for at in own)
+            assert sum(end - start for start, end in spans) == pytest.approx(plan.busy_ms[lane])
 
 
 def test_limits_that_no_plan_keeps_are_remarks(graph: Graph, profile: Profile) -> None:
-    """The remarks contain the excess over the SLO and over the budget."""
+    """The remarks contain the latency and the memory that exceed the SLO and the budget."""
     plan = partition(graph, profile, slo="1us")
     assert not plan.meets_slo
-    assert plan.remarks[-1].startswith("no plan meets the SLO of 1 us: the fastest misses it by ")
+    assert plan.remarks[-1].startswith("no plan meets the SLO of 1 us: the fastest takes ")
     plan = partition(graph, profile, policy="accelerator", gpu_budget="1B")
     assert not plan.meets_budget
     assert plan.remarks[-1].startswith("no plan of this policy fits the GPU budget of ")
-    assert "the smallest exceeds it by" in plan.remarks[-1]
+    assert "the smallest holds " in plan.remarks[-1]
 
 
 def test_values_that_wait_for_their_copies_count_in_the_budget() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from chrion.common.lane_numbers import is_copy_lane
 from chrion.errors import ChrionError
 from chrion.graph.model import Graph
 from chrion.machine.cores import physical_cores
@@ -47,7 +48,7 @@ class PolicyResult:
     #: None if the policy found no plan.
     plan: Plan | None
     planning_ms: float
-    #: Lanes that the plan uses.
+    #: Lanes that the plan uses; an operator on several cores uses one for each.
     lanes: int = 0
     #: Number of waits of one lane for another in each request.
     synchronisations: int = 0
@@ -78,6 +79,11 @@ class PolicyComparison:
     def estimated(self) -> int:
         """Number of operators whose costs are not in the profile."""
         return len(self.profile.missing(self.graph.dag))
+
+    @property
+    def planned(self) -> PolicyComparison:
+        """The comparison without the policies that found no plan, unless none found one."""
+        return replace(self, results=tuple(result for result in self.results if result.plan) or self.results)
 
     @property
     def best_plain(self) -> Timing | None:
@@ -157,7 +163,8 @@ def _plan(graph: Graph, profile: Profile, options: PlanOptions) -> PolicyResult:
     planning_ms = (time.perf_counter() - before) * 1e3
     schedule = plan.schedule
     program = build_program(plan.apply(graph).dag, schedule, plan.segments)
-    return PolicyResult(options.policy, plan, planning_ms, len(program.lanes), program.waits)
+    lanes = sum(not is_copy_lane(lane) for lane in program.occupied)
+    return PolicyResult(options.policy, plan, planning_ms, lanes, program.waits)
 
 
 def _plain_sessions(comparison: PolicyComparison, feed: Feed) -> dict[str, SessionFactory]:

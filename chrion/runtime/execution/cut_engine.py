@@ -292,7 +292,7 @@ class CutEngine:
         lane_kind = "native lanes" if self._native else f"lane threads ({self._obstacle})"
         memory = f", {format_mb(plan.predicted.accelerator_mb(plan.memory))} of {MEMORY_NAMES[plan.memory]}"
         lines = [
-            f"{plan.model}: {len(plan.operators)} operators in {len(plan.segments)} segments on {len(lanes)} lanes",
+            f"{plan.model}: {plan.operator_counts} in {len(plan.segments)} segments on {len(lanes)} lanes",
             f"policy {plan.policy}, {counts}, {lane_kind}",
             f"predicted {format_ms(plan.predicted.latency_ms)}{memory if self.accelerated else ''}",
         ]

@@ -25,7 +25,8 @@ def describe(comparison: Comparison, slo_ms: float | None, *, planned: bool) -> 
     parts = [] if planned else [NOT_PARALLEL]
     timed = [result for result in comparison.results if result.latency_ms < math.inf]
     if timed:
-        parts.append(f"{_relation(comparison, timed, slo_ms)} ({_figures(timed)})")
+        among = "" if planned else "of the plain sessions, "
+        parts.append(f"{among}{_relation(comparison, timed, slo_ms)} ({_figures(timed)})")
     elif planned:
         failure = next((result.failure for result in comparison.results if result.failure), "there was no candidate")
         parts.append(f"no candidate could be timed on synthetic inputs ({failure})")

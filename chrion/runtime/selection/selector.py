@@ -230,7 +230,8 @@ class EngineSelector:
     def _compare(self, graph: Graph) -> Decision:
         """Time the plans with the best predictions against the plain sessions."""
         made = self._plans(graph)
-        plans = {f"plan {at}": plan for at, plan in enumerate(made, start=1) if len(plan.segments) > 1}
+        parallel = (plan for plan in made if len(plan.segments) > 1)
+        plans = {f"plan {at}": plan for at, plan in enumerate(parallel, start=1)}
         comparison = compare(self._candidates(graph, plans, made[0]), self._config.slo_ms)
         winner, results, interference = comparison
         why = describe(comparison, self._config.slo_ms, planned=bool(plans))

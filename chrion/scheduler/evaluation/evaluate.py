@@ -73,6 +73,17 @@ def evaluate(
     return complete(dag, costs, schedule, run_times(dag, costs, schedule, pieces))
 
 
+def segment_spans_ms(
+    timeline: Timeline, costs: Costs, schedule: Schedule, segments: Sequence[Sequence[int]]
+) -> tuple[tuple[float, float], ...]:
+    """Return the start of the dispatch and the end of each segment in ms, between which its lanes are busy."""
+    spans = []
+    for segment in segments:
+        dispatch_ms = costs.dispatch_ms + (costs.wake_ms if schedule.width(segment[0]) > 1 else 0.0)
+        spans.append((max(0.0, timeline.start_ms[segment[0]] - dispatch_ms), timeline.finish_ms[segment[-1]]))
+    return tuple(spans)
+
+
 def run_times(dag: Dag, costs: Costs, schedule: Schedule, segments: Sequence[Sequence[int]]) -> RunTimes:
     """Return the run times of a schedule's segments, the first part of :func:`evaluate`.
 

@@ -260,17 +260,20 @@ def search_variants(task: PlanningTask) -> list[VariantSolution]:
     graphs = variants_of(graph)
     costs = {chunk: task.costs_of(variant.dag) for chunk, variant in graphs.items()}
     variants = {chunk: (variant.dag, costs[chunk]) for chunk, variant in graphs.items()}
-    known = published_solutions(variants, task.slo_ms, fastest_only=task.fastest_only) or _search(variants)
+    published = published_solutions(variants, task.slo_ms, fastest_only=task.fastest_only)
+    if published:
+        log.info("model %s: no search, since HEFT is near the lower bound of the latency", graph.name)
+    known = published or _search(graph.name, variants)
     pool = [
         VariantSolution(0.0, solution, chunk, graphs[chunk])
         for chunk, solutions in known.items()
         for solution in solutions
     ]
     problem = Problem(graph.dag, costs[None])
-    published: list[tuple[float, ScheduleFunction]] = [(alpha, chrion_paper) for alpha in task.alphas]
+    policies: list[tuple[float, ScheduleFunction]] = [(alpha, chrion_paper) for alpha in task.alphas]
     if costs[None].accelerator_ms is not None:  # printed beside each plan; that on the cores is an initial solution
-        published.append((0.0, accelerator_only))
-    for alpha, policy in published:
+        policies.append((0.0, accelerator_only))
+    for alpha, policy in policies:
         origin = "greedy" if policy is chrion_paper else "accelerator alone"
         solution = problem.evaluate(policy(graph.dag, costs[None], alpha), origin=origin)
         pool.append(VariantSolution(alpha, solution, None, graph))
@@ -314,17 +317,17 @@ def published_solutions(
                 fastest_ms = min([fastest_ms, *(s.timeline.latency_ms for s in known[chunk])])
         if fastest_ms > _NEAR_BOUND * bound_ms or fastest_ms > limit_ms:
             return None
-    log.info("search: none, since HEFT with %s is near the bound of %s", format_ms(fastest_ms), format_ms(bound_ms))
     return known
 
 
-def _search(variants: Mapping[int | None, tuple[Dag, Costs]]) -> Mapping[int | None, Sequence[Solution]]:
-    """Return the solutions of a search, by chunk length, and log what it gained."""
+def _search(name: str, variants: Mapping[int | None, tuple[Dag, Costs]]) -> Mapping[int | None, Sequence[Solution]]:
+    """Return the solutions of a search, by chunk length, and log what it gained for the model of a name."""
     before_s = time.perf_counter()
     search = PortfolioSearch(variants)
     fastest_ms = min(s.timeline.latency_ms for solutions in search.solutions.values() for s in solutions)
     taken = format_ms((time.perf_counter() - before_s) * 1e3)
-    log.info("search: %s -> %s in %s", format_ms(search.initial_ms), format_ms(fastest_ms), taken)
+    found = format_ms(search.initial_ms), format_ms(fastest_ms)
+    log.info("model %s: search changed the predicted latency from %s to %s in %s", name, *found, taken)
     return search.solutions
 
 

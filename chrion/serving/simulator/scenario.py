@@ -16,7 +16,7 @@ from typing import Any
 from chrion.common.files import bundled_folder, read_toml
 from chrion.common.records import read_record, refuse_unknown
 from chrion.common.suggestions import did_you_mean
-from chrion.errors import ScenarioError
+from chrion.errors import PlanError, ScenarioError
 from chrion.serving.manager.policies import ADMISSION, EVICTION, LOAD_ORDER
 from chrion.serving.manager.policy_settings import PolicySpec, route_of
 from chrion.serving.simulator.cluster_state import ServerPolicies
@@ -173,14 +173,15 @@ class ScenarioSource:
 
         Raises:
             ScenarioError: The one that was raised, with the file.
+            PlanError: The same.
         """
         try:
             yield
-        except ScenarioError as error:
+        except (ScenarioError, PlanError) as error:
             path = str(self.folder / f"{self.name}.toml")
             sets = ", ".join(f"{key}={value}" for key, value in self.sets.items())
             where = f"{path} with {sets}" if sets else path
-            raise ScenarioError(f"{where}: {error.message.removeprefix(f'{path}: ')}", hint=error.hint) from error
+            raise type(error)(f"{where}: {error.message.removeprefix(f'{path}: ')}", hint=error.hint) from error
 
 
 def find_scenario(name: str) -> ScenarioSource:

@@ -60,8 +60,8 @@ def _variant(name: str, table: VariantTable, where: str, folder: Path) -> Varian
             raise ScenarioError(f"{at} = {getattr(table, key)!r}: only for a variant with the key 'plan'")
     try:
         return from_plan(name, folder / table.plan, table) if table.plan else from_table(name, table)
-    except PlanError:
-        raise
+    except PlanError as error:
+        raise PlanError(f"{where}.variants.{name}.plan: {error.message}", hint=error.hint) from error
     except ValueError as error:
         raise ScenarioError(f"{where}: {error}") from error
 

@@ -26,6 +26,10 @@ _PIECE = 1 << 16
 #: Maximum requests of a run: they take about half a day.
 MAX_REQUESTS = 1e10
 _MINUTE_MS = 60_000.0
+#: Where the traces of a kind are published.
+_PUBLISHED = dict.fromkeys(
+    ("azure-functions-2019", "azure-llm-2023"), "published at https://github.com/Azure/AzurePublicDataset; "
+)
 _DEFAULT_MAPPING = {"csv": "name", "azure-functions-2019": "rank", "azure-llm-2023": "draw"}
 
 
@@ -197,7 +201,8 @@ def _build(spec: WorkloadSpec, names: Sequence[str], shares: Sequence[float], se
     if spec.kind in SYNTHETIC:
         return SyntheticWorkload(spec.kind, spec.requests, spec.rate_per_s, spec.burst_cv, chances, seed)
     if not spec.path:
-        raise ScenarioError(f"workload.path is missing: kind {spec.kind!r} requires a trace file")
+        hint = f"{_PUBLISHED.get(spec.kind, '')}name it with --set workload.path=FILE"
+        raise ScenarioError(f"workload.path is missing: kind {spec.kind!r} requires a trace file", hint=hint)
     trace = read_trace(spec.kind, folder / spec.path)
     mapping = spec.mapping or _DEFAULT_MAPPING[spec.kind]
     if isinstance(trace, MinuteCounts):

@@ -31,7 +31,7 @@ def test_every_policy_has_a_row(cli: Chrion) -> None:
             assert row["predicted_ms"] > 0
             assert 0 < row["low_ms"] <= row["measured_ms"] <= row["high_ms"]
             assert row["lanes"] >= 1
-            assert row["synchronisations"] >= row["lanes"] - 1 or row["segments"] == row["lanes"]
+            assert row["synchronisations"] >= row["lanes"] - 1 or row["segments"] <= row["lanes"]
             assert row["planning_ms"] > 0
     assert [t["name"].split(",")[0] for t in found["plain"]] == ["onnxruntime"] * 3
     assert found["best_plain"] == min(found["plain"], key=lambda t: t["median_ms"])["name"]
@@ -110,7 +110,8 @@ def test_policies_are_compared_within_a_budget(cli: Chrion) -> None:
     assert rows["accelerator"]["resident_mb"] > 1
     assert all(row["resident_mb"] <= 1 for name, row in rows.items() if name != "accelerator")
     out = cli(*options, "accelerator,cpu", "--gpu-budget", "1MB")[1]
-    assert "accelerator: exceeds the GPU budget of 1.0 MB" in out.splitlines()
+    held = "345.0 MB resident, of which the accelerator's context takes 345.0 MB"
+    assert f"accelerator: exceeds the GPU budget of 1.0 MB with {held}" in out.splitlines()
     assert "fastest policy (predicted): cpu" in out
     assert "no plan fits" in cli(*options, "accelerator", "--gpu-budget", "0MB")[1]
     assert_refused(cli("compare", "m.onnx", "--gpu-budget", "1XB"), "gpu budget")

@@ -83,14 +83,14 @@ def test_completion_offers_commands_and_names(cli: Chrion, monkeypatch: pytest.M
         assert (code, sorted(out.split()), err) == (0, sorted(expected), ""), words
 
 
-def test_tables_in_a_pipe_have_140_columns(cli: Chrion, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a terminal, tables are as wide as on one of 140 columns, or as COLUMNS says."""
+def test_tables_in_a_pipe_have_100_columns(cli: Chrion, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a terminal, tables are as wide as on one of 100 columns, or as COLUMNS says."""
     wide = cli("hardware", "l4+epyc-16")[1]
     monkeypatch.delenv("COLUMNS")
     assert cli("hardware", "l4+epyc-16")[1] == wide
     monkeypatch.setenv("COLUMNS", "60")
     narrow = cli("hardware", "l4+epyc-16")[1]
-    assert max(map(len, narrow.splitlines())) <= 60 < max(map(len, wide.splitlines())) <= 140
+    assert max(map(len, narrow.splitlines())) <= 60 < max(map(len, wide.splitlines())) <= 100
 
 
 @pytest.mark.usefixtures("model")

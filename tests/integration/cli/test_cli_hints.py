@@ -45,6 +45,7 @@ def test_mistakes_are_answered_by_what_is_known(cli: Chrion) -> None:
             (["partition", "m.onnx", "--profile", "gtx1080ti-papr"], "(did you mean 'gtx1080ti-paper'?)"),
             (["modl", "lstm"], "Did you mean 'model'?"),
             (["simulate", "azure-capacity", "--set", "requets=3"], "did you mean"),
+            (["simulate", "table7", "--gpu-memory-gb", "3"], "values of a scenario: --set gpu_memory_gb=VALUE"),
             (["simulate", "azure-capacty"], "did you mean 'azure-capacity'"),
             (["simulate", "small.toml"], "small.toml: seed = 'many': expected a whole number"),
             (

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import onnx
 import pytest
 
-from chrion import Plan, load
+from chrion import Plan, Profile, load
 from chrion.scheduler import fixed_plan
+from chrion.zoo import build
 from command_line import PAPER, Chrion, assert_each_refused, assert_refused
 from helpers import alternating_lanes, branches
 from seams.execution import interfere_at
@@ -93,6 +95,15 @@ def test_a_stored_profile_is_drawn_and_not_written(cli: Chrion, model: Path) -> 
     out = cli("profile", str(model), "--cores", "1", "--plot", "p.svg", "--force")[1]
     assert "written: m.profile.json" in out
     assert "replaced: p.svg" in out
+
+
+def test_a_profile_counts_the_operators_of_the_model(cli: Chrion, tmp_path: Path) -> None:
+    """Chunks of recurrent layers are costed too, but the distinct operators that are counted are those of the model."""
+    onnx.save(build("lstm", {"layers": 2, "seq": 8, "batch": 1, "io": 8, "chunk": 8}), tmp_path / "folded.onnx")
+    graph = load("folded.onnx")
+    out = cli("profile", "folded.onnx", "--hardware", "epyc-16")[1]
+    assert out.startswith(f"{len(graph.dag)} operators, {len(set(graph.dag.signatures))} of them distinct, on ")
+    assert len(Profile.load("folded.profile.json").operators) > len(graph.dag)
 
 
 def test_force_replaces_plans_profiles_and_models(cli: Chrion, model: Path) -> None:

@@ -15,7 +15,7 @@ def test_tables(cli: Chrion) -> None:
     code, out, err = cli(*words)
     assert (code, err) == (0, "chrion: simulating table7, 2000 requests ...\n")
     assert "table7: 9 models on 1 server" in out
-    assert "violations: requests whose execution time is above 1.05 x the latency of variant gpu" in out
+    assert "violations: requests whose execution time alone is above 1.05 x the latency of variant gpu" in out
     assert "By " not in out
     out = cli(*words, "--details")[1]
     assert "By model" in out
@@ -51,6 +51,7 @@ def test_sweep(cli: Chrion) -> None:
 
 def test_bad_input_is_one_line(cli: Chrion) -> None:
     """Bad input ends with exit code 2, one line on stderr and nothing on stdout."""
+    Path("planned.toml").write_text('[[models]]\nname = "one"\nvariants.gpu.plan = "nope.json"\n')
     cases: list[tuple[tuple[str, ...], str]] = [
         (("nonesuch.toml",), "scenario 'nonesuch.toml' not found"),
         (("table7", "--set", "rate_per_s=-1"), "workload.rate_per_s = -1: expected a number above 0"),
@@ -66,9 +67,19 @@ def test_bad_input_is_one_line(cli: Chrion) -> None:
         (("table7", "--replications", "3", "--export", "r.csv"), "--export cannot be combined with --replications"),
         (("table7", "--sweep", "seed=1,2", "--details"), "--details cannot be combined with --sweep"),
         (("table7", "--sweep", "seed=1,2", "--sweep", "seed=3"), "--sweep: key 'seed' occurs twice"),
+        (("azure-capacity",), "https://github.com/Azure/AzurePublicDataset; name it with --set workload.path=FILE"),
+        (("planned.toml",), "planned.toml with requests=100: models.one.variants.gpu.plan: nope.json: cannot be read"),
     ]
     rest = ("--set", "requests=100", "--json")
     assert_each_refused(cli, [(("simulate", *words, *rest), about) for words, about in cases])
+
+
+def test_a_value_of_a_sweep_is_checked_before_the_work_begins(cli: Chrion) -> None:
+    """No step is announced before a wrong value is refused."""
+    for swept in ("policy=lru,fifo", "gpu_memory_gb=4-8", "eviction=lru,lfux"):
+        code, out, err = cli("simulate", "table7", "--sweep", swept)
+        assert (code, out) == (2, "")
+        assert err.startswith("chrion: error: ")
 
 
 def test_find(cli: Chrion) -> None:
