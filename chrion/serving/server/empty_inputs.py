@@ -1,28 +1,41 @@
-"""Operators that end onnxruntime's process on tensors without elements, so that a request could end the server."""
+"""Operators that end the process, or never return, on tensors without elements: a request could end the server."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
 import onnx
 
 from chrion.graph.rewrite import bodies_of
 
-#: Operators by which onnxruntime 1.31 aborts, divides by zero or reads foreign memory if a dimension is 0, found with
-#: the test cases of ONNX for all operators. ``Attention`` without heads does so, too; but its caches may be empty.
-_FATAL = frozenset({"ConvTranspose", "GRU", "LSTM", "STFT"})
+#: Operators of onnxruntime 1.31 that abort, divide by zero or read foreign memory if a dimension is 0, found with the
+#: test cases of ONNX for all operators.
+_ANY_DIMENSION = frozenset({"ConvTranspose", "GRU", "LSTM", "STFT"})
+#: Those that divide by zero or never return if the second dimension (heads, channels) of a tensor is 0, and the rank
+#: from which a tensor has such a dimension.
+_SECOND_DIMENSION = {"Attention": 4, "Conv": 3}
 
 
-def operator_fatal_if_empty(model: onnx.ModelProto) -> str:
-    """Return such an operator of a model, or an empty text if it has none."""
-    return _first(model.graph.node) or next(filter(None, (_first(f.node) for f in model.functions)), "")
+def operators_with_fatal_shapes(model: onnx.ModelProto) -> frozenset[str]:
+    """Return the types of such operators in a model, its functions and the bodies of its operators."""
+    graphs = [model.graph.node, *(function.node for function in model.functions)]
+    present = {node.op_type for nodes in graphs for node in _with_bodies(nodes)}
+    return frozenset(present & (_ANY_DIMENSION | _SECOND_DIMENSION.keys()))
 
 
-def _first(nodes: Iterable[onnx.NodeProto]) -> str:
-    for node in nodes:
-        if node.op_type in _FATAL:
-            return node.op_type
-        for body in bodies_of(node):
-            if name := _first(body.node):
-                return name
+def fatal_operator(shape: Sequence[int], operators: Iterable[str]) -> str:
+    """Return one of these operators to which an input of a shape may be fatal, or an empty text."""
+    for operator in sorted(operators):
+        if operator in _ANY_DIMENSION:
+            if 0 in shape:
+                return operator
+        elif len(shape) >= _SECOND_DIMENSION[operator] and shape[1] == 0:
+            return operator
     return ""
+
+
+def _with_bodies(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    for node in nodes:
+        yield node
+        for body in bodies_of(node):
+            yield from _with_bodies(body.node)

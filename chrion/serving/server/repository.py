@@ -23,7 +23,7 @@ from chrion.graph.reading import read_model
 from chrion.scheduler.plan import Plan
 from chrion.serving.manager import ManagedModel, ManagedVariant
 from chrion.serving.manager.records import ACCELERATOR, HOST
-from chrion.serving.server.empty_inputs import operator_fatal_if_empty
+from chrion.serving.server.empty_inputs import operators_with_fatal_shapes
 from chrion.serving.server.settings import ModelSettings, VariantSettings, read_settings
 from chrion.serving.server.tensors import DATATYPES, TensorSpec
 from chrion.serving.variants import VariantTable, from_plan
@@ -303,12 +303,12 @@ def _model_files(model: Path) -> tuple[Path, ...]:
 def _interface(proto: onnx.ModelProto) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
     weights = {tensor.name for tensor in proto.graph.initializer}
     weights |= {tensor.values.name for tensor in proto.graph.sparse_initializer}
-    fatal = operator_fatal_if_empty(proto)
-    inputs = tuple(_spec(info, "input", fatal) for info in proto.graph.input if info.name not in weights)
+    fragile = operators_with_fatal_shapes(proto)
+    inputs = tuple(_spec(info, "input", fragile) for info in proto.graph.input if info.name not in weights)
     return inputs, tuple(_spec(info, "output") for info in proto.graph.output)
 
 
-def _spec(info: onnx.ValueInfoProto, role: str, fatal_if_empty: str = "") -> TensorSpec:
+def _spec(info: onnx.ValueInfoProto, role: str, fragile: frozenset[str] = frozenset()) -> TensorSpec:
     kind = info.type.WhichOneof("value")
     tensor = info.type.tensor_type
     names = {"FLOAT": "float", "DOUBLE": "double", "BOOL": "bool"}
@@ -317,9 +317,9 @@ def _spec(info: onnx.ValueInfoProto, role: str, fatal_if_empty: str = "") -> Ten
     if datatype is None:
         raise ModelError(f"{role} {info.name!r}: type {word} has no datatype in the protocol")
     if not tensor.HasField("shape"):
-        return TensorSpec(info.name, datatype, None, fatal_if_empty=fatal_if_empty)
+        return TensorSpec(info.name, datatype, None, fragile=fragile)
     shape = tuple(d.dim_value if d.HasField("dim_value") and d.dim_value > 0 else -1 for d in tensor.shape.dim)
-    return TensorSpec(info.name, datatype, shape, tuple(d.dim_param for d in tensor.shape.dim), fatal_if_empty)
+    return TensorSpec(info.name, datatype, shape, tuple(d.dim_param for d in tensor.shape.dim), fragile)
 
 
 def _check_batching(inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from chrion.serving.server.empty_inputs import fatal_operator
 from chrion.serving.server.failures import invalid
 from chrion.serving.server.number_text import NumberText
 
@@ -79,8 +80,8 @@ class TensorSpec:
     shape: tuple[int, ...] | None
     #: Names of the dimensions, empty for one without a name.
     names: tuple[str, ...] = field(default=(), compare=False)
-    #: An operator for which onnxruntime ends the process if an input has no elements; empty if there is none.
-    fatal_if_empty: str = field(default="", compare=False)
+    #: Operators of the model to which an input without elements may be fatal.
+    fragile: frozenset[str] = field(default=frozenset(), compare=False)
 
 
 def element_count(name: str, datatype: str, shape: Sequence[Any]) -> int:
@@ -236,8 +237,8 @@ def check_input(spec: TensorSpec, datatype: str, shape: Sequence[int]) -> None:
         len(shape) != len(expected) or any(e not in (-1, d) for d, e in zip(shape, expected, strict=True))
     ):
         raise invalid(f"input {spec.name!r}: expected shape {list(expected)}, found {list(shape)}")
-    if spec.fatal_if_empty and 0 in shape:
-        reason = f"onnxruntime's {spec.fatal_if_empty} would end the process"
+    if operator := fatal_operator(shape, spec.fragile):
+        reason = f"onnxruntime's {operator} may end the process or never return"
         raise invalid(f"input {spec.name!r}: shape {list(shape)} has no elements, on which {reason}")
 
 

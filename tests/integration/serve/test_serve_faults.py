@@ -234,6 +234,20 @@ def recurrent(kind: str, *, nested: bool) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
+def with_inputs(kind: str, dimensions: dict[str, list[str]], **attributes: Any) -> onnx.ModelProto:
+    """Build a model of one operator, all of whose inputs are the request's."""
+    values = {name: helper.make_tensor_value_info(name, 1, shape) for name, shape in dimensions.items()}
+    node = helper.make_node(kind, [*dimensions], ["y"], **attributes)
+    y = helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)
+    graph = helper.make_graph([node], "operator", [*values.values()], [y])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=11)
+
+
+def tensor(name: str, shape: list[int]) -> dict[str, Any]:
+    """Return an input of zeros."""
+    return {"name": name, "datatype": "FP32", "shape": shape, "data": [0.0] * int(np.prod(shape))}
+
+
 def test_tensors_without_elements_do_not_end_the_process(tmp_path: Path) -> None:
     """Onnxruntime would abort; the request is refused with the operator, and the next one is answered."""
     cases = {f"{kind}-{nested}": (kind, nested) for kind in ("LSTM", "GRU") for nested in (False, True)}
@@ -242,10 +256,25 @@ def test_tensors_without_elements_do_not_end_the_process(tmp_path: Path) -> None
     with local_server(tmp_path) as server:
         for name, (kind, _) in cases.items():
             for shape in ([2, 0, 4], [0, 2, 4], [0, 0, 4], [1, 1, 4]):
-                data = [0.0] * int(np.prod(shape))
-                tensor = {"name": "x", "datatype": "FP32", "shape": shape, "data": data}
-                status, body, _ = server.get(f"/v2/models/{name}/infer", {"inputs": [tensor]})
-                if data:
+                status, body, _ = server.get(f"/v2/models/{name}/infer", {"inputs": [tensor("x", shape)]})
+                if 0 not in shape:
                     assert (status, body["outputs"][0]["shape"]) == (200, [1, 1, 1, 2])
                 else:
-                    assert (status, f"on which onnxruntime's {kind} would end" in body["error"]) == (400, True), body
+                    assert (status, f"on which onnxruntime's {kind} may end" in body["error"]) == (400, True), body
+
+
+def test_tensors_without_heads_or_channels_are_refused(tmp_path: Path) -> None:
+    """Attention would divide by zero, and a convolution never return; other tensors without elements are served."""
+    heads = {name: [f"{name}0", f"{name}1", f"{name}2", f"{name}3"] for name in ("q", "k", "v")}
+    put(tmp_path, "attention", with_inputs("Attention", heads))
+    put(tmp_path, "conv", with_inputs("Conv", {"x": ["n", "c", "l"], "w": ["m", "d", "k"]}, kernel_shape=[1]))
+    shapes = {
+        "attention": ({key: [1, 0, 2, 4] for key in heads}, {key: [1, 1, 2, 4] for key in heads}),
+        "conv": ({"x": [1, 0, 4], "w": [2, 0, 1]}, {"x": [0, 3, 4], "w": [2, 3, 1]}),
+    }
+    with local_server(tmp_path) as server:
+        for name, (fatal, served) in shapes.items():
+            for given, expected in ((fatal, 400), (served, 200)):
+                inputs = [tensor(key, shape) for key, shape in given.items()]
+                status, body, _ = server.get(f"/v2/models/{name}/infer", {"inputs": inputs})
+                assert status == expected, (name, given, body)
