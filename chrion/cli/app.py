@@ -60,10 +60,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except ChrionError as error:
         return _fail(str(error), exit_code(error))
     except _USAGE_ERROR as error:
-        context = getattr(error, "ctx", None)
-        command, unknown = context.command_path if context else "chrion", getattr(error, "option_name", "")
-        is_value = command == "chrion simulate" and unknown
-        advice = f"; values of a scenario: --set {unknown.lstrip('-').replace('-', '_')}=VALUE" if is_value else ""
+        context: Any = getattr(error, "ctx", None)
+        command = context.command_path if context else "chrion"
+        option = error.option_name if type(error).__name__ == "NoSuchOption" else ""
+        sets = option and any("--set" in parameter.opts for parameter in context.command.params)
+        advice = f"; values of a scenario: --set {option.lstrip('-').replace('-', '_')}=VALUE" if sets else ""
         return _fail(f"{error.format_message()} (see: {command} --help{advice})")
     except typer.Abort:
         raise KeyboardInterrupt from None

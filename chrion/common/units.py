@@ -24,7 +24,7 @@ _BYTES_PER_UNIT = {
     "": 10**6,
 }
 _SHAPE = re.compile(r"(?P<name>.+?)=(?P<dims>\d+(x\d+)*|scalar)")
-#: Maximum values of a range: each is planned, which takes hours for so many.
+#: Maximum values of a range, each of which is planned (a choice, not measured).
 MAX_RANGE_VALUES = 1000
 
 

@@ -29,8 +29,7 @@ from chrion.profiler.interference import CoreMonitor, InterferenceMonitor
 from chrion.runtime.session import HybridSession
 from chrion.scheduler.plan import Plan
 
-#: Default duration of a trial in seconds: hundreds of runs of a model of a millisecond, and short compared with most
-#: interference.
+#: Default duration of a trial in seconds: hundreds of runs of a model of a millisecond (a choice, not measured).
 TRIAL_S = 0.4
 #: Time of warm-up runs, in which threads and caches reach their steady state.
 _WARM_UP_S = 0.03

@@ -30,11 +30,11 @@ from chrion.serving.manager.policies import Order, Rank, ResidentModel, WaitingM
 from chrion.serving.manager.records import ACCELERATOR, Action, Load, ManagedModel, Unload
 from chrion.serving.manager.shrinking import Memory, Room, make_room
 
-#: The popularity of a model, its number of requests, halves in this time: long compared with loads, which take
-#: seconds, and short compared with the change of traffic over a day.
+#: The popularity of a model, its number of requests, halves in this time (a choice, not measured): longer than
+#: most loads, and short compared with the change of traffic over a day.
 _HALF_LIFE_MS = 60_000.0
-#: No model is loaded in advance or grows within this time after memory was short: it would be evicted at once. Several
-#: loads fit into the time.
+#: No model is loaded in advance or grows within this time after memory was short: it would be evicted at once
+#: (a choice, not measured).
 _CALM_MS = 10_000.0
 #: After a failed load, the next attempt waits this long, twice as long after each further failure, up to the limit:
 #: short for a passing shortage of memory, and rare enough for a damaged file that its loads do not delay others.
@@ -45,8 +45,8 @@ _TOO_LARGE = 1 << 62
 #: Weight of a new measurement in the moving average of a model's loads, as for latencies, and the minimum expected
 #: time of one, since eviction policies divide by it.
 _NEWEST, _MIN_LOAD_MS = 0.2, 1e-3
-#: Loads of all models from which that of a model is expected that was never loaded; their median ignores the slow
-#: first ones of a process.
+#: Loads of all models from which that of a model is expected that was never loaded, by their median
+#: (a choice, not measured).
 _LOADS = 15
 
 
@@ -361,23 +361,23 @@ class Residency:
 
     def _room_on(self, device: str, now: float, number: int) -> Room | None:
         """Choose what shrinks and what is evicted on the device whose memory variants differ in."""
-        missing_entry = self.entries[number]
+        requested = self.entries[number]
         held = []
         for entry in self.residents.values():
             entry.resident.bytes = self._bytes(entry, entry.variant, device)
             entry.resident.level = entry.variant
             held.append(entry.resident)
-        known = {resident.key: self.residents[resident.key] for resident in held} | {number: missing_entry}
+        known = {resident.key: self.residents[resident.key] for resident in held} | {number: requested}
         levels = max(len(entry.model.variants) for entry in known.values())
         if levels == 1:
-            missing = self._bytes(missing_entry, 0, device) - self.free[device]
+            missing = self._bytes(requested, 0, device) - self.free[device]
             victims = choose_victims(held, missing, self._rank, now) if missing > 0 else []
             return None if victims is None else Room(0, (), tuple(victims))
         sizes = [
             {key: self._bytes(entry, self._clamped(key, level), device) for key, entry in known.items()}
             for level in range(levels)
         ]
-        for level in range(missing_entry.first):
+        for level in range(requested.first):
             sizes[level][number] = _TOO_LARGE
         return make_room(Memory(held, self.free[device], sizes), number, self._rank, now)
 

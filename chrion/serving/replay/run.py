@@ -33,7 +33,7 @@ from chrion.serving.simulator.scenario import Scenario
 MEASURED = "measured"
 #: Interval at which the server's memory is read: rare, because the server renders all metrics for it.
 _SAMPLE_S = 5.0
-#: Pause between requests for a model that is loaded before the replay, short compared with most loads.
+#: Pause between requests for a model that is loaded before the replay, in seconds (a choice, not measured).
 _PAUSE_S = 0.1
 
 

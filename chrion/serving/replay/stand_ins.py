@@ -21,18 +21,18 @@ from onnx import TensorProto, helper, numpy_helper
 from chrion.common.files import write_atomically
 from chrion.errors import OptionError, ScenarioError
 from chrion.serving.replay.target import served_name
+from chrion.serving.server.repository import session_bytes
 from chrion.serving.simulator.scenario import Scenario
 from chrion.serving.simulator.scenario_models import SHRINK, ServedModel
 from chrion.serving.variants import Variant
 
-#: Sides of the small matrix, whose product takes well below a millisecond, the resolution of stated latencies, and of
-#: the weights.
+#: Sides of the small matrix, the unit of stated latencies, and of the weights.
 _SIDE, _ROW = 256, 4096
 _ROW_BYTES = _ROW * 4
 #: Maximum rows of one weight, 64 MB: many below the 2 GB of one tensor.
 _MAX_ROWS = 4096
-#: Memory of a session besides its weights, in MB, as :mod:`chrion.serving.server.repository` counts it.
-_SESSION_MB = 4.0
+#: Memory of a session besides its weights, in MB, as the server counts it.
+_SESSION_MB = session_bytes(0) / 1e6
 _WEIGHTS = "weights.bin"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _OPSET, _IR = 17, 9

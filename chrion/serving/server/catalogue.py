@@ -55,7 +55,7 @@ class Catalogue:
         #: What the server started with and has not tried yet.
         self._untried: list[Served] = []
         self._replacing: set[asyncio.Task[None]] = set()
-        self._trials: asyncio.Task[None] | None = None
+        self._ready_log: asyncio.Task[None] | None = None
         self._missing = False
 
     @property
@@ -129,9 +129,9 @@ class Catalogue:
             # A version that cannot be served is logged even if it is not loaded.
             if self.mode != "explicit" or isinstance(entry, BadVersion) or names & {entry.name, "*"}:
                 await self._start(entry)
-        self._trials = asyncio.create_task(self._log_trials())
+        self._ready_log = asyncio.create_task(self._log_when_tried())
 
-    async def _log_trials(self) -> None:
+    async def _log_when_tried(self) -> None:
         """Log what is served once all versions that the server started with have been tried."""
         for served in self._untried:
             await served.attempted.wait()

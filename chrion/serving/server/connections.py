@@ -14,8 +14,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 HEADER_S = 20
 #: Bytes of a header after which no more of it is read: twice the default limit of one field in Apache's server.
 HEADER_BYTES = 1 << 14
-#: Time that a client may take to read an answer, in seconds, and the minimum speed of a client that takes longer,
-#: which is that of a slow mobile connection.
+#: Time that a client may take to read an answer, in seconds, and the minimum speed of a client that takes longer
+#: (choices, not measured).
 READ_S, READ_BYTES_PER_S = 60.0, 100_000
 #: Leading bits of an IPv6 address that count as one client: providers give each of theirs so many addresses.
 _CLIENT_BITS = 64

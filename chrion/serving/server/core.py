@@ -42,8 +42,8 @@ from chrion.serving.server.trials import try_session
 
 log = logging.getLogger("chrion.server")
 
-#: Interval at which the manager uses free memory, in seconds: its work is proportional to the models, and loads take
-#: about as long.
+#: Interval at which the manager uses free memory, in seconds: its work is proportional to the models
+#: (a choice, not measured).
 _TICK_S = 1.0
 #: Memory of requests whose release leaves gaps that are worth returning to the system, in bytes: several of the blocks
 #: of 4 MB that :func:`chrion.machine.allocator.return_large_blocks` returns at once.

@@ -14,13 +14,23 @@ _ANY_DIMENSION = frozenset({"ConvTranspose", "GRU", "LSTM", "STFT"})
 #: Those that divide by zero or never return if the second dimension (heads, channels) of a tensor is 0, and the rank
 #: from which a tensor has such a dimension.
 _SECOND_DIMENSION = {"Attention": 4, "Conv": 3}
+#: The domains of ONNX's own operators.
+_ONNX = ("", "ai.onnx")
 
 
-def operators_with_fatal_shapes(model: onnx.ModelProto) -> frozenset[str]:
-    """Return the types of such operators in a model, its functions and the bodies of its operators."""
-    graphs = [model.graph.node, *(function.node for function in model.functions)]
-    present = {node.op_type for nodes in graphs for node in _with_bodies(nodes)}
-    return frozenset(present & (_ANY_DIMENSION | _SECOND_DIMENSION.keys()))
+def fragile_operators(models: Iterable[onnx.ModelProto], name: str) -> frozenset[str]:
+    """Return the types of such operators in models, to which their input of a name may be fatal.
+
+    Bodies and functions are searched. Operators with a fatal second dimension count if they read the input itself.
+    """
+    types: set[str] = set()
+    for model in models:
+        for nodes in (model.graph.node, *(function.node for function in model.functions)):
+            for node in _with_bodies(nodes):
+                fatal = node.op_type in _ANY_DIMENSION or (node.op_type in _SECOND_DIMENSION and name in node.input)
+                if fatal and node.domain in _ONNX:
+                    types.add(node.op_type)
+    return frozenset(types)
 
 
 def fatal_operator(shape: Sequence[int], operators: Iterable[str]) -> str:

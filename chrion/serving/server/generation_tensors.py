@@ -24,6 +24,7 @@ from chrion.generation import Sampling
 from chrion.serving.server.failures import RequestFailure, Status, invalid
 from chrion.serving.server.generation_service import TextOptions
 from chrion.serving.server.neutral_values import NEUTRAL, is_neutral
+from chrion.serving.server.openai_fields import MAX_STOPS
 from chrion.serving.server.rest_codec import InferenceRequest, read_priority, read_timeout_ms
 from chrion.serving.server.tensors import Array, TensorSpec
 
@@ -64,8 +65,6 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {"n": (1,), "logit_bias": ({},), "logp
 _PROTOCOL = frozenset({"timeout", "priority", "binary_data_output", "sequence_id", "sequence_start", "sequence_end"})
 #: Maximum new tokens without ``max_tokens``: the default of vLLM, and that of the OpenAI API.
 _DEFAULT_TOKENS = 16
-#: Maximum stop words, as in the OpenAI API of this server: each is searched in every token.
-_MAX_STOPS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,8 +214,8 @@ def _sampling_parameters(values: Mapping[str, Any]) -> Mapping[str, Any]:
 def _options(given: Mapping[str, Any], max_tokens: int) -> TextOptions:
     """Return what ends the text."""
     stop = tuple(text for text in given.get("stop_words", ()) if text)
-    if len(stop) > _MAX_STOPS:
-        raise invalid(f"input 'stop_words': expected at most {_MAX_STOPS} texts, found {len(stop)}")
+    if len(stop) > MAX_STOPS:
+        raise invalid(f"input 'stop_words': expected at most {MAX_STOPS} texts, found {len(stop)}")
     min_tokens = given.get("min_tokens", 0)
     if not 0 <= min_tokens <= max_tokens:
         raise invalid(f"input 'min_tokens': expected 0 to {max_tokens}, found {min_tokens}")

@@ -32,7 +32,7 @@ Prompt = str | list[int]
 _COPIES_READ = 3
 #: Factor on the characters of the longest token for a prompt of so many tokens: tokenizers may drop white space.
 _UNUSED_TEXT = 4
-#: Interval of looking for the end of requests: an iteration takes about as long.
+#: Interval of looking for the end of requests, in seconds (a choice, not measured).
 _POLL_S = 0.01
 _NO_CONTEXT = "longer requests may fail; config.json beside the model may have max_position_embeddings"
 

@@ -9,8 +9,7 @@ from collections.abc import Callable
 
 log = logging.getLogger("chrion.server")
 
-#: Time within which signals are one wish to stop: a terminal and a supervisor may send one each, and a person needs
-#: longer for a second.
+#: Time within which signals are one wish to stop: a terminal and a supervisor may send one each.
 _SAME_S = 0.5
 
 

@@ -34,10 +34,9 @@ _VARINT, _BYTES = 0, 2
 _SIZES = [0, 8, 0, 1 << 64, 1 << 64, 4, 1 << 64, 1 << 64]
 #: Keys of the fields with raw contents: 7 of requests, 6 of responses.
 _RAW_INPUT, _RAW_OUTPUT = 7 << 3 | _BYTES, bytes([6 << 3 | _BYTES])
-#: Bytes of a request that is parsed as a whole: splitting it would take longer.
+#: Bytes of a request that is parsed as a whole (a choice, not measured).
 _SMALL = 1 << 12
-#: Limits of what a request has beside raw contents, bytes and fields with raw contents: its parser holds the GIL for
-#: some ten milliseconds at most.
+#: Limits of what a request has beside raw contents, bytes and fields with raw contents: its parser holds the GIL.
 _MAX_HEAD, _MAX_FIELDS = 1 << 22, 1 << 14
 #: Bytes that a byte of it may become in the parser's objects: a bound for typed contents of the smallest numbers.
 _HEAD_FACTOR = 24

@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 
 from chrion.errors import OptionError
 from chrion.serving.server import documents, grpc_codec
-from chrion.serving.server.connections import READ_BYTES_PER_S, READ_S
+from chrion.serving.server.connections import HEADER_S, READ_BYTES_PER_S, READ_S
 from chrion.serving.server.failures import RequestFailure, Status, invalid
 from chrion.serving.server.generation_service import GenerationService
 from chrion.serving.server.grpc_health import HealthService
@@ -34,9 +34,8 @@ from chrion.serving.server.tracing import RequestTracer
 
 #: The parameter of responses that says whether it is the last of its request; Triton's name.
 _FINAL = "triton_final_response"
-#: Time within which the message of a call must have arrived, in seconds, as for headers of HTTP, and the speed by
-#: which the largest has longer, that of a slow network.
-_MESSAGE_S, _MESSAGE_BYTES_PER_S = 20.0, 1_000_000
+#: Speed by which the largest message has longer than ``HEADER_S`` to arrive, in bytes per second.
+_MESSAGE_BYTES_PER_S = 1_000_000
 #: Bytes of a request that is not one for inference: it has a few names, and its parser holds the event loop.
 _MAX_OPTIONS = 1 << 18
 _CHANNEL_OPTIONS = (
@@ -309,7 +308,7 @@ def bind_grpc(
         ("grpc.max_allowed_incoming_connections", options.max_connections),
     )
     server = grpc.aio.server(options=(*_CHANNEL_OPTIONS, *limits), maximum_concurrent_rpcs=options.max_connections)
-    limit_s = _MESSAGE_S + options.body_bytes / _MESSAGE_BYTES_PER_S
+    limit_s = HEADER_S + options.body_bytes / _MESSAGE_BYTES_PER_S
     handlers = GrpcService(target, generation, options.token, tracer).handlers(limit_s)
     server.add_generic_rpc_handlers((handlers, HealthService(target).handlers()))
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -13,12 +13,11 @@ import functools
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any
 
+from chrion.serving.server.openai_fields import MAX_CHOICES
+
 #: Requests with one response that are in progress at the same time, and responses that wait for the client: enough for
 #: full batches, and a bound on the memory of a stream.
 _DEPTH = 16
-#: Requests with several responses that are in progress at the same time: as many as the choices of one request of the
-#: OpenAI API.
-_TEXTS = 128
 
 Answer = Callable[[bytes], Awaitable[Any]]
 Answers = Callable[[bytes], AsyncGenerator[Any, None] | None]
@@ -52,7 +51,7 @@ class StreamedRequests:
             await asyncio.gather(*unfinished, return_exceptions=True)
 
     async def _read(self, requests: AsyncIterator[bytes]) -> None:
-        places, texts = asyncio.Semaphore(_DEPTH), asyncio.Semaphore(_TEXTS)
+        places, texts = asyncio.Semaphore(_DEPTH), asyncio.Semaphore(MAX_CHOICES)
         last: asyncio.Task[None] | None = None
         async for content in requests:
             several = self._texts(content)

@@ -18,22 +18,22 @@ from chrion.serving.server.number_text import NumberText
 
 Take = Callable[[int], None]
 
-#: Limits of a document without numbers of tensors, bytes, values, and lists and objects among them: the parser holds
-#: the GIL for some ten milliseconds at most.
+#: Limits of a document without numbers of tensors, bytes, values, and lists and objects among them, which
+#: one call of the parser takes with the GIL held.
 _MAX_BYTES, _MAX_VALUES, _MAX_CONTAINERS = 1 << 22, 1 << 17, 1 << 15
 #: Limit of the text of these numbers, which keeps a thread busy for seconds.
 _MAX_NUMBER_BYTES = 1 << 26
-#: Documents below this size are parsed as a whole: their numbers take about a millisecond.
+#: Documents below this size are parsed as a whole (a choice, not measured).
 _SMALL = 1 << 16
-#: Number lists below this size stay in their document: cutting them out would take longer than parsing them.
+#: Number lists below this size stay in their document (a choice, not measured).
 _SHORT = 1 << 10
 #: Bytes of a value beside its text, and more of a list and of an object, by ``sys.getsizeof`` of CPython with the
 #: entry in the container.
 _VALUE_BYTES, _LIST_BYTES, _OBJECT_BYTES = 64, 32, 170
 #: Bytes of a character of text that is not ASCII: CPython stores up to four.
 _CHARACTER_BYTES = 4
-#: Bytes that are searched in one call, which holds the GIL for less than a millisecond, and those that the next call
-#: searches again, more than a key has.
+#: Bytes that are searched in one call, which holds the GIL, and those that the next call searches again, more than a
+#: key has.
 _WINDOW, _OVERLAP = 1 << 18, 64
 #: The beginning of a tensor's data. In a text its quotes would be escaped: the second one does not match, and before
 #: the first one is a backslash, which is looked for afterwards: the search for a fixed beginning is ten times as fast.

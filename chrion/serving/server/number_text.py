@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-#: Bytes of text that are parsed in one call, and that are searched in one call: each holds the GIL for about a
-#: millisecond.
+#: Bytes of text that are parsed in one call, and that are searched in one call: each call holds the
+#: GIL.
 _PIECE, _WINDOW = 1 << 15, 1 << 18
 _NO_STRUCTURE = bytes(set(range(256)) - set(b"[],"))
 #: Maximum depth of a nested list, the maximum number of dimensions in numpy.

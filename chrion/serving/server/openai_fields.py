@@ -19,6 +19,8 @@ from chrion.serving.server.neutral_values import is_neutral
 
 #: Maximum texts of one request, as in the OpenAI API.
 MAX_CHOICES = 128
+#: Maximum texts that end a text: each is searched in every token.
+MAX_STOPS = 16
 _Number = Annotated[float, Meta(ge=-LARGEST, le=LARGEST)]
 _Penalty = Annotated[float, Meta(ge=-2, le=2)]
 _Positive = Annotated[int, Meta(ge=1)]
@@ -46,7 +48,7 @@ class TextFields(Struct, frozen=True, kw_only=True):
     frequency_penalty: _Penalty = 0.0
     presence_penalty: _Penalty = 0.0
     logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] = {}
-    stop: str | Annotated[tuple[str, ...], Meta(max_length=16)] = ()
+    stop: str | Annotated[tuple[str, ...], Meta(max_length=MAX_STOPS)] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     stream: bool = False

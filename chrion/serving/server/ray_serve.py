@@ -34,7 +34,7 @@ log = logging.getLogger("chrion.server")
 
 #: The name of the application on the cluster.
 APPLICATION = "chrion"
-#: Interval of the reports of replicas, in seconds, besides those with every answer: loads take about as long.
+#: Interval of the reports of replicas, in seconds, besides those with every answer (a choice, not measured).
 _REPORT_S = 1.0
 #: Maximum replicas, if their number follows that of nodes or GPUs: a bound that no cluster should reach.
 _MAX_REPLICAS = 1000
@@ -47,7 +47,7 @@ _FOLLOWING = {
     "upscale_delay_s": 30.0,
     "downscale_delay_s": 600.0,
 }
-#: Interval at which the state of replicas that start is asked for, in seconds; their start takes several.
+#: Interval at which the state of replicas that start is asked for, in seconds (a choice, not measured).
 _STARTING_S = 0.2
 
 
@@ -145,7 +145,7 @@ def _deploy(options: ServerOptions, cluster: ClusterOptions) -> Any:
     places = ray_scaling.count_places(ray.nodes(), gpus=gpus)
     if places < max(1, minimum):
         kind = "GPUs" if gpus else "nodes"
-        log.warning("too few %s: waiting for more", kind, extra={"fields": {"replicas": max(1, minimum), kind: places}})
+        log.warning("waiting for more places", extra={"fields": {"replicas": max(1, minimum), kind: places}})
     policy = f"{ray_scaling.__name__}:{'one_per_gpu' if gpus else 'one_per_node'}"
     scaling: dict[str, Any] = {"min_replicas": minimum or 1, "max_replicas": maximum or _MAX_REPLICAS}
     if not maximum:

@@ -30,8 +30,7 @@ log = logging.getLogger("chrion.server")
 
 #: Maximum replicas that a request is sent to: two losses may be chance, a third one is the request's fault.
 _ATTEMPTS = 3
-#: Time within which a replica must answer questions about its state, in seconds: its event loop is never blocked for
-#: as long.
+#: Time within which a replica must answer questions about its state, in seconds (a choice, not measured).
 _QUESTION_S = 10.0
 
 

@@ -6,8 +6,8 @@ from chrion.serving.manager.cluster_view import ReplicaState
 from chrion.serving.manager.residency import Place
 from chrion.serving.server.core import ServingCore
 
-#: Age from which the state is read again although no model was loaded or unloaded, in ms: waiting times change as
-#: fast, and reading takes longer the more models there are.
+#: Age from which the state is read again although no model was loaded or unloaded, in ms (a choice, not measured):
+#: reading takes longer the more models there are.
 _AGE_MS = 5.0
 
 

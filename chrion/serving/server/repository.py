@@ -11,7 +11,7 @@ import os
 import re
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx
@@ -23,7 +23,7 @@ from chrion.graph.reading import read_model
 from chrion.scheduler.plan import Plan
 from chrion.serving.manager import ManagedModel, ManagedVariant
 from chrion.serving.manager.records import ACCELERATOR, HOST
-from chrion.serving.server.empty_inputs import operators_with_fatal_shapes
+from chrion.serving.server.empty_inputs import fragile_operators
 from chrion.serving.server.settings import ModelSettings, VariantSettings, read_settings
 from chrion.serving.server.tensors import DATATYPES, TensorSpec
 from chrion.serving.variants import VariantTable, from_plan
@@ -201,9 +201,13 @@ def _read_version(
     if not chosen:
         raise ModelError("variants: all of them need an accelerator, and there is none")
     sources = tuple(_source(folder, name, variant, settings) for name, variant in chosen)
+    models = [proto]
     for source in sources:
-        if source.model.name != _MODEL and _interface(read_model(source.model)[0]) != (inputs, outputs):
-            raise ModelError(f"variant {source.name}: its inputs or outputs differ from those of {_MODEL}")
+        if source.model.name != _MODEL:
+            models.append(read_model(source.model)[0])
+            if _interface(models[-1]) != (inputs, outputs):
+                raise ModelError(f"variant {source.name}: its inputs or outputs differ from those of {_MODEL}")
+    inputs = tuple(replace(spec, fragile=fragile_operators(models, spec.name)) for spec in inputs)
     managed = [_managed(source, variant) for source, (_, variant) in zip(sources, chosen, strict=True)]
     _check_order(managed, ACCELERATOR if accelerator else HOST)
     first = _first_by_alpha(managed, settings.alpha)
@@ -303,12 +307,11 @@ def _model_files(model: Path) -> tuple[Path, ...]:
 def _interface(proto: onnx.ModelProto) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
     weights = {tensor.name for tensor in proto.graph.initializer}
     weights |= {tensor.values.name for tensor in proto.graph.sparse_initializer}
-    fragile = operators_with_fatal_shapes(proto)
-    inputs = tuple(_spec(info, "input", fragile) for info in proto.graph.input if info.name not in weights)
+    inputs = tuple(_spec(info, "input") for info in proto.graph.input if info.name not in weights)
     return inputs, tuple(_spec(info, "output") for info in proto.graph.output)
 
 
-def _spec(info: onnx.ValueInfoProto, role: str, fragile: frozenset[str] = frozenset()) -> TensorSpec:
+def _spec(info: onnx.ValueInfoProto, role: str) -> TensorSpec:
     kind = info.type.WhichOneof("value")
     tensor = info.type.tensor_type
     names = {"FLOAT": "float", "DOUBLE": "double", "BOOL": "bool"}
@@ -317,9 +320,9 @@ def _spec(info: onnx.ValueInfoProto, role: str, fragile: frozenset[str] = frozen
     if datatype is None:
         raise ModelError(f"{role} {info.name!r}: type {word} has no datatype in the protocol")
     if not tensor.HasField("shape"):
-        return TensorSpec(info.name, datatype, None, fragile=fragile)
+        return TensorSpec(info.name, datatype, None)
     shape = tuple(d.dim_value if d.HasField("dim_value") and d.dim_value > 0 else -1 for d in tensor.shape.dim)
-    return TensorSpec(info.name, datatype, shape, tuple(d.dim_param for d in tensor.shape.dim), fragile)
+    return TensorSpec(info.name, datatype, shape, tuple(d.dim_param for d in tensor.shape.dim))
 
 
 def _check_batching(inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> None:

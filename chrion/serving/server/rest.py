@@ -42,7 +42,7 @@ from chrion.serving.server.tracing import RequestTracer
 log = logging.getLogger("chrion.server")
 
 #: Time without data after which a body is given up, in seconds, as for headers, and the minimum speed after as much
-#: time: one that a slow mobile connection reaches.
+#: time (a choice, not measured).
 _BODY_SILENCE_S, _BODY_BYTES_PER_S = 20.0, 10_000
 #: Time for which a body that is too large is read, in all and without data, in seconds: enough for most clients to end
 #: it and read the answer.

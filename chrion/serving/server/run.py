@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import signal
 import socket
@@ -16,7 +15,7 @@ import uvicorn
 
 from chrion.errors import OptionError
 from chrion.machine.allocator import return_large_blocks
-from chrion.serving.server.connections import HEADER_BYTES, HEADER_S, limited_protocol
+from chrion.serving.server.connections import HEADER_BYTES, HEADER_S, READ_S, limited_protocol
 from chrion.serving.server.grace import StopSignals
 from chrion.serving.server.grpc_service import bind_grpc
 from chrion.serving.server.options import ServerOptions
@@ -33,9 +32,6 @@ except ImportError:  # Windows
 
 log = logging.getLogger("chrion.server")
 
-#: Time after which a connection whose peer acknowledges or reads nothing is closed, in seconds, as for answers that
-#: are not read.
-_PEER_SILENCE_S = 60
 #: Connections that wait to be accepted: half of the default limit of connections, so that a burst is not refused.
 _BACKLOG = 512
 
@@ -82,7 +78,6 @@ async def answer_until_stopped(options: ServerOptions, models: ServedModels, ann
             stack.push_async_callback(grpc_server.stop, 1.0)
             addresses.append(f"grpc://{_text((options.grpc[0], port))}")
         signals = StopSignals()
-        _exempt_imports()
         try:
             summary = await models.begin()
             loop = asyncio.get_running_loop()
@@ -107,12 +102,6 @@ async def answer_until_stopped(options: ServerOptions, models: ServedModels, ann
     if tracer:
         await asyncio.to_thread(tracer.close)
     log.info("stopped")
-
-
-def _exempt_imports() -> None:
-    """Exempt all objects, before models are loaded, from later garbage collections; see docs/serve.md for the gain."""
-    gc.collect()
-    gc.freeze()
 
 
 def _allow_open_files() -> None:
@@ -175,8 +164,8 @@ def listen(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if sys.platform == "linux":
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PEER_SILENCE_S)
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _PEER_SILENCE_S * 1000)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, int(READ_S))
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(READ_S * 1000))
     try:
         listener.bind((host, port))
         listener.listen(_BACKLOG)

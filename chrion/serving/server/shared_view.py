@@ -7,8 +7,7 @@ import threading
 from chrion.serving.manager.cluster_view import ClusterView
 from chrion.serving.manager.policy_settings import PolicySpec, route_of
 
-#: Time for which a replica gets no further requests after one was lost, in seconds: Serve's controller notices the end
-#: of a process within as much.
+#: Time for which a replica gets no further requests after one was lost, in seconds (a choice, not measured).
 SUSPENDED_S = 10.0
 
 

@@ -8,8 +8,8 @@ from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass, field
 
-#: Upper limits of the buckets of histograms, in seconds, at 1, 2.5 and 5 times powers of ten; the last bucket has
-#: none. The shortest is a request of a small model, the longest the default timeout of proxies.
+#: Upper limits of the buckets of histograms, in seconds; the last bucket has none. The
+#: shortest is a request of a small model, the longest the default timeout of proxies.
 BUCKETS_S = (0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _BUCKETS_MS = [1000 * limit_s for limit_s in BUCKETS_S]
 #: Requests that the quantiles of the web page are taken from: five of them are above the 99th percentile, and they are

@@ -21,8 +21,7 @@ from chrion.serving.server.request_memory import ByteAccount, RequestMemory
 from chrion.serving.server.request_timing import SERVER_TIMING
 from chrion.serving.server.tensors import DTYPES, Array, TensorSpec
 
-#: Bodies above this size are parsed in a thread, so that the event loop is not blocked: below it, parsing takes about
-#: a millisecond.
+#: Bodies above this size are parsed in a thread, so that they do not block the event loop (a choice, not measured).
 _LARGE_BODY = 1 << 16
 #: Maximum characters of a number and its comma in JSON: those of float64 with its sign, 17 digits and an exponent.
 _JSON_NUMBER = 26

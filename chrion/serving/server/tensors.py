@@ -61,7 +61,7 @@ DATATYPES = {
 compact_json = json.JSONEncoder(separators=(",", ":")).encode
 #: Maximum number of dimensions, that of numpy.
 _MAX_DIMENSIONS = 64
-#: Elements that are converted in one call, which holds the GIL for about a millisecond.
+#: Elements that are converted in one call, which holds the GIL.
 _PIECE = 1 << 12
 #: Bytes of an element of BYTES beside its content: objects of 49 and 33 bytes and their pointers in a list and an
 #: array (CPython), and a string in onnxruntime's tensor.

@@ -19,8 +19,8 @@ from chrion.serving.simulator.general_server import Host
 from chrion.serving.simulator.settings import AutoscalingSpec
 
 _HOUR_MS = 3_600_000.0
-#: A request that waits on servers that fail is sent to another one so many times; then it fails. It is the number of
-#: attempts that a server makes with Ray, and one more.
+#: A request that waits on servers that fail is sent to another one so many times; then it fails
+#: (a choice, not measured).
 MAX_RETRIES = 3
 _NAN = float("nan")
 

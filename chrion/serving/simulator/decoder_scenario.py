@@ -21,7 +21,7 @@ from chrion.serving.simulator.scenario import ScenarioSource
 
 #: The table that makes a scenario one of this kind.
 DECODER = "decoder"
-#: Maximum requests of a scenario: their figures are in memory, about 100 bytes each.
+#: Maximum requests of a scenario, whose figures are in memory (a choice, not measured).
 _MAX_REQUESTS = 10_000_000
 
 

@@ -34,7 +34,7 @@ from chrion.serving.variants import Jitter, Variant
 Chunk = Requests | tuple[Floats, Indices]
 #: Events between two flushes of the metrics while the last requests end: about as many as a chunk of requests has.
 DRAIN = 1 << 16
-#: Requests of a chunk that are Python objects at the same time, so that they stay in the cache.
+#: Requests of a chunk that are Python objects at the same time (a choice, not measured).
 _PART = 1 << 12
 
 

@@ -32,7 +32,7 @@ METRICS: dict[str, Callable[[PatternResult], float]] = {
     "p99": lambda result: result.total.response.p99_ms,
 }
 _SHARES = ("violations", "swapping")
-#: Values in a row beyond a limit that must not meet the condition; figures change irregularly over a few values only.
+#: Values in a row beyond a limit that must not meet the condition (a choice, not measured).
 BEYOND = 8
 
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
 
-#: Ratio of the edges of a bin: quantiles are exact to half a percent, less than they differ between seeds.
+#: Ratio of the edges of a bin: quantiles are exact to half a percent.
 _GROWTH = 1.01
 _LOG_GROWTH = float(np.log(_GROWTH))
 #: The edges are 0.01 ms x 1.01 ** k, for k from the first number to the second.

@@ -11,7 +11,7 @@ from chrion.serving.manager.policy_settings import PolicySpec
 
 #: Kinds of workload that need no trace file.
 SYNTHETIC = ("uniform", "poisson", "gamma")
-#: Maximum models of a scenario: each takes several kB in the state of a server.
+#: Maximum models of a scenario (a choice, not measured).
 MAX_MODELS = 100_000
 
 

@@ -15,7 +15,7 @@ from chrion.serving.simulator.results import PatternResult, summary
 from chrion.serving.simulator.run import simulate
 from chrion.serving.simulator.scenario import ScenarioSource
 
-#: Time limit in seconds for the end of a process that has been told to end, which takes milliseconds.
+#: Time limit in seconds for the end of a process that has been told to end (a choice, not measured).
 _END_TIMEOUT_S = 5.0
 
 

@@ -264,11 +264,14 @@ def test_tensors_without_elements_do_not_end_the_process(tmp_path: Path) -> None
 
 
 def test_tensors_without_heads_or_channels_are_refused(tmp_path: Path) -> None:
-    """Attention would divide by zero, and a convolution never return; other tensors without elements are served."""
+    """Other tensors without elements are served; on these, onnxruntime would end the process or never return."""
     heads = {name: [f"{name}0", f"{name}1", f"{name}2", f"{name}3"] for name in ("q", "k", "v")}
     put(tmp_path, "attention", with_inputs("Attention", heads))
     put(tmp_path, "conv", with_inputs("Conv", {"x": ["n", "c", "l"], "w": ["m", "d", "k"]}, kernel_shape=[1]))
+    transposed = {"x": ["n", "c", "d", "h", "w"], "k": ["c", "m", "a", "b", "e"]}
+    put(tmp_path, "transposed", with_inputs("ConvTranspose", transposed))
     shapes = {
+        "transposed": ({"x": [1, 1, 0, 4, 5], "k": [1, 2, 3, 3, 3]}, {"x": [1, 1, 1, 1, 1], "k": [1, 1, 1, 1, 1]}),
         "attention": ({key: [1, 0, 2, 4] for key in heads}, {key: [1, 1, 2, 4] for key in heads}),
         "conv": ({"x": [1, 0, 4], "w": [2, 0, 1]}, {"x": [0, 3, 4], "w": [2, 3, 1]}),
     }
