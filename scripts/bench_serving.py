@@ -248,11 +248,13 @@ def main() -> None:
     parser.add_argument("--without", choices=MECHANISMS, default="", help="a mechanism that is switched off")
     add_output(parser)
     arguments = parser.parse_args()
+    if arguments.without and arguments.output:
+        parser.error("--without: no results are written with it")
     chosen = {name: each for name, each in scenarios(arguments.clients).items() if name in arguments.scenario}
     findings = Findings(twins=[] if arguments.twin else None, without=arguments.without)
     began_s = time.monotonic()
     try:
-        if START in arguments.scenario:
+        if START in arguments.scenario and not arguments.without:
             print(f"{START} | {' | '.join(starting.HEAD)}")
             measure_starts(arguments.only, findings)
         if chosen:

@@ -23,7 +23,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from chrion.devices.nvml import used_mb
 
-#: Time limit of a probe: the first load of a driver and its libraries may take half a minute.
+#: Time limit of a probe, which loads a driver and its libraries, in seconds (a choice, not measured).
 _TIMEOUT_S = 60.0
 _MISSING = re.compile(r"(?:with error:|was false\.) (?P<reason>[^\n]+)")
 _FAILURE = re.compile(r"(?:Error|Exception|FAIL)\b[^\n]*")

@@ -39,6 +39,7 @@ from chrion.generation.rewrites.observation import Decoder
 from chrion.generation.rewrites.pooled_cache import PAST, START, WANTED, PooledDecoder, pool_caches
 from chrion.generation.split_session import SplitSession
 from chrion.graph.ort_sessions import open_session
+from chrion.graph.rewrite import RewriteError
 from chrion.native import operators_available, register_operators
 
 Array = np.ndarray[Any, Any]
@@ -255,6 +256,9 @@ def _open_rectangle(
     for joined in (True, False):
         try:
             session = opened(pool_caches(decoder, joined=joined))
+        except RewriteError as refusal:
+            log.info("increments run by parts: as a rectangle, %s", refusal)
+            return None
         except ModelError as error:
             different = str(error)
         else:

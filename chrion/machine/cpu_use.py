@@ -15,11 +15,11 @@ _USED = ("user", "nice", "system", "irq", "softirq", "steal")
 #: The system counts in steps of a hundredth of a second, so shorter intervals have an error of several percent. In
 #: seconds.
 _MIN_S = 0.25
-#: Difference in the number of used cores from which on other work has eased: more than the system's own work changes
-#: it.
+#: Difference in the number of used cores from which on other work has eased (a choice, not
+#: measured).
 _EASED = 0.3
-#: Other work matters from this number of cores on, or from this share of the CPUs if that is more: less is what the
-#: system's own work and an idle desktop take.
+#: Other work matters from this number of cores on, or from this share of the CPUs if that is more (choices,
+#: not measured).
 _BUSY, _BUSY_SHARE = 0.3, 0.1
 
 

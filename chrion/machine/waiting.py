@@ -13,8 +13,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 
-#: The number of spins before a waiter parks; together they take 0.5 to 1 ms, about as long as a handoff between lanes
-#: may take.
+#: The number of spins before a waiter parks; together they take 0.5 to 1 ms (a choice, not measured).
 MAX_SPINS = 45
 #: The maximum time between two checks of the count by a parked waiter, for the rare case that it misses a change;
 #: checks take a negligible part of it.

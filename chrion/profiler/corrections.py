@@ -30,8 +30,7 @@ from chrion.profiler.estimate_parts import Bound, Parts, Scales
 _NOISE, _OF_BOUND, _OF_TYPE = 0.4, 0.7, 0.15
 #: Errors in logarithms beyond which an operator has less weight: one assumed standard deviation.
 _OUTLIER = 0.4
-#: Steps of the Gauss-Newton method, which needs a handful; the maximum change of a factor in one, in logarithms, with
-#: which it does not overshoot.
+#: Steps of the Gauss-Newton method, and the maximum change of a factor in one, in logarithms (choices, not measured).
 _STEPS, _LARGEST_STEP = 30, 0.5
 _BOUNDS = tuple(Bound)
 

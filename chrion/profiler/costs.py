@@ -24,7 +24,7 @@ class CopyCost:
 
 #: A copy that takes no time.
 FREE = CopyCost()
-#: The default number of lanes (streams) of an accelerator: enough for the branches of usual models, and each lane
+#: The default number of lanes (streams) of an accelerator: a choice, not measured; each lane
 #: needs a stream and memory of its own.
 STREAMS = 4
 

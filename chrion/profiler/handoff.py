@@ -22,7 +22,7 @@ from chrion.machine.waiting import Counter
 from chrion.native import NativeBinding, NativeFrame, NativeLanes, NativeProgram, NativeSession, available
 from chrion.native.bindings import RUN, SIGNAL, WAIT
 
-#: Rounds of each measurement: enough for a median, in about 10 ms of handoffs between threads.
+#: Rounds of each measurement: enough for a median (a choice, not measured).
 _ROUNDS = 400
 
 

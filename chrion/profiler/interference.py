@@ -31,8 +31,8 @@ _FIRST_MEASUREMENTS = 12
 TOLERANCE = 1.1
 #: Pause between two checks while waiting, so that the check itself uses a fraction of the cores.
 _PAUSE_S = 0.02
-#: The share of the cores' time above which the use by other processes is interference: more than the system's own work
-#: takes, and less than half a core of a small machine.
+#: The share of the cores' time above which the use by other processes is interference (a choice, not measured): less
+#: than half a core of a small machine.
 _MAX_OTHERS = 0.15
 
 

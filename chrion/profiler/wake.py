@@ -16,7 +16,7 @@ from chrion.machine.cores import run_on_cores
 
 #: The product that is timed: some tenths of a millisecond on one core, so that waking a thread pays.
 _ROWS, _SIDE = 64, 512
-#: Rounds, so that interference affects both sessions alike, and calls of each: some tens of milliseconds.
+#: Rounds, so that interference affects both sessions alike, and calls of each (choices, not measured).
 _ROUNDS, _CALLS = 4, 60
 
 

@@ -102,9 +102,9 @@ class BackgroundTuner:
         self._state = threading.Condition()
         #: Held by the tuning thread while it works for this session.
         self._working = threading.Lock()
+        self.failure = _thread.serve(self)
         if not free:
             self._submit({})
-        self.failure = _thread.serve(self)
 
     def note(self, feed: Mapping[str, Any]) -> None:
         """Note the shapes of a request that the plain session served.
@@ -201,6 +201,8 @@ class BackgroundTuner:
         """Make a decision and use it; queue it again if another process tunes, or if it is uncertain."""
         decision, later_s = None, None
         with self._working:
+            if self._source.closed:  # since the work was taken from the queue: the process may be ending
+                return
             try:
                 decision = self._decide_and_install(work)
             except BusyError:
@@ -237,7 +239,8 @@ class BackgroundTuner:
     def install(self, named: NamedShapes, decision: Decision) -> None:
         """Use the engine of a decision from the next request on, unless tuning was stopped."""
         warn_of_slo(self._config.name, decision)
-        before = self._table.find(self._key(named))
+        with self._table.lock:
+            before = self._table.find(self._key(named))
         if before and before.plan and before.plan == decision.plan:
             return  # decided again
         try:

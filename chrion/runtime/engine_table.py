@@ -23,7 +23,10 @@ Shapes = tuple[tuple[int, ...], ...]
 
 
 class EngineTable:
-    """The engines of a session. Callers hold ``lock``, except to read ``current`` and ``by_shapes``.
+    """The engines of a session.
+
+    Callers hold ``lock``, except to read ``current``, ``by_shapes`` and ``least``, and at the end of the process and in
+    a forked child, where its owner may be gone.
 
     Args:
         plain_sessions: The plain sessions of the model.

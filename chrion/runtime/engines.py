@@ -306,8 +306,6 @@ class Engines:
         others = Engines(self._graph, config, strict=self._strict, tune=self._tune)
         self._stop_tuning()
         self.diversion.one_thread.close()
-        if self.refusal:  # closed by another thread meanwhile
-            others.close()
         return others
 
     def wait_until_tuned(self, timeout_s: float | None = None) -> bool:

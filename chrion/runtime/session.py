@@ -210,7 +210,10 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
         Raises:
             Exception: Raised by InferenceSession for such providers.
         """
-        self._engines = self._engines.with_providers(providers, provider_options)
+        before = self._engines
+        self._engines = before.with_providers(providers, provider_options)
+        if before.refusal:  # closed by another thread meanwhile, which does not know the new engines
+            self._engines.close()
 
     def enable_fallback(self) -> None:
         """Fall back to the CPU if the accelerator fails."""

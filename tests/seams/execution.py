@@ -443,7 +443,7 @@ def shorten_planning(monkeypatch: pytest.MonkeyPatch) -> None:
         (default_policy, {"_POWERS": ((math.inf, (-2, 2)),)}),
         (default_policy, {"_FASTEST_WORK": 1, "_DESCENT_WORK": 1, "_REFINEMENT_WORK": 1}),
         (ios_search, {"_MOST_ENDINGS": 2_000, "_MOST_IN_ALL": 5_000, "_MOST_AFTERWARDS": 200}),
-        (local_search, {"_SMALL": 0}),
+        (local_search, {"_TINY": 0}),
     )
     for module, constants in values:
         for name, value in constants.items():

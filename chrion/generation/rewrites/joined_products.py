@@ -37,7 +37,7 @@ GATE = "SiluAndMul"
 LARGEST = 1 << 30
 _PREFIX = "joined/"
 #: The inputs of attention that may be one.
-_QUERIES, _VALUES = 0, 2
+_QUERIES, _KEYS, _VALUES = range(3)
 
 
 def join_products(
@@ -85,7 +85,7 @@ class _Products:
             whole, added = self._product(names, [[node]] * len(names), widths)
         if not whole:
             return []
-        return [*added, with_inputs(node, {_QUERIES: whole, 1: "", _VALUES: ""})]
+        return [*added, with_inputs(node, {_QUERIES: whole, _KEYS: "", _VALUES: ""})]
 
     def before_gate(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
         """Return the operator of ``silu(x * gate) * (x * up)`` and the product before it; nothing if it stays."""

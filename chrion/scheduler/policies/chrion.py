@@ -47,18 +47,19 @@ log = logging.getLogger(__name__)
 #: Prices of memory, as powers of two times the price at which latency and memory have the same weight: for graphs of at
 #: most so many operators. Without, plans within a budget took up to 1.43 times as long (ablation in docs/design.md).
 _POWERS = ((200, range(-8, 13)), (2_000, range(-6, 13, 6)), (HUGE, (-2, 2)), (math.inf, range(1)))
-#: The fastest initial solutions that are improved. With one, a plan was 5 % slower (DeepFM, 8 cores).
+#: The fastest initial solutions that are improved (a choice: a plan is 5 % slower with one,
+#: no more than the order of trials changes it).
 _IMPROVED = 3
-#: The fastest points of the frontier that descents start from. With one, a plan within a budget was 4 % slower (LSTM).
+#: The fastest points of the frontier that descents start from (a choice, not measured).
 _DESCENTS = 3
 #: Points of the frontier that are improved: few enough that each has the work of several evaluations in large graphs.
 _REFINED = 8
 #: Operators evaluated to improve the fastest solutions of one machine, each in each pass; in all descents; and in all
-#: refinements together. An operator takes 4 to 11 us, so that each of them takes 0.3 s at most.
+#: refinements together (choices, not measured).
 _FASTEST_WORK = 15_000
 _DESCENT_WORK = 25_000
 _REFINEMENT_WORK = 20_000
-#: Graphs of at most so many operators are always searched, which takes a few seconds, and also from the fastest
+#: Graphs of at most so many operators are always searched, and also from the fastest
 #: solution for a smaller machine. Without that, a plan was 8 % slower (DeepFM, 8 cores).
 _SMALL = 200
 #: Solutions that are collected before dominated ones are dropped: it limits memory, and does not change the result.
@@ -66,8 +67,8 @@ _MOST_COLLECTED = 4
 #: Points of the frontier that are kept for huge graphs: the fastest, the smallest, and some between them. A solution of
 #: 100 000 operators takes 15 MB.
 _POINTS_IF_HUGE = 4
-#: Initial solutions slower than this, relative to the fastest known solution, are not improved. Local search gained
-#: more on one of 20 problems only.
+#: Initial solutions slower than this, relative to the fastest known solution, are not improved (a choice, not
+#: measured).
 _PROMISING = 1.05
 #: A latency of at most so many times the lower bound is not improved by search: measurements do not tell them apart.
 _NEAR_BOUND = 1.03

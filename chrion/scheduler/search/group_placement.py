@@ -14,8 +14,8 @@ from chrion.scheduler.search.grouping import Groups
 #: "not supported".
 _BISECTIONS = 60
 _UNSUPPORTED_MS = 1e12
-#: A partial pipeline gives a multiple of one part in so many of the groups to the accelerator: a plan for every
-#: eighth of its memory.
+#: A partial pipeline gives a multiple of one part in so many of the groups to the accelerator: a choice,
+#: not measured.
 _PARTS = 8
 
 

@@ -48,8 +48,8 @@ from chrion.scheduler.search.weight_groups import offload_lanes
 #: Graphs of more operators have fewer initial solutions, and only one of each machine is improved, so that planning
 #: 100 000 operators takes about a minute.
 LARGE = 2_000
-#: The most placements of weight groups, and the most operators in all of them; on one core, and by HEFT, which takes
-#: several times as long as an evaluation.
+#: The most placements of weight groups, and the most operators in all of them; on one core, and by HEFT (choices, not
+#: measured).
 _OFFLOADED, _OFFLOADED_BY_HEFT = (48, 50_000), (24, 10_000)
 
 

@@ -25,13 +25,12 @@ from chrion.scheduler.search.critical_chain import critical_operators
 _EPSILON = 1e-9
 #: Positions in the order by which an operator may be shifted, each way. Without shifts, a plan cost 5 % more.
 _MOST_SHIFTED = 4
-#: The most operators of graphs whose local optima are left, by a beam search that takes half of the search's time at 12
-#: operators; and the operators evaluated for each of them to improve its schedules, and to iterate.
+#: The most operators of graphs in which every operator is moved, not only those of the critical chain, and whose local
+#: optima are left; and the operators evaluated for each of them to improve the schedules of beam search, and to iterate
+#: (choices, not measured).
 _TINY, _TINY_WORK = 16, 400
 #: Most operators that change their lane to leave a local optimum.
 _MOST_PERTURBED = 3
-#: In graphs up to this size every operator is moved, not only those of the critical chain, since that takes little.
-_SMALL = 16
 #: A unit is tried on all lanes if there are at most so many, else on those of its neighbours and the least busy ones:
 #: as many trials, however many lanes.
 _FEW_LANES = 4
@@ -200,7 +199,7 @@ class _Search:
     def promising(self) -> set[int]:
         """Return the operators whose move can lower the latency; in a small graph all, since segments wait as well."""
         n = len(self._problem.dag)
-        if n <= _SMALL:
+        if n <= _TINY:
             return set(range(n))
         return critical_operators(self._problem.dag, self._problem.costs, self.best)
 

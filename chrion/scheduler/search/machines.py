@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from chrion.profiler.costs import Costs
 from chrion.scheduler.policies.core_counts import sampled_counts
 
-#: Graphs of more operators are planned for a single stream: the evaluation of several takes 8 times as long.
+#: Graphs of more operators are planned for a single stream (a choice, not measured).
 _MOST_FOR_STREAMS = 2_000
 
 
