@@ -145,7 +145,9 @@ def _deploy(options: ServerOptions, cluster: ClusterOptions) -> Any:
     places = ray_scaling.count_places(ray.nodes(), gpus=gpus)
     if places < max(1, minimum):
         kind = "GPUs" if gpus else "nodes"
-        log.warning("waiting for more places", extra={"fields": {"replicas": max(1, minimum), kind: places}})
+        log.warning(
+            "too few nodes or GPUs: waiting for more", extra={"fields": {"replicas": max(1, minimum), kind: places}}
+        )
     policy = f"{ray_scaling.__name__}:{'one_per_gpu' if gpus else 'one_per_node'}"
     scaling: dict[str, Any] = {"min_replicas": minimum or 1, "max_replicas": maximum or _MAX_REPLICAS}
     if not maximum:

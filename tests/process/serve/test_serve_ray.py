@@ -255,6 +255,6 @@ def test_a_stopped_start_leaves_no_replica(unused_cluster: Any, models: Path) ->
             _, text = process.communicate(timeout=LIMIT_S)
         assert process.returncode == 0, text
         assert "serving" not in text
-        (line,) = [line for line in text.splitlines() if "too few nodes: waiting for more" in line]
+        (line,) = [line for line in text.splitlines() if "too few nodes or GPUs: waiting for more" in line]
         assert (json.loads(line)["replicas"], json.loads(line)["nodes"]) == (3, 2)
         assert replica_actors() == []
