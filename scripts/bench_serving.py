@@ -1,7 +1,7 @@
 """Measure a HybridSession and plain sessions that serve requests as in production.
 
-    python scripts/bench_serving.py [--scenario NAME ...] [--only REGEX] [--minutes 25] [--twin] [--without NAME]
-        [-o docs/data]
+    python scripts/bench_serving.py [--scenario NAME ...] [--only REGEX] [--minutes 25] [--twin] [-o docs/data]
+    python scripts/bench_serving.py --without [NAME ...] [--scenario NAME ...] [--only REGEX] [--minutes 60]
 
 Scenarios: the start of a session, client threads, pauses between requests, a busy neighbour, several sessions and
 processes, one CPU, a quota of CPU time, many shapes. The candidates are a tuned HybridSession and plain sessions with
@@ -12,8 +12,10 @@ the latency are of all trials together.
 
 Takes about as long as ``--minutes`` says, however many scenarios are selected: rounds are added until the time is over,
 so that fewer scenarios or models are measured more precisely. On a busy machine it takes up to a fifth longer.
-``--without`` switches a mechanism of HybridSession off, for comparison with a run that has it. ``-o`` writes the
-results ``serving``.
+``-o`` writes the results ``serving``.
+
+``--without`` compares HybridSession with sessions that lack a mechanism each (all mechanisms, if none is named) in
+place of plain sessions, and writes the results ``serving-ablation``.
 """
 
 from __future__ import annotations
@@ -37,10 +39,10 @@ from serving.ablation import MECHANISMS
 from serving.fleet import Fleet, Setting, Trial, fleets
 from serving.models import MODELS
 from serving.noticing import Noticed, format_noticed, time_noticing, usual_ms
-from serving.report import HEAD, LIMIT, Row, far_behind, row_of
+from serving.report import ABLATION_HEAD, HEAD, LIMIT, Row, ablation_row, far_behind, row_of
 from serving.scenarios import Requests, Scenario, scenarios
 from serving.surroundings import Neighbour
-from serving.worker import DEFAULT, ONE, OWN, TWIN
+from serving.worker import CANDIDATES, DEFAULT, ONE, OWN, TWIN, WITHOUT
 
 from chrion.machine.cores import physical_cores
 from chrion.profiler import this_machine
@@ -67,6 +69,10 @@ plain session (one thread, all cores, or onnxruntime's default) that serves the 
 load, with 90 % intervals: requests per second (higher is better), median and 99th percentile of the latency, and CPU
 time a request (lower is better); CPU time also to that of the default. *runs*: what HybridSession selected."""
 
+ABLATION_TEXT = """Written by `scripts/bench_serving.py --without` on {machine}, onnxruntime {version}. Ratios are of
+HybridSession without a mechanism to the whole one under the same load, in one run, with 90 % intervals: requests per
+second (below 1: the mechanism gains), median and 99th percentile of the latency, and CPU time a request (above 1: the
+mechanism gains)."""
 
 TWINS = """**Two equal sessions.** The plain session with one thread, compared with the same session in a second
 process: how far ratios differ from 1 by noise alone."""
@@ -105,17 +111,20 @@ class Findings:
     noticed: list[tuple[str, ...]] = field(default_factory=list)
     started: list[tuple[str, ...]] = field(default_factory=list)
     impossible: dict[str, str] = field(default_factory=dict)
-    #: Lines that compare two equal sessions, with their scenarios; None if not wanted.
-    twins: list[tuple[str, ...]] | None = None
-    #: The mechanism that is switched off; empty for none.
-    without: str = ""
+    #: Lines that compare two equal sessions, with their scenarios.
+    twins: list[tuple[str, ...]] = field(default_factory=list)
+    #: Names of the candidates, HybridSession first.
+    candidates: Sequence[str] = CANDIDATES
 
 
 def measure(opened: Mapping[str, Fleet], load: Requests, scenario: Scenario, end_s: float) -> dict[str, list[Trial]]:
     """Run trials of all candidates in alternating rounds.
 
-    HybridSession has a load that does not count before: it may open a session for it.
+    A HybridSession has a load that does not count before: it may open a session for it.
     """
+    for name in opened:
+        if name.startswith(OWN + WITHOUT):
+            opened[name].trial(load.clients, STATE_S, pause_s=load.pause_s)
     before = opened[OWN].trial(load.clients, STATE_S, pause_s=load.pause_s)
     median_s = float(np.median(before.latencies_ms)) / 1e3
     warm_up_s = max(scenario.warm_up_s, WARM_UP_REQUESTS * median_s)
@@ -127,7 +136,7 @@ def measure(opened: Mapping[str, Fleet], load: Requests, scenario: Scenario, end
             break
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
             trials[name].append(opened[name].trial(load.clients, trial_s, pause_s=load.pause_s, warm_up_s=warm_up_s))
-        if turn + 1 == DROP_AFTER:
+        if turn + 1 == DROP_AFTER and DEFAULT in opened:
             slow = far_behind({name: own for name, own in trials.items() if name != TWIN}, DROP_FACTOR)
             kept = {ONE, TWIN} if TWIN in opened else set()
             names = [name for name in names if name in kept or name not in slow]
@@ -141,30 +150,34 @@ def measure_setting(
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model.onnx"
         model.write_bytes(case.build().SerializeToString())
-        twin, cache = findings.twins is not None, f"{folder}/cache"
-        with fleets(str(model), setting, cache, twin=twin, without=findings.without) as opened:
+        with fleets(str(model), setting, f"{folder}/cache", findings.candidates) as opened:
             schedule.opened()
             for name, scenario in chosen.items():
                 for load in scenario.loads:
                     if not scenario.neighbour:
                         trials = measure(opened, load, scenario, schedule.next_end_s())
-                        twins = trials.pop(TWIN, [])
                     else:
                         with Neighbour(physical_cores()[0]) as neighbour:
                             neighbour.resume()
                             trials = measure(opened, load, scenario, schedule.next_end_s())
-                            twins = trials.pop(TWIN, [])
                             neighbour.suspend()
-                            findings.noticed.append(notice(case, opened[OWN], neighbour, trials))
+                            if DEFAULT in opened:
+                                findings.noticed.append(notice(case, opened[OWN], neighbour, trials))
+                    if DEFAULT not in opened:
+                        for other in findings.candidates[1:]:
+                            without = other.removeprefix(OWN + WITHOUT)
+                            yield name, ablation_row(case.name, load.label, without, trials[other], trials[OWN])
+                        continue
+                    twins = trials.pop(TWIN, [])
                     yield name, row_of(case.name, load.label, opened[OWN].selected, trials)
-                    if twins and findings.twins is not None:
+                    if twins:
                         row = row_of(case.name, load.label, "1 thread", {OWN: twins, DEFAULT: trials[ONE]})
                         findings.twins.append((name, *row.cells[:-1]))
 
 
 def notice(case: Case, fleet: Fleet, neighbour: Neighbour, trials: Mapping[str, Sequence[Trial]]) -> tuple[str, ...]:
     """Return the line of a model's times until it notices a neighbour."""
-    plain = [own for name, own in trials.items() if name != OWN]
+    plain = [own for name, own in trials.items() if name not in (OWN, TWIN)]
     fastest = min(plain, key=lambda own: float(np.median([trial.ms_per_request for trial in own])))
     noticed: list[Noticed] = [time_noticing(fleet, neighbour, usual_ms(fastest)) for _ in range(NOTICING)]
     return format_noticed(case.name, noticed)
@@ -207,12 +220,13 @@ def measure_starts(only: str, findings: Findings) -> None:
 
 def format_results(chosen: Mapping[str, Scenario], findings: Findings) -> str:
     """Return the results in Markdown."""
-    parts = [TEXT.format(machine=this_machine(), version=ort.get_version_string())]
+    text, head = (TEXT, HEAD) if DEFAULT in findings.candidates else (ABLATION_TEXT, ABLATION_HEAD)
+    parts = [text.format(machine=this_machine(), version=ort.get_version_string())]
     for name, scenario in chosen.items():
         rows = findings.rows.get(name, [])
         parts.append(f"**{scenario.title}.** {scenario.text}")
         if rows:
-            parts.append(markdown_table([HEAD, *(row.cells for row in rows)]))
+            parts.append(markdown_table([head, *(row.cells for row in rows)]))
         elif name in findings.impossible:
             parts.append(f"Not possible on this machine: {findings.impossible[name]}.")
         if scenario.neighbour and findings.noticed:
@@ -226,7 +240,7 @@ def format_results(chosen: Mapping[str, Scenario], findings: Findings) -> str:
 
 def print_remarks(findings: Findings) -> None:
     """Print when neighbours were noticed, the comparisons of equal sessions, and the figures that are worse."""
-    for title, lines in (("noticing", findings.noticed), ("twin", findings.twins or [])):
+    for title, lines in (("noticing", findings.noticed), ("twin", findings.twins)):
         for line in lines:
             print(f"{title} | {' | '.join(line)}")
     for name, rows in findings.rows.items():
@@ -245,25 +259,28 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=25.0, help="duration (default: 25)")
     twin_help = "also compare two processes of the plain session with one thread: how far ratios are noise"
     parser.add_argument("--twin", action="store_true", help=twin_help)
-    parser.add_argument("--without", choices=MECHANISMS, default="", help="a mechanism that is switched off")
+    without_help = "compare with sessions without a mechanism each (default: all) in place of plain sessions"
+    parser.add_argument("--without", choices=MECHANISMS, nargs="*", help=without_help)
     add_output(parser)
     arguments = parser.parse_args()
-    if arguments.without and arguments.output:
-        parser.error("--without: no results are written with it")
+    ablation = arguments.without is not None
+    if ablation and arguments.twin:
+        parser.error("--twin: plain sessions are not measured with --without")
+    without = [OWN + WITHOUT + name for name in arguments.without or MECHANISMS]
     chosen = {name: each for name, each in scenarios(arguments.clients).items() if name in arguments.scenario}
-    findings = Findings(twins=[] if arguments.twin else None, without=arguments.without)
+    findings = Findings(candidates=[OWN, *without] if ablation else [*CANDIDATES, *[TWIN] * arguments.twin])
     began_s = time.monotonic()
     try:
-        if START in arguments.scenario and not arguments.without:
+        if START in arguments.scenario and not ablation:
             print(f"{START} | {' | '.join(starting.HEAD)}")
             measure_starts(arguments.only, findings)
         if chosen:
-            print(f"scenario | {' | '.join(HEAD)}")
+            print(f"scenario | {' | '.join(ABLATION_HEAD if ablation else HEAD)}")
         measure_all(chosen, arguments.only, arguments.minutes - (time.monotonic() - began_s) / 60, findings)
     except KeyboardInterrupt:
         print("interrupted", flush=True)
     print_remarks(findings)
-    write_results(arguments.output, {"serving": format_results(chosen, findings)})
+    write_results(arguments.output, {"serving-ablation" if ablation else "serving": format_results(chosen, findings)})
 
 
 if __name__ == "__main__":

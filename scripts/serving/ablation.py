@@ -47,6 +47,8 @@ MECHANISMS: Mapping[str, Sequence[tuple[Any, str, object]]] = {
         (decision_source, "TuningProcess", start_no_process),
     ],
 }
+#: Mechanisms that change decisions, so that a session without one needs decisions of its own.
+DECIDING = ("footprint",)
 
 
 def switch_off(mechanism: str) -> None:

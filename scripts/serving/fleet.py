@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 
 from serving.surroundings import Quota
-from serving.worker import CANDIDATES, TWIN, Job, Load, Served, Times, serve_commands
+from serving.worker import Job, Load, Served, Times, serve_commands
 
 #: Time before a trial in which clients send requests that do not count, and pause after a trial, in seconds.
 _WARM_UP_S, _PAUSE_S = 0.25, 0.05
@@ -125,14 +125,12 @@ class Fleet:
 
 
 @contextlib.contextmanager
-def fleets(
-    model: str, setting: Setting, cache: str, *, twin: bool = False, without: str = ""
-) -> Iterator[Mapping[str, Fleet]]:
-    """Open the processes of all candidates, HybridSession's first, and of the twin if wanted."""
+def fleets(model: str, setting: Setting, cache: str, candidates: Sequence[str]) -> Iterator[Mapping[str, Fleet]]:
+    """Open the processes of some candidates, in this order: the first HybridSession decides for all of its kind."""
     with contextlib.ExitStack() as opened:
         yield {
-            name: opened.enter_context(Fleet(Job(name, model, setting.sessions, cache, setting.cpus, without), setting))
-            for name in (*CANDIDATES, *[TWIN] * twin)
+            name: opened.enter_context(Fleet(Job(name, model, setting.sessions, cache, setting.cpus), setting))
+            for name in candidates
         }
 
 

@@ -15,6 +15,7 @@ HEAD = (
     *("model", "load", "runs", "requests/s", "ratio", "p50, ms", "ratio", "p99, ms", "ratio"),
     *("CPU, ms", "to fastest", "to default"),
 )
+ABLATION_HEAD = ("model", "load", "without", "requests/s", "p50", "p99", "CPU")
 #: A ratio is worse if its whole interval is above this.
 LIMIT = 1.05
 
@@ -65,6 +66,17 @@ def row_of(model: str, load: str, selected: str, trials: Mapping[str, Sequence[T
         *(f"{float(np.median(cpu_ms[OWN])):.2f}", shown["CPU to fastest"], shown["CPU to default"]),
     )
     return Row(cells, tuple(name for name, (_, low, _) in ratios.items() if low > LIMIT))
+
+
+def ablation_row(model: str, load: str, without: str, trials: Sequence[Trial], whole: Sequence[Trial]) -> Row:
+    """Return the line that compares HybridSession without a mechanism with the whole one, from trials of both."""
+    pair = {without: trials, OWN: whole}
+    times = ratio_to_best({name: [trial.ms_per_request for trial in own] for name, own in pair.items()}, without)
+    latencies = {name: [trial.latencies_ms for trial in own] for name, own in pair.items()}
+    p50, p99 = (quantile_ratio_to_best(latencies, without, q) for q in (0.5, 0.99))
+    cpu = ratio_to_best({name: [trial.cpu_ms for trial in own] for name, own in pair.items()}, without)
+    shown = (format_ratio(ratio) for ratio in ((1 / times[0], 1 / times[2], 1 / times[1]), p50, p99, cpu))
+    return Row((model, load, without, *shown), ())
 
 
 def format_ratio(ratio: Ratio) -> str:

@@ -22,7 +22,7 @@ import onnxruntime as ort
 
 from chrion import HybridSession
 from chrion.machine.cores import physical_cores
-from serving.ablation import switch_off
+from serving.ablation import DECIDING, switch_off
 from serving.models import Feed, feeds_of
 
 #: Names of the candidates: a HybridSession, and plain sessions with one thread, with as many as there are cores, and
@@ -30,6 +30,8 @@ from serving.models import Feed, feeds_of
 OWN, ONE, ALL, DEFAULT = CANDIDATES = ("HybridSession", "1 thread", "all cores", "default")
 #: A second process of the plain session with one thread. Two equal sessions show how far ratios are noise.
 TWIN = "1 thread, twin"
+#: Between HybridSession's name and that of a mechanism that is switched off, in the names of further candidates.
+WITHOUT = " without "
 #: Most seconds for which a session with free dimensions is tuned.
 _TUNING_S = 45.0
 #: Seconds after the end of a trial after which the tracebacks of all threads are printed, if it still runs.
@@ -43,12 +45,11 @@ class Job:
     """What a process is asked to open.
 
     Attributes:
-        candidate: One of :data:`CANDIDATES`, or :data:`TWIN`.
+        candidate: One of :data:`CANDIDATES`, :data:`TWIN`, or HybridSession without a mechanism.
         model: The model's file.
         sessions: Number of sessions; clients use them in turn.
         cache: Folder of decisions.
         cpus: CPUs that the process may use; None for all.
-        without: The mechanism of :data:`serving.ablation.MECHANISMS` that is switched off; empty for none.
     """
 
     candidate: str
@@ -56,7 +57,6 @@ class Job:
     sessions: int
     cache: str
     cpus: tuple[int, ...] | None = None
-    without: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,15 +103,16 @@ def serve_commands(connection: Connection, job: Job) -> None:
     """
     if job.cpus is not None:
         os.sched_setaffinity(0, job.cpus)
-    os.environ["CHRION_CACHE"] = job.cache
-    switch_off(job.without)
+    kind, _, mechanism = job.candidate.partition(WITHOUT)
+    os.environ["CHRION_CACHE"] = f"{job.cache}-{mechanism}" if mechanism in DECIDING else job.cache
+    switch_off(mechanism)
     with suppress(EOFError, BrokenPipeError, KeyboardInterrupt):
         try:
             connection.recv()
             with open(job.model, "rb") as file:  # noqa: PTH123 - a path of this program
                 source = file.read()
             feeds = feeds_of(source)
-            sessions = [open_session(job.candidate, source, feeds) for _ in range(job.sessions)]
+            sessions = [open_session(kind, source, feeds) for _ in range(job.sessions)]
             connection.send(describe(sessions[0]))
             while True:
                 connection.send(serve(sessions, feeds, connection.recv()))
