@@ -52,8 +52,9 @@ TEXT = """Written by `scripts/bench_openvino.py` on {machine} (shared, noisy: on
 HybridSession, given the model alone, beside the fastest plain onnxruntime session and the fastest OpenVINO session in
 float32, each of 1 thread, all threads and the library's default, and beside OpenVINO with its default precision. Ratios
 below 1 are in HybridSession's favour. *difference of default* is the largest difference of OpenVINO's default outputs
-from onnxruntime's, relative to the largest output; in float32 it is at most {largest:.1e}. *chosen* is the guard's
-choice, as in the table of HybridSession and plain sessions; the method is the same.
+from onnxruntime's, relative to the largest output; in float32 it is at most {largest:.1e}. It says nothing for resnet50
+and squeezenet, which come without trained weights. *chosen* is the guard's choice, as in the table of HybridSession and
+plain sessions; the method is the same.
 
 {table}"""
 
