@@ -17,18 +17,22 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
+from chrion.common.units import format_ms
 from chrion.machine.allocator import trim
 from chrion.runtime.engine_table import EngineTable, Shapes
+from chrion.runtime.execution.cut_engine import CutEngine
 from chrion.runtime.execution.engine import Engine, Footprint
 from chrion.runtime.execution.plain_engine import PlainEngine
+from chrion.runtime.live_selection import LiveSelection
 from chrion.runtime.requests import known_shape
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decision_source import DecisionSource
-from chrion.runtime.selection.decisions import Decision, retry_s
+from chrion.runtime.selection.decisions import Decision, TimedCandidate, retry_s
 from chrion.runtime.selection.model_loading import reason_of_options
 from chrion.runtime.selection.plain_sessions import PLAIN
 from chrion.runtime.selection.plan_memory import explain_refusal
@@ -36,6 +40,7 @@ from chrion.runtime.selection.selector import EngineSelector, warn_of_slo, why_p
 from chrion.runtime.selection.shapes import ShapeCounter
 from chrion.runtime.selection.tuning_lock import BusyError
 from chrion.runtime.selection.tuning_process import NamedShapes
+from chrion.scheduler.plan import Plan
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +56,8 @@ _MAX_NOTED = 64
 _DELAY_S = 0.3
 #: Interval between two polls for work, in seconds (a choice, not measured).
 _POLL_S = 0.2
+#: Name of the plan that is compared on live requests, as the guard names the first one.
+_CONTENDER = "plan 1"
 #: Delay before the next attempt if another process tunes, in seconds.
 _BUSY_S = 1.0
 
@@ -66,6 +73,8 @@ class _Work:
     again: bool = False
     #: Whether a cached decision must not be used.
     anew: bool = False
+    #: Uses the decision that live requests have made; None if one is to be made.
+    use: Callable[[], Decision | None] | None = None
 
 
 class BackgroundTuner:
@@ -227,6 +236,8 @@ class BackgroundTuner:
     def _decide_and_install(self, work: _Work) -> Decision | None:
         """Make a decision and use its engine; return None if no plan for the shapes has room."""
         named = work.shapes
+        if work.use:
+            return work.use()
         if self._table.least and (plain := self._make_room(named, self._table.least, evict=False)):
             with self._table.lock:
                 if self._table.find(self._key(named)) is None:
@@ -236,19 +247,26 @@ class BackgroundTuner:
         self.install(named, decision)
         return decision
 
-    def install(self, named: NamedShapes, decision: Decision) -> None:
-        """Use the engine of a decision from the next request on, unless tuning was stopped."""
+    def install(self, named: NamedShapes, decision: Decision, opened: Engine | None = None) -> None:
+        """Use the engine of a decision from the next request on, unless tuning was stopped.
+
+        Args:
+            named: The shapes; empty if all requests have the same.
+            decision: The decision.
+            opened: Its engine, if that is open.
+        """
         warn_of_slo(self._config.name, decision)
         with self._table.lock:
             before = self._table.find(self._key(named))
         if before and before.plan and before.plan == decision.plan:
             return  # decided again
         try:
-            engine = self._make_room(named, decision.footprint) or self._open(named, decision)
+            engine = opened or self._make_room(named, decision.footprint) or self._open(named, decision)
         except Exception as error:  # noqa: BLE001 - the plain session keeps serving
             log.warning("the model runs plain: %s", why_plain(error))
             engine = self._table.plain(why_plain(error))
         with self._table.lock:
+            self._table.end_trial()
             if self._source.closed:
                 engine.close()
             elif named:
@@ -256,7 +274,60 @@ class BackgroundTuner:
             else:
                 self._table.current = self._table.put((), engine)
                 self._table.drop_plain()
+        if decision.contender and not named:
+            self._begin_trial(decision, decision.contender)
         trim()
+
+    def _begin_trial(self, decision: Decision, contender: Plan) -> None:
+        """Open the plan that a decision could not select with certainty, and compare it on live requests."""
+        try:
+            engine = self._open({}, replace(decision, winner=_CONTENDER, plan=contender))
+        except Exception as error:  # noqa: BLE001 - the plain session keeps serving
+            log.warning("no plan is compared on live requests: %s", why_plain(error))
+            return
+        if not isinstance(engine, CutEngine):  # the options do not allow plans
+            return
+        trial = LiveSelection(engine, partial(self._note_selected, decision, engine))
+        with self._table.lock:
+            if self._source.closed:
+                engine.close()
+            else:
+                self._table.trial = self._table.current.comparison = trial
+
+    def _note_selected(self, decision: Decision, engine: CutEngine, trial: LiveSelection) -> None:
+        """Have the tuning thread use what live requests have selected. Called by a thread that serves a request."""
+        timings = (
+            TimedCandidate(PLAIN, plain=True, latency_ms=trial.plain_ms, rounds=trial.pairs),
+            TimedCandidate(_CONTENDER, plain=False, latency_ms=trial.plan_ms, rounds=trial.pairs),
+        )
+        winner, plan = (_CONTENDER, engine.plan) if trial.plan_wins else (PLAIN, None)
+        relation = "faster" if plan else "no plan was faster"
+        figures = f"{PLAIN} {format_ms(trial.plain_ms)}; {_CONTENDER} {format_ms(trial.plan_ms)}; {trial.pairs} rounds"
+        made = replace(
+            decision,
+            winner=winner,
+            plan=plan,
+            why=f"{relation} on live requests ({figures})",
+            uncertain=False,
+            timings=timings,
+            contender=None,
+        )
+        self._queue_after(0.0, _Work(0.0, {}, again=True, use=partial(self._use_selected, made, engine)))
+
+    def _use_selected(self, decision: Decision, engine: CutEngine) -> Decision | None:
+        """Keep a decision that live requests have made, and use it; return None if another one was made meanwhile.
+
+        Args:
+            decision: The decision.
+            engine: The engine of the plan that was compared.
+        """
+        trial = self._table.trial
+        if trial is None or trial.other is not engine or self._source.closed:
+            return None
+        self._selector.known.of_digest(engine.selected_for, free=False).keep(decision)
+        decision = self._selector.known.of_source({}).keep(decision)
+        self.install({}, decision, self._selector.adopt(engine, decision) if decision.plan else None)
+        return decision
 
     def _make_room(self, named: NamedShapes, footprint: Footprint | None, *, evict: bool = True) -> PlainEngine | None:
         """Close plans until one of the given memory has room, if ``evict``; return the plain session if none may."""

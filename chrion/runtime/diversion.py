@@ -1,4 +1,4 @@
-"""Diversion of requests from a session's engine to its one-thread session, by crowding and by live comparisons."""
+"""Diversion of requests from a session's engine to another one, by crowding and by comparisons on live requests."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from chrion.runtime.crowding import Crowding
 from chrion.runtime.execution.engine import Engine
 from chrion.runtime.execution.plain_engine import PlainEngine
 from chrion.runtime.live_comparison import LiveComparison
+from chrion.runtime.live_selection import LiveSelection
 from chrion.runtime.one_thread import OneThreadSession
 from chrion.runtime.process_hooks import in_flight
 
 #: What records a request when it has ended.
-Observer = LiveComparison | SwitchSample
+Observer = LiveComparison | LiveSelection | SwitchSample
 
 
 class Diversion:
@@ -40,15 +41,16 @@ class Diversion:
         #: Thread and CPU of the last request before a trial of the plan.
         self._place: tuple[int, int | None] | None = None
 
-    def divert(self, engine: Engine, *, fits: bool = True) -> tuple[PlainEngine | None, Observer | None]:
-        """Decide whether the one-thread session serves a request.
+    def divert(self, engine: Engine, *, fits: bool = True) -> tuple[Engine | None, Observer | None]:
+        """Decide whether another engine serves a request.
 
         Args:
             engine: The engine for it otherwise.
             fits: Whether the engine is known to be for the request's shapes.
 
         Returns:
-            The one-thread session, or None; and what records the request when it has ended, or None.
+            The one-thread session, a plan that is compared with the engine, or None; and what records the request when
+            it has ended, or None.
         """
         if len(in_flight) > 1 or self.crowding.active:
             return self._divert_crowded(engine, fits=fits)
@@ -58,7 +60,9 @@ class Diversion:
         if comparison.needless:
             engine.comparison = None
             return None, None
-        return self.one_thread.get() if comparison.diverts else None, comparison
+        if not comparison.diverts:
+            return None, comparison
+        return comparison.other or self.one_thread.get(), comparison
 
     def _divert_crowded(self, engine: Engine, *, fits: bool) -> tuple[PlainEngine | None, SwitchSample | None]:
         """Decide whether the one-thread session serves a request during a crowd.
@@ -97,7 +101,7 @@ class Diversion:
         observer.start_anew()
         return True
 
-    def _keep_cpu(self, comparison: LiveComparison) -> None:
+    def _keep_cpu(self, comparison: LiveComparison | LiveSelection) -> None:
         """Let a trial of the plan end on the CPU on which the calling thread was before.
 
         A plan runs the caller's lane on the lane's core. If other work uses that core, the system needs some

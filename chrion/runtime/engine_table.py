@@ -11,6 +11,7 @@ from chrion.graph.model import TensorInfo
 from chrion.runtime.execution.cut_engine import CutEngine
 from chrion.runtime.execution.engine import Engine, Footprint
 from chrion.runtime.execution.plain_engine import PlainEngine
+from chrion.runtime.live_selection import LiveSelection
 from chrion.runtime.selection.plain_sessions import PlainSessions
 from chrion.runtime.selection.plan_memory import find_excess, find_room, has_room
 
@@ -38,9 +39,11 @@ class EngineTable:
         by_shapes: Whether each set of input shapes has an engine of its own.
         lent: Whether callers may hold the plain session, so that it must stay open.
         least: Memory of the smallest plan that was measured; None if none was.
+        trial: Comparison of the plain session with a plan on live requests; None if there is none.
     """
 
     current: Engine
+    trial: LiveSelection | None
 
     def __init__(self, plain_sessions: PlainSessions) -> None:
         self.lock = threading.RLock()
@@ -51,6 +54,7 @@ class EngineTable:
         #: By shapes, the one used last at the end.
         self._engines: OrderedDict[Shapes, Engine] = OrderedDict()
         self.least: Footprint | None = None
+        self.trial = None
 
     def plain(self, reason: str = "") -> PlainEngine:
         """Return the plain session, opened once; see :meth:`PlainSessions.get`."""
@@ -59,7 +63,7 @@ class EngineTable:
 
     def engines(self) -> list[Engine]:
         """Return all engines."""
-        return [self.current, *self._engines.values()]
+        return [self.current, *self._engines.values(), *([self.trial.other] if self.trial else [])]
 
     def items(self) -> list[tuple[Shapes, Engine]]:
         """Return the engines that are for some shapes, with these."""
@@ -106,8 +110,16 @@ class EngineTable:
         if self.current is before:
             self.current = engine
 
+    def end_trial(self) -> None:
+        """Send no further requests to a plan that is compared with the plain session, and drop it."""
+        if self.trial:
+            self.trial.end()
+            self.trial = None
+
     def replace(self, engine: Engine, other: Engine) -> None:
         """Use another engine for all shapes that use one."""
+        if self.trial and engine is self.trial.other:
+            self.end_trial()
         for shapes, known in self.items():
             if known is engine:
                 self._engines[shapes] = other
@@ -123,6 +135,7 @@ class EngineTable:
     def clear(self) -> list[Engine]:
         """Remove all engines but the current one, and return them all."""
         engines = self.engines()
+        self.end_trial()
         self._engines.clear()
         return engines
 

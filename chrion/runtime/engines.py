@@ -101,13 +101,12 @@ class Engines:
         self._table.current = engine
 
     def explain(self) -> str:
-        """Describe the engine of the last request, and whether the one-thread session serves in its place."""
+        """Describe the engine of the last request, and whether another one serves in its place."""
         engine, lines = self.current, []
         if engine.reason in {NOT_TUNED, NOT_CACHED} and self._tuner and self._tuner.failure:
             engine = self.plain(self._tuner.failure)
-        if engine.comparison and engine.comparison.plain_serves:
-            slower = "the plan" if engine.plan else "the session above"
-            lines = [f"a single-threaded plain session serves at present: on live requests {slower} is slower"]
+        if engine.comparison and engine.comparison.note:
+            lines = [engine.comparison.note]
         if self._config.model.note:
             lines.append(self._config.model.note)
         return "\n".join([engine.explain(), *lines])
@@ -158,7 +157,7 @@ class Engines:
                 check_arguments(names, feed, run_options)
                 return self._serve(feed, lambda chosen: chosen.run(names, feed, run_options), run_options)
         except EngineFailure as failure:
-            return self._recover(engine, feed, lambda chosen: chosen.run(names, feed, run_options), failure)
+            return self._recover(other or engine, feed, lambda chosen: chosen.run(names, feed, run_options), failure)
         else:
             tuner = self._tuner
             if tuner and tuner.noted is not None:

@@ -100,6 +100,9 @@ class LiveComparison:
         needless: Whether requests take so little time that they should not be recorded.
     """
 
+    #: The engine of trials; None: the session's one-thread session, which is opened when it is needed.
+    other = None
+
     def __init__(
         self, latency_ms: float | None, plain_ms: float | None, other_work: Callable[[], OtherWork] = OtherWork
     ) -> None:
@@ -134,6 +137,13 @@ class LiveComparison:
         self._others: OtherWork | None = None
         #: Whether it has eased, and the number of such trials in a row that the plan has lost.
         self._eased, self._vain = False, 0
+
+    @property
+    def note(self) -> str:
+        """What the session does at present, for :meth:`chrion.HybridSession.explain`; empty if that is usual."""
+        if not self.plain_serves:
+            return ""
+        return "a single-threaded plain session serves at present: on live requests the session above is slower"
 
     def record(self, start_s: float, end_s: float, *, diverted: bool) -> None:
         """Record a request that was alone.

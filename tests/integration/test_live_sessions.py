@@ -13,8 +13,10 @@ import pytest
 from chrion import HybridSession, load
 from chrion.graph.model import Graph
 from chrion.runtime.execution.cut_engine import CutEngine
+from chrion.runtime.execution.executor import SegmentFailure
 from chrion.runtime.execution.plain_engine import PlainEngine
 from chrion.runtime.live_comparison import LiveComparison
+from chrion.runtime.live_selection import LiveSelection
 from chrion.runtime.process_hooks import in_flight
 from chrion.runtime.selection.decisions import Decision, TimedCandidate
 from chrion.runtime.selection.known_decisions import KnownDecisions
@@ -24,6 +26,7 @@ from seams.sessions import (
     decide_by,
     engine_of,
     engines_of,
+    fail_segments,
     replace_tuning_process,
     script_latencies,
     shorten_waits,
@@ -51,6 +54,12 @@ class Plans:
             TimedCandidate("plan 1", plain=False, latency_ms=20.0, rounds=3),
         )
         return Decision("plan 1", fixed_plan(graph, alternating_lanes(graph)), "for a test", timings=timings)
+
+    def doubt(self, graph: Graph) -> Decision:
+        """Decide for the plain session, since the machine was too busy to be sure."""
+        self.made += 1
+        contender = fixed_plan(graph, alternating_lanes(graph))
+        return Decision("plain", None, "the machine was too busy", uncertain=True, contender=contender)
 
 
 @pytest.fixture
@@ -81,7 +90,7 @@ def call(session: HybridSession, how: str) -> list[Any]:
 def comparison_of(session: HybridSession) -> LiveComparison:
     """Return the comparison of the engine in use."""
     comparison = engine_of(session).comparison
-    assert comparison is not None
+    assert isinstance(comparison, LiveComparison)
     return comparison
 
 
@@ -107,7 +116,9 @@ def test_a_slow_plan_is_replaced_while_it_is_slow(plans: Plans, how: str) -> Non
         assert not engines_of(session).diversion.one_thread.is_open
         plans.plan_ms = 100.0
         serve_until(session, plain=True, how=how)
-        assert "a single-threaded plain session serves at present: on live requests the plan" in session.explain()
+        assert (
+            "a single-threaded plain session serves at present: on live requests the session above" in session.explain()
+        )
         assert session.plan is not None
         plans.plan_ms = 20.0
         serve_until(session, plain=False, how=how)
@@ -192,6 +203,64 @@ def test_a_contradicted_decision_is_made_again(plans: Plans, monkeypatch: pytest
         serve_until(session, plain=True)
         assert engine_of(session) is engine, "the same plan is not opened again"
         engines_of(session).close_at_exit(time.monotonic() + 30)  # its work may go on beside the next test otherwise
+
+
+@pytest.mark.usefixtures("either_lanes")
+@pytest.mark.parametrize("how", ["run", "ort values", "binding"])
+@pytest.mark.parametrize("plan_ms", [20.0, 40.0])
+def test_live_requests_decide_where_timings_are_uncertain(
+    plans: Plans, monkeypatch: pytest.MonkeyPatch, plan_ms: float, how: str
+) -> None:
+    """Both engines serve in turn, with equal outputs, until one is selected; later sessions find the decision."""
+    plans.plan_ms = plan_ms
+    replace_tuning_process(monkeypatch, plans.doubt)
+    with HybridSession(branches(), tune="background") as session:
+        assert session.wait_until_tuned(30)
+        assert session.plan is None
+        assert "takes turns" in session.explain()
+        end_s = time.monotonic() + 60
+        while "takes turns" in session.explain() and time.monotonic() < end_s:
+            assert_equal(call(session, how), EXPECTED)
+        text, served_s = "on live requests (plain 30.0 ms; plan 1", time.monotonic() + 30
+        while text not in session.explain() and time.monotonic() < served_s:
+            time.sleep(0.01)
+        assert text in session.explain()
+        assert (session.plan is not None) is (plan_ms < 30)
+        assert_equal(call(session, how), EXPECTED)
+    made = plans.made
+    for mode in ("never", "now", "background"):
+        with HybridSession(branches(), tune=mode) as session:
+            assert session.wait_until_tuned(30)
+            assert (session.plan is not None) is (plan_ms < 30), mode
+            assert text in session.explain()
+    assert plans.made == made
+
+
+def test_a_plan_that_fails_on_live_requests_is_not_selected(plans: Plans, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plain session repeats the request, and serves all later ones."""
+    replace_tuning_process(monkeypatch, plans.doubt)
+    with HybridSession(branches(), tune="background") as session:
+        assert session.wait_until_tuned(30)
+        trial = engine_of(session).comparison
+        assert isinstance(trial, LiveSelection)
+        fail_segments(monkeypatch, RuntimeError("a broken segment"))
+        for _ in range(100):
+            assert_equal(session.run(None, dict(X)), EXPECTED)
+        assert trial.plan_wins is False
+        assert session.plan is None
+        assert "takes turns" not in session.explain()
+
+
+def test_a_session_that_is_closed_ends_its_comparison(plans: Plans, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its plan is closed as well."""
+    replace_tuning_process(monkeypatch, plans.doubt)
+    session = HybridSession(branches(), tune="background")
+    assert session.wait_until_tuned(30)
+    trial = engine_of(session).comparison
+    assert isinstance(trial, LiveSelection)
+    session.close()
+    with pytest.raises(SegmentFailure, match="closed"):
+        trial.other.run(None, dict(X), None)
 
 
 def test_models_of_free_and_of_fixed_shapes_share_no_decision(plans: Plans) -> None:

@@ -38,6 +38,7 @@ from chrion.runtime.execution.native_executor import NativeExecutor
 from chrion.runtime.execution.plain_engine import PlainEngine
 from chrion.runtime.execution.python_executor import PythonExecutor
 from chrion.runtime.live_comparison import LiveComparison
+from chrion.runtime.live_selection import LiveSelection
 from chrion.runtime.one_thread import OneThreadSession
 from chrion.runtime.selection import (
     decision_source,
@@ -319,7 +320,7 @@ def script_latencies(monkeypatch: pytest.MonkeyPatch, latency_ms: Callable[[bool
 
     Args:
         monkeypatch: The fixture.
-        latency_ms: Returns the latency of a request, given whether the one-thread session has served it.
+        latency_ms: Returns the latency of a request, given whether a plain session has served it in place of a plan.
     """
     began_s = time.perf_counter()
     now_s = [0.0]
@@ -340,6 +341,12 @@ def script_latencies(monkeypatch: pytest.MonkeyPatch, latency_ms: Callable[[bool
             start_s, now_s[0] = now_s[0], now_s[0] + latency_ms(diverted) / 1e3
             super().record(start_s, now_s[0], diverted=diverted)
 
+    class ScriptedSelection(LiveSelection):
+        def record(self, start_s: float, end_s: float, *, diverted: bool) -> None:
+            assert began_s <= start_s <= end_s <= time.perf_counter()
+            super().record(0.0, latency_ms(not diverted) / 1e3, diverted=diverted)
+
+    monkeypatch.setattr(background_tuning, "LiveSelection", ScriptedSelection)
     monkeypatch.setattr(plain_sessions, "LiveComparison", Scripted)
 
 

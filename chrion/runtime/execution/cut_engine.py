@@ -39,6 +39,7 @@ from chrion.runtime.execution.segments import Segment, SegmentFactory
 from chrion.runtime.execution.transfers import find_buffer_support, find_transfers
 from chrion.runtime.iobinding import HybridIOBinding
 from chrion.runtime.live_comparison import LiveComparison
+from chrion.runtime.live_selection import LiveSelection
 from chrion.runtime.options.session_options import run_reason
 from chrion.runtime.options.terminable import fits_native_lanes
 from chrion.runtime.requests import FastPathMatcher, output_names, prepare_request
@@ -92,7 +93,7 @@ class CutEngine:
         self._held: Callable[[], Graph | None] = functools.partial(_same, graph)
         self.reason = ""
         self._usual = FastPathMatcher(graph.inputs)
-        self.comparison: LiveComparison | None = None
+        self.comparison: LiveComparison | LiveSelection | None = None
         self.selected_for = plan.digest  # changed by the selector if the plan is for a variant, in chunks
         self.footprint: Footprint | None = None
         #: Number of requests; counted without a lock, since a lost count does not matter.

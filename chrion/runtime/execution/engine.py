@@ -12,6 +12,7 @@ from chrion.graph.model import ELEMENT_BYTES, Graph, TensorInfo
 from chrion.runtime.execution.executor import Event
 from chrion.runtime.iobinding import HybridIOBinding
 from chrion.runtime.live_comparison import LiveComparison
+from chrion.runtime.live_selection import LiveSelection
 from chrion.scheduler.plan import Plan
 
 
@@ -36,10 +37,11 @@ class Engine(Protocol):
     :class:`chrion.runtime.execution.executor.EngineFailure`, after which another engine may serve it.
 
     Attributes:
-        comparison: Comparison with the one-thread session; None if the engine serves in any case.
+        comparison: Comparison with the one-thread session, or of a plain session with a plan; None if the engine
+            serves in any case.
     """
 
-    comparison: LiveComparison | None
+    comparison: LiveComparison | LiveSelection | None
 
     @property
     def session(self) -> ort.InferenceSession | None:

@@ -16,6 +16,7 @@ from chrion.machine.cores import physical_cores
 from chrion.runtime.execution.executor import AcceleratorFailure, Event
 from chrion.runtime.iobinding import HybridIOBinding
 from chrion.runtime.live_comparison import LiveComparison
+from chrion.runtime.live_selection import LiveSelection
 from chrion.runtime.options.thread_limit import limited_threads
 from chrion.runtime.requests import FastPathMatcher
 
@@ -50,7 +51,7 @@ class PlainEngine:
         #: Whether any operator may run on an accelerator.
         self.accelerated = list(self.session.get_providers()) != [CPU_PROVIDER]
         self.reason = reason
-        self.comparison: LiveComparison | None = None
+        self.comparison: LiveComparison | LiveSelection | None = None
         #: Recognises requests of the shapes that this engine was chosen for; None if it was chosen for any shapes.
         self.fast_path: FastPathMatcher | None = None
 

@@ -66,6 +66,8 @@ class Decision:
     timings: tuple[TimedCandidate, ...] = ()
     #: Memory of the plan; None if there is no plan, or if its memory is not limited (fixed shapes, or an accelerator).
     footprint: Footprint | None = None
+    #: The plan with the best prediction, if timings were too uncertain to select one; it is compared on live requests.
+    contender: Plan | None = None
     #: Time at which it was stored, in seconds since the epoch; 0 before. Not compared.
     made_s: float = field(default=0.0, compare=False)
     #: File beside the model in which it was found; empty for one of this machine's cache. Not compared, not stored.
@@ -106,6 +108,7 @@ class Decision:
             "missed": self.missed,
             "timings": [[t.name, t.plain, t.latency_ms, t.rounds] for t in self.timings],
             "footprint": [self.footprint.plain_mb, self.footprint.plan_mb] if self.footprint else None,
+            "contender": self.contender.to_json() if self.contender else None,
             "made_s": self.made_s,
         }
 
@@ -117,7 +120,7 @@ def decision_from_json(content: Mapping[str, Any]) -> Decision:
         KeyError, TypeError, ValueError: A field is missing or of another type.
         PlanError: The plan is damaged.
     """
-    plan = None if content["plan"] is None else Plan.from_json(content["plan"])
+    plan, contender = (None if content[key] is None else Plan.from_json(content[key]) for key in ("plan", "contender"))
     files = tuple((str(path), int(size), int(changed)) for path, size, changed in content["files"])
     return Decision(
         winner=str(content["winner"]),
@@ -129,6 +132,7 @@ def decision_from_json(content: Mapping[str, Any]) -> Decision:
         missed=str(content["missed"]),
         timings=tuple(_timed(*timed) for timed in content["timings"]),
         footprint=None if content["footprint"] is None else Footprint(*map(float, content["footprint"])),
+        contender=contender,
         made_s=_time_s(content["made_s"]),
     )
 

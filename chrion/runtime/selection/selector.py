@@ -121,12 +121,16 @@ class EngineSelector:
         """
         if decision.plan:
             engine = self._open(graph, decision.plan)
-            if isinstance(engine, CutEngine):
-                engine.footprint = decision.footprint
-                engine.reason = decision.evidence
-                return self.plain_sessions.compare_live(engine, decision)
-            return engine  # the accelerator has failed
+            return (
+                self.adopt(engine, decision) if isinstance(engine, CutEngine) else engine
+            )  # the accelerator has failed
         return self.plain_sessions.of_decision(decision)
+
+    def adopt(self, engine: CutEngine, decision: Decision) -> CutEngine:
+        """Use the open engine of a plan for a decision."""
+        engine.footprint = decision.footprint
+        engine.reason = decision.evidence
+        return self.plain_sessions.compare_live(engine, decision)
 
     def set_strict(self, *, strict: bool) -> SessionConfig:
         """Set whether failures of the accelerator are raised; return the new configuration."""
@@ -238,7 +242,21 @@ class EngineSelector:
         log.info("model %s: selected %s (%s)", graph.name, winner, why)
         missed = missed_slo(results, self._config.slo_ms)
         timings = tuple(result for result in results if 0 < result.latency_ms < math.inf)
-        return Decision(winner, plans.get(winner), why, uncertain=interference, missed=missed, timings=timings)
+        plan, contender = plans.get(winner), None
+        if interference and plan is None:
+            contender = self._contender(graph, plans)
+        return Decision(winner, plan, why, uncertain=interference, missed=missed, timings=timings, contender=contender)
+
+    def _contender(self, graph: Graph, plans: Mapping[str, Plan]) -> Plan | None:
+        """Return the plan to compare with the plain session on live requests, if any; the first one is the best.
+
+        There is none for an accelerator, whose memory may hold only one of both, for an SLO, within which the guard
+        prefers less memory, and for free dimensions, with which the memory of both is limited.
+        """
+        config = self._config
+        if config.accelerator or config.slo_ms is not None or graph.declared_free:
+            return None
+        return next(iter(plans.values()), None)
 
     def _plans(self, graph: Graph) -> list[Plan]:
         config = self._config

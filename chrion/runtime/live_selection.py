@@ -1,0 +1,148 @@
+"""Selection between the plain session and a plan on live requests, where timings in the tuning process are uncertain.
+
+The requests of the application itself disturb the tuning process, and it disturbs them. On live requests both engines
+take turns under the same conditions: in pairs of blocks of a few requests, in random order. A pair is won by the plan
+if its mean latency is lower by :data:`_SHARE`, else by the plain session. The engine that leads by :data:`_LEAD` pairs
+is selected, the plain session after :data:`_MOST_PAIRS` pairs, since the difference is small then.
+
+This is Wald's sequential test of the sign of a difference. If a pair shows the right sign with probability p, and pairs
+are independent, it selects the wrong engine with probability 1 / (1 + (p / (1 - p))^5): 0.1 % with p = 0.8, 1.4 % with
+p = 0.7. It takes 8 and 12 pairs then on average. Half of the requests meanwhile run on the slower engine, but blocks of
+a plan that is far slower than the plain session end after two requests.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from chrion.runtime.execution.engine import Engine
+
+#: Requests of a block that count, and their total latency at least, in ms; or fewer requests and more ms, if they are
+#: slow. The first request after the other engine's block does not count: caches are cold, and threads sleep.
+_REQUESTS, _LEAST_MS = 6, 10.0
+_FEW_REQUESTS, _LONG_MS = 2, 150.0
+#: A plan wins a pair if its mean latency is at most this share of the plain session's.
+_SHARE = 0.97
+#: Lead in pairs at which an engine is selected, and maximum number of pairs; see above.
+_LEAD, _MOST_PAIRS = 5, 60
+#: A block of the plan ends early if its requests take longer than those of the plain session by this factor (a choice,
+#: not measured).
+_FAR_SLOWER = 2.0
+
+
+class LiveSelection:
+    """Comparison of a plan with the plain session on live requests, until one of them is selected.
+
+    Args:
+        plan: The engine of the plan, which is open.
+        on_end: Called once with this object, by a thread that serves a request, when one is selected.
+        is_first: Returns whether the plan has the first block of a pair.
+
+    Attributes:
+        other: The engine of the plan.
+        diverts: Whether the next request goes to the plan.
+        plan_wins: Whether the plan is selected; None before the end.
+    """
+
+    #: As for :class:`chrion.runtime.live_comparison.LiveComparison`.
+    plain_serves = True
+    contradicted = needless = False
+
+    def __init__(
+        self,
+        plan: Engine,
+        on_end: Callable[[LiveSelection], None],
+        is_first: Callable[[], bool] = lambda: random.random() < 0.5,  # noqa: S311 - no secret
+    ) -> None:
+        self.other = plan
+        self.diverts = False
+        self.plan_wins: bool | None = None
+        self._on_end = on_end
+        self._is_first = is_first
+        #: Mean latencies of the blocks of complete pairs, in ms: of the plain session, and of the plan.
+        self._plain_ms: list[float] = []
+        self._plan_ms: list[float] = []
+        #: Mean latency of the first block of the current pair; None before its end.
+        self._first_ms: float | None = None
+        #: Latencies of the current block, and whether the next request does not count.
+        self._block_ms: list[float] = []
+        self._cold = True
+        #: Pairs that the plan has won, less those that it has lost.
+        self._lead = 0
+
+    @property
+    def note(self) -> str:
+        """What the session does at present, for :meth:`chrion.HybridSession.explain`."""
+        if self.plan_wins is not None:
+            return ""
+        return "a plan takes turns with it on live requests, until it is known which is faster"
+
+    @property
+    def plain_ms(self) -> float:
+        """Median over blocks of the plain session's mean latency, in ms."""
+        return statistics.median(self._plain_ms)
+
+    @property
+    def plan_ms(self) -> float:
+        """Median over blocks of the plan's mean latency, in ms."""
+        return statistics.median(self._plan_ms)
+
+    @property
+    def pairs(self) -> int:
+        """Number of complete pairs."""
+        return min(len(self._plain_ms), len(self._plan_ms))
+
+    def record(self, start_s: float, end_s: float, *, diverted: bool) -> None:
+        """Record a request that was alone.
+
+        Args:
+            start_s: Its start, in seconds of any clock.
+            end_s: Its end.
+            diverted: Whether the plan has served it.
+        """
+        if self.plan_wins is not None or diverted is not self.diverts:
+            return  # it began before a change
+        if self._cold:
+            self._cold = False
+            return
+        self._block_ms.append((end_s - start_s) * 1e3)
+        if self._block_is_over():
+            self._end_block()
+
+    def end(self) -> None:
+        """Send no further requests to the plan: it has failed, or another decision was made."""
+        self.plan_wins = self.diverts = False
+
+    def _block_is_over(self) -> bool:
+        count, total_ms = len(self._block_ms), sum(self._block_ms)
+        if self.diverts and self._plain_ms and count >= _FEW_REQUESTS:
+            reference_ms = self._plain_ms[-1] if self._first_ms is None else self._first_ms
+            if total_ms > _FAR_SLOWER * count * reference_ms:
+                return True
+        return (count >= _REQUESTS and total_ms >= _LEAST_MS) or (count >= _FEW_REQUESTS and total_ms >= _LONG_MS)
+
+    def _end_block(self) -> None:
+        mean_ms, self._block_ms = statistics.fmean(self._block_ms), []
+        if self._first_ms is None:
+            self._first_ms = mean_ms
+            self._turn_to(plan=not self.diverts)
+            return
+        plan_ms, plain_ms = (mean_ms, self._first_ms) if self.diverts else (self._first_ms, mean_ms)
+        self._first_ms = None
+        self._plain_ms.append(plain_ms)
+        self._plan_ms.append(plan_ms)
+        self._lead += 1 if plan_ms <= _SHARE * plain_ms else -1
+        if abs(self._lead) >= _LEAD or len(self._plan_ms) >= _MOST_PAIRS:
+            self.diverts = False
+            self.plan_wins = self._lead >= _LEAD
+            self._on_end(self)
+        else:
+            self._turn_to(plan=self._is_first())
+
+    def _turn_to(self, *, plan: bool) -> None:
+        self._cold = plan is not self.diverts
+        self.diverts = plan
