@@ -32,7 +32,7 @@ INSIDE: dict[str, Layers] = {
     ),
     "serving": (("ray_cluster",), ("manager", "variants"), ("server", "simulator"), ("replay",)),
     "runtime": (
-        ("live_comparison", "options", "process_hooks", "requests"),
+        ("live_comparison", "live_selection", "options", "process_hooks", "requests"),
         ("iobinding",),
         ("execution",),
         ("selection",),

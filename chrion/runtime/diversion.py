@@ -96,7 +96,7 @@ class Diversion:
         observer.record(start_s, time.perf_counter(), diverted=diverted)
         if observer.diverts is not before:
             self._keep_cpu(observer)
-        if not observer.contradicted:
+        if isinstance(observer, LiveSelection) or not observer.contradicted:
             return False
         observer.start_anew()
         return True

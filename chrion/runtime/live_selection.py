@@ -16,10 +16,7 @@ from __future__ import annotations
 import random
 import statistics
 from collections.abc import Callable
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from chrion.runtime.execution.engine import Engine
+from typing import Any
 
 #: Requests of a block that count, and their total latency at least, in ms; or fewer requests and more ms, if they are
 #: slow. The first request after the other engine's block does not count: caches are cold, and threads sleep.
@@ -38,7 +35,7 @@ class LiveSelection:
     """Comparison of a plan with the plain session on live requests, until one of them is selected.
 
     Args:
-        plan: The engine of the plan, which is open.
+        plan: The engine of the plan, which is open; engines know this class, which only keeps it.
         on_end: Called once with this object, by a thread that serves a request, when one is selected.
         is_first: Returns whether the plan has the first block of a pair.
 
@@ -50,11 +47,11 @@ class LiveSelection:
 
     #: As for :class:`chrion.runtime.live_comparison.LiveComparison`.
     plain_serves = True
-    contradicted = needless = False
+    needless = False
 
     def __init__(
         self,
-        plan: Engine,
+        plan: Any,
         on_end: Callable[[LiveSelection], None],
         is_first: Callable[[], bool] = lambda: random.random() < 0.5,  # noqa: S311 - no secret
     ) -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import random
-from typing import cast
 
 import pytest
 
-from chrion.runtime.execution.engine import Engine
 from chrion.runtime.live_selection import LiveSelection
 
 #: Requests after which a simulation gives up; far more than any selection takes.
@@ -24,7 +22,7 @@ class Application:
     def __init__(self, plain_ms: float, plan_ms: float, seed: int, noise: float = 0.2) -> None:
         self.ended: list[LiveSelection] = []
         self._random = random.Random(seed)
-        self.selection = LiveSelection(cast("Engine", object()), self.ended.append, lambda: self._random.random() < 0.5)
+        self.selection = LiveSelection(object(), self.ended.append, lambda: self._random.random() < 0.5)
         self._ms = {False: plain_ms, True: plan_ms}
         self._noise = noise
         self._slower = 1.0
@@ -93,7 +91,7 @@ def test_a_far_slower_plan_serves_few_requests() -> None:
 
 def test_requests_that_began_before_a_change_do_not_count() -> None:
     """They ran on the engine that served before."""
-    selection = LiveSelection(cast("Engine", object()), lambda _: None, lambda: False)
+    selection = LiveSelection(object(), lambda _: None, lambda: False)
     for _ in range(100):
         selection.record(0.0, 0.01, diverted=True)
     assert not selection.diverts
@@ -108,7 +106,7 @@ def test_requests_that_began_before_a_change_do_not_count() -> None:
 def test_a_selection_that_was_ended_sends_no_requests_to_the_plan() -> None:
     """Nor does it select anything later."""
     ended: list[LiveSelection] = []
-    selection = LiveSelection(cast("Engine", object()), ended.append, lambda: False)
+    selection = LiveSelection(object(), ended.append, lambda: False)
     for _ in range(7):
         selection.record(0.0, 0.01, diverted=False)
     selection.end()
