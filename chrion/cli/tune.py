@@ -136,7 +136,7 @@ def _resolve(model: Path, sets: Sequence[Shapes]) -> list[Shapes]:
     for given in sets:
         graph = load(model, given)
         require_shapes(graph)
-        shapes = {info.name: tuple(d for d in info.shape or () if isinstance(d, int)) for info in graph.inputs}
+        shapes = {info.name: info.fixed_dimensions for info in graph.inputs}
         resolved = shapes if graph.declared_free else {}
         if resolved not in distinct:
             distinct.append(resolved)

@@ -29,7 +29,7 @@ import onnxruntime as ort
 from onnx import TensorProto, helper
 
 from chrion.devices.cuda import pinned_memory
-from chrion.devices.host import allocate, fixed_shape
+from chrion.devices.host import allocate
 from chrion.devices.probe import smallest_session
 from chrion.devices.providers import CPU_PROVIDER, DEVICE_NAMES
 from chrion.graph.model import TensorInfo, element_code
@@ -159,7 +159,7 @@ class Device:
         """
         binding = self._binder.io_binding()
         address = block.data_ptr() + offset
-        binding.bind_output("y", self.name, self.index, element_code(info.type), fixed_shape(info), address)
+        binding.bind_output("y", self.name, self.index, element_code(info.type), list(info.fixed_dimensions), address)
         return binding.get_outputs()[0]
 
     def to_device(self, info: TensorInfo, array: np.ndarray[Any, Any]) -> ort.OrtValue:
@@ -238,13 +238,13 @@ class Device:
 
     def _from_onnxruntime(self, info: TensorInfo) -> ort.OrtValue:
         return ort.OrtValue.ortvalue_from_shape_and_type(
-            fixed_shape(info), element_code(info.type), self.name, self.index
+            list(info.fixed_dimensions), element_code(info.type), self.name, self.index
         )
 
     def _from_session(self, info: TensorInfo) -> ort.OrtValue:
         session = self._identity(_FLOAT)
         return session.create_ortvalue_from_shape_and_type(
-            fixed_shape(info), element_code(info.type), self.name, self.index
+            list(info.fixed_dimensions), element_code(info.type), self.name, self.index
         )
 
     def _from_cast(self, info: TensorInfo) -> ort.OrtValue:
@@ -253,7 +253,7 @@ class Device:
             self._casts[info.type] = self._session(node, TensorProto.FLOAT, element_code(info.type))
         with self.exclusive():
             binding = self._casts[info.type].io_binding()
-            binding.bind_cpu_input("x", np.zeros(fixed_shape(info), np.float32))
+            binding.bind_cpu_input("x", np.zeros(list(info.fixed_dimensions), np.float32))
             binding.bind_output("y", self.name, self.index)
             self._casts[info.type].run_with_iobinding(binding)
             return binding.get_outputs()[0]

@@ -21,7 +21,7 @@ def allocate(info: TensorInfo, memory: Any = None) -> ort.OrtValue:
         memory: onnxruntime's description of a particular kind of host memory, pinned for example; pageable if None.
     """
     kind = {} if memory is None else {"memory_info": memory}
-    return ort.OrtValue.ortvalue_from_shape_and_type(fixed_shape(info), element_code(info.type), **kind)
+    return ort.OrtValue.ortvalue_from_shape_and_type(list(info.fixed_dimensions), element_code(info.type), **kind)
 
 
 def zeros(info: TensorInfo) -> ort.OrtValue:
@@ -31,11 +31,6 @@ def zeros(info: TensorInfo) -> ort.OrtValue:
     if array is not None:
         array[...] = 0
     return value
-
-
-def fixed_shape(info: TensorInfo) -> list[int]:
-    """Return the known dimensions of a shape."""
-    return [d for d in info.shape or () if isinstance(d, int)]
 
 
 def numpy_dtype(kind: str) -> np.dtype[Any]:

@@ -58,7 +58,7 @@ class TensorInfo:
         """Size in bytes; None if it depends on the data or on a free dimension, or is not fixed for the type."""
         if self.shape is None or self.type not in ELEMENT_BYTES:
             return None
-        fixed = [d for d in self.shape if isinstance(d, int)]
+        fixed = self.fixed_dimensions
         return math.prod(fixed) * ELEMENT_BYTES[self.type] if len(fixed) == len(self.shape) else None
 
     @property
@@ -66,6 +66,11 @@ class TensorInfo:
         """True for a tensor with an unknown dimension or rank."""
         fixed = self.shape is not None and all(isinstance(d, int) for d in self.shape)
         return self.type.startswith("tensor(") and not fixed
+
+    @property
+    def fixed_dimensions(self) -> tuple[int, ...]:
+        """The known dimensions: the shape of a tensor without free ones."""
+        return tuple(d for d in self.shape or () if isinstance(d, int))
 
     def __str__(self) -> str:
         kind = self.type.removeprefix("tensor(").removesuffix(")") if self.type else "?"

@@ -156,7 +156,7 @@ class _Value:
         known = info is not None and info.shape is not None and all(isinstance(d, int) for d in info.shape)
         if info is None or info.shape is None or not known:
             return cls((), 0, 0, "float32")
-        shape = tuple(d for d in info.shape if isinstance(d, int))
+        shape = info.fixed_dimensions
         elements = math.prod(shape)
         return cls(shape, elements, elements * ELEMENT_BYTES.get(info.type, 0), _ELEMENTS.get(info.type, "float32"))
 

@@ -19,7 +19,7 @@ import onnxruntime as ort
 
 from chrion.devices import usable_provider
 from chrion.graph.description import ModelDescription, describe_session
-from chrion.graph.model import Graph, TensorInfo
+from chrion.graph.model import Graph
 from chrion.graph.ort_sessions import first_line
 from chrion.runtime.background_tuning import NOT_TUNED, BackgroundTuner
 from chrion.runtime.diversion import Diversion, Observer
@@ -71,7 +71,7 @@ class Engines:
         self._config = config
         self._strict = strict
         self._tune = "now" if config.plan is not None or graph is not None else tune
-        self._selector = EngineSelector(config)
+        self._selector = EngineSelector(config, of_file=graph is None)
         self._plain_sessions = self._selector.plain_sessions
         self._table = EngineTable(self._plain_sessions)
         self._tuner: BackgroundTuner | None = None
@@ -370,7 +370,7 @@ class Engines:
         if graph.free_dimensions:
             return self.plain("no request has fixed the free dimensions yet")
         engine = self._selector.engine(graph)
-        self._table.put(tuple(_fixed(i) for i in graph.inputs), engine)
+        self._table.put(tuple(i.fixed_dimensions for i in graph.inputs), engine)
         return engine
 
     def _tuned_now(self, graph: Graph, feed: Mapping[str, Any]) -> Engine:
@@ -476,7 +476,3 @@ class Engines:
             self.current = self._select_first(self._graph)
         else:
             self.for_feed(feed)
-
-
-def _fixed(info: TensorInfo) -> tuple[int, ...]:
-    return tuple(d for d in info.shape or () if isinstance(d, int))

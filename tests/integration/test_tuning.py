@@ -203,6 +203,29 @@ def test_never_uses_cached_decisions_only(tuned_shapes: list[NamedShapes], gate:
     assert len(tuned_shapes) == 1
 
 
+@pytest.mark.parametrize("free", [False, True])
+def test_decisions_made_now_serve_sessions_in_every_mode(monkeypatch: pytest.MonkeyPatch, *, free: bool) -> None:
+    """They find it by the model alone; but not one made for a graph that the caller has given."""
+    model = free_branches() if free else branches()
+    decided = decide_by(monkeypatch, alternate)
+
+    def serve(tune: str) -> bool:
+        with HybridSession(model, tune=tune) as session:
+            session.run(None, {"x": X})
+            assert session.wait_until_tuned(30)
+            session.run(None, {"x": X})
+            return session.plan is not None
+
+    assert not serve("never")
+    with HybridSession(load(model, {"x": X.shape}), tune="now") as session:
+        assert session.plan is not None
+    assert not serve("never")
+    assert serve("now")
+    assert serve("never")
+    assert serve("background")
+    assert len(decided) == 1
+
+
 def test_the_environment_sets_the_default(monkeypatch: pytest.MonkeyPatch, tuned_shapes: list[NamedShapes]) -> None:
     """``CHRION_TUNE`` replaces a missing argument; an unknown value raises."""
     monkeypatch.setenv("CHRION_TUNE", "never")

@@ -360,7 +360,7 @@ def test_a_decision_that_another_process_has_just_made_is_used(monkeypatch: pyte
     graph = load(branches())
     found = [None, alternate(graph)]
     decided = decide_by(monkeypatch, alternate)
-    replace_step(monkeypatch, "recall the decision", lambda _: found.pop(0))
+    replace_step(monkeypatch, "recall the decision", lambda _: found.pop(0) if found else None)
     with (
         filelock.FileLock(cache_folder() / "tuning.lock", thread_local=False),
         HybridSession(branches(), tune="now") as session,

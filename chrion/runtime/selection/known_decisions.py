@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from chrion.common.version import __version__
 from chrion.graph.model import Graph
@@ -33,6 +33,13 @@ class KnownDecisions:
         if decision.plan and graph.declared_free:
             self._of_slot(int(graph.digest[:8], 16) % _EARLIER_PLANS).keep(decision)
         return self.of_graph(graph).keep(decision)
+
+    def keep_for_source(self, graph: Graph, decision: Decision) -> None:
+        """Store a decision where sessions find it that tune in the background or not at all, unless there is one."""
+        shapes = {info.name: info.fixed_dimensions for info in graph.inputs} if graph.declared_free else {}
+        entry = self.of_source(shapes)
+        if entry.recall() is None:
+            entry.keep(replace(decision, files=self.config.model.states))
 
     def earlier_plans(self, graph: Graph) -> list[Plan]:
         """Return plans that were selected for other shapes of a model, unless devices or limits determine the plan."""

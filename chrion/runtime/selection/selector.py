@@ -52,12 +52,15 @@ class EngineSelector:
 
     Args:
         config: The session's configuration.
+        of_file: Whether graphs are those of the model's file, so that decisions are also for later sessions of it;
+            otherwise the caller has given a graph, which may be another one.
 
     Attributes:
         plain_sessions: The plain sessions of the model, and the configuration in use.
     """
 
-    def __init__(self, config: SessionConfig) -> None:
+    def __init__(self, config: SessionConfig, *, of_file: bool = True) -> None:
+        self._of_file = of_file
         self.plain_sessions = PlainSessions(config)
         #: Profile of the first shapes; the costs of further shapes are scaled from it.
         self._profile: Profile | None = None
@@ -146,15 +149,18 @@ class EngineSelector:
         decision = self.known.recall(graph)
         if decision is not None:
             try:
-                engine = self.open(graph, decision)
+                return self._use(graph, decision)
             except (ChrionError, CannotCutError) as error:
                 log.warning("model %s: ignoring cached decision: %s", graph.name, error)
-            else:
-                warn_of_slo(graph.name, decision)
-                return engine
-        decision = self._decide_alone(graph)
+        return self._use(graph, self._decide_alone(graph))
+
+    def _use(self, graph: Graph, decision: Decision) -> Engine:
+        """Open the engine of a decision, which later sessions of the model's file find."""
+        engine = self.open(graph, decision)
         warn_of_slo(graph.name, decision)
-        return self.open(graph, decision)
+        if self._of_file:
+            self.known.keep_for_source(graph, decision)
+        return engine
 
     def _decide_alone(self, graph: Graph) -> Decision:
         """Compare the candidates while no other process tunes, unless another process has just done it.
