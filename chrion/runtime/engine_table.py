@@ -63,7 +63,11 @@ class EngineTable:
 
     def engines(self) -> list[Engine]:
         """Return all engines."""
-        return [self.current, *self._engines.values(), *([self.trial.other] if self.trial else [])]
+        return [*self.serving(), *([self.trial.other] if self.trial else [])]
+
+    def serving(self) -> list[Engine]:
+        """Return the engines that are selected."""
+        return [self.current, *self._engines.values()]
 
     def items(self) -> list[tuple[Shapes, Engine]]:
         """Return the engines that are for some shapes, with these."""

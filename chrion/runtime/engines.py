@@ -344,7 +344,9 @@ class Engines:
         self.diversion = self._new_diversion()  # the thread that opens its session belongs to the parent
         if self._tuner:
             self._tuner.after_fork()
-        if any(engine.plan for engine in self._table.engines()):
+        if self._table.trial:
+            self._table.trial.end()  # kept, so that the child does not stop lanes that it does not have
+        if any(engine.plan for engine in self._table.serving()):
             self.refusal = _WITHOUT_LANES
         elif in_flight:
             self.refusal = _IN_FLIGHT
