@@ -10,16 +10,20 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from chrion import HybridSession, load
+from chrion import HybridSession, load, zoo
 from chrion.graph.model import Graph
+from chrion.graph.opened_model import OpenedModel
+from chrion.machine.cpu_use import OtherWork
 from chrion.runtime.execution.cut_engine import CutEngine
 from chrion.runtime.execution.executor import SegmentFailure
 from chrion.runtime.execution.plain_engine import PlainEngine
 from chrion.runtime.live_comparison import LiveComparison
 from chrion.runtime.live_selection import LiveSelection
 from chrion.runtime.process_hooks import in_flight
+from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decisions import Decision, TimedCandidate
 from chrion.runtime.selection.known_decisions import KnownDecisions
+from chrion.runtime.selection.worker import Decider
 from chrion.scheduler import fixed_plan
 from helpers import alternating_lanes, assert_equal, branches, free_branches, run_plain
 from seams.sessions import (
@@ -234,6 +238,20 @@ def test_live_requests_decide_where_timings_are_uncertain(
             assert (session.plan is not None) is (plan_ms < 30), mode
             assert text in session.explain()
     assert plans.made == made
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_beside_other_work_candidates_are_left_to_live_requests(monkeypatch: pytest.MonkeyPatch, *, live: bool) -> None:
+    """Without live requests, as when a model is tuned before deployment, they are timed in any case."""
+    monkeypatch.setattr(OtherWork, "is_busy", lambda _: True)
+    model = zoo.build("gru", {"layers": 4, "batch": 1, "chunk": 64, "io": 96})
+    config = SessionConfig(OpenedModel(model.SerializeToString()))
+    decision = Decider(config, live=live).decide({}, anew=True)
+    assert bool(decision.timings) is not live
+    if live:
+        assert (decision.winner, decision.plan, decision.uncertain) == ("plain", None, True)
+        assert decision.contender is not None
+        assert len(decision.contender.segments) > 1
 
 
 def test_a_plan_that_fails_on_live_requests_is_not_selected(plans: Plans, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,7 +114,7 @@ class DecisionSource:
     def _decide_in_process(self, shapes: NamedShapes, reason: str, *, anew: bool) -> Decision:
         self._require_open()
         log.info("tuning in this process: %s", reason)
-        return Decider(self._config).decide(shapes, anew=anew)
+        return Decider(self._config, live=True).decide(shapes, anew=anew)
 
     def _require_open(self) -> None:
         if self.closed:

@@ -16,6 +16,7 @@ from chrion.errors import ChrionError, InputError, ModelError, ProviderError
 from chrion.graph.model import Graph
 from chrion.graph.ort_sessions import first_line
 from chrion.machine.allocator import trim
+from chrion.machine.cpu_use import OtherWork
 from chrion.profiler.measure_graph import profile
 from chrion.profiler.profiles import Profile
 from chrion.profiler.synthetic_inputs import synthetic_inputs
@@ -45,6 +46,7 @@ _KEPT_OPEN_BYTES = 256e6
 _SHARE_BESIDE_PLAIN = 0.8
 #: Longest time to wait for another process that tunes, in seconds (a choice, not measured).
 _PATIENCE_S = 20.0
+_NOT_TIMED = "the machine was too busy for a reliable comparison"
 
 
 class EngineSelector:
@@ -54,13 +56,16 @@ class EngineSelector:
         config: The session's configuration.
         of_file: Whether graphs are those of the model's file, so that decisions are also for later sessions of it;
             otherwise the caller has given a graph, which may be another one.
+        live: Whether the session can compare a plan on live requests, so that candidates are not timed beside other
+            work, of which those requests may be a part.
 
     Attributes:
         plain_sessions: The plain sessions of the model, and the configuration in use.
     """
 
-    def __init__(self, config: SessionConfig, *, of_file: bool = True) -> None:
+    def __init__(self, config: SessionConfig, *, of_file: bool = True, live: bool = False) -> None:
         self._of_file = of_file
+        self._live = live
         self.plain_sessions = PlainSessions(config)
         #: Profile of the first shapes; the costs of further shapes are scaled from it.
         self._profile: Profile | None = None
@@ -239,19 +244,22 @@ class EngineSelector:
 
     def _compare(self, graph: Graph) -> Decision:
         """Time the plans with the best predictions against the plain sessions."""
+        other_work = OtherWork()
         made = self._plans(graph)
         parallel = (plan for plan in made if len(plan.segments) > 1)
         plans = {f"plan {at}": plan for at, plan in enumerate(parallel, start=1)}
+        contender = self._contender(graph, plans)
+        if self._live and contender and other_work.is_busy():
+            return Decision(PLAIN, None, _NOT_TIMED, uncertain=True, contender=contender)
         comparison = compare(self._candidates(graph, plans, made[0]), self._config.slo_ms)
         winner, results, interference = comparison
         why = describe(comparison, self._config.slo_ms, planned=bool(plans))
         log.info("model %s: selected %s (%s)", graph.name, winner, why)
         missed = missed_slo(results, self._config.slo_ms)
         timings = tuple(result for result in results if 0 < result.latency_ms < math.inf)
-        plan, contender = plans.get(winner), None
-        if interference and plan is None:
-            contender = self._contender(graph, plans)
-        return Decision(winner, plan, why, uncertain=interference, missed=missed, timings=timings, contender=contender)
+        plan = plans.get(winner)
+        uncertain = contender if interference and plan is None else None
+        return Decision(winner, plan, why, uncertain=interference, missed=missed, timings=timings, contender=uncertain)
 
     def _contender(self, graph: Graph, plans: Mapping[str, Plan]) -> Plan | None:
         """Return the plan to compare with the plain session on live requests, if any; the first one is the best.

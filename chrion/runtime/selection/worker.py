@@ -36,11 +36,12 @@ class Decider:
 
     Args:
         config: The session's configuration.
+        live: As for :class:`chrion.runtime.selection.selector.EngineSelector`.
     """
 
-    def __init__(self, config: SessionConfig) -> None:
+    def __init__(self, config: SessionConfig, *, live: bool = False) -> None:
         self._config = config
-        self._selector = EngineSelector(config)
+        self._selector = EngineSelector(config, live=live)
         self._graph, self._reason = load_to_cut(config)
         self._files = config.model.states
 
@@ -104,7 +105,7 @@ def answers(stream: BinaryIO) -> Iterator[dict[str, Any]]:
     decider: Decider | None = None
     for line in stream:
         try:
-            decider = decider or Decider(config)
+            decider = decider or Decider(config, live=True)
             question = json.loads(line)
             yield {"decision": decider.decide(question["shapes"], anew=question["anew"]).to_json()}
         except Exception as error:  # noqa: BLE001 - whatever fails, the model runs plain
