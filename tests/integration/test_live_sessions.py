@@ -59,7 +59,7 @@ class Plans:
         )
         return Decision("plan 1", fixed_plan(graph, alternating_lanes(graph)), "for a test", timings=timings)
 
-    def doubt(self, graph: Graph) -> Decision:
+    def decide_uncertainly(self, graph: Graph) -> Decision:
         """Decide for the plain session, since the machine was too busy to be sure."""
         self.made += 1
         contender = fixed_plan(graph, alternating_lanes(graph))
@@ -217,7 +217,7 @@ def test_live_requests_decide_where_timings_are_uncertain(
 ) -> None:
     """Both engines serve in turn, with equal outputs, until one is selected; later sessions find the decision."""
     plans.plan_ms = plan_ms
-    replace_tuning_process(monkeypatch, plans.doubt)
+    replace_tuning_process(monkeypatch, plans.decide_uncertainly)
     with HybridSession(branches(), tune="background") as session:
         assert session.wait_until_tuned(30)
         assert session.plan is None
@@ -256,7 +256,7 @@ def test_beside_other_work_candidates_are_left_to_live_requests(monkeypatch: pyt
 
 def test_a_plan_that_fails_on_live_requests_is_not_selected(plans: Plans, monkeypatch: pytest.MonkeyPatch) -> None:
     """The plain session repeats the request, and serves all later ones."""
-    replace_tuning_process(monkeypatch, plans.doubt)
+    replace_tuning_process(monkeypatch, plans.decide_uncertainly)
     with HybridSession(branches(), tune="background") as session:
         assert session.wait_until_tuned(30)
         trial = engine_of(session).comparison
@@ -271,7 +271,7 @@ def test_a_plan_that_fails_on_live_requests_is_not_selected(plans: Plans, monkey
 
 def test_a_session_that_is_closed_ends_its_comparison(plans: Plans, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its plan is closed as well."""
-    replace_tuning_process(monkeypatch, plans.doubt)
+    replace_tuning_process(monkeypatch, plans.decide_uncertainly)
     session = HybridSession(branches(), tune="background")
     assert session.wait_until_tuned(30)
     trial = engine_of(session).comparison
