@@ -1,9 +1,10 @@
 """Selection between the plain session and a plan on live requests, where timings in the tuning process are uncertain.
 
 The requests of the application itself disturb the tuning process, and it disturbs them. On live requests both engines
-take turns under the same conditions: in pairs of blocks of a few requests, in random order. A pair is won by the plan
-if its mean latency is lower by :data:`_SHARE`, else by the plain session. The engine that leads by :data:`_LEAD` pairs
-is selected, the plain session after :data:`_MOST_PAIRS` pairs, since the difference is small then.
+take turns under the same conditions, in pairs of blocks of a few requests. Every second pair is in the opposite order,
+so that a drift favours none, and so that the engine changes only once in a pair. A pair is won by the plan if its mean
+latency is lower by :data:`_SHARE`, else by the plain session. The engine that leads by :data:`_LEAD` pairs is selected,
+the plain session after :data:`_MOST_PAIRS` pairs, since the difference is small then.
 
 This is Wald's sequential test of the sign of a difference. If a pair shows the right sign with probability p, and pairs
 are independent, it selects the wrong engine with probability 1 / (1 + (p / (1 - p))^5): 0.1 % with p = 0.8, 1.4 % with
@@ -13,13 +14,16 @@ a plan that is far slower than the plain session end after two requests.
 
 from __future__ import annotations
 
-import random
 import statistics
 from collections.abc import Callable
 from typing import Any
 
+#: Time in seconds after a change of the engine in which requests do not count, at least the first one. The threads of a
+#: plain session spin on after its last request: the first requests of a plan took 1.5 to 2.5 times as long as later
+#: ones, for 60 to 90 ms (GRUs 160 wide, two cores, no pauses).
+_UNSETTLED_S = 0.1
 #: Requests of a block that count, and their total latency at least, in ms; or fewer requests and more ms, if they are
-#: slow. The first request after the other engine's block does not count: caches are cold, and threads sleep.
+#: slow (choices, not measured).
 _REQUESTS, _LEAST_MS = 6, 10.0
 _FEW_REQUESTS, _LONG_MS = 2, 150.0
 #: A plan wins a pair if its mean latency is at most this share of the plain session's.
@@ -37,7 +41,6 @@ class LiveSelection:
     Args:
         plan: The engine of the plan, which is open; engines know this class, which only keeps it.
         on_end: Called once with this object, by a thread that serves a request, when one is selected.
-        is_first: Returns whether the plan has the first block of a pair.
 
     Attributes:
         other: The engine of the plan.
@@ -53,21 +56,21 @@ class LiveSelection:
         self,
         plan: Any,
         on_end: Callable[[LiveSelection], None],
-        is_first: Callable[[], bool] = lambda: random.random() < 0.5,  # noqa: S311 - no secret
     ) -> None:
         self.other = plan
         self.diverts = False
         self.plan_wins: bool | None = None
         self._on_end = on_end
-        self._is_first = is_first
         #: Mean latencies of the blocks of complete pairs, in ms: of the plain session, and of the plan.
         self._plain_ms: list[float] = []
         self._plan_ms: list[float] = []
         #: Mean latency of the first block of the current pair; None before its end.
         self._first_ms: float | None = None
-        #: Latencies of the current block, and whether the next request does not count.
+        #: Latencies of the current block.
         self._block_ms: list[float] = []
-        self._cold = True
+        #: Start of the first request since the engine has changed, in seconds, and whether requests count by now.
+        self._changed_s: float | None = None
+        self._settled = False
         #: Pairs that the plan has won, less those that it has lost.
         self._lead = 0
 
@@ -103,8 +106,9 @@ class LiveSelection:
         """
         if self.plan_wins is not None or diverted is not self.diverts:
             return  # it began before a change
-        if self._cold:
-            self._cold = False
+        if not self._settled:
+            self._changed_s = start_s if self._changed_s is None else self._changed_s
+            self._settled = end_s - self._changed_s >= _UNSETTLED_S
             return
         self._block_ms.append((end_s - start_s) * 1e3)
         if self._block_is_over():
@@ -126,7 +130,7 @@ class LiveSelection:
         mean_ms, self._block_ms = statistics.fmean(self._block_ms), []
         if self._first_ms is None:
             self._first_ms = mean_ms
-            self._turn_to(plan=not self.diverts)
+            self.diverts, self._changed_s, self._settled = not self.diverts, None, False
             return
         plan_ms, plain_ms = (mean_ms, self._first_ms) if self.diverts else (self._first_ms, mean_ms)
         self._first_ms = None
@@ -137,9 +141,3 @@ class LiveSelection:
             self.diverts = False
             self.plan_wins = self._lead >= _LEAD
             self._on_end(self)
-        else:
-            self._turn_to(plan=self._is_first())
-
-    def _turn_to(self, *, plan: bool) -> None:
-        self._cold = plan is not self.diverts
-        self.diverts = plan

@@ -344,7 +344,8 @@ def script_latencies(monkeypatch: pytest.MonkeyPatch, latency_ms: Callable[[bool
     class ScriptedSelection(LiveSelection):
         def record(self, start_s: float, end_s: float, *, diverted: bool) -> None:
             assert began_s <= start_s <= end_s <= time.perf_counter()
-            super().record(0.0, latency_ms(not diverted) / 1e3, diverted=diverted)
+            start_s, now_s[0] = now_s[0], now_s[0] + latency_ms(not diverted) / 1e3
+            super().record(start_s, now_s[0], diverted=diverted)
 
     monkeypatch.setattr(background_tuning, "LiveSelection", ScriptedSelection)
     monkeypatch.setattr(plain_sessions, "LiveComparison", Scripted)
