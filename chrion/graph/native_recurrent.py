@@ -1,11 +1,11 @@
 """Recurrent operators as the native operator ``Recurrent`` of ``chrion/native/recurrent.c``.
 
-An LSTM, GRU or RNN becomes one node of the domain ``chrion`` with the same inputs and outputs. Its attributes are numbers,
-and say of each function of each direction which parameters it has, with onnxruntime's defaults: a custom operator cannot
-read lists of texts.
+An LSTM, GRU or RNN becomes one node of the domain ``chrion`` with the same inputs and outputs. Its attributes are
+numbers, and state the parameters of each function of each direction, with onnxruntime's defaults: a custom operator
+cannot read lists of texts.
 
-What is replaced computes in float32 with constant W, R, B and P. Outputs differ by rounding: products are added in another
-order, and sigmoid and tanh have a relative error below 3e-7.
+The native operator computes in float32, with constant W, R, B and P. Outputs differ by rounding: products are added in
+another order, and sigmoid and tanh have a relative error below 3e-7.
 """
 
 from __future__ import annotations
@@ -163,23 +163,16 @@ def _clip(node: onnx.NodeProto) -> float:
 def _functions(node: onnx.NodeProto, directions: int) -> Iterator[tuple[str, float, float]]:
     """Yield the name, alpha and beta of each function of each direction.
 
-    The lists of parameters have an entry for each function that has the parameter, in order; those of an RNN have one
-    for each direction.
+    The lists of parameters have an entry for each function that has the parameter, in order.
     """
     names = [name.decode().lower() for a in node.attribute if a.name == "activations" for name in a.strings]
     names = names or [name.lower() for name in _DEFAULTS[node.op_type]] * directions
     expected = len(_DEFAULTS[node.op_type]) * directions
+    if node.op_type == "RNN" and len(names) == 2:
+        names = names[:directions]  # ONNX's default is two functions, also for one direction
     if len(names) != expected or not set(names) <= _FUNCTIONS.keys():
         raise RewriteError(f"has activations {names}: expected {expected} of {sorted(_FUNCTIONS)}", node)
-    alphas, betas = _floats(node, "activation_alpha"), _floats(node, "activation_beta")
-    if node.op_type == "RNN":
-        for given in (alphas, betas):
-            if given and len(given) != directions:
-                raise RewriteError("has parameters of activations that are not one for each direction", node)
-        for at, name in enumerate(names):
-            yield name, (alphas or [0.0] * directions)[at], (betas or [0.0] * directions)[at]
-        return
-    rest = [iter(alphas), iter(betas)]
+    rest = [iter(_floats(node, "activation_alpha")), iter(_floats(node, "activation_beta"))]
     for name in names:
         alpha, beta = (
             0.0 if default is None else next(values, default)

@@ -143,15 +143,19 @@ static void apply_other(const Activation *activation, float *x) {
   for (int lane = 0; lane < LANES; lane++) {
     float value = x[lane];
     switch (activation->kind) {
-      case RELU: value = value > 0.0f ? value : 0.0f; break;
+      case RELU: value = value > 0.0f || (activation->keeps_nan && value != value) ? value : 0.0f; break;
       case AFFINE: value = alpha * value + beta; break;
       case LEAKY_RELU: value = value >= 0.0f ? value : alpha * value; break;
       case THRESHOLDED_RELU: value = value > alpha ? value : 0.0f; break;
       case SCALED_TANH: value = alpha * tanhf(beta * value); break;
-      case HARD_SIGMOID: value = fmaxf(0.0f, fminf(1.0f, alpha * value + beta)); break;
+      case HARD_SIGMOID:
+        value = alpha * value + beta;
+        value = value > 0.0f ? value : 0.0f; /* also if it is NaN */
+        value = value < 1.0f ? value : 1.0f;
+        break;
       case ELU: value = value >= 0.0f ? value : alpha * (expf(value) - 1.0f); break;
       case SOFTSIGN: value = value / (1.0f + fabsf(value)); break;
-      default: value = value > 0.0f ? value + logf(expf(-value) + 1.0f) : logf(expf(value) + 1.0f);
+      default: value = logf(1.0f + expf(value)); /* SOFTPLUS */
     }
     x[lane] = value;
   }
@@ -225,7 +229,7 @@ INLINE void reset_gru(const Sequence *s, float *sums, const float *h, float *res
   for (int64_t at = 0; at < s->cell->units * LANES; at += LANES, sums += 2 * LANES) {
     Floats update = *(const Floats *)sums, share = *(const Floats *)(sums + LANES);
     apply_clipped(s, &s->activations[0], &update);
-    apply_clipped(s, &s->activations[0], &share);
+    apply_clipped(s, &s->activations[2], &share);
     *(Floats *)sums = update;
     *(Floats *)(sums + LANES) = share;
     if (!s->cell->linear_before_reset) *(Floats *)(reset + at) = share * *(const Floats *)(h + at);

@@ -99,6 +99,12 @@ static OrtStatus *read_activations(const OrtKernelInfo *info, Kernel *kernel) {
     if (kinds[at] == SIGMOID) activation->factor = activation->offset = 0.5f; /* (1 + tanh(x / 2)) / 2 */
     if (kinds[at] == TANH) activation->factor = 1.0f;
   }
+  for (int at = 0; at < 2; at++) {
+    Activation *own = kernel->activations[at];
+    if (kernel->cell.kind == GRU) own[2] = own[0];
+    own[0].keeps_nan = kernel->cell.kind != RNN;
+    own[1].keeps_nan = kernel->cell.kind == LSTM;
+  }
   return NULL;
 }
 

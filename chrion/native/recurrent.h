@@ -17,6 +17,7 @@ enum { SIGMOID, TANH, RELU, AFFINE, LEAKY_RELU, THRESHOLDED_RELU, SCALED_TANH, H
 typedef struct {
   int64_t kind;
   float alpha, beta, factor, offset;
+  bool keeps_nan; /* of a Relu: whether NaN stays, as in some of onnxruntime's gates */
 } Activation;
 
 /* A matrix for products row * matrix, [depth, vectors * lanes], in panels of PANEL vectors, the last with the rest. In a
@@ -49,7 +50,7 @@ typedef struct {
 typedef struct {
   const Cell *cell;
   const Weights *weights;
-  const Activation *activations;
+  const Activation *activations; /* of an LSTM f, g and h; of a GRU f of z, g, and f of r; of an RNN f */
   bool reverse, biased;
   int64_t steps, batch;
   const float *x;
