@@ -39,7 +39,7 @@ _LIBRARIES = {
             "multiply_row.c",
             "multiply_row_avx2.c",
         ),
-        "decoders will be made of onnxruntime's operators",
+        "models will be made of onnxruntime's operators",
     ),
 }
 
