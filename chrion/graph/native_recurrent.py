@@ -60,6 +60,11 @@ def is_recurrent(node: onnx.NodeProto) -> bool:
     return node.op_type in _DEFAULTS and node.domain in STANDARD
 
 
+def has_native_operators(model: onnx.ModelProto) -> bool:
+    """Return whether a model needs :func:`chrion.native.register_operators`."""
+    return any(opset.domain == DOMAIN for opset in model.opset_import)
+
+
 def with_native_recurrent(model: onnx.ModelProto, names: Container[str] | None = None) -> onnx.ModelProto:
     """Return a model whose recurrent operators are native ones.
 
@@ -82,7 +87,7 @@ def with_native_recurrent(model: onnx.ModelProto, names: Container[str] | None =
     rewriter = Rewriter(model)
     rewriter.nodes = [replaced.get(id(node), node) for node in model.graph.node]
     rewritten = rewriter.finish()
-    if all(opset.domain != DOMAIN for opset in rewritten.opset_import):
+    if not has_native_operators(rewritten):
         rewritten.opset_import.append(helper.make_opsetid(DOMAIN, 1))
     return rewritten
 
