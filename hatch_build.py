@@ -30,11 +30,16 @@ _LIBRARIES = {
             "attend.c",
             "attend_avx2.c",
             "attend_avx512.c",
+            "recurrent.c",
+            "recurrent_weights.c",
+            "recur.c",
+            "recur_avx2.c",
+            "recur_avx512.c",
             "silu_and_mul.c",
             "multiply_row.c",
             "multiply_row_avx2.c",
         ),
-        "decoders will be made of onnxruntime's operators",
+        "models will be made of onnxruntime's operators",
     ),
 }
 

@@ -21,7 +21,7 @@ LAYERS: Layers = (
 INSIDE: dict[str, Layers] = {
     "scheduler": (
         ("schedule", "priced_memory"),
-        ("plan",),
+        ("native_kernels", "plan"),
         ("evaluation",),
         ("policies",),  # published policies and their helpers
         ("search",),

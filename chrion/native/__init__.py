@@ -1,8 +1,8 @@
-"""Code in C: lanes for programs that run on the CPU only (``lanes.c``), and operators of decoders (``operators.c``).
+"""Code in C: lanes for programs that run on the CPU only (``lanes.c``), and operators (``operators.c``).
 
-The libraries are compiled when Chrion is installed, if possible (on Linux with a C compiler). Without them, lanes are
-Python threads, which have a longer handoff latency, and decoders consist of onnxruntime's operators, which copy the
-caches; results do not change.
+The operators are those of decoders and recurrent ones. The libraries are compiled when Chrion is installed, if possible
+(on Linux with a C compiler). Without them, lanes are Python threads, which have a longer handoff latency, and models
+consist of onnxruntime's operators, of which those of decoders copy the caches; results differ only by rounding.
 """
 
 from chrion.native.bindings import (

@@ -106,7 +106,7 @@ size_t chrion_one_value(const OperatorDescription *d) { return (void)d, 1; }
 void chrion_destroy(void *kernel) { free(kernel); }
 
 static OrtStatus *make_domain(OrtCustomOpDomain **domain) {
-  const OperatorDescription *const operators[] = {&chrion_pooled_attention, &chrion_silu_and_mul};
+  const OperatorDescription *const operators[] = {&chrion_pooled_attention, &chrion_recurrent, &chrion_silu_and_mul};
   OrtStatus *status = CALL(OrtStatus *, CreateCustomOpDomain, const char *, OrtCustomOpDomain **)("chrion", domain);
   for (size_t at = 0; at < sizeof operators / sizeof *operators && !status; at++)
     status = CALL(OrtStatus *, CustomOpDomainAdd, OrtCustomOpDomain *, const OperatorDescription *)(*domain,

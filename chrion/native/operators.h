@@ -13,6 +13,7 @@ typedef struct OrtCustomOpDomain OrtCustomOpDomain;
 typedef struct OrtKernelInfo OrtKernelInfo;
 typedef struct OrtKernelContext OrtKernelContext;
 typedef struct OrtValue OrtValue;
+typedef struct OrtTensorTypeAndShapeInfo OrtTensorInfo;
 typedef struct {
   void *const *(*GetApi)(uint32_t version);
   const char *(*GetVersionString)(void);
@@ -24,19 +25,26 @@ enum {
   CustomOpDomainAdd = 27,
   AddCustomOpDomain = 28,
   GetTensorMutableData = 51,
+  GetDimensionsCount = 61,
+  GetDimensions = 62,
+  GetTensorTypeAndShape = 65,
   KernelInfoGetAttributeFloat = 85,
   KernelInfoGetAttributeInt = 86,
   KernelContextGetInputCount = 88,
+  KernelContextGetOutputCount = 89,
   KernelContextGetInput = 90,
   KernelContextGetOutput = 91,
+  ReleaseTensorTypeAndShapeInfo = 99,
+  KernelInfoGetAttributeFloats = 162,
   KernelInfoGetAttributeInts = 163,
+  KernelInfoGetConstantInput = 249,
   KernelContextParallelFor = 274,
   GetTensorSizeInBytes = 318,
 };
 /* The version that has all of these, and the layout of OperatorDescription. */
 #define API_VERSION 23
 #define OPERATOR_VERSION 17
-enum { FLOAT = 1, INT64 = 7, REQUIRED = 0, OPTIONAL = 1, DEFAULT_MEMORY = 0, FAIL = 1, INVALID_ARGUMENT = 2 };
+enum { FLOAT = 1, INT32 = 6, INT64 = 7, REQUIRED = 0, OPTIONAL = 1, DEFAULT_MEMORY = 0, FAIL = 1, INVALID_ARGUMENT = 2 };
 #define CALL(result, name, ...) ((result(*)(__VA_ARGS__))chrion_api[name])
 
 /* OrtCustomOp in version 17. */
@@ -87,7 +95,7 @@ OrtStatus *chrion_for_each(const OrtKernelContext *context, bool parallel, size_
                            void *data);
 
 /* The operators, and what their descriptions have in common. */
-extern const OperatorDescription chrion_pooled_attention, chrion_silu_and_mul;
+extern const OperatorDescription chrion_pooled_attention, chrion_recurrent, chrion_silu_and_mul;
 const char *chrion_provider(const OperatorDescription *description);
 int chrion_one(const OperatorDescription *description);
 int chrion_any(const OperatorDescription *description);

@@ -1,4 +1,4 @@
-"""The operators ``PooledAttention`` and ``SiluAndMul`` for onnxruntime, of ``operators.c``."""
+"""The operators ``PooledAttention``, ``Recurrent`` and ``SiluAndMul`` for onnxruntime, of ``operators.c``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NAME = "operators"
 @functools.cache
 def operators_available() -> bool:
     """Return whether the operators were compiled when Chrion was installed."""
-    return load_library(_NAME, "operators of decoders") is not None
+    return load_library(_NAME, "native operators") is not None
 
 
 def register_operators(options: ort.SessionOptions) -> None:

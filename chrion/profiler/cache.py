@@ -14,7 +14,7 @@ from chrion.common.files import cache_folder, read_cached, write_cached
 from chrion.profiler.profiles import OperatorCost, operator_cost_from_json
 
 #: The version of the method of measurement. Files of other versions are ignored.
-_METHOD = 4
+_METHOD = 5
 
 
 class MeasurementCache:

@@ -19,15 +19,17 @@ from chrion.devices.single_provider import find_cpu_nodes
 from chrion.errors import ModelError, ShapeError
 from chrion.graph.extract import Extractor
 from chrion.graph.model import Graph
+from chrion.graph.native_recurrent import is_recurrent
 from chrion.graph.ort_sessions import first_line, weights_folder_option
 from chrion.graph.recurrent import chunk_choices, unroll
 from chrion.machine.cores import check_cores, physical_cores, private_cache_bytes
+from chrion.native import operators_available
 from chrion.profiler.cache import MeasurementCache
 from chrion.profiler.chunk_costs import interpolate, measured_chunks, representatives
 from chrion.profiler.handoff import measure_handoff_ms
 from chrion.profiler.interference import UsageMonitor
 from chrion.profiler.machine import this_machine
-from chrion.profiler.operator_bench import OperatorBench, time_in_rounds
+from chrion.profiler.operator_bench import OperatorBench, OperatorSample, time_in_rounds
 from chrion.profiler.profiles import OperatorCost, Profile
 from chrion.profiler.roofline import operator_bytes
 from chrion.profiler.synthetic_inputs import synthetic_array
@@ -245,25 +247,44 @@ def measure_operators(
             benches[i] = OperatorBench(extractor, i, feeds)
         except Exception as error:  # noqa: BLE001 - any error of a kernel; the operator's costs are then estimated
             log.warning("operator %s is not measured: %s", dag.names[i], first_line(error))
+    native = {i: bench for i in benches if (bench := _native_bench(extractor, i, feeds))}
     busy = _busy_counts(len(cores))
     wide = [cores[:width] for width in measured_widths(len(cores))]
-    samples = time_in_rounds(list(benches.values()), [cores[:count] for count in busy], wide)
+    samples = time_in_rounds([*benches.values(), *native.values()], [cores[:count] for count in busy], wide)
+    native_ms = {i: _times_ms(own, busy, len(cores)) for i, own in zip(native, samples[len(benches) :], strict=True)}
     costs = {}
-    for i, operator_samples in zip(benches, samples, strict=True):
+    for i, operator_samples in zip(benches, samples[: len(benches)], strict=True):
         accelerator_ms, scratch = _on_accelerator(extractor, i, feeds, device) if device else (None, 0)
-        measured = [sample.time_ms for sample in operator_samples]
-        times = np.interp(range(1, len(cores) + 1), busy, measured[: len(busy)])
         costs[i] = OperatorCost(
             op_type=dag.op_types[i],
-            cpu_ms=tuple(map(float, times)),
+            cpu_ms=_times_ms(operator_samples, busy, len(cores)),
             accelerator_ms=accelerator_ms,
             ephemeral_bytes=scratch,
             spread=operator_samples[0].spread,
             flops=dag.flops[i],
             bytes=operator_bytes(dag, i),
-            wide_ms=tuple(measured[len(busy) :]),
+            wide_ms=tuple(sample.time_ms for sample in operator_samples[len(busy) :]),
+            native_ms=native_ms.get(i, ()),
         )
     return costs
+
+
+def _times_ms(samples: Sequence[OperatorSample], busy: Sequence[int], cores: int) -> tuple[float, ...]:
+    """Return the times for 1 to k busy cores, interpolated between the measured numbers."""
+    measured = [sample.time_ms for sample in samples[: len(busy)]]
+    return tuple(map(float, np.interp(range(1, cores + 1), busy, measured)))
+
+
+def _native_bench(extractor: Extractor, i: int, feeds: Mapping[str, np.ndarray[Any, Any]]) -> OperatorBench | None:
+    """Return the measurement of the native kernel of an operator, or None if there is none."""
+    nodes = extractor.graph.nodes[i]
+    if not operators_available() or len(nodes) > 1 or not is_recurrent(extractor.graph.model.graph.node[nodes[0]]):
+        return None
+    try:
+        return OperatorBench(extractor, i, feeds, native=True)
+    except Exception as error:  # noqa: BLE001 - the native kernel refuses it; onnxruntime's runs it
+        log.info("operator %s has no native kernel: %s", extractor.graph.dag.names[i], first_line(error))
+        return None
 
 
 def _busy_counts(cores: int) -> list[int]:

@@ -18,7 +18,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -31,9 +31,11 @@ from chrion.devices.intra_op import set_threads
 from chrion.devices.single_provider import open_on_one_provider
 from chrion.graph.extract import Extractor, SubModel
 from chrion.graph.model import Graph, TensorInfo
+from chrion.graph.native_recurrent import has_native_operators, with_native_recurrent
 from chrion.graph.ort_sessions import first_line
 from chrion.graph.work import node_work
 from chrion.machine.cores import physical_cores, private_cache_bytes, run_on_cores
+from chrion.native import register_operators
 from chrion.profiler.node_memory import scratch_bytes
 from chrion.profiler.synthetic_inputs import synthetic_array
 from chrion.profiler.widths import MIN_WIDE_MS
@@ -76,8 +78,10 @@ class OperatorBench:
         operator: The index of the operator.
         feeds: Arrays for inputs that were captured from a run; all other inputs are synthetic.
         device: The device to run it on; the CPU if None.
+        native: Whether to measure Chrion's kernel of a recurrent operator, on one core only.
 
     Raises:
+        RewriteError: There is no such native kernel.
         Exception: The error of onnxruntime if the provider cannot run the operator.
     """
 
@@ -87,10 +91,14 @@ class OperatorBench:
         operator: int,
         feeds: Mapping[str, np.ndarray[Any, Any]],
         device: Device | None = None,
+        *,
+        native: bool = False,
     ) -> None:
         device = device or Device(CPU_PROVIDER)
         values = extractor.graph.values
-        single = _OperatorSession(extractor.extract([operator]), values, feeds, device)
+        self.native = native
+        extract = partial(_extract, extractor, operator, native=native)
+        single = _OperatorSession(extract(1), values, feeds, device)
         self.once_ms = once_ms = statistics.median(single.time(_FIRST_CALLS, 0.0))
         dag = extractor.graph.dag
         room = _RESULT_BYTES / max(1, dag.output_bytes[operator])
@@ -99,12 +107,12 @@ class OperatorBench:
         warm = (private_cache_bytes(physical_cores()[0]) or math.inf) / 2 / max(1.0, touched)
         self.copies = int(max(1, min(_CALL_S * 1e3 / max(once_ms, 1e-4), room, warm, _MAX_COPIES)))
         self._single = self._copies = single
-        sub = extractor.extract([operator], self.copies) if self.copies > 1 else None
+        sub = extract(self.copies) if self.copies > 1 else None
         if sub:
             self._copies = _OperatorSession(sub, values, feeds, device)
 
         def open_wide(cores: tuple[int, ...]) -> _OperatorSession:
-            return _OperatorSession(sub or extractor.extract([operator]), values, feeds, device, cores)
+            return _OperatorSession(sub or extract(1), values, feeds, device, cores)
 
         #: Returns a session that runs every operator on several cores. Each packs the weights again.
         large = dag.weight_total(operator) > _LARGE_WEIGHT_BYTES
@@ -128,6 +136,12 @@ class OperatorBench:
     def scratch_bytes(self) -> int:
         """Return the memory beside inputs, outputs and weights that onnxruntime allocates for the operator."""
         return scratch_bytes(self._single.run_once)
+
+
+def _extract(extractor: Extractor, operator: int, copies: int, *, native: bool) -> SubModel:
+    """Return the sub-model of some copies of an operator, with Chrion's kernel if it is ``native``."""
+    sub = extractor.extract([operator], copies)
+    return replace(sub, model=with_native_recurrent(sub.model)) if native else sub
 
 
 class _OperatorSession:
@@ -154,6 +168,8 @@ class _OperatorSession:
     def _open(self, options: ort.SessionOptions) -> ort.InferenceSession:
         set_threads(options, max(1, len(self._cores)), self._cores[1:], in_a_loop=True)
         options.log_severity_level = 4
+        if has_native_operators(self._sub.model):
+            register_operators(options)
         for key, value in self._sub.options.items():
             options.add_session_config_entry(key, value)
         # This optimisation would merge the copies into one.
@@ -224,7 +240,7 @@ def time_in_rounds(
 
 def _wide_actions(bench: OperatorBench, wide: Sequence[Sequence[int]]) -> list[Callable[[], list[float]]]:
     """Return the measurements on several cores together; none for short operators, or if such a session fails."""
-    if bench.once_ms < MIN_WIDE_MS:
+    if bench.native or bench.once_ms < MIN_WIDE_MS:
         return []
     try:
         for cores in wide:

@@ -21,6 +21,8 @@ from chrion.profiler.roofline import Roofline, operator_bytes
 from chrion.profiler.widths import describe_fit, fit_errors, measured_widths, planned_widths, times_at
 
 SCHEMA = "chrion.profile/1"
+#: A native kernel is used if it takes at most this share of the time of onnxruntime's (a choice, not measured).
+_NATIVE_SHARE = 0.97
 #: The largest time, size or number of operations in a file; with larger ones sums and fits overflow.
 _LARGEST = 2.0**63
 _FIGURES = ("handoff_ms", "dispatch_ms", "wake_ms", "base_memory_mb", "cache_bytes", "reload_ms_per_byte")
@@ -46,6 +48,18 @@ class OperatorCost:
     #: The time on several cores, at each of the widths of :func:`chrion.profiler.widths.measured_widths`; empty if it
     #: was not measured, and then no width is taken to be a gain.
     wide_ms: tuple[float, ...] = ()
+    #: The time of Chrion's native kernel on one core while 1, 2, ..., k cores are busy; empty if it was not measured.
+    native_ms: tuple[float, ...] = ()
+
+    @property
+    def is_native(self) -> bool:
+        """True if the native kernel was measured to be faster than onnxruntime's, alone on the machine."""
+        return bool(self.native_ms) and self.native_ms[0] <= _NATIVE_SHARE * self.cpu_ms[0]
+
+    @property
+    def best_ms(self) -> tuple[float, ...]:
+        """The times of the faster kernel on one core while 1, 2, ..., k cores are busy."""
+        return self.native_ms if self.is_native else self.cpu_ms
 
     @property
     def by_width(self) -> dict[int, float]:
@@ -95,8 +109,21 @@ class Profile:
             return tuple(range(len(dag)))
         return tuple(i for i, signature in enumerate(dag.signatures) if signature not in self.operators)
 
+    def native(self, dag: Dag) -> frozenset[int]:
+        """Return the operators of a graph whose native kernel was measured to be faster than onnxruntime's."""
+        known = self.operators
+        return frozenset(
+            i for i, signature in enumerate(dag.signatures) if signature in known and known[signature].is_native
+        )
+
     def costs(
-        self, dag: Dag, cores: int | None = None, streams: int | None = None, widths: Sequence[int] = ()
+        self,
+        dag: Dag,
+        cores: int | None = None,
+        streams: int | None = None,
+        widths: Sequence[int] = (),
+        *,
+        native: bool = True,
     ) -> Costs:
         """Return the cost matrices of a graph on this machine.
 
@@ -109,6 +136,7 @@ class Profile:
             cores: The number of CPU cores to use; all that were measured if None.
             streams: The largest number of lanes of the accelerator to use.
             widths: Further numbers of cores of a lane, for example those of a plan.
+            native: Whether operators on one core have the time of their native kernel where that is faster.
 
         Raises:
             ProfileError: More cores are requested than were measured, or the profile has no operators.
@@ -126,7 +154,9 @@ class Profile:
         accelerator, shares = self._on_accelerator(dag, table)
         return Costs(
             accelerator_ms=accelerator,
-            cpu_ms=tuple(_expected(dag, (row.cpu_ms[j] for row in table)) for j in range(core_count)),
+            cpu_ms=tuple(
+                _expected(dag, ((row.best_ms if native else row.cpu_ms)[j] for row in table)) for j in range(core_count)
+            ),
             memory=_memory(dag, table),
             widths=widths,
             wide_ms=tuple(_expected(dag, (wide[s][at] for s in dag.signatures)) for at in range(len(widths))),
@@ -262,12 +292,14 @@ def operator_cost_from_json(content: Mapping[str, Any]) -> OperatorCost:
     Raises:
         KeyError, TypeError, ValueError: A field is missing, unknown, or not a valid number.
     """
-    both = {"cpu_ms": content["cpu_ms"], "wide_ms": content.get("wide_ms", ())}
-    cost = OperatorCost(**{**content, **{name: tuple(float(ms) for ms in times) for name, times in both.items()}})
+    lists = {name: content.get(name, ()) for name in ("wide_ms", "native_ms")} | {"cpu_ms": content["cpu_ms"]}
+    cost = OperatorCost(**{**content, **{name: tuple(float(ms) for ms in times) for name, times in lists.items()}})
+    if cost.native_ms and len(cost.native_ms) != len(cost.cpu_ms):
+        raise ValueError(f"{cost.op_type} has times of a native kernel for {len(cost.native_ms)} cores")
     if cost.wide_ms and len(cost.wide_ms) != len(widths := measured_widths(len(cost.cpu_ms))):
         raise ValueError(f"{cost.op_type} has times for {len(cost.wide_ms)} widths, expected {len(widths)}")
     accelerator_ms = 0.0 if cost.accelerator_ms is None else cost.accelerator_ms
-    times = (*cost.cpu_ms, *cost.wide_ms, accelerator_ms)
+    times = (*cost.cpu_ms, *cost.wide_ms, *cost.native_ms, accelerator_ms)
     _require_figures(cost.op_type, *times, cost.ephemeral_bytes, cost.flops, cost.bytes)
     return cost
 

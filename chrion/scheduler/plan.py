@@ -96,6 +96,9 @@ class Plan:
     cpu_only_cores: int = 0
     #: Number of the model's operators before any are cut into chunks or merged; 0 if unknown.
     model_operators: int = 0
+    #: Names of the operators that run on Chrion's native kernels on the machine of the plan; on other machines, and
+    #: without native libraries, they run on onnxruntime's.
+    native: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         summary = f"{self.policy}, {format_ms(self.predicted.latency_ms)}"
@@ -207,6 +210,7 @@ class Plan:
             "cpu_only_cores",
             "model_operators",
             "merged",
+            "native",
         ):
             content[name] = getattr(self, name)
         return content | {
@@ -319,6 +323,7 @@ def _from_json(content: Mapping[str, Any]) -> Plan:
         origin=str(content.get("origin", "")),
         cpu_only_cores=int(_non_negative(content.get("cpu_only_cores", 0))),
         model_operators=int(_non_negative(content.get("model_operators", 0))),
+        native=tuple(str(name) for name in content.get("native", [])),
     )
 
 

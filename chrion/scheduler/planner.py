@@ -17,6 +17,7 @@ from chrion.profiler.profiles import Profile
 from chrion.scheduler.evaluation.evaluate import Timeline, segment_spans_ms
 from chrion.scheduler.evaluation.lower_bound import lower_bound_ms
 from chrion.scheduler.evaluation.solution import Problem, VariantSolution
+from chrion.scheduler.native_kernels import native_operators
 from chrion.scheduler.plan import Plan, Prediction
 from chrion.scheduler.plan_options import PlanOptions
 from chrion.scheduler.policies.policy import PlanningTask, ScheduleFunction, SchedulePolicy
@@ -144,7 +145,8 @@ class Planner:
         self._costs: dict[int, tuple[Dag, Costs]] = {}
         costs = self._costs_of(graph.dag)
         self._gpu = _predict(graph, costs, accelerator_only)[0] if costs.accelerator_ms is not None else None
-        self._cpu: tuple[Prediction | None, int] = _predict(graph, costs, cpu_only) if costs.cores else (None, 0)
+        plain = profile.costs(graph.dag, self._options.cores, self._options.streams, native=False)
+        self._cpu: tuple[Prediction | None, int] = _predict(graph, plain, cpu_only) if costs.cores else (None, 0)
         self._pool: SolutionPool | None = None
         #: The budget that the solutions were found for.
         self._pool_budget_mb: float | None = None
@@ -201,6 +203,7 @@ class Planner:
             remarks=tuple(remarks),
             origin=solution.origin,
             merged=chosen.merged,
+            native=native_operators(dag, profile, solution.schedule),
         )
 
     def _remarks_on_alpha(self, limits: Limits, alpha: float | None, chosen: VariantSolution) -> list[str]:

@@ -17,6 +17,7 @@ from chrion.graph.recurrent import unroll
 from chrion.profiler.profiles import Profile
 from chrion.scheduler.evaluation.evaluate import evaluate, segment_spans_ms
 from chrion.scheduler.evaluation.lower_bound import lower_bound_ms
+from chrion.scheduler.native_kernels import native_operators
 from chrion.scheduler.plan import Plan, Prediction
 
 #: Beginning of the remark that names the shapes that a plan was made for.
@@ -55,6 +56,7 @@ def adapt_plan(plan: Plan, graph: Graph, profile: Profile) -> Plan | None:
             busy_ms=timeline.busy_ms,
             lower_bound_ms=lower_bound_ms(variant.dag, costs, plan.schedule),
             cpu_only=None,
+            native=native_operators(variant.dag, profile, plan.schedule),
             remarks=(*_without_origin(plan), _ORIGIN + _describe(plan)),
         )
         adapted.apply(graph)

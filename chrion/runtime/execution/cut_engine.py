@@ -25,8 +25,9 @@ from chrion.graph.model import Graph, SelectedTensors, TensorInfo, Tensors
 from chrion.graph.ort_sessions import first_line
 from chrion.machine.core_leases import CoreLease, lease_cores
 from chrion.machine.cores import physical_cores
-from chrion.native import NativeError
+from chrion.native import NativeError, operators_available
 from chrion.profiler.costs import BufferSupport
+from chrion.profiler.machine import this_machine
 from chrion.runtime.execution.accelerator import AcceleratorSessions
 from chrion.runtime.execution.engine import CannotCutError, Footprint, require_tensors
 from chrion.runtime.execution.executor import CLOSED, Event, SegmentFailure
@@ -367,10 +368,25 @@ class CutEngine:
     def _open_segments(self, lease: CoreLease | None, *, native: bool) -> tuple[list[Segment], int]:
         """Open all segments; return them and the number of their sessions."""
         cores = assign_cores(self.program.occupied, lease.cores) if lease else {}
-        factory = SegmentFactory(Extractor(self.graph), self._options, self._accelerator, native=native, cores=cores)
+        factory = SegmentFactory(
+            Extractor(self.graph),
+            self._options,
+            self._accelerator,
+            native=native,
+            cores=cores,
+            native_operators=_native_operators(self.plan),
+        )
         schedule = self.plan.schedule
         segments = [factory.open(s, schedule.lanes[s[0]], schedule.width(s[0])) for s in self.plan.segments]
         return segments, factory.session_count
+
+
+def _native_operators(plan: Plan) -> frozenset[str]:
+    """Return the operators that run on native kernels: those of a plan that was made for this machine."""
+    if not plan.native or not operators_available():
+        return frozenset()
+    same = plan.machine.fingerprint == this_machine(plan.machine.accelerator).fingerprint
+    return frozenset(plan.native if same else ())
 
 
 def _same(graph: Graph) -> Graph:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +14,13 @@ from chrion.common.lane_numbers import is_accelerator_lane
 from chrion.devices import CPU_PROVIDER
 from chrion.devices.intra_op import set_threads
 from chrion.graph.extract import Extractor
-from chrion.native import NativeSession
+from chrion.graph.native_recurrent import with_native_recurrent
+from chrion.graph.rewrite import RewriteError
+from chrion.native import NativeSession, register_operators
 from chrion.runtime.execution.accelerator import AcceleratorSessions
 from chrion.runtime.options.session_options import inherit
 
+log = logging.getLogger(__name__)
 #: A segment has an arena of its own if the values that it computes take more than this many bytes. The arena of a
 #: session takes 40 kB at least, and a plan has dozens of sessions. Blocks of less than 128 KiB are allocated as fast by
 #: the C library, which does not return them to the system.
@@ -56,9 +60,10 @@ class SegmentFactory:
         accelerator: Opens the segments of accelerator lanes; None to open all segments on the CPU.
         native: Whether to open the segments of CPU lanes for native lanes.
         cores: The logical CPU of each lane, for the threads of segments on several cores.
+        native_operators: Names of the operators that run on Chrion's native kernels in segments on one core.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - optional arguments are keyword-only
         self,
         extractor: Extractor,
         base: ort.SessionOptions | None,
@@ -66,13 +71,18 @@ class SegmentFactory:
         *,
         native: bool = False,
         cores: Mapping[int, int | None] | None = None,
+        native_operators: Collection[str] = (),
     ) -> None:
         self._extractor = extractor
         self._cores = cores or {}
         self._base = base
         self._accelerator = accelerator
         self._native = native
-        self._opened: dict[tuple[str, int | None, range], tuple[Any, tuple[str, ...], tuple[str, ...]]] = {}
+        self._native_operators = native_operators
+        #: Sessions by what they compute, the accelerator's sharing group, the other lanes, and their native operators.
+        self._opened: dict[
+            tuple[str, int | None, range, tuple[int, ...]], tuple[Any, tuple[str, ...], tuple[str, ...]]
+        ] = {}
 
     @property
     def session_count(self) -> int:
@@ -89,9 +99,15 @@ class SegmentFactory:
         sub = self._extractor.extract(operators)
         accelerator = self._accelerator if is_accelerator_lane(lane) else None
         cuda_graph = accelerator is not None and accelerator.captures_graphs and not _has_control_flow(sub.model)
-        key = (sub.key, accelerator.sharing_group(lane) if accelerator else None, others)
+        group = accelerator.sharing_group(lane) if accelerator else None
+        names = [node.name for node in sub.model.graph.node]
+        kernels = (
+            () if accelerator or others else tuple(at for at, n in enumerate(names) if n in self._native_operators)
+        )
+        key = (sub.key, group, others, kernels)
         if key not in self._opened:
-            model, options = sub.model.SerializeToString(), self._options(sub.options, others)
+            options = self._options(sub.options, others)
+            model = self._with_kernels(sub.model, {names[at] for at in kernels}, options)
             if accelerator is None and self._is_small(sub.model):
                 options.enable_cpu_mem_arena = False
             if accelerator:
@@ -102,15 +118,25 @@ class SegmentFactory:
                 session = ort.InferenceSession(model, options, [CPU_PROVIDER], enable_fallback=0)
             self._opened[key] = (session, sub.inputs, sub.outputs)
         session, inputs, outputs = self._opened[key]
-        names = self._extractor.graph.dag.names
+        operator_names = self._extractor.graph.dag.names
         return Segment(
             session=session,
             inputs=tuple(zip(inputs, sub.inputs, strict=True)),
             outputs=tuple(zip(outputs, sub.outputs, strict=True)),
-            operators=tuple(names[i] for i in operators),
+            operators=tuple(operator_names[i] for i in operators),
             on_device=accelerator is not None,
             cuda_graph=cuda_graph,
         )
+
+    def _with_kernels(self, model: onnx.ModelProto, names: Collection[str], options: ort.SessionOptions) -> bytes:
+        """Return a segment's model with native kernels for some nodes, or as it is if they do not compute the same."""
+        if names:
+            try:
+                model = with_native_recurrent(model, names)
+                register_operators(options)
+            except RewriteError as refusal:
+                log.warning("a segment runs on onnxruntime's kernels: %s", refusal)
+        return model.SerializeToString()
 
     def _is_small(self, model: onnx.ModelProto) -> bool:
         """Return whether the values that a segment computes need no arena."""

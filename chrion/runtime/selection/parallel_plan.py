@@ -45,7 +45,10 @@ def parallel_plan(graph: Graph, profile: Profile, slo_ms: float | None, alpha: f
     alone_ms = sum(costs.cpu_ms[0])
     if _longest_path_ms(finest, costs.cpu_ms[0]) > SHARE * alone_ms or sum(costs.cpu_ms[-1]) < _SLOWDOWN * alone_ms:
         return None
-    operators = {s: replace(cost, cpu_ms=cost.cpu_ms[:1] * profile.cores) for s, cost in profile.operators.items()}
+    operators = {
+        s: replace(cost, cpu_ms=cost.cpu_ms[:1] * profile.cores, native_ms=cost.native_ms[:1] * profile.cores)
+        for s, cost in profile.operators.items()
+    }
     # The estimators of the profile are made of its operators, so that the copy must have its own.
     best = alternatives(graph, replace(profile, operators=operators, _estimators={}), PlanOptions(slo_ms, alpha))[0]
     return replace(best, remarks=(*best.remarks, _REMARK)) if len(best.segments) > 1 else None

@@ -1,0 +1,99 @@
+/* What the recurrent operator and the variants of its computation share. */
+#ifndef CHRION_RECURRENT_H
+#define CHRION_RECURRENT_H
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* The vectors of a panel: with so many sums a row of inputs, and two such rows, fit into 16 registers. */
+#define PANEL 4
+
+/* The kinds of operators, which are also the indices of their numbers of gates; and the functions of ONNX. */
+enum { LSTM, GRU, RNN };
+enum { SIGMOID, TANH, RELU, AFFINE, LEAKY_RELU, THRESHOLDED_RELU, SCALED_TANH, HARD_SIGMOID, ELU, SOFTSIGN, SOFTPLUS,
+       FUNCTIONS };
+
+/* A function of a gate. Of a sigmoid and of tanh: factor * tanh(factor * x) + offset, where the others have factor 0. */
+typedef struct {
+  int64_t kind;
+  float alpha, beta, factor, offset;
+  bool keeps_nan; /* of a Relu: whether NaN stays, as in some of onnxruntime's gates */
+} Activation;
+
+/* A matrix for products row * matrix, [depth, vectors * lanes], in panels of PANEL vectors, the last with the rest. In a
+ * panel the vectors of one row of the matrix follow each other. */
+typedef struct {
+  int64_t depth, vectors;
+  float *panels;
+} Matrix;
+
+/* The weights of one direction, shared by all operators of the process that have equal ones. A unit's gates are
+ * neighbours: vector u * 4 + g has gate g of the units u * lanes to (u + 1) * lanes - 1 of an LSTM. A GRU has z and r in
+ * this way, then the hidden gate of all units, whose recurrent weights are the matrix `candidate`. */
+typedef struct Weights {
+  struct Weights *next;
+  int64_t users, kind, lanes, inputs, hidden;
+  uint64_t digest;
+  size_t bytes;
+  Matrix input, recurrent, candidate;
+} Weights;
+
+/* What the operator computes in both directions. */
+typedef struct {
+  int64_t kind, hidden, inputs, directions, lanes;
+  int64_t units; /* vectors of units */
+  bool reverse, batch_first, linear_before_reset, input_forget;
+  float clip; /* a limit on the values that functions are applied to, or 0 for none */
+} Cell;
+
+/* One direction of one run. Strides are in elements. */
+typedef struct {
+  const Cell *cell;
+  const Weights *weights;
+  const Activation *activations; /* of an LSTM f, g and h; of a GRU f of z, g, and f of r; of an RNN f */
+  bool reverse, biased;
+  int64_t steps, batch;
+  const float *x;
+  int64_t x_step, x_row;
+  const int32_t *lengths; /* of each row, or NULL */
+  const float *first_h, *first_c; /* initial states, or NULL for zeros */
+  const float *bias; /* of all gates, in the order of the weights; of a GRU then the recurrent bias of the hidden gate */
+  const float *peepholes; /* i, o and f, each of units * lanes elements, or NULL */
+  float *y, *y_h, *y_c; /* each may be NULL */
+  int64_t y_step, y_row, state_row;
+  /* Scratch memory. */
+  int64_t block; /* the steps whose inputs are multiplied at once */
+  float *products; /* [block * batch, gates]: of inputs, to which those of states are added */
+  float *h, *c, *reset; /* [batch, units * lanes] */
+  const float **sources;
+  float **sums, **others;
+  int64_t *active;
+} Sequence;
+
+/* Compute a direction with the instructions of any processor, AVX2 or AVX-512. */
+void chrion_recur(const Sequence *sequence);
+void chrion_recur_avx2(const Sequence *sequence);
+void chrion_recur_avx512(const Sequence *sequence);
+
+/* The number of gates of a kind. */
+static inline int64_t chrion_gates(int64_t kind) { return kind == LSTM ? 4 : kind == GRU ? 3 : 1; }
+
+/* Return packed weights, [gates * hidden, inputs] and [gates * hidden, hidden] before, for a number of lanes, with one
+ * more user; NULL if there is no memory. */
+Weights *chrion_pack_weights(int64_t kind, int64_t lanes, int64_t inputs, int64_t hidden, const float *w,
+                             const float *r);
+/* Release packed weights, which the last user frees. */
+void chrion_release_weights(Weights *weights);
+/* Add a vector of each gate, [gates * hidden], in the order of the weights: their vectors from `first` to before `last`. */
+void chrion_add_packed(const Weights *weights, const float *source, int64_t first, int64_t last, float *target);
+/* Copy a vector of units, with zeros up to a whole number of lanes. */
+void chrion_pad_units(const Weights *weights, const float *source, float *target);
+
+/* Return memory of at least a size, at a multiple of 64, which a run returns to be used again; NULL if there is none. */
+void *chrion_take_scratch(size_t bytes);
+void chrion_return_scratch(void *memory);
+/* Count an operator; when the last one ends, free the memory that runs have returned. */
+void chrion_begin_operator(void);
+void chrion_end_operator(void);
+
+#endif
