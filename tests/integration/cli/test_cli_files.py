@@ -82,14 +82,14 @@ def test_scenarios_are_listed_with_descriptions(cli: Chrion) -> None:
 
 
 def test_the_cache_is_listed_by_kind_and_machine(cli: Chrion, cache: Path, entries: Path) -> None:
-    """The list counts the measurements of a profile and the decision of a session, with their sizes in bytes."""
+    """The list counts the measurements of a profile and the files of a session's decision, with their sizes in bytes."""
     assert json.loads(cli("cache", "size", "--json")[1]) == {"entries": 0, "bytes": 0}
     shutil.copytree(entries, cache, dirs_exist_ok=True)
     found = json.loads(cli("cache", "list", "--json")[1])
     assert found["folder"] == str(cache) == str(cache_folder())
     kinds = {entry["kind"]: entry for entry in found["entries"]}
     assert set(kinds) == {"measurements", "decisions"}
-    assert kinds["decisions"]["entries"] == 1
+    assert kinds["decisions"]["entries"] == 2  # by the graph, and by the model
     files = [path for path in cache.rglob("*.json") if path.is_file()]
     assert sum(entry["entries"] for entry in found["entries"]) == len(files)
     assert sum(entry["bytes"] for entry in found["entries"]) == sum(path.stat().st_size for path in files)
@@ -104,7 +104,7 @@ def test_the_cache_is_cleared_by_kind_after_a_confirmation(cli: Chrion, cache: P
     (cache / "mine.json").write_text("mine")
     assert_refused(cli("cache", "clear"), "--yes")
     code, _, err = cli("cache", "clear", "decisions", "--yes")
-    assert (code, "deleted 1 files" in err) == (0, True)
+    assert (code, "deleted 2 files" in err) == (0, True)
     assert json.loads(cli("cache", "size", "decisions", "--json")[1])["entries"] == 0
     assert json.loads(cli("cache", "size", "measurements", "--json")[1])["entries"] > 0
     assert cli("cache", "clear", "--yes")[0] == 0
