@@ -9,7 +9,7 @@ SCRIPTS = sorted((Path(__file__).parents[2] / "scripts").glob("bench_*.py"))
 
 
 def test_sessions_are_tuned_before_they_are_timed() -> None:
-    """A benchmark's HybridSession has a plan, or is tuned before its first request, unless tuning is what it measures."""
+    """A benchmark has a plan, or is tuned before its first request, unless tuning is what it measures."""
     for script in SCRIPTS:
         for call in ast.walk(ast.parse(script.read_text(encoding="utf-8"))):
             if isinstance(call, ast.Call) and ast.unparse(call.func).split(".")[-1] == "HybridSession":

@@ -82,7 +82,7 @@ def test_scenarios_are_listed_with_descriptions(cli: Chrion) -> None:
 
 
 def test_the_cache_is_listed_by_kind_and_machine(cli: Chrion, cache: Path, entries: Path) -> None:
-    """The list counts the measurements of a profile and the files of a session's decision, with their sizes in bytes."""
+    """The list counts measurements of a profile and the files of a decision, with their sizes in bytes."""
     assert json.loads(cli("cache", "size", "--json")[1]) == {"entries": 0, "bytes": 0}
     shutil.copytree(entries, cache, dirs_exist_ok=True)
     found = json.loads(cli("cache", "list", "--json")[1])
