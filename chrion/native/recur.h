@@ -85,7 +85,8 @@ MULTIPLY(5)
 MULTIPLY(6)
 #endif
 
-static void (*const by_rows[])(const float *const *, int64_t, const float *, int64_t, int64_t, float *const *, int64_t) = {
+static void (*const by_rows[])(const float *const *, int64_t, const float *, int64_t, int64_t, float *const *,
+                               int64_t) = {
     multiply_1, multiply_2,
 #if ROWS > 2
     multiply_3, multiply_4, multiply_5, multiply_6,

@@ -1,18 +1,18 @@
 /* LSTM, GRU and RNN, as an operator of onnxruntime: Recurrent of the domain "chrion".
  *
- * It computes what the operators of ONNX with these names compute, in float32, as onnxruntime does. The inputs of some
- * steps are multiplied at once; the states of a step are multiplied with panels of packed weights, in which the gates of
- * a unit are neighbours, so that its functions are applied to sums that are still in the first cache.
+ * It computes what the operators of ONNX with these names compute, in float32, as onnxruntime does. The inputs of
+ * some steps are multiplied at once; the states of a step are multiplied with panels of packed weights, in which the
+ * gates of a unit are neighbours, so that its functions are applied to sums that are still in the first cache.
  *
  * Inputs, as those of ONNX: X, W, R, B, sequence_lens, initial_h, initial_c and P, of which W, R, B and P are constant
  * and all after R are optional. X is [steps, batch, inputs] in any size.
  * Outputs, each optional: Y, Y_h and Y_c.
  * Attributes: kind (0 LSTM, 1 GRU, 2 RNN), hidden, directions, reverse (of a single direction), layout,
- * linear_before_reset, input_forget, clip (a positive limit, or 0 for none); and activations, alpha and beta, which have an
- * entry for each function of each direction: numbers of recurrent.h, and the parameters of all of them.
+ * linear_before_reset, input_forget, clip (a positive limit, or 0 for none); and activations, alpha and beta, which
+ * have an entry for each function of each direction: numbers of recurrent.h, and the parameters of all of them.
  *
- * A row of length 0 has final states of zeros, as in onnxruntime, or its initial state in an RNN. Rows are independent, and
- * the order of additions does not depend on the number of threads, only on the number of rows.
+ * A row of length 0 has final states of zeros, as in onnxruntime, or its initial state in an RNN. Rows are independent,
+ * and the order of additions does not depend on the number of threads, only on the number of rows.
  */
 #include <stdlib.h>
 #include <string.h>

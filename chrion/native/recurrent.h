@@ -13,23 +13,23 @@ enum { LSTM, GRU, RNN };
 enum { SIGMOID, TANH, RELU, AFFINE, LEAKY_RELU, THRESHOLDED_RELU, SCALED_TANH, HARD_SIGMOID, ELU, SOFTSIGN, SOFTPLUS,
        FUNCTIONS };
 
-/* A function of a gate. Of a sigmoid and of tanh: factor * tanh(factor * x) + offset, where the others have factor 0. */
+/* A function of a gate: factor * tanh(factor * x) + offset if it is a sigmoid or tanh; others have factor 0. */
 typedef struct {
   int64_t kind;
   float alpha, beta, factor, offset;
   bool keeps_nan; /* of a Relu: whether NaN stays, as in some of onnxruntime's gates */
 } Activation;
 
-/* A matrix for products row * matrix, [depth, vectors * lanes], in panels of PANEL vectors, the last with the rest. In a
- * panel the vectors of one row of the matrix follow each other. */
+/* A matrix for products row * matrix, [depth, vectors * lanes], in panels of PANEL vectors, the last with the rest. In
+ * a panel the vectors of one row of the matrix follow each other. */
 typedef struct {
   int64_t depth, vectors;
   float *panels;
 } Matrix;
 
 /* The weights of one direction, shared by all operators of the process that have equal ones. A unit's gates are
- * neighbours: vector u * 4 + g has gate g of the units u * lanes to (u + 1) * lanes - 1 of an LSTM. A GRU has z and r in
- * this way, then the hidden gate of all units, whose recurrent weights are the matrix `candidate`. */
+ * neighbours: vector u * 4 + g has gate g of the units u * lanes to (u + 1) * lanes - 1 of an LSTM. A GRU has z and r
+ * in this way, then the hidden gate of all units, whose recurrent weights are the matrix `candidate`. */
 typedef struct Weights {
   struct Weights *next;
   int64_t users, kind, lanes, inputs, hidden;
@@ -57,7 +57,7 @@ typedef struct {
   int64_t x_step, x_row;
   const int32_t *lengths; /* of each row, or NULL */
   const float *first_h, *first_c; /* initial states, or NULL for zeros */
-  const float *bias; /* of all gates, in the order of the weights; of a GRU then the recurrent bias of the hidden gate */
+  const float *bias; /* in the order of the weights; of a GRU then the recurrent bias of the hidden gate */
   const float *peepholes; /* i, o and f, each of units * lanes elements, or NULL */
   float *y, *y_h, *y_c; /* each may be NULL */
   int64_t y_step, y_row, state_row;
@@ -65,9 +65,9 @@ typedef struct {
   int64_t block; /* the steps whose inputs are multiplied at once */
   float *products; /* [block * batch, gates]: of inputs, to which those of states are added */
   float *h, *c, *reset; /* [batch, units * lanes] */
-  const float **sources;
-  float **sums, **others;
-  int64_t *active;
+  const float **sources; /* the rows that are multiplied */
+  float **sums, **others; /* the sums that their products are added to, and of a GRU the rows of `reset` */
+  int64_t *active; /* the rows that have not ended */
 } Sequence;
 
 /* Compute a direction with the instructions of any processor, AVX2 or AVX-512. */
@@ -84,12 +84,12 @@ Weights *chrion_pack_weights(int64_t kind, int64_t lanes, int64_t inputs, int64_
                              const float *r);
 /* Release packed weights, which the last user frees. */
 void chrion_release_weights(Weights *weights);
-/* Add a vector of each gate, [gates * hidden], in the order of the weights: their vectors from `first` to before `last`. */
+/* Add a vector of each gate, [gates * hidden], in the order of the weights: their vectors `first` to `last` - 1. */
 void chrion_add_packed(const Weights *weights, const float *source, int64_t first, int64_t last, float *target);
 /* Copy a vector of units, with zeros up to a whole number of lanes. */
 void chrion_pad_units(const Weights *weights, const float *source, float *target);
 
-/* Return memory of at least a size, at a multiple of 64, which a run returns to be used again; NULL if there is none. */
+/* Return memory of at least a size, at a multiple of 64, which a run returns afterwards; NULL if there is none. */
 void *chrion_take_scratch(size_t bytes);
 void chrion_return_scratch(void *memory);
 /* Count an operator; when the last one ends, free the memory that runs have returned. */

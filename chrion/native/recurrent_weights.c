@@ -1,7 +1,8 @@
 /* Packed weights of recurrent operators, shared by all operators of the process, and scratch memory of their runs.
  *
- * Equal weights are one object: the sessions of a plan, the plans of a model and the directions of a chunk read the same
- * memory. They are looked up by a digest and then compared with the packed ones, so different weights are never shared.
+ * Equal weights are one object: the sessions of a plan, the plans of a model and the directions of a chunk read the
+ * same memory. They are looked up by a digest and then compared with the packed ones, so that different weights are
+ * never shared.
  */
 #include <pthread.h>
 #include <stdlib.h>
