@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from chrion.common.files import cache_folder, read_cached, write_cached
+from chrion.native import operators_available
 from chrion.profiler.profiles import OperatorCost, operator_cost_from_json
 
 #: The version of the method of measurement. Files of other versions are ignored.
@@ -21,7 +22,8 @@ class MeasurementCache:
     """The cached measurements of one machine with one number of cores and one accelerator."""
 
     def __init__(self, fingerprint: str, cores: int) -> None:
-        self._folder = cache_folder() / "measurements" / f"{fingerprint}-{cores}-{_METHOD}"
+        kernels = "-native" if operators_available() else ""  # both kernels of an operator are measured, or one
+        self._folder = cache_folder() / "measurements" / f"{fingerprint}-{cores}-{_METHOD}{kernels}"
 
     def get(self, signature: str) -> OperatorCost | None:
         """Return the costs measured for a signature, or None."""
