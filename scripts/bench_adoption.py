@@ -36,6 +36,9 @@ from chrion import HybridSession, load
 from chrion.machine.cores import physical_cores
 from chrion.profiler import this_machine
 from chrion.profiler.synthetic_inputs import synthetic_inputs
+from chrion.runtime.background_tuning import NOT_TUNED
+from chrion.runtime.live_selection import COMPARING
+from chrion.runtime.selection.selector import NOT_TIMED
 
 MODELS: Mapping[str, Case] = {
     "gru": recurrent_case("gru", "GRU 160, 8 layers", io=160, layers=8),
@@ -134,9 +137,7 @@ class Application:
 def is_decided(session: HybridSession) -> bool:
     """Return whether a session has decided with certainty."""
     text = session.explain()
-    return session.plan is not None or not any(
-        reason in text for reason in ("tuning has not finished", "takes turns", "too busy")
-    )
+    return session.plan is not None or not any(reason in text for reason in (NOT_TUNED, COMPARING, NOT_TIMED))
 
 
 def run_trial(source: bytes, traffic: Traffic, limit_s: float) -> Outcome:

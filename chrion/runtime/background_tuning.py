@@ -57,7 +57,7 @@ _DELAY_S = 0.3
 #: Interval between two polls for work, in seconds (a choice, not measured).
 _POLL_S = 0.2
 #: Name of the plan that is compared on live requests, as the guard names the first one.
-_CONTENDER = "plan 1"
+_CANDIDATE = "plan 1"
 #: Delay before the next attempt if another process tunes, in seconds.
 _BUSY_S = 1.0
 
@@ -75,6 +75,8 @@ class _Work:
     anew: bool = False
     #: Uses the decision that live requests have made; None if one is to be made.
     use: Callable[[], Decision | None] | None = None
+    #: Number of pairs that live requests had compared when it was last due.
+    pairs: int = 0
 
 
 class BackgroundTuner:
@@ -177,7 +179,18 @@ class BackgroundTuner:
             if self._source.closed or first is None or first.due_s > time.monotonic():
                 return False
             self._queue.remove(first)
-        self._tune(first)
+        if self._is_nearly_decided(first):
+            self._queue_after(retry_s(1), first)
+        else:
+            self._tune(first)
+        return True
+
+    def _is_nearly_decided(self, work: _Work) -> bool:
+        """Return whether live requests have compared further pairs since a decision was to be made again."""
+        trial = self._table.trial
+        if trial is None or work.use or trial.pairs <= work.pairs:
+            return False
+        work.pairs = trial.pairs
         return True
 
     def _submit(self, shapes: NamedShapes) -> None:
@@ -274,20 +287,26 @@ class BackgroundTuner:
             else:
                 self._table.current = self._table.put((), engine)
                 self._table.drop_plain()
-        if decision.contender and not named:
-            self._begin_trial(decision, decision.contender)
+        if decision.candidate and not named and not self._cached_only:
+            self._begin_trial(decision, decision.candidate)
         trim()
 
-    def _begin_trial(self, decision: Decision, contender: Plan) -> None:
+    def _begin_trial(self, decision: Decision, candidate: Plan) -> None:
         """Open the plan that a decision could not select with certainty, and compare it on live requests."""
         try:
-            engine = self._open({}, replace(decision, winner=_CONTENDER, plan=contender))
+            engine = self._open({}, replace(decision, winner=_CANDIDATE, plan=candidate))
         except Exception as error:  # noqa: BLE001 - the plain session keeps serving
             log.warning("no plan is compared on live requests: %s", why_plain(error))
             return
         if not isinstance(engine, CutEngine):  # the options do not allow plans
             return
-        trial = LiveSelection(engine, partial(self._note_selected, decision, engine))
+        own = weakref.ref(self)  # the trial does not keep a session alive
+
+        def end(trial: LiveSelection) -> None:
+            if tuner := own():
+                tuner._note_selected(decision, engine, trial)  # noqa: SLF001 - this class
+
+        trial = LiveSelection(engine, end)
         with self._table.lock:
             if self._source.closed:
                 engine.close()
@@ -298,11 +317,11 @@ class BackgroundTuner:
         """Have the tuning thread use what live requests have selected. Called by a thread that serves a request."""
         timings = (
             TimedCandidate(PLAIN, plain=True, latency_ms=trial.plain_ms, rounds=trial.pairs),
-            TimedCandidate(_CONTENDER, plain=False, latency_ms=trial.plan_ms, rounds=trial.pairs),
+            TimedCandidate(_CANDIDATE, plain=False, latency_ms=trial.plan_ms, rounds=trial.pairs),
         )
-        winner, plan = (_CONTENDER, engine.plan) if trial.plan_wins else (PLAIN, None)
+        winner, plan = (_CANDIDATE, engine.plan) if trial.plan_wins else (PLAIN, None)
         relation = "faster" if plan else "no plan was faster"
-        figures = f"{PLAIN} {format_ms(trial.plain_ms)}; {_CONTENDER} {format_ms(trial.plan_ms)}; {trial.pairs} rounds"
+        figures = f"{PLAIN} {format_ms(trial.plain_ms)}; {_CANDIDATE} {format_ms(trial.plan_ms)}; {trial.pairs} rounds"
         made = replace(
             decision,
             winner=winner,
@@ -310,7 +329,7 @@ class BackgroundTuner:
             why=f"{relation} on live requests ({figures})",
             uncertain=False,
             timings=timings,
-            contender=None,
+            candidate=None,
         )
         self._queue_after(0.0, _Work(0.0, {}, again=True, use=partial(self._use_selected, made, engine)))
 
@@ -324,10 +343,10 @@ class BackgroundTuner:
         trial = self._table.trial
         if trial is None or trial.other is not engine or self._source.closed:
             return None
-        self._selector.known.of_digest(engine.selected_for, free=False).keep(decision)
-        decision = self._selector.known.of_source({}).keep(decision)
-        self.install({}, decision, self._selector.adopt(engine, decision) if decision.plan else None)
-        return decision
+        kept = self._source.keep(decision)
+        if kept:
+            self.install({}, kept, self._selector.adopt(engine, kept) if kept.plan else None)
+        return kept
 
     def _make_room(self, named: NamedShapes, footprint: Footprint | None, *, evict: bool = True) -> PlainEngine | None:
         """Close plans until one of the given memory has room, if ``evict``; return the plain session if none may."""

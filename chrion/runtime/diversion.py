@@ -109,7 +109,7 @@ class Diversion:
         """
         if not comparison.plain_serves:
             self._place = None
-        elif not comparison.diverts:
+        elif comparison.tries_plan:
             self._place = threading.get_ident(), current_cpu()
         elif self._place and self._place[0] == threading.get_ident() and self._place[1] is not None:
             move_to(self._place[1])

@@ -116,14 +116,19 @@ class EngineTable:
 
     def end_trial(self) -> None:
         """Send no further requests to a plan that is compared with the plain session, and drop it."""
-        if self.trial:
-            self.trial.end()
-            self.trial = None
+        trial, self.trial = self.trial, None
+        if trial:
+            trial.end()
+            if self.current.comparison is trial:
+                self.current.comparison = None
+
+    def end_trial_of(self, engine: Engine) -> None:
+        """End the comparison of a plan that has failed, if the engine is the plan's."""
+        if self.trial and self.trial.other is engine:
+            self.end_trial()
 
     def replace(self, engine: Engine, other: Engine) -> None:
         """Use another engine for all shapes that use one."""
-        if self.trial and engine is self.trial.other:
-            self.end_trial()
         for shapes, known in self.items():
             if known is engine:
                 self._engines[shapes] = other

@@ -226,7 +226,9 @@ class Engines:
             for shapes, engine in self._table.items():
                 if engine.comparison is observer:
                     if engine.selected_for:
-                        self._selector.known.of_digest(engine.selected_for, free=free).mark_uncertain()
+                        names = [info.name for info in self._table.inputs] if free else []
+                        named = dict(zip(names, shapes, strict=False))
+                        self._selector.known.mark_uncertain(engine.selected_for, named)
                     if self._tuner:
                         self._tuner.reconsider(shapes)
 
@@ -242,6 +244,8 @@ class Engines:
         Raises:
             Exception: The original error, if the session is strict or closed.
         """
+        with self._table.lock:
+            self._table.end_trial_of(engine)
         if isinstance(failure, AcceleratorFailure):
             raises, recover = self._config.strict, self._serve_on_cpu
         else:

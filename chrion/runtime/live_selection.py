@@ -18,6 +18,8 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
+#: What :meth:`LiveSelection.note` says while an engine is not selected.
+COMPARING = "a plan is compared with the plain session on live requests"
 #: Time in seconds after a change of the engine in which requests do not count, at least the first one. The threads of a
 #: plain session spin on after its last request: the first requests of a plan took 1.5 to 2.5 times as long as later
 #: ones, for 60 to 90 ms (GRUs 160 wide, two cores, no pauses).
@@ -26,9 +28,10 @@ _UNSETTLED_S = 0.1
 #: slow (choices, not measured).
 _REQUESTS, _LEAST_MS = 6, 10.0
 _FEW_REQUESTS, _LONG_MS = 2, 150.0
-#: A plan wins a pair if its mean latency is at most this share of the plain session's.
+#: A plan wins a pair if its mean latency is at most this share of the plain session's (a choice, not measured).
 _SHARE = 0.97
-#: Lead in pairs at which an engine is selected, and maximum number of pairs; see above.
+#: Lead in pairs at which an engine is selected, which gives the errors above, and maximum number of pairs (a choice,
+#: not measured).
 _LEAD, _MOST_PAIRS = 5, 60
 #: A block of the plan ends early if its requests take longer than those of the plain session by this factor (a choice,
 #: not measured).
@@ -75,11 +78,16 @@ class LiveSelection:
         self._lead = 0
 
     @property
+    def tries_plan(self) -> bool:
+        """Whether the plan has its turn."""
+        return self.diverts
+
+    @property
     def note(self) -> str:
         """What the session does at present, for :meth:`chrion.HybridSession.explain`."""
         if self.plan_wins is not None:
             return ""
-        return "a plan takes turns with it on live requests, until it is known which is faster"
+        return COMPARING
 
     @property
     def plain_ms(self) -> float:
@@ -120,7 +128,7 @@ class LiveSelection:
 
     def _block_is_over(self) -> bool:
         count, total_ms = len(self._block_ms), sum(self._block_ms)
-        if self.diverts and self._plain_ms and count >= _FEW_REQUESTS:
+        if self.diverts and count >= _FEW_REQUESTS:  # the first block of all is the plain session's
             reference_ms = self._plain_ms[-1] if self._first_ms is None else self._first_ms
             if total_ms > _FAR_SLOWER * count * reference_ms:
                 return True

@@ -18,7 +18,7 @@ from chrion.runtime.execution.cut_engine import CutEngine
 from chrion.runtime.execution.executor import SegmentFailure
 from chrion.runtime.execution.plain_engine import PlainEngine
 from chrion.runtime.live_comparison import LiveComparison
-from chrion.runtime.live_selection import LiveSelection
+from chrion.runtime.live_selection import COMPARING, LiveSelection
 from chrion.runtime.process_hooks import in_flight
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decisions import Decision, TimedCandidate
@@ -62,8 +62,8 @@ class Plans:
     def decide_uncertainly(self, graph: Graph) -> Decision:
         """Decide for the plain session, since the machine was too busy to be sure."""
         self.made += 1
-        contender = fixed_plan(graph, alternating_lanes(graph))
-        return Decision("plain", None, "the machine was too busy", uncertain=True, contender=contender)
+        candidate = fixed_plan(graph, alternating_lanes(graph))
+        return Decision("plain", None, "the machine was too busy", uncertain=True, candidate=candidate)
 
 
 @pytest.fixture
@@ -221,9 +221,9 @@ def test_live_requests_decide_where_timings_are_uncertain(
     with HybridSession(branches(), tune="background") as session:
         assert session.wait_until_tuned(30)
         assert session.plan is None
-        assert "takes turns" in session.explain()
+        assert COMPARING in session.explain()
         end_s = time.monotonic() + 60
-        while "takes turns" in session.explain() and time.monotonic() < end_s:
+        while COMPARING in session.explain() and time.monotonic() < end_s:
             assert_equal(call(session, how), EXPECTED)
         text, served_s = "on live requests (plain 30.0 ms; plan 1", time.monotonic() + 30
         while text not in session.explain() and time.monotonic() < served_s:
@@ -250,8 +250,8 @@ def test_beside_other_work_candidates_are_left_to_live_requests(monkeypatch: pyt
     assert bool(decision.timings) is not live
     if live:
         assert (decision.winner, decision.plan, decision.uncertain) == ("plain", None, True)
-        assert decision.contender is not None
-        assert len(decision.contender.segments) > 1
+        assert decision.candidate is not None
+        assert len(decision.candidate.segments) > 1
 
 
 def test_a_plan_that_fails_on_live_requests_is_not_selected(plans: Plans, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,7 +266,7 @@ def test_a_plan_that_fails_on_live_requests_is_not_selected(plans: Plans, monkey
             assert_equal(session.run(None, dict(X)), EXPECTED)
         assert trial.plan_wins is False
         assert session.plan is None
-        assert "takes turns" not in session.explain()
+        assert COMPARING not in session.explain()
 
 
 def test_a_session_that_is_closed_ends_its_comparison(plans: Plans, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 from chrion.errors import ChrionError
 from chrion.runtime.options.session_options import fingerprint
@@ -66,6 +67,14 @@ class DecisionSource:
                     return Decision(PLAIN, None, _OPTIONS_CHANGED)
                 decision = cache.keep(decision)
         return decision
+
+    def keep(self, decision: Decision) -> Decision | None:
+        """Store a decision that live requests have made; return None if the options are no longer what they were."""
+        if fingerprint(self._config.options) != self._options:
+            return None
+        if decision.plan:
+            self._known.of_digest(decision.plan.digest, free=False).keep(replace(decision, files=()))
+        return self._known.of_source({}).keep(decision)
 
     def close(self) -> None:
         """Make no further decisions, and end the tuning process. May be called from any thread, and more than once."""

@@ -67,7 +67,7 @@ class Decision:
     #: Memory of the plan; None if there is no plan, or if its memory is not limited (fixed shapes, or an accelerator).
     footprint: Footprint | None = None
     #: The plan with the best prediction, if timings were too uncertain to select one; it is compared on live requests.
-    contender: Plan | None = None
+    candidate: Plan | None = None
     #: Time at which it was stored, in seconds since the epoch; 0 before. Not compared.
     made_s: float = field(default=0.0, compare=False)
     #: File beside the model in which it was found; empty for one of this machine's cache. Not compared, not stored.
@@ -108,7 +108,7 @@ class Decision:
             "missed": self.missed,
             "timings": [[t.name, t.plain, t.latency_ms, t.rounds] for t in self.timings],
             "footprint": [self.footprint.plain_mb, self.footprint.plan_mb] if self.footprint else None,
-            "contender": self.contender.to_json() if self.contender else None,
+            "candidate": self.candidate.to_json() if self.candidate else None,
             "made_s": self.made_s,
         }
 
@@ -120,7 +120,7 @@ def decision_from_json(content: Mapping[str, Any]) -> Decision:
         KeyError, TypeError, ValueError: A field is missing or of another type.
         PlanError: The plan is damaged.
     """
-    plan, contender = (None if content[key] is None else Plan.from_json(content[key]) for key in ("plan", "contender"))
+    plan, candidate = (None if content[key] is None else Plan.from_json(content[key]) for key in ("plan", "candidate"))
     files = tuple((str(path), int(size), int(changed)) for path, size, changed in content["files"])
     return Decision(
         winner=str(content["winner"]),
@@ -132,7 +132,7 @@ def decision_from_json(content: Mapping[str, Any]) -> Decision:
         missed=str(content["missed"]),
         timings=tuple(_timed(*timed) for timed in content["timings"]),
         footprint=None if content["footprint"] is None else Footprint(*map(float, content["footprint"])),
-        contender=contender,
+        candidate=candidate,
         made_s=_time_s(content["made_s"]),
     )
 
@@ -195,8 +195,12 @@ class DecisionCache:
         if decision.uncertain and before and before.uncertain:
             decision = replace(decision, attempts=before.attempts + 1)
         decision = replace(decision, made_s=self._clock())
-        write_cached(self._path, decision.to_json())
+        self.store(decision)
         return decision
+
+    def store(self, decision: Decision) -> None:
+        """Store a decision as it is, with the time at which it was made."""
+        write_cached(self._path, decision.to_json())
 
     def mark_uncertain(self) -> None:
         """Mark the stored decision as uncertain, so that it is made again after a while."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from chrion.common.version import __version__
 from chrion.graph.model import Graph
-from chrion.native import available
+from chrion.native import available, operators_available
 from chrion.profiler.machine import this_machine
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decisions import Decision, DecisionCache
@@ -38,8 +38,18 @@ class KnownDecisions:
         """Store a decision where sessions find it that tune in the background or not at all, unless there is one."""
         shapes = {info.name: info.fixed_dimensions for info in graph.inputs} if graph.declared_free else {}
         entry = self.of_source(shapes)
-        if entry.recall() is None:
-            entry.keep(replace(decision, files=self.config.model.states))
+        if not decision.origin and entry.recall() is None:
+            entry.store(replace(decision, files=self.config.model.states))
+
+    def mark_uncertain(self, digest: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Mark a decision as uncertain, so that it is made again after a while.
+
+        Args:
+            digest: The digest of the graph.
+            shapes: Shapes of the inputs by name, for a model with free dimensions; empty for any other model.
+        """
+        self.of_digest(digest, free=bool(shapes)).mark_uncertain()
+        self.of_source(shapes).mark_uncertain()
 
     def earlier_plans(self, graph: Graph) -> list[Plan]:
         """Return plans that were selected for other shapes of a model, unless devices or limits determine the plan."""
@@ -81,10 +91,10 @@ class KnownDecisions:
 
     @property
     def conditions(self) -> Conditions:
-        """What decisions depend on besides the model: machine and accelerator, versions, lanes in C, configuration."""
+        """What decisions depend on besides the model: machine and accelerator, versions, native code, configuration."""
         accelerator = self.config.accelerator
         machine = this_machine(accelerator[0] if accelerator else None).fingerprint
-        return Conditions.of(machine, (__version__, available()), self.config.decision_key)
+        return Conditions.of(machine, (__version__, available(), operators_available()), self.config.decision_key)
 
     def _of_slot(self, slot: int) -> DecisionCache:
         """Return the cache entry of a plan for any shapes of the model."""

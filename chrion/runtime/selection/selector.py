@@ -46,7 +46,7 @@ _KEPT_OPEN_BYTES = 256e6
 _SHARE_BESIDE_PLAIN = 0.8
 #: Longest time to wait for another process that tunes, in seconds (a choice, not measured).
 _PATIENCE_S = 20.0
-_NOT_TIMED = "the machine was too busy for a reliable comparison"
+NOT_TIMED = "the machine was too busy for a reliable comparison"
 
 
 class EngineSelector:
@@ -129,9 +129,9 @@ class EngineSelector:
         """
         if decision.plan:
             engine = self._open(graph, decision.plan)
-            return (
-                self.adopt(engine, decision) if isinstance(engine, CutEngine) else engine
-            )  # the accelerator has failed
+            if isinstance(engine, CutEngine):
+                return self.adopt(engine, decision)
+            return engine  # the accelerator has failed
         return self.plain_sessions.of_decision(decision)
 
     def adopt(self, engine: CutEngine, decision: Decision) -> CutEngine:
@@ -248,9 +248,9 @@ class EngineSelector:
         made = self._plans(graph)
         parallel = (plan for plan in made if len(plan.segments) > 1)
         plans = {f"plan {at}": plan for at, plan in enumerate(parallel, start=1)}
-        contender = self._contender(graph, plans)
-        if self._live and contender and other_work.is_busy():
-            return Decision(PLAIN, None, _NOT_TIMED, uncertain=True, contender=contender)
+        candidate = self._live_candidate(graph, plans)
+        if self._live and candidate and other_work.is_busy():
+            return Decision(PLAIN, None, NOT_TIMED, uncertain=True, candidate=candidate)
         comparison = compare(self._candidates(graph, plans, made[0]), self._config.slo_ms)
         winner, results, interference = comparison
         why = describe(comparison, self._config.slo_ms, planned=bool(plans))
@@ -258,10 +258,10 @@ class EngineSelector:
         missed = missed_slo(results, self._config.slo_ms)
         timings = tuple(result for result in results if 0 < result.latency_ms < math.inf)
         plan = plans.get(winner)
-        uncertain = contender if interference and plan is None else None
-        return Decision(winner, plan, why, uncertain=interference, missed=missed, timings=timings, contender=uncertain)
+        compared = candidate if interference and plan is None else None
+        return Decision(winner, plan, why, uncertain=interference, missed=missed, timings=timings, candidate=compared)
 
-    def _contender(self, graph: Graph, plans: Mapping[str, Plan]) -> Plan | None:
+    def _live_candidate(self, graph: Graph, plans: Mapping[str, Plan]) -> Plan | None:
         """Return the plan to compare with the plain session on live requests, if any; the first one is the best.
 
         There is none for an accelerator, whose memory may hold only one of both, for an SLO, within which the guard
