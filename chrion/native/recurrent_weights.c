@@ -166,14 +166,16 @@ typedef struct Scratch {
   char reserved[ALIGNMENT - sizeof(struct Scratch *) - sizeof(size_t)];
 } Scratch;
 
+/* Not the lock of weights, which packing holds. */
+static pthread_mutex_t scratch_lock = PTHREAD_MUTEX_INITIALIZER;
 static Scratch *unused;
 static int64_t operators;
 
 void *chrion_take_scratch(size_t bytes) {
-  pthread_mutex_lock(&lock);
+  pthread_mutex_lock(&scratch_lock);
   Scratch *scratch = unused;
   if (scratch) unused = scratch->next;
-  pthread_mutex_unlock(&lock);
+  pthread_mutex_unlock(&scratch_lock);
   if (scratch && scratch->bytes < bytes) {
     free(scratch);
     scratch = NULL;
@@ -193,25 +195,25 @@ void chrion_return_scratch(void *memory) {
     free(scratch);
     return;
   }
-  pthread_mutex_lock(&lock);
+  pthread_mutex_lock(&scratch_lock);
   scratch->next = unused;
   unused = scratch;
-  pthread_mutex_unlock(&lock);
+  pthread_mutex_unlock(&scratch_lock);
 }
 
 void chrion_begin_operator(void) {
-  pthread_mutex_lock(&lock);
+  pthread_mutex_lock(&scratch_lock);
   operators++;
-  pthread_mutex_unlock(&lock);
+  pthread_mutex_unlock(&scratch_lock);
 }
 
 void chrion_end_operator(void) {
-  pthread_mutex_lock(&lock);
+  pthread_mutex_lock(&scratch_lock);
   if (!--operators)
     while (unused) {
       Scratch *scratch = unused;
       unused = scratch->next;
       free(scratch);
     }
-  pthread_mutex_unlock(&lock);
+  pthread_mutex_unlock(&scratch_lock);
 }

@@ -343,7 +343,7 @@ class BackgroundTuner:
         trial = self._table.trial
         if trial is None or trial.other is not engine or self._source.closed:
             return None
-        kept = self._source.keep(decision)
+        kept = self._source.keep(decision, engine.selected_for)
         if kept:
             self.install({}, kept, self._selector.adopt(engine, kept) if kept.plan else None)
         return kept

@@ -21,7 +21,7 @@ Observer = LiveComparison | LiveSelection | SwitchSample
 
 
 class Diversion:
-    """Decides which requests of a session go to its one-thread session.
+    """Decides which requests of a session go to another engine than the usual one.
 
     Args:
         open_session: Opens the one-thread session, with a memory arena if its argument is true; returns
@@ -82,7 +82,7 @@ class Diversion:
         Args:
             observer: As returned by :meth:`divert`.
             start_s: Start of the request, of ``time.perf_counter()``.
-            diverted: Whether the one-thread session has served it.
+            diverted: Whether the other engine has served it.
 
         Returns:
             Whether live requests contradict the selection of the engine, which is then reported once.

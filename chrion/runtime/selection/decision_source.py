@@ -68,12 +68,16 @@ class DecisionSource:
                 decision = cache.keep(decision)
         return decision
 
-    def keep(self, decision: Decision) -> Decision | None:
-        """Store a decision that live requests have made; return None if the options are no longer what they were."""
+    def keep(self, decision: Decision, digest: str) -> Decision | None:
+        """Store a decision that live requests have made; return None if the options are no longer what they were.
+
+        Args:
+            decision: The decision.
+            digest: The digest of the model's graph.
+        """
         if fingerprint(self._config.options) != self._options:
             return None
-        if decision.plan:
-            self._known.of_digest(decision.plan.digest, free=False).keep(replace(decision, files=()))
+        self._known.of_digest(digest, free=False).keep(replace(decision, files=()))
         return self._known.of_source({}).keep(decision)
 
     def close(self) -> None:
