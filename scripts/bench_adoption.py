@@ -19,7 +19,7 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -185,10 +185,9 @@ def run_in_process(source: bytes, traffic: Traffic, limit_s: float) -> Outcome:
     """
     context = multiprocessing.get_context("spawn")
     own, other = context.Pipe()
-    neighbour: Callable[[], Any] = lambda: Neighbour(physical_cores()[0])  # noqa: E731
-    with neighbour() if traffic.neighbour else contextlib.nullcontext() as busy:
-        if busy:
-            busy.resume()
+    with contextlib.ExitStack() as beside:
+        if traffic.neighbour:
+            beside.enter_context(Neighbour(physical_cores()[0])).resume()
         process = context.Process(target=_answer, args=(other, source, traffic, limit_s))
         process.start()
         other.close()

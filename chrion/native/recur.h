@@ -11,7 +11,8 @@
 #else
 #define ROWS 2
 #endif
-/* The elements of rows that are multiplied with a panel at a time, so that its part stays in the first cache. */
+/* The elements of rows that are multiplied with a panel at a time, so that its part stays in the first cache (a choice, not
+ * measured). */
 #define DEPTH (2048 / LANES)
 
 /* ---- Products ---- */

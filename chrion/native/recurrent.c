@@ -28,7 +28,7 @@ enum { Y, LAST_H, LAST_C, OUTPUTS };
 /* The least rows of inputs that are multiplied at once, if there are so many: enough to read weights from the second
  * cache as fast as they are used, few enough for their products to stay there (a choice, not measured). */
 #define BLOCK_ROWS 48
-/* Multiplications that are worth a second thread. */
+/* Multiplications that are worth a second thread (a choice, not measured). */
 #define PARALLEL (1 << 17)
 
 typedef struct {
@@ -264,7 +264,7 @@ static void *divide_scratch(Run *run) {
   if (block > steps) block = steps > 0 ? steps : 1;
   int64_t gates = chrion_gates(cell->kind) * padded, rows = block * batch;
   if (rows > INT64_MAX / 128 / (gates + 64)) return NULL; /* far beyond any memory, and no product below overflows */
-  size_t states = sizeof(float) * (size_t)(batch * padded), pointers = sizeof(float *) * (size_t)rows;
+  size_t states = sizeof(float) * (size_t)(batch * padded), pointers = sizeof(int64_t) * (size_t)rows;
   pointers = (pointers + 63) / 64 * 64;
   size_t products = sizeof(float) * (size_t)(rows * gates), each = products + 3 * states + 4 * pointers;
   char *memory = chrion_take_scratch(each * (size_t)cell->directions);

@@ -18,6 +18,21 @@
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static Weights *all; /* under the lock, as what follows */
 static size_t packed_bytes;
+/* Not the lock of weights, which packing holds. */
+static pthread_mutex_t scratch_lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* No thread holds a lock at a fork, so that the child can destroy operators. */
+static void take_locks(void) {
+  pthread_mutex_lock(&lock);
+  pthread_mutex_lock(&scratch_lock);
+}
+
+static void return_locks(void) {
+  pthread_mutex_unlock(&scratch_lock);
+  pthread_mutex_unlock(&lock);
+}
+
+__attribute__((constructor)) static void guard_forks(void) { pthread_atfork(take_locks, return_locks, return_locks); }
 
 /* Return the bytes of all packed weights of the process, for tests. */
 __attribute__((visibility("default"))) size_t chrion_packed_bytes(void) {
@@ -166,8 +181,6 @@ typedef struct Scratch {
   char reserved[ALIGNMENT - sizeof(struct Scratch *) - sizeof(size_t)];
 } Scratch;
 
-/* Not the lock of weights, which packing holds. */
-static pthread_mutex_t scratch_lock = PTHREAD_MUTEX_INITIALIZER;
 static Scratch *unused;
 static int64_t operators;
 

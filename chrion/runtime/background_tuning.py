@@ -36,7 +36,7 @@ from chrion.runtime.selection.decisions import Decision, TimedCandidate, retry_s
 from chrion.runtime.selection.model_loading import reason_of_options
 from chrion.runtime.selection.plain_sessions import PLAIN
 from chrion.runtime.selection.plan_memory import explain_refusal
-from chrion.runtime.selection.selector import EngineSelector, warn_of_slo, why_plain
+from chrion.runtime.selection.selector import EngineSelector, plan_name, warn_of_slo, why_plain
 from chrion.runtime.selection.shapes import ShapeCounter
 from chrion.runtime.selection.tuning_lock import BusyError
 from chrion.runtime.selection.tuning_process import NamedShapes
@@ -56,8 +56,8 @@ _MAX_NOTED = 64
 _DELAY_S = 0.3
 #: Interval between two polls for work, in seconds (a choice, not measured).
 _POLL_S = 0.2
-#: Name of the plan that is compared on live requests, as the guard names the first one.
-_CANDIDATE = "plan 1"
+#: Name of the plan that is compared on live requests: that with the best prediction.
+_CANDIDATE = plan_name(1)
 #: Delay before the next attempt if another process tunes, in seconds.
 _BUSY_S = 1.0
 

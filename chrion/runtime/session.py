@@ -10,7 +10,6 @@ import onnx
 import onnxruntime as ort
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 
-from chrion.common.units import parse_duration_ms, parse_size_mb
 from chrion.devices.providers import why_unavailable
 from chrion.graph.model import Graph
 from chrion.machine.cores import check_cores
@@ -26,6 +25,7 @@ from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.model_loading import open_model
 from chrion.runtime.selection.tuning_mode import tuning_mode
 from chrion.scheduler.plan import Plan
+from chrion.scheduler.plan_options import PlanOptions
 from chrion.scheduler.priced_memory import Memory, check_memory
 
 
@@ -98,8 +98,7 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
         if sess_options is not None and not isinstance(sess_options, ort.SessionOptions):
             raise TypeError(f"sess_options: expected onnxruntime.SessionOptions or None, found {sess_options!r}")
         check_cores(cores)
-        slo_ms = None if slo is None else parse_duration_ms(slo, "slo")
-        budget_mb = None if gpu_budget is None else parse_size_mb(gpu_budget, "gpu budget")
+        limits = PlanOptions(slo, alpha, gpu_budget=gpu_budget, memory=memory).limits
         given = Plan.load(plan) if isinstance(plan, str | Path) else plan
         config = SessionConfig(
             open_model(path_or_bytes),
@@ -107,11 +106,11 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
             providers,
             provider_options,
             given,
-            slo_ms,
+            limits.slo_ms,
             alpha,
             cores,
             strict or wants_errors(kwargs),
-            budget_mb,
+            limits.budget_mb,
             known_arguments(kwargs),
             check_memory(memory),
         )

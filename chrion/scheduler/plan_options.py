@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Real
 
 from chrion.common.units import parse_duration_ms, parse_size_mb
 from chrion.errors import OptionError
@@ -34,8 +35,8 @@ class PlanOptions:
 
     def __post_init__(self) -> None:
         check_memory(self.memory)
-        if self.alpha is not None and not 0 <= self.alpha < math.inf:
-            raise OptionError(f"invalid alpha {self.alpha}: expected a number of ms per MB, 0 or more")
+        if self.alpha is not None and not (isinstance(self.alpha, Real) and 0 <= self.alpha < math.inf):
+            raise OptionError(f"invalid alpha {self.alpha!r}: expected a number of ms per MB, 0 or more")
         for what, number in (("cores", self.cores), ("streams", self.streams)):
             if number is not None and number < 1:
                 raise OptionError(f"invalid number of {what} {number}: expected 1 or more")

@@ -267,19 +267,22 @@ def test_a_plan_for_a_missing_accelerator_is_refused_by_strict_sessions() -> Non
         assert_same_as_plain(session, branches(), {"x": X})
 
 
-def test_invalid_goals_are_refused() -> None:
-    """An invalid SLO, alpha, memory or number of cores raises an OptionError."""
+@pytest.mark.parametrize("tune", ["now", "background", "never"])
+def test_invalid_goals_are_refused(tune: str) -> None:
+    """An invalid SLO, alpha, memory or number of cores raises an OptionError when the session is created."""
     goals: list[dict[str, Any]] = [
         {"slo": "fast"},
         {"slo": 0},
         {"alpha": -1.0},
+        {"alpha": float("nan")},
+        {"alpha": "cheap"},
         {"memory": "total"},
         {"cores": 0},
         {"cores": 10_000},
     ]
     for goal in goals:
         with pytest.raises(OptionError):
-            HybridSession(branches(), **goal)
+            HybridSession(branches(), tune=tune, **goal)
 
 
 def test_the_cpus_provider_may_be_the_accelerator() -> None:

@@ -247,7 +247,7 @@ class EngineSelector:
         other_work = OtherWork()
         made = self._plans(graph)
         parallel = (plan for plan in made if len(plan.segments) > 1)
-        plans = {f"plan {at}": plan for at, plan in enumerate(parallel, start=1)}
+        plans = {plan_name(at): plan for at, plan in enumerate(parallel, start=1)}
         candidate = self._live_candidate(graph, plans)
         if self._live and candidate and other_work.is_busy():
             return Decision(PLAIN, None, NOT_TIMED, uncertain=True, candidate=candidate)
@@ -351,6 +351,11 @@ class EngineSelector:
     def _fits(self, predicted: Prediction) -> bool:
         """Return whether a prediction is within the memory budget."""
         return self._config.budget_mb is None or predicted.resident_mb <= self._config.budget_mb
+
+
+def plan_name(number: int) -> str:
+    """Return the name of a plan in decisions; they are numbered from the one with the best prediction."""
+    return f"plan {number}"
 
 
 def why_plain(error: Exception) -> str:
