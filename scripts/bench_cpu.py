@@ -210,7 +210,8 @@ def predicted_ms(graph: Graph, profile: Profile, cores: int) -> float:
     more = {
         s: replace(
             o,
-            cpu_ms=(o.cpu_ms + (o.cpu_ms[-1],) * cores)[:cores],
+            cpu_ms=(o.cpu_ms + o.cpu_ms[-1:] * cores)[:cores],
+            native_ms=(o.native_ms + o.native_ms[-1:] * cores)[:cores],
             wide_ms=times_at(o.cpu_ms[0], o.by_width, measured_widths(cores)) if o.wide_ms else (),
         )
         for s, o in profile.operators.items()
