@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import functools
 import hmac
-import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -26,7 +25,7 @@ from chrion.serving.server.grpc_stream import StreamedRequests
 from chrion.serving.server.late_messages import MessageReceiver
 from chrion.serving.server.options import ServerOptions
 from chrion.serving.server.protocol_decoder import ProtocolDecoder, find_decoder, has_cache
-from chrion.serving.server.request_log import ClientFailures, log_request
+from chrion.serving.server.request_log import FailureSampler, log_request
 from chrion.serving.server.request_memory import RequestMemory
 from chrion.serving.server.request_timing import SERVER_TIMING, RequestTiming
 from chrion.serving.server.target import Answer, Target
@@ -73,7 +72,7 @@ class GrpcService:
         self._generation = generation
         self._token = token
         self._tracer = tracer
-        self._client_failures = ClientFailures()
+        self._failures = FailureSampler()
         self._open = {"ServerLive": self._server_live, "ServerReady": self._server_ready}
         self._answers: dict[str, _Method] = self._open | {
             "ModelReady": self._model_ready,
@@ -110,9 +109,7 @@ class GrpcService:
     def _log_failure(self, context: Any, method: str, failure: RequestFailure, began_s: float) -> None:
         """Log a call, or a request of a stream, that failed."""
         status = failure.status
-        level, more = logging.WARNING, {}
-        if status.http < 500:
-            level, more = self._client_failures.choose_level(status.grpc)
+        level, more = self._failures.choose_level(status.http)
         fields = {"method": method, "client": context.peer(), "status": status.grpc}
         log_request(level, fields | more, began_s, failure.message)
 

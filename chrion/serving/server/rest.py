@@ -33,7 +33,7 @@ from chrion.serving.server.openai_failures import failure_document
 from chrion.serving.server.openai_service import OpenAiService
 from chrion.serving.server.options import ServerOptions
 from chrion.serving.server.origins import SenderRules
-from chrion.serving.server.request_log import ClientFailures, log_request
+from chrion.serving.server.request_log import FailureSampler, log_request
 from chrion.serving.server.request_memory import RequestMemory
 from chrion.serving.server.request_timing import SERVER_TIMING, RequestTiming
 from chrion.serving.server.target import Target
@@ -81,7 +81,7 @@ class RestService:
         self._token = options.token
         self._tracer = tracer
         self._senders = SenderRules.of(options)
-        self._client_failures = ClientFailures()
+        self._failures = FailureSampler()
         #: Open pages by the addresses of their clients.
         self._pages: Counter[str] = Counter()
         model, version = "/v2/models/{name}", "/v2/models/{name}/versions/{version}"
@@ -149,9 +149,7 @@ class RestService:
             response.raw_headers += [(b"x-request-id", request.state.id.encode()), *_SECURITY_HEADERS]
             status = response.status_code
             is_expected = status < 400 or (probe and status == Status.UNAVAILABLE.http)
-            level, more = logging.DEBUG if is_expected else logging.WARNING, {}
-            if not is_expected and status < 500:
-                level, more = self._client_failures.choose_level(status)
+            level, more = (logging.DEBUG, {}) if is_expected else self._failures.choose_level(status)
             if log.isEnabledFor(level):
                 client = request.client.host if request.client else ""
                 attributes = {"request_id": request.state.id, "method": request.method, "path": request.url.path}

@@ -15,8 +15,9 @@ import onnxruntime as ort
 import pytest
 from prometheus_client import parser
 
+from chrion.serving.server.failures import Status
 from chrion.serving.server.logs import JsonFormatter
-from chrion.serving.server.request_log import ClientFailures
+from chrion.serving.server.request_log import FailureSampler
 from local_server import LocalServer, local_server
 from model_repository import counting, product, put
 from served_decoders import put_decoder
@@ -206,9 +207,9 @@ def test_failures_of_the_server_are_warnings_and_probes_are_not_logged(
 
 
 def test_a_flood_of_wrong_requests_does_not_fill_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """By default one failure of clients a minute is logged for each status, with the number of those in between."""
+    """By default one failure a minute is logged for each status but 500, with the number of those in between."""
     put(tmp_path, "product", product())
-    failures = ClientFailures()
+    failures = FailureSampler()
     with local_server(tmp_path) as server, caplog.at_level(logging.INFO, "chrion.server"):
         for _ in range(20):
             assert server.get("/v2/models/missing")[0] == 404
@@ -218,10 +219,11 @@ def test_a_flood_of_wrong_requests_does_not_fill_the_log(tmp_path: Path, caplog:
     with pytest.MonkeyPatch.context() as patch:
         now_s = [100.0]
         patch.setattr(time, "monotonic", lambda: now_s[0])
-        levels = [failures.choose_level(404) for _ in range(5)]
+        levels = [failures.choose_level(Status.NOT_FOUND.http) for _ in range(5)]
         now_s[0] += 61.0
         assert levels == [(logging.INFO, {}), *[(logging.DEBUG, {})] * 4]
-        assert failures.choose_level(404) == (logging.INFO, {"omitted": 4})
+        assert failures.choose_level(Status.NOT_FOUND.http) == (logging.INFO, {"omitted": 4})
+        assert [failures.choose_level(Status.INTERNAL.http) for _ in range(3)] == [(logging.WARNING, {})] * 3
 
 
 @pytest.mark.parametrize("control", ["none", "poll", "explicit"])
