@@ -20,7 +20,6 @@ from chrion.report import (
     comparison_remarks,
     comparison_table,
     comparison_verdict,
-    estimated_lines,
     plot_comparison,
 )
 from chrion.report.benchmark.comparison import is_this_machine, plan_policies, time_plans
@@ -76,14 +75,8 @@ def compare(
     if as_json:
         show_json(comparison_json(comparison))
     else:
-        estimated = estimated_lines(comparison.estimated, len(graph.dag), measured.machine)
-        lines = [
-            *comparison_remarks(comparison),
-            comparison_verdict(comparison),
-            *estimated,
-            *(t.message for t in targets),
-        ]
-        show(comparison_table(comparison), *lines)
+        messages = [target.message for target in targets]
+        show(comparison_table(comparison), *comparison_remarks(comparison), comparison_verdict(comparison), *messages)
 
 
 def _chosen_policies(policies: str | None) -> list[str]:

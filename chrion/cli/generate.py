@@ -17,6 +17,8 @@ from chrion.cli.options import CoresOption, ModelArgument
 from chrion.errors import OptionError
 from chrion.generation import Generator, Sampling, Stream
 from chrion.generation.generator import TOKENIZER_HINT
+from chrion.graph import load
+from chrion.zoo.network import PRODUCER
 
 #: The options by the arguments of a generator, which errors name at their beginning.
 _OPTIONS = {
@@ -61,12 +63,15 @@ def generate(
     with _naming_options("--prompt" if prompt else "--tokens"), contextlib.ExitStack() as opened:
         sampling = Sampling(temperature, top_k, top_p, repetition_penalty, seed)
         with step(f"loading {model.name}"):
-            generator = Generator(model, max_batch=1, threads=cores, tokenizer=tokenizer)
+            graph = load(model)
+            generator = Generator(graph, max_batch=1, threads=cores, tokenizer=tokenizer)
         opened.enter_context(generator)
         if generator.refused:
             note(f"warning: {generator.refused}")
         started = time.perf_counter()
         stream = generator.submit(given, max_new_tokens, sampling=sampling, stop=stop or ())
+        if graph.metadata.producer_name == PRODUCER:
+            note("warning: the model was built by chrion model with random weights; its tokens have no meaning")
         first_s = _print(stream, text=generator.tokenizer is not None, silent=as_json, started=started)
         ids, seconds = stream.result(), time.perf_counter() - started
         if as_json:

@@ -28,7 +28,7 @@ from chrion.cli.options import (
     SloOption,
     StreamsOption,
 )
-from chrion.common.units import parse_shape
+from chrion.common.units import format_shape, parse_shape
 from chrion.devices import usable_provider
 from chrion.devices.providers import CPU_PROVIDER
 from chrion.errors import OptionError
@@ -91,6 +91,11 @@ class ModelOptions:
     def load(self) -> Graph:
         """Load the model."""
         graph = load(self.path, self._shapes())
+        if empty := [
+            f"{info.name} ({format_shape(info.shape)})" for info in graph.inputs if info.shape and 0 in info.shape
+        ]:
+            more = f" and {len(empty) - 1} more" if len(empty) > 1 else ""
+            note(f"warning: a size of 0 leaves {empty[0]}{more} without elements; what follows is for such a request")
         log.info("%s: %d operators", self.path, len(graph.dag))
         return graph
 

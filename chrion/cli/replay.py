@@ -67,7 +67,7 @@ def replay(
     chosen = replays.limited(built, options)
     replays.check(chosen, options)
     number = chosen.workload.requests
-    with step(f"simulating {built.name}, {format_count(number * len(built.patterns), 'request')}"):
+    with step(f"simulating {built.name}, {chosen.size}"):
         predicted = run.simulate(chosen)
     with step(f"sending {format_count(number, 'request')} to {url}") as update:
         replayed = replays.replay(chosen, options, lambda done: update(done, number, ""))

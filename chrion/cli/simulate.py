@@ -109,7 +109,7 @@ def _list(*, as_json: bool) -> None:
     for s in scenarios:
         requests = "trace" if s.requests is None else f"{s.requests}"
         table.add_row(s.name, s.description, str(s.servers), str(s.models), requests)
-    show(table)
+    show(table, "every pattern of a scenario receives all of its requests")
 
 
 def _check_combination(find: str | None, until: str | None, ray: str | None, others: dict[str, Any]) -> None:
@@ -164,7 +164,7 @@ def _simulate_once(
     requests = scenario.workload.requests * len(scenario.patterns)
     with ExitStack() as stack:
         keep = stack.enter_context(export_requests(export, scenario)) if export else None
-        update = stack.enter_context(step(f"simulating {source.name}, {format_count(requests, 'request')}"))
+        update = stack.enter_context(step(f"simulating {source.name}, {scenario.size}"))
         pattern_results = run.simulate(scenario, _counting(update, requests), keep)
     if plot:
         simulation_plots.plot_results(pattern_results, plot)

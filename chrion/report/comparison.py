@@ -13,19 +13,21 @@ from chrion.report.benchmark.latency import Timing
 from chrion.report.categories import COLOURS, OTHER_COLOUR
 from chrion.report.figure_table import FigureTable, key
 from chrion.report.figures import new_figure, plain_text, save_figure
-from chrion.report.tables import TOO_BUSY, compare_latency
+from chrion.report.tables import TOO_BUSY, compare_latency, estimated_lines
 
 _FIGURES = ("predicted", "measured", "vs. plain", "memory (Eq. 4)", "resident memory", "lanes", "waits", "planning")
 
 
 def comparison_table(comparison: PolicyComparison) -> FigureTable:
-    """Return a table with one row for each policy and each plain session; ratios are to the fastest plain session.
-
-    ``waits`` counts how often one lane waits for another in a request.
-    """
+    """Return a table with one row for each policy and each plain session; ratios are to the fastest plain session."""
     best = comparison.best_plain
     operators = format_count(len(comparison.graph.dag), "operator")
-    title = f"{comparison.graph.name}: {operators} on {comparison.profile.machine}"
+    fused = " after onnxruntime's fusion" if comparison.graph.optimised else ""
+    title = f"{comparison.graph.name}: {operators}{fused} on {comparison.profile.machine}"
+    estimated = estimated_lines(comparison.estimated, len(comparison.graph.dag), comparison.profile.machine)
+    streams = "streams of the accelerator and " if comparison.profile.accelerator else ""
+    legend = f"lanes: {streams}CPU cores that a plan uses; waits: of one lane for another, in a request"
+    title = "\n".join([title, *estimated, legend])
     table = FigureTable(title, [key("policy"), *_FIGURES], sparse=True)
     for result in comparison.results:
         table.add_row(result.policy, *_figures(result, best))

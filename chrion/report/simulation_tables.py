@@ -21,6 +21,12 @@ _RATES = ("violations", "swapping", "mean ms", "p50 ms", "p95 ms", "p99 ms")
 #: The number of models with more than 1 % of their requests in violation.
 _MISSING = "models over 1 %"
 
+#: The figures of a plan file that may count as a variant's memory, in words.
+_PLAN_MEMORY = {
+    "summed": 'summed, every operator with its own weights (Equation 4); memory = "resident" counts each weight once',
+    "resident": "resident, what one request holds, with each weight once",
+}
+
 
 def simulation_tables(scenario: Scenario, results: Sequence[PatternResult]) -> Group:
     """Return a table by pattern, one by model and one by server."""
@@ -37,6 +43,14 @@ def _objective(scenario: Scenario) -> str:
     own = " or the model's own objective" if has_own else ""
     measure = "response time" if scenario.measure == "response" else "execution time alone"
     return f"violations: requests whose {measure} is above {objective}{own}, and those dropped or failed"
+
+
+def _plan_memory(scenario: Scenario) -> str:
+    """Return a line that says which figure of plan files counts as memory; empty without plan files."""
+    variants = [v for model in scenario.content.get("models", []) for v in model.get("variants", {}).values()]
+    kinds = {v.get("memory") or "summed" for v in variants if v.get("plan")}
+    named = [text for kind, text in _PLAN_MEMORY.items() if kind in kinds]
+    return f"\nmemory of plans: {' or '.join(named)}" if named else ""
 
 
 def sweep_table(points: Sequence[SweepPoint]) -> FigureTable:
@@ -59,7 +73,7 @@ def pattern_table(scenario: Scenario, results: Sequence[PatternResult]) -> Figur
     title = f"{scenario.name}: {models} on {servers}; latencies are response times, from arrival to end"
     if scenario.estimated_hardware:
         title += f"; {', '.join(scenario.estimated_hardware)}: estimated from datasheets"
-    title += f"\n{_objective(scenario)}"
+    title += f"\n{_objective(scenario)}{_plan_memory(scenario)}"
     columns: list[Column | str] = [
         key("pattern"),
         "requests",

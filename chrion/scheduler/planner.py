@@ -228,7 +228,9 @@ class Planner:
         memory, least = MEMORY_NAMES[self._memory], self._pool.effective_alpha(limits, fastest)
         if least is None:
             return f"no plan within the limits has less {memory} than the fastest"
-        return f"plans with less {memory} than the fastest are preferred from {least:.3g} ms/MB on"
+        base_mb = self._profile.base_memory_mb if self._memory == "resident" else 0.0
+        fixed = f"; {format_mb(base_mb)} of it is taken by any use of the accelerator" if base_mb else ""
+        return f"plans with less {memory} than the fastest are preferred from {least:.3g} ms/MB on{fixed}"
 
     def _costs_of(self, dag: Dag) -> Costs:
         """Return the costs of the operators of the graph or of one of its variants."""

@@ -20,6 +20,8 @@ from chrion.zoo.weights_file import LARGE_BYTES, WeightsFile
 #: Values of a large weight that are generated at a time: 4 MB.
 _BLOCK_VALUES = 1 << 20
 _OPSET, _IR_VERSION = 17, 8
+#: The producer in the metadata of all models here, whose weights are random.
+PRODUCER = "chrion"
 
 
 def check_sizes(spec: Any) -> None:
@@ -150,7 +152,7 @@ class Network:
         others = sorted({node.domain for node in self.nodes if node.domain})
         opsets = [helper.make_opsetid("", opset), *(helper.make_opsetid(domain, 1) for domain in others)]
         ir_version = max(_IR_VERSION, helper.find_min_ir_version_for(opsets, ignore_unknown=True))
-        model = helper.make_model(graph, producer_name="chrion", opset_imports=opsets, ir_version=ir_version)
+        model = helper.make_model(graph, producer_name=PRODUCER, opset_imports=opsets, ir_version=ir_version)
         helper.set_model_props(model, dict(metadata or {}))
         return model
 

@@ -74,7 +74,10 @@ def test_plans_that_fail_or_give_other_outputs_are_not_timed() -> None:
     assert measured.results[0].reason.startswith("does not run: ")
     assert measured.results[0].timing is None
     assert measured.results[1].timing is not None
-    assert len(comparison_table(measured).rows) == 2 + 3
+    table = comparison_table(measured)
+    assert len(table.rows) == 2 + 3
+    assert "lanes: CPU cores that a plan uses" in table.title
+    assert f"{len(measured.graph.dag)} operators after onnxruntime's fusion" in table.title
     negated = branches()
     next(n for n in negated.graph.node if n.op_type == "Neg").op_type = "Abs"
     graph = replace(found.graph, source=OpenedModel(negated.SerializeToString()))

@@ -84,6 +84,18 @@ def test_wrong_settings_are_named(tmp_path: Path, toml: str, about: str) -> None
     assert about in reason(tmp_path, "m", "")
 
 
+def test_all_faults_of_the_settings_are_named(tmp_path: Path) -> None:
+    """Several wrong keys and values, also those in tables, are in one message, so that one correction is enough."""
+    toml = 'slo = "soon"\ncore = 1\npinned = true\n[batching]\nmax_size = 1\n[variants.a]\ncores = -1\n'
+    put(tmp_path, "m", free_branches(), toml=toml)
+    with pytest.raises(ModelError) as raised:
+        read_settings(tmp_path / "m" / "model.toml")
+    for fault in ("slo", "unknown key 'core'", "batching.max_size = 1", "variants.a.cores = -1"):
+        assert fault in str(raised.value)
+    assert "pinned" not in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
 @pytest.mark.parametrize(
     ("toml", "about"),
     [

@@ -20,7 +20,15 @@ from chrion.serving.manager.residency import Place
 from chrion.serving.server.core import CANNOT_BE_SERVED, Served, ServingCore
 from chrion.serving.server.failures import RequestFailure, Status
 from chrion.serving.server.public_texts import without_folders
-from chrion.serving.server.repository import BadVersion, Key, ServedVersion, Versions, scan
+from chrion.serving.server.repository import (
+    EXPECTED_FILES,
+    BadVersion,
+    Key,
+    ServedVersion,
+    Versions,
+    find_misplaced,
+    scan,
+)
 
 log = logging.getLogger("chrion.server")
 
@@ -77,6 +85,12 @@ class Catalogue:
         return reasons | {key: served.failure for key, served in models.items() if served.failure}
 
     @property
+    def waiting(self) -> set[str]:
+        """The names of the models that could be served and are not loaded."""
+        found = {entry.name for entry in self.scanned.values() if isinstance(entry, ServedVersion)}
+        return found - {name for name, _ in self._core.models}
+
+    @property
     def counts(self) -> dict[str, int]:
         """The numbers of models and versions that are served, and of versions that cannot be served."""
         names = {name for name, _ in self.served}
@@ -104,7 +118,7 @@ class Catalogue:
             text = f"unknown model {name[:200]!r}" + (f", version {version[:20]!r}" if version else "")
             return RequestFailure(Status.NOT_FOUND, text)
         entry = entries[-1]
-        reason = "the model is not loaded"
+        reason = f"it is in the repository but not loaded; POST /v2/repository/models/{name}/load loads it"
         if isinstance(entry, BadVersion):
             reason = f"{entry.version and f'version {entry.version} '}cannot be served: {without_folders(entry.reason)}"
         return RequestFailure(Status.UNAVAILABLE, f"model {name!r}: {reason}")
@@ -118,8 +132,11 @@ class Catalogue:
         self.scanned = await self._scan()
         names = set(load)
         if not self.scanned and self.mode == "none":
-            text = "the repository has no model: expected NAME/VERSION/model.onnx, resnet/1/model.onnx for example"
+            text = f"the repository has no model: expected {EXPECTED_FILES}"
             log.warning(text, extra={"fields": {"repository": str(self.root)}})
+        if misplaced := await asyncio.to_thread(find_misplaced, self.root):
+            text = f"model files outside the folder of a version are not served: expected {EXPECTED_FILES}"
+            log.warning(text, extra={"fields": {"files": misplaced}})
         if unknown := sorted(names - {"*"} - {entry.name for entry in self.scanned.values()}):
             known = ", ".join(sorted({entry.name for entry in self.scanned.values()}))[:500] or "none"
             raise OptionError(
@@ -184,7 +201,9 @@ class Catalogue:
             now = await self._scan()
             entries = {key: entry for key, entry in now.items() if entry.name == name}
             if not entries:
-                raise RequestFailure(Status.NOT_FOUND, f"failed to load {name[:200]!r}: not in the repository")
+                raise RequestFailure(
+                    Status.NOT_FOUND, f"failed to load {name[:200]!r}: the repository has no such folder"
+                )
             self.scanned = {key: e for key, e in self.scanned.items() if e.name != name} | entries
             begun = [await self._serve(entry, keep=True) for entry in entries.values()]
         failures = [
@@ -211,14 +230,15 @@ class Catalogue:
         self._require_control()
         keys = [key for key in self._core.models if key[0] == name]
         if not keys:
-            raise RequestFailure(Status.NOT_FOUND, f"failed to unload {name[:200]!r}: it is not loaded")
+            raise RequestFailure(Status.NOT_FOUND, f"failed to unload {name[:200]!r}: no model of this name is loaded")
         for key in keys:
             self._core.remove(key)
 
     def _require_control(self) -> None:
         if self.mode != "explicit":
             raise RequestFailure(
-                Status.UNAVAILABLE, f"model control is {self.mode!r}: start the server with --model-control explicit"
+                Status.UNAVAILABLE,
+                f"clients load and unload models only with --model-control explicit; here it is {self.mode}",
             )
 
     async def _scan(self) -> Versions:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import functools
 import hmac
-import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -26,7 +25,7 @@ from chrion.serving.server.grpc_stream import StreamedRequests
 from chrion.serving.server.late_messages import MessageReceiver
 from chrion.serving.server.options import ServerOptions
 from chrion.serving.server.protocol_decoder import ProtocolDecoder, find_decoder, has_cache
-from chrion.serving.server.request_log import log_request
+from chrion.serving.server.request_log import FailureSampler, log_request
 from chrion.serving.server.request_memory import RequestMemory
 from chrion.serving.server.request_timing import SERVER_TIMING, RequestTiming
 from chrion.serving.server.target import Answer, Target
@@ -73,6 +72,7 @@ class GrpcService:
         self._generation = generation
         self._token = token
         self._tracer = tracer
+        self._failures = FailureSampler()
         self._open = {"ServerLive": self._server_live, "ServerReady": self._server_ready}
         self._answers: dict[str, _Method] = self._open | {
             "ModelReady": self._model_ready,
@@ -106,6 +106,13 @@ class GrpcService:
             handlers[name] = make(call, request_deserializer=None, response_serializer=_serialise)
         return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
+    def _log_failure(self, context: Any, method: str, failure: RequestFailure, began_s: float) -> None:
+        """Log a call, or a request of a stream, that failed."""
+        status = failure.status
+        level, more = self._failures.choose_level(status.http)
+        fields = {"method": method, "client": context.peer(), "status": status.grpc}
+        log_request(level, fields | more, began_s, failure.message)
+
     async def _answer(self, name: str, request: Any, response: Any, content: bytes, context: Any) -> Any:
         began_s = time.monotonic()
         try:
@@ -115,7 +122,7 @@ class GrpcService:
                 await self._answers[name](_parse(request, content)), response(), ignore_unknown_fields=True
             )
         except RequestFailure as failure:
-            _log_failure(context, name, failure, began_s)
+            self._log_failure(context, name, failure, began_s)
             await _abort(context, failure)
 
     async def _infer(self, content: bytes, context: Any) -> Any:
@@ -128,7 +135,7 @@ class GrpcService:
             answer = await self._run(content, remaining * 1000 if remaining is not None else float("inf"), memory)
         except RequestFailure as failure:
             self._trace(context, content, began_ns, failure=failure.message)
-            _log_failure(context, "ModelInfer", failure, began_s)
+            self._log_failure(context, "ModelInfer", failure, began_s)
             return await _abort(context, failure)
         self._trace(context, content, began_ns, answer)
         context.set_trailing_metadata(tuple((name.lower(), value) for name, value in answer.headers.items()))
@@ -160,7 +167,7 @@ class GrpcService:
         try:
             self._authorise(context)
         except RequestFailure as failure:
-            _log_failure(context, _STREAM, failure, began_s)
+            self._log_failure(context, _STREAM, failure, began_s)
             await _abort(context, failure)
         held: dict[int, RequestMemory] = {}
 
@@ -201,7 +208,7 @@ class GrpcService:
             answer = await self._run(content, float("inf"), memory)
             response.infer_response.MergeFromString(answer.content)
         except RequestFailure as failure:
-            _log_failure(context, _STREAM, failure, began_s)
+            self._log_failure(context, _STREAM, failure, began_s)
             response.error_message = failure.message
             with contextlib.suppress(RequestFailure):
                 response.infer_response.id = grpc_codec.parse_request(content).head.id
@@ -234,7 +241,7 @@ class GrpcService:
                         response.parameters[_FINAL].bool_param = final
                         yield kind(infer_response=response)
         except RequestFailure as failure:
-            _log_failure(context, _STREAM, failure, began_s)
+            self._log_failure(context, _STREAM, failure, began_s)
             response = kind(error_message=failure.message, infer_response={"id": given.head.id})
             response.infer_response.parameters[_FINAL].bool_param = True
             yield response
@@ -345,13 +352,6 @@ def _parse(kind: Any, content: bytes) -> Any:
         return kind.FromString(content)
     except DecodeError as error:
         raise invalid(f"the request is not a {kind.DESCRIPTOR.name}") from error
-
-
-def _log_failure(context: Any, method: str, failure: RequestFailure, began_s: float) -> None:
-    """Log a call, or a request of a stream, that failed."""
-    status = failure.status
-    fields = {"method": method, "client": context.peer(), "status": status.grpc}
-    log_request(logging.INFO if status.http < 500 else logging.WARNING, fields, began_s, failure.message)
 
 
 async def _abort(context: Any, failure: RequestFailure) -> None:

@@ -55,11 +55,13 @@ class SenderRules:
         """
         host, origin = headers.get(b"host", b""), headers.get(b"origin")
         if self.names is not None and host and (name := _host_name(host)) and name not in self.names:
-            raise _forbidden(f"Host {_shown(host)}: expected localhost or an IP address; --cors adds names")
+            raise _forbidden(
+                f"Host {_shown(host)}: expected localhost or an IP address; other names need --cors https://NAME"
+            )
         if origin is not None:
             self._check_origin(origin, host)
         elif headers.get(b"sec-fetch-site") in _OTHER_SITES and headers.get(b"sec-fetch-mode") != b"navigate":
-            raise _forbidden("a page of another origin has sent the request; --cors allows origins")
+            raise _forbidden("a page of another origin has sent the request; --cors SCHEME://HOST allows its origin")
         if method == "POST" and (given := headers.get(b"content-type")) and given not in _MEDIA_TYPES:
             _check_media_type(given)
 
@@ -67,7 +69,7 @@ class SenderRules:
         # The scheme is not compared: behind a proxy that ends TLS, it differs.
         own = bool(host) and origin.partition(b"://")[2].lower() == host.lower()
         if not (own or _ANY in self.origins or origin.decode("latin-1") in self.origins):
-            raise _forbidden(f"Origin {_shown(origin)}: not the server's own, nor one of --cors")
+            raise _forbidden(f"Origin {_shown(origin)}: not the server's own; --cors SCHEME://HOST[:PORT] adds others")
 
 
 def is_loopback(host: str) -> bool:

@@ -86,8 +86,8 @@ async def _serve(options: ServerOptions, cluster: ClusterOptions, announce: Call
             index = await target.index("")
         except (RequestFailure, RayError, RayServeException) as error:
             raise OptionError(f"--ray {cluster.address}: the replicas do not answer: {error}") from error
-        keys = [(entry["name"], entry["version"]) for entry in index if entry["state"] != documents.UNAVAILABLE]
-        return describe_versions(keys, len(index) - len(keys))
+        bad = {(entry["name"], entry["version"]) for entry in index if entry["state"] == documents.UNAVAILABLE}
+        return describe_versions({(entry["name"], entry["version"]) for entry in index} - bad, bad)
 
     async def begin() -> str:
         stop = asyncio.Event()

@@ -30,6 +30,8 @@ from chrion.serving.variants import VariantTable, from_plan
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _VERSION = re.compile(r"[1-9][0-9]{0,17}")
+#: The files of a repository, in words.
+EXPECTED_FILES = "NAME/VERSION/model.onnx, resnet/1/model.onnx for example"
 _MODEL, _SETTINGS, _PLANS = "model.onnx", "model.toml", "*.plan.json"
 #: Host memory of a session: its weights times a factor for those that are prepacked, and a constant for the session
 #: itself, in bytes. Models with other needs state them as ``host_mb``.
@@ -130,6 +132,11 @@ def scan(root: Path, *, accelerator: bool, before: Mapping[Key, ServedVersion | 
     return versions
 
 
+def find_misplaced(root: Path) -> list[str]:
+    """Return the names of model files in the root of a repository, which are not served."""
+    return sorted(path.name for path in root.glob("*.onnx") if path.is_file())
+
+
 def file_states(*folders_and_files: Path) -> tuple[FileState, ...]:
     """Return the state of files, and of all files below folders; what cannot be read is left out."""
     states = []
@@ -160,7 +167,8 @@ def _scan_model(
     except (ChrionError, OSError) as error:
         return [BadVersion(folder.name, "", str(error), states)]
     if not versions:
-        return [BadVersion(folder.name, "", "no folder of a version, such as 1", states)]
+        hint = ", to which model.onnx has to be moved" if (folder / _MODEL).is_file() else ""
+        return [BadVersion(folder.name, "", f"no folder of a version, such as 1{hint}", states)]
     if settings.versions == "latest":
         versions = versions[-1:]
     elif settings.versions != "all":

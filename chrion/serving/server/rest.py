@@ -33,7 +33,7 @@ from chrion.serving.server.openai_failures import failure_document
 from chrion.serving.server.openai_service import OpenAiService
 from chrion.serving.server.options import ServerOptions
 from chrion.serving.server.origins import SenderRules
-from chrion.serving.server.request_log import log_request
+from chrion.serving.server.request_log import FailureSampler, log_request
 from chrion.serving.server.request_memory import RequestMemory
 from chrion.serving.server.request_timing import SERVER_TIMING, RequestTiming
 from chrion.serving.server.target import Target
@@ -81,6 +81,7 @@ class RestService:
         self._token = options.token
         self._tracer = tracer
         self._senders = SenderRules.of(options)
+        self._failures = FailureSampler()
         #: Open pages by the addresses of their clients.
         self._pages: Counter[str] = Counter()
         model, version = "/v2/models/{name}", "/v2/models/{name}/versions/{version}"
@@ -148,11 +149,11 @@ class RestService:
             response.raw_headers += [(b"x-request-id", request.state.id.encode()), *_SECURITY_HEADERS]
             status = response.status_code
             is_expected = status < 400 or (probe and status == Status.UNAVAILABLE.http)
-            level = logging.DEBUG if is_expected else logging.INFO if status < 500 else logging.WARNING
+            level, more = (logging.DEBUG, {}) if is_expected else self._failures.choose_level(status)
             if log.isEnabledFor(level):
                 client = request.client.host if request.client else ""
                 attributes = {"request_id": request.state.id, "method": request.method, "path": request.url.path}
-                log_request(level, attributes | {"client": client, "status": status}, began_s, error)
+                log_request(level, attributes | {"client": client, "status": status} | more, began_s, error)
             return response
 
         return answer

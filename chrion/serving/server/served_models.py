@@ -16,8 +16,11 @@ from chrion.serving.server.generation_service import GenerationService
 from chrion.serving.server.generators import open_generators
 from chrion.serving.server.grace import Grace
 from chrion.serving.server.options import ServerOptions
-from chrion.serving.server.repository import Key
+from chrion.serving.server.repository import EXPECTED_FILES, Key
 from chrion.serving.server.target import LocalTarget, Target
+
+#: Versions that the line at the start names; the log has all of them.
+_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,18 +36,27 @@ class ServedModels:
     end: Callable[[Grace], Awaitable[None]]
 
 
-def describe_versions(served: Collection[Key], unserved: int) -> str:
-    """Return how many models are served, in words.
+def describe_versions(served: Collection[Key], unserved: Collection[Key], waiting: int = 0) -> str:
+    """Return how many models are served, and what is not served, in words.
 
     Args:
         served: The versions that are served.
-        unserved: The number of versions that cannot be served.
+        unserved: The versions that cannot be served.
+        waiting: The number of models that are served when a client loads them.
     """
-    names = {name for name, _ in served}
-    details = [] if len(served) == len(names) else [format_count(len(served), "version")]
+    models = len({name for name, _ in served})
+    parts = [format_count(models, "model")]
+    if len(served) != models:
+        parts[0] += f" in {len(served)} versions"
+    if waiting:
+        parts.append(f"{waiting} more on request, see --load-model")
     if unserved:
-        details.append(f"{unserved if details else format_count(unserved, 'version')} cannot be served, see the log")
-    return format_count(len(names), "model") + (f" ({'; '.join(details)})" if details else "")
+        named = [f"{name} version {version}" if version else name for name, version in sorted(unserved)[:_NAMED]]
+        more = [f"{len(unserved) - _NAMED} more"] if len(unserved) > _NAMED else []
+        parts.append(f"not served, see the log: {', '.join(named + more)}")
+    elif not served and not waiting:
+        parts.append(f"the repository has none: expected {EXPECTED_FILES}")
+    return parts[0] + (f" ({'; '.join(parts[1:])})" if parts[1:] else "")
 
 
 def serving_core(options: ServerOptions, budgets: Mapping[str, int], cores: Sequence[int]) -> ServingCore:
@@ -89,7 +101,7 @@ def local_models(options: ServerOptions) -> ServedModels:
         await catalogue.start(options.load)
         if options.control == "poll":
             pollers.append(asyncio.create_task(catalogue.poll_forever(options.poll_s)))
-        return describe_versions(catalogue.served, len(catalogue.unserved))
+        return describe_versions(catalogue.served, catalogue.unserved, len(catalogue.waiting))
 
     async def end(grace: Grace) -> None:
         for poller in pollers:

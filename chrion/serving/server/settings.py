@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
@@ -12,6 +13,9 @@ from chrion.common.files import read_toml
 from chrion.common.records import NonNegative, Positive, Record, read_record
 from chrion.common.units import parse_duration_ms, parse_size_mb
 from chrion.errors import InputError, ModelError
+
+#: Faults of a file that its message has.
+_NAMED = 5
 
 
 class BatchingSettings(Record, frozen=True):
@@ -97,17 +101,42 @@ def read_settings(path: Path) -> ModelSettings:
     """Return the settings of a ``model.toml``; defaults if it does not exist.
 
     Raises:
-        ModelError: The file is not TOML, a key is unknown, or a value is out of range.
+        ModelError: The file is not TOML, keys are unknown, or values are out of range; the message has all of these.
     """
     if not path.exists():
         return ModelSettings()
     try:
-        settings = read_record(ModelSettings, read_toml(path))
+        table = read_toml(path)
+    except (InputError, OSError, ValueError) as error:
+        raise ModelError(f"{path.name}: {error}") from error
+    faults = list(filter(None, map(_find_fault, _single_keys(table))))
+    if faults:
+        more = f"; and {len(faults) - _NAMED} more" if len(faults) > _NAMED else ""
+        raise ModelError(f"{path.name}: {'; '.join(faults[:_NAMED])}{more}")
+    return read_record(ModelSettings, table)
+
+
+def _single_keys(table: Mapping[str, Any], depth: int = 3) -> Iterator[dict[str, Any]]:
+    """Yield a table for each key of a table and of those in it, so that each can be checked by itself.
+
+    No key of the settings is required, and records are at most three deep: ``variants.NAME.cores``.
+    """
+    for key, value in table.items():
+        if isinstance(value, dict) and value and depth > 1:
+            yield from ({key: inner} for inner in _single_keys(value, depth - 1))
+        else:
+            yield {key: value}
+
+
+def _find_fault(table: Mapping[str, Any]) -> str:
+    """Return what is wrong with a table of settings, or an empty text."""
+    try:
+        settings = read_record(ModelSettings, table)
         _ = settings.slo_ms, settings.timeout_ms, settings.max_run_ms
         if settings.batching:
             _ = settings.batching.max_delay_ms
         if settings.generation:
             parse_size_mb(settings.generation.kv_memory, "generation.kv_memory")
-    except (InputError, OSError, ValueError) as error:
-        raise ModelError(f"{path.name}: {error}") from error
-    return settings
+    except (InputError, ValueError) as error:
+        return str(error)
+    return ""

@@ -16,6 +16,7 @@ from typing import Any
 from chrion.common.files import bundled_folder, read_toml
 from chrion.common.records import read_record, refuse_unknown
 from chrion.common.suggestions import did_you_mean
+from chrion.common.units import format_count
 from chrion.errors import PlanError, ScenarioError
 from chrion.serving.manager.policies import ADMISSION, EVICTION, LOAD_ORDER
 from chrion.serving.manager.policy_settings import PolicySpec, route_of
@@ -75,6 +76,13 @@ class Scenario:
     def levels(self, pattern: str) -> tuple[str, ...]:
         """Return the variants of a pattern: one, or those of ``shrink``."""
         return self.shrink if pattern == SHRINK and self.shrink else (pattern,)
+
+    @property
+    def size(self) -> str:
+        """The number of requests, in words; every pattern receives all of them."""
+        requests = format_count(self.workload.requests, "request")
+        patterns = len(self.patterns)
+        return requests if patterns == 1 else f"{requests} in each of {patterns} patterns"
 
     @property
     def gpus(self) -> list[ServerSpec]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 import chrion
 from chrion import Plan
 from command_line import PAPER, Chrion, assert_refused
-from helpers import MACHINE, free_branches
+from helpers import FLOAT, MACHINE, free_branches, make_model, node, value
 
 KEYS = {
     "model",
@@ -227,3 +228,20 @@ def test_plan_without_a_command_shows_help(cli: Chrion) -> None:
     code, out, err = cli("plan")
     assert (code, err) == (0, "")
     assert "show" in out
+
+
+def test_a_size_of_zero_is_said(cli: Chrion, tmp_path: Path) -> None:
+    """A plan for a request without elements comes with a warning that names the input; others have none."""
+    path = tmp_path / "m.onnx"
+    x, y = (value(name, FLOAT, ("batch", 4)) for name in "xy")
+    onnx.save(make_model([node("Relu", ["x"], ["y"])], [x], [y]), path)
+    for size, said in (("0", True), ("2", False)):
+        words = ("partition", str(path), "--shape", f"batch={size}", "--profile", "gtx1080ti-paper", "--force")
+        assert ("a size of 0 leaves x (0x4) without elements" in cli(*words)[2]) == said
+
+
+def test_a_price_without_effect_names_the_fixed_memory(cli: Chrion, lstm: Path) -> None:
+    """If alpha prices resident memory in vain, the reason has the part that no placement changes."""
+    words = ("partition", str(lstm), "--profile", "gtx1080ti-paper", "--alpha", "0.001", "--memory", "resident")
+    out = " ".join(cli(*words)[1].split())
+    assert re.search(r"alpha changes nothing: .* on; 345.0 MB of it is taken by any use of the accelerator", out)

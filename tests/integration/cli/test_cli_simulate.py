@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import chrion
+from chrion.zoo import build
 from command_line import Chrion, assert_each_refused, assert_refused
 
 
@@ -13,7 +14,7 @@ def test_tables(cli: Chrion) -> None:
     """A bundled scenario prints a table and one line of progress on stderr; ``--details`` adds two tables."""
     words = ("simulate", "table7", "--set", "requests=500")
     code, out, err = cli(*words)
-    assert (code, err) == (0, "chrion: simulating table7, 2000 requests ...\n")
+    assert (code, err) == (0, "chrion: simulating table7, 500 requests in each of 4 patterns ...\n")
     assert "table7: 9 models on 1 server" in out
     assert "violations: requests whose execution time alone is above 1.05 x the latency of variant gpu" in out
     assert "By " not in out
@@ -117,3 +118,30 @@ def test_json_describes_its_scenario_and_export_writes_requests(cli: Chrion) -> 
     assert len(body["content"]["models"]) == 9
     assert len(Path("r.csv").read_text().splitlines()) == 1 + 4 * 30
     assert_refused(cli("simulate", "table7", "--set", "requests=20", "--export", "r.csv"), "add --force")
+
+
+def test_the_listed_sizes_are_those_of_the_page_and_of_a_run(cli: Chrion) -> None:
+    """The page lists the bundled scenarios as ``--list`` does, and a run says how often their requests are sent."""
+    page = (Path(chrion.__file__).parents[1] / "docs" / "simulation.md").read_text(encoding="utf-8")
+    rows = [line.strip("|").split("|") for line in page.splitlines() if line.startswith("| `")]
+    listed = {
+        name.strip(" `"): [cell.replace(" ", "") for cell in cells[1:]] for name, *cells in rows if len(cells) == 4
+    }
+    scenarios = json.loads(cli("simulate", "--list", "--json")[1])["scenarios"]
+    assert {s["name"] for s in scenarios} <= listed.keys()
+    for s in scenarios:
+        expected = [str(s["servers"]), str(s["models"])]
+        assert listed[s["name"]][:2] == expected, s["name"]
+        assert s["requests"] is None or listed[s["name"]][2] == str(s["requests"])
+    assert "in three patterns and with shrinking" in {s["name"]: s for s in scenarios}["table7"]["description"]
+
+
+def test_the_memory_of_plans_is_named(cli: Chrion, tmp_path: Path) -> None:
+    """The output says which figure of a plan file counts as memory, since the gain in swapping depends on it."""
+    graph = chrion.load(build("lstm", {"layers": 2, "seq": 2}))
+    chrion.partition(graph, chrion.Profile.load("gtx1080ti-paper"), policy="heft").save(tmp_path / "p.json")
+    text = '[workload]\nrequests = 20\n[[models]]\nname = "m"\nvariants.gpu = {plan = "p.json"%s}\n'
+    for given, expected in (("", "summed"), (', memory = "resident"', "resident, what one request holds")):
+        (tmp_path / "s.toml").write_text(text % given)
+        assert f"memory of plans: {expected}" in cli("simulate", str(tmp_path / "s.toml"))[1]
+    assert "memory of plans" not in cli("simulate", "table7", "--set", "requests=20")[1]

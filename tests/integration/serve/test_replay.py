@@ -116,7 +116,7 @@ def test_tables_and_limits(scenario: Path, cli: Chrion) -> None:
         assert "differs: eviction: scenario lru, server lfu" in out
         _, out, err = cli("replay", str(scenario), "--url", server.url, "--duration", "40ms", "--json")
         assert json.loads(out)["patterns"][-1]["arrivals"] == 3  # at 10, 20 and 30 ms
-        assert "simulating small, 6 requests" in err  # 3 with each of two patterns
+        assert "simulating small, 3 requests in each of 2 patterns" in err
         assert f"sending 3 requests to {server.url}" in err
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,7 +15,9 @@ import onnxruntime as ort
 import pytest
 from prometheus_client import parser
 
+from chrion.serving.server.failures import Status
 from chrion.serving.server.logs import JsonFormatter
+from chrion.serving.server.request_log import FailureSampler
 from local_server import LocalServer, local_server
 from model_repository import counting, product, put
 from served_decoders import put_decoder
@@ -61,7 +64,7 @@ def test_versions_that_do_not_fit_are_logged_and_not_counted(tmp_path: Path, cap
     put(tmp_path, "large", product(1300))
     put(tmp_path, "bad", b"not a model")
     with caplog.at_level(logging.WARNING, "chrion.server"), local_server(tmp_path, memory_mb=10.0) as server:
-        assert server.begun == "1 model (2 versions; 2 cannot be served, see the log)"
+        assert server.begun == "1 model in 2 versions (not served, see the log: bad version 1, large version 1)"
         assert server.get("/v2/health")[1] == {
             "live": True, "ready": True, "models": 1, "versions": 2, "unserved": 2, "pending": 0
         }  # fmt: skip
@@ -167,21 +170,25 @@ def test_the_page_and_its_events(server: LocalServer) -> None:
 
 def test_logs_are_json_with_the_request_id(server: LocalServer, caplog: pytest.LogCaptureFixture) -> None:
     """A refused request is in the log under the id that the client gave, and in its answer."""
-    with caplog.at_level(logging.INFO, "chrion.server"):
+    with caplog.at_level(logging.DEBUG, "chrion.server"):
         _, _, headers = server.get("/v2/models/missing", X_Request_Id="my-id-1")
     assert headers["x-request-id"] == "my-id-1"
     events = [json.loads(JsonFormatter().format(record)) for record in caplog.records]
     (event,) = [event for event in events if event.get("request_id") == "my-id-1"]
-    assert (event["status"], event["level"], event["method"]) == (404, "info", "GET")
+    assert (event["status"], event["method"]) == (404, "GET")
     assert event["error"] == "unknown model 'missing'"
 
 
 def test_failures_of_the_server_are_warnings_and_probes_are_not_logged(
-    server: LocalServer, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Failures have their text, bounded; readiness polls are below info, unless they fail for another reason."""
-    call = grpc.insecure_channel(f"127.0.0.1:{server.grpc}")
-    with caplog.at_level(logging.INFO, "chrion.server"), call as channel:
+    put(tmp_path, "bad", b"not a model")
+    with (
+        local_server(tmp_path) as server,
+        caplog.at_level(logging.INFO, "chrion.server"),
+        grpc.insecure_channel(f"127.0.0.1:{server.grpc}") as channel,
+    ):
         assert server.infer("bad", ROWS)[0] == 503
         assert server.get("/v2/models/bad/ready")[0] == 503
         assert server.get("/v2/health/ready")[0] == 200
@@ -197,6 +204,51 @@ def test_failures_of_the_server_are_warnings_and_probes_are_not_logged(
     assert all("not an ONNX model" in events[at]["error"] for at in (0, 2))
     assert events[2]["client"].startswith("ipv4:127.0.0.1:")
     assert max(map(len, (events[1]["error"], events[1]["path"]))) <= 300
+
+
+def test_a_flood_of_wrong_requests_does_not_fill_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """By default one failure a minute is logged for each status but 500, with the number of those in between."""
+    put(tmp_path, "product", product())
+    failures = FailureSampler()
+    with local_server(tmp_path) as server, caplog.at_level(logging.INFO, "chrion.server"):
+        for _ in range(20):
+            assert server.get("/v2/models/missing")[0] == 404
+        assert server.get("/v2/models/product/infer")[0] == 405
+    statuses = [record.__dict__["fields"]["status"] for record in caplog.records if record.msg == "request"]
+    assert statuses == [404, 405]
+    with pytest.MonkeyPatch.context() as patch:
+        now_s = [100.0]
+        patch.setattr(time, "monotonic", lambda: now_s[0])
+        levels = [failures.choose_level(Status.NOT_FOUND.http) for _ in range(5)]
+        now_s[0] += 61.0
+        assert levels == [(logging.INFO, {}), *[(logging.DEBUG, {})] * 4]
+        assert failures.choose_level(Status.NOT_FOUND.http) == (logging.INFO, {"omitted": 4})
+        assert [failures.choose_level(Status.INTERNAL.http) for _ in range(3)] == [(logging.WARNING, {})] * 3
+
+
+@pytest.mark.parametrize("control", ["none", "poll", "explicit"])
+def test_model_files_in_a_wrong_place_are_named(tmp_path: Path, control: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The log names model files in the root of the repository, and those in the folder of a model."""
+    (tmp_path / "mine.onnx").write_bytes(product().SerializeToString())
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "model.onnx").write_bytes(product().SerializeToString())
+    with caplog.at_level(logging.WARNING, "chrion.server"), local_server(tmp_path, control=control) as server:
+        assert server.begun == "0 models (not served, see the log: other)"
+    fields = [record.__dict__["fields"] for record in caplog.records]
+    assert ["mine.onnx"] in [entry.get("files") for entry in fields]
+    assert any("model.onnx has to be moved" in entry.get("reason", "") for entry in fields)
+
+
+def test_explicit_control_says_how_to_load(tmp_path: Path) -> None:
+    """A model that waits for its load is counted at the start, and a request for it has the way to load it."""
+    put(tmp_path, "product", product())
+    with local_server(tmp_path, control="explicit") as server:
+        assert server.begun == "0 models (1 more on request, see --load-model)"
+        status, answer, _ = server.infer("product", ROWS)
+        path = "/v2/repository/models/product/load"
+        assert (status, f"POST {path} loads it" in answer["error"]) == (503, True)
+        assert server.get(path, b"{}")[0] == 200
+        assert server.infer("product", ROWS)[0] == 200
 
 
 def test_metrics_can_be_parsed(server: LocalServer) -> None:

@@ -65,7 +65,7 @@ def test_a_signal_ends_the_command(cli: Chrion, tmp_path: Path) -> None:
     assert (code, out, states) == (0, "", [200])
     assert reasons[0].startswith("model 'damaged': version 1 cannot be served: model.onnx: not an ONNX model")
     assert (
-        f"chrion: serving 1 model (1 version cannot be served, see the log) at http://127.0.0.1:{port} and grpc://127.0.0.1:"
+        f"chrion: serving 1 model (not served, see the log: damaged version 1) at http://127.0.0.1:{port} and grpc:"
         in err
     )
     assert [line for line in err.splitlines() if '"event": "stopped"' in line]
@@ -106,7 +106,7 @@ def test_a_repository_without_models_is_a_warning(tmp_path: Path, caplog: pytest
     for control in ("none", "poll", "explicit"):
         caplog.clear()
         with caplog.at_level(logging.WARNING, "chrion.server"), local_server(tmp_path, control=control) as server:
-            assert server.begun == "0 models"
+            assert server.begun.startswith("0 models (the repository has none: expected NAME/VERSION/model.onnx")
         assert ("expected NAME/VERSION/model.onnx" in caplog.text) == (control == "none")
 
 

@@ -180,7 +180,7 @@ def test_a_server_is_ready_when_all_models_have_been_tried(
     put(tmp_path, "large", product(2000))
     with local_server(tmp_path, control=control, memory_mb=2.5 * SIZE_MB, wait=False) as server:
         assert server.infer("m5", ROWS)[0] == 200  # it need not wait for the trials of the others
-        assert server.begun == "7 models (1 version cannot be served, see the log)"
+        assert server.begun == "7 models (not served, see the log: large version 1)"
         wait_until(lambda: server.get("/v2/health/ready")[0] == 200)
         wait_until(lambda: "ready" in caplog.messages)
         (counts,) = [record.__dict__["fields"] for record in caplog.records if record.message == "ready"]
