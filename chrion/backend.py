@@ -18,6 +18,7 @@ import onnx
 from onnx import helper
 from onnx.backend.base import Backend, BackendRep, namedtupledict
 
+from chrion.common.wrong_values import wrong_value
 from chrion.devices import CPU_PROVIDER, provider_name
 from chrion.devices.probe import failure_reason
 from chrion.errors import OptionError, ProviderError
@@ -117,7 +118,7 @@ def _provider(device: str) -> tuple[str, dict[str, str]]:
         return CPU_PROVIDER, {}
     if kind == "CUDA" and (index or "0").isdecimal():
         return "CUDAExecutionProvider", {"device_id": index or "0"}
-    raise OptionError(f"unsupported device {device!r}", hint="expected CPU, CUDA or CUDA:n")
+    raise wrong_value("device", "CPU, CUDA or CUDA:n", device)
 
 
 def _by_name(names: Sequence[str], inputs: Any) -> Mapping[str, Any]:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import logging
 import sys
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
+from typer.core import TyperCommand
 
 from chrion.cli.bench import bench
 from chrion.cli.cache import app as cache_app
@@ -33,8 +36,10 @@ from chrion.cli.serve import serve
 from chrion.cli.simulate import simulate
 from chrion.cli.sweep import sweep
 from chrion.cli.tune import tune
+from chrion.common.suggestions import did_you_mean
 from chrion.common.version import __version__
-from chrion.errors import ChrionError
+from chrion.common.wrong_values import wrong_value
+from chrion.errors import ChrionError, OptionError
 from chrion.scheduler import POLICIES, policy_names
 
 _SETTINGS = {"help_option_names": ["-h", "--help"]}
@@ -42,6 +47,15 @@ _START, _STUDY, _PLAN, _RUN, _FILES = "Start", "Study", "Plan", "Run", "Files"
 
 #: Base of the errors of wrong usage, whichever library Typer takes it from.
 _USAGE_ERROR: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+
+#: The values that an option may have, by the type of Pydantic's error.
+_EXPECTED = {
+    "int_parsing": "a whole number",
+    "float_parsing": "a number",
+    "bool_parsing": "true or false",
+    "greater_than_equal": "{ge:g} or more",
+    "less_than_equal": "{le:g} or less",
+}
 
 app = typer.Typer(
     name="chrion",
@@ -62,10 +76,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except _USAGE_ERROR as error:
         context: Any = getattr(error, "ctx", None)
         command = context.command_path if context else "chrion"
-        option = error.option_name if type(error).__name__ == "NoSuchOption" else ""
-        sets = option and any("--set" in parameter.opts for parameter in context.command.params)
-        advice = f"; values of a scenario: --set {option.lstrip('-').replace('-', '_')}=VALUE" if sets else ""
-        return _fail(f"{error.format_message()} (see: {command} --help{advice})")
+        return _fail(f"{_describe_usage(error, context)} (see: {command} --help)")
     except typer.Abort:
         raise KeyboardInterrupt from None
     if code == INTERRUPTED:  # what Typer makes of Ctrl-C
@@ -76,6 +87,46 @@ def run(arguments: Sequence[str] | None = None) -> int:
 def _fail(message: str, code: int = BAD_INPUT) -> int:
     print(f"chrion: error: {' '.join(message.split())}", file=sys.stderr)  # noqa: T201 - one line, as long as it is
     return code
+
+
+def _describe_usage(error: Any, context: Any) -> str:
+    """Return the message of an error of Typer in the form of Chrion's own."""
+    if type(error).__name__ == "NoSuchOption":
+        given, known = error.option_name, _options_of(context.command)
+        set_key = f"--set {given.lstrip('-').replace('-', '_')}=VALUE changes a value of the scenario"
+        hint = did_you_mean(given, known, set_key if "--set" in known else "-")
+        return f"no such option {given}" + ("" if hint == "-" else f"; {hint}")
+    problems: list[dict[str, Any]] = getattr(
+        error.__cause__, "errors", list
+    )()  # those of Pydantic, which Typer converts values with
+    if problems and error.param:
+        problem = problems[0]
+        expected = _EXPECTED.get(problem["type"], "{msg}").format(msg=problem["msg"], **problem.get("ctx", {}))
+        return wrong_value(max(error.param.opts, key=len), expected, problem["input"]).message
+    return str(error.format_message()).rstrip(".")
+
+
+def _options_of(command: Any) -> dict[str, Any]:
+    """Return the options of a command by every name that they have."""
+    named = {name: parameter for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    return {name: parameter for name, parameter in named.items() if name.startswith("-")}
+
+
+class _Command(TyperCommand):
+    """A command that refuses the name of one option as the value of another: the value was forgotten."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the words after the name of the command.
+
+        Raises:
+            OptionError: An option that takes a value is followed by another option.
+        """
+        options = _options_of(self)
+        for word, following in pairwise(itertools.takewhile(lambda word: word != "--", args)):
+            option = options.get(word)
+            if following in options and option and not (option.is_flag or option.count):
+                raise OptionError(f"{word}: expected a value, found the option {following}")
+        return super().parse_args(ctx, args)
 
 
 class _LogHandler(logging.Handler):
@@ -145,6 +196,7 @@ def _register(command: Callable[..., None], panel: str, *examples: str) -> None:
     )
     app.command(
         command.__name__,
+        cls=_Command,
         rich_help_panel=panel,
         help=escape("\n\n".join(" ".join(part.split()) for part in (command.__doc__ or "").split("\n\n"))),
         epilog=_policy_lines(signature) + "\n".join(["[bold]Examples[/bold]", *(f"  chrion {e}" for e in examples)]),

@@ -29,7 +29,7 @@ from chrion.report.tables import best_baseline
 from chrion.runtime import HybridSession
 from chrion.scheduler import Plan
 
-HYBRID = "hybrid"
+HYBRID = "chrion"
 
 
 def bench(
@@ -38,14 +38,15 @@ def bench(
     rounds: RoundsOption = 5,
     as_json: JsonOption = False,
 ) -> None:
-    """Time a HybridSession beside plain onnxruntime sessions, in alternating trials.
+    """Time a HybridSession, the row chrion, beside plain onnxruntime sessions, which take turns in each round.
 
     The session chooses between plans and plain onnxruntime, as it does in a program. With --plan, --policy or --streams
     it runs that plan, even if plain onnxruntime is faster. Exit code 3: the measured latency misses the SLO.
     """
     monitor = MemoryMonitor()
-    graph, arrays = model.load_with_feed()
-    arguments = options.session_arguments(graph)
+    plan = options.load_plan()
+    graph, arrays = model.load_with_feed(plan)
+    arguments = options.session_arguments(graph, plan)
     with open_session(graph, arguments) as session:
         chosen, explanation, providers = session.plan, session.explain(), session.get_providers()
     hybrid = hybrid_candidate(graph, chosen, arrays) if chosen else _as_chosen(graph, arguments, arrays)

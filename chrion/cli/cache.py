@@ -16,6 +16,8 @@ from chrion.cli.console import note, show, show_json
 from chrion.cli.exit_codes import FAILED
 from chrion.cli.options import JsonOption
 from chrion.common.files import cache_folder
+from chrion.common.units import format_mb
+from chrion.common.wrong_values import wrong_value
 from chrion.errors import OptionError
 from chrion.report.figure_table import FigureTable, key, text
 
@@ -67,7 +69,7 @@ def list_entries(as_json: JsonOption = False) -> None:
         return
     table = FigureTable("", [key("kind"), text("machine"), "entries", "size"])
     for usage in usages:
-        table.add_row(usage.kind, usage.machine, str(usage.entries), _format_size(usage.size_bytes))
+        table.add_row(usage.kind, usage.machine, str(usage.entries), format_mb(usage.size_bytes / 1e6))
     show(f"cache folder: {folder}", table, *(f"{kind}: {meaning}" for kind, meaning in KINDS.items()))
 
 
@@ -79,7 +81,7 @@ def size(kind: KindArgument = None, as_json: JsonOption = False) -> None:
     if as_json:
         show_json({"entries": len(files), "bytes": total})
     else:
-        show(f"{_format_size(total)} in {len(files)} files")
+        show(f"{format_mb(total / 1e6)} in {len(files)} files")
 
 
 @app.command(epilog="[bold]Examples[/bold]\n  chrion cache clear\n  chrion cache clear decisions --yes")
@@ -97,7 +99,7 @@ def clear(
         note(f"nothing to delete in {folder}")
         return
     description = (
-        f"{len(files)} files ({_format_size(sum(map(_size_bytes, files)))}) of {' and '.join(kinds)} in {folder}"
+        f"{len(files)} files ({format_mb(sum(map(_size_bytes, files)) / 1e6)}) of {' and '.join(kinds)} in {folder}"
     )
     if not (yes or _confirm(f"Delete {description}?")):
         note("nothing deleted")
@@ -118,7 +120,7 @@ def _confirm(question: str) -> bool:
 
 def _kinds(kind: str | None) -> list[str]:
     if kind is not None and kind not in KINDS:
-        raise OptionError(f"cache: unknown kind {kind!r}", hint=f"expected {' or '.join(KINDS)}")
+        raise wrong_value("KIND", " or ".join(KINDS), kind)
     return [kind] if kind else list(KINDS)
 
 
@@ -156,7 +158,3 @@ def _remove_empty_folders(folder: Path) -> None:
     for path in sorted([*folder.rglob("*"), folder], reverse=True):
         with contextlib.suppress(OSError):  # it is a file, or not empty
             path.rmdir()
-
-
-def _format_size(size_bytes: int) -> str:
-    return f"{size_bytes / 1e6:.1f} MB" if size_bytes >= 1e6 else f"{size_bytes / 1e3:.1f} kB"

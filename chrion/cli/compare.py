@@ -11,8 +11,7 @@ from chrion.cli import outputs
 from chrion.cli.completion import complete_policies
 from chrion.cli.console import note, show, show_json, step
 from chrion.cli.option_groups import CostOptions, InputOptions
-from chrion.cli.options import ForceOption, GpuBudgetOption, JsonOption, RoundsOption, StreamsOption
-from chrion.cli.steps import INTERFERENCE
+from chrion.cli.options import PICTURE, ForceOption, GpuBudgetOption, JsonOption, RoundsOption, StreamsOption
 from chrion.common.units import format_count
 from chrion.errors import OptionError
 from chrion.report import (
@@ -44,7 +43,7 @@ def compare(
     gpu_budget: GpuBudgetOption = None,
     streams: StreamsOption = None,
     rounds: RoundsOption = 5,
-    plot: Annotated[Path | None, typer.Option("--plot", help="Draw bars: a PNG, SVG or PDF file.")] = None,
+    plot: Annotated[Path | None, typer.Option("--plot", help=f"Draw bars: {PICTURE}")] = None,
     force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -56,16 +55,14 @@ def compare(
     options = [
         PlanOptions(policy=policy, cores=costs.cores, streams=streams, gpu_budget=gpu_budget) for policy in chosen
     ]
-    targets = outputs.check_outputs({}, pictures={"--plot": plot}, force=force)
     graph, arrays = model.load_with_feed()
+    targets = outputs.check_outputs({}, pictures={"--plot": plot}, force=force)
     measured = costs.find_profile(graph, chosen)
     with step(f"planning {graph.name} with {len(chosen)} policies") as update:
         comparison = plan_policies(graph, measured, options, update)
     if is_this_machine(measured):
         with step(f"timing {len(chosen)} policies in {format_count(rounds, 'round')}", animated=False) as update:
             comparison = time_plans(comparison, arrays, rounds=rounds, progress=update)
-        if comparison.interference:
-            note(INTERFERENCE)
     else:
         note(f"not measured: the profile is of another machine ({measured.machine})")
     if plot:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,7 +28,6 @@ from chrion.report.benchmark.accuracy import TOLERANCE, largest_difference
 from chrion.report.benchmark.latency import Feed, Timing, hybrid_candidate, plain_baseline
 from chrion.report.figure_table import Column, FigureTable, key
 from chrion.report.lane_chart import LaneChart
-from chrion.report.tables import TOO_BUSY, best_baseline, compare_latency
 from chrion.runtime import HybridSession
 from chrion.scheduler import Plan, partition
 from chrion.scheduler.plan_options import PlanOptions
@@ -37,7 +35,7 @@ from chrion.scheduler.planner import Planner
 from chrion.scheduler.priced_memory import MEMORY_NAMES
 from chrion.scheduler.search.alpha import Limits
 
-_PLAN = "chrion"
+_PLAN, _PAGE = "chrion", Path("demo.html")
 #: Traced runs, of which that of median latency is drawn, and rounds of timings: the demo ends within a minute.
 _TRACES = 15
 _ROUNDS = 3
@@ -51,7 +49,10 @@ _SLOS_MS = (40.0, 50.0, 60.0)
 
 
 def demo(
-    output: Annotated[Path, typer.Option("--output", "-o", help="Page to write.")] = Path("timeline.html"),
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Page to write.", show_default=f"{_PAGE}, with a number if it exists"),
+    ] = None,
     cores: CoresOption = None,
     force: ForceOption = False,
 ) -> None:
@@ -60,7 +61,8 @@ def demo(
     It takes less than a minute on two cores, and writes a web page with the predicted and the measured timeline of the
     first plan.
     """
-    (target,) = outputs.check_outputs({"-o": output}, force=force)
+    path = output or (_PAGE if force else outputs.free_path(_PAGE))
+    (target,) = outputs.check_outputs({"-o": output}, defaults={"-o": path}, force=force)
     show(*_missing())
     _show_heading("1. Run", f"a stack of 10 LSTMs, 96 wide, 96 steps, batch 1, on {this_machine()}")
     graph, measured, plan = _plan(_STACK, cores)
@@ -70,12 +72,14 @@ def demo(
     conclusion = f"   {bench_verdict(timings, _PLAN, interference=interference)}"
     show(bench_table(timings, _PLAN, plan.predicted.latency_ms), conclusion)
     charts = [predicted_chart(plan), chart]
-    write_atomically(output, timeline_html(plan, charts, [conclusion.strip()], graph=graph, profile=measured))
+    write_atomically(path, timeline_html(plan, charts, [conclusion.strip()], graph=graph, profile=measured))
     show(f"   timeline in a browser: {target.message}")
     _plan_for_the_papers_machine()
     _show_heading("3. When it does not help", "operators that wait for one another, such as a single wide layer")
     graph, _, plan = _plan(_CHAIN, cores)
-    show(f"   {_describe_counterexample(*_time(graph, plan, synthetic_inputs(graph), cores))}")
+    timings, interference = _time(graph, plan, synthetic_inputs(graph), cores)
+    show(bench_table(timings, _PLAN), f"   {bench_verdict(timings, _PLAN, interference=interference)}")
+    show("   HybridSession keeps the plain session where no plan is faster")
 
 
 def _show_heading(heading: str, text: str) -> None:
@@ -152,16 +156,3 @@ def _plan_for_the_papers_machine() -> None:
         figures = format_ms(plan.predicted.latency_ms), format_mb(plan.predicted.memory_mb)
         table.add_row(format_ms(slo_ms), *figures, str(plan.on_cpu))
     show(plan_table(fastest), table)
-
-
-def _describe_counterexample(timings: Sequence[Timing], interference: bool) -> str:
-    """Return one sentence on a model in which nothing runs in parallel."""
-    if interference:
-        return TOO_BUSY
-    own, best = next(t for t in timings if t.name == _PLAN), best_baseline(timings, _PLAN)
-    ratio = compare_latency(own.median_ms / best.median_ms)
-    figures = f"{format_ms(own.median_ms)} and {format_ms(best.median_ms)}"
-    return (
-        f"one LSTM layer, 512 wide: the plan is {ratio} the fastest plain session ({best.name}; {figures}); "
-        "HybridSession keeps the plain session where no plan is faster"
-    )

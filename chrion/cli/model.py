@@ -15,6 +15,7 @@ from chrion.cli.completion import complete_model
 from chrion.cli.console import show, show_json, step
 from chrion.cli.model_list import show_models
 from chrion.cli.options import ForceOption, JsonOption
+from chrion.common.units import format_mb
 from chrion.errors import OptionError
 
 #: Help texts of the builders' parameters, by the heading that help shows them under.
@@ -85,14 +86,14 @@ def model(
     zoo.specification(name, parameters)  # refuses wrong parameters before the file is looked at
     path = output or Path(f"{Path(name).stem}.onnx")
     weights = zoo.weights_path(path) if zoo.streams_weights(name) else None
-    (target,) = outputs.check_outputs({"-o": path}, force=force)
+    (target,) = outputs.check_outputs({"-o": output}, defaults={"-o": path}, force=force)
     outputs.check_outputs({"-o": weights}, force=force)
     with step(f"building {name}"):
         written = zoo.write(name, path, parameters)
     if as_json:
         show_json({"model": str(path), "operators": written.nodes, "bytes": written.bytes})
     else:
-        show(f"{target.message} ({written.nodes} operators, {written.bytes / 1e6:.1f} MB)")
+        show(f"{target.message} ({written.nodes} operators, {format_mb(written.bytes / 1e6)})")
 
 
 def _builder_options() -> Iterator[inspect.Parameter]:

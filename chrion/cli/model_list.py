@@ -8,6 +8,7 @@ from typing import Any
 from chrion import zoo
 from chrion.cli.console import show, show_json
 from chrion.common.files import bundled_folder
+from chrion.common.units import format_mb
 from chrion.report.figure_table import FigureTable, key, text
 
 _FAMILIES = {
@@ -54,7 +55,7 @@ def show_models(*, as_json: bool) -> None:
     table = FigureTable("", [key("model"), text("description"), "operators", "size"])
     for entry in descriptions:
         known = entry["operators"] is not None
-        size = (str(entry["operators"]), f"{entry['size_mb']:.1f} MB") if known else ("", "")
+        size = (str(entry["operators"]), format_mb(entry["size_mb"])) if known else ("", "")
         table.add_row(entry["name"], entry["description"], *size)
     show(table, "Build one with: chrion model NAME. Parameters are options: chrion model --help.")
 

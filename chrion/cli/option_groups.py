@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -31,7 +31,7 @@ from chrion.cli.options import (
 from chrion.common.units import format_shape, parse_shape
 from chrion.devices import usable_provider
 from chrion.devices.providers import CPU_PROVIDER
-from chrion.errors import OptionError
+from chrion.errors import OptionError, PlanError, ShapeError
 from chrion.graph import Graph, load
 from chrion.hardware import hardware as find_hardware
 from chrion.profiler import Profile, profile
@@ -88,9 +88,9 @@ class ModelOptions:
     def __post_init__(self) -> None:
         self._shapes()  # checks them
 
-    def load(self) -> Graph:
-        """Load the model."""
-        graph = load(self.path, self._shapes())
+    def load(self, plan: Plan | None = None) -> Graph:
+        """Load the model; shapes that ``--shape`` leaves are those of a plan."""
+        graph = load_planned(self.path, plan, self._shapes()) if plan else load(self.path, self._shapes())
         if empty := [
             f"{info.name} ({format_shape(info.shape)})" for info in graph.inputs if info.shape and 0 in info.shape
         ]:
@@ -101,6 +101,25 @@ class ModelOptions:
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         return dict(parse_shape(text) for text in self.shape or ())
+
+
+def load_planned(path: Path, plan: Plan, given: Mapping[str, tuple[int, ...]] | None = None) -> Graph:
+    """Load the model of a plan, for the shapes of the plan where no others are given.
+
+    Raises:
+        PlanError: The plan is for another model, or for other shapes.
+        ShapeError: A given shape does not fit the model.
+    """
+    given = given or {}
+    try:
+        graph = load(path, {**plan.shapes, **given})
+    except ShapeError as error:
+        load(path, given)  # refuses a given shape that does not fit
+        raise PlanError(
+            f"plan of {plan.model!r} does not fit model {path}: {error.message}", hint=error.hint
+        ) from error
+    plan.apply(graph)  # refuses another plan before anything is measured
+    return graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +136,12 @@ class InputOptions(ModelOptions):
         ),
     ] = None
 
-    def load_with_feed(self) -> tuple[Graph, Feed]:
+    def load_with_feed(self, plan: Plan | None = None) -> tuple[Graph, Feed]:
         """Load the model; return its graph, and the given or synthetic inputs.
 
-        Free dimensions that ``--shape`` leaves are those of the given arrays.
+        Free dimensions that ``--shape`` leaves are those of the plan, or else of the given arrays.
         """
-        graph = self.load()
+        graph = self.load(plan)
         if self.feed is None:
             return graph, synthetic_inputs(graph)
         if graph.free_dimensions:
@@ -139,6 +158,7 @@ class CostOptions:
     Raises:
         OptionError: Options contradict each other.
         HardwareError: A part is unknown or damaged, or there is no processor.
+        ProfileError: A stored profile is damaged.
     """
 
     profile: Annotated[
@@ -171,6 +191,8 @@ class CostOptions:
     accelerator: AcceleratorOption = None
 
     def __post_init__(self) -> None:
+        for stored in filter(None, (self.profile, self.corrections)):
+            Profile.load(stored)  # refuses a damaged one before outputs are looked at
         if self.hardware is not None:
             require_processor(find_hardware(self.hardware))
             if self.profile is not None or self.accelerator is not None:
@@ -286,18 +308,21 @@ class ExecutionOptions:
         policy = self.policy or DEFAULT_POLICY
         return PlanOptions(self.slo, self.alpha, policy, self.cores, self.streams, gpu_budget=self.gpu_budget)
 
-    def session_arguments(self, graph: Graph) -> dict[str, Any]:
-        """Return the arguments of HybridSession, beside the model.
-
-        With ``--plan``, ``--policy`` or ``--streams`` the session runs that plan. Otherwise it chooses between plans
-        and plain sessions, as it does for its users.
+    def load_plan(self) -> Plan | None:
+        """Return the given plan, if any.
 
         Raises:
-            PlanError: The plan is damaged, or does not fit the graph.
+            PlanError: It is damaged.
         """
-        if self.plan is not None:
-            plan = Plan.load(self.plan)
-            plan.apply(graph)  # refuses a plan of another model before anything is measured
+        return Plan.load(self.plan) if self.plan is not None else None
+
+    def session_arguments(self, graph: Graph, plan: Plan | None) -> dict[str, Any]:
+        """Return the arguments of HybridSession, beside the model.
+
+        With a given plan, ``--policy`` or ``--streams`` the session runs that plan. Otherwise it chooses between plans
+        and plain sessions, as it does for its users.
+        """
+        if plan is not None:
             return {"plan": plan, "strict": True}
         options = self.plan_options
         if self.policy is not None or self.streams is not None:

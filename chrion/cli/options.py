@@ -9,6 +9,9 @@ import typer
 
 from chrion.cli.completion import complete_accelerator
 
+#: The end of the help of an option that names a picture.
+PICTURE = "a PNG, SVG or PDF file. Needs the extra plot (matplotlib)."
+
 ModelArgument = Annotated[Path, typer.Argument(help="An ONNX model.", metavar="MODEL", show_default=False)]
 PlanArgument = Annotated[
     Path,
@@ -18,8 +21,8 @@ ShapeOption = Annotated[
     list[str] | None,
     typer.Option(
         "--shape",
-        metavar="NAME=DxD",
-        help="Shape of an input (x=1x3x224x224), or size of a named dimension (batch=8). Repeatable.",
+        metavar="NAME=SHAPE",
+        help="Shape of an input by its name, x=1x96x64, or size of a named dimension, batch=8. Repeatable.",
     ),
 ]
 CoresOption = Annotated[
@@ -60,7 +63,9 @@ StreamsOption = Annotated[
         "--streams", metavar="N", help="Lanes of the accelerator, for policies that use several.", show_default="4"
     ),
 ]
-RoundsOption = Annotated[int, typer.Option("--rounds", min=1, metavar="N", help="Rounds per candidate.")]
+RoundsOption = Annotated[
+    int, typer.Option("--rounds", min=1, metavar="N", help="Rounds; in each, every candidate is run for a while.")
+]
 ForceOption = Annotated[bool, typer.Option("--force", "-f", help="Replace existing files.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 SetOption = Annotated[

@@ -1,7 +1,8 @@
-"""Output files: they are checked before any work, and replaced only with ``--force``."""
+"""Output files: they are checked after the inputs and before any work, and replaced only with ``--force``."""
 
 from __future__ import annotations
 
+import itertools
 import stat
 import tempfile
 from collections.abc import Mapping
@@ -26,13 +27,18 @@ class Output:
 
 
 def check_outputs(
-    files: Mapping[str, Path | None], *, pictures: Mapping[str, Path | None] | None = None, force: bool = False
+    files: Mapping[str, Path | None],
+    *,
+    pictures: Mapping[str, Path | None] | None = None,
+    defaults: Mapping[str, Path] | None = None,
+    force: bool = False,
 ) -> list[Output]:
     """Raise an error if a file cannot or must not be written; return the files that are named.
 
     Args:
         files: Files by the options that name them; None without the option.
         pictures: The same of pictures.
+        defaults: Files to use where an option of ``files`` is not given.
         force: Replace existing files.
 
     Raises:
@@ -41,14 +47,23 @@ def check_outputs(
     """
     drawn = {option: path for option, path in (pictures or {}).items() if path}
     named = {option: path for option, path in files.items() if path} | drawn
-    checked = [_check_output(option, path, force=force) for option, path in named.items()]
+    checked = []
+    for option, path in {**(defaults or {}), **named}.items():
+        other = "" if option in named else f", or name another file with {option}"
+        where = f"{option}: {path}" if option in named else str(path)
+        checked.append(_check_output(where, path, other, force=force))
     for option, path in drawn.items():
         check_picture(option, path)
     return checked
 
 
-def _check_output(option: str, path: Path, *, force: bool) -> Output:
-    where = f"{option}: {path}"
+def free_path(path: Path) -> Path:
+    """Return a path, or if it exists the first one with a number after its stem that does not."""
+    others = (path.with_stem(f"{path.stem}-{number}") for number in itertools.count(2))
+    return path if not path.exists() else next(other for other in others if not other.exists())
+
+
+def _check_output(where: str, path: Path, other: str, *, force: bool) -> Output:
     if path.is_dir() or not path.name:
         raise OptionError(f"{where}: cannot be written: it is a folder", hint="name a file in it")
     _check_folder(where, path)
@@ -61,7 +76,7 @@ def _check_output(option: str, path: Path, *, force: bool) -> Output:
     if not stat.S_ISREG(mode):
         raise OptionError(f"{where}: cannot be written: it is not a regular file")
     if not force:
-        raise OptionError(f"{where}: the file exists", hint="add --force to replace it")
+        raise OptionError(f"{where}: the file exists", hint=f"add --force to replace it{other}")
     return Output(path, replaces=True)
 
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from chrion.cli import outputs
-from chrion.cli.console import log, show, show_json, step
+from chrion.cli.console import log, note, show, show_json, step
 from chrion.cli.exit_codes import OUT_OF_REACH
 from chrion.cli.option_groups import CostOptions, ModelOptions, PlanningOptions
 from chrion.cli.options import AlphaOption, ForceOption, JsonOption, SloOption
@@ -26,7 +26,8 @@ from chrion.scheduler.explain import explain_placement
 from chrion.scheduler.planner import alternatives
 
 _OTHER_MACHINE = (
-    "to plan for a machine with an accelerator: --profile gtx1080ti-paper, which is the paper's, or --hardware"
+    "to plan for a machine with an accelerator: --profile gtx1080ti-paper, which is the paper's, or for example "
+    "--hardware l4+epyc-16"
 )
 
 
@@ -60,8 +61,9 @@ def partition(
     """
     options = planning.plan_options(costs.cores, slo, alpha, StageTimer if measure_stages else None)
     path = output or Path(f"{model.path.stem}.plan.json")
-    written = outputs.check_outputs({"-o": path, "--annotate": annotate}, force=force)
     graph = model.load()
+    files = {"-o": output, "--annotate": annotate}
+    written = outputs.check_outputs(files, defaults={"-o": path}, force=force)
     measured = costs.find_profile(graph, [options.policy])
     if measure_stages:
         _require_this_machine(measured)
@@ -76,9 +78,11 @@ def partition(
         explanation = {"explanation": reasons} if explain else {}
         show_json({**plan_summary(plan), "plan": str(path), **explanation})
     else:
-        _show_tables(plan, reasons, written, priced=alpha is not None)
+        _show_tables(plan, reasons, written)
         show(_next_step(model, path, is_measured=is_this_machine(measured)))
-    if not (plan.meets_slo and plan.meets_budget):
+    for line in plan.missed:
+        note(f"warning: {line}")
+    if plan.missed:
         raise typer.Exit(OUT_OF_REACH)
 
 
@@ -95,11 +99,12 @@ def _require_this_machine(profile: Profile) -> None:
         )
 
 
-def _show_tables(plan: Plan, reasons: Sequence[str], written: Sequence[outputs.Output], *, priced: bool) -> None:
+def _show_tables(plan: Plan, reasons: Sequence[str], written: Sequence[outputs.Output]) -> None:
     estimated = estimated_lines(plan.estimated, len(plan.operators), plan.machine)
     messages = [file.message for file in written]
-    hints = [_OTHER_MACHINE] if priced and plan.alpha and plan.accelerator_only is None else []
-    lines = [verdict(plan, priced=priced), *plan.remarks, *hints, *reference_lines(plan)]
+    hints = [_OTHER_MACHINE] if plan.priced and plan.alpha and plan.accelerator_only is None else []
+    remarks = [remark for remark in plan.remarks if remark not in plan.missed]  # those are the last lines, on stderr
+    lines = [verdict(plan), *remarks, *hints, *reference_lines(plan)]
     show(plan_table(plan), *lines, *estimated, *reasons, *messages)
 
 
@@ -107,5 +112,5 @@ def _next_step(model: ModelOptions, path: Path, *, is_measured: bool) -> str:
     """Return a line with the commands that measure and draw a plan; only that which draws it for another machine."""
     options = [word for text in model.shape or () for word in ("--shape", text)]
     bench = ["chrion", "bench", str(model.path), *options, "--plan", str(path)]
-    report = ["chrion", "report", str(path), "--html", "timeline.html"]
+    report = ["chrion", "report", str(path), "--html", f"{model.path.stem}.timeline.html"]
     return f"next: {'; '.join(map(shlex.join, [bench, report] if is_measured else [report]))}"

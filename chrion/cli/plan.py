@@ -10,12 +10,11 @@ import typer
 from chrion.cli.console import show, show_json
 from chrion.cli.options import JsonOption, PlanArgument
 from chrion.common.lane_numbers import display_order, lane_name
-from chrion.common.units import format_mb, format_ms, format_shape
+from chrion.common.units import format_mb, format_ms, format_shapes
 from chrion.profiler.machine import machine_to_json
 from chrion.report import estimated_lines, verdict
 from chrion.report.figure_table import Column, FigureTable, key, text
 from chrion.scheduler import Plan
-from chrion.scheduler.priced_memory import MEMORY_NAMES
 
 app = typer.Typer(help="Inspect a plan.", no_args_is_help=False, rich_markup_mode="rich")
 
@@ -70,21 +69,19 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
 
 
 def _fact_table(plan: Plan) -> FigureTable:
-    shapes = ", ".join(f"{name}={format_shape(shape)}" for name, shape in plan.shapes.items())
     predicted = plan.predicted
     origin = "estimated" if plan.machine.hardware else "predicted"
     memory = f"{format_mb(predicted.memory_mb)} by Equation 4, {format_mb(predicted.resident_mb)} resident"
     if predicted.frame_mb:
         memory += f" ({format_mb(predicted.frame_mb)} of it for each request in flight)"
     facts = {
-        "shapes": shapes or "as in the model",
+        "shapes": format_shapes(plan.shapes),
         "machine": str(plan.machine),
         "accelerator": plan.accelerator or "none",
         "policy": plan.policy,
         "latency": f"{format_ms(predicted.latency_ms)}, {origin}",
     }
     if plan.accelerator:
-        facts["policy"] += f", alpha {plan.alpha:.4g} ms/MB of {MEMORY_NAMES[plan.memory]}"
         facts["memory"] = f"{memory}, {origin}"
     table = FigureTable(f"{plan.model}: {plan.operator_counts}", [key(""), text("")])
     for name, fact in facts.items():

@@ -10,7 +10,7 @@ import typer
 from chrion.cli import outputs
 from chrion.cli.console import show, step
 from chrion.cli.option_groups import CostOptions, ModelOptions
-from chrion.cli.options import ForceOption
+from chrion.cli.options import PICTURE, ForceOption
 from chrion.common.units import format_ms
 from chrion.errors import OptionError
 from chrion.report.profile_plots import plans_by_cores, plot_profile
@@ -27,9 +27,7 @@ def profile(
     fresh: Annotated[bool, typer.Option("--fresh", help="Ignore cached measurements and measure again.")] = False,
     plot: Annotated[
         Path | None,
-        typer.Option(
-            "--plot", help="Draw latency by cores, and operators by device and busy cores: a PNG, SVG or PDF file."
-        ),
+        typer.Option("--plot", help=f"Draw latency by cores, and operators by device and busy cores: {PICTURE}"),
     ] = None,
     force: ForceOption = False,
 ) -> None:
@@ -42,8 +40,9 @@ def profile(
     path = None if costs.profile else output or Path(f"{model.path.stem}.profile.json")
     if costs.profile:
         _check_stored(output, costs.cores, plot, fresh=fresh)
-    targets = outputs.check_outputs({"-o": path}, pictures={"--plot": plot}, force=force)
     graph = model.load()
+    defaults = {"-o": path} if path else {}
+    targets = outputs.check_outputs({"-o": output}, pictures={"--plot": plot}, defaults=defaults, force=force)
     measured = costs.find_profile(graph, fresh=fresh)
     if path:
         measured.save(path)

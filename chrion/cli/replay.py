@@ -15,6 +15,7 @@ from chrion.cli.console import note, show, show_json, step
 from chrion.cli.options import JsonOption, SetOption
 from chrion.cli.serve import read_token, require_libraries
 from chrion.common.units import format_count, parse_duration_ms
+from chrion.common.wrong_values import wrong_value
 from chrion.errors import OptionError
 from chrion.report import simulation_tables
 from chrion.serving.simulator import overrides, results, run
@@ -80,7 +81,7 @@ def replay(
 
 def _of_pattern(scenario: Scenario, pattern: str) -> Scenario:
     if pattern and pattern not in scenario.patterns:
-        raise OptionError(f"--pattern {pattern!r}: expected one of {', '.join(scenario.patterns)}")
+        raise wrong_value("--pattern", f"one of {', '.join(scenario.patterns)}", pattern)
     return replace(scenario, patterns=(pattern,)) if pattern else scenario
 
 

@@ -9,11 +9,14 @@ import typer
 
 from chrion.cli import outputs
 from chrion.cli.console import show, step
-from chrion.cli.options import ForceOption, PlanArgument
+from chrion.cli.option_groups import load_planned
+from chrion.cli.options import PICTURE, ForceOption, PlanArgument
 from chrion.common.files import write_atomically
 from chrion.devices.nvml import MemoryMonitor
 from chrion.errors import OptionError
-from chrion.graph import Graph, load
+from chrion.graph import Graph
+from chrion.machine.cores import physical_cores
+from chrion.profiler.interference import UsageMonitor
 from chrion.profiler.synthetic_inputs import synthetic_inputs
 from chrion.report import (
     chart_summary,
@@ -28,6 +31,7 @@ from chrion.report import (
     verdict,
 )
 from chrion.report.lane_chart import LaneChart
+from chrion.report.tables import TOO_BUSY
 from chrion.runtime import HybridSession
 from chrion.scheduler import Plan
 
@@ -42,7 +46,7 @@ def report(
     ] = False,
     model: Annotated[Path | None, typer.Option("--model", help="The plan's model; needed by --measured.")] = None,
     html: Annotated[Path | None, typer.Option("--html", help="Write the timelines as a web page.")] = None,
-    png: Annotated[Path | None, typer.Option("--png", help="Draw the timelines: a PNG, SVG or PDF file.")] = None,
+    png: Annotated[Path | None, typer.Option("--png", help=f"Draw the timelines: {PICTURE}")] = None,
     trace: Annotated[Path | None, typer.Option("--trace", help="Write a trace for Perfetto as JSON.")] = None,
     force: ForceOption = False,
 ) -> None:
@@ -50,12 +54,14 @@ def report(
     loaded = Plan.load(plan)
     if measured and model is None:
         raise OptionError("--measured: the model is missing", hint="name its file with --model")
+    graph = load_planned(model, loaded) if model else None
     targets = outputs.check_outputs({"--html": html, "--trace": trace}, pictures={"--png": png}, force=force)
-    graph = load(model, loaded.shapes) if model else None
     charts, lines = [predicted_chart(loaded)], []
     if measured and graph:
+        monitor = UsageMonitor(physical_cores())
         chart, held_mb = _run_and_trace(loaded, graph)
         charts.append(chart)
+        lines += [TOO_BUSY] if monitor.has_interference() else []
         lines += [memory_line(loaded.predicted, held_mb)] if loaded.accelerator else []
     show(
         plan_table(loaded),

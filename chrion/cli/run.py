@@ -31,8 +31,9 @@ def run(
     The session chooses between plans and plain onnxruntime, as it does in a program. With --plan, --policy or --streams
     it runs that plan, even if plain onnxruntime is faster. Exit code 3: the measured latency misses the SLO.
     """
-    graph, arrays = model.load_with_feed()
-    arguments = options.session_arguments(graph)
+    plan = options.load_plan()
+    graph, arrays = model.load_with_feed(plan)
+    arguments = options.session_arguments(graph, plan)
     expected = ort.InferenceSession(str(model.path), providers=["CPUExecutionProvider"]).run(None, arrays)
     with open_session(graph, arguments) as session:
         outputs, measured_ms = _run_repeatedly(session, arrays, repeat)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,9 @@ import typer
 
 from chrion.cli.console import note
 from chrion.cli.options import GpuBudgetOption
+from chrion.common.installation import install_hint, require_extras
 from chrion.common.units import parse_duration_ms, parse_size_mb
+from chrion.common.wrong_values import wrong_value
 from chrion.errors import OptionError
 from chrion.serving.manager import ManagerPolicies
 from chrion.serving.manager.policy_settings import PolicySpec
@@ -24,7 +25,12 @@ if TYPE_CHECKING:
 _POLL = "15s"
 #: The policies without a scenario; in a simulation loads are in the order of requests by default.
 _SERVER_POLICIES = PolicySpec(load_order=ManagerPolicies().load_order)
-_LIBRARIES = ("starlette", "uvicorn", "grpc", "h11", "prometheus_client")
+#: Modules by the extra that has them.
+_LIBRARIES = {
+    "serve": ("starlette", "uvicorn", "grpc", "h11", "prometheus_client"),
+    "ray": ("ray",),
+    "otel": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
+}
 
 
 def serve(
@@ -98,7 +104,7 @@ def serve(
     restart: Annotated[bool, typer.Option("--restart", help="Start the server again if its process crashes.")] = False,
 ) -> None:
     """Serve the models of a repository over the Open Inference Protocol, within a memory budget."""
-    require_libraries("serve")
+    require_libraries("serve", ray=ray is not None, otel=bool(otlp))
     from chrion.serving.server import options  # noqa: PLC0415 - needs the extra
 
     base, scenario_bytes = scenario_policies(scenario) if scenario else (_SERVER_POLICIES, 0)
@@ -158,15 +164,14 @@ def scenario_policies(name: str) -> tuple[PolicySpec, int]:
     return scenario.policies, scenario.servers[0].budget_bytes
 
 
-def require_libraries(command: str) -> None:
-    """Refuse a command if a library of the extra is missing.
+def require_libraries(command: str, *, ray: bool = False, otel: bool = False) -> None:
+    """Refuse a command if libraries of the extras that it needs are missing.
 
     Raises:
-        OptionError: One is missing.
+        OptionError: Some are missing.
     """
-    missing = [name for name in _LIBRARIES if importlib.util.find_spec(name) is None]
-    if missing:
-        raise OptionError(f"{command}: {missing[0]} is not installed", hint="pip install 'chrion[serve]'")
+    needed = {"serve": True, "ray": ray, "otel": otel}
+    require_extras(command, {extra: modules for extra, modules in _LIBRARIES.items() if needed[extra]})
 
 
 def _run(checked: ServerOptions, devices: DeviceOptions, cluster: ClusterOptions | None) -> None:
@@ -192,7 +197,7 @@ def _ray_runner() -> Callable[..., None]:
     try:
         from ray import serve  # noqa: F401, PLC0415 - needs the extra
     except ImportError as error:
-        raise OptionError(f"--ray: {error.name} is not installed", hint="pip install 'chrion[ray,serve]'") from error
+        raise OptionError(f"--ray: {error.name} is not installed", hint=install_hint("ray", "serve")) from error
     from chrion.serving.server import ray_serve  # noqa: PLC0415 - needs the extra
 
     return ray_serve.run
@@ -217,7 +222,7 @@ def _tls_files(certificate: Path | None, key: Path | None) -> tuple[Path, Path] 
 
 def _collector(url: str) -> str:
     if url and not (url.startswith(("http://", "https://")) and urlsplit(url).hostname):
-        raise OptionError(f"--otlp {url!r}: expected http://HOST:PORT", hint="for example http://127.0.0.1:4318")
+        raise wrong_value("--otlp", "http://HOST:PORT", url, hint="for example http://127.0.0.1:4318")
     return url
 
 

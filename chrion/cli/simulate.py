@@ -14,7 +14,7 @@ import typer
 from chrion.cli import outputs
 from chrion.cli.completion import complete_scenario
 from chrion.cli.console import show, show_json, step
-from chrion.cli.options import ForceOption, JsonOption, SetOption
+from chrion.cli.options import PICTURE, ForceOption, JsonOption, SetOption
 from chrion.cli.simulate_decoder import simulate_decoders
 from chrion.common.units import format_count
 from chrion.errors import OptionError
@@ -43,7 +43,7 @@ def simulate(
         list[str] | None,
         typer.Option("--sweep", metavar="KEY=A,B,C", help="Simulate each value; several options make a grid."),
     ] = None,
-    plot: Annotated[Path | None, typer.Option("--plot", help="Draw the results: a PNG, SVG or PDF file.")] = None,
+    plot: Annotated[Path | None, typer.Option("--plot", help=f"Draw the results: {PICTURE}")] = None,
     workers: Annotated[int, typer.Option(min=0, metavar="N", help="Processes of a sweep; 0 for one per CPU.")] = 0,
     ray: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="Sweep on a Ray cluster: an address, auto, or local.")
@@ -80,8 +80,8 @@ def simulate(
         ray,
         {"--sweep": sweep_, "--replications": replications, "--plot": plot, "--export": export, "--details": details},
     )
-    targets = outputs.check_outputs({"--export": export}, pictures={"--plot": plot}, force=force)
     source = find_scenario(scenario).changed(dict(map(overrides.parse_set, set_ or [])))
+    targets = outputs.check_outputs({"--export": export}, pictures={"--plot": plot}, force=force)
     processes = workers or os.cpu_count() or 1
     if is_decoder_scenario(source):
         others = {"--find": find, "--replications": replications, "--export": export, "--ray": ray}
@@ -131,7 +131,8 @@ def _check_combination(find: str | None, until: str | None, ray: str | None, oth
 
 
 def _find(source: ScenarioSource, name: str, condition: limits.Condition, *, as_json: bool) -> None:
-    searched = limits.searched(name, source.build())  # refuses an unknown quantity before the work begins
+    scenario = source.build()
+    searched = limits.searched(name, scenario)  # refuses an unknown quantity before the work begins
     with step(f"searching the limit of {name} of {source.name}"):
         pattern_limits = limits.find_limits(source, name, condition)
     if as_json:
@@ -142,6 +143,7 @@ def _find(source: ScenarioSource, name: str, condition: limits.Condition, *, as_
         if any(limit.found for limit in pattern_limits):
             show(capacity_tables.limits_table(name, condition, pattern_limits))
         show(*capacity_tables.limit_lines(name, condition, pattern_limits, smallest=searched.smallest))
+        show(simulation_tables.definitions(scenario))
 
 
 def _replicate(source: ScenarioSource, number: int, *, workers: int, as_json: bool) -> None:
@@ -182,8 +184,8 @@ def _sweep(
     if plot:
         simulation_plots.check_axis(*swept[0])
     points = overrides.parameter_grid(swept)
-    for point in points:
-        source.changed(point).build()  # refuses a value before the work begins
+    # Every point is built, which refuses a value before the work begins.
+    definitions = {simulation_tables.definitions(source.changed(point).build()) for point in points}
     with step(f"simulating {format_count(len(points), 'variant')} of {source.name}") as update:
         progress = _counting(update, len(points))
         simulated = sweep.run_sweep(source, points, workers=workers, ray_address=ray, progress=progress)
@@ -194,6 +196,7 @@ def _sweep(
         show_json(body)
     else:
         show(simulation_tables.sweep_table(simulated))
+        show(definitions.pop() if len(definitions) == 1 else "violations: as each point of the sweep defines them")
 
 
 def _counting(update: Callable[[int, int, str], None], total: int) -> Callable[[int], None]:

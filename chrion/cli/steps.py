@@ -15,8 +15,6 @@ from chrion.report.benchmark.latency import TRIAL_S, SessionFactory, Timing, tim
 from chrion.runtime import HybridSession
 from chrion.scheduler import Plan
 
-INTERFERENCE = "warning: other processes used the cores during the measurement; repeat it when they are idle"
-
 
 def open_session(graph: Graph, arguments: dict[str, Any]) -> HybridSession:
     """Open a HybridSession; unless a plan is given, it times plans against plain sessions."""
@@ -27,17 +25,15 @@ def open_session(graph: Graph, arguments: dict[str, Any]) -> HybridSession:
 
 
 def time_sessions(candidates: Mapping[str, SessionFactory], rounds: int) -> tuple[list[Timing], bool]:
-    """Time sessions side by side; say on stderr if other processes used the cores meanwhile.
+    """Time sessions side by side.
 
     Returns:
-        The timings, and whether other processes used the cores.
+        The timings, and whether other processes used the cores meanwhile.
     """
     monitor = CoreMonitor(physical_cores(), patience_s=rounds * len(candidates) * TRIAL_S)
     text = f"timing {format_count(len(candidates), 'session')} in {format_count(rounds, 'round')}"
     with step(text, animated=False) as update:
         timings = time_candidates(candidates, rounds=rounds, progress=update, monitor=monitor)
-    if monitor.gave_up:
-        note(INTERFERENCE)
     return timings, monitor.gave_up
 
 

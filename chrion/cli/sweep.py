@@ -11,7 +11,7 @@ import typer
 from chrion.cli import outputs
 from chrion.cli.console import show, show_json, step
 from chrion.cli.option_groups import CostOptions, ModelOptions, PlanningOptions
-from chrion.cli.options import ForceOption, JsonOption
+from chrion.cli.options import PICTURE, ForceOption, JsonOption
 from chrion.common.files import write_atomically
 from chrion.common.units import parse_range
 from chrion.report import alpha_sweep_json, alpha_sweep_table, plot_alpha_sweep
@@ -28,7 +28,7 @@ def sweep(
     planning: PlanningOptions,
     costs: CostOptions,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the points as JSON.")] = None,
-    png: Annotated[Path | None, typer.Option("--png", help="Draw the curve: a PNG, SVG or PDF file.")] = None,
+    png: Annotated[Path | None, typer.Option("--png", help=f"Draw the curve: {PICTURE}")] = None,
     force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -40,8 +40,8 @@ def sweep(
     alphas = parse_range(alpha, "--alpha")
     options = planning.plan_options(costs.cores)
     limits = options.limits
-    targets = outputs.check_outputs({"-o": output}, pictures={"--png": png}, force=force)
     graph = model.load()
+    targets = outputs.check_outputs({"-o": output}, pictures={"--png": png}, force=force)
     measured = costs.find_profile(graph, [options.policy])
     points = []
     with step(f"planning {graph.name} for {len(alphas)} alphas") as update:

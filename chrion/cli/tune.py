@@ -44,9 +44,9 @@ ShapesOption = Annotated[
     list[str] | None,
     typer.Option(
         "--shape",
-        metavar="NAME=DxD",
-        help="Shape of an input (x=1x3x224x224), or size of a named dimension (batch=8). Repeatable; repeat a name for "
-        "several sets of shapes.",
+        metavar="NAME=SHAPE",
+        help="Shape of an input by its name, x=1x96x64, or size of a named dimension, batch=8. Repeatable; repeat a "
+        "name for several sets of shapes.",
     ),
 ]
 

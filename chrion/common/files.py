@@ -158,7 +158,10 @@ def read_json(path: Path, schema: str, failure: type[InputError], *, extended: S
     except OSError as error:
         raise failure(f"{path}: cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise failure(f"{path}: not JSON: {error}") from error
+        problem = (
+            f"expected a file of schema {schema}, found a model" if path.suffix == ".onnx" else f"not JSON: {error}"
+        )
+        raise failure(f"{path}: {problem}") from error
     if not isinstance(content, dict) or content.get("schema") not in (schema, *extended):
         given = content.get("schema") if isinstance(content, dict) else None
         shown = repr(given) if given is not None else "no schema"

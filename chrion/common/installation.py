@@ -1,4 +1,4 @@
-"""The distribution that provides onnxruntime.
+"""The distribution that provides onnxruntime, and the libraries of extras.
 
 Several distributions install the same module ``onnxruntime``: that for CPUs, and one for each kind of accelerator. pip
 does not know that they exclude each other, so that two of them overwrite each other's files, and removing one removes
@@ -12,9 +12,11 @@ import importlib.util
 import re
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from chrion.errors import OptionError
 
 #: Distributions that provide onnxruntime. Of several, the last is kept.
 FLAVOURS = (
@@ -29,9 +31,42 @@ FLAVOURS = (
     "onnxruntime-vitisai",
 )
 _INFO = re.compile(r"(onnxruntime(?:[-_.][a-z]+)?)-([0-9][^-]*)(?:-.*)?\.(?:dist|egg)-info", re.IGNORECASE)
+
+
+def install_hint(*extras: str) -> str:
+    """Return the command that installs extras: for a Chrion from a package index, and for one from a checkout."""
+    names = f"[{','.join(extras)}]"
+    return f"pip install 'chrion{names}', or in a checkout: pip install '.{names}'"
+
+
+def require_extras(subject: str, modules: Mapping[str, Iterable[str]]) -> None:
+    """Check that the modules of extras can be imported.
+
+    Args:
+        subject: What needs them, for the message.
+        modules: Names of modules by the extra that has them.
+
+    Raises:
+        OptionError: Some are missing; the message names all of them, and one command that installs them.
+    """
+    lacking = {extra: [name for name in names if not _is_found(name)] for extra, names in modules.items()}
+    missing = [name for names in lacking.values() for name in names]
+    if missing:
+        verb = "are" if len(missing) > 1 else "is"
+        hint = install_hint(*(extra for extra, names in lacking.items() if names))
+        raise OptionError(f"{subject}: {', '.join(missing)} {verb} not installed", hint=hint)
+
+
+def _is_found(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # a package above it is missing
+        return False
+
+
 _MISSING = (
-    "onnxruntime is not installed (pip install 'chrion[cpu]', or 'chrion[gpu]' for CUDA; the page on installation lists"
-    " other flavours)"
+    f"onnxruntime is not installed ({install_hint('cpu')}; [gpu] is for CUDA; "
+    "the page on installation lists other flavours)"
 )
 
 

@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from chrion.common.suggestions import did_you_mean
+from chrion.common.wrong_values import wrong_value
 from chrion.errors import InputError, ScenarioError
 
 Kind = TypeVar("Kind")
@@ -112,8 +113,7 @@ def _explain(kind: Any, value: Any, where: str, message: str, failure: type[Inpu
     for pattern, term in _TERMS.items():
         problem = re.sub(pattern, term, problem)
     problem = re.sub(r"\d+(\.\d+)?(e[+-]?\d+)?$", lambda number: f"{float(number[0]):g}", problem)
-    given = repr(value)[:100]
-    return failure(f"{where}: {problem}, found {given}" if "a table" in problem else f"{where} = {given}: {problem}")
+    return wrong_value(where, problem.removeprefix("expected "), value, failure=failure)
 
 
 def _bare(kind: Any, value: Any) -> Any:

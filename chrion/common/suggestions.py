@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
+
+#: The least similarity of a suggestion, 1 being equality: below it, names share letters and no meaning (a choice).
+_SIMILAR = 0.7
 
 
 def did_you_mean(given: str, known: Iterable[str], otherwise: str = "") -> str:
@@ -12,8 +16,16 @@ def did_you_mean(given: str, known: Iterable[str], otherwise: str = "") -> str:
     Args:
         given: The unknown name.
         known: The known names.
-        otherwise: The hint if none of them is similar; by default it lists them.
+        otherwise: The hint if none of them is similar or has it as one of its words; by default it lists them.
     """
-    names = {name.lower(): name for name in known}
-    near = difflib.get_close_matches(given.lower(), names, 1)
-    return f"did you mean {names[near[0]]!r}?" if near else otherwise or f"known: {', '.join(names.values())}"
+    known = list(known)
+    names = {_bare(name): name for name in known}
+    bare = _bare(given)
+    near = difflib.get_close_matches(bare, names, 1, _SIMILAR)
+    near += sorted((name for name in names if bare and re.search(rf"(^|_){re.escape(bare)}(_|$)", name)), key=len)
+    return f"did you mean {names[near[0]]!r}?" if near else otherwise or f"known: {', '.join(known)}"
+
+
+def _bare(name: str) -> str:
+    """Return a name in lower case with one separator of words, and without the dashes before an option."""
+    return re.sub(r"[-.]", "_", name.lower().lstrip("-"))

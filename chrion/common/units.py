@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from decimal import ROUND_FLOOR, Decimal
 
+from chrion.common.wrong_values import wrong_value
 from chrion.errors import OptionError
 
 _QUANTITY = re.compile(r"\s*(?P<number>[-+]?\d+(\.\d*)?([eE][-+]?\d+)?|[-+]?\.\d+)\s*(?P<unit>[^\W\d_]*)\s*")
@@ -45,7 +46,8 @@ def parse_duration_ms(text: str | float, name: str = "duration", *, zero: bool =
     value = _quantity(text, _NS_PER_UNIT) / 1e6
     if not (math.isfinite(value) and (value > 0 or (zero and value == 0))):
         bound = "of at least" if zero else "above"
-        raise OptionError(f"{name}: {text!r} is not a duration {bound} zero", hint="write it as 60ms, 0.06s or 500us")
+        hint = "write it as 60ms, 0.06s or 500us; a plain number is in ms"
+        raise wrong_value(name, f"a duration {bound} zero", text, hint=hint)
     return value
 
 
@@ -66,8 +68,8 @@ def parse_size_mb(text: str | float, name: str = "size") -> float:
     """
     value = _quantity(text, _BYTES_PER_UNIT) / 1e6
     if not (math.isfinite(value) and value >= 0):
-        hint = "write it as 600MB, 0.6GB, 500kB or 512MiB"
-        raise OptionError(f"{name}: {text!r} is not a size of zero or more", hint=hint)
+        hint = "write it as 600MB, 0.6GB, 500kB or 512MiB; a plain number is in MB"
+        raise wrong_value(name, "a size of zero or more", text, hint=hint)
     return value
 
 
@@ -82,7 +84,7 @@ def parse_shape(text: str) -> tuple[str, tuple[int, ...]]:
     """
     match = _SHAPE.fullmatch(text.strip())
     if not match:
-        raise OptionError(f"shape: {text!r} is not NAME=DxD", hint="for example x=1x3x224x224, or batch=8")
+        raise wrong_value("--shape", "NAME=SHAPE", text, hint="for example x=1x96x64 for an input, or batch=8")
     dims = match["dims"]
     return match["name"], () if dims == "scalar" else tuple(int(d) for d in dims.split("x"))
 
@@ -102,10 +104,10 @@ def parse_range(text: str, name: str = "range") -> tuple[float, ...]:
     except (ArithmeticError, TypeError, ValueError):  # not a number, not three numbers, or a step of zero
         numbers, count = [], Decimal(0)
     if count < 1:
-        raise OptionError(f"{name}: {text!r} is not a range of numbers", hint="write it as 0:1:0.1 or 0,0.2,0.5")
+        raise wrong_value(name, "a range of numbers", text, hint="write it as 0:1:0.1 or 0,0.2,0.5")
     if count > MAX_RANGE_VALUES:
         number = f"{count:.0f}" if count < 10**15 else f"{count:.1g}"
-        raise OptionError(f"{name}: {text!r} has {number} values, at most {MAX_RANGE_VALUES} are allowed")
+        raise OptionError(f"{name}: expected a range of at most {MAX_RANGE_VALUES} values, found {number}")
     if separator == ":":
         first, _, step = numbers
         numbers = [first + step * i for i in range(int(count))]
@@ -135,14 +137,32 @@ def format_ms(ms: float) -> str:
     return f"{ms * 1000:.3g} us"
 
 
+def format_range_ms(low_ms: float, high_ms: float) -> str:
+    """Format two durations in the unit of the longer one: ``0.98 to 1.02 ms``."""
+    high = format_ms(high_ms)
+    number, unit = high.split()
+    decimals = len(number.partition(".")[2])
+    low = low_ms * {"us": 1e3, "ms": 1.0, "s": 1e-3}[unit]
+    return f"{low:.{decimals}f} to {high}"
+
+
 def format_mb(mb: float) -> str:
-    """Format a size in megabytes with one decimal, or in kilobytes if below one: ``1643.0 MB``, ``12.4 kB``."""
-    return f"{mb:.1f} MB" if mb >= 1 or mb == 0 else f"{mb * 1000:.1f} kB"
+    """Format a size in megabytes with one decimal, or in a smaller unit: ``1643.0 MB``, ``12.4 kB``, ``80 B``."""
+    if mb >= 1:
+        return f"{mb:.1f} MB"
+    if mb == 0:
+        return "0 MB"
+    return f"{mb * 1e3:.1f} kB" if mb >= 1e-3 else f"{mb * 1e6:.0f} B"
 
 
 def format_shape(shape: tuple[int | str | None, ...]) -> str:
     """Format a shape as ``1x3x224x224``, with ``?`` for an unknown dimension and ``scalar`` for no dimension."""
     return "x".join("?" if d is None else str(d) for d in shape) or "scalar"
+
+
+def format_shapes(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """Format the shapes that are given for a model: ``x=1x96x64, batch=8``."""
+    return ", ".join(f"{name}={format_shape(shape)}" for name, shape in shapes.items()) or "the shapes of the model"
 
 
 def format_count(count: int, noun: str) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import onnxruntime as ort
 
+from chrion.common.installation import install_hint
 from chrion.common.suggestions import did_you_mean
 from chrion.devices.probe import failure_reason, load_libraries
 from chrion.errors import ProviderError
@@ -39,8 +40,8 @@ DEVICE_NAMES = {
 }
 #: Hints on the installation of libraries and drivers that a provider needs.
 _EXTRAS = {
-    "CUDAExecutionProvider": "its libraries come with: pip install 'chrion[cuda]'",
-    "TensorrtExecutionProvider": "its libraries come with: pip install 'chrion[cuda]' tensorrt",
+    "CUDAExecutionProvider": f"its libraries come with: {install_hint('cuda')}",
+    "TensorrtExecutionProvider": f"its libraries come with: pip install tensorrt and {install_hint('cuda')}",
     "WebGpuExecutionProvider": "it needs a Vulkan driver; VK_ICD_FILENAMES may name one",
 }
 _WEBGPU_WHEEL = "in an environment of its own: pip install onnxruntime-webgpu"

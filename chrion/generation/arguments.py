@@ -5,7 +5,8 @@ from __future__ import annotations
 import operator
 from typing import SupportsIndex
 
-from chrion.errors import ContextLengthError, OptionError
+from chrion.common.wrong_values import wrong_value
+from chrion.errors import ContextLengthError
 
 
 def whole_number(name: str, value: SupportsIndex) -> int:
@@ -19,7 +20,7 @@ def whole_number(name: str, value: SupportsIndex) -> int:
             return int(operator.index(value))
     except TypeError:
         pass
-    raise OptionError(f"{name}: expected a whole number, found {value!r:.100}")
+    raise wrong_value(name, "a whole number", value)
 
 
 def at_least(name: str, value: SupportsIndex, least: int) -> int:
@@ -30,7 +31,7 @@ def at_least(name: str, value: SupportsIndex, least: int) -> int:
     """
     number = whole_number(name, value)
     if number < least:
-        raise OptionError(f"{name}: {number} is below {least}")
+        raise wrong_value(name, f"{least} or more", number)
     return number
 
 

@@ -15,6 +15,7 @@ from typing import Any, Self
 
 import onnx
 
+from chrion.common.wrong_values import wrong_value
 from chrion.devices.providers import CPU_PROVIDER, provider_name, require_working
 from chrion.errors import ChrionError, ModelError, OptionError
 from chrion.generation.arguments import at_least, length_error, whole_number
@@ -106,7 +107,7 @@ class Generator:
         names = _provider_names(providers)
         threads = len(physical_cores()) if threads is None else at_least("threads", threads, 1)
         if threads > _MOST_THREADS:
-            raise OptionError(f"threads: {threads} is above {_MOST_THREADS}")
+            raise wrong_value("threads", f"at most {_MOST_THREADS}", threads)
         kv_bytes = at_least("kv_bytes", kv_bytes, 0)
         graph = model if isinstance(model, Graph) else load(model)
         if kv_slots is not None:
@@ -183,12 +184,12 @@ class Generator:
         max_new_tokens = whole_number("max_new_tokens", max_new_tokens)
         self._check_context(len(ids), max_new_tokens)
         if sampling is not None and not isinstance(sampling, Sampling):
-            raise OptionError(f"sampling: expected a Sampling, found {sampling!r:.100}")
+            raise wrong_value("sampling", "a Sampling", sampling)
         if logprobs is not None:
             logprobs = at_least("logprobs", logprobs, 0)
         min_new_tokens = at_least("min_new_tokens", min_new_tokens, 0)
         if min_new_tokens > max_new_tokens:
-            raise OptionError(f"min_new_tokens: expected 0 to {max_new_tokens}, found {min_new_tokens}")
+            raise wrong_value("min_new_tokens", f"0 to {max_new_tokens}", min_new_tokens)
         self._check_tokens("logit_bias", sampling.logit_bias if sampling else ())
         stops, ends = self._read_stops(stop, stop_tokens)
         builder = self._text_builder(stops, ids) if self.tokenizer is not None else None
@@ -273,7 +274,7 @@ class Generator:
     def _check_tokens(self, name: str, tokens: Iterable[int]) -> None:
         for token in tokens:
             if not 0 <= token < self.signature.vocabulary:
-                raise OptionError(f"{name}: expected tokens of 0 to {self.signature.vocabulary - 1}, found {token}")
+                raise wrong_value(name, f"tokens of 0 to {self.signature.vocabulary - 1}", token)
 
     def _read_stops(
         self, stop: str | Sequence[str], stop_tokens: Sequence[int] | None
@@ -282,7 +283,7 @@ class Generator:
         stops = [stop] if isinstance(stop, str) else _listed("stop", stop or (), "strings")
         for text in stops:
             if not isinstance(text, str):
-                raise OptionError(f"stop: expected strings, found {text!r:.100}")
+                raise wrong_value("stop", "strings", text)
         if any(stops) and self.tokenizer is None:
             raise OptionError(f"stop: {self._no_tokenizer.message}", hint=self._no_tokenizer.hint)
         ends = self.stop_tokens
@@ -310,7 +311,7 @@ class Generator:
         if given is not None:
             self.tokenizer = load_tokenizer(Path(given)) if isinstance(given, str | os.PathLike) else given
             if not all(hasattr(self.tokenizer, name) for name in ("encode", "decode", "get_added_tokens_decoder")):
-                raise OptionError(f"tokenizer: expected a file or a Tokenizer, found {given!r:.100}")
+                raise wrong_value("tokenizer", "a file or a Tokenizer", given)
         elif beside := find_tokenizer(path) if path else None:
             given = beside
             try:
@@ -324,7 +325,7 @@ class Generator:
 
 def _check_model(model: object) -> None:
     if not isinstance(model, str | os.PathLike | bytes | onnx.ModelProto | Graph):
-        raise OptionError(f"model: expected a file, bytes, ModelProto or Graph, found {model!r:.100}")
+        raise wrong_value("model", "a file, bytes, ModelProto or Graph", model)
 
 
 def _provider_names(providers: object) -> list[str]:
@@ -332,7 +333,7 @@ def _provider_names(providers: object) -> list[str]:
     given = [providers] if isinstance(providers, str) else _listed("providers", providers, "names")
     for name in given:
         if not isinstance(name, str):
-            raise OptionError(f"providers: expected names, found {name!r:.100}")
+            raise wrong_value("providers", "names", name)
     names = [provider_name(name) for name in given] or [CPU_PROVIDER]
     for name in names:
         if name != CPU_PROVIDER:  # without this, onnxruntime would use the CPU
@@ -347,8 +348,8 @@ def _listed(name: str, values: object, kind: str) -> list[Any]:
         OptionError: It has no elements, or no order of them.
     """
     if not isinstance(values, Iterable) or isinstance(values, str | bytes | Mapping | set | frozenset):
-        raise OptionError(f"{name}: expected a list of {kind}, found {values!r:.100}")
+        raise wrong_value(name, f"a list of {kind}", values)
     try:
         return list(values)
     except TypeError:  # an array without dimensions
-        raise OptionError(f"{name}: expected a list of {kind}, found {values!r:.100}") from None
+        raise wrong_value(name, f"a list of {kind}", values) from None

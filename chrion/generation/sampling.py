@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from chrion.errors import OptionError
+from chrion.common.wrong_values import wrong_value
 from chrion.generation.arguments import whole_number
 
 Array = np.ndarray[Any, Any]
@@ -55,18 +55,16 @@ class Sampling:
             object.__setattr__(self, name, _finite_number(name, getattr(self, name)))
         for name in ("top_k", "seed"):
             object.__setattr__(self, name, whole_number(name, getattr(self, name)))
-        if self.temperature < 0:
-            raise OptionError(f"temperature: {self.temperature} is below 0")
-        if self.top_k < 0:
-            raise OptionError(f"top_k: {self.top_k} is below 0")
-        if not 0 < self.top_p <= 1:
-            raise OptionError(f"top_p: {self.top_p} is not above 0 and at most 1")
-        if not 0 <= self.min_p <= 1:
-            raise OptionError(f"min_p: {self.min_p} is not between 0 and 1")
-        if self.repetition_penalty <= 0:
-            raise OptionError(f"repetition_penalty: {self.repetition_penalty} is not above 0")
-        if self.seed < 0:
-            raise OptionError(f"seed: {self.seed} is below 0")
+        for name, allowed, expected in (
+            ("temperature", self.temperature >= 0, "0 or more"),
+            ("top_k", self.top_k >= 0, "0 or more"),
+            ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1"),
+            ("min_p", 0 <= self.min_p <= 1, "0 to 1"),
+            ("repetition_penalty", self.repetition_penalty > 0, "above 0"),
+            ("seed", self.seed >= 0, "0 or more"),
+        ):
+            if not allowed:
+                raise wrong_value(name, expected, getattr(self, name))
         object.__setattr__(self, "logit_bias", _checked_bias(self.logit_bias))
 
     @property
@@ -225,10 +223,10 @@ def _checked_bias(bias: Mapping[int, float]) -> dict[int, float]:
         OptionError: They are no mapping of tokens to numbers.
     """
     if not isinstance(bias, Mapping):
-        raise OptionError(f"logit_bias: expected a mapping of tokens to numbers, found {bias!r:.40}")
+        raise wrong_value("logit_bias", "a mapping of tokens to numbers", bias)
     for token, value in bias.items():
         if whole_number("logit_bias", token) < 0:
-            raise OptionError(f"logit_bias: token {token} is below 0")
+            raise wrong_value("logit_bias", "tokens of 0 or more", token)
         _finite_number("logit_bias", value)
     return {whole_number("logit_bias", token): float(value) for token, value in bias.items()}
 
@@ -242,8 +240,7 @@ def _finite_number(name: str, value: float) -> float:
     try:
         finite = math.isfinite(value)
     except (TypeError, OverflowError):  # no number, or a whole number beyond any float
-        message = f"{name}: expected a number that a float can represent, found {value!r:.40}"
-        raise OptionError(message) from None
+        raise wrong_value(name, "a number that a float can represent", value) from None
     if not finite:
-        raise OptionError(f"{name}: {value} is not a finite number")
+        raise wrong_value(name, "a finite number", value)
     return float(value)

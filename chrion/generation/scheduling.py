@@ -49,6 +49,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from itertools import islice
 
+from chrion.common.wrong_values import wrong_value
 from chrion.errors import OptionError
 from chrion.generation.arguments import at_least, length_error, whole_number
 
@@ -119,7 +120,7 @@ class IterationScheduler:
         self, max_batch: int, n_slots: int, *, n_workers: int = 1, policy: str = "iteration", chunk: int = 0
     ) -> None:
         if policy not in POLICIES:
-            raise OptionError(f"unknown policy {policy!r}", hint=f"policies are {', '.join(POLICIES)}")
+            raise wrong_value("policy", f"one of {', '.join(POLICIES)}", policy)
         self.max_batch, self.n_slots = at_least("max_batch", max_batch, 1), at_least("n_slots", n_slots, 1)
         self.n_workers, self.chunk = at_least("n_workers", n_workers, 1), at_least("chunk", chunk, 0)
         self.policy = policy

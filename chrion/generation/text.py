@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from chrion.common.installation import install_hint
 from chrion.errors import ModelError, OptionError
 from chrion.generation.rewrites.model_folder import find_beside
 
@@ -30,7 +31,7 @@ def load_tokenizer(path: str | Path) -> Any:
     try:
         from tokenizers import Tokenizer  # noqa: PLC0415 - an optional dependency
     except ImportError as error:
-        raise OptionError("text needs the library tokenizers", hint="pip install 'chrion[text]'") from error
+        raise OptionError("text needs the library tokenizers", hint=install_hint("text")) from error
     if not Path(path).is_file():
         raise ModelError(f"{path}: no such tokenizer")
     try:

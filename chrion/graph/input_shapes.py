@@ -10,6 +10,7 @@ import onnx
 
 from chrion.common.suggestions import did_you_mean
 from chrion.common.units import format_shape
+from chrion.common.wrong_values import wrong_value
 from chrion.errors import ShapeError
 
 
@@ -52,7 +53,7 @@ def as_shape(name: str, given: object) -> tuple[int, ...]:
     try:
         return (index(given),) if isinstance(given, SupportsIndex) else tuple(map(index, given))  # type: ignore[call-overload]
     except TypeError:
-        raise ShapeError(f"shape: {name!r}: expected a size or a sequence of sizes, found {given!r}") from None
+        raise wrong_value(f"shape: {name!r}", "a size or a sequence of sizes", given, failure=ShapeError) from None
 
 
 def free_dimensions(values: Iterable[onnx.ValueInfoProto]) -> set[str]:

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import gettempdir, mkdtemp
 
+from chrion.common.units import format_mb
 from chrion.errors import ModelError, SpaceError
 from chrion.graph.file_states import StatState, stat_state
 
@@ -82,7 +83,7 @@ def space_for(needed: int, where: str) -> Iterator[None]:
         full = isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}
         if not full and min(free, shutil.disk_usage(folder).free) >= needed:
             raise
-        sizes = f"{needed / 1e6:.1f} MB of weights are written there, {free / 1e6:.1f} MB were free"
+        sizes = f"{format_mb(needed / 1e6)} of weights are written there, {format_mb(free / 1e6)} were free"
         raise SpaceError(f"{where}: no space in {folder}: {sizes}", hint=hint) from error
 
 

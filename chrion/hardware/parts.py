@@ -27,6 +27,7 @@ from msgspec import Meta, structs
 
 from chrion.common.files import read_toml
 from chrion.common.records import NonNegative, Positive, Record, read_record, refuse_unknown
+from chrion.common.wrong_values import wrong_value
 from chrion.errors import HardwareError
 
 
@@ -172,7 +173,7 @@ def _read(path: Path, content: dict[str, Any]) -> Part:
     name = content.pop("kind", None)
     kind = _KINDS.get(name) if isinstance(name, str) else None
     if kind is None:
-        raise HardwareError(f"kind = {name!r}: expected one of {', '.join(_KINDS)}")
+        raise wrong_value("kind", f"one of {', '.join(_KINDS)}", name, failure=HardwareError)
     known = {"figures", *kind.__struct_fields__}
     refuse_unknown(content, [key for key in _TOP_KEYS if key in known], "", HardwareError)
     figures: dict[str, Any] = {}

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import psutil
 
-from chrion.errors import OptionError
+from chrion.common.wrong_values import wrong_value
 from chrion.machine.cgroups import cpu_quota
 
 _TOPOLOGY = Path("/sys/devices/system/cpu")
@@ -33,10 +33,8 @@ def check_cores(cores: int | None) -> None:
     if cores is None:
         return
     available = len(physical_cores())
-    if isinstance(cores, bool) or not isinstance(cores, int):
-        raise OptionError(f"cores: expected a whole number from 1 to {available}, found {cores!r}")
-    if not 1 <= cores <= available:
-        raise OptionError(f"cores: {cores} requested, but this process may use 1 to {available}")
+    if isinstance(cores, bool) or not isinstance(cores, int) or not 1 <= cores <= available:
+        raise wrong_value("cores", f"a whole number from 1 to {available}, the cores of this process", cores)
 
 
 def physical_cores() -> tuple[int, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from chrion.common.wrong_values import wrong_value
 from chrion.errors import HardwareError, ProfileError
 from chrion.graph.model import Graph
 from chrion.graph.recurrent import chunk_choices
@@ -52,7 +53,8 @@ def estimate_profile(
     processor, accelerator = require_processor(machine), machine.accelerator
     count = processor.cores if cores is None else cores
     if not 1 <= count <= processor.cores:
-        raise HardwareError(f"cores: {count} requested, but {processor.name} has 1 to {processor.cores}")
+        expected = f"1 to {processor.cores}, the cores of {processor.name}"
+        raise wrong_value("cores", expected, count, failure=HardwareError)
     chunks = chunk_choices(graph)
     first = {s: _Operator.of(*operator) for s, operator in representatives(graph, chunks, variants).items()}
     estimator = _Estimator(processor, accelerator, count)

@@ -12,6 +12,7 @@ from typing import Any
 from chrion.common.files import bundled_folder, read_json, write_atomically
 from chrion.common.suggestions import did_you_mean
 from chrion.common.units import format_count
+from chrion.common.wrong_values import wrong_value
 from chrion.errors import ProfileError
 from chrion.graph.dag import Dag
 from chrion.profiler.costs import FREE, STREAMS, BufferSupport, CopyCost, Costs, OperatorMemory
@@ -143,7 +144,7 @@ class Profile:
         """
         core_count = self.cores if cores is None else cores
         if not 0 <= core_count <= self.cores:
-            raise ProfileError(f"cores: {core_count} requested, but the profile has {self.cores}")
+            raise wrong_value("cores", f"at most {self.cores}, those of the profile", core_count, failure=ProfileError)
         if not self.operators and len(dag):
             raise ProfileError("the profile has no operators", hint="measure a profile with: chrion profile MODEL")
         rows = {s: self._row(dag, i) for i, s in enumerate(dag.signatures)}

@@ -15,7 +15,7 @@ def limits_table(name: str, condition: Condition, limits: Sequence[Limit]) -> Fi
     """Return a table with the limit of each pattern that has one, its figure, and that of the next value beyond it."""
     priced = any(limit.found and limit.found.cost_per_hour for limit in limits)
     unit = _UNITS.get(name, name)
-    columns: list[Column | str] = [key("pattern"), unit, condition.metric, "beyond it", f"{condition.metric} there"]
+    columns: list[Column | str] = [key("pattern"), unit, condition.metric, "next value", f"its {condition.metric}"]
     table = FigureTable("", [*columns, *(["cost per hour"] if priced else [])])
     for limit in limits:
         if limit.found is None:
@@ -27,7 +27,7 @@ def limits_table(name: str, condition: Condition, limits: Sequence[Limit]) -> Fi
 
 
 def limit_lines(name: str, condition: Condition, limits: Sequence[Limit], *, smallest: bool) -> list[str]:
-    """Return lines on the patterns without a value that meets the condition, and on those without a limit.
+    """Return lines on patterns without a value that meets the condition, without a next value, or with worse ones.
 
     Args:
         name: The quantity that was searched.
@@ -35,11 +35,20 @@ def limit_lines(name: str, condition: Condition, limits: Sequence[Limit], *, sma
         limits: The limits.
         smallest: Whether the smallest value that meets the condition was searched, else the largest.
     """
-    lines = [
-        f"{limit.pattern}: no limit found up to {_probe(limit.found, condition)[0]}, the greatest value that is tried"
-        for limit in limits
-        if limit.found and limit.beyond is None and not smallest
-    ]
+    lines = []
+    for limit in limits:
+        if limit.found and limit.beyond is None:
+            amount = _probe(limit.found, condition)[0]
+            reason = f"no limit found up to {amount}, the greatest value that is tried"
+            if smallest:
+                reason = f"no value below {amount}" if limit.fits else f"below {amount} the models do not fit"
+            lines.append(f"{limit.pattern}: {reason}")
+        if limit.found and limit.worse:
+            (amount, figure), worse = _probe(limit.found, condition), _probe(limit.worse, condition)
+            lines.append(
+                f"{limit.pattern}: not monotone in {name}: {condition.metric} {figure} at {amount}, but {worse[1]} at "
+                f"{worse[0]}; --sweep shows the values between"
+            )
     patterns = [limit.pattern for limit in limits if limit.found is None]
     if patterns:
         quantity = {"servers": "number of servers", "models": "number of models"}.get(name, name)

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chrion.common.files import write_atomically
+from chrion.common.installation import install_hint
+from chrion.common.wrong_values import wrong_value
 from chrion.errors import OptionError
 
 if TYPE_CHECKING:
@@ -34,11 +36,10 @@ def check_picture(option: str, path: Path) -> None:
     try:
         importlib.import_module("matplotlib")
     except ImportError as error:
-        hint = "pip install 'chrion[plot]'"
+        hint = install_hint("plot")
         raise OptionError(f"{where}: a picture needs the package matplotlib", hint=hint) from error
     if path.suffix.lower() not in PICTURE_FORMATS:
-        suffix = path.suffix or "no suffix"
-        raise OptionError(f"{where}: unsupported picture format: expected {', '.join(PICTURE_FORMATS)}, found {suffix}")
+        raise wrong_value(where, f"a name ending in {', '.join(PICTURE_FORMATS)}", path.name)
     if not path.absolute().parent.is_dir():
         raise OptionError(f"{where}: cannot be written: there is no folder {path.parent}")
 
@@ -52,7 +53,7 @@ def new_figure(width: float, height: float) -> Figure:
     try:
         from matplotlib.figure import Figure  # noqa: PLC0415 - an optional dependency
     except ImportError as error:
-        raise OptionError("a picture needs the package matplotlib", hint="pip install 'chrion[plot]'") from error
+        raise OptionError("a picture needs the package matplotlib", hint=install_hint("plot")) from error
     return Figure(figsize=(width, height), layout="constrained")
 
 

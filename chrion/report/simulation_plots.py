@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from chrion.errors import OptionError
+from chrion.common.wrong_values import wrong_value
 from chrion.report.categories import COLOURS
 from chrion.report.figures import new_figure, plain_text, save_figure, shorten_name
 from chrion.serving.simulator.histograms import Counts, bin_edges
@@ -144,7 +144,7 @@ def check_axis(key: str, values: Sequence[Any]) -> None:
     for value in values:
         if isinstance(value, bool) or not isinstance(value, int | float):
             hint = "name a key with numeric values first"
-            raise OptionError(f"--plot: expected numbers on the axis, found {key} = {value!r}", hint=hint)
+            raise wrong_value(f"--plot: {key}", "numbers on the axis", value, hint=hint)
 
 
 def _draw_histograms(axes: Axes, named: Sequence[tuple[str, Counts]], *, log: bool = False) -> None:

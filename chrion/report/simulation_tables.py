@@ -19,7 +19,7 @@ from chrion.serving.simulator.sweep import SweepPoint
 _LISTED = 12
 _RATES = ("violations", "swapping", "mean ms", "p50 ms", "p95 ms", "p99 ms")
 #: The number of models with more than 1 % of their requests in violation.
-_MISSING = "models over 1 %"
+_MISSING = "late models"
 
 #: The figures of a plan file that may count as a variant's memory, in words.
 _PLAN_MEMORY = {
@@ -34,15 +34,16 @@ def simulation_tables(scenario: Scenario, results: Sequence[PatternResult]) -> G
     return Group(pattern_table(scenario, results), _model_table(results), _server_table(results, unit))
 
 
-def _objective(scenario: Scenario) -> str:
-    """Return a line that says which latency is compared with which objective."""
+def definitions(scenario: Scenario) -> str:
+    """Return lines that define the figures of tables: which latency is compared with which objective, and others."""
     slo = read_record(SloSpec, scenario.content.get("slo", {}), "slo")
     reference = f"of variant {scenario.reference}" if scenario.reference else "of the model's first variant"
     objective = f"{slo.latency_ms:g} ms" if slo.latency_ms else f"{slo.factor:g} x the latency {reference}"
     has_own = any(model.get("slo_ms") for model in scenario.content.get("models", []))
     own = " or the model's own objective" if has_own else ""
     measure = "response time" if scenario.measure == "response" else "execution time alone"
-    return f"violations: requests whose {measure} is above {objective}{own}, and those dropped or failed"
+    violations = f"violations: requests whose {measure} is above {objective}{own}, and those dropped or failed"
+    return f"{violations}\nswapping: loads per request; late models: those with more than 1 % violations"
 
 
 def _plan_memory(scenario: Scenario) -> str:
@@ -73,7 +74,7 @@ def pattern_table(scenario: Scenario, results: Sequence[PatternResult]) -> Figur
     title = f"{scenario.name}: {models} on {servers}; latencies are response times, from arrival to end"
     if scenario.estimated_hardware:
         title += f"; {', '.join(scenario.estimated_hardware)}: estimated from datasheets"
-    title += f"\n{_objective(scenario)}{_plan_memory(scenario)}"
+    title += f"\n{definitions(scenario)}; cold: requests that waited for a load{_plan_memory(scenario)}"
     columns: list[Column | str] = [
         key("pattern"),
         "requests",

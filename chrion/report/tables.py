@@ -6,8 +6,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from chrion.common.installation import install_hint
 from chrion.common.lane_numbers import lane_name
-from chrion.common.units import format_mb, format_ms
+from chrion.common.units import format_mb, format_ms, format_range_ms
 from chrion.profiler.machine import Machine
 from chrion.report.benchmark.latency import Timing
 from chrion.report.figure_table import Column, FigureTable, key, text
@@ -19,7 +20,7 @@ from chrion.scheduler.priced_memory import MEMORIES, MEMORY_NAMES, Memory
 _LEVEL = (0.97, 1.03)
 _VS_ACCELERATOR = "vs. accelerator"
 #: Verdict on timings with interference.
-TOO_BUSY = "the machine was too busy for a reliable comparison; repeat it"
+TOO_BUSY = "the machine was too busy for a reliable comparison: repeat it when no other process uses the cores"
 
 
 def plan_table(plan: Plan) -> FigureTable:
@@ -65,14 +66,10 @@ def reference_lines(plan: Plan) -> list[str]:
     return ["vs. CPU only: both are predictions; chrion bench compares with plain onnxruntime"]
 
 
-def verdict(plan: Plan, *, priced: bool = True) -> str:
+def verdict(plan: Plan) -> str:
     """Return one line on the SLO and the GPU budget, if they are kept, and on the objective.
 
     The plan's remarks name those that no plan keeps.
-
-    Args:
-        plan: The plan.
-        priced: Whether its alpha is a part of the objective; if none was given, the limits imply one.
     """
     parts = []
     if plan.slo_ms is not None and plan.meets_slo:
@@ -80,12 +77,13 @@ def verdict(plan: Plan, *, priced: bool = True) -> str:
     if plan.budget_mb is not None and plan.meets_budget:
         resident = format_mb(plan.predicted.resident_mb)
         parts.append(f"fits the GPU budget of {format_mb(plan.budget_mb)} with {resident} resident")
-    return "; ".join([*parts, f"objective: {_objective(plan, priced=priced)}"])
+    return "; ".join([*parts, f"objective: {objective(plan)}"])
 
 
-def _objective(plan: Plan, *, priced: bool) -> str:
+def objective(plan: Plan) -> str:
+    """Return what was minimised, and within which limits; alpha is a part of it only if it was given."""
     memory = MEMORY_NAMES[plan.memory]
-    if priced or plan.accelerator_only is None:
+    if plan.priced or plan.accelerator_only is None:
         is_weighed = plan.alpha and plan.accelerator_only
         return "minimum latency" + (f" + {plan.alpha:.4g} ms/MB * {memory}" if is_weighed else "")
     within = " within the GPU budget" if plan.budget_mb is not None else ""
@@ -109,7 +107,7 @@ def memory_line(predicted: Prediction, measured_mb: float | None) -> str:
     line = f"accelerator memory: Equation 4 {format_mb(predicted.memory_mb)}, "
     line += f"resident {format_mb(predicted.resident_mb)} predicted; "
     if measured_mb is None:
-        return line + "measured: not known (needs NVML and an NVIDIA GPU: pip install 'chrion[nvml]')"
+        return line + f"measured: not known (needs NVML and an NVIDIA GPU: {install_hint('nvml')})"
     return line + f"measured at most {format_mb(measured_mb)}"
 
 
@@ -122,10 +120,10 @@ def bench_table(timings: Sequence[Timing], hybrid: str, predicted_ms: float | No
         predicted_ms: The plan's predicted latency; adds a row.
     """
     best = best_baseline(timings, hybrid)
-    columns: list[Column | str] = [key(""), "median", "quartiles", "runs", f"vs. {best.name}"]
-    table = FigureTable("Latency; sessions are timed in turn, one at a time", columns)
+    columns: list[Column | str] = [key(""), "median", "quartiles", "runs", "vs. plain"]
+    table = FigureTable("Latency; sessions take turns in each round; ratios are to the fastest plain session", columns)
     for t in timings:
-        quartiles = f"{format_ms(t.low_ms)} to {format_ms(t.high_ms)}"
+        quartiles = format_range_ms(t.low_ms, t.high_ms)
         table.add_row(t.name, format_ms(t.median_ms), quartiles, str(t.runs), f"{t.median_ms / best.median_ms:.2f}")
     if predicted_ms is not None:
         ratio = f"{predicted_ms / best.median_ms:.2f}"

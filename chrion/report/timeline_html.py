@@ -16,6 +16,7 @@ from chrion.common.units import format_mb, format_ms
 from chrion.graph.model import Graph
 from chrion.profiler.profiles import Profile
 from chrion.report.lane_chart import LaneChart, prediction_error
+from chrion.report.tables import objective
 from chrion.report.timeline_data import OperatorFacts, timeline_data
 from chrion.scheduler.plan import Plan
 
@@ -79,7 +80,8 @@ def _fill(template: str, values: Mapping[str, str]) -> str:
 def _facts(plan: Plan, charts: Sequence[LaneChart]) -> str:
     """Return the header's list of terms and values."""
     facts = {
-        "policy": f"{plan.policy}, alpha {plan.alpha:.4g} ms/MB",
+        "policy": plan.policy,
+        "objective": objective(plan),
         "machine": str(plan.machine),
         "operators": f"{plan.operator_counts} in {len(plan.segments)} segments",
     }

@@ -71,6 +71,7 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
 
     Raises:
         TypeError: ``path_or_bytes`` or ``sess_options`` has another type.
+        ModelError: ``path_or_bytes`` is empty, or a folder.
         PlanError: The plan is damaged, not for this model, or requires more cores than there are.
         ProviderError: ``strict`` is true, and the accelerator does not work on this machine.
         OptionError: An argument has an invalid value.

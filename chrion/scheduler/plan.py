@@ -11,7 +11,7 @@ from typing import Any
 
 from chrion.common.files import parse_json, read_json, write_atomically
 from chrion.common.lane_numbers import is_accelerator_lane
-from chrion.common.units import format_count, format_mb, format_ms
+from chrion.common.units import format_count, format_mb, format_ms, format_shape, format_shapes
 from chrion.errors import ModelError, PlanError
 from chrion.graph.merge import merge_operators
 from chrion.graph.model import Graph
@@ -57,7 +57,7 @@ class Plan:
     #: Steps of the chunks that recurrent operators are cut into; None if they are not cut.
     chunk: int | None
     policy: str
-    #: Price of accelerator memory, in ms per MB.
+    #: Price of accelerator memory, in ms per MB: the given one, or that which the limits imply.
     alpha: float
     slo_ms: float | None
     #: Limit on resident accelerator memory, or None.
@@ -99,6 +99,8 @@ class Plan:
     #: Names of the operators that run on Chrion's native kernels on the machine of the plan; on other machines, and
     #: without native libraries, they run on onnxruntime's.
     native: tuple[str, ...] = ()
+    #: Whether alpha was given, and is a part of the objective.
+    priced: bool = True
 
     def __repr__(self) -> str:
         summary = f"{self.policy}, {format_ms(self.predicted.latency_ms)}"
@@ -114,6 +116,19 @@ class Plan:
     def meets_budget(self) -> bool:
         """True if the predicted resident memory is within the budget, or there is no budget."""
         return self.budget_mb is None or self.predicted.resident_mb <= self.budget_mb
+
+    @property
+    def missed(self) -> tuple[str, ...]:
+        """A line for each of the SLO and the budget that the plan misses: then no plan that was found keeps it."""
+        lines = []
+        if self.slo_ms is not None and not self.meets_slo:
+            within = "" if self.budget_mb is None else f" within the GPU budget of {format_mb(self.budget_mb)}"
+            fastest = format_ms(self.predicted.latency_ms)
+            lines.append(f"no plan meets the SLO of {format_ms(self.slo_ms)}{within}: the fastest takes {fastest}")
+        if self.budget_mb is not None and not self.meets_budget:
+            smallest = f"the smallest holds {format_mb(self.predicted.resident_mb)}"
+            lines.append(f"no plan of this policy fits the GPU budget of {format_mb(self.budget_mb)}: {smallest}")
+        return tuple(lines)
 
     @property
     def operator_counts(self) -> str:
@@ -149,7 +164,11 @@ class Plan:
         if self.digest == graph.digest:
             self._check_segments(graph)
             return graph
-        if len(self.operators) != len(graph.dag):
+        hint = "make a plan with: chrion partition"
+        if self.shapes and self.shapes != graph.shapes:
+            difference = f"the plan is for {format_shapes(self.shapes)}, not {format_shapes(graph.shapes)}"
+            hint = f"give the plan's shapes, {_shape_options(self.shapes)}, or {hint}"
+        elif len(self.operators) != len(graph.dag):
             difference = f"the plan has {len(self.operators)} operators, the model {len(graph.dag)}"
         else:
             pairs = zip(self.operators, graph.dag.names, strict=True)
@@ -159,10 +178,7 @@ class Plan:
                 if other
                 else "operators of the same names have different shapes or attributes"
             )
-        raise PlanError(
-            f"plan of {self.model!r} does not fit model {graph.name!r}: {difference}",
-            hint="make a plan with: chrion partition",
-        )
+        raise PlanError(f"plan of {self.model!r} does not fit model {graph.name!r}: {difference}", hint=hint)
 
     def _merge(self, graph: Graph) -> Graph:
         index = {name: i for i, name in enumerate(graph.dag.names)}
@@ -211,6 +227,7 @@ class Plan:
             "model_operators",
             "merged",
             "native",
+            "priced",
         ):
             content[name] = getattr(self, name)
         return content | {
@@ -258,6 +275,11 @@ class Plan:
             return _from_json(content)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise PlanError(f"{where}: damaged plan: {type(error).__name__}: {error}") from error
+
+
+def _shape_options(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """Return the options of a command that give shapes."""
+    return " ".join(f"--shape {name}={format_shape(shape)}" for name, shape in shapes.items())
 
 
 def _read_annotation(path: Path) -> Mapping[str, Any]:
@@ -324,6 +346,7 @@ def _from_json(content: Mapping[str, Any]) -> Plan:
         cpu_only_cores=int(_non_negative(content.get("cpu_only_cores", 0))),
         model_operators=int(_non_negative(content.get("model_operators", 0))),
         native=tuple(str(name) for name in content.get("native", [])),
+        priced=bool(content.get("priced", True)),
     )
 
 

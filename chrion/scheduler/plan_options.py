@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from numbers import Real
 
 from chrion.common.units import parse_duration_ms, parse_size_mb
+from chrion.common.wrong_values import wrong_value
 from chrion.errors import OptionError
 from chrion.scheduler.policies.policy import Policy, SolutionPolicy
 from chrion.scheduler.policies.registry import DEFAULT_POLICY, POLICIES, find_policy
@@ -36,10 +37,10 @@ class PlanOptions:
     def __post_init__(self) -> None:
         check_memory(self.memory)
         if self.alpha is not None and not (isinstance(self.alpha, Real) and 0 <= self.alpha < math.inf):
-            raise OptionError(f"invalid alpha {self.alpha!r}: expected a number of ms per MB, 0 or more")
+            raise wrong_value("alpha", "a number of ms per MB, 0 or more", self.alpha)
         for what, number in (("cores", self.cores), ("streams", self.streams)):
             if number is not None and number < 1:
-                raise OptionError(f"invalid number of {what} {number}: expected 1 or more")
+                raise wrong_value(what, "1 or more", number)
         policy = find_policy(self.policy)
         if self.meter is not None and not _measures_stages(policy):
             able = " or ".join(f"--policy {name}" for name, other in POLICIES.items() if _measures_stages(other))

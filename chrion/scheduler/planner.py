@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from chrion.common.lane_numbers import is_accelerator_lane
-from chrion.common.units import format_mb, format_ms
+from chrion.common.units import format_mb
 from chrion.errors import OptionError
 from chrion.graph.dag import Dag
 from chrion.graph.model import Graph
@@ -169,7 +169,8 @@ class Planner:
             price = alpha if alpha is not None else self._pool.implied_alpha(variants[0])
             variants = [replace(variant, alpha=price) for variant in variants]
         remarks = self._remarks_on_alpha(limits, alpha, variants[0])
-        return [self._build(variant, limits, [*_remarks(variant, limits, alpha), *remarks]) for variant in variants]
+        plans = [self._build(variant, limits, [*_remarks(variant, limits, alpha), *remarks]) for variant in variants]
+        return [replace(plan, priced=alpha is not None, remarks=plan.remarks + plan.missed) for plan in plans]
 
     def _build(self, chosen: VariantSolution, limits: Limits, remarks: Sequence[str]) -> Plan:
         """Return the plan of a solution."""
@@ -288,21 +289,11 @@ def _prediction(timeline: Timeline) -> Prediction:
 
 
 def _remarks(chosen: VariantSolution, limits: Limits, alpha: float | None) -> list[str]:
-    """Return the plan's remarks: operators on several cores, changes to alpha, and missed limits."""
+    """Return remarks on operators on several cores, and on changes to alpha."""
     remarks = []
-    timeline = chosen.solution.timeline
     if widths := Counter(width for width in chosen.solution.schedule.widths if width > 1):
         counts = ", ".join(f"{count} on {width}" for width, count in sorted(widths.items()))
         remarks.append(f"operators on several cores at once: {counts}")
-    slo_ms, budget_mb = limits.slo_ms, limits.budget_mb
-    if alpha is not None and chosen.alpha < alpha and chosen.meets(slo_ms):
+    if alpha is not None and chosen.alpha < alpha and chosen.meets(limits.slo_ms):
         remarks.append(f"alpha was lowered from {alpha:g} to {chosen.alpha:.4g} ms/MB to meet the SLO")
-    if slo_ms is not None and not chosen.meets(slo_ms):
-        within = "" if budget_mb is None else f" within the GPU budget of {format_mb(budget_mb)}"
-        remarks.append(
-            f"no plan meets the SLO of {format_ms(slo_ms)}{within}: the fastest takes {format_ms(timeline.latency_ms)}"
-        )
-    if budget_mb is not None and not chosen.fits(budget_mb):
-        budget = f"the GPU budget of {format_mb(budget_mb)}"
-        remarks.append(f"no plan of this policy fits {budget}: the smallest holds {format_mb(timeline.resident_mb)}")
     return remarks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-from chrion.errors import OptionError
+from chrion.common.wrong_values import wrong_value
 from chrion.profiler.profiles import Profile
 
 #: The definitions of accelerator memory; see :mod:`chrion.scheduler.evaluation.memory`.
@@ -39,4 +39,4 @@ def check_memory(name: str | None) -> Memory | None:
     for memory in MEMORIES:
         if name == memory:
             return memory
-    raise OptionError(f"unknown memory {name!r}", hint=f"choose one of {', '.join(MEMORIES)}")
+    raise wrong_value("memory", f"one of {', '.join(MEMORIES)}", name)

@@ -7,6 +7,7 @@ import logging
 import socket
 from collections.abc import Iterator
 
+from chrion.common.installation import install_hint
 from chrion.errors import OptionError
 
 #: Time limit in seconds for a connection to the address of a cluster, many times that of a slow network.
@@ -28,7 +29,7 @@ def connected(address: str, subject: str) -> Iterator[None]:
     try:
         import ray  # noqa: PLC0415 # an optional dependency
     except ImportError as error:
-        raise OptionError(f"{subject} needs the package ray", hint="pip install 'chrion[ray]'") from error
+        raise OptionError(f"{subject} needs the package ray", hint=install_hint("ray")) from error
     if ray.is_initialized():
         yield
         return

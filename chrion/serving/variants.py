@@ -106,7 +106,7 @@ def from_table(name: str, table: VariantTable) -> Variant:
     cores = (1 if cpu_busy_ms else 0) if table.cores is None else table.cores
     if bool(cpu_busy_ms) != (cores > 0):
         expected = "1 or more" if cpu_busy_ms else "0 without cpu_busy_ms"
-        raise ValueError(f"variant {name}: cores = {cores}: expected {expected}")
+        raise ValueError(f"variant {name}: cores: expected {expected}, found {cores}")
     gpu_busy_ms = table.gpu_busy_ms
     if gpu_busy_ms is None:
         gpu_busy_ms = latency_ms if memory_mb else 0.0
@@ -200,9 +200,9 @@ def _check(variant: Variant) -> None:
     figures |= {f"busy time of core {i + 1}": busy for i, busy in enumerate(variant.core_busy_ms)}
     for name, value in figures.items():
         if not 0 <= value <= LARGEST:
-            raise ValueError(f"{where}: {name} = {value:g}: expected 0 to {LARGEST:g}")
+            raise ValueError(f"{where}: {name}: expected 0 to {LARGEST:g}, found {value:g}")
     if not 0 < variant.latency_ms <= LARGEST:
-        raise ValueError(f"{where}: latency_ms = {variant.latency_ms:g}: expected above 0, at most {LARGEST:g}")
+        raise ValueError(f"{where}: latency_ms: expected above 0 and at most {LARGEST:g}, found {variant.latency_ms:g}")
     longest = max((variant.gpu_busy_ms, *variant.core_busy_ms))
     if longest > variant.latency_ms * (1 + 1e-9):
         raise ValueError(f"{where}: a lane is busy for {longest:g} ms, longer than the latency")

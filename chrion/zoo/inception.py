@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import onnx
 
-from chrion.errors import OptionError
+from chrion.common.wrong_values import wrong_value
 from chrion.zoo.convolutional import ConvNet, Image, ScaledSpec
 from chrion.zoo.network import check_sizes
 
@@ -49,7 +49,7 @@ class InceptionSpec(ScaledSpec):
     def __post_init__(self) -> None:
         check_sizes(self)
         if self.resolution < _MIN_RESOLUTION:
-            raise OptionError(f"resolution: {self.resolution} is below {_MIN_RESOLUTION}, too small for the last pool")
+            raise wrong_value("resolution", f"{_MIN_RESOLUTION} or more, for the last pool", self.resolution)
 
 
 class _Inception(ConvNet):

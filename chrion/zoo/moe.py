@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from chrion.errors import OptionError
+from chrion.common.wrong_values import wrong_value
 from chrion.graph.usage import USAGE_KEY
 from chrion.zoo.decoder import Decoder, check_decoder_heads
 from chrion.zoo.network import check_sizes
@@ -50,7 +50,7 @@ class MoeSpec:
         check_sizes(self)
         check_decoder_heads(self.hidden, self.heads, self.kv_heads)
         if self.experts < TOP:
-            raise OptionError(f"experts: {self.experts} is below {TOP}, the number that a step selects")
+            raise wrong_value("experts", f"{TOP} or more, the number that a step selects", self.experts)
 
 
 def build_moe(spec: MoeSpec, store: WeightsFile | None = None) -> onnx.ModelProto:

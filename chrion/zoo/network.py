@@ -14,6 +14,7 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from chrion.common.wrong_values import wrong_value
 from chrion.errors import OptionError
 from chrion.zoo.weights_file import LARGE_BYTES, WeightsFile
 
@@ -33,9 +34,9 @@ def check_sizes(spec: Any) -> None:
     for name in (f.name for f in fields(spec)):
         number, minimum = getattr(spec, name), 0 if name == "seed" else 1
         if isinstance(number, float) and number <= 0:
-            raise OptionError(f"{name}: {number} is not above 0")
+            raise wrong_value(name, "above 0", number)
         if isinstance(number, int) and not isinstance(number, bool) and number < minimum:
-            raise OptionError(f"{name}: {number} is below {minimum}")
+            raise wrong_value(name, f"{minimum} or more", number)
 
 
 def check_heads(hidden: int, heads: int) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
-from chrion.errors import OptionError
+from chrion.common.wrong_values import wrong_value
 from chrion.zoo.convolutional import ConvNet, Image
 from chrion.zoo.network import check_sizes
 
@@ -44,9 +44,10 @@ class RandWireSpec:
         check_sizes(self)
         smallest = self.nodes if self.small else self.nodes // 2
         if self.neighbours >= smallest:
-            raise OptionError(f"neighbours: {self.neighbours} is too many for a stage of {smallest} nodes")
+            expected = f"fewer than the {smallest} nodes of the smallest stage"
+            raise wrong_value("neighbours", expected, self.neighbours)
         if self.probability > 1:
-            raise OptionError(f"probability: {self.probability} is above 1")
+            raise wrong_value("probability", "at most 1", self.probability)
 
 
 def wiring(nodes: int, neighbours: int, probability: float, seed: int) -> list[list[int]]:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper
 
-from chrion.errors import OptionError
+from chrion.common.wrong_values import wrong_value
 from chrion.zoo.network import Network, check_sizes
 
 #: The number of gates of each cell: the rows of its weights, in multiples of the hidden size.
@@ -40,10 +40,10 @@ class RecurrentSpec:
 
     def __post_init__(self) -> None:
         if self.cell not in GATES:
-            raise OptionError(f"cell: {self.cell!r} is not one of {', '.join(GATES)}")
+            raise wrong_value("cell", f"one of {', '.join(GATES)}", self.cell)
         check_sizes(self)
         if self.chunk > self.seq:
-            raise OptionError(f"chunk: {self.chunk} steps exceed the sequence of {self.seq}")
+            raise wrong_value("chunk", f"at most {self.seq}, the steps of the sequence", self.chunk)
 
 
 def build_recurrent(spec: RecurrentSpec) -> onnx.ModelProto:

@@ -21,6 +21,7 @@ import onnx
 
 from chrion.common.files import bundled_folder, open_atomically, read_toml, write_atomically
 from chrion.common.suggestions import did_you_mean
+from chrion.common.wrong_values import wrong_value
 from chrion.errors import ModelError, OptionError
 from chrion.graph.reading import serialise
 from chrion.zoo.bert import BertSpec, build_bert
@@ -179,7 +180,7 @@ def _find_builder(name: str, parameters: Mapping[str, Parameter]) -> tuple[Build
             hint = did_you_mean(key, kinds, f"its parameters are {', '.join(kinds)}")
             raise OptionError(f"model {name}: unknown parameter {key!r}", hint=hint)
         if type(value).__name__ != kinds[key] and (type(value), kinds[key]) != (int, "float"):
-            raise OptionError(f"model {name}: {key} = {value!r} is not of type {kinds[key]}")
+            raise wrong_value(f"model {name}: {key}", f"a value of type {kinds[key]}", value)
     return builder, builder.spec(**builder.fixed, **given)
 
 

@@ -113,7 +113,7 @@ def test_published_structure_of_llama() -> None:
         ("llama-decoder", {"hidden": 12, "heads": 4, "kv_heads": 2}, "a width of 3 per head is odd"),
         ("llama-decoder-grouped", {"hidden": 32, "heads": 4, "kv_heads": 2}, "a multiple of 16, found 8"),
         ("gpt2-decoder", {"hidden": 30, "heads": 4}, "heads: 4 does not divide the width of 30"),
-        ("gpt2-decoder", {"context": 0}, "context: 0 is below 1"),
+        ("gpt2-decoder", {"context": 0}, "context: expected 1 or more, found 0"),
     ],
 )
 def test_wrong_sizes_are_refused(name: str, parameters: dict[str, int], message: str) -> None:

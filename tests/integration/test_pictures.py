@@ -88,8 +88,8 @@ def test_the_suffix_decides_the_format(plan: Plan, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("t.jpg", "--png: t.jpg: unsupported picture format: expected .png, .svg, .pdf, found .jpg"),
-        ("t", "--png: t: unsupported picture format: expected .png, .svg, .pdf, found no suffix"),
+        ("t.jpg", "--png: t.jpg: expected a name ending in .png, .svg, .pdf, found 't.jpg'"),
+        ("t", "--png: t: expected a name ending in .png, .svg, .pdf, found 't'"),
         ("none/t.png", "--png: none/t.png: cannot be written: there is no folder none"),
     ],
 )

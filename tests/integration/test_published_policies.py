@@ -85,7 +85,7 @@ def test_a_plan_with_merged_operators_is_refused_for_another_model() -> None:
 def test_zero_streams_are_refused() -> None:
     """A number of streams below one is refused."""
     graph = siblings()
-    with pytest.raises(OptionError, match="invalid number of streams 0"):
+    with pytest.raises(OptionError, match="streams: expected 1 or more, found 0"):
         partition(graph, random_profile([graph], accelerator=True), policy="nimble", streams=0)
 
 

@@ -77,12 +77,21 @@ def test_the_plan_table_without_an_accelerator_compares_with_the_cores(plan: Pla
 
 
 def test_a_search_that_ends_without_a_limit_is_named() -> None:
-    """Of the largest value, the greatest one tried is no limit; of the smallest, the first one is a result."""
+    """Of the largest value, the greatest one tried is no limit; of the smallest, the reason of its empty cells is."""
     limits = [Limit("arena", Probe(100_000, 0.0137, 0.0), None)]
     condition = Condition("violations", 0.02)
     lines = limit_lines("models", condition, limits, smallest=False)
     assert lines == ["arena: no limit found up to 100000, the greatest value that is tried"]
-    assert limit_lines("servers", condition, limits, smallest=True) == []
+    assert limit_lines("servers", condition, limits, smallest=True) == ["arena: no value below 100000"]
+    limits = [Limit("arena", Probe(5.7, 0.0137, 0.0), None, fits=False)]
+    assert limit_lines("memory", condition, limits, smallest=True) == ["arena: below 5.7 the models do not fit"]
+
+
+def test_a_search_among_figures_that_are_not_monotone_says_so() -> None:
+    """The line has the limit and the worst value tried on the side that should be better."""
+    limit = Limit("gpu", Probe(11.4, 0.009, 0.0), Probe(11.3, 0.02, 0.0), worse=Probe(14.0, 0.013, 0.0))
+    (line,) = limit_lines("memory", Condition("violations", 0.01), [limit], smallest=True)
+    assert "0.90% at 11.4, but 1.30% at 14" in line
 
 
 def test_verdicts(plan: Plan) -> None:
@@ -95,15 +104,15 @@ def test_verdicts(plan: Plan) -> None:
     assert verdict(replace(priced, memory="paper")).endswith(" * memory (Eq. 4)")
     priced = replace(priced, policy="chrion")
     budget = replace(priced, budget_mb=1e6)
-    assert verdict(budget, priced=False).endswith("; objective: minimum latency within the GPU budget")
+    assert verdict(replace(budget, priced=False)).endswith("; objective: minimum latency within the GPU budget")
     assert verdict(budget).endswith(" * resident memory")
     slo = replace(priced, slo_ms=1e6)
-    assert verdict(slo, priced=False).endswith("; objective: minimum resident memory within the SLO")
+    assert verdict(replace(slo, priced=False)).endswith("; objective: minimum resident memory within the SLO")
     unweighed = replace(slo, policy="peft")
-    assert verdict(unweighed, priced=False).endswith("; objective: minimum latency")
+    assert verdict(replace(unweighed, priced=False)).endswith("; objective: minimum latency")
     both = replace(slo, budget_mb=1e6)
-    assert verdict(both, priced=False).endswith("minimum resident memory within the GPU budget and the SLO")
-    assert verdict(replace(slo, slo_ms=1e-6), priced=False) == "objective: minimum latency"
+    assert verdict(replace(both, priced=False)).endswith("minimum resident memory within the GPU budget and the SLO")
+    assert verdict(replace(slo, slo_ms=1e-6, priced=False)) == "objective: minimum latency"
     object.__setattr__(plan, "slo_ms", 100.0)
     assert verdict(plan).startswith("meets")
     object.__setattr__(plan, "slo_ms", 1.0)
@@ -122,7 +131,7 @@ def test_verdicts(plan: Plan) -> None:
 
 
 @pytest.mark.parametrize(
-    ("measured", "expected"), [(412.5, "measured at most 412.5 MB"), (None, "not known"), (0.0, "0.0 MB")]
+    ("measured", "expected"), [(412.5, "measured at most 412.5 MB"), (None, "not known"), (0.0, "0 MB")]
 )
 def test_memory_is_predicted_both_ways_beside_the_measured_peak(measured: float | None, expected: str) -> None:
     """The line has the sum of Equation 4, the size of an arena, and the measured peak if it is known."""
@@ -267,4 +276,4 @@ def test_after_interference_there_is_no_verdict_on_policies() -> None:
     timing = Timing("cpu", 1.0, 1.0, 1.0, 9)
     result, profile = PolicyResult("cpu", planned(), 1.0, 1, 0, timing), Profile(MACHINE, 2, None, {})
     busy = PolicyComparison(load(branches()), profile, (result,), (timing,), interference=True)
-    assert comparison_verdict(busy) == "the machine was too busy for a reliable comparison; repeat it"
+    assert comparison_verdict(busy).startswith("the machine was too busy for a reliable comparison: repeat it")

@@ -17,7 +17,7 @@ import pytest
 import typer
 
 from chrion import Generator, HybridSession, zoo
-from chrion.cli import bench, demo, devices, steps
+from chrion.cli import bench, demo, devices, report, steps
 from chrion.devices import providers
 from chrion.devices.probe import ProbeResult
 from chrion.generation.scheduling import IterationScheduler
@@ -77,6 +77,11 @@ def occupy_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let commands that time sessions find other processes on the cores all the time."""
     for module in (steps, comparison):
         monkeypatch.setattr(module, "CoreMonitor", _BusyMonitor)
+
+
+def watch_runs(monkeypatch: pytest.MonkeyPatch, *, busy: bool) -> None:
+    """Let ``chrion report`` find other processes on the cores while it runs a model, or find none."""
+    monkeypatch.setattr(report, "UsageMonitor", lambda _cores: FakeInterferenceMonitor([0] if busy else []))
 
 
 def set_arguments(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:

@@ -93,7 +93,7 @@ def test_results_are_marked() -> None:
     ("decoder", "message"),
     [
         ({"hardware": "l44"}, "decoder.hardware: hardware 'l44': unknown part 'l44'"),
-        ({"hardware": 4}, "decoder.hardware = 4: expected text"),
+        ({"hardware": 4}, "decoder.hardware: expected text"),
         ({"hardware": "epyc-16"}, "decoder.hardware: 'epyc-16' has no accelerator"),
         ({"hardware": "l4", "weights_gb": 30.0}, "decoder.weights_gb = 30: NVIDIA L4 has no room"),
         ({"hardware": "l4", "weights_gb": 30.0, "cache_gb": 2}, "decoder.weights_gb = 30: NVIDIA L4 has no room"),
@@ -101,7 +101,7 @@ def test_results_are_marked() -> None:
         ({"hardware": "l4", "weights_gb": 30.0, "slots": 0}, "decoder.weights_gb = 30: NVIDIA L4 has no room"),
         ({"hardware": "l4", "cache_gb": 500}, "decoder.cache_gb = 500: NVIDIA L4 has room for 22.7 GB of keys"),
         ({"hardware": "l4", "slots": 1_000_000}, "decoder.slots = 1000000: NVIDIA L4 has room for 22.7 GB of keys"),
-        ({"hardware": "l4", "element_type": "int4"}, "decoder.element_type = 'int4': expected one of"),
+        ({"hardware": "l4", "element_type": "int4"}, "decoder.element_type: expected one of"),
         ({"hardware": "l4", "costs": 1}, "decoder.costs: expected a table, found 1"),
         ({"hardware": "l4", "weight_gb": 1}, "decoder: unknown key 'weight_gb'"),
     ],

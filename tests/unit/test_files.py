@@ -63,11 +63,12 @@ def test_json_of_another_schema_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
-    """The error says that the file is not text, without the words of Python's decoder."""
-    path = tmp_path / "f.onnx"
-    path.write_bytes(b"\x08\x83\xff")
-    with pytest.raises(PlanError, match=r"f\.onnx: not JSON: not text in UTF-8$"):
-        read_json(path, "a/1", PlanError)
+    """The error says that the file is not text, without the words of Python's decoder, or that it is a model."""
+    messages = {"f.json": "not JSON: not text in UTF-8$", "f.onnx": "expected a file of schema a/1, found a model$"}
+    for name, message in messages.items():
+        (tmp_path / name).write_bytes(b"\x08\x83\xff")
+        with pytest.raises(PlanError, match=f"{name}: {message}"):
+            read_json(tmp_path / name, "a/1", PlanError)
 
 
 @pytest.mark.parametrize(

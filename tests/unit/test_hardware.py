@@ -157,23 +157,23 @@ def test_wrong_names_are_refused(name: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('kind = "accelerator"', 'kind = "gpu"', "kind = 'gpu': expected one of accelerator, processor, link"),
-        ('kind = "accelerator"', "", "kind = None"),
+        ('kind = "accelerator"', 'kind = "gpu"', "kind: expected one of accelerator, processor, link"),
+        ('kind = "accelerator"', "", "found None"),
         ('title = "Mine"', "", "title is missing"),
-        ('title = "Mine"', "title = 3", "title = 3: expected text"),
+        ('title = "Mine"', "title = 3", "title: expected text"),
         ('title = "Mine"', 'title = "Mine"\nname = "x"', "unknown key 'name'"),
         ('title = "Mine"', 'title = "Mine"\nmemory_gb = 8', "unknown key 'memory_gb'"),
         ("memory_gb = 8", "", "figures.memory_gb is missing"),
         ("memory_gb = 8", 'memory_gb = 8\ntitle = "T"', "figures: unknown key 'title'"),
         ("memory_gb = 8", 'memory_gb = 8\nname = "x"', "figures: unknown key 'name'"),
-        ("memory_gb = 8", "memory_gb = true", "memory_gb = True: expected a number"),
-        ("memory_gb = 8", 'memory_gb = "8"', "memory_gb = '8': expected a number"),
-        ("memory_gb = 8", "memory_gb = -8", "memory_gb = -8: expected a number above 0"),
-        ("memory_gb = 8", "memory_gb = nan", "memory_gb = nan: expected a number above 0"),
-        ("memory_gb = 8", "memory_gb = inf", "memory_gb = inf: expected a number of at most"),
-        ("memory_gb = 8", "memory_gb = 0", "memory_gb = 0: expected a number above 0"),
-        ("memory_gb = 8", "memory_gb = { value = 8, source = 1 }", "figures.memory_gb.source = 1: expected text"),
-        ("memory_gb = 8", "memory_gb = { source = 'x' }", "memory_gb = {'source': 'x'}: expected a number"),
+        ("memory_gb = 8", "memory_gb = true", "memory_gb: expected a number"),
+        ("memory_gb = 8", 'memory_gb = "8"', "memory_gb: expected a number"),
+        ("memory_gb = 8", "memory_gb = -8", "memory_gb: expected a number above 0"),
+        ("memory_gb = 8", "memory_gb = nan", "memory_gb: expected a number above 0"),
+        ("memory_gb = 8", "memory_gb = inf", "memory_gb: expected a number of at most"),
+        ("memory_gb = 8", "memory_gb = 0", "memory_gb: expected a number above 0"),
+        ("memory_gb = 8", "memory_gb = { value = 8, source = 1 }", "figures.memory_gb.source: expected text"),
+        ("memory_gb = 8", "memory_gb = { source = 'x' }", "memory_gb: expected a number"),
         (
             "memory_gb = 8",
             "memory_gb = 8\nmemori_gb = 8",
@@ -199,12 +199,12 @@ def test_damaged_files_are_refused(tmp_path: Path, old: str, new: str, message: 
 def test_a_share_above_one_and_half_a_core_are_refused(tmp_path: Path) -> None:
     """The efficiency of a link is at most 1, and a number of cores is whole."""
     link = written(tmp_path, LINK.replace("0.5", "1.5"))
-    with pytest.raises(HardwareError, match=r"efficiency = 1\.5"):
+    with pytest.raises(HardwareError, match=r"efficiency: expected a number of at most 1, found 1\.5"):
         hardware(f"l4+{link}")
     text = (Path(__file__).parents[2] / "profiles/hardware/epyc-16.toml").read_text()
     assert "cores = { value = 16," in text
     half = written(tmp_path, text.replace("cores = { value = 16,", "cores = { value = 1.5,"))
-    with pytest.raises(HardwareError, match=r"cores = 1\.5: expected a whole number"):
+    with pytest.raises(HardwareError, match=r"cores: expected a whole number"):
         hardware(half)
 
 

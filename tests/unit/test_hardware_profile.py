@@ -113,7 +113,7 @@ def test_machines_that_cannot_be_planned_for_are_refused() -> None:
     graph = chrion.load(branches(), optimise=False)
     with pytest.raises(HardwareError, match="a processor is missing"):
         estimate_profile(graph, hardware("l4"))
-    with pytest.raises(HardwareError, match="17 requested, but epyc-16 has 1 to 16"):
+    with pytest.raises(HardwareError, match="expected 1 to 16, the cores of epyc-16, found 17"):
         estimate_profile(graph, L4, 17)
 
 

@@ -168,11 +168,11 @@ def test_an_iteration_does_not_look_at_requests_that_wait() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"max_batch": 0}, "max_batch: 0"),
-        ({"n_slots": 0}, "n_slots: 0"),
-        ({"n_workers": 0}, "n_workers: 0"),
-        ({"policy": "other"}, "unknown policy 'other'"),
-        ({"chunk": -1}, "chunk: -1"),
+        ({"max_batch": 0}, "max_batch: expected 1 or more, found 0"),
+        ({"n_slots": 0}, "n_slots: expected 1 or more, found 0"),
+        ({"n_workers": 0}, "n_workers: expected 1 or more, found 0"),
+        ({"policy": "other"}, "policy: expected one of iteration, request, found 'other'"),
+        ({"chunk": -1}, "chunk: expected 0 or more, found -1"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments: dict[str, int], message: str) -> None:

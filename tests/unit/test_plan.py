@@ -98,7 +98,18 @@ def test_the_repr_of_a_plan_is_one_line() -> None:
 
 
 #: Keys that older plan files do not have.
-LATER = ("streams", "stages", "merged", "budget_mb", "memory", "origin", "cpu_only_cores", "model_operators", "native")
+LATER = (
+    "streams",
+    "stages",
+    "merged",
+    "budget_mb",
+    "memory",
+    "origin",
+    "cpu_only_cores",
+    "model_operators",
+    "native",
+    "priced",
+)
 
 
 def test_a_missing_key_is_refused(tmp_path: Path) -> None:

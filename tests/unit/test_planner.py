@@ -163,10 +163,10 @@ def test_values_that_wait_for_their_copies_count_in_the_budget() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"alpha": -1.0}, "invalid alpha -1.0: expected a number of ms per MB, 0 or more"),
-        ({"alpha": float("nan")}, "invalid alpha nan"),
+        ({"alpha": -1.0}, "alpha: expected a number of ms per MB, 0 or more, found -1.0"),
+        ({"alpha": float("nan")}, "alpha: expected a number of ms per MB, 0 or more, found nan"),
         ({"policy": "hefty"}, "unknown policy 'hefty'"),
-        ({"streams": 0}, "invalid number of streams 0: expected 1 or more"),
+        ({"streams": 0}, "streams: expected 1 or more, found 0"),
         ({"meter": lambda *_: None}, "policy chrion measures no stages .choose --policy ios"),
     ],
 )

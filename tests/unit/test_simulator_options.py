@@ -189,10 +189,10 @@ def test_bad_columns(tmp_path: Path, text: str, message: str) -> None:
         ({"max_delay_ms": 5.0}, r"models.m0.max_delay_ms = 5: only with max_batch above 1"),
         ({"max_batch": 2, "admission": "deadline"}, r"models.m0.max_batch: not with policies.admission = 'deadline'"),
         ({"autoscaling.target": 2.0}, r"autoscaling.min_servers is missing"),
-        ({"autoscaling.min_servers": 2}, r"autoscaling.min_servers = 2: expected at most 1, the number"),
-        ({"gpus": 0}, r"servers\[0\].gpus = 0: expected a whole number of at least 1"),
-        ({"gpu_speed": 0.0}, r"servers\[0\].gpu_speed = 0.0: expected a number above 0"),
-        ({"variants.gpu.batch_cost": -1.0}, r"batch_cost = -1.0: expected a number of at least 0"),
+        ({"autoscaling.min_servers": 2}, r"autoscaling.min_servers: expected at most 1, the number"),
+        ({"gpus": 0}, r"servers\[0\].gpus: expected a whole number of at least 1"),
+        ({"gpu_speed": 0.0}, r"servers\[0\].gpu_speed: expected a number above 0"),
+        ({"variants.gpu.batch_cost": -1.0}, r"batch_cost: expected a number of at least 0"),
     ],
 )
 def test_options_that_are_refused(sets: dict[str, Any], message: str) -> None:

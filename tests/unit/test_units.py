@@ -15,6 +15,7 @@ from chrion.common.units import (
     format_count,
     format_mb,
     format_ms,
+    format_range_ms,
     format_shape,
     parse_duration_ms,
     parse_range,
@@ -57,7 +58,7 @@ def test_invalid_durations_are_refused(text: str) -> None:
     """The error names the option and the text, and its hint has examples."""
     with pytest.raises(OptionError) as caught:
         parse_duration_ms(text, "slo")
-    assert str(caught.value).startswith(f"slo: {text!r}")
+    assert str(caught.value).startswith(f"slo: expected a duration above zero, found {text!r}")
     assert "60ms" in caught.value.hint
 
 
@@ -91,7 +92,7 @@ def test_invalid_sizes_are_refused(text: str) -> None:
     """The error names the option and the text, and its hint has examples."""
     with pytest.raises(OptionError) as caught:
         parse_size_mb(text, "gpu budget")
-    assert str(caught.value).startswith(f"gpu budget: {text!r}")
+    assert str(caught.value).startswith(f"gpu budget: expected a size of zero or more, found {text!r}")
     assert "600MB" in caught.value.hint
 
 
@@ -160,7 +161,7 @@ def test_ranges_of_too_many_values_are_refused(text: str, count: str) -> None:
     """The message has the number of values, which are not created, and the limit."""
     with pytest.raises(OptionError) as caught:
         parse_range(text, "alpha")
-    assert caught.value.message == f"alpha: {text!r} has {count} values, at most 1000 are allowed"
+    assert caught.value.message == f"alpha: expected a range of at most 1000 values, found {count}"
 
 
 @pytest.mark.parametrize(
@@ -170,7 +171,7 @@ def test_invalid_ranges_are_refused(text: str) -> None:
     """The message names the option and the text, and the hint shows both forms."""
     with pytest.raises(OptionError) as caught:
         parse_range(text, "alpha")
-    assert caught.value.message == f"alpha: {text!r} is not a range of numbers"
+    assert caught.value.message == f"alpha: expected a range of numbers, found {text!r}"
     assert "0:1:0.1" in caught.value.hint
 
 
@@ -186,7 +187,7 @@ def test_shapes(text: str, name: str, dims: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("text", ["x", "x=", "=1x2", "x=1x", "x=axb", "x=-1", "x=1,2", ""])
 def test_invalid_shapes_are_refused(text: str) -> None:
     """Any text that is not a shape is refused."""
-    with pytest.raises(OptionError, match="NAME=DxD"):
+    with pytest.raises(OptionError, match="--shape: expected NAME=SHAPE"):
         parse_shape(text)
 
 
@@ -203,8 +204,17 @@ def test_durations_are_formatted_with_three_digits(ms: float, text: str) -> None
 
 
 def test_sizes_are_formatted_with_their_unit() -> None:
-    """Megabytes have one decimal; sizes below one megabyte are in kilobytes."""
-    assert [format_mb(mb) for mb in (1643.0, 0.0124, 0)] == ["1643.0 MB", "12.4 kB", "0.0 MB"]
+    """Megabytes have one decimal; smaller sizes are in kilobytes or bytes, and none is printed as zero."""
+    assert [format_mb(mb) for mb in (1643.0, 0.0124, 8e-5, 0)] == ["1643.0 MB", "12.4 kB", "80 B", "0 MB"]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "text"),
+    [(0.982, 1.024, "0.98 to 1.02 ms"), (0.4, 0.83, "400 to 830 us"), (980.0, 1234.0, "0.98 to 1.23 s")],
+)
+def test_ranges_have_one_unit(low: float, high: float, text: str) -> None:
+    """Both ends are in the unit of the upper one."""
+    assert format_range_ms(low, high) == text
 
 
 def test_shapes_are_formatted_as_they_are_parsed() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from chrion.errors import OptionError
+from chrion.common.wrong_values import wrong_value
 
 #: ``background`` is the default; see :mod:`chrion.runtime.engines`.
 TUNING_MODES = ("background", "now", "never")
@@ -21,5 +21,5 @@ def tuning_mode(tune: str | None) -> str:
     chosen = tune if tune is not None else os.environ.get(TUNE_VARIABLE) or TUNING_MODES[0]
     if chosen not in TUNING_MODES:
         where = "tune" if tune is not None else f"environment variable {TUNE_VARIABLE}"
-        raise OptionError(f"{where}: expected one of {', '.join(TUNING_MODES)}, found {chosen!r}")
+        raise wrong_value(where, f"one of {', '.join(TUNING_MODES)}", chosen)
     return chosen

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from chrion.errors import OptionError
+from chrion.common.wrong_values import wrong_value
 from chrion.graph.dag import Dag
 
 #: Definitions of a group.
@@ -68,7 +68,7 @@ def endings(
         OptionError: ``groups`` is not one of them.
     """
     if groups not in GROUPS:
-        raise OptionError(f"unknown definition of groups {groups!r}", hint=f"choose one of {', '.join(GROUPS)}")
+        raise wrong_value("groups", f"one of {', '.join(GROUPS)}", groups)
     largest = len(block.units) if r is None else r
     most = len(block.units) if s is None else s
     roots = [block.below[u] & remaining for u in range(remaining.bit_length()) if remaining >> u & 1]

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from chrion.common.installation import install_hint
 from chrion.errors import OptionError
 from chrion.graph.dag import Dag
 from chrion.profiler.costs import Costs
@@ -78,9 +79,7 @@ def _cp_model() -> Any:
     try:
         from ortools.sat.python import cp_model  # noqa: PLC0415 - an extra
     except ImportError as error:
-        raise OptionError(
-            "policy exact needs OR-Tools, which is not installed", hint="pip install 'chrion[exact]'"
-        ) from error
+        raise OptionError("policy exact needs OR-Tools, which is not installed", hint=install_hint("exact")) from error
     return cp_model
 
 

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import h11
 
-from chrion.errors import OptionError
+from chrion.common.wrong_values import wrong_value
 
 #: Idle connections older than this are not used again; servers close theirs after 20 s or later.
 _IDLE_S = 10.0
@@ -67,7 +67,7 @@ class HttpClient:
         except (KeyError, ValueError):
             port = 0
         if not (parts.hostname and port) or parts.path.strip("/") or parts.query or parts.username:
-            raise OptionError(f"--url {url!r}: expected http://HOST:PORT or https://HOST:PORT")
+            raise wrong_value("--url", "http://HOST:PORT or https://HOST:PORT", url)
         self._address = parts.hostname, port
         self._tls = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
         self.has_token = "Authorization" in headers

@@ -19,6 +19,7 @@ import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
 from chrion.common.files import write_atomically
+from chrion.common.wrong_values import wrong_value
 from chrion.errors import OptionError, ScenarioError
 from chrion.serving.replay.target import served_name
 from chrion.serving.server.repository import session_bytes
@@ -55,7 +56,7 @@ def write_stand_ins(scenario: Scenario, folder: Path, pattern: str = "") -> int:
     """
     pattern = pattern or (SHRINK if SHRINK in scenario.patterns else scenario.patterns[0])
     if pattern not in scenario.patterns:
-        raise OptionError(f"--pattern {pattern!r}: expected one of {', '.join(scenario.patterns)}")
+        raise wrong_value("--pattern", f"one of {', '.join(scenario.patterns)}", pattern)
     _check_names(scenario)
     try:
         if folder.exists() and any(folder.iterdir()):

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from chrion.common.installation import install_hint
 from chrion.errors import ModelError, OptionError
 from chrion.generation.rewrites.context_length import read_configuration
 from chrion.generation.rewrites.model_folder import model_folders
@@ -40,7 +41,7 @@ class ChatTemplate:
 
             from chrion.serving.server.template_environment import make_environment  # noqa: PLC0415 - needs Jinja
         except ImportError as error:
-            raise OptionError("chats need the library jinja2", hint="pip install 'chrion[text]'") from error
+            raise OptionError("chats need the library jinja2", hint=install_hint("text")) from error
         self._tokens = dict(tokens)
         try:
             self._template = make_environment().from_string(source)

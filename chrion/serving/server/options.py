@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import psutil
 from msgspec import structs
 
+from chrion.common.wrong_values import wrong_value
 from chrion.devices import CPU_PROVIDER, usable_provider
 from chrion.errors import OptionError
 from chrion.serving.manager import ManagerPolicies
@@ -60,11 +61,11 @@ class ServerOptions:
     def __post_init__(self) -> None:
         if self.control not in CONTROL_MODES:
             known = ", ".join(CONTROL_MODES)
-            raise OptionError(f"--model-control: expected one of {known}, found {self.control!r}")
+            raise wrong_value("--model-control", f"one of {known}", self.control)
         if self.load and self.control != "explicit":
             raise OptionError("--load-model: only with --model-control explicit")
         if not self.repository.is_dir():
-            raise OptionError(f"repository {self.repository}: not a folder")
+            raise wrong_value("repository", "a folder", str(self.repository))
 
 
 def parse_address(text: str, option: str) -> tuple[str, int]:
@@ -75,7 +76,7 @@ def parse_address(text: str, option: str) -> tuple[str, int]:
     """
     host, colon, port = text.rpartition(":")
     if not (colon and host and port.isascii() and port.isdigit() and int(port) < 65536):
-        raise OptionError(f"{option} {text!r}: expected HOST:PORT", hint="for example 127.0.0.1:8000")
+        raise wrong_value(option, "HOST:PORT", text, hint="for example 127.0.0.1:8000")
     return host.strip("[]"), int(port)
 
 
@@ -89,9 +90,7 @@ def parse_origin(text: str) -> str:
     if text != "*" and not (
         parts.scheme in ("http", "https") and parts.netloc and text == f"{parts.scheme}://{parts.netloc}"
     ):
-        raise OptionError(
-            f"--cors {text!r}: expected SCHEME://HOST[:PORT] or *", hint="for example http://localhost:3000"
-        )
+        raise wrong_value("--cors", "SCHEME://HOST[:PORT] or *", text, hint="for example http://localhost:3000")
     return text
 
 
@@ -143,7 +142,7 @@ def parse_replicas(text: str) -> tuple[int, int]:
     minimum, dots, maximum = text.partition("..")
     numbers = [int(part) for part in (minimum, maximum if dots else minimum) if part.isascii() and part.isdigit()]
     if len(numbers) != 2 or not 0 < numbers[0] <= numbers[1] <= 1000:
-        raise OptionError(f"--replicas {text!r}: expected nodes, a number, or MIN..MAX", hint="for example 2..8")
+        raise wrong_value("--replicas", "nodes, a number, or MIN..MAX", text, hint="for example 2..8")
     return numbers[0], numbers[1]
 
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import time
 from collections.abc import Mapping
-from typing import Any
 
-from chrion.errors import OptionError
 from chrion.serving.server.request_timing import RequestTiming
 
-_MODULES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
 _SERVICE = "chrion"
 
 
@@ -19,13 +15,9 @@ class RequestTracer:
 
     Args:
         endpoint: The collector: ``http://HOST:4318``.
-
-    Raises:
-        OptionError: OpenTelemetry is not installed.
     """
 
     def __init__(self, endpoint: str) -> None:
-        _require()
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
         from opentelemetry.sdk.resources import SERVICE_NAME, Resource  # noqa: PLC0415
         from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
@@ -76,13 +68,3 @@ class RequestTracer:
     def close(self) -> None:
         """Send what is left, and end the background thread."""
         self._provider.shutdown()
-
-
-def _require() -> None:
-    for name in _MODULES:
-        try:
-            spec: Any = importlib.util.find_spec(name)
-        except ModuleNotFoundError:  # of a package above it
-            spec = None
-        if spec is None:
-            raise OptionError(f"--otlp: {name} is not installed", hint="pip install 'chrion[otel]'")

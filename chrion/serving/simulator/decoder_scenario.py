@@ -15,6 +15,7 @@ from msgspec.structs import asdict
 
 from chrion.common.records import Count, NonNegative, Positive, PositiveCount, Record, read_record
 from chrion.common.suggestions import did_you_mean
+from chrion.common.wrong_values import wrong_value
 from chrion.errors import OptionError, ScenarioError
 from chrion.serving.simulator.decoder_table import DecoderSpec, complete_decoder
 from chrion.serving.simulator.scenario import ScenarioSource
@@ -170,7 +171,8 @@ def _build(content: Mapping[str, Any], source: ScenarioSource) -> DecoderScenari
     for name in ("prompt", "new"):
         minimum, maximum = (getattr(file.requests, f"{name}_{end}") for end in ("least", "most"))
         if minimum > maximum:
-            raise ScenarioError(f"requests.{name}_least = {minimum}: expected at most {name}_most = {maximum}")
+            expected = f"at most {name}_most = {maximum}"
+            raise wrong_value(f"requests.{name}_least", expected, minimum, failure=ScenarioError)
     return DecoderScenario(
         name=content.get("name", source.name),
         seed=file.seed,
@@ -206,7 +208,7 @@ def _changed(content: Mapping[str, Any], sets: Mapping[str, Any]) -> dict[str, A
         for part in path:
             table = table.setdefault(part, {})
             if not isinstance(table, dict):
-                raise ScenarioError(f"{part}: expected a table, found {table!r}")
+                raise wrong_value(part, "a table", table, failure=ScenarioError)
         table[last] = value
     return changed
 

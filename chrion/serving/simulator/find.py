@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from chrion.common.records import read_record
-from chrion.errors import OptionError, ScenarioError
+from chrion.common.wrong_values import wrong_value
+from chrion.errors import ScenarioError
 from chrion.serving.simulator.results import PatternResult
 from chrion.serving.simulator.run import simulate
 from chrion.serving.simulator.scenario import Scenario, ScenarioSource
@@ -87,8 +88,13 @@ class Limit:
     pattern: str
     #: The last value that meets the condition; None if no permitted value does.
     found: Probe | None
-    #: The first value that does not; None if all permitted values do.
+    #: The first value that does not; None if all permitted values do, or the models do not fit on it.
     beyond: Probe | None
+    #: Whether the models fit on the next value.
+    fits: bool = True
+    #: The worst of the values tried that have more servers or memory, fewer models or a lower rate, if its figure is
+    #: above that of the limit: then the figure does not change in one direction.
+    worse: Probe | None = None
 
 
 def parse_until(text: str) -> Condition:
@@ -100,10 +106,10 @@ def parse_until(text: str) -> Condition:
     match = re.fullmatch(r"\s*([a-z0-9]+)\s*<=\s*([0-9.]+)\s*(%|ms)?\s*", text)
     hint = f"for example violations<=1% or p99<=250ms; figures: {', '.join(METRICS)}"
     if not match or match[1] not in METRICS or match[2].count(".") > 1 or match[2] == ".":
-        raise OptionError(f"--until {text!r}: expected figure<=limit", hint=hint)
+        raise wrong_value("--until", "figure<=limit", text, hint=hint)
     unit = "%" if match[1] in _SHARES else "ms"
     if match[3] != unit:
-        raise OptionError(f"--until {text!r}: expected a limit in {unit}", hint=hint)
+        raise wrong_value("--until", f"a limit in {unit}", text, hint=hint)
     return Condition(match[1], float(match[2]) / (100 if unit == "%" else 1))
 
 
@@ -147,7 +153,7 @@ def searched(name: str, scenario: Scenario) -> Searched:
         ),
     }
     if name not in known:
-        raise OptionError(f"--find {name!r}: expected one of {', '.join(known)}")
+        raise wrong_value("--find", f"one of {', '.join(known)}", name)
     return known[name]
 
 
@@ -197,7 +203,12 @@ def _limit(source: ScenarioSource, quantity: Searched, condition: Condition, pat
         if meets(at):
             last = at
     beyond = last + step
-    return Limit(pattern, probe(last) if has_limit else None, probe(min(beyond, enough)) if beyond in numbers else None)
+    found = probe(last) if has_limit else None
+    after = probe(min(beyond, enough)) if beyond in numbers else None
+    easier = [tried for n, tried in probes.items() if tried and (n - last) * step < 0]
+    worst = max(easier, key=lambda tried: tried.figure, default=None)
+    worse = worst if worst and found and worst.figure > found.figure else None
+    return Limit(pattern, found, after, after is not None or beyond not in numbers, worse)
 
 
 def _probe(source: ScenarioSource, quantity: Searched, condition: Condition) -> tuple[Probe | None, bool]:

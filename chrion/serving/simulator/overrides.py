@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from chrion.common.suggestions import did_you_mean
+from chrion.common.wrong_values import wrong_value
 from chrion.errors import OptionError
 from chrion.serving.simulator.settings import SECTIONS
 from chrion.serving.variants import VariantTable
@@ -20,6 +21,8 @@ from chrion.serving.variants import VariantTable
 #: Keys at the top level of a scenario.
 TOP_KEYS = ("name", "description", "seed", "preload", "patterns", "shrink", "catalogue", "use", "total_models")
 VARIANT_KEYS = VariantTable.__struct_fields__
+#: Names of entries that a message lists.
+_LISTED = 12
 
 
 def parse_set(text: str) -> tuple[str, Any]:
@@ -30,7 +33,7 @@ def parse_set(text: str) -> tuple[str, Any]:
     """
     key, equals, value = text.partition("=")
     if not (equals and key.strip() and value.strip()):
-        raise OptionError(f"--set {text!r}: expected key=value", hint="for example rate_per_s=8")
+        raise wrong_value("--set", "key=value", text, hint="for example rate_per_s=8")
     return key.strip(), _value(value.strip())
 
 
@@ -43,7 +46,7 @@ def parse_sweep(text: str) -> tuple[str, tuple[Any, ...]]:
     key, equals, values = text.partition("=")
     parts = [part.strip() for part in values.split(",")]
     if not (equals and key.strip() and all(parts)):
-        raise OptionError(f"--sweep {text!r}: expected key=value,value", hint="for example rate_per_s=4,8,12")
+        raise wrong_value("--sweep", "key=value,value", text, hint="for example rate_per_s=4,8,12")
     return key.strip(), tuple(_value(part) for part in parts)
 
 
@@ -130,8 +133,21 @@ def _tables(content: dict[str, Any], path: list[str], key: str) -> list[dict[str
     tables = _entries(content.setdefault(section, default), rest[:-1] if len(rest) > 1 else ["*"])
     matches = list(tables)
     if not matches:
-        raise OptionError(f"key {key!r}: the scenario has no entry of that name")
+        names = _names(content[section])
+        hint = next((hint for name in rest[:-1] if (hint := did_you_mean(name, names, "-")) != "-"), "")
+        raise OptionError(
+            f"key {key!r}: the scenario has no entry of that name",
+            hint=hint or f"entries: {', '.join(names[:_LISTED])}",
+        )
     return matches
+
+
+def _names(node: Any) -> list[str]:
+    """Return the names of the entries of a section, and of the variants of its models."""
+    entries = [entry for entry in node if isinstance(entry, dict)] if isinstance(node, list) else []
+    names = [str(entry["name"]) for entry in entries if "name" in entry]
+    variants = (entry.get("variants") for entry in entries)
+    return list(dict.fromkeys([*names, *(name for table in variants if isinstance(table, dict) for name in table)]))
 
 
 def _entries(node: Any, path: list[str]) -> Iterator[dict[str, Any]]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, mean, stdev
 
-from chrion.errors import OptionError
+from chrion.common.wrong_values import wrong_value
 from chrion.serving.simulator.find import METRICS
 from chrion.serving.simulator.sweep import SweepPoint
 
@@ -33,7 +33,7 @@ def seeds(first: int, number: int) -> list[dict[str, int]]:
         OptionError: There are fewer than two replications, from which no interval follows.
     """
     if number < 2:
-        raise OptionError(f"--replications {number}: expected at least 2")
+        raise wrong_value("--replications", "2 or more", number)
     return [{"seed": first + i} for i in range(number)]
 
 

@@ -17,6 +17,7 @@ from chrion.common.files import bundled_folder, read_toml
 from chrion.common.records import read_record, refuse_unknown
 from chrion.common.suggestions import did_you_mean
 from chrion.common.units import format_count
+from chrion.common.wrong_values import wrong_value
 from chrion.errors import PlanError, ScenarioError
 from chrion.serving.manager.policies import ADMISSION, EVICTION, LOAD_ORDER
 from chrion.serving.manager.policy_settings import PolicySpec, route_of
@@ -187,8 +188,9 @@ class ScenarioSource:
             yield
         except (ScenarioError, PlanError) as error:
             path = str(self.folder / f"{self.name}.toml")
+            shown = self.name if self.folder == bundled_folder("scenarios") else path
             sets = ", ".join(f"{key}={value}" for key, value in self.sets.items())
-            where = f"{path} with {sets}" if sets else path
+            where = f"{shown} with {sets}" if sets else shown
             raise type(error)(f"{where}: {error.message.removeprefix(f'{path}: ')}", hint=error.hint) from error
 
 
@@ -227,7 +229,7 @@ def with_catalogue(content: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     merged = {entry["name"]: dict(entry) for entry in (_catalogue(str(name), folder) if name else [])}
     use = content.get("use", list(merged))
     if not isinstance(use, list) or not all(isinstance(entry, str) for entry in use):
-        raise ScenarioError(f"use = {use!r}: expected a list of names")
+        raise wrong_value("use", "a list of names", use, failure=ScenarioError)
     refuse_unknown(dict.fromkeys(use), merged, f"use: catalogue {name}")
     models = {key: merged[key] for key in use}
     names = [str(entry.get("name")) for entry in own]
@@ -325,9 +327,8 @@ def _servers(groups: Sequence[ServerSpec]) -> tuple[ServerSpec, ...]:
 
 def _autoscaling(spec: AutoscalingSpec | None, servers: Sequence[ServerSpec]) -> AutoscalingSpec | None:
     if spec and spec.min_servers > len(servers):
-        raise ScenarioError(
-            f"autoscaling.min_servers = {spec.min_servers}: expected at most {len(servers)}, the number of servers"
-        )
+        expected = f"at most {len(servers)}, the number of servers"
+        raise wrong_value("autoscaling.min_servers", expected, spec.min_servers, failure=ScenarioError)
     return spec
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from chrion.common.records import read_record
+from chrion.common.wrong_values import wrong_value
 from chrion.errors import PlanError, ScenarioError
 from chrion.serving.simulator.settings import ModelSpec, SloSpec
 from chrion.serving.variants import MEASURED_KEYS, PLAN_KEYS, Variant, VariantTable, from_plan, from_table
@@ -69,9 +70,8 @@ def _variant(name: str, table: VariantTable, where: str, folder: Path) -> Varian
 def check_shrink(given: tuple[str, ...], families: Sequence[Family]) -> None:
     """Check the variants of the pattern ``shrink``: all models must have them, and memory must not increase."""
     if len(given) == 1 or len(set(given)) < len(given):
-        raise ScenarioError(
-            f"shrink = {list(given)!r}: expected a list of two or more names of variants, the largest first"
-        )
+        expected = "a list of two or more names of variants, the largest first"
+        raise wrong_value("shrink", expected, list(given), failure=ScenarioError)
     for spec, variants in families:
         for name in given:
             if name not in variants:
@@ -102,7 +102,7 @@ def read_patterns(
         raise ScenarioError(f"models: no variant is common to all models ({names})", hint="rename variants")
     patterns = common if given is None else given
     if not patterns or len(set(patterns)) < len(patterns):
-        raise ScenarioError(f"patterns = {list(patterns)!r}: expected a list of distinct names of variants")
+        raise wrong_value("patterns", "a list of distinct names of variants", list(patterns), failure=ScenarioError)
     for spec, variants in families:
         for pattern in patterns:
             if pattern == SHRINK and not (shrink or SHRINK in variants):

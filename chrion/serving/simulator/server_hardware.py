@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from chrion.common.wrong_values import wrong_value
 from chrion.errors import HardwareError, ScenarioError
 from chrion.hardware import Hardware
 from chrion.hardware import hardware as find_hardware
@@ -49,7 +50,7 @@ def find_machine(table: Mapping[str, Any], key: str, default: str, folder: Path,
     """
     name = table.get(key) or default
     if not isinstance(name, str):
-        raise ScenarioError(f"{section}.{key} = {name!r}: expected text")
+        raise wrong_value(f"{section}.{key}", "text", name, failure=ScenarioError)
     try:
         return find_hardware(name, folder)
     except HardwareError as error:

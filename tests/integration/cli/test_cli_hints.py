@@ -12,7 +12,7 @@ import pytest
 
 import chrion
 from chrion import HybridSession
-from chrion.errors import ChrionError, OptionError
+from chrion.errors import ChrionError, ModelError, OptionError
 from command_line import PAPER, Chrion, assert_each_refused
 from helpers import FLOAT, branches, make_model, node, value
 
@@ -41,18 +41,44 @@ def test_mistakes_are_answered_by_what_is_known(cli: Chrion) -> None:
             (["partition", "free.onnx", "--shape", "tim=4"], "'tim' (did you mean 'time'?)"),
             (["partition", "free.onnx", "--shape", "time=96x1"], "'time' is a dimension: expected one size"),
             (["partition", "m.onnx", "--policy", "hef"], "unknown policy 'hef' (did you mean 'heft'?)"),
-            (["partition", "m.onnx", "--polcy", "heft"], "--policy"),
+            (["partition", "m.onnx", "--polcy", "heft"], "no such option --polcy; did you mean '--policy'?"),
+            (["partition", "m.onnx", "--frobnicate"], "no such option --frobnicate (see: chrion partition --help)"),
+            (
+                ["partition", "m.onnx", "--hardware", "--cores", "2"],
+                "--hardware: expected a value, found the option --co",
+            ),
+            (["partition", "m.onnx", "--cores", "two"], "--cores: expected a whole number, found 'two'"),
+            (["partition", "m.onnx", "--alpha", "much"], "--alpha: expected a number, found 'much'"),
+            (["bench", "m.onnx", "--rounds", "0"], "--rounds: expected 1 or more, found '0'"),
+            (
+                ["partition", "m.onnx", "--slo", "x"],
+                "slo: expected a duration above zero, found 'x' (write it as 60ms, 0.0",
+            ),
+            (["partition", "m.onnx", "--gpu-budget", "x"], "a plain number is in MB)"),
+            (
+                ["partition", "m.onnx", "--profile", "m.onnx"],
+                "m.onnx: expected a file of schema chrion.profile/1, found a m",
+            ),
+            (["run", "m.onnx", "--policy", "heft", "--slo", "x"], "500us; a plain number is in ms)"),
+            (["simulate", "table7", "--set", "models.baselin.copies=2"], "did you mean 'baseline'?"),
+            (["simulate", "table7", "--swep", "seed=1,2"], "did you mean '--sweep'?"),
             (["partition", "m.onnx", "--profile", "gtx1080ti-papr"], "(did you mean 'gtx1080ti-paper'?)"),
             (["modl", "lstm"], "Did you mean 'model'?"),
             (["simulate", "azure-capacity", "--set", "requets=3"], "did you mean"),
-            (["simulate", "table7", "--gpu-memory-gb", "3"], "values of a scenario: --set gpu_memory_gb=VALUE"),
+            (
+                ["simulate", "table7", "--gpu-memory-gb", "3"],
+                "--set gpu_memory_gb=VALUE changes a value of the scenario",
+            ),
             (["simulate", "azure-capacty"], "did you mean 'azure-capacity'"),
-            (["simulate", "small.toml"], "small.toml: seed = 'many': expected a whole number"),
+            (["simulate", "small.toml"], "small.toml: seed: expected a whole number, found 'many'"),
             (
                 ["simulate", "table7", "--set", "seed=-1"],
-                "table7.toml with seed=-1: seed = -1: expected a whole number",
+                "error: table7 with seed=-1: seed: expected a whole number of at least 0, found -1",
             ),
-            *[([command, "m.onnx", "--cores", "99"], "99 requested") for command in ("partition", "run", "profile")],
+            *[
+                ([command, "m.onnx", "--cores", "99"], "cores of this process, found 99")
+                for command in ("partition", "run", "profile")
+            ],
         ],
     )
 
@@ -87,7 +113,7 @@ def test_help_keeps_what_stands_in_brackets(cli: Chrion) -> None:
 @pytest.mark.parametrize(
     ("cores", "message"),
     [
-        *[(number, f"cores: {number} requested") for number in (0, -1, 99)],
+        *[(number, f"cores: expected a whole number from 1 to .*, found {number}") for number in (0, -1, 99)],
         *[(value, "cores: expected a whole number from 1 to ") for value in (1.5, "2", True)],
     ],
 )
@@ -95,6 +121,13 @@ def test_a_session_refuses_cores_that_the_command_line_refuses(cores: Any, messa
     """Before it opens the model."""
     with pytest.raises(OptionError, match=message):
         HybridSession("no-such-model.onnx", cores=cores)
+
+
+@pytest.mark.parametrize(("path", "found"), [("", "an empty path"), (".", "the folder ."), (Path(), "the folder .")])
+def test_a_session_refuses_what_is_no_file(path: str | Path, found: str) -> None:
+    """The error is of the project, and in one line."""
+    with pytest.raises(ModelError, match=f"path_or_bytes: expected an ONNX model, found {found}"):
+        HybridSession(path)
 
 
 def test_partition_takes_graphs_only() -> None:

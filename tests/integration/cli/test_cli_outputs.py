@@ -14,16 +14,15 @@ from command_line import PAPER, Chrion, assert_each_refused, assert_refused
 from helpers import alternating_lanes, branches
 from seams.execution import interfere_at
 
-#: Commands with an option that names an output file. Their models and scenarios do not exist, so that an error about
-#: the output precedes all work.
+#: Commands with an option that names an output file.
 OUTPUTS = (
-    ("profile", "none.onnx", "-o"),
-    ("profile", "none.onnx", "--plot"),
-    ("partition", "none.onnx", "-o"),
-    ("sweep", "none.onnx", "-o"),
-    ("sweep", "none.onnx", "--png"),
-    ("compare", "none.onnx", "--plot"),
-    ("simulate", "none", "--plot"),
+    ("profile", "m.onnx", "-o"),
+    ("profile", "m.onnx", "--plot"),
+    ("partition", "m.onnx", "-o"),
+    ("sweep", "m.onnx", "-o"),
+    ("sweep", "m.onnx", "--png"),
+    ("compare", "m.onnx", "--plot"),
+    ("simulate", "table7", "--plot"),
     ("report", "p.json", "--html"),
     ("report", "p.json", "--png"),
     ("report", "p.json", "--trace"),
@@ -38,8 +37,9 @@ def save_plan(folder: Path) -> None:
     fixed_plan(graph, alternating_lanes(graph)).save(folder / "p.json")
 
 
+@pytest.mark.usefixtures("model")
 def test_an_output_that_cannot_be_written_is_detected_first(cli: Chrion, tmp_path: Path) -> None:
-    """The command fails before it loads, measures or replaces anything; the message names the option and the file."""
+    """The command fails before it begins a step or replaces anything; the message names the option and the file."""
     cases = {
         "missing/x.png": "there is no folder missing (create it first: mkdir -p missing)",
         "folder.png/x/x.png": "there is no folder folder.png/x",
@@ -61,6 +61,28 @@ def test_an_output_that_cannot_be_written_is_detected_first(cli: Chrion, tmp_pat
     assert (tmp_path / "mine.png").read_text() == "mine"
 
 
+def test_a_wrong_input_is_named_before_an_output_that_exists(cli: Chrion, tmp_path: Path) -> None:
+    """The file that exists would have to be replaced only if the command could run."""
+    (tmp_path / "mine.png").write_text("mine")
+    (tmp_path / "none.plan.json").write_text("mine")
+    inputs = {"m.onnx": "none.onnx", "table7": "none", "p.json": "none.json"}
+    commands = [(command[0], inputs[command[1]], command[2]) for command in OUTPUTS if command[1:2][0] in inputs]
+    assert_each_refused(cli, [((*command, "mine.png"), command[1]) for command in commands])
+    assert_refused(cli("partition", "none.onnx"), "none.onnx: cannot be read")
+    assert_refused(cli("partition", "none.onnx", "--profile", "none.json"), "none.json: cannot be read")
+
+
+def test_a_name_that_was_not_given_is_no_option_in_the_message(cli: Chrion, model: Path) -> None:
+    """The message has the file alone, and the option that names another."""
+    Path("m.plan.json").write_text("mine")
+    assert_refused(
+        cli("partition", str(model)),
+        "error: m.plan.json: the file exists (add --force to replace it, or name another file with -o)",
+    )
+    assert Path("m.plan.json").read_text() == "mine"
+
+
+@pytest.mark.usefixtures("model")
 def test_a_picture_of_another_format_is_detected_first(cli: Chrion, tmp_path: Path) -> None:
     """A picture file with an unsupported suffix is refused first, and the message lists the formats."""
     save_plan(tmp_path)

@@ -69,14 +69,16 @@ def test_the_plan_is_written_to_the_current_folder(cli: Chrion, model: Path, mon
 
 
 def test_an_slo_out_of_reach_is_exit_code_3_and_the_fastest_plan(cli: Chrion, lstm: Path) -> None:
-    """The output and the plan have the latency of the fastest plan, once."""
+    """The plan has the latency of the fastest plan as a remark; the command says it once, last and on stderr."""
     options = ("--profile", PAPER, "--policy", "heft", "--slo", "1ms")
-    code, out, _ = cli("partition", str(lstm), *options, "-o", "p.json")
+    code, out, err = cli("partition", str(lstm), *options, "-o", "p.json")
     assert code == 3
     plan = Plan.load("p.json")
     assert not plan.meets_slo
-    assert any("no plan meets the SLO of 1.00 ms: the fastest takes" in r for r in plan.remarks)
-    assert out.count("the SLO of 1.00 ms") == 1
+    about = "no plan meets the SLO of 1.00 ms: the fastest takes"
+    assert any(about in r for r in plan.remarks)
+    assert "the SLO of 1.00 ms" not in out
+    assert err.splitlines()[-1].startswith(f"chrion: warning: {about}")
 
 
 def test_a_gpu_budget_is_kept_and_reported(cli: Chrion, lstm: Path) -> None:
@@ -105,9 +107,9 @@ def test_a_gpu_budget_is_kept_and_reported(cli: Chrion, lstm: Path) -> None:
 def test_a_budget_that_a_policy_cannot_keep_is_exit_code_3(cli: Chrion, lstm: Path) -> None:
     """Policy accelerator places every operator on the accelerator; the plan has its memory beside the budget."""
     options = ("--profile", PAPER, "--gpu-budget", "0.3GB", "--policy", "accelerator", "-o", "p.json")
-    code, out, _ = cli("partition", str(lstm), *options)
+    code, out, err = cli("partition", str(lstm), *options)
     assert code == 3
-    assert out.count("the GPU budget of 300.0 MB") == 1
+    assert (out + err).count("the GPU budget of 300.0 MB") == 1
     plan = Plan.load("p.json")
     assert not plan.meets_budget
     assert any("the smallest holds 346.6 MB" in remark for remark in plan.remarks)
@@ -121,7 +123,7 @@ def test_the_table_has_the_baselines_beside_the_plan(cli: Chrion, lstm: Path) ->
     cores = Plan.load("lstm.plan.json").cpu_only_cores
     assert next(line for line in out.splitlines() if line.startswith("CPU only")).split()[-1] == str(cores)
     assert 1 <= cores <= 12
-    assert out.splitlines()[-1] == "next: chrion report lstm.plan.json --html timeline.html"
+    assert out.splitlines()[-1] == "next: chrion report lstm.plan.json --html lstm.timeline.html"
 
 
 def test_without_an_accelerator_the_reference_is_a_prediction(cli: Chrion, tmp_path: Path) -> None:
@@ -145,7 +147,26 @@ def test_a_price_of_memory_without_an_accelerator_is_no_part_of_the_objective(cl
     assert "objective: minimum latency\n" in out
     assert "alpha changes nothing: there is no accelerator" in out
     assert "--profile gtx1080ti-paper" in out
+    assert "--hardware l4+epyc-16\n" in out
     assert "alpha" not in cli("plan", "show", "m.plan.json")[1].replace("alpha changes nothing", "")
+
+
+def test_an_alpha_that_was_not_given_is_not_shown(cli: Chrion, lstm: Path) -> None:
+    """All commands state the objective of the plan as ``partition`` does."""
+    options = ("partition", str(lstm), "--profile", PAPER, "--policy", "chrion-paper", "--slo", "1.6ms", "--force")
+    for alpha, objective in (
+        ((), "objective: minimum memory (Eq. 4) within the SLO"),
+        (("--alpha", "0.01"), "objective: minimum latency + 0.01 ms/MB * memory (Eq. 4)"),
+    ):
+        assert objective in cli(*options, *alpha)[1]
+        for command in (
+            ("report", "lstm.plan.json", "--html", "t.html", "--force"),
+            ("plan", "show", "lstm.plan.json"),
+        ):
+            out = cli(*command)[1]
+            assert objective in out
+            assert ("ms/MB" in out) == bool(alpha)
+        assert ("ms/MB" in Path("t.html").read_text(encoding="utf-8")) == bool(alpha)
 
 
 def test_the_priced_memory_comes_first_and_the_other_beside_it(cli: Chrion, lstm: Path) -> None:

@@ -12,9 +12,16 @@ import pytest
 
 from chrion import Plan, Profile
 from chrion.machine.cores import physical_cores
-from command_line import PAPER, Chrion, assert_each_refused
+from command_line import PAPER, Chrion, assert_each_refused, assert_refused
 from helpers import FLOAT, free_branches, make_model, node, value
-from seams.commands import lack_cores_and_lanes, note_sessions, occupy_cores, offer_providers, shrink_demo
+from seams.commands import (
+    lack_cores_and_lanes,
+    note_sessions,
+    occupy_cores,
+    offer_providers,
+    shrink_demo,
+    watch_runs,
+)
 
 
 def test_from_a_model_to_a_checked_run(cli: Chrion) -> None:
@@ -73,6 +80,42 @@ def test_a_given_plan_or_policy_is_run_as_it_is(cli: Chrion, model: Path) -> Non
     assert found["predicted_ms"] == Plan.load("m.plan.json").predicted.latency_ms
 
 
+def test_shapes_that_are_not_given_are_those_of_the_plan(cli: Chrion, tmp_path: Path) -> None:
+    """Of a model with free dimensions; other shapes, and another model, are named with what mends the command."""
+    onnx.save(free_branches(), tmp_path / "free.onnx")
+    assert cli("partition", "free.onnx", "--shape", "batch=2", "--policy", "wavefront")[0] == 0
+    for command in (("run", "--repeat", "1"), ("bench", "--rounds", "1")):
+        code, out, _ = cli(*command, "free.onnx", "--plan", "free.plan.json", "--json")
+        assert (code, json.loads(out)["runs_plan"]) == (0, True)
+    wrong = ("run", "free.onnx", "--plan", "free.plan.json", "--shape")
+    about = (
+        "does not fit model 'free': the plan is for batch=2, not batch=3 (give the plan's shapes, --shape batch=2, or"
+    )
+    assert_refused(cli(*wrong, "batch=3"), about)
+    assert_refused(cli(*wrong, "x=3"), "'x' cannot be 3: the model declares batchx4")
+
+
+def test_a_report_of_another_model_says_so(cli: Chrion, tmp_path: Path, model: Path) -> None:
+    """The message is about the model, and not about a shape of the plan that this model does not have."""
+    onnx.save(free_branches(), tmp_path / "free.onnx")
+    assert cli("partition", "free.onnx", "--shape", "batch=2", "--policy", "wavefront")[0] == 0
+    report = ("report", "free.plan.json", "--measured", "--model")
+    assert_refused(cli(*report, str(model)), f"plan of 'free' does not fit model {model}: ")
+    assert cli(*report, "free.onnx")[0] == 0
+
+
+def test_a_measured_report_says_if_other_processes_used_the_cores(
+    cli: Chrion, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the words of the comparisons."""
+    assert cli("partition", str(model), "--policy", "wavefront")[0] == 0
+    for busy in (False, True):
+        with monkeypatch.context() as patch:
+            watch_runs(patch, busy=busy)
+            code, out, _ = cli("report", "m.plan.json", "--measured", "--model", str(model))
+        assert (code, "the machine was too busy for a reliable comparison" in out) == (0, busy)
+
+
 def test_a_plan_whose_accelerator_is_missing_is_refused(
     cli: Chrion, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,9 +137,9 @@ def test_bench_prints_one_object(cli: Chrion, model: Path, monkeypatch: pytest.M
     assert code == 0
     found = json.loads(out)
     times = {t["name"]: t["median_ms"] for t in found["timings"]}
-    plain = {name: ms for name, ms in times.items() if name != "hybrid"}
+    plain = {name: ms for name, ms in times.items() if name != "chrion"}
     assert len(plain) == 3
-    assert found["ratio"] == pytest.approx(times["hybrid"] / min(plain.values()))
+    assert found["ratio"] == pytest.approx(times["chrion"] / min(plain.values()))
     assert plain[found["best_plain"]] == min(plain.values())
     assert found["runs_plan"] is False
     assert [options["slo"] for options in opened] == ["10s"] * 3
@@ -107,14 +150,17 @@ def test_bench_says_what_the_session_chose(cli: Chrion, model: Path) -> None:
     code, out, _ = cli("bench", str(model), "--rounds", "1")
     assert code == 0
     assert out.startswith("plain onnxruntime on CPUExecutionProvider")
-    assert "hybrid runs plain onnxruntime; a difference from a session of the same configuration is noise" in out
-    assert "hybrid, predicted" not in out
+    assert "chrion runs plain onnxruntime; a difference from a session of the same configuration is noise" in out
+    assert "chrion, predicted" not in out
 
 
 def test_comparisons_have_no_verdict_if_other_processes_use_the_cores(
     cli: Chrion, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The commands bench, compare and demo ask to be repeated, and call no session faster than another."""
+    """Each comparison of bench, compare and demo asks once to be repeated, and calls no session faster than another.
+
+    The demo shows its tables all the same.
+    """
     occupy_cores(monkeypatch)
     shrink_demo(monkeypatch)
     for words in (
@@ -123,9 +169,11 @@ def test_comparisons_have_no_verdict_if_other_processes_use_the_cores(
         ("demo",),
     ):
         code, out, err = cli(*words)
-        assert (code, "warning: other processes used the cores" in err) == (0, True)
-        assert "the machine was too busy for a reliable comparison; repeat it" in out
-        assert "fastest plain session" not in out
+        said = (out + err).count("too busy for a reliable comparison: repeat it when no other process uses the cores")
+        assert (code, said) == (0, 2 if words == ("demo",) else 1)
+        assert "other processes used the cores" not in err
+        assert "the fastest plain session (" not in out
+        assert out.count("quartiles") == {"bench": 1, "compare": 0, "demo": 2}[words[0]]
     assert json.loads(cli("bench", str(model), "--rounds", "1", "--json")[1])["interference"] is True
 
 
@@ -170,9 +218,12 @@ def test_the_demo_runs_plans_and_shows_a_model_without_gain(cli: Chrion, monkeyp
     slos = [line.split() for line in out.splitlines() if re.match(r"[3-6][05]\.0 ms ", line)]
     assert [float(row[0]) for row in slos] == [40, 50, 60]
     assert "native lanes are missing" not in out
-    conclusions = ("HybridSession keeps the plain session where no plan is faster", "reliable comparison; repeat it")
-    assert " ".join(out.split()).endswith(conclusions)
-    assert '"schema":"chrion.timeline/1"' in Path("timeline.html").read_text(encoding="utf-8")
+    assert out.endswith("HybridSession keeps the plain session where no plan is faster\n")
+    assert '"schema":"chrion.timeline/1"' in Path("demo.html").read_text(encoding="utf-8")
+    first = Path("demo.html").read_bytes()
+    code, out, _ = cli("demo")
+    assert (code, "timeline in a browser: written: demo-2.html\n" in out) == (0, True)
+    assert Path("demo.html").read_bytes() == first
 
 
 def test_the_demo_says_what_is_missing(cli: Chrion, monkeypatch: pytest.MonkeyPatch) -> None:

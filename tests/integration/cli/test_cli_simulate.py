@@ -48,6 +48,9 @@ def test_sweep(cli: Chrion) -> None:
     assert code == 0
     assert "gpu_memory_gb" in out
     assert "memory-optimal" in out
+    assert "late models: those with more than 1 % violations" in out
+    assert "violations: requests whose execution time alone is above 1.05 x the latency of variant gpu" in out
+    assert "violations: as each point" in cli(*options[:4], "--sweep", "slo.factor=2,3", "--workers", "1")[1]
 
 
 def test_bad_input_is_one_line(cli: Chrion) -> None:
@@ -55,15 +58,18 @@ def test_bad_input_is_one_line(cli: Chrion) -> None:
     Path("planned.toml").write_text('[[models]]\nname = "one"\nvariants.gpu.plan = "nope.json"\n')
     cases: list[tuple[tuple[str, ...], str]] = [
         (("nonesuch.toml",), "scenario 'nonesuch.toml' not found"),
-        (("table7", "--set", "rate_per_s=-1"), "workload.rate_per_s = -1: expected a number above 0"),
+        (("table7", "--set", "rate_per_s=-1"), "workload.rate_per_s: expected a number above 0"),
         (("table7", "--set", "gpu_memory_gb=5"), "needs 1643 MB, the largest server has 1000 MB for models"),
         (("table7", "--sweep", "gpu_memory_gb"), "expected key=value,value"),
         (("table7", "--ray", "local"), "--ray: only a sweep runs on a cluster"),
         (("table7", "--plot", "no/such/folder.png"), "cannot be written"),
         (("table7", "--find", "servers"), "--find: --until is missing"),
         (("table7", "--until", "p99<=5ms"), "--until: --find is missing"),
-        (("table7", "--find", "cores", "--until", "p99<=5ms"), "--find 'cores': expected one of servers, memory"),
-        (("table7", "--replications", "1"), "--replications 1: expected at least 2"),
+        (
+            ("table7", "--find", "cores", "--until", "p99<=5ms"),
+            "--find: expected one of servers, memory, models, rate, found 'cores'",
+        ),
+        (("table7", "--replications", "1"), "--replications: expected 2 or more, found 1"),
         (("table7", "--replications", "3", "--sweep", "seed=1,2"), "--sweep and --replications cannot be combined"),
         (("table7", "--replications", "3", "--export", "r.csv"), "--export cannot be combined with --replications"),
         (("table7", "--sweep", "seed=1,2", "--details"), "--details cannot be combined with --sweep"),
@@ -96,9 +102,12 @@ def test_find(cli: Chrion) -> None:
     assert "2.00" in out
     words = ("simulate", "table7", "--set", "requests=100", "--find", "memory", "--until")
     code, out, _ = cli(*words, "violations<=0%", "--set", 'patterns=["gpu", "shrink"]')
-    assert (code, out) == (0, "gpu, shrink: no memory meets violations <= 0.00%\n")
-    row = next(line for line in cli(*words, "violations<=90%")[1].splitlines() if line.startswith("gpu"))
+    first, definition = out.splitlines()[:2]
+    assert (code, first) == (0, "gpu, shrink: no memory meets violations <= 0.00%")
+    assert definition.startswith("violations: requests whose execution time alone is above 1.05 x the latency of ")
+    row, reason = (line for line in cli(*words, "violations<=90%")[1].splitlines() if line.startswith("gpu"))
     assert len(row.split()) == 3  # every larger card meets it, and no model fits on a smaller one
+    assert reason == f"gpu: below {row.split()[1]} the models do not fit"
 
 
 def test_replications(cli: Chrion) -> None:

@@ -106,7 +106,7 @@ def test_what_has_no_meaning_is_refused(cli: Chrion, scenario: str, tmp_path: Pa
             ("--sweep", "decoder.costs.fixed_ms=1,2", "--sweep", "fixed_ms=3"),
             "--sweep: keys 'decoder.costs.fixed_ms' and 'fixed_ms' are the same",
         ),
-        (("--sweep", "max_batch=0,1"), "batching.max_batch = 0: expected a whole number of at least 1"),
+        (("--sweep", "max_batch=0,1"), "batching.max_batch: expected a whole number of at least 1"),
     ]
     assert_each_refused(cli, [(("simulate", scenario, *options), about) for options, about in cases])
     assert [path.name for path in tmp_path.iterdir()] == ["decoder.toml"]

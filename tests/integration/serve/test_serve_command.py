@@ -80,7 +80,7 @@ def test_wrong_options_are_one_line(cli: Chrion, tmp_path: Path) -> None:
     explicit = [*free, "--model-control", "explicit", "--load-model", "m", "--load-model"]
     with socket.create_server(("127.0.0.1", 0)) as used:
         for arguments, about in (
-            (["missing"], "not a folder"),
+            (["missing"], "repository: expected a folder, found "),
             ([".", "--http", "nowhere"], "expected HOST:PORT"),
             ([".", "--serving-policy", "fastest"], "unknown policy"),
             ([".", "--serving-policy", "lru,lfu"], "two policies"),
@@ -127,12 +127,15 @@ def test_a_server_that_others_reach_warns_without_a_token(cli: Chrion, tmp_path:
 
 
 def test_missing_extras_are_named(cli: Chrion, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without its libraries the command says in one line what to install."""
-    for module, arguments, about in (
-        ("uvicorn", [], "serve: uvicorn is not installed (pip install 'chrion[serve]')"),
-        ("ray", ["--ray", "auto"], "--ray: ray is not installed (pip install 'chrion[ray,serve]')"),
-        ("opentelemetry.sdk", ["--otlp", "http://127.0.0.1:1"], "--otlp: opentelemetry.sdk is not installed"),
+    """The command says in one line which libraries are missing, and how to install all of them at once."""
+    otlp = ["--otlp", "http://127.0.0.1:1"]
+    for modules, arguments, about in (
+        (["uvicorn", "grpc"], [], "serve: uvicorn, grpc are not installed (pip install 'chrion[serve]', or in"),
+        (["ray"], ["--ray", "auto"], "serve: ray is not installed (pip install 'chrion[ray]', or in a checkout"),
+        (["uvicorn", "ray"], ["--ray", "auto"], "or in a checkout: pip install '.[serve,ray]')"),
+        (["opentelemetry", "opentelemetry.sdk"], otlp, "opentelemetry.exporter.otlp.proto.http are not installed"),
     ):
         with monkeypatch.context() as patch:
-            patch.setitem(sys.modules, module, None)
+            for module in modules:
+                patch.setitem(sys.modules, module, None)
             assert_refused(cli("serve", ".", *arguments), about)
