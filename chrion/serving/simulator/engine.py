@@ -117,6 +117,8 @@ class ClusterEngine:
         self._draws = np.random.default_rng(routing)
         self._reference_ms = config.reference_ms or [variant.latency_ms for variant in config.variants]
         self._number = 0
+        #: The time of the last arrival in ms.
+        self.arrived_ms = 0.0
         #: The time of the last event or arrival in ms.
         self.now = 0.0
         policies = replace(config.policies, next_use=self._next_use) if config.oracle else config.policies
@@ -185,6 +187,7 @@ class ClusterEngine:
 
     def draw(self, requests: Requests) -> tuple[list[Any], Floats]:
         """Return the factors of a chunk's requests and the random numbers of its routing; note what they require."""
+        self.arrived_ms = max([self.arrived_ms, *requests.times_ms[-1:].tolist()])
         factors, draws = self._jitter.draw(requests.models), self._draws.random(len(requests.models))
         if requests.details:
             self.metrics.objectives.add(requests.details)
