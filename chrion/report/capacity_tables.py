@@ -49,6 +49,13 @@ def limit_lines(name: str, condition: Condition, limits: Sequence[Limit], *, sma
                 f"{limit.pattern}: not monotone in {name}: {condition.metric} {figure} at {amount}, but {worse[1]} at "
                 f"{worse[0]}; --sweep shows the values between"
             )
+        beyond = limit.beyond
+        if beyond and beyond.figure <= condition.limit:
+            amount = _probe(beyond, condition)[0]
+            lines.append(
+                f"{limit.pattern}: {amount} meets it in this run, but the work is {beyond.offered_load:.1%} of what "
+                "the cluster can do: queues would grow with the number of requests"
+            )
     patterns = [limit.pattern for limit in limits if limit.found is None]
     if patterns:
         quantity = {"servers": "number of servers", "models": "number of models"}.get(name, name)

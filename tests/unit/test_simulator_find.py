@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from chrion.errors import OptionError, ScenarioError
+from chrion.report.capacity_tables import limit_lines
 from chrion.serving.simulator.export import export_requests
 from chrion.serving.simulator.find import Condition, find_limits, first_true, parse_until
 from chrion.serving.simulator.replications import interval, intervals, seeds, t_quantile
@@ -93,7 +94,7 @@ class Sawtooth(Condition):
 
 def test_a_limit_is_none_if_a_value_close_beyond_it_meets_the_condition() -> None:
     """Doubling and halving alone would find 34, since 32 and 33 do not meet the condition."""
-    (limit,) = find_limits(source(requests=300, rate_per_s=1e5), "servers", Sawtooth("p99", 0.5))
+    (limit,) = find_limits(source(requests=300, rate_per_s=100.0), "servers", Sawtooth("p99", 0.5))
     assert limit.found is not None
     assert limit.beyond is not None
     assert (limit.found.amount, limit.beyond.amount) == (28, 27)
@@ -101,9 +102,23 @@ def test_a_limit_is_none_if_a_value_close_beyond_it_meets_the_condition() -> Non
     assert limit.worse.amount in {32, 33}
 
 
+def test_a_rate_above_the_capacity_is_no_limit() -> None:
+    """Few requests end soon even if they arrive faster than they can be served; the limit is the GPU's capacity."""
+    alone = source(use=["baseline"], kind="uniform", preload=True)
+    latency_ms = alone.build().models[0].variants["gpu"].latency_ms
+    (limit,) = find_limits(alone, "rate", Condition("p99", 1e5))
+    assert limit.found is not None
+    assert limit.beyond is not None
+    assert limit.beyond.figure < 1e5
+    assert limit.found.amount * latency_ms / 1000 == pytest.approx(limit.found.offered_load, rel=0.01)
+    assert limit.found.offered_load < 1 <= limit.beyond.offered_load < 1.02
+    (line,) = limit_lines("rate", Condition("p99", 1e5), [limit], smallest=False)
+    assert "queues would grow" in line
+
+
 def test_the_number_of_models_is_found_between_copies() -> None:
     """The search counts single models, not copies of all nine; more models include fewer, in the given proportion."""
-    (limit,) = find_limits(source(rate_per_s=40.0), "models", Condition("swapping", 0.02))
+    (limit,) = find_limits(source(rate_per_s=10.0), "models", Condition("swapping", 0.02))
     assert limit.found is not None
     assert limit.beyond is not None
     assert limit.beyond.amount == limit.found.amount + 1

@@ -1,4 +1,4 @@
-"""Servers with options: compared with simple servers, with an independent model, and with theory."""
+"""Servers with options: compared with servers without them, with an independent model, and with theory."""
 
 import math
 from collections.abc import Sequence
@@ -10,10 +10,8 @@ import pytest
 from msgspec import structs
 
 from chrion.serving.manager.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING
-from chrion.serving.simulator.cluster_state import ServerPolicies
+from chrion.serving.simulator.cluster_state import Batching, Options, ServerPolicies
 from chrion.serving.simulator.engine import ClusterEngine, EngineConfig, NextUseOracle
-from chrion.serving.simulator.general_server import Options
-from chrion.serving.simulator.ready_queue import Batching
 from chrion.serving.simulator.requests import Details, Requests
 from chrion.serving.simulator.settings import ServerSpec
 from chrion.serving.variants import Variant
@@ -64,8 +62,8 @@ def records(engine: ClusterEngine, chunk: Requests | tuple[Any, Any]) -> np.ndar
 @pytest.mark.parametrize("admission", ["none", "deadline"])
 @pytest.mark.parametrize("routing", ["random", "resident-first"])
 @pytest.mark.parametrize("shrink", [False, True])
-def test_without_options_the_servers_are_equal(eviction: str, admission: str, routing: str, *, shrink: bool) -> None:
-    """A general server without options records what a simple server does, bit by bit, with all policies."""
+def test_batches_of_one_request_are_requests(eviction: str, admission: str, routing: str, *, shrink: bool) -> None:
+    """A server with batches of at most one request records what one without does, bit by bit, with all policies."""
     requests = repetitions(1500)
     rng = np.random.default_rng(4)
     variants = [replace(v, jitter_cv=0.2) for v in random_variants(rng, 12)]
@@ -75,7 +73,7 @@ def test_without_options_the_servers_are_equal(eviction: str, admission: str, ro
     own = policies(12, eviction=eviction, admission=admission, load_order="demand", pinned=True)
     oracle = NextUseOracle(models) if eviction == "belady" else None
     found = []
-    for options in (None, Options()):
+    for options in (Options(), Options(batching=Batching([1] * 12, [0.0] * 12))):
         config = EngineConfig(
             specs, variants, own, ROUTING[routing], 3, preload=True, oracle=oracle, smaller=smaller, options=options
         )

@@ -98,7 +98,8 @@ def check_every_arrival_ends_exactly_once(run: Run) -> None:
     assert metrics.dropped.sum() == dropped.sum()
     assert run.engine.cluster.outstanding == [0] * len(run.engine.servers)
     for server in run.engine.servers:
-        assert (server.free_slots, server.free_cores) == (server.gpu_slots, server.cpu_cores)
+        spec = server.host.spec
+        assert (server.free_slots, server.host.free_cores) == (spec.gpu_slots, spec.cpu_cores)
         assert not server.cold
         assert all(resident.in_use == 0 for resident in server.residents.values())
 

@@ -169,7 +169,7 @@ def test_a_request_that_cannot_be_in_time_is_dropped_on_arrival() -> None:
     """The pending load, its own load and its execution take 11 + 11 + 10 ms, more than 25."""
     engine = engine_of([GPU_MODEL] * 2, spec=ServerSpec(pcie_gb_per_s=10.0), admission="deadline", slo_ms=25.0)
     for model in (0, 1):
-        engine.servers[0].offer(0.0, model, model, 1.0)
+        engine.servers[0].offer(0.0, (model, model, 0.0, 1.0, False))
     assert engine.cluster.outstanding == [1]
 
 

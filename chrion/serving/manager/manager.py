@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 
-from chrion.serving.manager.policies import ADMISSION, EVICTION, LOAD_ORDER
+from chrion.serving.manager.policies import ADMISSION, EVICTION, LOAD_ORDER, rounding_ms
 from chrion.serving.manager.queue_estimate import QueuedRequest, Release, expected_start
 from chrion.serving.manager.records import Action, ManagedModel, Reason, Refuse, Request, Run
 from chrion.serving.manager.residency import Place, Residency
@@ -31,8 +31,6 @@ _NEWEST = 0.2
 #: Minimum time after which a refused client should try again, so that clients whose queue seems empty do not repeat
 #: requests without a pause.
 _MIN_RETRY_MS = 100.0
-#: Relative error of sums of times: thousands of additions of float64, each of which is exact to 1e-16.
-_ROUNDING = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,9 +353,9 @@ class ModelManager:
     def _queued(self, request: Request) -> QueuedRequest:
         entry = self.memory.entries[request.model]
         latest = request.arrival_ms + entry.model.slo_ms - entry.latency_ms[entry.variant]
-        latest += _ROUNDING * abs(latest) if math.isfinite(latest) else 0.0
         slots, cores = self._needs(request.model, entry.variant)
-        return QueuedRequest(slots, cores, (self._release(0.0, request.model, entry.variant),), latest)
+        releases = (self._release(0.0, request.model, entry.variant),)
+        return QueuedRequest(slots, cores, releases, latest + rounding_ms(latest))
 
     def _release(self, started: float, number: int, variant: int) -> Release:
         return Release(started + self.memory.entries[number].latency_ms[variant], *self._needs(number, variant))

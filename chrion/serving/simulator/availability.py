@@ -15,7 +15,7 @@ import numpy as np
 
 from chrion.serving.manager.policies import Route
 from chrion.serving.simulator.cluster_state import ClusterState, Job
-from chrion.serving.simulator.general_server import Host
+from chrion.serving.simulator.server import Host
 from chrion.serving.simulator.settings import AutoscalingSpec
 
 _HOUR_MS = 3_600_000.0
@@ -84,16 +84,12 @@ class Availability:
             return len(self._host_of)
         return self._policy(outstanding, eligible, [i for i in homes if self._host_of[i].available], draw)
 
-    def refuse(self, now: float, number: int, model: int, factor: object) -> None:
-        """Record a request for which there is no server."""
-        del factor
-        self._record_failed(now, (number, model, now, None, False))
-
     def on_ms(self, host: Host, end_ms: float) -> float:
         """Return the time for which a server was on."""
         return host.on_ms + (end_ms - host.on_since_ms if host.on else 0.0)
 
-    def _record_failed(self, now: float, job: Job) -> None:
+    def refuse(self, now: float, job: Job) -> None:
+        """Record a request for which there is no server."""
         number, model, arrival, _, cold = job
         self._cluster.record((number, model, len(self._host_of), arrival, _NAN, now, cold, model))
 
@@ -131,10 +127,10 @@ class Availability:
         outstanding, homes = self._cluster.outstanding, self._cluster.homes[model]
         target = self.route(outstanding, self._eligible[model], homes, float(self._draws.random()))
         if target == len(self._host_of) or self._retries[number] > MAX_RETRIES:
-            self._record_failed(now, job)
+            self.refuse(now, job)
             return
         host = self._host_of[target]
-        next(gpu for gpu in host.gpus if gpu.index == target).accept(now, job)
+        next(gpu for gpu in host.gpus if gpu.index == target).offer(now, job)
 
     def _repair(self, now: float, host: Host) -> None:
         self._failed.discard(host.index)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -39,6 +42,27 @@ class ServerPolicies:
     next_use: Callable[[int], float] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Batching:
+    """Dynamic batching. Sequences are indexed by model."""
+
+    #: Maximum requests of a batch.
+    max_size: Sequence[int]
+    #: The longest time for which a request waits for others, while its batch has room.
+    delay_ms: Sequence[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What servers do beyond first come, first served; the defaults stand for nothing."""
+
+    batching: Batching | None = None
+    #: Latency of each further request of a batch over that of the first, by model and level.
+    batch_cost: Sequence[Sequence[float]] = ()
+    #: Time for which an idle model stays in memory; infinite if only others displace it.
+    keep_alive_ms: float = math.inf
+
+
 @dataclass(slots=True)
 class ClusterState:
     """What the servers share: figures, policies, the queue of events, and the inputs of routing and metrics."""
@@ -53,11 +77,14 @@ class ClusterState:
     #: By model: the servers that hold its weights, or have a pending load of them.
     homes: list[list[int]]
     objectives: Objectives
+    options: Options
     #: Loads by model.
     loads: list[int]
     #: Records a request; see :data:`chrion.serving.simulator.metrics.COLUMNS`.
     record: Callable[[tuple[float, ...]], None]
     #: ``journal(time_ms, event, server, kind)`` is called for ``load``, ``loaded``, ``shrink`` and ``evict``.
     journal: Callable[[float, str, int, int], None] | None = None
+    #: Priority by number of the request; empty if all are equal.
+    priorities: array[int] = field(default_factory=partial(array, "q"))
     #: Numbers of events.
     sequence: Iterator[int] = field(default_factory=count)

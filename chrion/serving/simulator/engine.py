@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -20,12 +20,11 @@ import numpy as np
 
 from chrion.serving.manager.policies import Route
 from chrion.serving.simulator.availability import Availability
-from chrion.serving.simulator.cluster_state import ClusterState, Event, ServerPolicies
+from chrion.serving.simulator.cluster_state import ClusterState, Event, Options, ServerPolicies
 from chrion.serving.simulator.eligibility import eligible_by_model
-from chrion.serving.simulator.general_server import GeneralServer, Host, Options
 from chrion.serving.simulator.metrics import RequestMetrics
 from chrion.serving.simulator.requests import Floats, Indices, Requests
-from chrion.serving.simulator.server import Server
+from chrion.serving.simulator.server import Host, Server
 from chrion.serving.simulator.service import busy_shares, scaled_levels, service_table
 from chrion.serving.simulator.settings import AutoscalingSpec, ServerSpec
 from chrion.serving.variants import Jitter, Variant
@@ -79,8 +78,8 @@ class EngineConfig:
     smaller: Sequence[Sequence[Variant]] = ()
     #: The latency in ms, by model, to which the duration of a request refers; default: of the variants.
     reference_ms: Sequence[float] = ()
-    #: What servers do beyond first come, first served on one GPU; None for nothing.
-    options: Options | None = None
+    #: What servers do beyond first come, first served.
+    options: Options = field(default_factory=Options)
     #: None if all servers are always on.
     autoscaling: AutoscalingSpec | None = None
 
@@ -95,7 +94,7 @@ class ClusterEngine:
 
     Args:
         config: The inputs of the run.
-        journal: Called for loads and evictions; see :class:`chrion.serving.simulator.server.ClusterState`.
+        journal: Called for loads and evictions; see :class:`chrion.serving.simulator.cluster_state.ClusterState`.
     """
 
     def __init__(self, config: EngineConfig, journal: Callable[[float, str, int, int], None] | None = None) -> None:
@@ -118,6 +117,8 @@ class ClusterEngine:
         self._draws = np.random.default_rng(routing)
         self._reference_ms = config.reference_ms or [variant.latency_ms for variant in config.variants]
         self._number = 0
+        #: The time of the last arrival in ms.
+        self.arrived_ms = 0.0
         #: The time of the last event or arrival in ms.
         self.now = 0.0
         policies = replace(config.policies, next_use=self._next_use) if config.oracle else config.policies
@@ -125,6 +126,7 @@ class ClusterEngine:
             table=tables[0],
             policies=policies,
             objectives=self.metrics.objectives,
+            options=config.options,
             events=self._events,
             outstanding=[0] * len(gpus),
             homes=[[] for _ in range(models)],
@@ -134,7 +136,7 @@ class ClusterEngine:
         )
         self.eligible = eligible_by_model(levels, gpus)
         states = [self.cluster, *(replace(self.cluster, table=table) for table in tables[1:])]
-        self.servers, self.hosts = _build_servers(config.servers, [states[i] for i in classes], self._options())
+        self.servers, self.hosts = _build_servers(config.servers, [states[i] for i in classes])
         self.availability: Availability | None = None
         self._route = config.route
         if config.autoscaling or any(spec.mtbf_h for spec in config.servers):
@@ -144,15 +146,9 @@ class ClusterEngine:
             )
             self.availability.begin()
             self._route = self.availability.route
+        #: Whether events of other things than requests and loads may remain at the end.
+        self._idles = self.availability is not None or config.options.keep_alive_ms < float("inf")
         self._preload()
-
-    def _options(self) -> Options | None:
-        """Return the options of servers, or None if the simple server has all of them."""
-        config = self.config
-        general = config.options or config.autoscaling
-        if general or any(spec.gpus > 1 or spec.mtbf_h or spec.host_memory_gb for spec in config.servers):
-            return config.options or Options()
-        return None
 
     def run(
         self,
@@ -191,11 +187,11 @@ class ClusterEngine:
 
     def draw(self, requests: Requests) -> tuple[list[Any], Floats]:
         """Return the factors of a chunk's requests and the random numbers of its routing; note what they require."""
+        self.arrived_ms = max([self.arrived_ms, *requests.times_ms[-1:].tolist()])
         factors, draws = self._jitter.draw(requests.models), self._draws.random(len(requests.models))
         if requests.details:
             self.metrics.objectives.add(requests.details)
-            if self.config.options:
-                self.config.options.priorities.extend(requests.details.priority.tolist())
+            self.cluster.priorities.frombytes(requests.details.priority.astype(np.int64).tobytes())
             self._set_durations(factors, requests)
         return factors, draws
 
@@ -219,13 +215,14 @@ class ClusterEngine:
                 at, _, action, payload = pop(events)
                 action(at, payload)
             self._number = number + 1
-            offers[route(outstanding, eligible[model], homes[model], draw)](now, number, model, factor)
+            job = number, model, now, factor, False
+            offers[route(outstanding, eligible[model], homes[model], draw)](now, job)
             number += 1
         self.now = max([self.now, *times[-1:]])
 
     def _drain(self) -> None:
         for _ in range(min(DRAIN, len(self._events))):
-            if self.hosts and not self._is_busy():
+            if self._idles and not self._is_busy():
                 self._events.clear()  # only failures, decisions and ends of keep-alive times remain
                 return
             if not self._events:
@@ -257,7 +254,7 @@ class ClusterEngine:
         pinned = self.config.policies.pinned
         for model in (model for model in range(len(pinned)) if pinned[model]):
             for server in self.servers:
-                if server.is_on:
+                if server.host.on:
                     server.preload(model)
         if not self.config.preload:
             return
@@ -285,15 +282,12 @@ class ClusterEngine:
                     open_.remove(i)
 
 
-def _build_servers(
-    specs: Sequence[ServerSpec], states: Sequence[ClusterState], options: Options | None
-) -> tuple[list[Server], list[Host]]:
-    """Return an entry for each GPU, and one for each server; the latter are empty without options.
+def _build_servers(specs: Sequence[ServerSpec], states: Sequence[ClusterState]) -> tuple[list[Server], list[Host]]:
+    """Return an entry for each GPU, and one for each server.
 
     Args:
         specs: The specification of each server.
         states: What GPUs share, with the table of times for the speed of each GPU.
-        options: What servers do beyond the simple ones; None for nothing.
     """
     table = states[0].table
     links = {(spec.pcie_gb_per_s, spec.load_fixed_ms): spec for spec in specs}
@@ -302,12 +296,9 @@ def _build_servers(
     hosts: list[Host] = []
     for spec in specs:
         load_ms = load_times[spec.pcie_gb_per_s, spec.load_fixed_ms]
-        if options is None:
-            servers.append(Server(len(servers), spec, load_ms, states[len(servers)]))
-            continue
-        host = Host(len(hosts), spec, table.load_mb[: table.models])
+        host = Host(len(hosts), spec, table.load_mb)
         for i in range(len(servers), len(servers) + spec.gpus):
-            host.gpus.append(GeneralServer(i, host, load_ms, states[i], options))
+            host.add(Server(i, host, load_ms, states[i]))
         servers += host.gpus
         hosts.append(host)
     return servers, hosts

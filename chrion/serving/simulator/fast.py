@@ -117,7 +117,8 @@ def _state(engine: ClusterEngine, scenario: Scenario) -> State:
     for i, server in enumerate(servers):
         own, average = state.servers[i], server.memory
         own.budget, own.free = server.budget_bytes, server.free_bytes
-        own.free_slots, own.free_cores, own.link = server.free_slots, server.free_cores, link_of[id(server.load_times)]
+        own.free_slots, own.free_cores = server.free_slots, server.host.free_cores
+        own.link = link_of[id(server.load_times)]
         own.loading = own.ready_head = own.ready_tail = -1
         own.width, own.now, own.value = average.width_ms, average.now, average.value
         own.peak, own.area, own.residents_n = average.peak, average.area, len(server.residents)

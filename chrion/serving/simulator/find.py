@@ -79,6 +79,9 @@ class Probe:
     #: The figure of the condition.
     figure: float
     cost_per_hour: float
+    #: As in :class:`chrion.serving.simulator.results.Usage`; from 1 on, queues grow as long as requests arrive, so that
+    #: the figure depends on their number.
+    offered_load: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +193,7 @@ def _limit(source: ScenarioSource, quantity: Searched, condition: Condition, pat
 
     def meets(number: int) -> bool:
         probed = probe(min(number, enough))
-        return probed is not None and probed.figure <= condition.limit
+        return probed is not None and probed.figure <= condition.limit and probed.offered_load < 1
 
     # The condition holds on one side: from `edge` on for the smallest value, before `edge` for the largest.
     numbers = quantity.numbers
@@ -221,7 +224,8 @@ def _probe(source: ScenarioSource, quantity: Searched, condition: Condition) -> 
     waited = result.total.completed < result.total.arrivals or result.total.loads > 0 or result.total.mean_wait_ms > 0
     figure = condition.figure(result)
     cost = sum(spec.cost_per_hour for spec in scenario.servers)
-    probe = Probe(quantity.amount(scenario), figure if figure == figure else float("inf"), cost)  # noqa: PLR0124 # NaN: all were dropped
+    figure = figure if figure == figure else float("inf")  # noqa: PLR0124 # NaN: all were dropped
+    probe = Probe(quantity.amount(scenario), figure, cost, result.usage.offered_load)
     return probe, waited
 
 

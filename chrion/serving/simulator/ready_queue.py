@@ -7,33 +7,13 @@ requests still join it. Of batches of one priority, the one that entered the que
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import count
+from heapq import heappop, heappush
 
-from chrion.serving.simulator.cluster_state import Job
+from chrion.serving.simulator.cluster_state import Batching, Job
 
-
-@dataclass(frozen=True, slots=True)
-class Batching:
-    """Dynamic batching. Sequences are indexed by model."""
-
-    #: Maximum requests of a batch.
-    max_size: Sequence[int]
-    #: The longest time for which a request waits for others, while its batch has room.
-    delay_ms: Sequence[float]
-
-
-@dataclass(slots=True, eq=False)
-class ReadyBatch:
-    """Requests that start together."""
-
-    model: int
-    priority: int
-    jobs: list[Job] = field(default_factory=list)
-    #: True if it is in the queue.
-    queued: bool = False
+#: Requests of one model and priority that start together: the first one, and the others.
+Batch = tuple[Job, Sequence[Job]]
 
 
 class ReadyQueue:
@@ -42,62 +22,59 @@ class ReadyQueue:
     Args:
         batching: Limits of batches; None if each request is a batch of its own.
         ticket: Numbers that order the batches of all GPUs of a server by their entrance.
+
+    Attributes:
+        heap: The queued batches, after two numbers by which they are compared, also with those of other GPUs: less the
+            priority, and the ticket.
     """
 
-    def __init__(self, batching: Batching | None, ticket: Iterator[int] | None = None) -> None:
+    def __init__(self, batching: Batching | None, ticket: Iterator[int]) -> None:
+        self.heap: list[tuple[int, int, Job, Sequence[Job]]] = []
         self._batching = batching
-        self._ticket = count() if ticket is None else ticket
-        self._heap: list[tuple[int, int, ReadyBatch]] = []
-        #: Batches that have room and have not started, by model and priority.
-        self._open: dict[tuple[int, int], ReadyBatch] = {}
+        self._ticket = ticket
+        #: Batches that have room and have not started, by model and priority, and those of them not in the queue.
+        self._open: dict[tuple[int, int], tuple[Job, list[Job]]] = {}
+        self._delayed: set[tuple[int, int]] = set()
 
-    def __bool__(self) -> bool:
-        """Return whether there is a batch at the head of the queue."""
-        return bool(self._heap)
-
-    def __iter__(self) -> Iterator[ReadyBatch]:
-        """Return an iterator of the queued batches in order."""
-        return (batch for _, _, batch in sorted(self._heap))
-
-    @property
-    def head(self) -> tuple[int, int, ReadyBatch]:
-        """The batch that starts next, after two numbers by which it is compared with those of other GPUs."""
-        return self._heap[0]
-
-    def add(self, job: Job, priority: int) -> ReadyBatch | None:
+    def add(self, job: Job, priority: int) -> Batch | None:
         """Add a request that is ready; return the batch that it begins and that is not queued yet."""
-        model = job[1]
-        if self._batching is None:
-            self.enter(ReadyBatch(model, priority, [job]))
+        limits = self._batching
+        if limits is None:
+            heappush(self.heap, (-priority, next(self._ticket), job, ()))
             return None
-        batch = self._open.get((model, priority))
-        begins = batch is None
-        if batch is None:
-            batch = self._open[model, priority] = ReadyBatch(model, priority)
-        batch.jobs.append(job)
-        if len(batch.jobs) == self._batching.max_size[model]:
-            del self._open[model, priority]
-            self.enter(batch)
-        elif begins and self._batching.delay_ms[model] == 0:
-            self.enter(batch)
-        return batch if begins and not batch.queued else None
+        key = job[1], priority
+        batch = self._open.get(key)
+        if batch:
+            batch[1].append(job)
+        else:
+            batch = self._open[key] = job, []
+            self._delayed.add(key)
+        is_full = len(batch[1]) + 1 == limits.max_size[job[1]]
+        if is_full or not limits.delay_ms[job[1]]:
+            self.enter(batch, priority)
+        if is_full:
+            del self._open[key]
+        return batch if batch[0] is job and key in self._delayed else None
 
-    def enter(self, batch: ReadyBatch) -> None:
+    def enter(self, batch: Batch, priority: int) -> None:
         """Put a batch into the queue, unless it is there or has started."""
-        if not batch.queued:
-            batch.queued = True
-            heapq.heappush(self._heap, (-batch.priority, next(self._ticket), batch))
+        key = batch[0][1], priority
+        if key in self._delayed and self._open[key] is batch:
+            self._delayed.remove(key)
+            heappush(self.heap, (-priority, next(self._ticket), *batch))
 
-    def pop(self) -> ReadyBatch:
+    def pop(self) -> None:
         """Remove the batch at the head."""
-        batch = heapq.heappop(self._heap)[2]
-        if self._open.get((batch.model, batch.priority)) is batch:
-            del self._open[batch.model, batch.priority]
-        return batch
+        less_priority, _, first, _ = heappop(self.heap)
+        if self._batching:
+            key = first[1], -less_priority
+            if key in self._open and self._open[key][0] is first:
+                del self._open[key]
 
     def clear(self) -> list[Job]:
         """Remove all batches; return their requests."""
-        batches = {id(batch): batch for batch in (*self, *self._open.values())}
-        self._heap.clear()
+        waiting = [*(item[2:] for item in self.heap), *(self._open[key] for key in self._delayed)]
+        self.heap.clear()
         self._open.clear()
-        return [job for batch in batches.values() for job in batch.jobs]
+        self._delayed.clear()
+        return [job for first, others in waiting for job in (first, *others)]

@@ -114,6 +114,8 @@ class Usage:
     cost: float = 0.0
     #: Loads that read the disk.
     disk_loads: int = 0
+    #: Work of the requests over what all GPU slots, or all cores, can do while requests arrive, whichever is larger.
+    offered_load: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -318,7 +320,17 @@ def _usage(engine: ClusterEngine, duration_ms: float) -> Usage:
         on_ms = [engine.availability.on_ms(host, duration_ms) for host in engine.hosts]
     hours = [ms / 3_600_000 for ms in on_ms]
     cost = sum(spec.cost_per_hour * own for spec, own in zip(specs, hours, strict=True))
-    return Usage(sum(hours), cost, sum(host.disk_loads for host in engine.hosts))
+    return Usage(sum(hours), cost, sum(host.disk_loads for host in engine.hosts), _offered_load(engine))
+
+
+def _offered_load(engine: ClusterEngine) -> float:
+    metrics, gpus = engine.metrics, engine.config.gpus
+    arrivals, span_ms = int(metrics.arrivals.sum()), engine.arrived_ms
+    if arrivals < 2 or not span_ms:
+        return 0.0
+    slots, cores = sum(spec.gpu_slots for spec in gpus), sum(spec.cpu_cores for spec in engine.config.servers)
+    work_ms = (float(metrics.gpu_ms.sum()), slots), (float(metrics.cores_ms.sum()), cores)
+    return max(busy_ms / units for busy_ms, units in work_ms if units) * (arrivals - 1) / arrivals / span_ms
 
 
 def _series(metrics: RequestMetrics, duration_ms: float) -> Series:

@@ -21,13 +21,11 @@ from chrion.common.wrong_values import wrong_value
 from chrion.errors import PlanError, ScenarioError
 from chrion.serving.manager.policies import ADMISSION, EVICTION, LOAD_ORDER
 from chrion.serving.manager.policy_settings import PolicySpec, route_of
-from chrion.serving.simulator.cluster_state import ServerPolicies
+from chrion.serving.simulator.cluster_state import Batching, Options, ServerPolicies
 from chrion.serving.simulator.eligibility import check_fit
 from chrion.serving.simulator.engine import EngineConfig, read_ahead
-from chrion.serving.simulator.general_server import Options
 from chrion.serving.simulator.overrides import TOP_KEYS, apply_sets
 from chrion.serving.simulator.planned import with_planned
-from chrion.serving.simulator.ready_queue import Batching
 from chrion.serving.simulator.scenario_models import (
     PLANNED,
     SHRINK,
@@ -100,18 +98,21 @@ class Scenario:
         """Whether all servers have one GPU, of one speed, and none of the options of general servers."""
         alike = len({spec.gpu_speed for spec in self.servers}) == 1
         plain = not any(spec.gpus > 1 or spec.host_memory_gb or spec.mtbf_h for spec in self.servers)
-        return alike and plain and not self.autoscaling and self._options(self.patterns[0]) is None
+        details = self.workload.details
+        prioritises = bool(details and details.priority.any())
+        return alike and plain and not (self.autoscaling or self._batches or prioritises or self.policies.keep_alive_s)
 
-    def _options(self, pattern: str) -> Options | None:
-        """Return what servers do beyond first come, first served; None for nothing."""
-        details, specs = self.workload.details, [model.spec for model in self.models]
-        batches = any(spec.max_batch > 1 for spec in specs)
-        if not (batches or self.policies.keep_alive_s or (details and details.priority.any())):
-            return None
+    @property
+    def _batches(self) -> bool:
+        return any(model.spec.max_batch > 1 for model in self.models)
+
+    def _options(self, pattern: str) -> Options:
+        """Return what servers do beyond first come, first served."""
+        specs = [model.spec for model in self.models]
         batching = Batching([spec.max_batch for spec in specs], [spec.max_delay_ms for spec in specs])
         costs = [[model.variants[name].batch_cost for model in self.models] for name in self.levels(pattern)]
         return Options(
-            batching=batching if batches else None,
+            batching=batching if self._batches else None,
             batch_cost=costs,
             keep_alive_ms=self.policies.keep_alive_s * 1000 or math.inf,
         )

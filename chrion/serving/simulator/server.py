@@ -1,4 +1,4 @@
-"""One server: GPU execution slots, CPU cores and the requests that wait for them, beside its memory.
+"""Servers and their GPUs: execution slots, CPU cores and the requests that wait for them, beside their memory.
 
 The states of a request::
 
@@ -6,77 +6,166 @@ The states of a request::
        |                             ^
        +--weights missing--> cold --load done
 
-- Ready requests start in the order in which they became ready. A request whose slot or cores are not free blocks the
-  requests behind it, so no request starves.
+- Ready requests start in the order of :mod:`chrion.serving.simulator.ready_queue`. A request whose slot or cores are
+  not free blocks the requests behind it, so no request starves.
 - All requests for a model wait for the same load; see :mod:`chrion.serving.simulator.device_memory`.
-
-Priorities, several GPUs, failures and the like need :class:`chrion.serving.simulator.general_server.GeneralServer`.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from heapq import heappush
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from heapq import heapify, heappush
 
 from chrion.serving.manager.policies import ResidentModel, WaitingModel, rounding_ms
 from chrion.serving.manager.queue_estimate import QueuedRequest, Release, expected_start
 from chrion.serving.simulator.cluster_state import ClusterState, Job
-from chrion.serving.simulator.device_memory import DeviceMemory
+from chrion.serving.simulator.device_memory import DeviceMemory, HostMemory
+from chrion.serving.simulator.ready_queue import Batch, ReadyQueue
 from chrion.serving.simulator.service import Resources
 from chrion.serving.simulator.settings import ServerSpec
+
+#: Records of requests whose end is not certain: the requests, the time of their start, and their kind.
+Unsure = tuple[Sequence[Job], float, int]
+#: A batch that runs: the number of its first request, their model, what is released at the end, and the number of
+#: requests.
+Execution = tuple[int, ResidentModel, Resources, int, Unsure | None]
 
 _NAN, _INFINITY = float("nan"), float("inf")
 
 
-class Server(DeviceMemory):
-    """The state of one server and its event handlers; the module describes the rules.
+class Host(HostMemory):
+    """A server: the GPUs, and the CPU cores that they share.
+
+    Cores go to the ready batches at the heads of the GPUs' queues. The batch of the highest priority that entered its
+    queue first is considered first; if its slot is free and its cores are not, no other batch that needs cores starts.
 
     Args:
         index: The server's number.
         spec: Its resources.
+        weights_mb: Weights by model, which host memory holds.
+    """
+
+    def __init__(self, index: int, spec: ServerSpec, weights_mb: Sequence[float]) -> None:
+        super().__init__(spec, weights_mb)
+        self.index = index
+        self.gpus: list[Server] = []
+        self.free_cores = spec.cpu_cores
+        #: True if requests are sent to this server.
+        self.available = True
+        #: True if it is powered on; it may be unavailable because it starts, fails or drains.
+        self.on = True
+        #: The time at which it was switched on, and the time for which it was on before.
+        self.on_since_ms = 0.0
+        self.on_ms = 0.0
+
+    @property
+    def outstanding(self) -> int:
+        """Requests on the server, waiting or running."""
+        return sum(gpu.outstanding for gpu in self.gpus)
+
+    def add(self, gpu: Server) -> None:
+        """Add a GPU."""
+        self.gpus.append(gpu)
+        self.memories.append(gpu)
+
+    def start_ready(self, now: float) -> None:
+        """Start batches at the heads of the queues of several GPUs while their slots and cores are free."""
+        while gpu := self._next_gpu():
+            gpu.start_head(now)
+
+    def _next_gpu(self) -> Server | None:
+        """Return the GPU whose head can start now and comes first."""
+        heads = sorted((gpu.ready.heap[0][:2], gpu.index, gpu) for gpu in self.gpus if gpu.ready.heap)
+        awaited = False
+        for _, _, gpu in heads:
+            slots, cores = gpu.head_needs()
+            if slots > gpu.free_slots or (cores and awaited):
+                continue
+            if cores <= self.free_cores:
+                return gpu
+            awaited = True
+        return None
+
+
+class Server(DeviceMemory):
+    """The state of one GPU and its event handlers; the module describes the rules.
+
+    Args:
+        index: The number of the GPU.
+        host: Its server.
         load_ms: Time of a load over its link, by kind.
         cluster: What it shares with other servers.
     """
 
-    def __init__(self, index: int, spec: ServerSpec, load_ms: Sequence[float], cluster: ClusterState) -> None:
-        super().__init__(index, spec, load_ms, cluster)
-        self.gpu_slots = self.free_slots = spec.gpu_slots
-        self.cpu_cores = self.free_cores = spec.cpu_cores
+    def __init__(self, index: int, host: Host, load_ms: Sequence[float], cluster: ClusterState) -> None:
+        super().__init__(index, host, load_ms, cluster)
+        self.host: Host = host
+        options = cluster.options
+        self.free_slots = host.spec.gpu_slots
+        self.ready = ReadyQueue(options.batching, cluster.sequence)
+        self._heap = self.ready.heap
+        self._options = options
+        self._fails = host.spec.mtbf_h > 0
+        #: Whether the queue is the only one of the server, and also whether requests enter it at once.
+        self._is_alone = host.spec.gpus == 1
+        self._is_plain = self._is_alone and not options.batching
         self._deadlines = cluster.policies.deadlines
         self._service = cluster.table.service
-        self._ready: deque[Job] = deque()
         #: Requests that wait for a load, by model.
         self._waiters: dict[int, list[Job]] = {}
-        #: Expected releases of each running request, by its number; maintained only if admission uses deadlines.
+        #: Expected releases of each running batch, by the number of its first request; maintained only if admission
+        #: uses deadlines.
         self._running: dict[int, deque[Release]] = {}
+        #: Called with the time when a request has ended or was dropped.
+        self.on_left: Callable[[float], None] | None = None
         # A reference is faster than a look-up of the method for each event.
         self._handle_end, self._handle_release = self._end, self._release
-        self._record, self._outstanding = cluster.record, cluster.outstanding
+        self._start_ready = self.start_heads if self._is_alone else host.start_ready
+        self._record, self._outstanding, self._priorities = cluster.record, cluster.outstanding, cluster.priorities
 
     @property
-    def is_on(self) -> bool:
-        """Whether the server is switched on."""
-        return True
+    def outstanding(self) -> int:
+        """Requests on this GPU, waiting or running."""
+        return self._outstanding[self.index]
 
-    def offer(self, now: float, number: int, model: int, factor: Any) -> None:
-        """Accept or drop a request that arrives now."""
+    def offer(self, now: float, job: Job) -> None:
+        """Accept or drop a request that arrives now; it may have arrived earlier at a server that has failed."""
+        number, model, arrival, factor, cold = job
         resident = self.residents.get(model)
         if resident is None and not self._table.bytes[model]:
             resident = self._add_resident(0.0, model)  # a variant without GPU memory is never loaded
         self._outstanding[self.index] += 1
-        if self._deadlines and not self._is_admitted(now, now + self._slo_ms(number, model), number, model):
-            self._drop(number, model, now, cold=resident is None)
+        if self._deadlines and not self._is_admitted(now, arrival + self._slo_ms(number, model), number, model):
+            self._drop(number, model, arrival, cold=cold or resident is None)
             if resident is None:
                 self._request_load(now, model)
         elif resident is None:
-            self._request_load(now, model).append((number, model, now, factor, True))
+            if self._priorities:
+                urgency = self._priority(number)
+                self._urgency[model] = max(urgency, self._urgency.get(model, urgency))
+            self._request_load(now, model).append((number, model, arrival, factor, True))
         else:
             resident.in_use += 1
-            job = (number, model, now, factor, False)
-            if self._ready or not self._start(now, job, resident):
-                self._ready.append(job)
+            if not self._is_plain or self._heap or not self._start(now, job, (), resident):
+                self._add_ready(now, job)
+                if not self._is_plain or self._priorities:
+                    self._start_ready(now)
+
+    def _priority(self, number: int) -> int:
+        return self._priorities[number] if self._priorities else 0
+
+    def _add_ready(self, now: float, job: Job) -> None:
+        priority = self._priority(job[0])
+        batch = self.ready.add(job, priority)
+        if batch:
+            until = now + self._options.batching.delay_ms[job[1]] if self._options.batching else now
+            heappush(self._events, (until, next(self._sequence), self._on_delay, (batch, priority)))
+
+    def _on_delay(self, now: float, began: tuple[Batch, int]) -> None:
+        """Let a batch start although it has room."""
+        self.ready.enter(*began)
+        self._start_ready(now)
 
     def _slo_ms(self, number: int, model: int) -> float:
         """Return the time from the arrival of a request to its deadline."""
@@ -90,37 +179,30 @@ class Server(DeviceMemory):
         if resident is not None:
             kind = resident.level * self._models + model
             return admit(now, deadline, self._queue_wait_ms(now, number, kind), latency_ms[kind])
-        link_ms, loads = self._link_wait_ms(now), self._possible_loads(model)
+        other = self.host.loading
+        link_ms, loads = other.loading_until_ms - now if other else 0.0, self._possible_loads(model)
         return any(
             admit(now, deadline, max(self._queue_wait_ms(now, number, kind), link_ms + load_ms), latency_ms[kind])
             for kind, load_ms in loads.items()
         )
 
-    def _link_wait_ms(self, now: float) -> float:
-        """Return the remaining time of the load in progress."""
-        return self.loading_until_ms - now if self.loading is not None else 0.0
-
     def _possible_loads(self, model: int) -> dict[int, float]:
         """Return the kinds in which a missing model may be loaded next, and the time from the free link to the end."""
         if self.loading is not None and self.loading % self._models == model:
             return {self.loading: 0.0}
-        return {kind: self.load_times[kind] for kind in range(model, self._levels * self._models, self._models)}
+        kinds, load_mb = range(model, self._levels * self._models, self._models), self._table.load_mb
+        return {kind: self.load_times[kind] + self.host.disk_ms(model, load_mb[kind]) for kind in kinds}
 
     def _queue_wait_ms(self, now: float, number: int, kind: int) -> float:
         """Return the expected wait of a request that becomes ready now."""
-        free, running = self._resources()
-        ahead = map(self._queued, self._jobs_ahead(number))
-        return expected_start(now, free, running, ahead, self._service[kind][:2]) - now
-
-    def _resources(self) -> tuple[tuple[int, int], list[Release]]:
-        """Return the free slots and cores, and the expected releases of others."""
+        free = self.free_slots, self.host.free_cores
         running = [release for releases in self._running.values() for release in releases]
-        return (self.free_slots, self.free_cores), running
-
-    def _jobs_ahead(self, number: int) -> Iterable[Job]:
-        """Return the ready requests that would start before a request."""
-        del number
-        return self._ready
+        for gpu in self.host.gpus if len(self.host.gpus) > 1 else ():
+            if gpu is not self:
+                running += [Release(at, 0, cores) for releases in gpu._running.values() for at, _, cores in releases]  # noqa: SLF001 # another object of this class
+        first = -self._priority(number)
+        ahead = (self._queued(job) for less_priority, _, job, _ in sorted(self._heap) if less_priority <= first)
+        return expected_start(now, free, running, ahead, self._service[kind][:2]) - now
 
     def _queued(self, job: Job) -> QueuedRequest:
         kind = self._kind(job[1])
@@ -141,15 +223,16 @@ class Server(DeviceMemory):
             waiters = self._waiters[model] = []
             self.cluster.homes[model].append(self.index)
             self.cold[model] = WaitingModel(model, now)
+            self.host.waiting_loads += 1
         waiting = self.cold.get(model)
         if waiting:
             waiting.demand_ms += self._table.latency_ms[model]
-            if self.loading is None:
-                self._load_next(now)
+            if self.host.loading is None:
+                self.host.load_next(now)
         return waiters
 
     def _on_loaded(self, now: float, kind: int) -> None:
-        self.loading = None
+        self.loading = self.host.loading = None
         level, model = divmod(kind, self._models)
         self._log(now, "loaded", kind)
         resident = self.residents.get(model)
@@ -160,46 +243,73 @@ class Server(DeviceMemory):
             resident = self._add_resident(now, kind)
             jobs = self._waiters.pop(model)
             resident.in_use = len(jobs)
-            self._add_waiting(now, resident, jobs)
-        self._load_next(now)
+            self._urgency.pop(model, None)
+            for job in jobs:
+                self._add_ready(now, job)
+            if not jobs:
+                self._expire_later(now, resident)
+        self.host.load_next(now)
         self._start_ready(now)  # a model that has grown may need fewer cores now
 
-    def _add_waiting(self, now: float, resident: ResidentModel, jobs: Sequence[Job]) -> None:
-        """Add the requests that waited for a load to those that are ready."""
-        del now, resident
-        self._ready.extend(jobs)
+    def head_needs(self) -> tuple[int, int]:
+        """Return the slots and cores of the batch at the head of the queue."""
+        return self._service[self._kind(self._heap[0][2][1])][:2]
 
-    def _start_ready(self, now: float) -> None:
-        """Start ready requests while the slots and cores of the first one are free."""
-        ready, residents = self._ready, self.residents
-        while ready:
-            job = ready[0]
-            if not self._start(now, job, residents[job[1]]):
+    def start_heads(self, now: float) -> None:
+        """Start batches from the head of the queue while their slots and cores are free."""
+        heap, residents = self._heap, self.residents
+        while heap:
+            _, _, job, others = heap[0]
+            if not self._start(now, job, others, residents[job[1]], queued=True):
                 return
-            ready.popleft()
 
-    def _start(self, now: float, job: Job, resident: ResidentModel) -> bool:
-        """Start the first of the ready requests, or drop it; return false if its slot or cores are not free."""
+    def start_head(self, now: float) -> None:
+        """Start the batch at the head of the queue, whose slot and cores are free, or drop it."""
+        _, _, job, others = self._heap[0]
+        self._start(now, job, others, self.residents[job[1]], queued=True)
+
+    def _start(
+        self, now: float, job: Job, others: Sequence[Job], resident: ResidentModel, *, queued: bool = False
+    ) -> bool:
+        """Start a batch, or drop it if it is too late; return false if its slot or cores are not free."""
         number, model, arrival, factor, cold = job
         kind = model
         if self._levels > 1:
             kind += resident.level * self._models
             factor = factor[resident.level]
         slots, cores, latency_ms, early, last = self._service[kind]
-        if slots > self.free_slots or cores > self.free_cores:
+        host = self.host
+        if slots > self.free_slots or cores > host.free_cores:
             return False
+        if queued:
+            self.ready.pop()
         if self._deadlines and not self._starts_in_time(now, job, kind, resident):
             return True
         self.free_slots -= slots
-        self.free_cores -= cores
-        resident.uses += 1
+        host.free_cores -= cores
+        uses = 1
+        if others:
+            uses += len(others)
+            factor *= 1 + self._options.batch_cost[resident.level][model] * len(others)
+            kind += self._models * self._levels * len(others)
+        resident.uses += uses
         events, sequence = self._events, self._sequence
         for at_ms, freed in early:
             heappush(events, (now + at_ms * factor, next(sequence), self._handle_release, (number, freed)))
         end = now + latency_ms * factor
-        heappush(events, (end, next(sequence), self._handle_end, (number, resident, last)))
-        self._record((number, model, self.index, arrival, now, end, cold, kind))
+        unsure = None
+        if self._fails:
+            unsure = (job, *others), now, kind
+        else:
+            self._record((number, model, self.index, arrival, now, end, cold, kind))
+            if others:
+                self._record_all(others, now, end, kind)
+        heappush(events, (end, next(sequence), self._handle_end, (number, resident, last, uses, unsure)))
         return True
+
+    def _record_all(self, jobs: Sequence[Job], start: float, end: float, kind: int) -> None:
+        for number, model, arrival, _, cold in jobs:
+            self._record((number, model, self.index, arrival, start, end, cold, kind))
 
     def _starts_in_time(self, now: float, job: Job, kind: int, resident: ResidentModel) -> bool:
         """Drop a ready request that cannot end by its deadline; return whether it was kept."""
@@ -211,31 +321,51 @@ class Server(DeviceMemory):
         else:
             self._drop(number, model, arrival, cold=cold)
             self._finish_use(now, resident)
+            if self.on_left:
+                self.on_left(now)
         return admitted
 
     def _release(self, now: float, released: tuple[int, Resources]) -> None:
         number, (slots, cores) = released
         self.free_slots += slots
-        self.free_cores += cores
+        self.host.free_cores += cores
         if self._deadlines:
             self._running[number].popleft()
-        if self._ready:
+        if self._heap or not self._is_alone:
             self._start_ready(now)
 
-    def _end(self, now: float, ended: tuple[int, ResidentModel, Resources]) -> None:
-        number, resident, (slots, cores) = ended
+    def _end(self, now: float, execution: Execution) -> None:
+        number, resident, (slots, cores), uses, unsure = execution
         self.free_slots += slots
-        self.free_cores += cores
-        self._outstanding[self.index] -= 1
+        self.host.free_cores += cores
+        self._outstanding[self.index] -= uses
         if self._deadlines:
             del self._running[number]
-        resident.in_use -= 1
+        if unsure:
+            jobs, start, kind = unsure
+            self._record_all(jobs, start, now, kind)
+        resident.in_use -= uses
         if not resident.in_use:
-            resident.idle_since_ms = now
-            if self.loading is None and (self.cold or resident.level):
-                self._use_link(now, resident)
-        if self._ready:
+            self._note_idle(now, resident)
+        if self._heap or not self._is_alone:
             self._start_ready(now)
+        if self.on_left:
+            self.on_left(now)
+
+    def reset(self, now: float) -> list[Job]:
+        """Lose all memory and requests; those that run fail. Return those that wait, in the order of their arrival."""
+        waiting = self.ready.clear() + [job for jobs in self._waiters.values() for job in jobs]
+        running: list[Unsure | None] = [e[3][-1] for e in self._events if e[2] == self._handle_end]
+        self._events[:] = [e for e in self._events if getattr(e[2], "__self__", None) is not self]
+        heapify(self._events)
+        for jobs, _, kind in filter(None, running):
+            self._record_all(jobs, _NAN, now, kind % (self._models * self._levels))
+        self._clear_memory(now, self._waiters)
+        self._waiters.clear()
+        self._running.clear()
+        self._outstanding[self.index] = 0
+        self.free_slots, self.host.free_cores = self.host.spec.gpu_slots, self.host.spec.cpu_cores
+        return sorted(waiting, key=lambda job: job[0])
 
     def _kind(self, model: int) -> int:
         return self.residents[model].level * self._models + model
