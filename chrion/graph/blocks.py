@@ -1,8 +1,8 @@
 """Cutting a model into a chain of blocks, between which other models may run.
 
 A block is a contiguous part of a topological order, so that it needs results of earlier blocks only. Each cut costs a
-call and the values that cross it, which onnxruntime would otherwise keep in caches. The cuts are those of least cost for
-which no block takes longer than a limit, except for single operators that do.
+call and the values that cross it, which onnxruntime would otherwise keep in caches. The cuts are those of least cost
+for which no block takes longer than a limit, except for single operators that do.
 
 The order is depth first: it ends one branch before it begins the next one, so that few values are alive at a time.
 """

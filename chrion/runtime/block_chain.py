@@ -7,6 +7,7 @@ those of a session of the whole model with one thread. A model that cannot be cu
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
@@ -39,6 +40,7 @@ log = logging.getLogger(__name__)
 
 #: Runs of a chain to measure the times of its blocks, after one that warms up.
 _RUNS = 7
+_AS_REQUESTED = 1  # onnxruntime's kSameAsRequested; by default, regions of an arena double in size
 
 
 class BlockRun(ABC):
@@ -161,7 +163,8 @@ class _CutRun(BlockRun):
 class _WholeRun(BlockRun):
     def __init__(self, session: ort.InferenceSession) -> None:
         self._session = session
-        self.clear()
+        self._feed: Mapping[str, Any] = {}
+        self._outputs: list[Any] = []
 
     def begin(self, feed: Mapping[str, Any]) -> None:
         self._feed = feed
@@ -174,8 +177,7 @@ class _WholeRun(BlockRun):
         return self._outputs
 
     def clear(self) -> None:
-        self._feed: Mapping[str, Any] = {}
-        self._outputs: list[Any] = []
+        self._feed, self._outputs = {}, []
 
 
 def open_chain(
@@ -247,7 +249,21 @@ def _options() -> ort.SessionOptions:
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     set_threads(options, 1)
+    _register_arena()
+    options.add_session_config_entry("session.use_env_allocators", "1")
     return options
+
+
+@functools.cache
+def _register_arena() -> None:
+    """Register the arena that the blocks of a process share, so that a block uses memory that is still in the caches.
+
+    With an arena for each block, a chain of GoogLeNet takes 1.065 of the time of the whole model, with this one 1.045;
+    SqueezeNet in blocks of 2 ms 1.13 and 1.08.
+    """
+    kinds = ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT
+    settings = {"arena_extend_strategy": _AS_REQUESTED}
+    ort.create_and_register_allocator(ort.OrtMemoryInfo("Cpu", *kinds), ort.OrtArenaCfg(settings))
 
 
 def _copied(value: Any) -> Any:

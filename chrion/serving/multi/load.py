@@ -1,4 +1,4 @@
-"""Loads: tasks that arrive at given rates, served by a session or, as predicted, by its dispatcher on a virtual clock."""
+"""Loads: tasks that arrive at given rates, served by a session or by its dispatcher on a virtual clock."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -141,31 +141,48 @@ def simulate(
     return served, spans
 
 
+def submit_all(
+    submit: Callable[[str], Future[Any]], arrivals: Sequence[Arrival], deadlines: Mapping[str, float | None]
+) -> tuple[list[Served], float]:
+    """Submit tasks in real time, and wait until all are over.
+
+    Args:
+        submit: Submits a task of a model.
+        arrivals: The tasks.
+        deadlines: The time that a task of each model has, in ms.
+
+    Returns:
+        What became of the tasks, and the time of the beginning in ms of :func:`time.perf_counter`.
+    """
+    served: list[Served] = []
+    futures = []
+    begin_ms = time.perf_counter() * 1e3
+    for arrival in arrivals:
+        delay_s = (begin_ms + arrival.time_ms) / 1e3 - time.perf_counter()
+        if delay_s > 0:
+            time.sleep(delay_s)
+        deadline_ms = deadlines.get(arrival.model)
+        futures.append(submit(arrival.model))
+        had_ms = math.inf if deadline_ms is None else deadline_ms
+        futures[-1].add_done_callback(_recorder(served, arrival, begin_ms, had_ms))
+    wait(futures)
+    return served, begin_ms
+
+
 def measure(
     session: MultiSession, feeds: Mapping[str, Mapping[str, Any]], arrivals: Sequence[Arrival]
 ) -> tuple[list[Served], list[BlockSpan]]:
-    """Submit a load to a session in real time, and wait until all tasks are over."""
-    served: list[Served] = []
-    futures: list[Future[dict[str, Any]]] = []
-    rules = session.rules
+    """Submit a load to a session in real time; return what became of the tasks, and the blocks that ran."""
+    deadlines = {name: rules.deadline_ms for name, rules in session.rules.items()}
     with session.record() as spans:
-        begin_ms = time.perf_counter() * 1e3
-        for arrival in arrivals:
-            delay_s = (begin_ms + arrival.time_ms) / 1e3 - time.perf_counter()
-            if delay_s > 0:
-                time.sleep(delay_s)
-            deadline_ms = rules[arrival.model].deadline_ms
-            futures.append(session.submit(arrival.model, feeds[arrival.model]))
-            futures[-1].add_done_callback(_recorder(served, arrival, begin_ms, deadline_ms or math.inf))
-        wait(futures)
-    origin = [BlockSpan(s.lane, s.model, s.task, s.block, s.start_ms - begin_ms, s.end_ms - begin_ms) for s in spans]
-    return served, origin
+        served, begin_ms = submit_all(lambda name: session.submit(name, feeds[name]), arrivals, deadlines)
+    return served, [replace(s, start_ms=s.start_ms - begin_ms, end_ms=s.end_ms - begin_ms) for s in spans]
 
 
 def _recorder(
     served: list[Served], arrival: Arrival, begin_ms: float, deadline_ms: float
-) -> Callable[[Future[dict[str, Any]]], None]:
-    def record(future: Future[dict[str, Any]]) -> None:
+) -> Callable[[Future[Any]], None]:
+    def record(future: Future[Any]) -> None:
         error = future.exception()
         outcome = "done" if error is None else getattr(error, "outcome", "failed")
         end_ms = time.perf_counter() * 1e3 - begin_ms

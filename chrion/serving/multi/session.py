@@ -16,6 +16,7 @@ import onnx
 from chrion.common.suggestions import did_you_mean
 from chrion.common.units import parse_duration_ms
 from chrion.errors import DroppedError, OptionError
+from chrion.graph.model import TensorInfo
 from chrion.machine.core_leases import lease_cores
 from chrion.machine.cores import check_cores, physical_cores
 from chrion.runtime import process_hooks
@@ -60,16 +61,16 @@ class _Entry:
 class MultiSession:
     """Serves several ONNX models on the CPU cores of one machine.
 
-    Each model is cut into blocks of a few milliseconds. Lanes, threads that are each pinned to a core, run the blocks of
-    all tasks; after each block the policy decides again. Outputs are bit for bit those of a plain session with one
+    Each model is cut into blocks of a few milliseconds. Lanes, threads that are each pinned to a core, run the blocks
+    of all tasks; after each block the policy decides again. Outputs are bit for bit those of a plain session with one
     thread.
 
     Methods may be called from any number of threads.
 
     Args:
         models: The models by name: files, their bytes, or ModelProtos.
-        deadlines: The time that a task has from :meth:`submit` to its end, ``50ms`` for example (a number is in ms): one
-            for all models, or by name.
+        deadlines: The time that a task has from :meth:`submit` to its end, ``50ms`` for example (a number is in ms):
+            one for all models, or by name.
         rates: Expected tasks per second, for all models or by name; with them ``static`` divides the cores.
         policy: A key of :data:`chrion.serving.multi.policies.POLICIES`; ``edf`` if there are deadlines, else ``fair``.
         priorities: The order of models for ``priority``, by name; 0, the default, is served first.
@@ -145,6 +146,11 @@ class MultiSession:
         return dict(self._core.rules)
 
     @property
+    def inputs(self) -> dict[str, tuple[TensorInfo, ...]]:
+        """The inputs of each model."""
+        return {name: chain.inputs for name, chain in self._core.chains.items()}
+
+    @property
     def lanes(self) -> int:
         """The number of lanes."""
         return self._core.lanes
@@ -193,8 +199,8 @@ class MultiSession:
 class _Core:
     """The dispatcher, the lanes and the tasks of a session.
 
-    All decisions are made under one lock; blocks, and callbacks of futures, run outside of it. A lane gets its next part
-    only after it has reported the end of the last one, so that actions reach it in order.
+    All decisions are made under one lock; blocks, and callbacks of futures, run outside of it. A lane gets its next
+    part only after it has reported the end of the last one, so that actions reach it in order.
     """
 
     def __init__(
