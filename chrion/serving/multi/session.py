@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -164,8 +164,8 @@ class MultiSession:
         return self._core.counts()
 
     @contextlib.contextmanager
-    def record(self) -> Any:
-        """Record the blocks that run within this context, as a list of :class:`BlockSpan`."""
+    def record(self) -> Iterator[list[BlockSpan]]:
+        """Record the blocks that run within this context; a later context takes over from one that is open."""
         spans: list[BlockSpan] = []
         self._core.spans = spans
         try:
@@ -261,6 +261,8 @@ class _Core:
             drained = not self._entries
         if not drained:
             self._drained.wait(max(0.0, until - time.monotonic()))
+        if self._drained.is_set() or drained:
+            self._threads.close(until)  # after the callbacks that lanes are calling
 
     def refuse_in_child(self) -> None:
         """Refuse tasks in a forked child, which has no lanes and in which the lock may be held for ever."""
