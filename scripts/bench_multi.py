@@ -6,7 +6,7 @@ Prints two tables. Light beside heavy: SqueezeNet on images of 112 x 112 every 3
 2 and 4 tasks always in flight. Deadlines: SqueezeNet, GoogLeNet and Inception-v3 in the proportion of their rates, at
 shares of the capacity (the cores over the times of one thread); each has three times its own time. Each candidate has
 the machine to itself for a window, is opened and warmed up for it, and candidates alternate; figures are those of all
-windows together. With all candidates, it takes 20 minutes on two cores.
+windows together. It takes the greater part of an hour on two cores.
 """
 
 from __future__ import annotations
