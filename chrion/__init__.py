@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from chrion.profiler import Profile, profile
     from chrion.runtime import HybridSession
     from chrion.scheduler import Plan, partition
+    from chrion.serving.multi.session import MultiSession
 
 __all__ = [
     "ChrionError",
@@ -26,6 +27,7 @@ __all__ = [
     "Generator",
     "Graph",
     "HybridSession",
+    "MultiSession",
     "Plan",
     "Profile",
     "Sampling",
@@ -41,6 +43,7 @@ _MODULES = {
     "Generator": "chrion.generation",
     "Graph": "chrion.graph",
     "HybridSession": "chrion.runtime",
+    "MultiSession": "chrion.serving.multi.session",
     "Plan": "chrion.scheduler",
     "Profile": "chrion.profiler",
     "Sampling": "chrion.generation",

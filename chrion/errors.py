@@ -18,6 +18,7 @@
      +- ProviderError
      +- ServerError
      +- GenerationError
+     +- DroppedError
      +- SpaceError
 
 Wrong input is also a ``ValueError``, an execution provider or a server that does not work is also a ``RuntimeError``,
@@ -126,6 +127,18 @@ class ServerError(ChrionError, RuntimeError):
 
 class GenerationError(ChrionError, RuntimeError):
     """An iteration of a request failed."""
+
+
+class DroppedError(ChrionError, RuntimeError):
+    """A task was dropped before its end.
+
+    Attributes:
+        outcome: ``full`` if its queue was full, ``late`` if it could not meet its deadline.
+    """
+
+    def __init__(self, message: str, *, hint: str = "", outcome: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.outcome = outcome
 
 
 class SpaceError(ChrionError, OSError):

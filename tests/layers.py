@@ -30,7 +30,7 @@ INSIDE: dict[str, Layers] = {
         ("plan_options",),
         ("explain", "fixed_placement", "planner"),
     ),
-    "serving": (("ray_cluster",), ("manager", "variants"), ("server", "simulator"), ("replay",)),
+    "serving": (("ray_cluster",), ("manager", "multi", "variants"), ("server", "simulator"), ("replay",)),
     "runtime": (
         ("live_comparison", "live_selection", "options", "process_hooks", "requests"),
         ("iobinding",),

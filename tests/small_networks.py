@@ -9,6 +9,7 @@ SMALL: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "googlenet": ({"resolution": 64, "width": 0.1, "batch": 2, "classes": 7}, (2, 7)),
     "inception-v3": ({"resolution": 75, "width": 0.1, "batch": 2, "classes": 7}, (2, 7)),
     "squeezenet": ({"resolution": 48, "width": 0.1, "batch": 2, "classes": 7}, (2, 7)),
+    "resnet-50": ({"resolution": 40, "width": 0.1, "batch": 2, "classes": 7}, (2, 7)),
     "nasnet-a": ({"resolution": 49, "channels": 8, "stem": 4, "cells": 1, "batch": 2, "classes": 7}, (2, 7)),
     "randwire": ({"resolution": 50, "channels": 4, "nodes": 12, "batch": 2, "classes": 7}, (2, 7)),
     "darts": ({"resolution": 50, "channels": 4, "cells": 6, "batch": 2, "classes": 7}, (2, 7)),

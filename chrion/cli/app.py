@@ -25,6 +25,7 @@ from chrion.cli.exit_codes import BAD_INPUT, INTERRUPTED, exit_code
 from chrion.cli.generate import generate
 from chrion.cli.hardware import hardware
 from chrion.cli.model import model
+from chrion.cli.multi import multi
 from chrion.cli.option_groups import expand_groups
 from chrion.cli.partition import partition
 from chrion.cli.plan import app as plan_app
@@ -251,6 +252,12 @@ _register(
 )
 _register(tune, _RUN, "tune lstm.onnx", "tune encoder.onnx --shape batch=1 --shape batch=8 --beside")
 _register(bench, _RUN, "bench lstm.onnx", "bench lstm.onnx --plan lstm.plan.json --json")
+_register(
+    multi,
+    _RUN,
+    "multi camera.onnx lidar.onnx --rates 30,10 --deadline 50ms,100ms",
+    "multi a.onnx b.onnx c.onnx --rates 1,2,4 --deadline 50ms --find",
+)
 _register(report, _RUN, "report lstm.plan.json --html lanes.html", "report lstm.plan.json --measured --model lstm.onnx")
 _register(compare, _STUDY, "compare lstm.onnx", "compare lstm.onnx --policies chrion,heft,ios --plot policies.png")
 _register(

@@ -30,6 +30,7 @@ _FAMILIES = {
     "moe": "decoder blocks with a mixture of experts",
     "nasnet-a": "NASNet-A on images",
     "randwire": "randomly wired network on images",
+    "resnet-50": "ResNet-50 on images",
     "rnn": "stack of simple recurrent layers",
     "seq2seq": "LSTM translation with attention",
     "squeezenet": "SqueezeNet on images",

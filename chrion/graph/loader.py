@@ -34,6 +34,7 @@ from chrion.graph.type_inference import infer_types
 from chrion.graph.weights_folder import WeightsFolder, space_for
 
 _BASIC, _PLAIN = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC, ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+_ALL = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
 
 
 def load(
@@ -69,8 +70,30 @@ def load(
     return opened.use(lambda content: _load(content, opened, given, optimise=optimise))
 
 
+def load_kernels(opened: OpenedModel, shapes: Mapping[str, int | Sequence[int]] | None = None) -> Graph:
+    """Load a model with all of onnxruntime's optimisations for this CPU, so that its operators are kernels.
+
+    Sub-models of this graph have to be opened without optimisation. They then compute the same bits as the whole model,
+    and values between them have the layout of the kernels; cut before, each sub-model would convert them twice.
+
+    Args:
+        opened: The model.
+        shapes: As for :func:`load`.
+
+    Raises:
+        ChrionError: As for :func:`load`.
+    """
+    given = {name: as_shape(name, shape) for name, shape in (shapes or {}).items()}
+    return opened.use(lambda content: _load(content, opened, given, optimise=True, level=_ALL))
+
+
 def _load(
-    content: str | bytes | onnx.ModelProto, opened: OpenedModel, given: Mapping[str, tuple[int, ...]], *, optimise: bool
+    content: str | bytes | onnx.ModelProto,
+    opened: OpenedModel,
+    given: Mapping[str, tuple[int, ...]],
+    *,
+    optimise: bool,
+    level: ort.GraphOptimizationLevel = _BASIC,
 ) -> Graph:
     proto, path = read_model(content)
     file = Path(opened.path) if opened.path else None
@@ -80,7 +103,7 @@ def _load(
     with space_for(proto.ByteSize(), str(path or "model")):
         folder = WeightsFolder()
         sources = SourceWeights(proto, follow_links(proto, path), folder) if path else None
-        model, types, session = _optimised(proto, path, folder, sources, basic=optimise)
+        model, types, session = _optimised(proto, path, folder, sources, level if optimise else _PLAIN)
     _refuse_maps(types, str(path or "model"))
     description = describe_session(session, declared)
     hidden = sources.names if sources else ()
@@ -128,7 +151,11 @@ def reassemble(graph: Graph, model: onnx.ModelProto) -> Graph:
 
 
 def _optimised(
-    proto: onnx.ModelProto, path: Path | None, folder: WeightsFolder, sources: SourceWeights | None, *, basic: bool
+    proto: onnx.ModelProto,
+    path: Path | None,
+    folder: WeightsFolder,
+    sources: SourceWeights | None,
+    level: ort.GraphOptimizationLevel,
 ) -> tuple[onnx.ModelProto, dict[str, TensorInfo], ort.InferenceSession]:
     """Return the optimised model, the types of its values, and the session that optimised it."""
 
@@ -137,8 +164,10 @@ def _optimised(
         return model, infer_types(model, folder.root), session
 
     try:
-        return optimised(_BASIC if basic else _PLAIN)
+        return optimised(level)
     except ModelError:
+        if level == _ALL:  # what it does without them is another function, bit by bit
+            raise
         # onnxruntime optimises some models into ones that it refuses afterwards; it accepts them unoptimised.
         return optimised(_PLAIN)
 

@@ -10,6 +10,7 @@ process. So requests in flight, also on plain sessions, may finish first, for a 
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import time
 import weakref
@@ -43,6 +44,7 @@ def register(owner: T, after_fork: Callable[[T], None], at_exit: Callable[[T, fl
             ``time.monotonic()`` that is its second argument.
     """
     _hooks[owner] = after_fork, at_exit
+    _run_at_exit()
 
 
 def registered() -> Iterator[tuple[Any, tuple[Callable[[Any], None], Callable[[Any, float], None]]]]:
@@ -59,7 +61,12 @@ def _run_fork_hooks() -> None:
     in_flight.clear()  # after the hooks, which read it: the requests are those of the parent's threads
 
 
-@atexit.register
+@functools.cache
+def _run_at_exit() -> None:
+    """Run the hooks when the interpreter exits, before the finalisers of objects that exist now, such as threads."""
+    atexit.register(run_exit_hooks)
+
+
 def run_exit_hooks() -> None:
     """Let all registered objects refuse new work, and wait for requests in flight."""
     until = time.monotonic() + EXIT_LIMIT_S

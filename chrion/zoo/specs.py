@@ -35,6 +35,7 @@ from chrion.zoo.moe import MoeSpec, build_moe
 from chrion.zoo.nasnet import NasNetSpec, build_nasnet
 from chrion.zoo.randwire import RandWireSpec, build_randwire
 from chrion.zoo.recurrent import GATES, RecurrentSpec, build_recurrent
+from chrion.zoo.resnet import ResNetSpec, build_resnet
 from chrion.zoo.seq2seq import Seq2SeqSpec, build_seq2seq
 from chrion.zoo.squeezenet import SqueezeNetSpec, build_squeezenet
 from chrion.zoo.t5 import T5Spec, build_t5
@@ -93,6 +94,7 @@ BUILDERS = {
     "moe": Builder(MoeSpec, build_moe, {}, build_moe),
     "nasnet-a": Builder(NasNetSpec, build_nasnet, {}),
     "randwire": Builder(RandWireSpec, build_randwire, {}),
+    "resnet-50": Builder(ResNetSpec, build_resnet, {}),
     "seq2seq": Builder(Seq2SeqSpec, build_seq2seq, {}),
     "squeezenet": Builder(SqueezeNetSpec, build_squeezenet, {}),
     "t5": Builder(T5Spec, build_t5, {}),

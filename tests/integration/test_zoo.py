@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import Any
 
@@ -167,6 +168,22 @@ def test_published_operator_counts_of_squeezenet() -> None:
     made = counts(model)
     assert (made["Conv"], made["Relu"], made["MaxPool"], made["GlobalAveragePool"]) == (30, 30, 3, 1)
     assert made["Conv"] + made["MaxPool"] + made["GlobalAveragePool"] + made["Concat"] + made["Add"] == 50
+
+
+def test_published_size_of_resnet() -> None:
+    """ResNet-50 has the 87 operators of TOP's Table II, and the 25.557 million parameters of its published weights.
+
+    The operators are 53 convolutions, 16 additions, 16 ReLUs after them and 2 pools. The means and variances of batch
+    norms are no parameters.
+    """
+    model = build("resnet-50")
+    made = counts(model)
+    assert (made["Conv"], made["BatchNormalization"], made["Relu"], made["Gemm"]) == (53, 53, 49, 1)
+    after = sum(n.op_type == "Relu" and producer(model, n.input[0]).op_type == "Add" for n in model.graph.node)
+    assert made["Conv"] + made["Add"] + after + made["MaxPool"] + made["GlobalAveragePool"] == 87
+    statistics = {name for n in model.graph.node if n.op_type == "BatchNormalization" for name in n.input[3:]}
+    sizes = [math.prod(t.dims) for t in model.graph.initializer if t.name not in statistics]
+    assert sum(sizes) == 25_557_032
 
 
 def test_published_operator_counts_of_nasnet() -> None:

@@ -8,7 +8,7 @@ from chrion import errors
 from chrion.cli.exit_codes import exit_code
 from chrion.errors import ChrionError
 
-RUNTIME = ("ProviderError", "ServerError", "GenerationError")
+RUNTIME = ("ProviderError", "ServerError", "GenerationError", "DroppedError")
 CLASSES = {name: kind for name, kind in vars(errors).items() if isinstance(kind, type)}
 
 

@@ -1,0 +1,157 @@
+"""``chrion multi``."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from chrion.cli import outputs
+from chrion.cli.console import show, show_json, step
+from chrion.cli.exit_codes import OUT_OF_REACH
+from chrion.cli.options import CoresOption, ForceOption, JsonOption
+from chrion.common.files import write_atomically
+from chrion.common.units import parse_duration_ms
+from chrion.errors import OptionError
+from chrion.profiler.synthetic_inputs import synthetic_array
+from chrion.report import chrome_trace
+from chrion.report.load_tables import block_chart, load_line, load_table
+from chrion.serving.multi.load import (
+    LoadResult,
+    find_factor,
+    measure,
+    measure_times,
+    periodic,
+    predict,
+    summarise,
+)
+from chrion.serving.multi.policies import POLICIES
+from chrion.serving.multi.session import MultiSession
+
+_POLICY_HELP = f"Who runs next: {', '.join(POLICIES)}."
+
+
+def multi(
+    models: Annotated[list[Path], typer.Argument(help="ONNX models.", metavar="MODEL...", show_default=False)],
+    *,
+    rates: Annotated[
+        str, typer.Option("--rates", metavar="30,60", help="Tasks per second: one for each model, or one for all.")
+    ],
+    deadline: Annotated[
+        str | None,
+        typer.Option("--deadline", metavar="50ms", help="Time that a task has: one for each model, or one for all."),
+    ] = None,
+    policy_name: Annotated[
+        str | None,
+        typer.Option("--policy", metavar="NAME", help=_POLICY_HELP, show_default="edf with a deadline, else fair"),
+    ] = None,
+    queue: Annotated[int, typer.Option("--queue", metavar="N", min=1, help="Maximum waiting tasks of a model.")] = 64,
+    drop: Annotated[
+        str, typer.Option("--drop", metavar="newest|oldest", help="The task that a full queue drops.")
+    ] = "newest",
+    drop_late: Annotated[
+        bool, typer.Option("--drop-late", help="Drop tasks that cannot meet their deadline any more.")
+    ] = False,
+    block: Annotated[str, typer.Option("--block", metavar="5ms", help="Limit of a block's time.")] = "5ms",
+    cores: CoresOption = None,
+    duration: Annotated[str, typer.Option("--duration", metavar="10s", help="Length of the load.")] = "10s",
+    find: Annotated[
+        bool, typer.Option("--find", help="Find the highest rates in the given proportion, and measure them.")
+    ] = False,
+    trace: Annotated[Path | None, typer.Option("--trace", help="Write a trace for Perfetto as JSON.")] = None,
+    force: ForceOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Find out whether this machine sustains several models at given rates.
+
+    Tasks arrive at constant intervals. They are served by a MultiSession, on a virtual clock and then in real time.
+    Exit code 3: more than 1 % of a model's tasks miss their deadline or are dropped, or tasks pile up.
+    """
+    names = _names(models)
+    per_s = dict(zip(names, _numbers(rates, len(names)), strict=True))
+    deadlines = dict(zip(names, _each("--deadline", deadline, len(names)), strict=True)) if deadline else None
+    seconds = parse_duration_ms(duration, "--duration") / 1e3
+    targets = outputs.check_outputs({"--trace": trace}, force=force)
+    options: dict[str, Any] = {"queue": queue, "drop": drop, "drop_late": drop_late, "cores": cores, "block": block}
+    with step(f"cutting {', '.join(names)} into blocks"):
+        session = MultiSession(
+            dict(zip(names, models, strict=True)), rates=per_s, deadlines=deadlines, policy=policy_name, **options
+        )
+    with session:
+        feeds = {name: {i.name: synthetic_array(i) for i in inputs} for name, inputs in session.inputs.items()}
+        with step("measuring blocks while all lanes are busy"):
+            times = measure_times(session, feeds)
+        if find:
+            factor = find_factor(session, per_s, seconds, times)
+            if not factor:
+                raise OptionError(f"--find: no multiple of the rates {rates} is sustained", hint="allow more time")
+            per_s = {name: factor * rate for name, rate in per_s.items()}
+        arrivals = periodic(per_s, seconds)
+        predicted = predict(session, arrivals, times)
+        with step(f"measuring {len(arrivals)} tasks in {seconds:g} s"):
+            served, spans = measure(session, feeds, arrivals)
+        measured = summarise(served, spans, arrivals, session.lanes)
+        explanation = session.explain()
+    if trace:
+        write_atomically(trace, chrome_trace([block_chart("measured", spans)]))
+    results = {"predicted": predicted, "measured": measured}
+    if as_json:
+        content = {title: _plain(result) for title, result in results.items()}
+        show_json({"policy": session.policy, "lanes": session.lanes, "rates": per_s, **content})
+    else:
+        lines = [load_line(title, result) for title, result in results.items()]
+        show(explanation, load_table(per_s, results), *lines, *(target.message for target in targets))
+    raise typer.Exit(0 if measured.sustained else OUT_OF_REACH)
+
+
+def _names(models: list[Path]) -> list[str]:
+    """Return a name for each model: the stem of its file, numbered if another one has it."""
+    names: list[str] = []
+    for path in models:
+        stem, count = path.stem, 1
+        while stem in names:
+            count += 1
+            stem = f"{path.stem}-{count}"
+        names.append(stem)
+    return names
+
+
+def _each(option: str, text: str, count: int) -> list[str]:
+    """Return the parts of a list, one for each model.
+
+    Raises:
+        OptionError: There are neither one nor as many as models.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if len(parts) not in {1, count}:
+        raise OptionError(f"{option} {text}: expected 1 or {count} values, one for each model, found {len(parts)}")
+    return parts * count if len(parts) == 1 else parts
+
+
+def _numbers(text: str, count: int) -> list[float]:
+    """Return the rates.
+
+    Raises:
+        OptionError: One is not a number above zero.
+    """
+    numbers = []
+    for part in _each("--rates", text, count):
+        try:
+            number = float(part)
+        except ValueError:
+            number = math.nan
+        if not (math.isfinite(number) and number > 0):
+            raise OptionError(f"--rates {text}: {part!r} is not a number above zero", hint="for example 30,60,120")
+        numbers.append(number)
+    return numbers
+
+
+def _plain(result: LoadResult) -> dict[str, Any]:
+    """Return a result as JSON has it: null for latencies that there are none of."""
+    content = asdict(result)
+    for own in content["models"].values():
+        own |= {name: None for name in ("p50_ms", "p99_ms") if math.isnan(own[name])}
+    return content

@@ -1,0 +1,256 @@
+"""Loads: tasks that arrive at given rates, served by a session or by its dispatcher on a virtual clock."""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from chrion.errors import OptionError
+from chrion.serving.multi.dispatcher import Action, Dispatcher, Over
+from chrion.serving.multi.session import BlockSpan, MultiSession
+
+#: A rate is sustained if at most this share of the tasks misses its deadline or is dropped, and no more wait at the end
+#: than this share and one for each lane.
+MISSED_SHARE = 0.01
+#: The most arrivals of one load.
+_MAX_ARRIVALS = 1_000_000
+#: Tasks of each model to measure the times of its blocks while all lanes are busy, for each lane.
+_CALIBRATION = 4
+#: The steps of the search for the rates that fit: it ends at 1 % of the factor.
+_SEARCH_STEPS, _MAX_FACTOR = 10, 16.0
+
+#: The time of a block in ms, by model and block: alone on the machine, and with all lanes busy.
+BlockTimes = Mapping[str, tuple[Sequence[float], Sequence[float]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A task of a load."""
+
+    time_ms: float
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What became of a task."""
+
+    model: str
+    arrival_ms: float
+    #: When it was over.
+    end_ms: float
+    #: As the dispatcher has it: ``done``, ``full``, ``late``, ``failed``.
+    outcome: str
+    #: The time that it had; infinite without a deadline.
+    deadline_ms: float
+
+    @property
+    def latency_ms(self) -> float:
+        """The time from its arrival to its end."""
+        return self.end_ms - self.arrival_ms
+
+    @property
+    def missed(self) -> bool:
+        """Whether it was dropped, failed or late."""
+        return self.outcome != "done" or self.latency_ms > self.deadline_ms
+
+
+@dataclass(frozen=True, slots=True)
+class ModelResult:
+    """The figures of one model under a load; latencies are NaN if no task was done."""
+
+    tasks: int
+    p50_ms: float
+    p99_ms: float
+    #: Tasks that were dropped or late.
+    missed: int
+    dropped: int
+    #: Tasks that were not over when the last one of the load arrived.
+    backlog: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadResult:
+    """The figures of a load."""
+
+    models: Mapping[str, ModelResult]
+    #: The share of the lanes' time in which they ran blocks, until the last arrival.
+    utilisation: float
+    sustained: bool
+
+
+def periodic(rates: Mapping[str, float], seconds: float, seed: int = 0) -> list[Arrival]:
+    """Return arrivals at constant intervals, as those of cameras; each model begins at a random time within its first.
+
+    Raises:
+        OptionError: There are too many.
+    """
+    if sum(rates.values()) * seconds > _MAX_ARRIVALS:
+        raise OptionError(f"rates and seconds: more than {_MAX_ARRIVALS} tasks", hint="choose a shorter time")
+    random_ = random.Random(seed)  # noqa: S311 - not a secret
+    arrivals = []
+    for model, rate in rates.items():
+        first = random_.random()
+        count = math.floor(seconds * rate - first) + 1
+        arrivals += [Arrival((first + at) / rate * 1e3, model) for at in range(max(count, 1))]
+    return sorted(arrivals, key=lambda arrival: arrival.time_ms)
+
+
+def simulate(
+    dispatcher: Dispatcher, lanes: int, arrivals: Sequence[Arrival], times: BlockTimes
+) -> tuple[list[Served], list[BlockSpan]]:
+    """Serve a load on a virtual clock; the time of a block depends on the number of busy lanes when it begins."""
+    events: list[tuple[float, int, int]] = []  # (end, count, lane) of the blocks that run
+    waiting: dict[int, Arrival] = {}
+    served: list[Served] = []
+    spans: list[BlockSpan] = []
+
+    def carry_out(actions: Sequence[Action], now_ms: float) -> None:
+        for action in actions:
+            if isinstance(action, Over):
+                arrival = waiting.pop(action.number)
+                deadline_ms = dispatcher.rules(arrival.model).deadline_ms
+                had_ms = math.inf if deadline_ms is None else deadline_ms
+                served.append(Served(arrival.model, arrival.time_ms, now_ms, action.outcome, had_ms))
+            else:
+                alone, busy = times[action.model]
+                share = (dispatcher.busy - 1) / max(1, lanes - 1)
+                block_ms = (1 - share) * alone[action.block] + share * busy[action.block]
+                heapq.heappush(events, (now_ms + block_ms, len(spans), action.lane))
+                spans.append(
+                    BlockSpan(action.lane, action.model, action.number, action.block, now_ms, now_ms + block_ms)
+                )
+
+    for arrival in [*arrivals, None]:
+        until = arrival.time_ms if arrival else math.inf
+        while events and events[0][0] <= until:
+            now_ms, _, lane = heapq.heappop(events)
+            carry_out(dispatcher.finish(lane, now_ms), now_ms)
+        if arrival:
+            number, actions = dispatcher.submit(arrival.model, arrival.time_ms)
+            waiting[number] = arrival
+            carry_out(actions, arrival.time_ms)
+    return served, spans
+
+
+def submit_all(
+    submit: Callable[[str], Future[Any]], arrivals: Sequence[Arrival], deadlines: Mapping[str, float | None]
+) -> tuple[list[Served], float]:
+    """Submit tasks in real time, and wait until all are over.
+
+    Args:
+        submit: Submits a task of a model.
+        arrivals: The tasks.
+        deadlines: The time that a task of each model has, in ms.
+
+    Returns:
+        What became of the tasks, and the time of the beginning in ms of :func:`time.perf_counter`.
+    """
+    served: list[Served] = []
+    futures = []
+    begin_ms = time.perf_counter() * 1e3
+    for arrival in arrivals:
+        delay_s = (begin_ms + arrival.time_ms) / 1e3 - time.perf_counter()
+        if delay_s > 0:
+            time.sleep(delay_s)
+        deadline_ms = deadlines.get(arrival.model)
+        futures.append(submit(arrival.model))
+        had_ms = math.inf if deadline_ms is None else deadline_ms
+        futures[-1].add_done_callback(_recorder(served, arrival, begin_ms, had_ms))
+    wait(futures)
+    return served, begin_ms
+
+
+def measure(
+    session: MultiSession, feeds: Mapping[str, Mapping[str, Any]], arrivals: Sequence[Arrival]
+) -> tuple[list[Served], list[BlockSpan]]:
+    """Submit a load to a session in real time; return what became of the tasks, and the blocks that ran."""
+    deadlines = {name: rules.deadline_ms for name, rules in session.rules.items()}
+    with session.record() as spans:
+        served, begin_ms = submit_all(lambda name: session.submit(name, feeds[name]), arrivals, deadlines)
+    return served, [replace(s, start_ms=s.start_ms - begin_ms, end_ms=s.end_ms - begin_ms) for s in spans]
+
+
+def _recorder(
+    served: list[Served], arrival: Arrival, begin_ms: float, deadline_ms: float
+) -> Callable[[Future[Any]], None]:
+    def record(future: Future[Any]) -> None:
+        error = future.exception()
+        outcome = "done" if error is None else getattr(error, "outcome", "failed")
+        end_ms = time.perf_counter() * 1e3 - begin_ms
+        served.append(Served(arrival.model, arrival.time_ms, end_ms, outcome, deadline_ms))
+
+    return record
+
+
+def measure_times(session: MultiSession, feeds: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the times of the blocks alone, and measure them while all lanes are busy with tasks of all models."""
+    with session.record() as spans:
+        count = _CALIBRATION * session.lanes
+        futures = [session.submit(name, feed) for _ in range(count) for name, feed in feeds.items()]
+        wait(futures)
+    found: dict[tuple[str, int], list[float]] = {}
+    for span in spans:
+        found.setdefault((span.model, span.block), []).append(span.end_ms - span.start_ms)
+    times = {}
+    for name, rules in session.rules.items():
+        busy = [max(alone, float(np.median(found.get((name, at), [alone])))) for at, alone in enumerate(rules.block_ms)]
+        times[name] = (rules.block_ms, tuple(busy))
+    return times
+
+
+def summarise(
+    served: Sequence[Served], spans: Sequence[BlockSpan], arrivals: Sequence[Arrival], lanes: int
+) -> LoadResult:
+    """Return the figures of a load."""
+    last_ms = max(arrival.time_ms for arrival in arrivals)
+    models = {}
+    sustained = True
+    for name in dict.fromkeys(arrival.model for arrival in arrivals):
+        own = [task for task in served if task.model == name]
+        latencies = [task.latency_ms for task in own if task.outcome == "done"]
+        p50, p99 = np.percentile(latencies, [50, 99]) if latencies else (math.nan, math.nan)
+        backlog = sum(task.end_ms > last_ms for task in own)
+        missed = sum(task.missed for task in own)
+        dropped = sum(task.outcome != "done" for task in own)
+        models[name] = ModelResult(len(own), float(p50), float(p99), missed, dropped, backlog)
+        allowed = MISSED_SHARE * len(own)
+        sustained &= missed <= allowed and backlog <= allowed + lanes
+    busy_ms = sum(max(0.0, min(span.end_ms, last_ms) - span.start_ms) for span in spans)
+    return LoadResult(models, busy_ms / (lanes * last_ms) if last_ms else 0.0, sustained)
+
+
+def predict(session: MultiSession, arrivals: Sequence[Arrival], times: BlockTimes) -> LoadResult:
+    """Return the figures of a load as predicted."""
+    served, spans = simulate(session.new_dispatcher(), session.lanes, arrivals, times)
+    return summarise(served, spans, arrivals, session.lanes)
+
+
+def find_factor(session: MultiSession, rates: Mapping[str, float], seconds: float, times: BlockTimes) -> float:
+    """Return the greatest factor, up to 16, by which all rates can be multiplied and are sustained, as predicted.
+
+    The search halves the interval between a factor that is sustained and one that is not; 0.0 if none is.
+    """
+
+    def fits(factor: float) -> bool:
+        scaled = {name: factor * rate for name, rate in rates.items()}
+        return predict(session, periodic(scaled, seconds), times).sustained
+
+    low, high = 0.0, 1.0
+    while high < _MAX_FACTOR and fits(high):
+        low, high = high, 2 * high
+    for _ in range(_SEARCH_STEPS):
+        middle = (low + high) / 2
+        if fits(middle):
+            low = middle
+        else:
+            high = middle
+    return low

@@ -1,0 +1,102 @@
+"""Loads on a virtual clock: against queueing theory, and the figures of a load."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chrion.errors import OptionError
+from chrion.serving.multi.dispatcher import Dispatcher, ModelRules
+from chrion.serving.multi.load import Arrival, Served, periodic, simulate, summarise
+from chrion.serving.multi.policies import POLICIES
+from chrion.serving.multi.session import BlockSpan
+from property_tests import examples
+
+
+def test_arrivals_are_periodic() -> None:
+    """A model's tasks arrive at constant intervals within the time, as many as its rate says."""
+    arrivals = periodic({"a": 10.0, "b": 3.0}, 2.0, seed=1)
+    assert [a.time_ms for a in arrivals] == sorted(a.time_ms for a in arrivals)
+    assert Counter(a.model for a in arrivals) == {"a": 20, "b": 6}
+    own = [a.time_ms for a in arrivals if a.model == "a"]
+    assert [b - a for a, b in itertools.pairwise(own)] == pytest.approx([100.0] * 19)
+    assert own[-1] < 2000
+    with pytest.raises(OptionError, match="more than"):
+        periodic({"a": 1e9}, 2.0)
+
+
+def test_a_short_task_waits_for_one_block() -> None:
+    """Beside a task of 100 ms in blocks of 5 ms on one lane, one of 1 ms waits for the block that runs."""
+    rules = {"heavy": ModelRules((5.0,) * 20), "light": ModelRules((1.0,), deadline_ms=10)}
+    arrivals = [Arrival(0.0, "heavy"), Arrival(12.0, "light")]
+    times = {name: (own.block_ms, own.block_ms) for name, own in rules.items()}
+    served, spans = simulate(Dispatcher(rules, 1, "edf"), 1, arrivals, times)
+    assert {task.model: task.end_ms for task in served} == {"light": 16.0, "heavy": 101.0}
+    assert len(spans) == 21
+    served, _ = simulate(Dispatcher(rules, 1, "fifo"), 1, arrivals, times)
+    assert {task.model: task.end_ms for task in served} == {"light": 101.0, "heavy": 100.0}
+
+
+def test_blocks_take_longer_beside_others() -> None:
+    """A block has its time alone if no other lane is busy when it begins, and the other one if all are."""
+    rules = {"a": ModelRules((4.0,))}
+    served, _ = simulate(
+        Dispatcher(rules, 2, "fifo"), 2, [Arrival(0.0, "a"), Arrival(0.0, "a")], {"a": ((4.0,), (6.0,))}
+    )
+    assert [task.end_ms for task in served] == [4.0, 6.0]
+
+
+@pytest.mark.parametrize("policy", ["edf", "fair", "fifo", "priority"])
+def test_the_mean_wait_is_that_of_random_arrivals(policy: str) -> None:
+    """One model with random arrivals and constant service is an M/D/1 queue: the wait is rho s / (2 (1 - rho))."""
+    import numpy as np  # noqa: PLC0415 - this test only
+
+    rho, service_ms, count = 0.7, 2.0, 20_000
+    gaps = np.random.default_rng(0).exponential(service_ms / rho, count)
+    arrivals = [Arrival(float(time_ms), "a") for time_ms in np.cumsum(gaps)]
+    rules = {"a": ModelRules((1.0, 1.0), queue=count)}
+    served, _ = simulate(Dispatcher(rules, 1, policy), 1, arrivals, {"a": ((1.0, 1.0), (1.0, 1.0))})
+    waits = [task.latency_ms - service_ms for task in served]
+    assert np.mean(waits) == pytest.approx(rho * service_ms / (2 * (1 - rho)), rel=0.1)
+
+
+@given(
+    st.sampled_from(sorted(POLICIES)),
+    st.integers(1, 3),
+    st.booleans(),
+    st.lists(st.tuples(st.integers(0, 30), st.sampled_from("ab")), min_size=1, max_size=20),
+)
+@examples(100)
+def test_no_task_is_lost(policy: str, lanes: int, drop: bool, tasks: list[tuple[int, str]]) -> None:  # noqa: FBT001
+    """Every task is over once, and lanes run one block at a time."""
+    rules = {"a": ModelRules((2.0, 3.0), deadline_ms=9, queue=3), "b": ModelRules((1.0,), queue=2, drop="oldest")}
+    arrivals = [Arrival(float(at), model) for at, model in sorted(tasks)]
+    times = {name: (own.block_ms, own.block_ms) for name, own in rules.items()}
+    served, spans = simulate(Dispatcher(rules, lanes, policy, drop_late=drop), lanes, arrivals, times)
+    assert Counter(task.model for task in served) == Counter(arrival.model for arrival in arrivals)
+    for lane in range(lanes):
+        own = sorted((span.start_ms, span.end_ms) for span in spans if span.lane == lane)
+        assert all(first[1] <= second[0] for first, second in itertools.pairwise(own))
+
+
+def test_figures_of_a_load() -> None:
+    """Misses count drops and late ends, the backlog what was open at the last arrival, and the time until then."""
+    arrivals = [Arrival(0.0, "a"), Arrival(5.0, "a"), Arrival(10.0, "a")]
+    served = [
+        Served("a", 0.0, 4.0, "done", 4.0),
+        Served("a", 5.0, 14.0, "done", 4.0),
+        Served("a", 10.0, 10.0, "full", 4.0),
+    ]
+    spans = [BlockSpan(0, "a", 0, 0, 0.0, 4.0), BlockSpan(0, "a", 1, 0, 5.0, 14.0)]
+    result = summarise(served, spans, arrivals, 1)
+    own = result.models["a"]
+    assert (own.tasks, own.missed, own.dropped, own.backlog) == (3, 2, 1, 1)
+    assert own.p50_ms == 6.5
+    assert result.utilisation == pytest.approx(0.9)
+    assert not result.sustained
+    assert math.isnan(summarise(served[2:], [], arrivals[2:], 1).models["a"].p50_ms)
