@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from chrion.errors import ChrionError
     from chrion.generation import Generator, Sampling
     from chrion.graph import Dag, Graph, load
+    from chrion.pipelines import finetune
     from chrion.profiler import Profile, profile
     from chrion.runtime import HybridSession
     from chrion.scheduler import Plan, partition
@@ -30,6 +31,7 @@ __all__ = [
     "Profile",
     "Sampling",
     "__version__",
+    "finetune",
     "load",
     "partition",
     "profile",
@@ -44,6 +46,7 @@ _MODULES = {
     "Plan": "chrion.scheduler",
     "Profile": "chrion.profiler",
     "Sampling": "chrion.generation",
+    "finetune": "chrion.pipelines",
     "load": "chrion.graph",
     "partition": "chrion.scheduler",
     "profile": "chrion.profiler",

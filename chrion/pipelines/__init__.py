@@ -1,0 +1,6 @@
+"""Classical pipelines (encoders and tree ensembles) as ONNX models: adaptation to new data."""
+
+from chrion.pipelines.finetuning import finetune
+from chrion.pipelines.report import FinetuningReport
+
+__all__ = ["FinetuningReport", "finetune"]
