@@ -12,7 +12,7 @@ from chrion.cli.console import show, show_json, step
 from chrion.cli.exit_codes import OUT_OF_REACH
 from chrion.cli.options import ForceOption, JsonOption, ModelArgument
 from chrion.common.files import write_atomically
-from chrion.common.units import format_ms
+from chrion.common.units import format_count, format_ms
 from chrion.graph.reading import serialise
 from chrion.pipelines import FinetuningReport
 from chrion.pipelines import finetune as tune_pipeline
@@ -42,9 +42,9 @@ def finetune(
 ) -> None:
     """Adapt the trees of a pipeline to new rows, and write the model if it is proven better.
 
-    The leaves of the model's tree ensemble are fitted anew. The tuned model is written only if it is better than the
-    original on held-out rows in both measures, by intervals that exclude zero. Otherwise nothing is written, and the
-    exit code is 3.
+    Tables of target encoders are updated, and the leaves of the tree ensemble are fitted anew. The tuned model is
+    written only if it is better than the original on held-out rows in both measures, by intervals that exclude zero.
+    Otherwise nothing is written, and the exit code is 3.
     """
     [written] = outputs.check_outputs({"-o": output}, force=force)
     with step(f"tuning {model.name}") as update:
@@ -67,11 +67,16 @@ def _show(report: FinetuningReport, written: outputs.Output) -> None:
         table.add_row(rival.name, *_figures(rival), rival.note)
     show(
         table,
-        f"tuned leaves vs. original: {gain} {_change(report.gain)}, {loss} {_change(report.loss)}",
+        f"tuned vs. original: {gain} {_change(report.gain)}, {loss} {_change(report.loss)}",
         *([report.shift_line] if report.shift_line else []),
-        f"fitted on {fit + choose} rows in {format_ms(report.seconds * 1e3)}",
+        f"fitted {_parts(report)} on {fit + choose} rows in {format_ms(report.seconds * 1e3)}",
         f"{written.message}: {report.reason}" if report.adopted else f"kept the original: {report.reason}",
     )
+
+
+def _parts(report: FinetuningReport) -> str:
+    parts = [format_count(report.tables, "table")] if report.tables else []
+    return " and ".join([*parts, *(["leaves"] if report.ridge is not None else [])]) or "nothing"
 
 
 def _figures(rival: Rival) -> tuple[str, str, str]:

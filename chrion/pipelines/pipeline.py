@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -68,14 +68,9 @@ class Pipeline:
 
     def _dtype(self) -> np.dtype[Any] | None:
         """Return the type that onnxruntime compares in, if it is not that of the attributes."""
-        probe = onnx.ModelProto()
-        probe.CopyFrom(self.proto)
-        del probe.graph.output[:]
-        probe.graph.output.add().name = self.node.input[0]
-        if any(info.name == self.node.input[0] for info in self.inputs):
-            kind = next(info.type for info in self.inputs if info.name == self.node.input[0])
-        else:
-            kind = _open(probe, self.name).get_outputs()[0].type
+        source = self.node.input[0]
+        given = {info.name: info.type for info in self.inputs}
+        kind = given.get(source) or _open(self._until_trees(self.proto, [source]), self.name).get_outputs()[0].type
         return np.dtype(np.float64) if kind == "tensor(double)" else None
 
     @property
@@ -113,25 +108,19 @@ class Pipeline:
             )
         return np.array(found, np.float64)
 
-    def reach(self, table: Table, target: str, path: Path) -> Array:
-        """Return the entries that each row reaches, as a file of numbers, [rows, columns]; see :attr:`columns`.
+    def reached(self, table: Table, target: str, model: onnx.ModelProto | None = None) -> Iterator[Array]:
+        """Yield the entries that each row reaches, [rows, columns], for some rows at a time; see :attr:`columns`.
 
         Args:
             table: The rows.
             target: The column of the target.
-            path: The file to create.
+            model: A model with other tables before the ensemble, in place of this one.
         """
         trees, lookup = self._target_trees(), self._lookup()
-        reached = np.lib.format.open_memmap(path, "w+", np.int32, (table.rows, sum(map(len, trees))))
-        session = _open(self._leaf_model(), self.name)
-        at = 0
+        session = _open(self._leaf_model(model or self.proto), self.name)
         for feeds in self._feeds(table, target):
-            [numbers] = self._run(session, feeds)
-            found = numbers.astype(np.int64)
-            entries = [row[found[:, own]] for row, own in zip(lookup, trees, strict=True)]
-            reached[at : at + len(numbers)] = np.concatenate(entries, axis=1)
-            at += len(numbers)
-        return reached
+            found = self._run(session, feeds)[0].astype(np.int64)
+            yield np.concatenate([row[found[:, own]] for row, own in zip(lookup, trees, strict=True)], axis=1)
 
     @property
     def columns(self) -> Sequence[slice]:
@@ -152,7 +141,7 @@ class Pipeline:
         lookup[place, ensemble.entry_leaves] = np.arange(len(ensemble.entry_leaves))
         return lookup
 
-    def _leaf_model(self) -> onnx.ModelProto:
+    def _leaf_model(self, model: onnx.ModelProto) -> onnx.ModelProto:
         """Return the model with an ensemble in place of its own that returns the number of the leaf in each tree."""
         ensemble = self.ensemble
         numbered = replace(
@@ -169,27 +158,36 @@ class Pipeline:
         kind = self.node.op_type if self.node.op_type == "TreeEnsemble" else "TreeEnsembleRegressor"
         like = onnx.NodeProto(op_type=kind, domain=self.node.domain, name="leaves", input=self.node.input[:1])
         like.output.append(_LEAVES)
-        return self._with_output(write_ensemble(numbered, like), _LEAVES)
-
-    def _with_output(self, node: onnx.NodeProto | None, output: str) -> onnx.ModelProto:
-        """Return the model with one output, and with a node in place of the ensemble and all after it."""
-        changed = onnx.ModelProto()
-        changed.CopyFrom(self.proto)
-        at = next(at for at, other in enumerate(changed.graph.node) if is_tree_ensemble(other))
-        del changed.graph.node[at:]
-        if node is not None:
-            changed.graph.node.append(node)
-        del changed.graph.output[:]
-        changed.graph.output.add().name = output
+        changed = self._until_trees(model, [_LEAVES])
+        changed.graph.node.append(write_ensemble(numbered, like))
         return changed
 
-    def features(self, table: Table, target: str) -> Array:
-        """Return what the ensemble reads, [rows, features]."""
-        source = self.node.input[0]
-        if any(info.name == source for info in self.inputs):
-            return np.concatenate([feeds[source] for feeds in self._feeds(table, target)])
-        session = _open(self._with_output(None, source), self.name)
-        return np.concatenate([self._run(session, feeds)[0] for feeds in self._feeds(table, target)])
+    @property
+    def place(self) -> int:
+        """The index of the ensemble's node."""
+        return next(at for at, node in enumerate(self.proto.graph.node) if is_tree_ensemble(node))
+
+    def _until_trees(self, model: onnx.ModelProto, outputs: Iterable[str]) -> onnx.ModelProto:
+        """Return what precedes the ensemble of a model, with other outputs."""
+        changed = onnx.ModelProto()
+        changed.CopyFrom(model)
+        del changed.graph.node[self.place :]
+        del changed.graph.output[:]
+        for name in outputs:
+            changed.graph.output.add().name = name
+        return changed
+
+    def values(self, table: Table, target: str, names: Sequence[str]) -> list[Array]:
+        """Return values before the ensemble, or its input, for all rows."""
+        given = {info.name for info in self.inputs}
+        inner = [name for name in names if name not in given]
+        session = _open(self._until_trees(self.proto, inner), self.name) if inner else None
+        parts: dict[str, list[Array]] = {name: [] for name in names}
+        for feeds in self._feeds(table, target):
+            found = feeds | (dict(zip(inner, self._run(session, feeds), strict=True)) if session else {})
+            for name in names:
+                parts[name].append(found[name])
+        return [np.concatenate(own) for own in parts.values()]
 
     def scores(self, table: Table, target: str, first: int, model: onnx.ModelProto | None = None) -> Array:
         """Return the results of the model for rows from ``first`` on: [rows, classes], or [rows] of numbers.
@@ -217,16 +215,16 @@ class Pipeline:
         scores = np.asarray(last, np.float64)
         return scores.reshape(len(scores), -1) if self.classes else scores.reshape(-1)
 
-    def with_weights(self, weights: Array) -> onnx.ModelProto:
-        """Return the model with other weights of leaves, of the entries of :attr:`ensemble`."""
+    def with_weights(self, model: onnx.ModelProto, weights: Array) -> onnx.ModelProto:
+        """Return a model with other weights of leaves, of the entries of :attr:`ensemble`."""
         changed = onnx.ModelProto()
-        changed.CopyFrom(self.proto)
-        node = next(node for node in changed.graph.node if is_tree_ensemble(node))
+        changed.CopyFrom(model)
+        node = changed.graph.node[self.place]
         tuned = replace(self.ensemble, entry_weights=weights.astype(self.ensemble.dtype))
         node.CopyFrom(write_ensemble(tuned, node))
         return changed
 
-    def _feeds(self, table: Table, target: str) -> Any:
+    def _feeds(self, table: Table, target: str) -> Iterator[dict[str, Array]]:
         feeder = Feeder(self.inputs, table, target)
         for batch in table.batches(feeder.columns, BATCH_ROWS):
             yield feeder.feeds(batch)

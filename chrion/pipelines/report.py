@@ -33,6 +33,9 @@ class FinetuningReport:
     measures: tuple[str, str]
     #: The weight of the ridge, in rows; None if no leaves were fitted.
     ridge: float | None
+    #: The tables of target encoders that were updated, and the rows that an old value is worth; None for no table.
+    tables: int
+    strength: float | None
     #: How much the tuned model differs from the original in both measures.
     gain: Interval
     loss: Interval

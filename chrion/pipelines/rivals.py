@@ -74,6 +74,7 @@ def _boosted(
         "learning_rate": _RATE,
         "seed": seed,
         "deterministic": True,
+        "num_threads": 1,  # several that wait for each other on busy cores take many times as long
         "verbose": -1,
         **({"num_class": classes} if objective == "multiclass" else {}),
     }
