@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from chrion.errors import ChrionError
     from chrion.generation import Generator, Sampling
     from chrion.graph import Dag, Graph, load
-    from chrion.pipelines import finetune
+    from chrion.pipelines import finetune, translate
     from chrion.profiler import Profile, profile
     from chrion.runtime import HybridSession
     from chrion.scheduler import Plan, partition
@@ -35,6 +35,7 @@ __all__ = [
     "load",
     "partition",
     "profile",
+    "translate",
 ]
 
 _MODULES = {
@@ -50,6 +51,7 @@ _MODULES = {
     "load": "chrion.graph",
     "partition": "chrion.scheduler",
     "profile": "chrion.profiler",
+    "translate": "chrion.pipelines",
 }
 
 

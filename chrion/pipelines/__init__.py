@@ -2,5 +2,6 @@
 
 from chrion.pipelines.finetuning import finetune
 from chrion.pipelines.report import FinetuningReport
+from chrion.pipelines.translate import translate
 
-__all__ = ["FinetuningReport", "finetune"]
+__all__ = ["FinetuningReport", "finetune", "translate"]

@@ -25,7 +25,7 @@ import onnx
 from onnx import version_converter
 
 from chrion.graph.model import Graph
-from chrion.graph.rewrite import RewriteError, Rewriter, standard_opset
+from chrion.graph.rewrite import STANDARD, RewriteError, Rewriter, standard_opset
 from chrion.graph.trees.ensemble import Array, Rule, TreeEnsemble
 from chrion.graph.trees.operators import is_tree_ensemble, read_ensemble
 from chrion.graph.trees.scores import ScoreWriter, check_scores
@@ -97,6 +97,11 @@ def _with_opset(model: onnx.ModelProto) -> onnx.ModelProto:
     Raises:
         RewriteError: ONNX cannot convert the model.
     """
+    whole = onnx.ModelProto()
+    if not any(opset.domain in STANDARD for opset in model.opset_import):  # it has trees alone
+        whole.CopyFrom(model)
+        whole.opset_import.add(version=_OPSET)
+        return whole
     if standard_opset(model) >= _OPSET:
         return model
     try:
@@ -106,7 +111,6 @@ def _with_opset(model: onnx.ModelProto) -> onnx.ModelProto:
         raise RewriteError(
             f"tree ensembles have tensor forms from opset {_OPSET} on, found {found}: {error}"
         ) from error
-    whole = onnx.ModelProto()
     whole.CopyFrom(model)
     known = {tensor.name for tensor in model.graph.initializer}
     del whole.graph.node[:]
