@@ -15,7 +15,7 @@ import onnxruntime as ort
 
 from chrion.graph.model import ELEMENT_BYTES, TensorInfo, element_code
 from chrion.graph.ort_sessions import analysis_options, open_session, weights_folder_option
-from chrion.graph.trees.operators import is_tree_ensemble, target_count
+from chrion.graph.trees.operators import CLASSIFIER, is_tree_ensemble, target_count
 
 #: Operators of com.microsoft whose second and third outputs are caches of shape (batch, heads, length, size).
 _CACHING = frozenset(
@@ -79,11 +79,12 @@ def _tree_shapes(model: onnx.ModelProto, types: Mapping[str, TensorInfo]) -> Ite
     """Yield the outputs of tree ensembles with a known number of rows, and their shapes."""
     for node in model.graph.node:
         if is_tree_ensemble(node):
-            rows = (types[node.input[0]].shape or ())[:1]
-            shapes = [(), (target_count(node),)][-len(node.output) :]
-            for name, rest in zip(node.output, shapes, strict=True):
-                if name and isinstance(rows[0] if rows else None, int):
-                    yield name, (*rows, *rest)
+            source = types[node.input[0]].shape or ()
+            scores: tuple[int, ...] = (target_count(node),)
+            shapes = [(), scores] if node.op_type == CLASSIFIER else [scores]
+            for name, rest in zip(node.output, shapes, strict=False):
+                if name and len(source) == 2 and isinstance(source[0], int):
+                    yield name, (source[0], *rest)
 
 
 def _infer(model: onnx.ModelProto, folder: Path) -> dict[str, TensorInfo]:

@@ -68,7 +68,7 @@ def find_encoders(model: onnx.ModelProto, before: int, low: float, high: float) 
         if node.op_type != "LabelEncoder" or node.domain != "ai.onnx.ml":
             continue
         attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-        keys = next((attributes[name] for name in _KEYS if name in attributes), [])
+        keys: Sequence[Any] = next((attributes[name] for name in _KEYS if name in attributes), [])
         values = np.asarray(attributes.get("values_floats", []), np.float64)
         inside = len(values) and low <= values.min() and values.max() <= high and (values != np.floor(values)).any()
         if inside and len(keys) == len(values):

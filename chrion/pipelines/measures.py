@@ -130,9 +130,9 @@ def _gains(scores: Array, y: Array, weights: Array) -> Array:
 def _losses(scores: Array, y: Array) -> Array:
     """Return the log loss of each row, or its absolute error."""
     if scores.ndim == 1:
-        return np.abs(scores - y)
+        return np.asarray(np.abs(scores - y))
     chosen = scores[np.arange(len(y)), y.astype(np.int64)]
-    return -np.log(np.clip(chosen, _LEAST, 1.0))
+    return np.asarray(-np.log(np.clip(chosen, _LEAST, 1.0)))
 
 
 def _calibration(scores: Array, y: Array) -> float:

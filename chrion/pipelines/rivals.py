@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -36,14 +37,12 @@ def rivals(problem: LeafProblem, features: Array, sizes: tuple[int, int, int], s
     fitted = slice(0, sizes[0] + sizes[1])
     held = slice(sizes[0] + sizes[1], None)
     y = problem.y[held]
-    single = problem.loss in {leaves.LOGISTIC, leaves.SQUARED}
-    if single:
+    if problem.loss in {leaves.LOGISTIC, leaves.SQUARED}:
         weights = refit(problem.part(fitted), _RATE)
         yield Rival("refit", measure(problem.part(held).predict(weights), y))
-    for name, margins in (("continued", problem.raw(problem.original) if single else None), ("new rows only", None)):
-        if name == "continued" and margins is None:
-            continue
-        yield _measured(name, lambda margins=margins: _boosted(problem, features, sizes, margins, seed), y)
+        margins = problem.raw(problem.original)
+        yield _measured("continued", partial(_boosted, problem, features, sizes, margins, seed), y)
+    yield _measured("new rows only", partial(_boosted, problem, features, sizes, None, seed), y)
 
 
 def _measured(name: str, make: Callable[[], Array], y: Array) -> Rival:

@@ -177,6 +177,7 @@ def one_tree(**attributes: Any) -> onnx.NodeProto:
         ({"post_transform": "CUBE"}, "unknown post_transform 'CUBE'"),
         ({"nodes_values": ["a", "b", "c"]}, "is malformed"),
         ({"n_targets": [1, 2]}, "is malformed"),
+        ({"n_targets": 1 << 30}, "too many leaves for 1073741824 targets"),
     ],
 )
 def test_a_malformed_ensemble_is_refused_in_one_line(changes: dict[str, Any], reason: str) -> None:
@@ -249,6 +250,21 @@ def test_forms_refuse_what_other_operators_do_not_have(form: str) -> None:
     with pytest.raises(RewriteError, match="TreeEnsembleRegressor 't' has the transform PROBIT"):
         with_tensor_trees(model, form, {"x": "tensor(float)"})
     assert tree_variants(chrion.load(model, {"rows": 2})) == {}
+
+
+def test_a_chain_of_many_levels_has_no_form_of_gathers() -> None:
+    """Each level is several operators, so a model of a few kilobytes could become one of millions."""
+    count = 300
+    leaves = {"nodes_trueleafs": [1] * count, "nodes_falseleafs": [0] * (count - 1) + [1]}
+    chain = helper.make_node(
+        "TreeEnsemble", ["x"], ["y"], "chain", domain="ai.onnx.ml", n_targets=1, tree_roots=[0], **leaves,
+        nodes_featureids=[0] * count, nodes_splits=onnx.numpy_helper.from_array(np.zeros(count, np.float32)),
+        nodes_modes=onnx.numpy_helper.from_array(np.zeros(count, np.uint8)), nodes_truenodeids=[*range(count)],
+        nodes_falsenodeids=[*range(1, count), count], leaf_targetids=[0] * (count + 1),
+        leaf_weights=onnx.numpy_helper.from_array(np.zeros(count + 1, np.float32)),
+    )  # fmt: skip
+    with pytest.raises(RewriteError, match="TreeEnsemble 'chain' has 300 levels"):
+        with_tensor_trees(model_of(chain), "gathers", {"x": "tensor(float)"})
 
 
 def test_an_unknown_form_is_refused_with_those_that_exist() -> None:

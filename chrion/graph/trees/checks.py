@@ -15,6 +15,8 @@ AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
 TRANSFORMS = ("NONE", "LOGISTIC", "SOFTMAX", "SOFTMAX_ZERO", "PROBIT")
 #: The largest number of a feature or a target: onnxruntime has 32 bits for them.
 _LARGEST = (1 << 31) - 1
+#: The most weights if each leaf had one for each target, as a table of them has.
+_MOST_WEIGHTS = 1 << 26
 
 
 def with_own_leaves(ensemble: TreeEnsemble) -> TreeEnsemble:
@@ -79,6 +81,8 @@ def _check_structure(ensemble: TreeEnsemble) -> None:
 def _check_weights(ensemble: TreeEnsemble) -> None:
     if not 0 < ensemble.targets <= _LARGEST:
         raise ValueError(f"it has {ensemble.targets} targets or classes")
+    if ensemble.targets * max(ensemble.leaf_count, ensemble.trees) > _MOST_WEIGHTS:
+        raise ValueError(f"it has too many leaves for {ensemble.targets} targets or classes")
     for name, numbers, limit in (
         ("feature", ensemble.features, _LARGEST),
         ("target", ensemble.entry_targets, ensemble.targets),

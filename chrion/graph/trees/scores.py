@@ -132,10 +132,10 @@ class ScoreWriter:
         even = len(set(counts.tolist())) == 1 and len(targets) == 1 + targets[-1] - targets[0]
         return of_tree if alone and even and (np.diff(of_tree) >= 0).all() else of_tree[:0]
 
-    def _reduce(self, kind: str, value: str, axis: int) -> str:
+    def _reduce(self, kind: str, value: str, axis: int, output: str = "total", keepdims: int = 0) -> str:
         by_input = kind == "ReduceSum" or standard_opset(self.rewriter.model) >= 18
-        inputs, given = ([value, (axis,)], {}) if by_input else ([value], {"axes": [axis]})
-        return self.add(kind, inputs, "total", keepdims=0, **given)
+        given: dict[str, Any] = {} if by_input else {"axes": [axis]}
+        return self.add(kind, [value, (axis,)] if by_input else [value], output, keepdims=keepdims, **given)
 
     def _add_base(self, scores: str) -> str:
         base = self.ensemble.base
@@ -185,15 +185,12 @@ class ScoreWriter:
 
     def _softmax_zero(self, scores: str) -> str:
         """Return the softmax over the scores that are not zero; the others stay about zero."""
-        rewriter, largest = self.rewriter, ""
-        by_input = standard_opset(rewriter.model) >= 18
-        inputs, given = ([scores, (1,)], {}) if by_input else ([scores], {"axes": [1]})
-        largest = self.add("ReduceMax", inputs, "largest", keepdims=1, **given)
+        largest = self._reduce("ReduceMax", scores, 1, "largest", keepdims=1)
         powers = self.add("Exp", [self.add("Sub", [scores, largest], "below")], "powers")
         scale = self.add("Exp", [self.add("Neg", [largest], "opposite")], "scale")
         size = self.add("Abs", [scores], "size")
         counts = self.add("Greater", [size, self._number(_ZERO)], "counts")
         parts = self.add("Where", [counts, powers, self.add("Mul", [scores, scale], "scaled")], "parts")
         kept = self.add("Where", [counts, powers, self._number(0)], "kept")
-        total = self.add("ReduceSum", [kept, (1,)], "softmax_total", keepdims=1)
+        total = self._reduce("ReduceSum", kept, 1, "softmax_total", keepdims=1)
         return self.add("Div", [parts, total], "softmax_zero")

@@ -24,6 +24,7 @@ import numpy as np
 import onnx
 from onnx import version_converter
 
+from chrion.errors import ModelError
 from chrion.graph.model import Graph
 from chrion.graph.rewrite import STANDARD, RewriteError, Rewriter, standard_opset
 from chrion.graph.trees.ensemble import Array, Rule, TreeEnsemble
@@ -38,6 +39,8 @@ FORMS = ("gathers", "gemm")
 _OPSET = 16
 #: The most elements of a constant of a tensor form.
 _MOST_ELEMENTS = 1 << 26
+#: The most levels that are written, seven operators each.
+_MOST_LEVELS = 256
 #: The rules that a normalised ensemble has, and the operators for them.
 _OPERATORS = {Rule.LEQ: "LessOrEqual", Rule.LT: "Less", Rule.EQ: "Equal"}
 #: The rules that are the opposite of another one.
@@ -127,7 +130,7 @@ def tree_variants(graph: Graph) -> dict[str, Graph]:
     for form in FORMS if any(map(is_tree_ensemble, graph.model.graph.node)) else ():
         try:
             variants[form] = tensor_trees(graph, form)
-        except RewriteError as refusal:
+        except ModelError as refusal:  # of the rewrite, or of onnxruntime for the rewritten model
             log.info("model %s: tree ensembles are not tried as %s: %s", graph.name, form, refusal)
     return variants
 
@@ -177,6 +180,8 @@ class _TreeWriter:
 
     def _gathers(self, x: str) -> str:
         """Return the leaf of each row in each tree, [rows, trees]."""
+        if self.ensemble.depth > _MOST_LEVELS:
+            raise RewriteError(f"has {self.ensemble.depth} levels, too many for this form", self.node)
         table = _Table(self.ensemble)
         constants = {name: self.weight(name, value) for name, value in table.columns.items()}
         at = ""

@@ -253,8 +253,11 @@ def balanced_alpha(costs: Costs) -> float:
 
 def variants_of(graph: Graph, *, accelerator: bool) -> dict[Variant, Graph]:
     """Return the graph itself, with every promising chunk length and, for an accelerator, trees as tensors."""
-    chunks = {chunk: unroll(graph, chunk) for chunk in chunk_choices(graph)}
-    return {None: graph, **chunks, **(tree_variants(graph) if accelerator else {})}
+    variants: dict[Variant, Graph] = {None: graph}
+    variants.update({chunk: unroll(graph, chunk) for chunk in chunk_choices(graph)})
+    if accelerator:
+        variants.update(tree_variants(graph))
+    return variants
 
 
 def search_variants(task: PlanningTask) -> list[VariantSolution]:
