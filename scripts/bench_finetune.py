@@ -5,7 +5,7 @@ gets new rows that have drifted, and the model that it returns is compared with 
 
     python scripts/bench_finetune.py -o docs/pipelines.md [--seeds 5] [--rows 4000]
 
-It needs ``lightgbm``, ``onnxmltools`` and ``pyarrow``, takes about five minutes on two cores, and writes its table into
+It needs ``lightgbm``, ``onnxmltools`` and ``pyarrow``, takes about ten minutes on two cores, and writes its table into
 the page, between the markers ``finetune``.
 """
 
@@ -41,7 +41,6 @@ class Run:
     auc: float
     loss: float
     held: dict[str, float]
-    seconds: float
 
 
 def relation(x: Array, z: Array) -> tuple[Array, Array]:
@@ -122,7 +121,7 @@ def run(drift: str, seed: int, rows: int) -> Run:
     before, after = (_measured(proto, *later) for proto in (model, tuned))
     first = report.rivals[0].measures
     held = {r.name: 100 * (r.measures.gain - first.gain) for r in report.rivals if r.measures and first}
-    return Run(report.adopted, 100 * (after.gain - before.gain), 100 * (after.loss - before.loss), held, report.seconds)
+    return Run(report.adopted, 100 * (after.gain - before.gain), 100 * (after.loss - before.loss), held)
 
 
 def _measured(model: Any, x: Array, y: Array) -> Measures:
@@ -134,14 +133,14 @@ def _measured(model: Any, x: Array, y: Array) -> Measures:
 
 def rows_of(results: dict[str, list[Run]]) -> list[list[str]]:
     """Return the rows of the page's table, the head first."""
-    heads = ["drift", "adopted", "AUC", "log loss", "harm", *(f"{name}, held out" for name in RIVALS), "s"]
+    heads = ["drift", "adopted", "AUC", "log loss", "harm", *(f"{name}, held out" for name in RIVALS)]
     rows = [heads]
     for drift, runs in results.items():
         harm = sum(r.auc < HARM_AUC or r.loss > HARM_LOSS for r in runs)
         held = [f"{mean(r.held.get(name, float('nan')) for r in runs):+.1f}" for name in RIVALS]
         auc, loss = mean(r.auc for r in runs), mean(r.loss for r in runs)
         cells = [drift, f"{sum(r.adopted for r in runs)} of {len(runs)}", f"{auc:+.1f}", f"{loss:+.1f}", str(harm)]
-        rows.append([*cells, *held, f"{mean(r.seconds for r in runs):.1f}"])
+        rows.append([*cells, *held])
     return rows
 
 
