@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from chrion.errors import ChrionError
     from chrion.generation import Generator, Sampling
     from chrion.graph import Dag, Graph, load
+    from chrion.pipelines import finetune, translate
     from chrion.profiler import Profile, profile
     from chrion.runtime import HybridSession
     from chrion.scheduler import Plan, partition
@@ -32,9 +33,11 @@ __all__ = [
     "Profile",
     "Sampling",
     "__version__",
+    "finetune",
     "load",
     "partition",
     "profile",
+    "translate",
 ]
 
 _MODULES = {
@@ -47,9 +50,11 @@ _MODULES = {
     "Plan": "chrion.scheduler",
     "Profile": "chrion.profiler",
     "Sampling": "chrion.generation",
+    "finetune": "chrion.pipelines",
     "load": "chrion.graph",
     "partition": "chrion.scheduler",
     "profile": "chrion.profiler",
+    "translate": "chrion.pipelines",
 }
 
 

@@ -15,6 +15,7 @@
      |   |   +- ContextLengthError
      |   +- ScenarioError
      |   +- TraceError
+     |   +- DataError
      +- ProviderError
      +- ServerError
      +- GenerationError
@@ -115,6 +116,10 @@ class ScenarioError(InputError):
 
 class TraceError(InputError):
     """A request trace has a malformed row."""
+
+
+class DataError(InputError):
+    """A table of data cannot be read, or it does not fit the model."""
 
 
 class ProviderError(ChrionError, RuntimeError):

@@ -8,7 +8,7 @@ Layers = tuple[tuple[str, ...], ...]
 LAYERS: Layers = (
     ("errors", "common", "machine", "native", "hardware"),
     ("graph",),
-    ("devices", "profiler", "zoo"),
+    ("devices", "pipelines", "profiler", "zoo"),
     ("scheduler",),
     ("runtime",),
     ("generation",),

@@ -22,6 +22,7 @@ from chrion.cli.console import stderr
 from chrion.cli.demo import demo
 from chrion.cli.devices import devices
 from chrion.cli.exit_codes import BAD_INPUT, INTERRUPTED, exit_code
+from chrion.cli.finetune import finetune
 from chrion.cli.generate import generate
 from chrion.cli.hardware import hardware
 from chrion.cli.model import model
@@ -251,6 +252,12 @@ _register(
     "generate decoder.onnx --tokens 1,2,3 --temperature 0.8 --top-p 0.9 --seed 7",
 )
 _register(tune, _RUN, "tune lstm.onnx", "tune encoder.onnx --shape batch=1 --shape batch=8 --beside")
+_register(
+    finetune,
+    _RUN,
+    "finetune pipeline.onnx --data new.parquet --target y -o better.onnx",
+    "finetune pipeline.onnx --data july.csv --validation august.csv -o better.onnx --json",
+)
 _register(bench, _RUN, "bench lstm.onnx", "bench lstm.onnx --plan lstm.plan.json --json")
 _register(
     multi,

@@ -16,7 +16,6 @@ differ in dilation, or if the outputs of convolutions have, or with free dimensi
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +24,6 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from chrion.common.files import write_atomically
 from chrion.graph.model import Graph
 from chrion.graph.rewrite import (
     STANDARD,
@@ -35,7 +33,6 @@ from chrion.graph.rewrite import (
     ints_attribute,
     text_attribute,
 )
-from chrion.graph.weights_folder import INLINE_BYTES
 
 Array = np.ndarray[Any, Any]
 
@@ -326,14 +323,5 @@ def _value(graph: Graph, name: str) -> Array:
 def _as_weight(graph: Graph, name: str, value: Array) -> onnx.TensorProto:
     """Return a value as a weight; a large value is written to a file of its own in the graph's folder."""
     tensor = numpy_helper.from_array(np.ascontiguousarray(value), name)
-    if len(tensor.raw_data) < INLINE_BYTES:
-        return tensor
-    path = graph.folder.path / f"{hashlib.sha256(tensor.raw_data).hexdigest()[:32]}.bin"
-    if not path.exists():
-        write_atomically(path, tensor.raw_data)
-    length = len(tensor.raw_data)
-    tensor.ClearField("raw_data")
-    tensor.data_location = onnx.TensorProto.EXTERNAL
-    for key, entry in {"location": graph.folder.location(path), "offset": "0", "length": str(length)}.items():
-        tensor.external_data.add(key=key, value=entry)
+    graph.folder.store(tensor)
     return tensor

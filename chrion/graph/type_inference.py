@@ -6,7 +6,7 @@ the one that takes effect when the model runs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import onnxruntime as ort
 
 from chrion.graph.model import ELEMENT_BYTES, TensorInfo, element_code
 from chrion.graph.ort_sessions import analysis_options, open_session, weights_folder_option
+from chrion.graph.trees.operators import CLASSIFIER, is_tree_ensemble, target_count
 
 #: Operators of com.microsoft whose second and third outputs are caches of shape (batch, heads, length, size).
 _CACHING = frozenset(
@@ -36,7 +37,7 @@ def infer_types(model: onnx.ModelProto, folder: Path) -> dict[str, TensorInfo]:
     Raises:
         ModelError: onnxruntime refuses the model.
     """
-    types = _infer(model, folder)
+    model, types = _with_tree_shapes(model, _infer(model, folder), folder)
     caches = _caches(model, types)
     if not caches:
         return types
@@ -52,6 +53,38 @@ def infer_types(model: onnx.ModelProto, folder: Path) -> dict[str, TensorInfo]:
         onnx.helper.make_tensor_value_info(c.name, element_code(c.type), c.shape) for c in caches.values()
     )
     return types | _infer(fed, folder) | caches
+
+
+def _with_tree_shapes(
+    model: onnx.ModelProto, types: dict[str, TensorInfo], folder: Path
+) -> tuple[onnx.ModelProto, dict[str, TensorInfo]]:
+    """Return a model with the shapes of the outputs of tree ensembles, which onnxruntime does not infer, and its types.
+
+    Only shapes of which the number of rows is known are added. Ensembles may follow each other.
+    """
+    stated: dict[str, tuple[int, ...]] = {}
+    while found := {name: shape for name, shape in _tree_shapes(model, types) if name not in stated}:
+        stated |= found
+        shaped = onnx.ModelProto()
+        shaped.CopyFrom(model)
+        declared = {o.name: o for o in shaped.graph.output}
+        for name, shape in found.items():
+            info = declared.get(name) or shaped.graph.value_info.add()
+            info.CopyFrom(onnx.helper.make_tensor_value_info(name, element_code(types[name].type), shape))
+        model, types = shaped, _infer(shaped, folder)
+    return model, types
+
+
+def _tree_shapes(model: onnx.ModelProto, types: Mapping[str, TensorInfo]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield the outputs of tree ensembles with a known number of rows, and their shapes."""
+    for node in model.graph.node:
+        if is_tree_ensemble(node):
+            source = types[node.input[0]].shape or ()
+            scores: tuple[int, ...] = (target_count(node),)
+            shapes = [(), scores] if node.op_type == CLASSIFIER else [scores]
+            for name, rest in zip(node.output, shapes, strict=False):
+                if name and len(source) == 2 and isinstance(source[0], int):
+                    yield name, (source[0], *rest)
 
 
 def _infer(model: onnx.ModelProto, folder: Path) -> dict[str, TensorInfo]:

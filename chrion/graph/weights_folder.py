@@ -12,6 +12,7 @@ import atexit
 import contextlib
 import errno
 import functools
+import hashlib
 import os
 import shutil
 import stat
@@ -22,6 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import gettempdir, mkdtemp
 
+import onnx
+
+from chrion.common.files import write_atomically
 from chrion.common.units import format_mb
 from chrion.errors import ModelError, SpaceError
 from chrion.graph.file_states import StatState, stat_state
@@ -129,6 +133,19 @@ class WeightsFolder:
         self._sources = sources
         self._locations.clear()
         return True
+
+    def store(self, tensor: onnx.TensorProto) -> None:
+        """Move the data of a large weight, in place, to a file of its own, which is named by its content."""
+        length = len(tensor.raw_data)
+        if length < INLINE_BYTES:
+            return
+        path = self.path / f"{hashlib.sha256(tensor.raw_data).hexdigest()[:32]}.bin"
+        if not path.exists():
+            write_atomically(path, tensor.raw_data)
+        tensor.ClearField("raw_data")
+        tensor.data_location = onnx.TensorProto.EXTERNAL
+        for key, entry in {"location": self.location(path), "offset": "0", "length": str(length)}.items():
+            tensor.external_data.add(key=key, value=entry)
 
     def location(self, path: Path) -> str:
         """Return the location of a file in :attr:`root`, as an external weight states it."""

@@ -128,6 +128,8 @@ def node_work(node: onnx.NodeProto, values: Mapping[str, TensorInfo]) -> NodeWor
         return _recurrent(kind, *shape)
     if kind in _CONVOLUTIONS | _MATRIX_PRODUCTS | {"ConvTranspose", "Gemm", "Einsum"} and len(inputs) > 1:
         return _product(kind, *shape)
+    if kind.startswith("TreeEnsemble"):
+        return replace(_other(kind, *shape), calls=_comparisons(inputs, attributes))
     return _other(kind, *shape)
 
 
@@ -260,6 +262,17 @@ def _einsum_sizes(equation: bytes | str, inputs: Values) -> dict[str, int]:
         for term, value in zip(terms, inputs, strict=False)
         for letter, size in zip(term.replace("...", ""), value.shape[-len(term.replace("...", "")) :], strict=False)
     }
+
+
+def _comparisons(inputs: Sequence[_Value], attributes: Attributes) -> float:
+    """Return about how many nodes of trees all rows visit; a visit takes about as long as a call (6 to 8 ns measured).
+
+    Paths in grown trees are 1.4 times as long as in balanced ones (8.8 for 64 leaves of LightGBM).
+    """
+    trees = max(1, len(attributes.get("tree_roots", ())) or len(set(attributes.get("nodes_treeids", ()))))
+    leaves = len(attributes.get("leaf_targetids", ())) or list(attributes.get("nodes_modes", ())).count(b"LEAF")
+    rows = inputs[0].shape[0] if inputs and len(inputs[0].shape) > 1 else 1
+    return rows * trees * 1.4 * math.log2(max(1, leaves / trees))
 
 
 def _other(kind: str, inputs: Values, outputs: Values, attributes: Attributes) -> NodeWork:

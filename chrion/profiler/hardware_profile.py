@@ -9,6 +9,7 @@ from chrion.common.wrong_values import wrong_value
 from chrion.errors import HardwareError, ProfileError
 from chrion.graph.model import Graph
 from chrion.graph.recurrent import chunk_choices
+from chrion.graph.trees import tree_variants
 from chrion.graph.work import NodeWork, node_work
 from chrion.hardware import Accelerator, Hardware, Processor
 from chrion.profiler.chunk_costs import representatives
@@ -56,7 +57,9 @@ def estimate_profile(
         expected = f"1 to {processor.cores}, the cores of {processor.name}"
         raise wrong_value("cores", expected, count, failure=HardwareError)
     chunks = chunk_choices(graph)
-    first = {s: _Operator.of(*operator) for s, operator in representatives(graph, chunks, variants).items()}
+    forms = tree_variants(graph).values() if accelerator else ()
+    operators = representatives(graph, chunks, [*variants, *forms])
+    first = {s: _Operator.of(*operator) for s, operator in operators.items()}
     estimator = _Estimator(processor, accelerator, count)
     name = machine.name
     if corrections is not None:

@@ -22,6 +22,7 @@ from chrion.graph.model import Graph
 from chrion.graph.native_recurrent import is_recurrent
 from chrion.graph.ort_sessions import first_line, weights_folder_option
 from chrion.graph.recurrent import chunk_choices, unroll
+from chrion.graph.trees import tree_variants
 from chrion.machine.cores import check_cores, physical_cores, private_cache_bytes
 from chrion.native import operators_available
 from chrion.profiler.cache import MeasurementCache
@@ -62,7 +63,8 @@ def profile(  # noqa: PLR0913 - optional arguments are keyword-only
     """Measure the costs of a graph's operators on this machine.
 
     Recurrent operators are also measured in some of the chunks that a plan may cut them into, and interpolated for
-    chunks of other lengths. A measurement is cached unless other processes used the cores meanwhile.
+    chunks of other lengths. With an accelerator, tree ensembles are also measured as tensor operators. A measurement is
+    cached unless other processes used the cores meanwhile.
 
     Args:
         graph: The graph; all of its shapes must be known.
@@ -91,7 +93,8 @@ def profile(  # noqa: PLR0913 - optional arguments are keyword-only
     machine = this_machine(provider)
     cache = MeasurementCache(machine.fingerprint, len(lanes))
     choices = chunk_choices(graph)
-    first = representatives(graph, measured_chunks(choices), variants)
+    forms = tree_variants(graph).values() if device else ()
+    first = representatives(graph, measured_chunks(choices), [*variants, *forms])
     known = {} if fresh else {s: cost for s in first if (cost := cache.get(s)) is not None}
     unknown = [operator for signature, operator in first.items() if signature not in known]
     measured, interference = _measure_into(cache, unknown, lanes, device, progress)

@@ -17,6 +17,7 @@ from chrion.graph.merge import merge_operators
 from chrion.graph.model import Graph
 from chrion.graph.reading import read_model
 from chrion.graph.recurrent import unroll
+from chrion.graph.trees import FORMS, tensor_trees
 from chrion.profiler.machine import Machine, machine_from_json, machine_to_json
 from chrion.scheduler.priced_memory import MEMORIES, Memory
 from chrion.scheduler.schedule import Schedule
@@ -101,6 +102,8 @@ class Plan:
     native: tuple[str, ...] = ()
     #: Whether alpha was given, and is a part of the objective.
     priced: bool = True
+    #: The form of tree ensembles as tensor operators; empty if they are not changed. See :mod:`chrion.graph.trees`.
+    trees: str = ""
 
     def __repr__(self) -> str:
         summary = f"{self.policy}, {format_ms(self.predicted.latency_ms)}"
@@ -136,9 +139,11 @@ class Plan:
         details = [f"{self.model_operators} in the model"] if self.model_operators else []
         if self.chunk is not None:
             details.append(f"recurrent layers in chunks of {format_count(self.chunk, 'step')}")
+        if self.trees:
+            details.append(f"tree ensembles as {self.trees}")
         if self.merged:
             details.append(f"{sum(map(len, self.merged))} merged into {len(self.merged)}")
-        cut = self.chunk is not None or self.merged
+        cut = self.chunk is not None or self.trees or self.merged
         return format_count(len(self.operators), "operator") + (f" ({'; '.join(details)})" if cut else "")
 
     @property
@@ -152,15 +157,12 @@ class Plan:
         return len(self.schedule.lanes) - self.on_accelerator
 
     def apply(self, graph: Graph) -> Graph:
-        """Return the graph of the plan's operators: ``graph`` with operators cut into chunks or merged as planned.
+        """Return the graph of the plan's operators: ``graph`` with operators changed as planned.
 
         Raises:
             PlanError: The plan is not for this graph; the message says what differs.
         """
-        if self.chunk is not None:
-            graph = unroll(graph, self.chunk)
-        if self.merged:
-            graph = self._merge(graph)
+        graph = self._rewritten(graph)
         if self.digest == graph.digest:
             self._check_segments(graph)
             return graph
@@ -180,13 +182,18 @@ class Plan:
             )
         raise PlanError(f"plan of {self.model!r} does not fit model {graph.name!r}: {difference}", hint=hint)
 
-    def _merge(self, graph: Graph) -> Graph:
-        index = {name: i for i, name in enumerate(graph.dag.names)}
+    def _rewritten(self, graph: Graph) -> Graph:
+        """Return a graph with operators changed as planned."""
         try:
+            if self.chunk is not None:
+                graph = unroll(graph, self.chunk)
+            if self.trees:
+                graph = tensor_trees(graph, self.trees)
+            index = {name: i for i, name in enumerate(graph.dag.names)}
             return merge_operators(graph, [[index[name] for name in group] for group in self.merged])
         except (KeyError, ModelError) as error:
             raise PlanError(
-                f"plan of {self.model!r} does not fit model {graph.name!r}: cannot merge operators: {error}",
+                f"plan of {self.model!r} does not fit model {graph.name!r}: cannot rewrite operators: {error}",
                 hint="make a plan with: chrion partition",
             ) from error
 
@@ -228,6 +235,7 @@ class Plan:
             "merged",
             "native",
             "priced",
+            "trees",
         ):
             content[name] = getattr(self, name)
         return content | {
@@ -347,7 +355,14 @@ def _from_json(content: Mapping[str, Any]) -> Plan:
         model_operators=int(_non_negative(content.get("model_operators", 0))),
         native=tuple(str(name) for name in content.get("native", [])),
         priced=bool(content.get("priced", True)),
+        trees=_form(content.get("trees", "")),
     )
+
+
+def _form(name: object) -> str:
+    if name not in {"", *FORMS}:
+        raise ValueError(f"trees must be one of {', '.join(FORMS)}, or empty")
+    return str(name)
 
 
 def _memory(name: object) -> Memory:

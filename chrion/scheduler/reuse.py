@@ -36,9 +36,9 @@ def adapt_plan(plan: Plan, graph: Graph, profile: Profile) -> Plan | None:
 
     Returns:
         None if the shapes change the operators or their order, or if the plan uses more cores than the profile has, an
-        accelerator, or merged operators.
+        accelerator, or rewritten operators.
     """
-    if plan.accelerator or plan.merged or plan.schedule.cores > profile.cores:
+    if plan.accelerator or plan.trees or plan.merged or plan.schedule.cores > profile.cores:
         return None
     try:
         variant = graph if plan.chunk is None else unroll(graph, plan.chunk)

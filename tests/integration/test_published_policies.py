@@ -78,7 +78,7 @@ def test_a_plan_with_merged_operators_is_refused_for_another_model() -> None:
     graph = siblings()
     plan = partition(graph, merged_profile(graph, 0.001), policy="ios")
     other = load(branches())
-    with pytest.raises(PlanError, match=r"cannot merge operators: .product"):
+    with pytest.raises(PlanError, match=r"cannot rewrite operators: .product"):
         plan.apply(other)
 
 

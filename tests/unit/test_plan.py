@@ -109,6 +109,7 @@ LATER = (
     "model_operators",
     "native",
     "priced",
+    "trees",
 )
 
 

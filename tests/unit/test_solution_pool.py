@@ -78,7 +78,7 @@ def expected_selection(
     found: dict[tuple[int | None, bool], VariantSolution] = {}
     for variant in ranked:
         if variant.fits(limits.budget_mb) and variant.meets(limits.slo_ms):
-            found.setdefault((variant.chunk, variant.wide), variant)
+            found.setdefault((variant.variant, variant.wide), variant)
     return list(found.values())[:3] or ranked[:1]
 
 
@@ -103,8 +103,8 @@ def test_only_the_memory_that_decides_is_exact(data: st.DataObject) -> None:
     fastest: dict[int | None, float] = {}
     for variant in variants:
         latency_ms = variant.solution.timeline.latency_ms
-        fastest[variant.chunk] = min(latency_ms, fastest.get(variant.chunk, latency_ms))
-    assert measures.exact <= sum(v.solution.timeline.latency_ms == fastest[v.chunk] for v in variants)
+        fastest[variant.variant] = min(latency_ms, fastest.get(variant.variant, latency_ms))
+    assert measures.exact <= sum(v.solution.timeline.latency_ms == fastest[v.variant] for v in variants)
 
 
 @given(st.data())

@@ -16,6 +16,10 @@ from chrion.scheduler.evaluation.memory import device_memory, least_mb
 from chrion.scheduler.priced_memory import Memory
 from chrion.scheduler.schedule import Schedule
 
+#: Steps of the chunks that recurrent operators are cut into, or the form of tree ensembles as tensor operators; None
+#: for the graph itself.
+Variant = int | str | None
+
 #: About the time to evaluate an operator of a schedule with several accelerator lanes, relative to one with a single
 #: lane.
 _CONTENTION = 8
@@ -55,14 +59,13 @@ class Solution:
 
 @dataclass(frozen=True, slots=True)
 class VariantSolution:
-    """A solution for one variant of a graph: with recurrent operators in chunks, or with operators merged."""
+    """A solution for one variant of a graph, or for the graph with operators merged."""
 
     #: Price of accelerator memory that the solution was made with, in ms per MB.
     alpha: float
     solution: Solution
-    #: Steps of the chunks that recurrent operators are cut into, or None.
-    chunk: int | None
-    #: The variant.
+    variant: Variant
+    #: The graph of the variant.
     graph: Graph
     #: Operators that were merged into one, by name.
     merged: tuple[tuple[str, ...], ...] = ()

@@ -1,7 +1,7 @@
 """The default policy: a portfolio of initial solutions, the best of them improved by local search.
 
 For each sub-machine (see :mod:`chrion.scheduler.search.machines`), from one core to the whole machine, and each variant
-of the graph (recurrent operators in chunks of several lengths):
+of the graph (recurrent operators in chunks of several lengths; for an accelerator, tree ensembles as tensor operators):
 
 1. Make initial solutions, published policies as they stand among them.
 2. Keep those that no known solution dominates in latency and memory, including those of smaller machines.
@@ -29,9 +29,10 @@ from chrion.common.units import format_ms
 from chrion.graph.dag import Dag
 from chrion.graph.model import Graph
 from chrion.graph.recurrent import chunk_choices, unroll
+from chrion.graph.trees import tree_variants
 from chrion.profiler.costs import Costs
 from chrion.scheduler.evaluation.lower_bound import machine_bound_ms
-from chrion.scheduler.evaluation.solution import Problem, Solution, VariantSolution
+from chrion.scheduler.evaluation.solution import Problem, Solution, Variant, VariantSolution
 from chrion.scheduler.policies.chrion_paper import chrion_paper
 from chrion.scheduler.policies.core_counts import HUGE
 from chrion.scheduler.policies.policy import PlanningTask, ScheduleFunction
@@ -83,16 +84,16 @@ class PortfolioSearch:
         initial_ms: The latency of the fastest initial solution.
 
     Args:
-        variants: Each variant's operators and costs, by chunk length; None for the graph without chunks.
+        variants: Each variant's operators and costs; None for the graph itself.
     """
 
-    def __init__(self, variants: Mapping[int | None, tuple[Dag, Costs]]) -> None:
+    def __init__(self, variants: Mapping[Variant, tuple[Dag, Costs]]) -> None:
         self._variants = variants
         self._facts = {chunk: GraphFacts(dag, costs) for chunk, (dag, costs) in variants.items()}
         dag, costs = variants[None]
         self._scale = balanced_alpha(costs)
         self.initial_ms = math.inf
-        solved: list[tuple[Costs, dict[int | None, list[Solution]]]] = []
+        solved: list[tuple[Costs, dict[Variant, list[Solution]]]] = []
         machines = list(sub_machines(costs, len(dag)))
         for at, machine in enumerate(machines):
             smaller = [known for other, known in solved if contains(machine, other)]
@@ -106,17 +107,17 @@ class PortfolioSearch:
                 self._widen(machine, known, solved)
 
     def _solve(
-        self, machine: Costs, smaller: Sequence[Mapping[int | None, list[Solution]]]
-    ) -> dict[int | None, list[Solution]]:
+        self, machine: Costs, smaller: Sequence[Mapping[Variant, list[Solution]]]
+    ) -> dict[Variant, list[Solution]]:
         """Return the solutions for one sub-machine, given those for smaller ones."""
-        known: dict[int | None, list[Solution]] = {}
-        fresh: dict[int | None, list[Solution]] = {}
-        searches: dict[int | None, LocalSearch] = {}
+        known: dict[Variant, list[Solution]] = {}
+        fresh: dict[Variant, list[Solution]] = {}
+        searches: dict[Variant, LocalSearch] = {}
         streams = machine.streams if machine.accelerator_ms is not None else 0
         for chunk, (dag, costs) in self._variants.items():
             facts = self._facts[chunk]
             limited = costs.limited_to(machine.cores, streams)
-            initial = InitialSolutions(facts, limited, by_units_only=chunk is not None)
+            initial = InitialSolutions(facts, limited, by_units_only=isinstance(chunk, int))
             searches[chunk] = LocalSearch(initial.problem, facts.groups.members, facts.units)
             inherited = [solution for solutions in smaller for solution in solutions[chunk]]
             fresh[chunk] = _useful(initial.make(_alphas(self._scale, len(dag))))
@@ -140,8 +141,8 @@ class PortfolioSearch:
     def _widen(
         self,
         machine: Costs,
-        known: Mapping[int | None, list[Solution]],
-        solved: Sequence[tuple[Costs, Mapping[int | None, list[Solution]]]],
+        known: Mapping[Variant, list[Solution]],
+        solved: Sequence[tuple[Costs, Mapping[Variant, list[Solution]]]],
     ) -> None:
         """Add solutions of one sub-machine in which lanes have several cores, if the best variant has any."""
         fewer_cores = {
@@ -161,9 +162,9 @@ class PortfolioSearch:
 
     def _spread(
         self,
-        known: dict[int | None, list[Solution]],
-        smaller: Sequence[Mapping[int | None, list[Solution]]],
-        searches: Mapping[int | None, LocalSearch],
+        known: dict[Variant, list[Solution]],
+        smaller: Sequence[Mapping[Variant, list[Solution]]],
+        searches: Mapping[Variant, LocalSearch],
     ) -> None:
         """Add solutions between the fastest and those without accelerator memory."""
         old = {id(solution) for one in smaller for solutions in one.values() for solution in solutions}
@@ -188,8 +189,8 @@ class PortfolioSearch:
 
 
 def _fastest(
-    smaller: Sequence[Mapping[int | None, list[Solution]]], fresh: Mapping[int | None, list[Solution]]
-) -> list[tuple[int | None, Solution]]:
+    smaller: Sequence[Mapping[Variant, list[Solution]]], fresh: Mapping[Variant, list[Solution]]
+) -> list[tuple[Variant, Solution]]:
     """Return the new solutions to improve for latency, with their variant; none if a smaller machine is as fast."""
     rows = [(chunk, solution) for chunk, solutions in fresh.items() for solution in solutions]
     if not rows:
@@ -203,8 +204,8 @@ def _fastest(
 
 
 def _enlarged(
-    machine: Costs, smaller: Sequence[Mapping[int | None, list[Solution]]], searches: Mapping[int | None, LocalSearch]
-) -> list[tuple[int | None, Solution]]:
+    machine: Costs, smaller: Sequence[Mapping[Variant, list[Solution]]], searches: Mapping[Variant, LocalSearch]
+) -> list[tuple[Variant, Solution]]:
     """Return the fastest solution for a smaller machine, for a local search that uses the lanes it lacked."""
     rows = [(chunk, s) for one in smaller for chunk, solutions in one.items() for s in solutions]
     free = [(chunk, s) for chunk, s in rows if not s.schedule.stages and s.schedule.streams == 1]
@@ -250,15 +251,19 @@ def balanced_alpha(costs: Costs) -> float:
     return sum(times) / memory_mb if memory_mb else 1.0
 
 
-def variants_of(graph: Graph) -> dict[int | None, Graph]:
-    """Return the graph without chunks and with every promising chunk length, by that length."""
-    return {None: graph, **{chunk: unroll(graph, chunk) for chunk in chunk_choices(graph)}}
+def variants_of(graph: Graph, *, accelerator: bool) -> dict[Variant, Graph]:
+    """Return the graph itself, with every promising chunk length and, for an accelerator, trees as tensors."""
+    variants: dict[Variant, Graph] = {None: graph}
+    variants.update({chunk: unroll(graph, chunk) for chunk in chunk_choices(graph)})
+    if accelerator:
+        variants.update(tree_variants(graph))
+    return variants
 
 
 def search_variants(task: PlanningTask) -> list[VariantSolution]:
     """Return all solutions of the default policy, with the paper's own selection at each of the task's prices."""
     graph = task.graph
-    graphs = variants_of(graph)
+    graphs = variants_of(graph, accelerator=task.costs_of(graph.dag).accelerator_ms is not None)
     costs = {chunk: task.costs_of(variant.dag) for chunk, variant in graphs.items()}
     variants = {chunk: (variant.dag, costs[chunk]) for chunk, variant in graphs.items()}
     published = published_solutions(variants, task.slo_ms, fastest_only=task.fastest_only)
@@ -282,8 +287,8 @@ def search_variants(task: PlanningTask) -> list[VariantSolution]:
 
 
 def published_solutions(
-    variants: Mapping[int | None, tuple[Dag, Costs]], slo_ms: float | None = None, *, fastest_only: bool = True
-) -> Mapping[int | None, Sequence[Solution]] | None:
+    variants: Mapping[Variant, tuple[Dag, Costs]], slo_ms: float | None = None, *, fastest_only: bool = True
+) -> Mapping[Variant, Sequence[Solution]] | None:
     """Return the solutions of published policies if HEFT is so fast that a search can gain little.
 
     Args:
@@ -298,11 +303,11 @@ def published_solutions(
     small = max(len(dag) for dag, _ in variants.values()) <= _SMALL
     if small or (slo_ms is None and not fastest_only):
         return None
-    starts: list[tuple[float, int, int | None, InitialSolutions]] = []
+    starts: list[tuple[float, int, Variant, InitialSolutions]] = []
     for chunk, (dag, costs) in variants.items():
         facts = GraphFacts(dag, costs)
         for machine in sub_machines(costs, len(dag)):
-            initial = InitialSolutions(facts, machine, by_units_only=chunk is not None)
+            initial = InitialSolutions(facts, machine, by_units_only=isinstance(chunk, int))
             starts.append((machine_bound_ms(dag, machine), len(starts), chunk, initial))
     starts.sort()
     bound_ms = starts[0][0]
@@ -310,7 +315,7 @@ def published_solutions(
     if limit_ms < math.inf and not fastest_only:
         return None
     fastest_ms = math.inf
-    known: dict[int | None, list[Solution]] = {}
+    known: dict[Variant, list[Solution]] = {}
     for make in (lambda initial: initial.by_finish([0.0]), InitialSolutions.published):
         for machine_ms, _, chunk, initial in starts:
             if machine_ms < fastest_ms:  # else it cannot be faster
@@ -321,7 +326,7 @@ def published_solutions(
     return known
 
 
-def _search(name: str, variants: Mapping[int | None, tuple[Dag, Costs]]) -> Mapping[int | None, Sequence[Solution]]:
+def _search(name: str, variants: Mapping[Variant, tuple[Dag, Costs]]) -> Mapping[Variant, Sequence[Solution]]:
     """Return the solutions of a search, by chunk length, and log what it gained for the model of a name."""
     before_s = time.perf_counter()
     search = PortfolioSearch(variants)
@@ -338,7 +343,7 @@ def _alphas(scale: float, n: int) -> list[float]:
     return [0.0, *(scale * 2.0**power for power in powers)]
 
 
-def _front(known: Mapping[int | None, list[Solution]]) -> list[tuple[int | None, Solution]]:
+def _front(known: Mapping[Variant, list[Solution]]) -> list[tuple[Variant, Solution]]:
     """Return the solutions on the frontier of all variants, by increasing memory."""
     rows = [(chunk, solution) for chunk, solutions in known.items() for solution in solutions]
     return pareto_points(rows, lambda row: resident_figures(row[1]))

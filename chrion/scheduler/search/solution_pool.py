@@ -51,8 +51,8 @@ class SolutionPool:
 
         def select() -> Sequence[VariantSolution]:
             ranked = best_within(self._solutions, limits, alpha, self._memory)
-            best = {(v.chunk, v.wide): v for v in reversed(ranked)}
-            kept = [v for v in ranked if best[v.chunk, v.wide] is v]
+            best = {(v.variant, v.wide): v for v in reversed(ranked)}
+            kept = [v for v in ranked if best[v.variant, v.wide] is v]
             acceptable = [v for v in kept if v.fits(limits.budget_mb) and v.meets(limits.slo_ms)]
             return acceptable[:_SELECTED] or ranked[:1]
 

@@ -1,0 +1,16 @@
+"""Tree ensembles: one record for the operators of ``ai.onnx.ml`` that hold them, and the same function as tensors."""
+
+from chrion.graph.trees.ensemble import Rule, TreeEnsemble
+from chrion.graph.trees.operators import is_tree_ensemble, read_ensemble, write_ensemble
+from chrion.graph.trees.tensor_form import FORMS, tensor_trees, tree_variants
+
+__all__ = [
+    "FORMS",
+    "Rule",
+    "TreeEnsemble",
+    "is_tree_ensemble",
+    "read_ensemble",
+    "tensor_trees",
+    "tree_variants",
+    "write_ensemble",
+]

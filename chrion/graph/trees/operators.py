@@ -1,0 +1,362 @@
+"""Reading and writing of the operators of ``ai.onnx.ml`` that hold tree ensembles.
+
+These are ``TreeEnsembleRegressor`` and ``TreeEnsembleClassifier`` (versions 1 to 4), and ``TreeEnsemble`` (version 5).
+The former number nodes within a tree and mark leaves; the latter numbers inner nodes and leaves of all trees apart.
+
+An ensemble that is malformed, or whose result ONNX leaves open, is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from chrion.graph.rewrite import RewriteError
+from chrion.graph.trees.checks import AGGREGATES, TRANSFORMS, check_ensemble, with_own_leaves
+from chrion.graph.trees.ensemble import Array, Rule, TreeEnsemble
+
+DOMAIN = "ai.onnx.ml"
+REGRESSOR, CLASSIFIER, ENSEMBLE = "TreeEnsembleRegressor", "TreeEnsembleClassifier", "TreeEnsemble"
+_LEAF = "LEAF"
+_FLOATS = {onnx.TensorProto.FLOAT: np.dtype(np.float32), onnx.TensorProto.DOUBLE: np.dtype(np.float64)}
+
+
+def is_tree_ensemble(node: onnx.NodeProto) -> bool:
+    """Return whether a node holds a tree ensemble."""
+    return node.domain == DOMAIN and node.op_type in {REGRESSOR, CLASSIFIER, ENSEMBLE}
+
+
+def target_count(node: onnx.NodeProto) -> int:
+    """Return the number of scores that a node returns for a row: targets of a regressor, classes of a classifier."""
+    counts = {a.name: max(len(a.strings), len(a.ints), a.i) for a in node.attribute}
+    if node.op_type == CLASSIFIER:
+        return counts.get("classlabels_strings", 0) or counts.get("classlabels_int64s", 0)
+    return counts.get("n_targets", 0)
+
+
+def read_ensemble(node: onnx.NodeProto, dtype: np.dtype[Any] | None = None) -> TreeEnsemble:
+    """Return the ensemble of a node.
+
+    Args:
+        node: A node for which :func:`is_tree_ensemble` is true.
+        dtype: The type in which onnxruntime compares: float64 for an input of float64. By default it is the type of the
+            attributes.
+
+    Raises:
+        RewriteError: The ensemble is malformed, or it has what Chrion does not read. The message names the operator.
+    """
+    try:
+        attributes = {a.name: _value(a) for a in node.attribute}
+        ensemble = (_read_ensemble if node.op_type == ENSEMBLE else _read_classic)(node, attributes, dtype)
+        check_ensemble(ensemble)
+    except (TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
+        raise RewriteError(f"is malformed: {error}", node) from error
+    return ensemble
+
+
+def write_ensemble(ensemble: TreeEnsemble, like: onnx.NodeProto) -> onnx.NodeProto:
+    """Return a node of an ensemble: of the type of another node, with its name, inputs and outputs.
+
+    Numbers of nodes are new, and statistics of training (``nodes_hitrates``) are left out.
+
+    Raises:
+        RewriteError: The type of the node cannot express the ensemble.
+    """
+    if (like.op_type == CLASSIFIER) != (ensemble.labels is not None):
+        raise RewriteError("only classifiers have labels", like)
+    written = onnx.NodeProto(op_type=like.op_type, domain=like.domain, name=like.name, doc_string=like.doc_string)
+    written.input.extend(like.input)
+    written.output.extend(like.output)
+    attributes = _ensemble_attributes(ensemble, like) if like.op_type == ENSEMBLE else _classic(ensemble, like)
+    for name, value in attributes.items():
+        if isinstance(value, np.ndarray):
+            written.attribute.append(helper.make_attribute(name, numpy_helper.from_array(value, name)))
+        elif not isinstance(value, Sequence) or len(value):  # an empty list has no type
+            written.attribute.append(helper.make_attribute(name, value))
+    return written
+
+
+def _value(attribute: onnx.AttributeProto) -> Any:
+    if attribute.type == onnx.AttributeProto.TENSOR:
+        if attribute.t.data_location == onnx.TensorProto.EXTERNAL:
+            raise ValueError(f"{attribute.name} is in another file")
+        return numpy_helper.to_array(attribute.t)
+    value = helper.get_attribute_value(attribute)
+    if attribute.type == onnx.AttributeProto.FLOATS:
+        return np.array(value, np.float32)
+    if attribute.type == onnx.AttributeProto.INTS:
+        return np.array(value, np.int64)
+    if attribute.type == onnx.AttributeProto.STRINGS:
+        return [text.decode() for text in value]
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _column(attributes: Mapping[str, Any], name: str, length: int | None = None) -> Array:
+    """Return an attribute that is a list of integers, of a given length."""
+    column = np.asarray(attributes.get(name, []), np.int64)
+    if length is not None and len(column) != length:
+        raise ValueError(f"{name} has {len(column)} values, expected {length}")
+    return column
+
+
+def _floats(attributes: Mapping[str, Any], name: str) -> Array:
+    """Return an attribute that is a list of numbers, or the tensor of this name with ``_as_tensor``."""
+    given = attributes.get(name)
+    if given is None or not len(given):
+        given = attributes.get(f"{name}_as_tensor", np.zeros(0, np.float32))
+    array = np.asarray(given)
+    if array.dtype not in _FLOATS.values():
+        raise ValueError(f"{name} is {array.dtype}, expected float32 or float64")
+    return array.ravel()
+
+
+def _read_classic(node: onnx.NodeProto, attributes: Mapping[str, Any], dtype: np.dtype[Any] | None) -> TreeEnsemble:
+    """Read a regressor or a classifier: inner nodes and leaves in one table, and each tree's root is its first row."""
+    modes = list(attributes.get("nodes_modes", []))
+    count = len(modes)
+    if not count:
+        raise ValueError("it has no nodes")
+    trees, numbers = (_column(attributes, f"nodes_{name}", count) for name in ("treeids", "nodeids"))
+    values = _floats(attributes, "nodes_values")
+    if len(values) != count:
+        raise ValueError(f"nodes_values has {len(values)} values, expected {count}")
+    rows = {pair: at for at, pair in enumerate(zip(trees.tolist(), numbers.tolist(), strict=True))}
+    if len(rows) < count:
+        raise ValueError("two nodes have the same number")
+    starts = np.flatnonzero(np.diff(trees, prepend=trees[0] - 1))
+    if len(np.unique(trees)) < len(starts):
+        raise ValueError("the nodes of a tree do not follow each other")
+    leaf = np.array([mode == _LEAF for mode in modes])
+    #: The child that each row is: the number of an inner node, or of a leaf.
+    child = np.where(leaf, ~(np.cumsum(leaf) - 1), np.cumsum(~leaf) - 1)
+    inner = np.flatnonzero(~leaf)
+
+    def children(name: str) -> Array:
+        wanted = _column(attributes, f"nodes_{name}nodeids", count)[inner]
+        found = [rows.get(pair, -1) for pair in zip(trees[inner].tolist(), wanted.tolist(), strict=True)]
+        if -1 in found:
+            raise ValueError(f"nodes_{name}nodeids names a node that does not exist")
+        return child[found] if found else np.zeros(0, np.int64)
+
+    missing = np.zeros(count, bool)
+    given = _column(attributes, "nodes_missing_value_tracks_true")
+    missing[: min(count, len(given))] = given[:count] == 1
+    classifier = node.op_type == CLASSIFIER
+    targets, labels = _targets(attributes, classifier=classifier)
+    entries = _entries(attributes, "class" if classifier else "target", rows, child)
+    base = _floats(attributes, "base_values")
+    return TreeEnsemble(
+        roots=child[starts],
+        features=_column(attributes, "nodes_featureids", count)[inner],
+        rules=np.array([_rule(modes[at]) for at in inner.tolist()], np.uint8),
+        thresholds=values[inner].astype(dtype or values.dtype),
+        true=children("true"),
+        false=children("false"),
+        missing_true=missing[inner],
+        members={},
+        leaf_count=int(leaf.sum()),
+        entry_leaves=entries[0],
+        entry_targets=entries[1],
+        entry_weights=entries[2].astype(dtype or values.dtype),
+        targets=targets,
+        base=base.astype(dtype or values.dtype),
+        aggregate="SUM" if classifier else str(attributes.get("aggregate_function", "SUM")),
+        transform=str(attributes.get("post_transform", "NONE")),
+        labels=labels,
+        dtype=dtype or values.dtype,
+    )
+
+
+def _rule(mode: str) -> Rule:
+    name = mode.removeprefix("BRANCH_")
+    if name not in Rule.__members__ or name in {Rule.MEMBER.name, mode}:
+        raise ValueError(f"unknown mode {mode!r}")
+    return Rule[name]
+
+
+def _targets(attributes: Mapping[str, Any], *, classifier: bool) -> tuple[int, tuple[Any, ...] | None]:
+    """Return the number of targets, and the labels of a classifier."""
+    if not classifier:
+        return int(attributes.get("n_targets", 0)), None
+    texts = attributes.get("classlabels_strings", [])
+    labels = tuple(texts) if len(texts) else tuple(_column(attributes, "classlabels_int64s").tolist())
+    return len(labels), labels
+
+
+def _entries(
+    attributes: Mapping[str, Any], kind: str, rows: Mapping[tuple[int, int], int], child: Array
+) -> tuple[Array, Array, Array]:
+    """Return the leaf, the target and the weight of each entry; entries of inner nodes have no effect."""
+    ids = _column(attributes, f"{kind}_ids")
+    trees, numbers = (_column(attributes, f"{kind}_{name}", len(ids)) for name in ("treeids", "nodeids"))
+    weights = _floats(attributes, f"{kind}_weights")
+    if len(weights) != len(ids):
+        raise ValueError(f"{kind}_weights has {len(weights)} values, expected {len(ids)}")
+    at = np.array([rows.get(pair, -1) for pair in zip(trees.tolist(), numbers.tolist(), strict=True)], np.int64)
+    if (at < 0).any():
+        raise ValueError(f"{kind}_nodeids names a node that does not exist")
+    children = child[at]
+    kept = children < 0
+    return ~children[kept], ids[kept], weights[kept]
+
+
+def _read_ensemble(_: onnx.NodeProto, attributes: Mapping[str, Any], dtype: np.dtype[Any] | None) -> TreeEnsemble:
+    """Read a ``TreeEnsemble``; a tree that is a single leaf is a node whose children are one leaf."""
+    splits, weights = _floats(attributes, "nodes_splits"), _floats(attributes, "leaf_weights")
+    count = len(splits)
+    modes = np.asarray(attributes.get("nodes_modes", []), np.uint8).ravel()
+    if len(modes) != count:
+        raise ValueError(f"nodes_modes has {len(modes)} values, expected {count}")
+    rules = np.array([Rule(int(mode)) for mode in modes], np.uint8)
+    children, is_leaf = [], []
+    for side in ("true", "false"):
+        ids = _column(attributes, f"nodes_{side}nodeids", count)
+        leaves = _column(attributes, f"nodes_{side}leafs", count) != 0
+        limit = np.where(leaves, len(weights), count)
+        if ((ids < 0) | (ids >= limit)).any():
+            raise ValueError(f"nodes_{side}nodeids names a node or a leaf that does not exist")
+        children.append(np.where(leaves, ~ids, ids))
+        is_leaf.append(leaves)
+    roots = _column(attributes, "tree_roots")
+    if not len(roots) or (roots < 0).any() or (roots >= max(count, 1)).any():
+        raise ValueError("tree_roots names a node that does not exist" if len(roots) else "it has no trees")
+    single = is_leaf[0] & is_leaf[1] & (children[0] == children[1])
+    roots = np.where(single[roots], children[0][roots], roots)
+    targets = _column(attributes, "leaf_targetids", len(weights))
+    missing = _column(attributes, "nodes_missing_value_tracks_true")
+    kind = dtype or splits.dtype
+    return with_own_leaves(
+        TreeEnsemble(
+            roots=roots,
+            features=_column(attributes, "nodes_featureids", count),
+            rules=rules,
+            thresholds=splits.astype(kind),
+            true=children[0],
+            false=children[1],
+            missing_true=(missing == 1) if len(missing) == count else np.zeros(count, bool),
+            members=_members(attributes, rules, kind),
+            leaf_count=len(weights),
+            entry_leaves=np.arange(len(weights)),
+            entry_targets=targets,
+            entry_weights=weights.astype(kind),
+            targets=int(attributes.get("n_targets", 0)),
+            base=np.zeros(0, kind),
+            aggregate=_named(attributes, "aggregate_function", AGGREGATES, 1),
+            transform=_named(attributes, "post_transform", TRANSFORMS, 0),
+            dtype=kind,
+        )
+    )
+
+
+def _named(attributes: Mapping[str, Any], name: str, names: Sequence[str], default: int) -> str:
+    number = int(attributes.get(name, default))
+    if not 0 <= number < len(names):
+        raise ValueError(f"{name} is {number}, expected 0 to {len(names) - 1}")
+    return names[number]
+
+
+def _members(attributes: Mapping[str, Any], rules: Array, dtype: np.dtype[Any]) -> dict[int, Array]:
+    """Return the sets of the nodes that test membership; each set ends with a NaN."""
+    values = np.asarray(attributes.get("membership_values", np.zeros(0, dtype))).astype(dtype).ravel()
+    sets = np.split(values, np.flatnonzero(np.isnan(values)))
+    nodes = np.flatnonzero(rules == Rule.MEMBER).tolist()
+    if len(sets) < len(nodes):
+        raise ValueError(f"membership_values has {len(sets)} sets, expected {len(nodes)}")
+    return {node: own[~np.isnan(own)] for node, own in zip(nodes, sets, strict=False)}
+
+
+def _classic(ensemble: TreeEnsemble, like: onnx.NodeProto) -> dict[str, Any]:
+    """Return the attributes of a regressor or classifier: each tree's inner nodes, level by level, and its leaves."""
+    if ensemble.members:
+        raise RewriteError("cannot test membership in a set", like)
+    inner, leaves = len(ensemble.features), ensemble.leaf_count
+    depth = np.zeros(inner + leaves, np.int64)
+    for at, level in enumerate(ensemble.levels):
+        depth[level] = at
+    depth[inner:] = ensemble.depth
+    trees = np.concatenate([ensemble.node_trees, ensemble.leaf_trees])
+    order = np.lexsort((depth, trees))
+    first = np.searchsorted(trees[order], np.arange(ensemble.trees))
+    numbers = np.empty(inner + leaves, np.int64)
+    numbers[order] = np.arange(inner + leaves) - first[trees[order]]
+
+    def column(values: Any, missing: Any) -> Any:
+        """Return a value of each inner node, and another one for leaves, in the order of the table."""
+        whole = np.concatenate([np.asarray(values), np.full(leaves, missing, np.asarray(values).dtype)])
+        return whole[order]
+
+    def position(children: Array) -> Array:
+        return numbers[np.where(children < 0, inner + ~children, children)]
+
+    modes = [f"BRANCH_{Rule(rule).name}" for rule in ensemble.rules.tolist()] + [_LEAF] * leaves
+    kind = "class" if ensemble.labels is not None else "target"
+    entries = np.lexsort((ensemble.entry_targets, numbers[inner + ensemble.entry_leaves]))
+    entries = entries[np.argsort(ensemble.leaf_trees[ensemble.entry_leaves[entries]], kind="stable")]
+    entry_leaves = ensemble.entry_leaves[entries]
+    content: dict[str, Any] = {
+        "post_transform": ensemble.transform,
+        "nodes_treeids": trees[order].tolist(),
+        "nodes_nodeids": numbers[order].tolist(),
+        "nodes_featureids": column(ensemble.features, 0).tolist(),
+        "nodes_modes": [modes[at] for at in order.tolist()],
+        "nodes_truenodeids": column(position(ensemble.true), 0).tolist(),
+        "nodes_falsenodeids": column(position(ensemble.false), 0).tolist(),
+        f"{kind}_treeids": ensemble.leaf_trees[entry_leaves].tolist(),
+        f"{kind}_nodeids": numbers[inner + entry_leaves].tolist(),
+        f"{kind}_ids": ensemble.entry_targets[entries].tolist(),
+    }
+    if ensemble.missing_true.any():
+        content["nodes_missing_value_tracks_true"] = column(ensemble.missing_true.astype(np.int64), 0).tolist()
+    doubles = ensemble.dtype == np.float64 and any(a.name.endswith("_as_tensor") for a in like.attribute)
+    for name, values in (
+        ("nodes_values", column(ensemble.thresholds, 0)),
+        (f"{kind}_weights", ensemble.entry_weights[entries]),
+        ("base_values", ensemble.base),
+    ):
+        if len(values):
+            content |= {f"{name}_as_tensor": values} if doubles else {name: values.tolist()}
+    if ensemble.labels is None:
+        return content | {"n_targets": ensemble.targets, "aggregate_function": ensemble.aggregate}
+    texts = any(isinstance(label, str) for label in ensemble.labels)
+    return content | {"classlabels_strings" if texts else "classlabels_int64s": list(ensemble.labels)}
+
+
+def _ensemble_attributes(ensemble: TreeEnsemble, like: onnx.NodeProto) -> dict[str, Any]:
+    """Return the attributes of a ``TreeEnsemble``; a tree of one leaf gets a node with this leaf twice."""
+    if len(ensemble.base):
+        raise RewriteError("has no base values", like)
+    entries = np.argsort(ensemble.entry_leaves)
+    if not np.array_equal(ensemble.entry_leaves[entries], np.arange(ensemble.leaf_count)):
+        raise RewriteError("has one weight for each leaf", like)
+    single = np.flatnonzero(ensemble.roots < 0)
+    extra, count = ensemble.roots[single], len(ensemble.features)
+    roots = ensemble.roots.copy()
+    roots[single] = count + np.arange(len(single))
+    content: dict[str, Any] = {
+        "n_targets": ensemble.targets,
+        "aggregate_function": AGGREGATES.index(ensemble.aggregate),
+        "post_transform": TRANSFORMS.index(ensemble.transform),
+        "tree_roots": roots.tolist(),
+        "nodes_featureids": [*ensemble.features.tolist(), *[0] * len(single)],
+        "nodes_splits": np.concatenate([ensemble.thresholds, np.zeros(len(single), ensemble.dtype)]),
+        "nodes_modes": np.concatenate([ensemble.rules, np.zeros(len(single), np.uint8)]),
+        "leaf_targetids": ensemble.entry_targets[entries].tolist(),
+        "leaf_weights": ensemble.entry_weights[entries],
+    }
+    for side, children in (("true", ensemble.true), ("false", ensemble.false)):
+        whole = np.concatenate([children, extra])
+        content[f"nodes_{side}nodeids"] = np.where(whole < 0, ~whole, whole).tolist()
+        content[f"nodes_{side}leafs"] = (whole < 0).astype(np.int64).tolist()
+    if ensemble.missing_true.any():
+        content["nodes_missing_value_tracks_true"] = [
+            *ensemble.missing_true.astype(np.int64).tolist(),
+            *[0] * len(single),
+        ]
+    if ensemble.members:
+        sets = [np.append(ensemble.members[node], np.nan) for node in sorted(ensemble.members)]
+        content["membership_values"] = np.concatenate(sets).astype(ensemble.dtype)
+    return content

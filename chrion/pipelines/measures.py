@@ -1,0 +1,149 @@
+"""Measures of predictions with bootstrap intervals, and the detection of prior shift."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+#: Bootstrap samples of an interval, and its level.
+_SAMPLES, _LEVEL = 1000, 0.95
+#: Probabilities are at least this in a logarithm.
+_LEAST = 1e-7
+#: A base rate differs from another one if a two-sided test of both says so at this level.
+_SHIFT_Z = 2.576
+#: The number of classes that a calibration error is computed with.
+_BINS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """An estimate with its bootstrap interval of 95 %."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Measures:
+    """How good predictions are: of classes, or of numbers."""
+
+    #: The names of the two measures that decide, the larger-is-better one first.
+    #: ``auc`` (between classes, the mean over all for several) and ``log_loss``; ``r2`` and ``mae`` for numbers.
+    gain: float
+    loss: float
+    #: Mean difference between probabilities and frequencies in ten classes of equal size; None for numbers.
+    calibration: float | None
+
+
+def measure(scores: Array, y: Array) -> Measures:
+    """Return the measures of predictions.
+
+    Args:
+        scores: Probabilities, [rows, classes]; or predicted numbers, [rows].
+        y: The class of each row, or the number.
+    """
+    weights = np.ones((1, len(y)))
+    gains, losses = _gains(scores, y, weights), _losses(scores, y) @ weights.T / len(y)
+    return Measures(float(gains[0]), float(losses[0]), _calibration(scores, y) if scores.ndim > 1 else None)
+
+
+def compare(new: Array, old: Array, y: Array, seed: int) -> tuple[Interval, Interval]:
+    """Return by how much new predictions differ from old ones in both measures, with paired bootstrap intervals.
+
+    Args:
+        new: Predictions, as for :func:`measure`.
+        old: Predictions of the same rows.
+        y: The class of each row, or the number.
+        seed: The seed of the bootstrap samples.
+    """
+    rng = np.random.default_rng(seed)
+    gains, losses = np.empty(_SAMPLES + 1), np.empty(_SAMPLES + 1)
+    ranked = [_Ranks(new, y), _Ranks(old, y)]
+    difference = _losses(new, y) - _losses(old, y)
+    for at in range(_SAMPLES + 1):
+        weights = rng.multinomial(len(y), np.full(len(y), 1 / len(y))) if at else np.ones(len(y))
+        gains[at] = ranked[0].gain(weights) - ranked[1].gain(weights)
+        losses[at] = difference @ weights / len(y)
+    return _interval(gains), _interval(losses)
+
+
+def prior_shift(earlier: Array, recent: Array, classes: int) -> tuple[float, float] | None:
+    """Return the share of the class that changed most, in earlier and in recent rows, if it differs beyond chance."""
+    worst: tuple[float, float, float] | None = None
+    for label in range(1 if classes == 2 else 0, classes):
+        before, after = float((earlier == label).mean()), float((recent == label).mean())
+        pooled = (before * len(earlier) + after * len(recent)) / (len(earlier) + len(recent))
+        deviation = math.sqrt(pooled * (1 - pooled) * (1 / len(earlier) + 1 / len(recent)))
+        z = abs(after - before) / deviation if deviation else 0.0
+        if z > _SHIFT_Z and (worst is None or z > worst[0]):
+            worst = z, before, after
+    return worst[1:] if worst else None
+
+
+class _Ranks:
+    """Predictions that are sorted once, to be measured with many weights of rows."""
+
+    def __init__(self, scores: Array, y: Array) -> None:
+        self._scores, self._y = scores, y
+        if scores.ndim > 1:
+            columns = [1] if scores.shape[1] == 2 else range(scores.shape[1])
+            self._sorted = [_sorted(scores[:, column], y == column) for column in columns]
+
+    def gain(self, weights: Array) -> float:
+        if self._scores.ndim == 1:
+            return _r2(self._scores, self._y, weights)
+        return float(np.mean([_auc(weights[order], ends, positive) for order, ends, positive in self._sorted]))
+
+
+def _sorted(scores: Array, positive: Array) -> tuple[Array, Array, Array]:
+    """Return the order of scores, the end of each run of equal ones, and which rows are positive in this order."""
+    order = np.argsort(scores, kind="stable")
+    ends = np.flatnonzero(np.diff(scores[order], append=np.inf))
+    return order, ends, positive[order]
+
+
+def _auc(weights: Array, ends: Array, positive: Array) -> float:
+    """Return the area under the ROC curve of sorted rows with weights; 0.5 if there is one class only."""
+    up = np.diff(np.cumsum(weights * positive)[ends], prepend=0)
+    down = np.diff(np.cumsum(weights * ~positive)[ends], prepend=0)
+    total = up.sum() * down.sum()
+    below = np.cumsum(down) - down
+    return float((up * (below + 0.5 * down)).sum() / total) if total else 0.5
+
+
+def _r2(predicted: Array, y: Array, weights: Array) -> float:
+    mean = weights @ y / weights.sum()
+    spread = weights @ (y - mean) ** 2
+    return float(1 - weights @ (y - predicted) ** 2 / spread) if spread else 0.0
+
+
+def _gains(scores: Array, y: Array, weights: Array) -> Array:
+    ranks = _Ranks(scores, y)
+    return np.array([ranks.gain(row) for row in weights])
+
+
+def _losses(scores: Array, y: Array) -> Array:
+    """Return the log loss of each row, or its absolute error."""
+    if scores.ndim == 1:
+        return np.asarray(np.abs(scores - y))
+    chosen = scores[np.arange(len(y)), y.astype(np.int64)]
+    return np.asarray(-np.log(np.clip(chosen, _LEAST, 1.0)))
+
+
+def _calibration(scores: Array, y: Array) -> float:
+    """Return the expected calibration error of the last class's probability."""
+    probability, hit = scores[:, -1], y == scores.shape[1] - 1
+    parts = np.array_split(np.argsort(probability, kind="stable"), _BINS)
+    errors = [abs(probability[part].mean() - hit[part].mean()) * len(part) for part in parts if len(part)]
+    return float(sum(errors) / max(1, len(y)))
+
+
+def _interval(values: Array) -> Interval:
+    """Return the first value with the interval of the others."""
+    low, high = np.quantile(values[1:], [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2])
+    return Interval(float(values[0]), float(low), float(high))

@@ -1,0 +1,296 @@
+"""A pipeline as an ONNX model: what precedes its tree ensemble, the ensemble, and the scores that it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+
+from chrion.errors import DataError, ModelError
+from chrion.graph.model import TensorInfo
+from chrion.graph.ort_sessions import first_line
+from chrion.graph.reading import read_model, serialise
+from chrion.graph.rewrite import RewriteError
+from chrion.graph.trees import TreeEnsemble, is_tree_ensemble, read_ensemble, write_ensemble
+from chrion.pipelines import leaves
+from chrion.pipelines.leaves import Loss
+from chrion.pipelines.table import BATCH_ROWS, Feeder, Table
+
+Array = np.ndarray[Any, Any]
+#: The largest number of leaves: their numbers are passed as float32.
+_MOST_LEAVES = 1 << 24
+#: The name of the value that holds the leaves.
+_LEAVES = "chrion/leaves"
+
+
+class Pipeline:
+    """A model with one tree ensemble, of which the scores are the results.
+
+    Args:
+        source: A file, its bytes, or a ModelProto.
+
+    Attributes:
+        proto: The model.
+        node: The node of the ensemble.
+        ensemble: The ensemble; each leaf has an entry for all targets of its tree.
+        loss: The loss that its scores are fitted with.
+        targets: The targets that leaves have weights for, in the order of raw scores.
+        base: Raw scores without any tree.
+        inputs: The inputs of the model.
+
+    Raises:
+        ModelError: The model cannot be read or run, or its trees cannot be fine-tuned; the message says why.
+    """
+
+    def __init__(self, source: str | Path | bytes | onnx.ModelProto) -> None:
+        self.proto, path = read_model(source)
+        self.name = str(path or self.proto.graph.name or "model")
+        if any(t.data_location == onnx.TensorProto.EXTERNAL for t in self.proto.graph.initializer):
+            raise ModelError(f"{self.name}: fine-tuning needs a model in one file, but it has external weights")
+        found = [node for node in self.proto.graph.node if is_tree_ensemble(node)]
+        if len(found) != 1:
+            raise ModelError(f"{self.name}: fine-tuning needs one tree ensemble, found {len(found)}")
+        self.node = found[0]
+        self.session = _open(self.proto, self.name)
+        self.inputs = [TensorInfo(i.name, i.type, tuple(i.shape)) for i in self.session.get_inputs()]
+        try:
+            self.ensemble = _completed(read_ensemble(self.node, self._dtype()))
+            self.loss = _loss(self.ensemble, self.node)
+        except RewriteError as refusal:
+            raise ModelError(f"{self.name}: {refusal.message}") from refusal
+        self.targets = np.unique(self.ensemble.entry_targets)
+        self.base = _base(self.ensemble, self.targets)
+
+    def _dtype(self) -> np.dtype[Any] | None:
+        """Return the type that onnxruntime compares in, if it is not that of the attributes."""
+        source = self.node.input[0]
+        given = {info.name: info.type for info in self.inputs}
+        kind = given.get(source) or _open(self._until_trees(self.proto, [source]), self.name).get_outputs()[0].type
+        return np.dtype(np.float64) if kind == "tensor(double)" else None
+
+    @property
+    def scale(self) -> float:
+        """What the sums over trees are multiplied with."""
+        return 1 / self.ensemble.trees if self.ensemble.aggregate == "AVERAGE" else 1.0
+
+    @property
+    def classes(self) -> int:
+        """The number of classes; 0 of a regressor."""
+        return 0 if self.ensemble.labels is None else self.ensemble.targets
+
+    def encode(self, values: Array, where: str) -> Array:
+        """Return the class of each value of the target, or the number.
+
+        Raises:
+            DataError: A value is missing, or it is none of the classes or no number.
+        """
+        labels = self.ensemble.labels
+        if labels is None:
+            try:
+                numbers = np.asarray(values, np.float64)
+            except (TypeError, ValueError) as error:
+                raise DataError(f"{where}: expected numbers, found {values.dtype}") from error
+            if not np.isfinite(numbers).all():
+                raise DataError(f"{where}: a value is missing or not finite")
+            return numbers
+        numbers_of = {label: at for at, label in enumerate(labels)}
+        texts = isinstance(labels[0], str)
+        found = [numbers_of.get(str(value) if texts else value, -1) for value in values.tolist()]
+        if -1 in found:
+            odd = values.tolist()[found.index(-1)]
+            raise DataError(
+                f"{where}: {odd!r} is none of the model's classes", hint=f"they are {', '.join(map(repr, labels))}"
+            )
+        return np.array(found, np.float64)
+
+    def reached(self, table: Table, target: str, model: onnx.ModelProto | None = None) -> Iterator[Array]:
+        """Yield the entries that each row reaches, [rows, columns], for some rows at a time; see :attr:`columns`.
+
+        Args:
+            table: The rows.
+            target: The column of the target.
+            model: A model with other tables before the ensemble, in place of this one.
+        """
+        trees, lookup = self._target_trees(), self._lookup()
+        session = _open(self._leaf_model(model or self.proto), self.name)
+        for feeds in self._feeds(table, target):
+            found = self._run(session, feeds)[0].astype(np.int64)
+            yield np.concatenate([row[found[:, own]] for row, own in zip(lookup, trees, strict=True)], axis=1)
+
+    @property
+    def columns(self) -> Sequence[slice]:
+        """The columns of :meth:`reach` by target."""
+        counts = [len(trees) for trees in self._target_trees()]
+        return [slice(sum(counts[:at]), sum(counts[: at + 1])) for at in range(len(counts))]
+
+    def _target_trees(self) -> list[Array]:
+        """Return the trees that have weights for each target."""
+        of_entries = self.ensemble.leaf_trees[self.ensemble.entry_leaves]
+        return [np.unique(of_entries[self.ensemble.entry_targets == target]) for target in self.targets]
+
+    def _lookup(self) -> Array:
+        """Return the entry of each leaf by target, [targets, leaves]; -1 if there is none."""
+        ensemble = self.ensemble
+        lookup = np.full((len(self.targets), ensemble.leaf_count), -1, np.int32)
+        place = np.searchsorted(self.targets, ensemble.entry_targets)
+        lookup[place, ensemble.entry_leaves] = np.arange(len(ensemble.entry_leaves))
+        return lookup
+
+    def _leaf_model(self, model: onnx.ModelProto) -> onnx.ModelProto:
+        """Return the model with an ensemble in place of its own that returns the number of the leaf in each tree."""
+        ensemble = self.ensemble
+        numbered = replace(
+            ensemble,
+            entry_leaves=np.arange(ensemble.leaf_count),
+            entry_targets=ensemble.leaf_trees,
+            entry_weights=np.arange(ensemble.leaf_count).astype(ensemble.dtype),
+            targets=ensemble.trees,
+            base=ensemble.base[:0],
+            aggregate="SUM",
+            transform="NONE",
+            labels=None,
+        )
+        kind = self.node.op_type if self.node.op_type == "TreeEnsemble" else "TreeEnsembleRegressor"
+        like = onnx.NodeProto(op_type=kind, domain=self.node.domain, name="leaves", input=self.node.input[:1])
+        like.output.append(_LEAVES)
+        changed = self._until_trees(model, [_LEAVES])
+        changed.graph.node.append(write_ensemble(numbered, like))
+        return changed
+
+    @property
+    def place(self) -> int:
+        """The index of the ensemble's node."""
+        return next(at for at, node in enumerate(self.proto.graph.node) if is_tree_ensemble(node))
+
+    def _until_trees(self, model: onnx.ModelProto, outputs: Iterable[str]) -> onnx.ModelProto:
+        """Return what precedes the ensemble of a model, with other outputs."""
+        changed = onnx.ModelProto()
+        changed.CopyFrom(model)
+        del changed.graph.node[self.place :]
+        del changed.graph.output[:]
+        for name in outputs:
+            changed.graph.output.add().name = name
+        return changed
+
+    def values(self, table: Table, target: str, names: Sequence[str]) -> list[Array]:
+        """Return values before the ensemble, or its input, for all rows."""
+        given = {info.name for info in self.inputs}
+        inner = [name for name in names if name not in given]
+        session = _open(self._until_trees(self.proto, inner), self.name) if inner else None
+        parts: dict[str, list[Array]] = {name: [] for name in names}
+        for feeds in self._feeds(table, target):
+            found = feeds | (dict(zip(inner, self._run(session, feeds), strict=True)) if session else {})
+            for name in names:
+                parts[name].append(found[name])
+        return [np.concatenate(own) for own in parts.values()]
+
+    def scores(self, table: Table, target: str, first: int, model: onnx.ModelProto | None = None) -> Array:
+        """Return the results of the model for rows from ``first`` on: [rows, classes], or [rows] of numbers.
+
+        Args:
+            table: The rows.
+            target: The column of the target.
+            first: The first row.
+            model: A model with other weights, in place of this one.
+        """
+        session = self.session if model is None else _open(model, self.name)
+        parts, at = [], 0
+        for feeds in self._feeds(table, target):
+            rows = len(next(iter(feeds.values())))
+            if at + rows > first:
+                cut = {name: values[max(0, first - at) :] for name, values in feeds.items()}
+                parts.append(self._as_scores(self._run(session, cut)))
+            at += rows
+        return np.concatenate(parts)
+
+    def _as_scores(self, outputs: Sequence[Any]) -> Array:
+        last = outputs[-1]
+        if isinstance(last, list):  # a sequence of maps from classes to probabilities
+            last = np.array([[row[label] for label in self.ensemble.labels or ()] for row in last])
+        scores = np.asarray(last, np.float64)
+        return scores.reshape(len(scores), -1) if self.classes else scores.reshape(-1)
+
+    def with_weights(self, model: onnx.ModelProto, weights: Array) -> onnx.ModelProto:
+        """Return a model with other weights of leaves, of the entries of :attr:`ensemble`."""
+        changed = onnx.ModelProto()
+        changed.CopyFrom(model)
+        node = changed.graph.node[self.place]
+        tuned = replace(self.ensemble, entry_weights=weights.astype(self.ensemble.dtype))
+        node.CopyFrom(write_ensemble(tuned, node))
+        return changed
+
+    def _feeds(self, table: Table, target: str) -> Iterator[dict[str, Array]]:
+        feeder = Feeder(self.inputs, table, target)
+        for batch in table.batches(feeder.columns, BATCH_ROWS):
+            yield feeder.feeds(batch)
+
+    def _run(self, session: ort.InferenceSession, feeds: dict[str, Array]) -> list[Any]:
+        used = {info.name for info in session.get_inputs()}
+        try:
+            return list(session.run(None, {name: values for name, values in feeds.items() if name in used}))
+        except Exception as error:
+            raise DataError(f"{self.name}: it does not run on the data: {first_line(error)}") from error
+
+
+def _open(model: onnx.ModelProto, where: str) -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    options.log_severity_level = 4  # exporters declare shapes of outputs for one row
+    try:
+        return ort.InferenceSession(serialise(model, where), options, providers=["CPUExecutionProvider"])
+    except ModelError:
+        raise
+    except Exception as error:
+        raise ModelError(f"{where}: onnxruntime refuses it: {first_line(error)}") from error
+
+
+def _completed(ensemble: TreeEnsemble) -> TreeEnsemble:
+    """Return the ensemble with an entry of each leaf for all targets that its tree has entries for."""
+    wanted = np.zeros((ensemble.trees, ensemble.targets), bool)
+    wanted[ensemble.leaf_trees[ensemble.entry_leaves], ensemble.entry_targets] = True
+    leaves_of, targets = np.nonzero(wanted[ensemble.leaf_trees])
+    if ensemble.leaf_count > _MOST_LEAVES:
+        raise ValueError("it has too many leaves")
+    return replace(
+        ensemble,
+        entry_leaves=leaves_of,
+        entry_targets=targets,
+        entry_weights=ensemble.leaf_weights[leaves_of, targets],
+    )
+
+
+def _loss(ensemble: TreeEnsemble, node: onnx.NodeProto) -> Loss:
+    """Return the loss for the scores of an ensemble.
+
+    Raises:
+        RewriteError: There is none.
+    """
+    if ensemble.aggregate not in {"SUM", "AVERAGE"}:
+        raise RewriteError(f"has the aggregate {ensemble.aggregate}, which leaves cannot be fitted for", node)
+    scored = len(np.unique(ensemble.entry_targets))
+    if ensemble.labels is None:
+        if ensemble.targets > 1:
+            raise RewriteError("has several targets, which fine-tuning does not support", node)
+        return leaves.SQUARED
+    two, positive = ensemble.targets == 2, bool((ensemble.entry_weights >= 0).all())
+    if two and scored == 1 and len(ensemble.base) < 2:
+        if ensemble.transform == "LOGISTIC":
+            return leaves.LOGISTIC
+        if ensemble.transform == "NONE" and positive:
+            return leaves.PROBABILITY
+    elif scored == ensemble.targets > 2 and ensemble.transform == "SOFTMAX":
+        return leaves.SOFTMAX
+    elif scored == ensemble.targets > 1 and ensemble.transform == "NONE" and positive:
+        return leaves.BRIER
+    raise RewriteError(f"has no loss for {ensemble.targets} classes and the transform {ensemble.transform}", node)
+
+
+def _base(ensemble: TreeEnsemble, targets: Array) -> Array:
+    """Return the raw scores without any tree, by target; onnxruntime adds a single base value to class 0 alone."""
+    base = np.zeros(ensemble.targets)
+    base[: len(ensemble.base)] = ensemble.base
+    return base[targets]

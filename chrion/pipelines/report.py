@@ -1,0 +1,59 @@
+"""The report of a fine-tuning: what was fitted, what it was compared with, and what was decided."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from chrion.pipelines.measures import Interval, Measures
+
+
+@dataclass(frozen=True, slots=True)
+class Rival:
+    """A model that is compared on the held-out rows."""
+
+    name: str
+    #: None if the model could not be made.
+    measures: Measures | None
+    #: Why it could not be made.
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FinetuningReport:
+    """What a fine-tuning found on held-out rows."""
+
+    #: True if the tuned model is returned, false if the original is.
+    adopted: bool
+    #: Why.
+    reason: str
+    #: The rows that leaves were fitted on, those that the ridge was chosen with, and the held-out ones.
+    rows: tuple[int, int, int]
+    #: The names of the two measures: a gain, which is better if larger, and a loss.
+    measures: tuple[str, str]
+    #: The weight of the ridge, in rows; None if no leaves were fitted.
+    ridge: float | None
+    #: The tables of target encoders that were updated, and the rows that an old value is worth; None for no table.
+    tables: int
+    strength: float | None
+    #: How much the tuned model differs from the original in both measures.
+    gain: Interval
+    loss: Interval
+    #: The share of a class in earlier and held-out rows, if it differs beyond chance.
+    prior_shift: tuple[float, float] | None
+    #: The original and the tuned model, and other methods.
+    rivals: tuple[Rival, ...]
+    #: The time without that of other methods.
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as JSON-compatible data."""
+        return asdict(self)
+
+    @property
+    def shift_line(self) -> str:
+        """A sentence on prior shift; empty if there is none."""
+        if self.prior_shift is None:
+            return ""
+        before, after = (f"{100 * share:.1f} %" for share in self.prior_shift)
+        return f"prior shift: {before} of the earlier rows and {after} of the held-out rows are of one class"

@@ -1,0 +1,89 @@
+"""What else could be done with the new rows: ``refit``, continued boosting, and a model of the new rows alone.
+
+These are measured beside the tuned model and not handed back. Boosting needs LightGBM, or for new rows alone
+scikit-learn; both are optional.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from chrion.pipelines import leaves
+from chrion.pipelines.leaves import LeafProblem, refit
+from chrion.pipelines.measures import measure
+from chrion.pipelines.report import Rival
+
+Array = np.ndarray[Any, Any]
+#: The learning rate of LightGBM by default: an ONNX model does not tell its own.
+_RATE = 0.1
+_LEAVES, _ROUNDS, _PATIENCE = 16, 300, 20
+_MISSING = "needs the package lightgbm"
+
+
+def rivals(problem: LeafProblem, features: Array, sizes: tuple[int, int, int], seed: int) -> Iterator[Rival]:
+    """Yield the rivals, measured on the held-out rows.
+
+    Args:
+        problem: All rows: those to fit, to choose with, and held out, in this order.
+        features: What the ensemble reads, [rows, features].
+        sizes: The number of rows of each kind.
+        seed: The seed of LightGBM and scikit-learn.
+    """
+    fitted = slice(0, sizes[0] + sizes[1])
+    held = slice(sizes[0] + sizes[1], None)
+    y = problem.y[held]
+    if problem.loss in {leaves.LOGISTIC, leaves.SQUARED}:
+        weights = refit(problem.part(fitted), _RATE)
+        yield Rival("refit", measure(problem.part(held).predict(weights), y))
+        margins = problem.raw(problem.original)
+        yield _measured("continued", partial(_boosted, problem, features, sizes, margins, seed), y)
+    yield _measured("new rows only", partial(_boosted, problem, features, sizes, None, seed), y)
+
+
+def _measured(name: str, make: Callable[[], Array], y: Array) -> Rival:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return Rival(name, measure(make(), y))
+    except ImportError:
+        return Rival(name, None, _MISSING)
+    except Exception as error:  # noqa: BLE001 - any error of these libraries; the rival is left out
+        return Rival(name, None, f"failed: {str(error).splitlines()[0][:100] if str(error) else type(error).__name__}")
+
+
+def _boosted(
+    problem: LeafProblem, features: Array, sizes: tuple[int, int, int], margins: Array | None, seed: int
+) -> Array:
+    """Return predictions for the held-out rows of boosting on the others, stopped early by those to choose with."""
+    import lightgbm as lgb  # noqa: PLC0415 - optional
+
+    first, second = sizes[0], sizes[0] + sizes[1]
+    classes = problem.loss.predict(problem.raw(problem.original, slice(0, 1))).shape[-1]
+    objective = {leaves.SQUARED: "regression", leaves.LOGISTIC: "binary", leaves.PROBABILITY: "binary"}.get(
+        problem.loss, "binary" if classes == 2 else "multiclass"
+    )
+    parameters = {
+        "objective": objective,
+        "num_leaves": _LEAVES,
+        "learning_rate": _RATE,
+        "seed": seed,
+        "deterministic": True,
+        "num_threads": 1,  # several that wait for each other on busy cores take many times as long
+        "verbose": -1,
+        **({"num_class": classes} if objective == "multiclass" else {}),
+    }
+    start = [None, None] if margins is None else [margins[:first, 0], margins[first:second, 0]]
+    data = lgb.Dataset(features[:first], problem.y[:first], init_score=start[0], free_raw_data=False)
+    other = lgb.Dataset(features[first:second], problem.y[first:second], init_score=start[1], reference=data)
+    stop = lgb.early_stopping(_PATIENCE, verbose=False)
+    booster = lgb.train(parameters, data, _ROUNDS, valid_sets=[other], callbacks=[stop])
+    raw = booster.predict(features[second:], raw_score=True)
+    raw = np.asarray(raw).reshape(len(features) - second, -1) + (0 if margins is None else margins[second:])
+    if objective == "multiclass":
+        return leaves.SOFTMAX.predict(raw)
+    return leaves.SQUARED.predict(raw) if objective == "regression" else leaves.LOGISTIC.predict(raw)

@@ -1,0 +1,379 @@
+"""Fine-tuning of pipelines: tuned where rows drift, kept where they do not, and refused in one line."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import chrion
+from chrion.errors import ChrionError, DataError, ModelError, OptionError
+from chrion.graph.trees import TreeEnsemble, read_ensemble
+from command_line import Chrion, assert_refused
+from random_trees import FEATURES, random_ensemble, run, tree_model
+
+pa = pytest.importorskip("pyarrow", reason="no pyarrow in this environment")
+csv = pytest.importorskip("pyarrow.csv")
+parquet = pytest.importorskip("pyarrow.parquet")
+
+NAMES = [f"f{at}" for at in range(FEATURES)]
+ROWS = 3000
+
+
+def ensemble(kind: str, targets: int = 1, **changes: Any) -> TreeEnsemble:
+    """Return an ensemble of 20 trees without base values."""
+    made = random_ensemble(random.Random(7), kind, trees=21, depth=4, targets=targets)
+    return replace(
+        made, **{"aggregate": "SUM", "transform": "NONE", "base": np.zeros(0, np.float32), "labels": None} | changes
+    )
+
+
+def binary(**changes: Any) -> TreeEnsemble:
+    """Return a classifier of two classes whose weights are all for one of them, as LightGBM's."""
+    made = ensemble("TreeEnsembleRegressor")
+    weights = np.random.default_rng(3).standard_normal(made.leaf_count).astype(np.float32) / 2
+    return replace(made, targets=2, labels=(0, 1), entry_weights=weights, **{"transform": "LOGISTIC"} | changes)
+
+
+def rows_of(seed: int = 0, rows: int = ROWS) -> Any:
+    """Return features."""
+    return np.random.default_rng(seed).standard_normal((rows, FEATURES)).astype(np.float32) * 1.5
+
+
+def drifted(model: TreeEnsemble, amount: float, rows: int = ROWS, seed: int = 0) -> Any:
+    """Return a table of two classes drawn from a binary classifier whose leaves have changed."""
+    rng = np.random.default_rng(seed)
+    x = rows_of(seed, rows)
+    weights = model.entry_weights + amount * rng.standard_normal(model.leaf_count)
+    margin = weights[model.leaves_of(x)].sum(axis=1)
+    y = (rng.random(rows) < 1 / (1 + np.exp(-margin))).astype(np.int64)
+    return pa.table({**dict(zip(NAMES, x.T, strict=True)), "y": y})
+
+
+def test_leaves_are_tuned_to_rows_that_have_drifted() -> None:
+    """The tuned model is adopted, has the same structure, and does what the report says on the held-out rows."""
+    model = tree_model(binary(), "TreeEnsembleClassifier")
+    table = drifted(binary(), 1.0)
+    tuned, report = chrion.finetune(model, table)
+    assert (report.adopted, report.rows) == (True, (1920, 480, 600))
+    assert report.gain.low > 0 > report.loss.high
+    before, after = (read_ensemble(m.graph.node[0]) for m in (model, tuned))
+    for name in ("roots", "features", "rules", "thresholds", "true", "false"):
+        np.testing.assert_array_equal(getattr(before, name).shape, getattr(after, name).shape)
+    held = np.stack([table[name].to_numpy() for name in NAMES], axis=1)[-600:]
+    y = table["y"].to_numpy()[-600:]
+    losses = [-np.log(run(m, {"x": held})[1][np.arange(600), y]).mean() for m in (model, tuned)]
+    assert [rival.name for rival in report.rivals][:3] == ["original", "tuned", "refit"]
+    assert [rival.measures.loss for rival in report.rivals[:2] if rival.measures] == pytest.approx(losses, abs=1e-5)
+    assert run(tuned, {"x": held})[0].shape == (600,)
+
+
+def test_equal_calls_have_equal_results() -> None:
+    """The tuned model is the same byte for byte."""
+    model, table = tree_model(binary(), "TreeEnsembleClassifier"), drifted(binary(), 1.0)
+    first, second = (chrion.finetune(model, table)[0].SerializeToString() for _ in range(2))
+    assert first == second
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_original_is_kept_without_drift(seed: int) -> None:
+    """Rows of the original's own distribution leave the model as it was."""
+    model = tree_model(binary(), "TreeEnsembleClassifier")
+    kept, report = chrion.finetune(model, drifted(binary(), 0.0, seed=seed))
+    assert not report.adopted
+    assert kept.SerializeToString() == model.SerializeToString()
+
+
+def test_prior_shift_is_named() -> None:
+    """Held-out rows with another share of the class are reported as such."""
+    made = binary()
+    table = drifted(made, 0.0, rows=6000)
+    y = table["y"].to_numpy()
+    zeros, ones = np.flatnonzero(y == 0), np.flatnonzero(y == 1)
+    order = np.concatenate([np.sort([*zeros[: len(zeros) // 2], *ones]), zeros[len(zeros) // 2 :]])
+    _, report = chrion.finetune(tree_model(made, "TreeEnsembleClassifier"), table.take(pa.array(order)))
+    assert report.prior_shift is not None
+    assert report.prior_shift[0] > report.prior_shift[1]
+    assert report.shift_line.startswith("prior shift: ")
+
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "regressor": ("TreeEnsembleRegressor", {}),
+    "average": ("TreeEnsembleRegressor", {"aggregate": "AVERAGE", "base": np.ones(1, np.float32)}),
+    "version 5": ("TreeEnsemble", {}),
+    "softmax": ("TreeEnsembleClassifier", {"targets": 3, "transform": "SOFTMAX", "labels": ("a", "b", "c")}),
+    "forest": ("TreeEnsembleClassifier", {"targets": 3, "labels": (2, 5, 9)}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_all_kinds_of_ensembles_are_tuned(case: str) -> None:
+    """Regressors, averages, version 5, several classes with a softmax, and the averaged probabilities of forests."""
+    kind, changes = CASES[case]
+    made = ensemble(kind, **changes)
+    rng, x = np.random.default_rng(1), rows_of(1)
+    if case == "softmax":
+        made = replace(made, entry_leaves=np.arange(made.leaf_count), entry_targets=made.leaf_trees % 3)
+        made = replace(made, entry_weights=rng.standard_normal(made.leaf_count).astype(np.float32))
+    if case == "forest":
+        probabilities = rng.dirichlet(np.ones(3), made.leaf_count).astype(np.float32) / made.trees
+        places = {"entry_leaves": np.repeat(np.arange(made.leaf_count), 3), "entry_weights": probabilities.ravel()}
+        made = replace(made, entry_targets=np.tile(np.arange(3), made.leaf_count), **places)
+    truth = rng.standard_normal((made.leaf_count, 3))[made.leaves_of(x)].sum(axis=1)
+    if made.labels:
+        y = np.array(made.labels)[(truth + rng.gumbel(size=truth.shape)).argmax(axis=1)]
+    else:
+        y = truth[:, 0] + 0.1 * rng.standard_normal(ROWS)
+    table = pa.table({**dict(zip(NAMES, x.T, strict=True)), "target": y})
+    tuned, report = chrion.finetune(tree_model(made, kind), table, "target")
+    assert report.adopted, report.reason
+    assert report.measures == (("auc", "log_loss") if made.labels else ("r2", "mae"))
+    if case == "forest":
+        scores = run(tuned, {"x": x})[1]
+        assert scores.min() >= 0
+        np.testing.assert_allclose(scores.sum(axis=1), 1, atol=1e-5)
+
+
+def encoded() -> onnx.ModelProto:
+    """Return a pipeline of one input a column: numbers, and a text that is looked up in a table."""
+    made = binary()
+    node = tree_model(made, "TreeEnsembleClassifier").graph.node[0]
+    node.input[0] = "all"
+    columns = [*NAMES[:-1], "city"]
+    lookup = helper.make_node(
+        "LabelEncoder", ["city"], ["code"], "cities", domain="ai.onnx.ml", keys_strings=["Bern", "Rome"],
+        values_floats=[-1.0, 1.0], default_float=0.0,
+    )  # fmt: skip
+    joined = helper.make_node("Concat", [*NAMES[:-1], "code"], ["all"], "join", axis=1)
+    kinds = [TensorProto.FLOAT] * 4 + [TensorProto.STRING]
+    graph = helper.make_graph(
+        [lookup, joined, node],
+        "pipeline",
+        [helper.make_tensor_value_info(name, kind, [None, 1]) for name, kind in zip(columns, kinds, strict=True)],
+        [
+            helper.make_tensor_value_info("label", TensorProto.INT64, [1]),
+            helper.make_tensor_value_info("scores", TensorProto.FLOAT, [1, 2]),
+        ],
+    )
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=8)
+
+
+def mixed_table(rows: int = ROWS) -> Any:
+    """Return rows for :func:`encoded`: texts with missing and unknown ones, and a number with missing ones."""
+    rng, made = np.random.default_rng(5), binary()
+    x = rows_of(5, rows)
+    city = rng.integers(0, 4, rows)
+    x[:, -1] = np.array([-1.0, 1.0, 0.0, 0.0])[city]
+    x[::50, 0] = np.nan
+    margin = -made.entry_weights[made.leaves_of(x)].sum(axis=1)
+    columns = dict(zip(NAMES[:-1], x.T, strict=False))
+    names = np.array(["Bern", "Rome", "Oslo", None], object)[city]
+    y = (rng.random(rows) < 1 / (1 + np.exp(-margin))).astype(bool)
+    return pa.table({**columns, "city": names, "y": y, "unused": np.zeros(rows)})
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "csv"])
+def test_files_of_mixed_columns_are_read_in_batches(suffix: str, tmp_path: Path) -> None:
+    """A Parquet file of small row groups and a CSV file have the results of the table in memory."""
+    table, path = mixed_table(), tmp_path / f"new.{suffix}"
+    if suffix == "parquet":
+        parquet.write_table(table, path, row_group_size=700)
+    else:
+        csv.write_csv(table, path)
+    _, expected = chrion.finetune(encoded(), table)
+    _, found = chrion.finetune(encoded(), path)
+    assert found.adopted
+    assert replace(found, seconds=0.0) == replace(expected, seconds=0.0)
+
+
+def test_given_held_out_rows_decide() -> None:
+    """With rows for validation, all of the data are fitted; rows that have not drifted keep the original."""
+    model = tree_model(binary(), "TreeEnsembleClassifier")
+    _, report = chrion.finetune(model, drifted(binary(), 1.0), validation=drifted(binary(), 0.0, seed=9))
+    assert (report.rows, report.adopted) == ((2400, 600, 3000), False)
+    assert report.loss.value > 0
+
+
+def test_the_command_writes_a_model_that_is_better(cli: Chrion) -> None:
+    """The file is the tuned model; standard output has the table, or one JSON object."""
+    onnx.save(encoded(), "pipeline.onnx")
+    parquet.write_table(mixed_table(), "new.parquet")
+    words = ["finetune", "pipeline.onnx", "--data", "new.parquet", "-o", "better.onnx"]
+    code, out, _ = cli(*words)
+    assert code == 0
+    assert "written: better.onnx: better in both measures" in out
+    assert "tuned vs. original: AUC +" in out
+    assert onnx.load("better.onnx").graph.node[0].op_type == "LabelEncoder"
+    code, out, _ = cli(*words, "--force", "--json")
+    assert json.loads(out)["written"] == "better.onnx"
+    assert_refused(cli(*words), "the file exists")
+
+
+def test_the_command_writes_nothing_if_the_original_is_kept(cli: Chrion, tmp_path: Path) -> None:
+    """The exit code is 3, and there is no file."""
+    onnx.save(tree_model(binary(), "TreeEnsembleClassifier"), "pipeline.onnx")
+    csv.write_csv(drifted(binary(), 0.0), "same.csv")
+    code, out, _ = cli("finetune", "pipeline.onnx", "--data", "same.csv", "-o", "better.onnx")
+    assert code == 3
+    assert "kept the original: " in out
+    assert not (tmp_path / "better.onnx").exists()
+
+
+def with_target_encoder(default: float = 0.5) -> onnx.ModelProto:
+    """Return a pipeline of a number and a target-encoded text, with one tree on the encoded value."""
+    made = replace(
+        binary(),
+        roots=np.array([0]),
+        features=np.array([0, 0, 0]),
+        rules=np.zeros(3, np.uint8),
+        thresholds=np.array([0.5, 0.25, 0.75], np.float32),
+        true=np.array([1, ~0, ~2]),
+        false=np.array([2, ~1, ~3]),
+        missing_true=np.zeros(3, bool),
+        leaf_count=4,
+        entry_leaves=np.arange(4),
+        entry_targets=np.zeros(4, np.int64),
+        entry_weights=np.array([-2, -0.5, 0.5, 2], np.float32),
+    )
+    node = tree_model(made, "TreeEnsembleClassifier").graph.node[0]
+    node.input[0] = "code"
+    lookup = helper.make_node(
+        "LabelEncoder", ["city"], ["code"], "cities", domain="ai.onnx.ml", keys_strings=["a", "b", "c", "d"],
+        values_floats=[0.1, 0.4, 0.6, 0.9], default_float=default,
+    )  # fmt: skip
+    graph = helper.make_graph(
+        [lookup, node],
+        "encoded",
+        [helper.make_tensor_value_info("city", TensorProto.STRING, [None, 1])],
+        [
+            helper.make_tensor_value_info("label", TensorProto.INT64, [None]),
+            helper.make_tensor_value_info("scores", TensorProto.FLOAT, [None, 2]),
+        ],
+    )
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=8)
+
+
+def test_tables_of_target_encoders_are_updated_with_the_old_ones_as_prior() -> None:
+    """The rates of categories have changed places, and a new one gains a row; trees stay as they are."""
+    rng = np.random.default_rng(0)
+    rates = {"a": 0.85, "b": 0.15, "c": 0.6, "d": 0.1, "new": 0.9}
+    city = rng.choice(list(rates), 5000)
+    y = (rng.random(5000) < np.array([rates[name] for name in city])).astype(np.int64)
+    model = with_target_encoder()
+    tuned, report = chrion.finetune(model, pa.table({"city": city, "y": y}), scope="encoders")
+    assert (report.adopted, report.tables, report.ridge) == (True, 1, None)
+    attributes = {a.name: helper.get_attribute_value(a) for a in tuned.graph.node[0].attribute}
+    found = dict(zip([key.decode() for key in attributes["keys_strings"]], attributes["values_floats"], strict=True))
+    old = {"a": 0.1, "b": 0.4, "c": 0.6, "d": 0.9, "new": 0.5}
+    for name, value in found.items():
+        own = y[:4000][city[:4000] == name]
+        assert value == pytest.approx(
+            (report.strength * old[name] + own.sum()) / (report.strength + len(own)), abs=1e-6
+        )
+    assert attributes["default_float"] == 0.5
+    assert [a.name for a in tuned.graph.node[1].attribute].count("nodes_values") == 1
+    _, both = chrion.finetune(model, pa.table({"city": city, "y": y}))
+    assert (both.tables, both.adopted) == (1, True)
+
+
+def test_rare_categories_do_not_leak_their_targets_into_leaves() -> None:
+    """Categories that occur twice and say nothing do not make a model that is worse on held-out rows."""
+    rng = np.random.default_rng(1)
+    city = np.array([f"c{at}" for at in rng.integers(0, 2000, 5000)])
+    y = (rng.random(5000) < 0.5).astype(np.int64)
+    _, report = chrion.finetune(with_target_encoder(), pa.table({"city": city, "y": y}))
+    tuned = report.rivals[1].measures
+    assert tuned is not None
+    assert tuned.loss < 0.71  # that of a coin is 0.693; the original's weights for half are -0.5
+
+
+def two_ensembles() -> onnx.ModelProto:
+    """Return a model with a second tree ensemble."""
+    model = tree_model(binary(), "TreeEnsembleClassifier")
+    node = model.graph.node.add()
+    node.CopyFrom(model.graph.node[0])
+    node.output[:] = ["other", "more"]
+    node.name = "second"
+    return model
+
+
+def halved() -> onnx.ModelProto:
+    """Return a model that changes the scores of its trees."""
+    model = tree_model(ensemble("TreeEnsembleRegressor"), "TreeEnsembleRegressor")
+    model.graph.node.append(helper.make_node("Tanh", ["scores"], ["y"]))
+    model.graph.output[0].name = "y"
+    return model
+
+
+SMALL = {**{name: [0.0] for name in NAMES}, "y": [0]}
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "kind", "about"),
+    [
+        (binary, SMALL, DataError, "1 rows are too few"),
+        (binary, {name: [0.0] for name in NAMES}, DataError, "no column 'y'"),
+        (binary, {**SMALL, "y": [7]}, DataError, "7 is none of the model's classes"),
+        (binary, {**SMALL, "y": [None]}, DataError, "none of the model's classes"),
+        (binary, {**SMALL, "more": [0.0]}, DataError, "6 columns beside 'y', but input 'x' has 5 features"),
+        (binary, {**SMALL, "f0": ["text"]}, DataError, "column 'f0': expected tensor(float)"),
+        (binary, "missing.parquet", DataError, "missing.parquet: cannot be read"),
+        (binary, "rows.xlsx", DataError, "unknown format '.xlsx'"),
+        (binary, 5, DataError, "data: cannot be read"),
+        (lambda: binary(transform="PROBIT"), SMALL, ModelError, "has no loss for 2 classes"),
+        (two_ensembles, SMALL, ModelError, "needs one tree ensemble, found 2"),
+        (lambda: ensemble("TreeEnsembleRegressor", aggregate="MAX"), SMALL, ModelError, "has the aggregate MAX"),
+        (lambda: b"no model", SMALL, ModelError, "not an ONNX model"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused_in_one_line(
+    model: Any, data: Any, kind: type[ChrionError], about: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message says what is wrong with the model or with the data."""
+    monkeypatch.chdir(tmp_path)
+    made = model()
+    if isinstance(made, TreeEnsemble):
+        made = tree_model(made, "TreeEnsembleClassifier" if made.labels else "TreeEnsembleRegressor")
+    if isinstance(data, dict):
+        count = 1 if "too few" in about else 1000
+        data = pa.table({name: values * count for name, values in data.items()})
+    with pytest.raises(kind) as refusal:
+        chrion.finetune(made, data)
+    assert about in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_scores_that_are_changed_after_the_trees_are_refused() -> None:
+    """A model with an activation after its trees would be fitted with the wrong loss."""
+    table = pa.table({**dict(zip(NAMES, rows_of().T, strict=True)), "y": np.zeros(ROWS)})
+    with pytest.raises(ModelError, match="what follows its trees changes their scores"):
+        chrion.finetune(halved(), table)
+
+
+@pytest.mark.parametrize("option", [{"scope": "thresholds"}, {"level": "L4"}])
+def test_unknown_options_are_refused(option: dict[str, str]) -> None:
+    """The hint has the values that are supported."""
+    with pytest.raises(OptionError, match=r"is not supported \(one of "):
+        chrion.finetune(tree_model(binary(), "TreeEnsembleClassifier"), pa.table(SMALL), **option)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "text"])
+def test_damaged_files_are_refused_in_one_line(damage: str, cli: Chrion, tmp_path: Path) -> None:
+    """A truncated file, an empty one, and a text that is no Parquet file."""
+    onnx.save(tree_model(binary(), "TreeEnsembleClassifier"), "pipeline.onnx")
+    parquet.write_table(drifted(binary(), 1.0), "new.parquet")
+    content = (tmp_path / "new.parquet").read_bytes()
+    damaged = {"cut": content[: len(content) // 2], "empty": b"", "text": b"a,b\n1,2\n"}[damage]
+    (tmp_path / "new.parquet").write_bytes(damaged)
+    assert_refused(
+        cli("finetune", "pipeline.onnx", "--data", "new.parquet", "-o", "better.onnx"), "new.parquet: cannot be read"
+    )

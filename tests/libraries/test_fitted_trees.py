@@ -1,0 +1,221 @@
+"""Trees that libraries have fitted: read, written, as tensors, translated and tuned, with the libraries' own results.
+
+The tests need scikit-learn and skl2onnx, and LightGBM, XGBoost and onnxmltools for their models, which ``.ci/run``
+installs. In other environments they are skipped.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import chrion
+from chrion.errors import OptionError
+from chrion.graph.trees import FORMS, is_tree_ensemble, read_ensemble, write_ensemble
+from chrion.graph.trees.tensor_form import with_tensor_trees
+from chrion.pipelines import leaves
+from chrion.pipelines.leaves import LeafProblem, refit
+from random_trees import run
+
+pytest.importorskip("skl2onnx", reason="no skl2onnx in this environment")
+pd = pytest.importorskip("pandas", reason="no pandas in this environment")
+pytestmark = pytest.mark.filterwarnings("ignore")  # the libraries themselves warn
+
+ROWS, FEATURES = 1200, 6
+
+
+def data(task: str, *, missing: bool = False) -> tuple[Any, Any]:
+    """Return features in float32, some of them small integers, and a target."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((ROWS, FEATURES)).astype(np.float32)
+    x[:, 4:] = np.round(2 * x[:, 4:])
+    z = x[:, 0] * x[:, 1] + x[:, 2] + np.abs(x[:, 4])
+    if missing:
+        x[rng.random(x.shape) < 0.1] = np.nan
+    if task == "numbers":
+        return x, z.astype(np.float64)
+    return x, (z > 0).astype(int) if task == "two" else np.digitize(z, [-0.5, 0.5, 1.5])
+
+
+def fitted(package: str, name: str, task: str, *, missing: bool = False, **options: Any) -> tuple[Any, Any]:
+    """Return a fitted estimator, and the features that it was fitted on."""
+    module = pytest.importorskip(package, reason=f"no {package} in this environment")
+    x, y = data(task, missing=missing)
+    return getattr(module, name)(**options).fit(x, y), x
+
+
+def converted(estimator: Any, package: str) -> onnx.ModelProto:
+    """Return the model that the converter of a library makes; one that the library cannot convert is translated."""
+    if package.startswith("sklearn"):
+        return chrion.translate(estimator)
+    tools = pytest.importorskip("onnxmltools", reason="no onnxmltools in this environment")
+    kinds = importlib.import_module("onnxmltools.convert.common.data_types")
+    inputs = [("x", kinds.FloatTensorType([None, FEATURES]))]
+    if package == "lightgbm":
+        return tools.convert_lightgbm(estimator, initial_types=inputs, zipmap=False)
+    return tools.convert_xgboost(estimator, initial_types=inputs)
+
+
+SMALL = {"n_estimators": 20, "max_depth": 4}
+CASES: dict[str, tuple[str, str, str, bool, dict[str, Any]]] = {
+    "forest": ("sklearn.ensemble", "RandomForestClassifier", "two", False, SMALL),
+    "forest of several classes": ("sklearn.ensemble", "RandomForestClassifier", "several", False, SMALL),
+    "forest of numbers": ("sklearn.ensemble", "ExtraTreesRegressor", "numbers", False, SMALL),
+    "one tree": ("sklearn.tree", "DecisionTreeClassifier", "several", False, {"max_depth": 12}),
+    "a single leaf": ("sklearn.ensemble", "GradientBoostingRegressor", "numbers", False, {"max_leaf_nodes": 2}),
+    "boosting": ("sklearn.ensemble", "GradientBoostingClassifier", "two", False, SMALL),
+    "boosting of several classes": ("sklearn.ensemble", "GradientBoostingClassifier", "several", False, SMALL),
+    "histograms": ("sklearn.ensemble", "HistGradientBoostingClassifier", "two", True, {"max_iter": 20}),
+    "histograms of several": ("sklearn.ensemble", "HistGradientBoostingClassifier", "several", True, {"max_iter": 9}),
+    "histograms of numbers": ("sklearn.ensemble", "HistGradientBoostingRegressor", "numbers", True, {"max_iter": 20}),
+    "LightGBM": ("lightgbm", "LGBMClassifier", "two", True, {"n_estimators": 20, "verbose": -1}),
+    "LightGBM of several": ("lightgbm", "LGBMClassifier", "several", True, {"n_estimators": 9, "verbose": -1}),
+    "LightGBM of numbers": ("lightgbm", "LGBMRegressor", "numbers", True, {"n_estimators": 20, "verbose": -1}),
+    "XGBoost": ("xgboost", "XGBClassifier", "two", True, SMALL),
+    "XGBoost of several": ("xgboost", "XGBClassifier", "several", True, SMALL),
+    "XGBoost of numbers": ("xgboost", "XGBRegressor", "numbers", True, SMALL),
+}
+
+
+def feeds_of(model: onnx.ModelProto, x: Any) -> dict[str, Any]:
+    """Return features as one input, or as one a column."""
+    names = [value.name for value in model.graph.input]
+    return {names[0]: x} if len(names) == 1 else {name: x[:, [at]] for at, name in enumerate(names)}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_trees_of_libraries_keep_their_results(case: str) -> None:
+    """Read and written, and in both tensor forms, a model has the library's own predictions."""
+    package, name, task, missing, options = CASES[case]
+    estimator, x = fitted(package, name, task, missing=missing, **options)
+    model, rows = converted(estimator, package), x[:200]
+    expected = estimator.predict(rows) if task == "numbers" else estimator.predict_proba(rows)
+    plain = run(model, feeds_of(model, rows))
+    np.testing.assert_allclose(plain[-1].reshape(expected.shape), expected, atol=1e-4)
+    again = onnx.ModelProto()
+    again.CopyFrom(model)
+    for node in filter(is_tree_ensemble, again.graph.node):
+        node.CopyFrom(write_ensemble(read_ensemble(node), node))
+    np.testing.assert_array_equal(run(again, feeds_of(model, rows))[-1], plain[-1])
+    for form in FORMS:
+        tensors = with_tensor_trees(model, form, {n.input[0]: "tensor(float)" for n in model.graph.node})
+        found = run(tensors, feeds_of(model, rows))
+        np.testing.assert_allclose(found[-1], plain[-1], atol=1e-5)
+        assert (np.asarray(found[0]) == np.asarray(plain[0])).all() or task == "numbers"
+
+
+def test_a_pipeline_of_mixed_columns_is_translated() -> None:
+    """Texts, missing numbers, bins and unseen categories have scikit-learn's probabilities; inputs are columns."""
+    compose = importlib.import_module("sklearn.compose")
+    ensemble, impute, pre = (importlib.import_module(f"sklearn.{n}") for n in ("ensemble", "impute", "preprocessing"))
+    make_pipeline = importlib.import_module("sklearn.pipeline").make_pipeline
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(
+        {
+            "city": rng.choice(["Bern", "Rome", "Oslo"], ROWS),
+            "size in m2": np.where(rng.random(ROWS) < 0.1, np.nan, rng.standard_normal(ROWS)).astype(np.float32),
+            "age": rng.integers(0, 90, ROWS).astype(np.float32),
+        }
+    )
+    y = np.where((frame["age"] > 40) ^ (frame["city"] == "Rome"), "yes", "no")
+    encoder = pre.OneHotEncoder(handle_unknown="ignore", sparse_output=False)
+    parts = [
+        ("texts", encoder, ["city"]),
+        ("numbers", make_pipeline(impute.SimpleImputer(), pre.StandardScaler()), ["size in m2"]),
+        ("bins", pre.KBinsDiscretizer(8), ["age"]),
+    ]
+    pipeline = make_pipeline(
+        compose.ColumnTransformer(parts, sparse_threshold=0), ensemble.HistGradientBoostingClassifier(max_iter=10)
+    ).fit(frame, y)
+    model = chrion.translate(pipeline)
+    assert [value.name for value in model.graph.input] == ["city", "size in m2", "age"]
+    rows = frame[:100].copy()
+    rows.loc[:5, "city"] = "Paris"
+    feeds = {
+        "city": rows[["city"]].to_numpy(object),
+        "size in m2": rows[["size in m2"]].to_numpy(np.float32),
+        "age": rows[["age"]].to_numpy(np.float32),
+    }
+    label, probabilities = run(model, feeds)
+    np.testing.assert_allclose(probabilities, pipeline.predict_proba(rows), atol=1e-5)
+    assert (label == pipeline.predict(rows)).all()
+    assert pipeline[0].named_transformers_["bins"].encode == "onehot"
+
+
+@pytest.mark.parametrize(
+    "name", ["GradientBoostingClassifier", "HistGradientBoostingClassifier", "RandomForestClassifier"]
+)
+def test_a_translated_pipeline_with_a_target_encoder_is_tuned(name: str) -> None:
+    """After the rates of categories have changed places, the table is updated, and the tuned model is better."""
+    pytest.importorskip("pyarrow", reason="no pyarrow in this environment")
+    ensemble, pre, compose = (importlib.import_module(f"sklearn.{n}") for n in ("ensemble", "preprocessing", "compose"))
+
+    def rows(seed: int, order: int) -> tuple[Any, Any]:
+        rng = np.random.default_rng(seed)
+        city = rng.integers(0, 30, 2500)
+        frame = pd.DataFrame({"size": rng.standard_normal(2500).astype(np.float32), "city": city.astype(str)})
+        odds = frame["size"] + 4 * (np.linspace(0, 1, 30)[::order][city] - 0.5)
+        return frame, np.where(rng.random(2500) < 1 / (1 + np.exp(-odds)), "yes", "no")
+
+    frame, y = rows(0, 1)
+    encoder = compose.ColumnTransformer([("n", "passthrough", ["size"]), ("c", pre.TargetEncoder(), ["city"])])
+    trees = getattr(ensemble, name)(**{"max_iter" if name.startswith("Hist") else "n_estimators": 15}, max_depth=4)
+    pipeline = importlib.import_module("sklearn.pipeline").make_pipeline(encoder, trees).fit(frame, y)
+    later, labels = rows(1, -1)
+    _, report = chrion.finetune(chrion.translate(pipeline), later.assign(y=labels))
+    assert (report.adopted, report.tables) == (True, 1)
+    assert report.gain.low > 0.1
+
+
+@pytest.mark.parametrize(
+    ("make", "about"),
+    [
+        (lambda *_: "pipeline.pkl", "expected a fitted scikit-learn estimator, found str"),
+        (lambda pre, _: pre.StandardScaler(), "StandardScaler: not fitted"),
+        (lambda pre, _: pre.SplineTransformer().fit(np.random.default_rng(0).random((20, 2))), "cannot be translated"),
+        (
+            lambda _, e: e.HistGradientBoostingRegressor(loss="poisson").fit(*data("two")),
+            "the loss 'poisson' cannot be translated",
+        ),
+        (
+            lambda _, e: e.HistGradientBoostingClassifier(categorical_features=[4]).fit(
+                abs(data("two")[0]), data("two")[1]
+            ),
+            "its categorical features cannot be translated",
+        ),
+    ],
+)
+def test_what_cannot_be_translated_is_named(make: Callable[[Any, Any], Any], about: str) -> None:
+    """The message is one line."""
+    modules = (importlib.import_module(f"sklearn.{name}") for name in ("preprocessing", "ensemble"))
+    with pytest.raises(OptionError) as refusal:
+        chrion.translate(make(*modules))
+    assert about in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_refit_is_that_of_lightgbm() -> None:
+    """For the same rows, weights are those of ``Booster.refit`` with its default decay."""
+    lgb = pytest.importorskip("lightgbm", reason="no LightGBM in this environment")
+    x, y = data("numbers")
+    old = lgb.train({"objective": "regression", "verbose": -1, "num_leaves": 8, "boost_from_average": False},
+                    lgb.Dataset(x, y), 10)  # fmt: skip
+    target = y + x[:, 3]
+    expected = old.refit(x, target, decay_rate=0.9).predict(x)
+    numbers = old.predict(x, pred_leaf=True).astype(int)
+    values = [[old.get_leaf_output(tree, leaf) for leaf in range(8)] for tree in range(10)]
+    problem = LeafProblem(
+        reached=numbers + 8 * np.arange(10),
+        columns=[slice(0, 10)],
+        y=target,
+        base=np.zeros(1),
+        scale=1.0,
+        loss=leaves.SQUARED,
+        original=np.ravel(values),
+    )
+    np.testing.assert_allclose(problem.predict(refit(problem, 0.1)), expected, atol=1e-4)
