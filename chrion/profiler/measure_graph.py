@@ -30,6 +30,7 @@ from chrion.profiler.handoff import measure_handoff_ms
 from chrion.profiler.interference import UsageMonitor
 from chrion.profiler.machine import this_machine
 from chrion.profiler.operator_bench import OperatorBench, OperatorSample, time_in_rounds
+from chrion.profiler.plain_latency import measure_plain_latency
 from chrion.profiler.profiles import OperatorCost, Profile
 from chrion.profiler.roofline import operator_bytes
 from chrion.profiler.synthetic_inputs import synthetic_array
@@ -58,6 +59,7 @@ def profile(  # noqa: PLR0913 - optional arguments are keyword-only
     progress: Progress | None = None,
     fresh: bool = False,
     variants: Sequence[Graph] = (),
+    plain: bool = True,
 ) -> Profile:
     """Measure the costs of a graph's operators on this machine.
 
@@ -72,6 +74,7 @@ def profile(  # noqa: PLR0913 - optional arguments are keyword-only
         progress: A function that is called after each measured signature.
         fresh: Measure all operators, even those in the cache of measurements.
         variants: Further graphs to measure, such as the graph with merged operators.
+        plain: Measure the plain session of the whole model, too, which plans are compared with.
 
     Returns:
         The profile. Operators that onnxruntime cannot run alone are logged and left out; their costs are then
@@ -102,6 +105,7 @@ def profile(  # noqa: PLR0913 - optional arguments are keyword-only
     handoff_ms, dispatch_ms = measure_handoff_ms(lanes, python_lanes=device is not None)
     cache_bytes = min(map(private_cache_bytes, lanes))
     copies = measure_copies(device, handoff_ms) if device else CopyCosts()
+    latency = measure_plain_latency(graph, len(lanes)) if plain else None
     return Profile(
         machine=machine,
         cores=len(lanes),
@@ -117,6 +121,7 @@ def profile(  # noqa: PLR0913 - optional arguments are keyword-only
         cache_bytes=cache_bytes,
         reload_ms_per_byte=measure_reload_ms_per_byte(lanes, cache_bytes),
         base_memory_mb=(probe_provider(provider).memory_mb or 0.0) if provider else 0.0,
+        plain={graph.digest: latency} if latency else {},
         interference=interference,
     )
 

@@ -275,7 +275,7 @@ class EngineSelector:
     def _plans(self, graph: Graph) -> list[Plan]:
         config = self._config
         if self._profile is None:
-            self._profile = profile(graph, config.lanes, self._usable_accelerator(graph))
+            self._profile = profile(graph, config.lanes, self._usable_accelerator(graph), plain=False)
         usable = replace(self._profile, accelerator=None) if self._lost else self._profile
         near = find_near_plan(self.known.earlier_plans(graph), graph, usable)
         if near and is_near_optimal(near):

@@ -83,13 +83,13 @@ class PortfolioSearch:
         initial_ms: The latency of the fastest initial solution.
 
     Args:
-        variants: Each variant's operators and costs, by chunk length; None for the graph without chunks.
+        variants: Each variant's operators and costs, by chunk length; None for the graph as it is.
     """
 
     def __init__(self, variants: Mapping[int | None, tuple[Dag, Costs]]) -> None:
         self._variants = variants
         self._facts = {chunk: GraphFacts(dag, costs) for chunk, (dag, costs) in variants.items()}
-        dag, costs = variants[None]
+        dag, costs = next(iter(variants.values()))
         self._scale = balanced_alpha(costs)
         self.initial_ms = math.inf
         solved: list[tuple[Costs, dict[int | None, list[Solution]]]] = []
@@ -250,17 +250,36 @@ def balanced_alpha(costs: Costs) -> float:
     return sum(times) / memory_mb if memory_mb else 1.0
 
 
-def variants_of(graph: Graph) -> dict[int | None, Graph]:
-    """Return the graph without chunks and with every promising chunk length, by that length."""
-    return {None: graph, **{chunk: unroll(graph, chunk) for chunk in chunk_choices(graph)}}
+def variants_of(task: PlanningTask) -> dict[int | None, Graph]:
+    """Return the graph as it is and with every promising chunk length, by that length.
+
+    A variant whose costs are estimates does not compete with a graph whose costs were measured: a profile of the cells
+    of an unfolded network does not have the costs of the folded one.
+    """
+    graph = task.graph
+    variants = {chunk: unroll(graph, chunk) for chunk in chunk_choices(graph)}
+    if task.is_profiled(graph.dag):
+        variants = {chunk: variant for chunk, variant in variants.items() if task.is_profiled(variant.dag)}
+    return {None: graph, **variants}
+
+
+def promising(variants: Mapping[int | None, tuple[Dag, Costs]]) -> dict[int | None, tuple[Dag, Costs]]:
+    """Return the variants that may have the fastest solution: their lower bound is not above HEFT for another one."""
+    bounds_ms = {chunk: machine_bound_ms(dag, costs) for chunk, (dag, costs) in variants.items()}
+    nearest = min(bounds_ms, key=lambda chunk: bounds_ms[chunk])
+    dag, costs = variants[nearest]
+    heft = InitialSolutions(GraphFacts(dag, costs), costs, by_units_only=nearest is not None).by_finish([0.0])
+    fastest_ms = min((s.timeline.latency_ms for s in heft), default=math.inf)
+    return {chunk: variant for chunk, variant in variants.items() if bounds_ms[chunk] <= fastest_ms}
 
 
 def search_variants(task: PlanningTask) -> list[VariantSolution]:
     """Return all solutions of the default policy, with the paper's own selection at each of the task's prices."""
-    graph = task.graph
-    graphs = variants_of(graph)
+    graph, graphs = task.graph, variants_of(task)
     costs = {chunk: task.costs_of(variant.dag) for chunk, variant in graphs.items()}
     variants = {chunk: (variant.dag, costs[chunk]) for chunk, variant in graphs.items()}
+    if task.fastest_only and len(variants) > 1:
+        variants = promising(variants)
     published = published_solutions(variants, task.slo_ms, fastest_only=task.fastest_only)
     if published:
         log.info("model %s: no search, since HEFT is near the lower bound of the latency", graph.name)
