@@ -143,10 +143,11 @@ def test_layers_follow_each_other_chunk_by_chunk() -> None:
 
 
 def test_chunk_choices_are_few_and_below_the_length() -> None:
-    """Choices are fractions of the sequence; the whole sequence is a choice for bidirectional operators only."""
+    """Choices are fractions of the sequence; the whole sequence is one if that changes the graph."""
     one = chrion.load(build("lstm", {"layers": 1, "seq": 96, "batch": 1, "io": 8, "chunk": 96}))
     assert chunk_choices(one) == (48, 32, 24, 16, 12, 8)
-    assert chunk_choices(chrion.load(build("lstm", {"layers": 1, "seq": 4, "batch": 1, "io": 8}))) == ()
+    assert chunk_choices(chrion.load(build("lstm", {"layers": 1, "seq": 4, "batch": 1, "io": 8}))) == (4, 2, 1)
+    assert chunk_choices(chrion.load(build("mlp", {}))) == ()
     assert chunk_choices(chrion.load(operator("LSTM", "bidirectional"))) == (12, 6, 4, 3, 2, 1)
 
 
