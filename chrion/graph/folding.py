@@ -243,7 +243,7 @@ class _Folder(Rewriter):
     def _concatenated(self, names: Sequence[str], axis: int, node: onnx.NodeProto | None = None) -> str:
         """Return the name of the concatenation of values, by the given node if that is necessary."""
         views = self._views(names)
-        target = node.output[0] if node else f"{names[0]}/joined{next(self.numbers)}"
+        target = node.output[0] if node else self._fresh(names[0])
         runs: list[tuple[View | None, str]] = []
         if views:
             axis %= len(views[0].layout)
@@ -290,7 +290,7 @@ class _Folder(Rewriter):
             if operand is None:
                 return None
             operands.append(operand)
-        name = f"{node.name}*{len(made)}/{next(self.numbers)}"
+        name = self._fresh(f"{node.name}*{len(made)}")
         shared = helper.make_node(node.op_type, operands, [name], name)
         shared.attribute.extend(attributes.values())
         self.nodes.append(shared)
@@ -355,8 +355,10 @@ class _Folder(Rewriter):
         constants = [np.array(value, np.int64) for value in given.values()]
         return self.add(kind, [source, *constants], self._fresh(source))
 
-    def _fresh(self, source: str) -> str:
-        return f"{source}/{next(self.numbers)}"
+    def _fresh(self, base: str) -> str:
+        """Return a new name for a value."""
+        names = (f"{base}/{number}" for number in self.numbers)
+        return next(name for name in names if name not in self.graph.values)
 
 
 def _kind(node: onnx.NodeProto) -> tuple[object, ...]:
