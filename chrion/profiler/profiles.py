@@ -354,6 +354,8 @@ def _from_json(content: Mapping[str, Any]) -> Profile:
 def _plain_latency(content: Mapping[str, Any]) -> PlainLatency:
     latency = PlainLatency(int(content["threads"]), float(content["latency_ms"]))
     _require_figures("plain sessions", latency.latency_ms, latency.threads)
+    if not (latency.threads and latency.latency_ms):
+        raise ValueError("plain sessions must have a thread, and a latency above 0")
     return latency
 
 
