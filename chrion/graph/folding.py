@@ -23,7 +23,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from chrion.graph.assemble import captured_names, node_reads
+from chrion.graph.assemble import captured_names
 from chrion.graph.chains import INITIAL, STATES, Chain, ValueViews, find_chains
 from chrion.graph.model import Graph
 from chrion.graph.rewrite import STANDARD, Rewriter, int_attribute, nodes_before, producers, standard_opset
@@ -144,20 +144,20 @@ class _Folder(Rewriter):
         for node in self.nodes:
             node.input[:] = [renamed.get(name, name) for name in node.input]
             node.output[:] = [renamed.get(name, name) for name in node.output]
-        return self._pruned(self.finish())
-
-    def _pruned(self, model: onnx.ModelProto) -> onnx.ModelProto:
-        """Return the model without nodes that nothing reads, and without outputs of chains that nothing reads."""
-        nodes, results = model.graph.node, [o.name for o in model.graph.output]
-        producer = {name: at for at, node in enumerate(nodes) for name in node.output if name}
-        reads = node_reads(model)
-        needed = sorted(nodes_before(results, producer, reads))
-        read = {*results}.union(*(reads[at] for at in needed))
-        self.nodes = [nodes[at] for at in needed]
-        for node in self.nodes:
-            if node.op_type in STATES:
-                node.output[:] = [name if name in read else "" for name in node.output]
+        self._prune()
         return self.finish()
+
+    def _prune(self) -> None:
+        """Remove nodes and results of chains that nothing reads."""
+        results = {o.name for o in self.model.graph.output}
+        producer = {name: at for at, node in enumerate(self.nodes) for name in node.output if name}
+        reads = [{*node.input, *captured_names(node)} for node in self.nodes]
+        needed = sorted(nodes_before(results, producer, reads))
+        read = results.union(*(reads[at] for at in needed))
+        self.nodes = [self.nodes[at] for at in needed]
+        for node in self.nodes:
+            if node.output[0] in self.shapes:
+                node.output[:] = [name if name in read else "" for name in node.output]
 
     def _fold(self, chain: Chain) -> None:
         """Add the operator that replaces a chain."""
