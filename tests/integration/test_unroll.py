@@ -17,7 +17,7 @@ from chrion.graph.recurrent import chunk_choices, unroll, unrollable
 from chrion.hardware import hardware
 from chrion.profiler.hardware_profile import estimate_profile
 from chrion.zoo import build
-from helpers import FLOAT, make_model, node, value
+from helpers import FLOAT, branches, make_model, node, value
 from property_tests import examples
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
@@ -147,7 +147,7 @@ def test_chunk_choices_are_few_and_below_the_length() -> None:
     one = chrion.load(build("lstm", {"layers": 1, "seq": 96, "batch": 1, "io": 8, "chunk": 96}))
     assert chunk_choices(one) == (48, 32, 24, 16, 12, 8)
     assert chunk_choices(chrion.load(build("lstm", {"layers": 1, "seq": 4, "batch": 1, "io": 8}))) == (4, 2, 1)
-    assert chunk_choices(chrion.load(build("mlp", {}))) == ()
+    assert chunk_choices(chrion.load(branches())) == ()
     assert chunk_choices(chrion.load(operator("LSTM", "bidirectional"))) == (12, 6, 4, 3, 2, 1)
 
 
