@@ -94,7 +94,7 @@ def profile(  # noqa: PLR0913 - optional arguments are keyword-only
     machine = this_machine(provider)
     cache = MeasurementCache(machine.fingerprint, len(lanes))
     choices = chunk_choices(graph)
-    first = representatives(graph, measured_chunks(choices), variants)
+    first = representatives(graph, measured_chunks(graph), variants)
     known = {} if fresh else {s: cost for s in first if (cost := cache.get(s)) is not None}
     unknown = [operator for signature, operator in first.items() if signature not in known]
     measured, interference = _measure_into(cache, unknown, lanes, device, progress)
