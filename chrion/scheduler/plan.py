@@ -145,6 +145,11 @@ class Plan:
         return format_count(len(self.operators), "operator") + (f" ({'; '.join(details)})" if cut else "")
 
     @property
+    def is_plain(self) -> bool:
+        """True if the plan runs the model as it is as one segment, as a plain session does."""
+        return len(self.segments) < 2 and self.chunk is None
+
+    @property
     def on_accelerator(self) -> int:
         """The number of operators on the accelerator."""
         return sum(is_accelerator_lane(lane) for lane in self.schedule.lanes)

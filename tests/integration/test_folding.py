@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime as ort
+import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
@@ -178,6 +179,22 @@ def test_what_is_not_folded() -> None:
     steps = Steps("GRU", 3)
     given = steps.weights.pop("r")
     assert steps.cells("h2", inputs=[value("r", FLOAT, given.shape)], feed={"r": given}) == 3
+
+
+@pytest.mark.parametrize("tune", ["never", "now"])
+def test_a_session_runs_the_folded_network_as_one_segment(tune: str, tmp_path: Path) -> None:
+    """A plan of one segment is not the plain session if it runs the folded network."""
+    model = build("gru", {"layers": 2, "seq": 24, "batch": 1, "io": 8})
+    graph = chrion.load(model)
+    plan = chrion.partition(graph, estimate_profile(graph, hardware("epyc-16"), 1))
+    assert (plan.chunk, len(plan.segments), plan.is_plain) == (24, 1, False)
+    plan.save(tmp_path / "plan.json")
+    x = {"X": RNG.standard_normal((24, 1, 8)).astype(np.float32)}
+    given = {"plan": tmp_path / "plan.json", "strict": True} if tune == "never" else {"tune": tune}
+    with chrion.HybridSession(model.SerializeToString(), **given) as session:
+        np.testing.assert_allclose(session.run(None, x)[0], run(model, x)[0], atol=1e-6)
+        assert session.plan is not None, session.explain()
+        assert session.plan.chunk is not None
 
 
 def test_the_unfolded_network_is_planned_folded_unless_the_profile_is_of_its_cells() -> None:

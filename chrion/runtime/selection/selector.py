@@ -246,7 +246,7 @@ class EngineSelector:
         """Time the plans with the best predictions against the plain sessions."""
         other_work = OtherWork()
         made = self._plans(graph)
-        parallel = (plan for plan in made if len(plan.segments) > 1)
+        parallel = (plan for plan in made if not plan.is_plain)
         plans = {plan_name(at): plan for at, plan in enumerate(parallel, start=1)}
         candidate = self._live_candidate(graph, plans)
         if self._live and candidate and other_work.is_busy():
