@@ -22,6 +22,7 @@ from chrion.graph.model import Graph
 from chrion.graph.native_recurrent import is_recurrent
 from chrion.graph.ort_sessions import first_line, weights_folder_option
 from chrion.graph.recurrent import chunk_choices, unroll
+from chrion.machine.allocator import trim
 from chrion.machine.cores import check_cores, physical_cores, private_cache_bytes
 from chrion.native import operators_available
 from chrion.profiler.cache import MeasurementCache
@@ -42,8 +43,9 @@ from chrion.profiler.widths import measured_widths
 log = logging.getLogger(__name__)
 
 #: Maximum operators that are measured together, and maximum bytes of their weights, inputs and outputs: rounds over
-#: them last longer than short interference, and their sessions are open at the same time.
-_TOGETHER, _TOGETHER_BYTES = 16, 64e6
+#: them last longer than short interference, and their sessions, which take many times these bytes, are open at the same
+#: time (SqueezeNet: a peak of 530 MB with 64 MB, of 190 MB with 8 MB).
+_TOGETHER, _TOGETHER_BYTES = 16, 8e6
 
 #: A function that is called after each operator with the number done, the total number, and the type of the last one.
 Progress = Callable[[int, int, str], None]
@@ -201,6 +203,7 @@ def _measure(
         feeds = captured_inputs(graph, extractor, indices)
         for batch in batches(graph, indices):
             costs = measure_operators(extractor, batch, feeds, lanes, device)
+            trim()
             before, undisturbed = undisturbed, not (monitor and monitor.has_interference())
             for i, cost in costs.items():
                 yield graph.dag.signatures[i], cost, before and undisturbed
