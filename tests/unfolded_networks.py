@@ -89,7 +89,7 @@ class UnfoldedNetwork:
         )
         if kind == "split":
             parts = [f"x/{t}" for t in range(len(self.sizes))]
-            sizes = {"split": self.sizes} if self._opset < 13 else {}
+            sizes: dict[str, Any] = {"split": self.sizes} if self._opset < 13 else {}
             inputs = ["x"] if sizes else ["x", self._weight(np.array(self.sizes, np.int64))]
             self._nodes.append(node("Split", inputs, parts, "split", axis=0, **sizes))
             return parts
@@ -142,8 +142,8 @@ class UnfoldedNetwork:
             if passing == "squeezed":
                 states = [self._axes("Unsqueeze", self._axes("Squeeze", name, [0]), [0]) for name in states]
             elif passing == "sequence":
-                last = 0 if direction else self.sizes[t] - 1
-                states[0] = self._add("Gather", [outputs[0], self._weight(np.int64(last))], axis=0)
+                end = 0 if direction else self.sizes[t] - 1
+                states[0] = self._add("Gather", [outputs[0], self._weight(np.int64(end))], axis=0)
             one = self.sizes[t] == 1 and pick.random() < 0.5
             results[t] = outputs[1] if one else self._axes("Squeeze", outputs[0], [1])
             if self._awkward and pick.random() < 0.1:

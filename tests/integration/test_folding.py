@@ -128,7 +128,7 @@ def test_two_operators_that_go_on_from_one_state() -> None:
 
 def test_a_body_that_reads_a_step() -> None:
     """The branches of an If read values of the graph by their names."""
-    arms = {
+    arms: dict[str, Any] = {
         f"{name}_branch": onnx.helper.make_graph([node(kind, ["h1"], ["z"])], name, [], [value("z", FLOAT, None)])
         for name, kind in (("then", "Neg"), ("else", "Abs"))
     }

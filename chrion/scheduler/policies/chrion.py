@@ -257,7 +257,7 @@ def variants_of(task: PlanningTask) -> dict[int | None, Graph]:
     of an unfolded network does not have the costs of the folded one.
     """
     graph = task.graph
-    variants = {chunk: unroll(graph, chunk) for chunk in chunk_choices(graph)}
+    variants: dict[int | None, Graph] = {chunk: unroll(graph, chunk) for chunk in chunk_choices(graph)}
     if task.is_profiled(graph.dag):
         variants = {chunk: variant for chunk, variant in variants.items() if task.is_profiled(variant.dag)}
     return {None: graph, **variants}
