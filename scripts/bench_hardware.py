@@ -22,7 +22,7 @@ from page_markers import markdown_table
 from result_files import write_results
 
 from chrion.graph import Graph, load
-from chrion.graph.recurrent import chunk_choices, unroll
+from chrion.graph.recurrent import unroll
 from chrion.graph.work import NodeWork, node_work
 from chrion.hardware import Processor, hardware
 from chrion.profiler import Profile, profile
@@ -105,7 +105,7 @@ def measure(models: Iterable[Model]) -> dict[str, Measured]:
         costs = profile(graph).operators
         took_s = time.perf_counter() - start
         print(f"{graph.name}: {len(costs)} operators in {took_s:.0f} s", file=sys.stderr)
-        for each in (graph, *(unroll(graph, chunk) for chunk in measured_chunks(chunk_choices(graph)))):
+        for each in (graph, *(unroll(graph, chunk) for chunk in measured_chunks(graph))):
             for i, signature in enumerate(each.dag.signatures):
                 if signature in costs and costs[signature].cpu_ms[0] > 0 and signature not in found:
                     nodes = (each.model.graph.node[at] for at in each.nodes[i])

@@ -204,13 +204,16 @@ class CostOptions:
         elif self.profile is not None and self.accelerator is not None:
             raise OptionError("--accelerator: not allowed with --profile, which holds an accelerator's costs or none")
 
-    def find_profile(self, graph: Graph, policies: Collection[str] = (), *, fresh: bool = False) -> Profile:
+    def find_profile(
+        self, graph: Graph, policies: Collection[str] = (), *, fresh: bool = False, plain: bool = True
+    ) -> Profile:
         """Load the profile of a graph, estimate it, or measure it on this machine.
 
         Args:
             graph: The graph.
             policies: Schedulers that will use it; it has the costs of what they may merge, too.
             fresh: Ignore cached measurements.
+            plain: Measure the plain session of the model, too.
 
         Raises:
             ProfileError: The stored profile is damaged.
@@ -228,7 +231,9 @@ class CostOptions:
                 return estimate_profile(graph, machine, self.cores, variants=variants, corrections=measured)
         with step(f"profiling {graph.name}", animated=False) as update:
             accelerator = self.accelerator or "auto"
-            measured = profile(graph, self.cores, accelerator, progress=update, fresh=fresh, variants=variants)
+            measured = profile(
+                graph, self.cores, accelerator, progress=update, fresh=fresh, variants=variants, plain=plain
+            )
         if measured.interference:
             note("warning: other processes used the cores; costs may be unreliable and are not cached")
         return measured
@@ -326,11 +331,13 @@ class ExecutionOptions:
             return {"plan": plan, "strict": True}
         options = self.plan_options
         if self.policy is not None or self.streams is not None:
-            measured = CostOptions(cores=self.cores, accelerator=self.accelerator).find_profile(graph, [options.policy])
+            costs = CostOptions(cores=self.cores, accelerator=self.accelerator)
+            measured = costs.find_profile(graph, [options.policy], plain=False)
             with step(f"planning {graph.name}"):
                 return {"plan": alternatives(graph, measured, options)[0], "strict": True}
         provider = usable_provider(self.accelerator or "auto")
-        CostOptions(cores=self.cores, accelerator=provider or "none").find_profile(graph)  # cached for the session
+        costs = CostOptions(cores=self.cores, accelerator=provider or "none")
+        costs.find_profile(graph, plain=False)  # cached for the session
         return {
             "slo": self.slo,
             "alpha": self.alpha,

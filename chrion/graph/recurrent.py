@@ -22,6 +22,8 @@ import onnx
 from onnx import helper, numpy_helper
 
 from chrion.graph.assemble import node_reads
+from chrion.graph.chains import INITIAL, SEQUENCE_LENS, STATES
+from chrion.graph.folding import POINTWISE, fold
 from chrion.graph.model import Graph
 from chrion.graph.rewrite import (
     STANDARD,
@@ -31,22 +33,15 @@ from chrion.graph.rewrite import (
     text_attribute,
     with_inputs,
 )
+from chrion.graph.views import constant_integers
 
-#: The number of states of each recurrent operator.
-_STATES = {"LSTM": 2, "GRU": 1, "RNN": 1}
-#: The positions of ``sequence_lens`` and of the first initial state among the inputs.
-_SEQUENCE_LENS, _INITIAL = 4, 5
 _PARAMETERS = frozenset({"activation_alpha", "activation_beta"})
 #: The numbers of chunks to try.
 _PARTS = (2, 3, 4, 6, 8, 12)
-#: Elementwise operators, which treat all steps alike.
-_POINTWISE = frozenset(
-    {"Identity", "Relu", "Tanh", "Sigmoid", "LeakyRelu", "Elu", "Selu", "Gelu", "Erf", "Neg", "Abs", "Exp", "Cast"}
-)
 
 
 def unrollable(graph: Graph) -> tuple[int, ...]:
-    """Return the sequence lengths of the recurrent operators that :func:`unroll` can cut, all above one step."""
+    """Return the sequence lengths of the recurrent operators of a graph that can be cut, all above one step."""
     weights = {t.name for t in graph.model.graph.initializer}
     lengths = (_length(graph, node, weights) for node in graph.model.graph.node)
     return tuple(length for length in lengths if length > 1)
@@ -55,45 +50,54 @@ def unrollable(graph: Graph) -> tuple[int, ...]:
 def unroll(graph: Graph, chunk: int) -> Graph:
     """Return the graph with every recurrent operator cut into chunks of ``chunk`` steps.
 
+    Chains of recurrent operators are folded before (:mod:`chrion.graph.folding`).
+
     Args:
         graph: A graph of known shapes.
         chunk: The steps of each chunk; the last one may have fewer. For a sequence that is not longer than this, only
             the two directions are separated.
 
     Returns:
-        A graph with the same results, or the graph itself if no operator can be cut.
+        A graph with the same results, or the graph itself if no operator can be folded or cut.
     """
-    if not unrollable(graph):
-        return graph
+    folded = fold(graph)
+    lengths = unrollable(folded)
+    if not lengths or (chunk >= max(lengths) and not _has_bidirectional(folded)):
+        return folded
     if chunk not in graph.unrolled:
         from chrion.graph.loader import reassemble  # noqa: PLC0415 - imports onnxruntime, which planning does not need
 
-        graph.unrolled[chunk] = reassemble(graph, _Unroller(graph, chunk).run())
+        graph.unrolled[chunk] = reassemble(folded, _Unroller(folded, chunk).run())
     return graph.unrolled[chunk]
 
 
 def chunk_choices(graph: Graph) -> tuple[int, ...]:
     """Return the chunk lengths to try: the longest sequence divided by 2, 3, 4, 6, 8 and 12, rounded up.
 
-    With a bidirectional operator, the first one is the whole sequence, which only separates the two directions.
+    The first one is the whole sequence if the graph has chains, which are only folded then, or bidirectional operators,
+    whose directions are only separated.
     """
-    longest = max(unrollable(graph), default=0)
-    bidirectional = any(text_attribute(node, "direction", "") == "bidirectional" for node in graph.model.graph.node)
-    choices = [-(-longest // parts) for parts in _PARTS if parts <= longest]
-    return tuple(dict.fromkeys([*([longest] if bidirectional and longest else []), *choices]))
+    folded = fold(graph)
+    longest = max(unrollable(folded), default=0)
+    whole = [longest] if longest and (folded is not graph or _has_bidirectional(folded)) else []
+    return tuple(dict.fromkeys([*whole, *(-(-longest // parts) for parts in _PARTS if parts <= longest)]))
+
+
+def _has_bidirectional(graph: Graph) -> bool:
+    return any(text_attribute(node, "direction", "") == "bidirectional" for node in graph.model.graph.node)
 
 
 def _length(graph: Graph, node: onnx.NodeProto, weights: Iterable[str]) -> int:
     """Return the number of steps of a recurrent node that can be cut, or 0 for any other node."""
     inputs = list(node.input)
-    if node.op_type not in _STATES or node.domain not in STANDARD or int_attribute(node, "layout", 0):
+    if node.op_type not in STATES or node.domain not in STANDARD or int_attribute(node, "layout", 0):
         return 0
     if text_attribute(node, "direction", "") == "bidirectional" and any(
         a.name in _PARAMETERS and a.floats for a in node.attribute
     ):
         return 0
     constant = all(name in weights for at, name in enumerate(inputs) if name and at in {1, 2, 3, 7})
-    if not constant or (len(inputs) > _SEQUENCE_LENS and inputs[_SEQUENCE_LENS]):
+    if not constant or (len(inputs) > SEQUENCE_LENS and inputs[SEQUENCE_LENS]):
         return 0
     shape = graph.values[inputs[0]].shape or ()
     return shape[0] if len(shape) == 3 and isinstance(shape[0], int) else 0
@@ -164,7 +168,7 @@ class _Unroller(Rewriter):
             self.parts[outputs[0]] = [
                 self._concatenated(row, f"{outputs[0]}/t{t}", axis=1) for t, row in enumerate(rows)
             ]
-        for state, name in enumerate(outputs[1 : 1 + _STATES[node.op_type]]):
+        for state, name in enumerate(outputs[1 : 1 + STATES[node.op_type]]):
             if name in self.read:
                 self.nodes.append(_concat_node([states[state] for _, states in results], name, f"{name}/state", axis=0))
 
@@ -176,7 +180,7 @@ class _Unroller(Rewriter):
         inputs = [*node.input, *[""] * 8][:8]
         constants = [self._slice(name, at, count) for name in inputs[1:4]]
         peepholes = self._slice(inputs[7], at, count)
-        given = inputs[_INITIAL : _INITIAL + _STATES[node.op_type]]
+        given = inputs[INITIAL : INITIAL + STATES[node.op_type]]
         states = [self._state(node, k, at, count) for k in range(len(given))]
         results = [""] * len(sources)
         order = list(range(len(sources)))
@@ -210,27 +214,18 @@ class _Unroller(Rewriter):
         return True
 
     def _treats_steps_alike(self, node: onnx.NodeProto) -> bool:
-        if node.op_type in _POINTWISE:
+        if node.op_type in POINTWISE:
             return len(node.input) == 1
         if node.op_type == "Squeeze":
-            axes = self._integers(node, "axes", 1)
+            axes = constant_integers(self.graph, node, "axes", 1)
             rank = len(self.graph.values[node.input[0]].shape or ())
             return axes is not None and all(axis % rank != 0 for axis in axes)
         if node.op_type == "Transpose":
-            return (self._integers(node, "perm", None) or [1])[0] == 0
+            return (constant_integers(self.graph, node, "perm", None) or [1])[0] == 0
         if node.op_type == "Reshape":
-            shape = self._integers(node, "", 1)
+            shape = constant_integers(self.graph, node, "", 1)
             return shape is not None and len(shape) > 0 and shape[0] == 0
         return False
-
-    def _integers(self, node: onnx.NodeProto, attribute: str, slot: int | None) -> list[int] | None:
-        """Return a list of integers that a node has as an attribute or as a constant input, or None."""
-        for given in node.attribute:
-            if given.name == attribute:
-                return list(given.ints)
-        if slot is not None and len(node.input) > slot and node.input[slot] in self.weights:
-            return [int(v) for v in numpy_helper.to_array(self.weights[node.input[slot]]).ravel()]
-        return None
 
     def _slice(self, name: str, at: int, count: int) -> str:
         """Return the name of one direction's slice of a constant; an external slice refers to the same file."""
@@ -247,7 +242,7 @@ class _Unroller(Rewriter):
         A constant initial value is copied for each operator, even if several operators start from the same one, so that
         the first chunk of an operator has the same edges as later ones.
         """
-        name = node.input[_INITIAL + k] if len(node.input) > _INITIAL + k else ""
+        name = node.input[INITIAL + k] if len(node.input) > INITIAL + k else ""
         own = f"{node.name}/{'fr'[at]}/{'hc'[k]}"
         if not name:
             return self.weight(own, self._zero(node))

@@ -12,8 +12,9 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from chrion.graph.dag import Dag
+from chrion.graph.folding import fold
 from chrion.graph.model import Graph
-from chrion.graph.recurrent import unroll
+from chrion.graph.recurrent import chunk_choices, unroll
 from chrion.profiler.estimate import Estimator, OperatorWork
 from chrion.profiler.profiles import OperatorCost
 from chrion.profiler.roofline import operator_bytes
@@ -37,9 +38,14 @@ def representatives(graph: Graph, chunks: Iterable[int], variants: Iterable[Grap
     return first
 
 
-def measured_chunks(choices: Sequence[int]) -> tuple[int, ...]:
-    """Return the chunk lengths to measure: the longest and the shortest."""
-    return tuple(dict.fromkeys([max(choices), min(choices)])) if choices else ()
+def measured_chunks(graph: Graph) -> tuple[int, ...]:
+    """Return the chunk lengths to measure: the longest and the shortest.
+
+    If the graph has chains, these are the folded graph and two chunk lengths: chunks have initial states as inputs.
+    """
+    choices = chunk_choices(graph)
+    ends = choices[1:] if fold(graph) is not graph else choices
+    return tuple(dict.fromkeys([*choices[:1], *ends[:1], *ends[-1:]]))
 
 
 def interpolate(dags: Iterable[Dag], known: Mapping[str, OperatorCost]) -> dict[str, OperatorCost]:

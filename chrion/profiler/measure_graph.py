@@ -23,6 +23,7 @@ from chrion.graph.native_recurrent import is_recurrent
 from chrion.graph.ort_sessions import first_line, weights_folder_option
 from chrion.graph.recurrent import chunk_choices, unroll
 from chrion.graph.trees import tree_variants
+from chrion.machine.allocator import trim
 from chrion.machine.cores import check_cores, physical_cores, private_cache_bytes
 from chrion.native import operators_available
 from chrion.profiler.cache import MeasurementCache
@@ -31,6 +32,7 @@ from chrion.profiler.handoff import measure_handoff_ms
 from chrion.profiler.interference import UsageMonitor
 from chrion.profiler.machine import this_machine
 from chrion.profiler.operator_bench import OperatorBench, OperatorSample, time_in_rounds
+from chrion.profiler.plain_latency import measure_plain_latency
 from chrion.profiler.profiles import OperatorCost, Profile
 from chrion.profiler.roofline import operator_bytes
 from chrion.profiler.synthetic_inputs import synthetic_array
@@ -42,8 +44,9 @@ from chrion.profiler.widths import measured_widths
 log = logging.getLogger(__name__)
 
 #: Maximum operators that are measured together, and maximum bytes of their weights, inputs and outputs: rounds over
-#: them last longer than short interference, and their sessions are open at the same time.
-_TOGETHER, _TOGETHER_BYTES = 16, 64e6
+#: them last longer than short interference, and their sessions, which take many times these bytes, are open at the same
+#: time (SqueezeNet: a peak of 530 MB with 64 MB, of 190 MB with 8 MB).
+_TOGETHER, _TOGETHER_BYTES = 16, 8e6
 
 #: A function that is called after each operator with the number done, the total number, and the type of the last one.
 Progress = Callable[[int, int, str], None]
@@ -59,6 +62,7 @@ def profile(  # noqa: PLR0913 - optional arguments are keyword-only
     progress: Progress | None = None,
     fresh: bool = False,
     variants: Sequence[Graph] = (),
+    plain: bool = True,
 ) -> Profile:
     """Measure the costs of a graph's operators on this machine.
 
@@ -74,6 +78,7 @@ def profile(  # noqa: PLR0913 - optional arguments are keyword-only
         progress: A function that is called after each measured signature.
         fresh: Measure all operators, even those in the cache of measurements.
         variants: Further graphs to measure, such as the graph with merged operators.
+        plain: Measure the plain session of the whole model, too, which plans are compared with.
 
     Returns:
         The profile. Operators that onnxruntime cannot run alone are logged and left out; their costs are then
@@ -94,7 +99,7 @@ def profile(  # noqa: PLR0913 - optional arguments are keyword-only
     cache = MeasurementCache(machine.fingerprint, len(lanes))
     choices = chunk_choices(graph)
     forms = tree_variants(graph).values() if device else ()
-    first = representatives(graph, measured_chunks(choices), [*variants, *forms])
+    first = representatives(graph, measured_chunks(graph), [*variants, *forms])
     known = {} if fresh else {s: cost for s in first if (cost := cache.get(s)) is not None}
     unknown = [operator for signature, operator in first.items() if signature not in known]
     measured, interference = _measure_into(cache, unknown, lanes, device, progress)
@@ -105,6 +110,7 @@ def profile(  # noqa: PLR0913 - optional arguments are keyword-only
     handoff_ms, dispatch_ms = measure_handoff_ms(lanes, python_lanes=device is not None)
     cache_bytes = min(map(private_cache_bytes, lanes))
     copies = measure_copies(device, handoff_ms) if device else CopyCosts()
+    latency = measure_plain_latency(graph, len(lanes)) if plain else None
     return Profile(
         machine=machine,
         cores=len(lanes),
@@ -120,6 +126,7 @@ def profile(  # noqa: PLR0913 - optional arguments are keyword-only
         cache_bytes=cache_bytes,
         reload_ms_per_byte=measure_reload_ms_per_byte(lanes, cache_bytes),
         base_memory_mb=(probe_provider(provider).memory_mb or 0.0) if provider else 0.0,
+        plain={graph.digest: latency} if latency else {},
         interference=interference,
     )
 
@@ -199,6 +206,7 @@ def _measure(
         feeds = captured_inputs(graph, extractor, indices)
         for batch in batches(graph, indices):
             costs = measure_operators(extractor, batch, feeds, lanes, device)
+            trim()
             before, undisturbed = undisturbed, not (monitor and monitor.has_interference())
             for i, cost in costs.items():
                 yield graph.dag.signatures[i], cost, before and undisturbed

@@ -68,6 +68,14 @@ class OperatorCost:
         return dict(zip(measured_widths(len(self.cpu_ms)), self.wide_ms, strict=True)) if self.wide_ms else {}
 
 
+@dataclass(frozen=True, slots=True)
+class PlainLatency:
+    """The fastest plain session of a whole model on the CPU."""
+
+    threads: int
+    latency_ms: float
+
+
 @dataclass(frozen=True)
 class Profile:
     """The costs of operators on a machine, from which :meth:`costs` builds the matrices of a graph."""
@@ -90,6 +98,8 @@ class Profile:
     cache_bytes: int = 0
     reload_ms_per_byte: float = 0.0
     wake_ms: float = 0.0
+    #: The fastest plain session of whole models on the CPU, by the digest of their graph.
+    plain: Mapping[str, PlainLatency] = field(default_factory=dict)
     #: The origin of figures that were not measured, and their assumptions.
     notes: tuple[str, ...] = ()
     #: Whether other processes used the cores while operators were measured. Not compared, not stored.
@@ -228,6 +238,7 @@ class Profile:
         for name in _COPIES:
             if (cost := getattr(self, name)) is not None:
                 content[name] = asdict(cost)
+        content["plain"] = {digest: asdict(latency) for digest, latency in self.plain.items()}
         content["operators"] = {}
         lines = [
             f"  {json.dumps(signature)}: {json.dumps(asdict(cost))}"
@@ -332,11 +343,20 @@ def _from_json(content: Mapping[str, Any]) -> Profile:
         handoff_ms=float(content["handoff_ms"]),
         dispatch_ms=float(content["dispatch_ms"]),
         wake_ms=float(content["wake_ms"]),
+        plain={str(digest): _plain_latency(entry) for digest, entry in content.get("plain", {}).items()},
         base_memory_mb=float(content["base_memory_mb"]),
         cache_bytes=int(content["cache_bytes"]),
         reload_ms_per_byte=float(content["reload_ms_per_byte"]),
         notes=tuple(content["notes"]),
     )
+
+
+def _plain_latency(content: Mapping[str, Any]) -> PlainLatency:
+    latency = PlainLatency(int(content["threads"]), float(content["latency_ms"]))
+    _require_figures("plain sessions", latency.latency_ms, latency.threads)
+    if not (latency.threads and latency.latency_ms):
+        raise ValueError("plain sessions must have a thread, and a latency above 0")
+    return latency
 
 
 def _copy_cost(content: Mapping[str, float]) -> CopyCost:

@@ -8,7 +8,7 @@ from typing import Any
 
 from chrion.common.installation import install_hint
 from chrion.common.lane_numbers import lane_name
-from chrion.common.units import format_mb, format_ms, format_range_ms
+from chrion.common.units import format_count, format_mb, format_ms, format_range_ms
 from chrion.profiler.machine import Machine
 from chrion.report.benchmark.latency import Timing
 from chrion.report.figure_table import Column, FigureTable, key, text
@@ -60,8 +60,12 @@ def _is_on_cpu_alone(plan: Plan) -> bool:
 
 
 def reference_lines(plan: Plan) -> list[str]:
-    """Return a line on what the table of a plan without an accelerator compares with; no line for other plans."""
-    if plan.cpu_only is None or not _is_on_cpu_alone(plan):
+    """Return a line on what the table compares a plan with, or no line if a plan needs none."""
+    if plan.cpu_only is None:
+        return []
+    if plan.cpu_only_measured:
+        return [f"CPU only: plain onnxruntime with {format_count(plan.cpu_only_cores, 'thread')}, measured"]
+    if not _is_on_cpu_alone(plan):
         return []
     return ["vs. CPU only: both are predictions; chrion bench compares with plain onnxruntime"]
 

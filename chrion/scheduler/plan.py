@@ -83,7 +83,8 @@ class Plan:
     lower_bound_ms: float
     #: Prediction for the whole graph on the accelerator; None without one.
     accelerator_only: Prediction | None
-    #: Prediction for the whole graph on CPU cores; None without cores.
+    #: Latency of the whole graph on CPU cores: that of the fastest plain session if the profile has it, else that which
+    #: is predicted for the paper's schedule; None without cores.
     cpu_only: Prediction | None
     #: Remarks of the planner, one sentence each.
     remarks: tuple[str, ...] = ()
@@ -95,6 +96,8 @@ class Plan:
     origin: str = ""
     #: Number of cores that ``cpu_only`` uses; 0 if unknown.
     cpu_only_cores: int = 0
+    #: True if ``cpu_only`` was measured.
+    cpu_only_measured: bool = False
     #: Number of the model's operators before any are cut into chunks or merged; 0 if unknown.
     model_operators: int = 0
     #: Names of the operators that run on Chrion's native kernels on the machine of the plan; on other machines, and
@@ -145,6 +148,11 @@ class Plan:
             details.append(f"{sum(map(len, self.merged))} merged into {len(self.merged)}")
         cut = self.chunk is not None or self.trees or self.merged
         return format_count(len(self.operators), "operator") + (f" ({'; '.join(details)})" if cut else "")
+
+    @property
+    def is_plain(self) -> bool:
+        """True if the plan runs the model as it is as one segment, as a plain session does."""
+        return len(self.segments) < 2 and self.chunk is None
 
     @property
     def on_accelerator(self) -> int:
@@ -231,6 +239,7 @@ class Plan:
             "remarks",
             "origin",
             "cpu_only_cores",
+            "cpu_only_measured",
             "model_operators",
             "merged",
             "native",
@@ -352,6 +361,7 @@ def _from_json(content: Mapping[str, Any]) -> Plan:
         memory=_memory(content.get("memory", "resident")),
         origin=str(content.get("origin", "")),
         cpu_only_cores=int(_non_negative(content.get("cpu_only_cores", 0))),
+        cpu_only_measured=bool(content.get("cpu_only_measured", False)),
         model_operators=int(_non_negative(content.get("model_operators", 0))),
         native=tuple(str(name) for name in content.get("native", [])),
         priced=bool(content.get("priced", True)),

@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from chrion.common.lane_numbers import is_accelerator_lane
-from chrion.common.units import format_mb
+from chrion.common.units import format_count, format_mb, format_ms
 from chrion.errors import OptionError
+from chrion.graph.chains import STATES
 from chrion.graph.dag import Dag
 from chrion.graph.model import Graph
 from chrion.profiler.costs import Costs
@@ -145,8 +146,10 @@ class Planner:
         self._costs: dict[int, tuple[Dag, Costs]] = {}
         costs = self._costs_of(graph.dag)
         self._gpu = _predict(graph, costs, accelerator_only)[0] if costs.accelerator_ms is not None else None
-        plain = profile.costs(graph.dag, self._options.cores, self._options.streams, native=False)
-        self._cpu: tuple[Prediction | None, int] = _predict(graph, plain, cpu_only) if costs.cores else (None, 0)
+        self._plain = profile.plain.get(graph.digest)
+        if self._plain and self._plain.threads > costs.cores:
+            self._plain = None
+        self._cpu = self._cpu_alone(costs.cores)
         self._pool: SolutionPool | None = None
         #: The budget that the solutions were found for.
         self._pool_budget_mb: float | None = None
@@ -177,6 +180,7 @@ class Planner:
         solution, dag = chosen.solution, chosen.graph.dag
         timeline, profile = solution.timeline, self._profile
         cpu_only, cpu_only_cores = self._cpu
+        remarks = [*remarks, *self._remarks_on_plain(timeline.latency_ms)]
         return Plan(
             model=self._graph.name,
             digest=chosen.graph.digest,
@@ -202,11 +206,28 @@ class Planner:
             accelerator_only=self._gpu,
             cpu_only=cpu_only,
             cpu_only_cores=cpu_only_cores,
+            cpu_only_measured=self._plain is not None,
             remarks=tuple(remarks),
             origin=solution.origin,
             merged=chosen.merged,
             native=native_operators(dag, profile, solution.schedule),
         )
+
+    def _cpu_alone(self, cores: int) -> tuple[Prediction | None, int]:
+        """Return the latency of the model on the CPU alone, measured if possible, and the number of its cores."""
+        if self._plain:
+            return Prediction(self._plain.latency_ms, 0.0, 0.0), self._plain.threads
+        costs = self._profile.costs(self._graph.dag, cores, self._options.streams, native=False)
+        return _predict(self._graph, costs, cpu_only) if cores else (None, 0)
+
+    def _remarks_on_plain(self, latency_ms: float) -> list[str]:
+        """Return a remark if a plan of a latency is predicted to be slower than the fastest plain session."""
+        percent = round((latency_ms / self._plain.latency_ms - 1) * 100) if self._plain else 0
+        if self._plain is None or percent < 1:
+            return []
+        session = f"plain onnxruntime with {format_count(self._plain.threads, 'thread')}"
+        measured = format_ms(self._plain.latency_ms)
+        return [f"predicted to be {percent} % slower than {session} ({measured}, measured): use that session instead"]
 
     def _remarks_on_alpha(self, limits: Limits, alpha: float | None, chosen: VariantSolution) -> list[str]:
         """Return a remark if alpha changes nothing, with the reason."""
@@ -240,12 +261,19 @@ class Planner:
             self._costs[id(dag)] = dag, self._profile.costs(dag, self._options.cores, self._options.streams)
         return self._costs[id(dag)][1]
 
+    def _is_profiled(self, dag: Dag) -> bool:
+        """Return whether the profile has the recurrent operators of the graph or of one of its variants."""
+        known = self._profile.operators
+        return all(s in known for s, kind in zip(dag.signatures, dag.op_types, strict=True) if kind in STATES)
+
     def _task(self, alpha: float | None, budget_mb: float | None) -> PlanningTask:
         """Return the task of a policy of solutions, of which the first plan has a price of memory."""
         prices = (*self._alphas, *([alpha] if alpha else [])) if self._memory == "paper" and self._gpu else ()
         budget = math.inf if budget_mb is None else budget_mb
         meter = self._options.meter
-        return PlanningTask(self._graph, self._costs_of, prices, meter, budget, self._fastest_only, self._slo_ms)
+        return PlanningTask(
+            self._graph, self._costs_of, self._is_profiled, prices, meter, budget, self._fastest_only, self._slo_ms
+        )
 
     def _search_alpha(self, policy: SchedulePolicy, limits: Limits, alpha: float | None) -> VariantSolution:
         """Return the solution of a policy of schedules."""

@@ -16,17 +16,24 @@ from chrion.errors import ModelError, OptionError, ProviderError, ShapeError
 from chrion.machine.cores import physical_cores
 from chrion.profiler import measure_graph
 from chrion.profiler.operator_bench import OperatorBench
+from chrion.profiler.plain_latency import measure_plain_latency
 from chrion.profiler.synthetic_inputs import synthetic_inputs
 from chrion.profiler.weight_reload import measure_reload_ms_per_byte
-from chrion.zoo import build
 from helpers import BOOL, FLOAT, INT64, branches, make_model, node, value
 from seams.execution import answer, fail_provider, interfere_at, simulate_cores
 
 
 @pytest.fixture(scope="module")
 def stack() -> Graph:
-    """Return two layers over three steps: few signatures with several operators each."""
-    return load(build("lstm", {"layers": 2, "seq": 3, "io": 4, "batch": 1}))
+    """Return four products and activations in turn: few signatures with several operators each."""
+    nodes = []
+    for at in range(4):
+        nodes += [node("MatMul", [f"x{at}", "w"], [f"y{at}"]), node("Tanh", [f"y{at}"], [f"x{at + 1}"])]
+    return load(
+        make_model(
+            nodes, [value("x0", FLOAT, [1, 4])], [value("x4", FLOAT, [1, 4])], {"w": np.eye(4, dtype=np.float32)}
+        )
+    )
 
 
 @pytest.fixture
@@ -215,6 +222,19 @@ def test_a_broken_accelerator_is_an_error_with_its_reason(stack: Graph, monkeypa
     with pytest.raises(ProviderError, match="does not work on this machine: no driver") as caught:
         profile(stack, 1, "cuda")
     assert "chrion[cuda]" in caught.value.hint
+
+
+@pytest.mark.usefixtures("cache")
+def test_the_plain_session_is_measured_unless_it_cannot_run(stack: Graph) -> None:
+    """The fastest number of threads and its latency are stored by the digest of the graph."""
+    [(digest, latency)] = profile(stack, 2).plain.items()
+    assert digest == stack.digest
+    assert latency.threads in {1, 2}
+    assert 0 < latency.latency_ms < 1000
+    assert profile(stack, 2, plain=False).plain == {}
+    positive = [node("Gather", ["x", "i"], ["y"])]  # synthetic indices are zeros, which an empty table does not have
+    empty = load(make_model(positive, [value("x", FLOAT, [0, 2]), value("i", INT64, [1])], [value("y", FLOAT, [1, 2])]))
+    assert measure_plain_latency(empty, 2) is None
 
 
 def test_free_dimensions_are_refused() -> None:

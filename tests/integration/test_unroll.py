@@ -17,7 +17,7 @@ from chrion.graph.recurrent import chunk_choices, unroll, unrollable
 from chrion.hardware import hardware
 from chrion.profiler.hardware_profile import estimate_profile
 from chrion.zoo import build
-from helpers import FLOAT, make_model, node, value
+from helpers import FLOAT, branches, make_model, node, value
 from property_tests import examples
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
@@ -143,10 +143,11 @@ def test_layers_follow_each_other_chunk_by_chunk() -> None:
 
 
 def test_chunk_choices_are_few_and_below_the_length() -> None:
-    """Choices are fractions of the sequence; the whole sequence is a choice for bidirectional operators only."""
+    """Choices are fractions of the sequence; the whole sequence is one if that changes the graph."""
     one = chrion.load(build("lstm", {"layers": 1, "seq": 96, "batch": 1, "io": 8, "chunk": 96}))
     assert chunk_choices(one) == (48, 32, 24, 16, 12, 8)
-    assert chunk_choices(chrion.load(build("lstm", {"layers": 1, "seq": 4, "batch": 1, "io": 8}))) == ()
+    assert chunk_choices(chrion.load(build("lstm", {"layers": 1, "seq": 4, "batch": 1, "io": 8}))) == (4, 2, 1)
+    assert chunk_choices(chrion.load(branches())) == ()
     assert chunk_choices(chrion.load(operator("LSTM", "bidirectional"))) == (12, 6, 4, 3, 2, 1)
 
 

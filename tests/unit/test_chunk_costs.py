@@ -37,7 +37,7 @@ def test_affine_costs_are_interpolated_exactly(folded: Graph, *, accelerator: bo
     """Costs of chunk lengths that were not measured are those of the affine function; all operators have costs."""
     choices = chunk_choices(folded)
     known: dict[str, OperatorCost] = affine_costs(folded.dag, accelerator=accelerator)
-    for chunk in measured_chunks(choices):
+    for chunk in measured_chunks(folded):
         known |= affine_costs(unroll(folded, chunk).dag, accelerator=accelerator)
     dags = [unroll(folded, chunk).dag for chunk in choices]
     found = interpolate(dags, known)
@@ -79,7 +79,12 @@ def test_costs_are_never_negative(folded: Graph) -> None:
 
 
 def test_the_shortest_and_the_longest_chunk_are_measured() -> None:
-    """A single choice is measured once."""
-    assert measured_chunks((48, 32, 24, 8)) == (48, 8)
-    assert measured_chunks((48,)) == (48,)
-    assert measured_chunks(()) == ()
+    """A single choice is measured once; of an unfolded network, the folded form is measured, too."""
+
+    def measured(**parameters: int) -> tuple[int, ...]:
+        return measured_chunks(load(build("lstm", {"layers": 1, "batch": 1, "io": 8, **parameters})))
+
+    assert measured(seq=96, chunk=96) == (48, 8)
+    assert measured(seq=2, chunk=2) == (1,)
+    assert measured(seq=1, chunk=1) == ()
+    assert measured(seq=96, chunk=1) == (96, 48, 8)

@@ -106,6 +106,7 @@ LATER = (
     "memory",
     "origin",
     "cpu_only_cores",
+    "cpu_only_measured",
     "model_operators",
     "native",
     "priced",

@@ -15,8 +15,8 @@ from chrion import Graph, Profile, load, partition
 from chrion.errors import OptionError
 from chrion.graph.recurrent import chunk_choices, unroll
 from chrion.profiler import CopyCost
-from chrion.profiler.profiles import OperatorCost
-from chrion.scheduler import DEFAULT_POLICY
+from chrion.profiler.profiles import OperatorCost, PlainLatency
+from chrion.scheduler import DEFAULT_POLICY, Prediction
 from chrion.scheduler.plan_options import PlanOptions
 from chrion.scheduler.planner import Planner
 from chrion.scheduler.priced_memory import MEMORIES
@@ -97,6 +97,21 @@ def test_alpha_that_changes_nothing_is_a_remark_with_the_reason(graph: Graph, pr
     )
     alone = replace(profile, accelerator=None)
     assert partition(graph, alone, alpha=1.0).remarks == ("alpha changes nothing: there is no accelerator",)
+
+
+def test_a_plan_is_compared_with_the_measured_plain_session(graph: Graph, profile: Profile) -> None:
+    """A plan that is predicted to lose to it says so, by how much, and what to use; one that wins says nothing."""
+    fastest_ms = partition(graph, profile).predicted.latency_ms
+    for plain_ms, remarks in ((fastest_ms * 2, []), (fastest_ms, []), (fastest_ms / 1.25, ["25 % slower"])):
+        plain = {graph.digest: PlainLatency(1, plain_ms)}
+        plan = partition(graph, replace(profile, plain=plain))
+        assert plan.cpu_only == Prediction(plain_ms, 0.0, 0.0)
+        assert (plan.cpu_only_measured, plan.cpu_only_cores) == (True, 1)
+        assert [remark.partition(" than plain")[0][-11:] for remark in plan.remarks] == remarks
+    other = partition(graph, replace(profile, plain={"another graph": PlainLatency(1, 0.0)}))
+    assert not other.cpu_only_measured
+    wide = partition(graph, replace(profile, plain={graph.digest: PlainLatency(2, 0.0)}), cores=1)
+    assert not wide.cpu_only_measured  # it would use more cores than the plan may
 
 
 def test_operators_are_counted_with_the_chunk_length() -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from chrion.errors import ProfileError
 from chrion.graph import Dag
 from chrion.profiler import CopyCost, OperatorCost, Profile
+from chrion.profiler.profiles import PlainLatency
 from helpers import MACHINE
 
 NAN, INFINITE = float("nan"), float("inf")
@@ -34,6 +35,7 @@ PROFILE = Profile(
     cache_bytes=1 << 20,
     reload_ms_per_byte=5e-8,
     wake_ms=0.03,
+    plain={"a digest": PlainLatency(2, 1.5)},
     notes=("a note",),
 )
 DAG = Dag.from_edges(2, [(0, 1)], [4_000_000])
@@ -138,7 +140,7 @@ def test_missing_signatures_are_estimated_from_their_type() -> None:
 
 
 #: The fingerprint follows from the machine, and files of the first release have no figures of caches.
-NOT_NEEDED = {"fingerprint", "wake_ms", "cache_bytes", "reload_ms_per_byte"}
+NOT_NEEDED = {"fingerprint", "plain", "wake_ms", "cache_bytes", "reload_ms_per_byte"}
 
 
 @pytest.mark.parametrize("key", [k for k in json.loads(PROFILE.to_json()) if k not in NOT_NEEDED])
@@ -173,6 +175,10 @@ def test_a_missing_key_is_refused(tmp_path: Path, key: str) -> None:
         ("cache_bytes", "1M"),
         ("reload_ms_per_byte", NAN),
         ("notes", 7),
+        ("plain", []),
+        ("plain", {"a digest": {"threads": 0, "latency_ms": 1.0}}),
+        ("plain", {"a digest": {"threads": 1, "latency_ms": NAN}}),
+        ("plain", {"a digest": {"threads": 1}}),
     ],
 )
 def test_a_damaged_value_is_refused(tmp_path: Path, key: str, value: Any) -> None:

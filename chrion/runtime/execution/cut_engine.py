@@ -86,7 +86,7 @@ class CutEngine:
         require_tensors(graph)
         self._provider_options = provider_options
         self._accelerator = accelerator = _open_accelerator(plan, provider_options)
-        if len(plan.segments) < 2:  # a plain session serves it on the accelerator, which therefore has to work
+        if plan.is_plain:  # a plain session serves it on the accelerator, which therefore has to work
             raise CannotCutError("the plan runs the whole model as one segment")
         self.plan = plan
         self._reload = reload

@@ -246,7 +246,7 @@ class EngineSelector:
         """Time the plans with the best predictions against the plain sessions."""
         other_work = OtherWork()
         made = self._plans(graph)
-        parallel = (plan for plan in made if len(plan.segments) > 1)
+        parallel = (plan for plan in made if not plan.is_plain)
         plans = {plan_name(at): plan for at, plan in enumerate(parallel, start=1)}
         candidate = self._live_candidate(graph, plans)
         if self._live and candidate and other_work.is_busy():
@@ -275,7 +275,7 @@ class EngineSelector:
     def _plans(self, graph: Graph) -> list[Plan]:
         config = self._config
         if self._profile is None:
-            self._profile = profile(graph, config.lanes, self._usable_accelerator(graph))
+            self._profile = profile(graph, config.lanes, self._usable_accelerator(graph), plain=False)
         usable = replace(self._profile, accelerator=None) if self._lost else self._profile
         near = find_near_plan(self.known.earlier_plans(graph), graph, usable)
         if near and is_near_optimal(near):

@@ -84,13 +84,13 @@ class PortfolioSearch:
         initial_ms: The latency of the fastest initial solution.
 
     Args:
-        variants: Each variant's operators and costs; None for the graph itself.
+        variants: Each variant's operators and costs; None for the graph as it is.
     """
 
     def __init__(self, variants: Mapping[Variant, tuple[Dag, Costs]]) -> None:
         self._variants = variants
         self._facts = {chunk: GraphFacts(dag, costs) for chunk, (dag, costs) in variants.items()}
-        dag, costs = variants[None]
+        dag, costs = next(iter(variants.values()))
         self._scale = balanced_alpha(costs)
         self.initial_ms = math.inf
         solved: list[tuple[Costs, dict[Variant, list[Solution]]]] = []
@@ -251,21 +251,38 @@ def balanced_alpha(costs: Costs) -> float:
     return sum(times) / memory_mb if memory_mb else 1.0
 
 
-def variants_of(graph: Graph, *, accelerator: bool) -> dict[Variant, Graph]:
-    """Return the graph itself, with every promising chunk length and, for an accelerator, trees as tensors."""
-    variants: dict[Variant, Graph] = {None: graph}
-    variants.update({chunk: unroll(graph, chunk) for chunk in chunk_choices(graph)})
-    if accelerator:
+def variants_of(task: PlanningTask) -> dict[Variant, Graph]:
+    """Return the graph as it is, with every promising chunk length and, for an accelerator, trees as tensors.
+
+    A variant whose costs are estimates does not compete with a graph whose costs were measured: a profile of the cells
+    of an unfolded network does not have the costs of the folded one.
+    """
+    graph = task.graph
+    variants: dict[Variant, Graph] = {chunk: unroll(graph, chunk) for chunk in chunk_choices(graph)}
+    if task.costs_of(graph.dag).accelerator_ms is not None:
         variants.update(tree_variants(graph))
-    return variants
+    if task.is_profiled(graph.dag):
+        variants = {name: variant for name, variant in variants.items() if task.is_profiled(variant.dag)}
+    return {None: graph, **variants}
+
+
+def promising(variants: Mapping[Variant, tuple[Dag, Costs]]) -> dict[Variant, tuple[Dag, Costs]]:
+    """Return the variants that may have the fastest solution: their lower bound is not above HEFT for another one."""
+    bounds_ms = {name: machine_bound_ms(dag, costs) for name, (dag, costs) in variants.items()}
+    nearest = min(bounds_ms, key=lambda name: bounds_ms[name])
+    dag, costs = variants[nearest]
+    heft = InitialSolutions(GraphFacts(dag, costs), costs, by_units_only=isinstance(nearest, int)).by_finish([0.0])
+    fastest_ms = min((s.timeline.latency_ms for s in heft), default=math.inf)
+    return {name: variant for name, variant in variants.items() if bounds_ms[name] <= fastest_ms}
 
 
 def search_variants(task: PlanningTask) -> list[VariantSolution]:
     """Return all solutions of the default policy, with the paper's own selection at each of the task's prices."""
-    graph = task.graph
-    graphs = variants_of(graph, accelerator=task.costs_of(graph.dag).accelerator_ms is not None)
+    graph, graphs = task.graph, variants_of(task)
     costs = {chunk: task.costs_of(variant.dag) for chunk, variant in graphs.items()}
     variants = {chunk: (variant.dag, costs[chunk]) for chunk, variant in graphs.items()}
+    if task.fastest_only and len(variants) > 1:
+        variants = promising(variants)
     published = published_solutions(variants, task.slo_ms, fastest_only=task.fastest_only)
     if published:
         log.info("model %s: no search, since HEFT is near the lower bound of the latency", graph.name)

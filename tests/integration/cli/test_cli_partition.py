@@ -126,12 +126,23 @@ def test_the_table_has_the_baselines_beside_the_plan(cli: Chrion, lstm: Path) ->
     assert out.splitlines()[-1] == "next: chrion report lstm.plan.json --html lstm.timeline.html"
 
 
-def test_without_an_accelerator_the_reference_is_a_prediction(cli: Chrion, tmp_path: Path) -> None:
-    """The output says what the table compares with, and how to measure the plan beside plain onnxruntime."""
+def test_without_an_accelerator_the_reference_is_a_plain_session(cli: Chrion, tmp_path: Path) -> None:
+    """The output says what the table compares with, and how to measure the plan beside plain onnxruntime.
+
+    With a profile of another machine, or an older one, the reference is a prediction.
+    """
     onnx.save(free_branches(), tmp_path / "a model.onnx")
     code, out, _ = cli("partition", "a model.onnx", "--shape", "batch=2", "--cores", "2", "-o", "p.json")
     assert code == 0
-    assert "vs. CPU only: both are predictions; chrion bench compares with plain onnxruntime" in out
+    plan = Plan.load("p.json")
+    assert plan.cpu_only_measured
+    assert plan.cpu_only_cores in {1, 2}
+    assert f"CPU only: plain onnxruntime with {plan.cpu_only_cores} thread" in out
+    assert plan.cpu_only is not None
+    loses = plan.predicted.latency_ms > 1.01 * plan.cpu_only.latency_ms
+    assert ("slower than plain onnxruntime" in out) == loses
+    given = ("a model.onnx", "--shape", "batch=2", "--hardware", "epyc-16", "--cores", "2", "-o", "estimated.json")
+    assert "vs. CPU only: both are predictions; chrion bench compares" in cli("partition", *given)[1]
     assert "--profile gtx1080ti-paper" not in out
     commands = out.splitlines()[-1].removeprefix("next: ").split("; ")
     assert commands[0] == "chrion bench 'a model.onnx' --shape batch=2 --plan p.json"
