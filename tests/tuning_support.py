@@ -34,7 +34,7 @@ def alternate(graph: Graph) -> Decision:
     return Decision("plan 1", fixed_plan(graph, alternating_lanes(graph)), "by the test")
 
 
-def invented_profile(graph: Graph, *_: object, accelerator: str | None = None) -> Profile:
+def invented_profile(graph: Graph, *_: object, accelerator: str | None = None, **__: bool) -> Profile:
     """Return a profile of two cores in which each operator takes 1 ms on any device, and a handoff 1 us."""
     on_device_ms = 1.0 if accelerator else None
     pairs = zip(graph.dag.signatures, graph.dag.op_types, strict=True)

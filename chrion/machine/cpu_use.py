@@ -49,6 +49,17 @@ def cpu_use(cpus: Collection[int] | None) -> CpuUse:
     return CpuUse(time.perf_counter(), all_s, time.process_time())
 
 
+def cores_in_use(before: CpuUse, cpus: Collection[int] | None) -> float | None:
+    """Return the number of cores that all processes together have used since a measurement of some CPUs.
+
+    Returns:
+        None if the measurement is too recent, or if the system does not count CPU time.
+    """
+    now = cpu_use(cpus)
+    took_s = now.now_s - before.now_s
+    return (now.all_s - before.all_s) / took_s if now.all_s and took_s >= _MIN_S else None
+
+
 class OtherWork:
     """The use of cores by other processes since its creation.
 

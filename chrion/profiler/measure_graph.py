@@ -6,6 +6,7 @@ import logging
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,8 @@ _TOGETHER, _TOGETHER_BYTES = 16, 64e6
 
 #: A function that is called after each operator with the number done, the total number, and the type of the last one.
 Progress = Callable[[int, int, str], None]
+#: Measures operators by their indices: :func:`measure_operators` for some cores and devices.
+Measure = Callable[[Extractor, Sequence[int], Mapping[str, np.ndarray[Any, Any]]], dict[int, OperatorCost]]
 #: A graph and the index of an operator.
 Operator = tuple[Graph, int]
 
@@ -57,6 +60,7 @@ def profile(  # noqa: PLR0913 - optional arguments are keyword-only
     *,
     progress: Progress | None = None,
     fresh: bool = False,
+    brief: bool = False,
     variants: Sequence[Graph] = (),
 ) -> Profile:
     """Measure the costs of a graph's operators on this machine.
@@ -71,6 +75,8 @@ def profile(  # noqa: PLR0913 - optional arguments are keyword-only
             works on this machine; None to measure CPU cores only.
         progress: A function that is called after each measured signature.
         fresh: Measure all operators, even those in the cache of measurements.
+        brief: Measure in a fraction of the time, without looking for other processes, beside which measurements are
+            made anyway. They are not cached.
         variants: Further graphs to measure, such as the graph with merged operators.
 
     Returns:
@@ -94,13 +100,16 @@ def profile(  # noqa: PLR0913 - optional arguments are keyword-only
     first = representatives(graph, measured_chunks(choices), variants)
     known = {} if fresh else {s: cost for s in first if (cost := cache.get(s)) is not None}
     unknown = [operator for signature, operator in first.items() if signature not in known]
-    measured, interference = _measure_into(cache, unknown, lanes, device, progress)
+    measure = partial(measure_operators, cores=lanes, device=device, brief=brief)
+    monitor = UsageMonitor(lanes) if unknown and not brief else None
+    measured, interference = _measure_into(cache, unknown, measure, monitor, progress)
     known |= measured
     if not known and len(graph.dag):
         raise ModelError(f"model {graph.name}: none of its operators could be measured")
     known |= interpolate((unroll(graph, chunk).dag for chunk in choices), known)
     handoff_ms, dispatch_ms = measure_handoff_ms(lanes, python_lanes=device is not None)
     cache_bytes = min(map(private_cache_bytes, lanes))
+    rounds = {"rounds": 1} if brief else {}
     copies = measure_copies(device, handoff_ms) if device else CopyCosts()
     return Profile(
         machine=machine,
@@ -113,9 +122,9 @@ def profile(  # noqa: PLR0913 - optional arguments are keyword-only
         pageable_download=copies.pageable_download,
         handoff_ms=handoff_ms,
         dispatch_ms=dispatch_ms,
-        wake_ms=measure_wake_ms(lanes),
+        wake_ms=measure_wake_ms(lanes, **rounds),
         cache_bytes=cache_bytes,
-        reload_ms_per_byte=measure_reload_ms_per_byte(lanes, cache_bytes),
+        reload_ms_per_byte=measure_reload_ms_per_byte(lanes, cache_bytes, **rounds),
         base_memory_mb=(probe_provider(provider).memory_mb or 0.0) if provider else 0.0,
         interference=interference,
     )
@@ -164,8 +173,8 @@ def _example_shapes(graph: Graph) -> dict[str, tuple[int, ...]]:
 def _measure_into(
     cache: MeasurementCache,
     operators: Sequence[Operator],
-    lanes: tuple[int, ...],
-    device: Device | None,
+    measure: Measure,
+    monitor: UsageMonitor | None,
     progress: Progress | None,
 ) -> tuple[dict[str, OperatorCost], bool]:
     """Return the costs of operators by signature, and whether other processes used the cores.
@@ -173,7 +182,7 @@ def _measure_into(
     The cache keeps the costs that no other process disturbed.
     """
     costs, interference = {}, False
-    for signature, cost, undisturbed in _measure(operators, lanes, device, progress):
+    for signature, cost, undisturbed in _measure(operators, measure, monitor, progress):
         costs[signature] = cost
         if undisturbed:
             cache.put(signature, cost)
@@ -183,10 +192,9 @@ def _measure_into(
 
 
 def _measure(
-    operators: Sequence[Operator], lanes: tuple[int, ...], device: Device | None, progress: Progress | None
+    operators: Sequence[Operator], measure: Measure, monitor: UsageMonitor | None, progress: Progress | None
 ) -> Iterator[tuple[str, OperatorCost, bool]]:
-    """Yield signatures, their costs, and whether no other process used the cores meanwhile."""
-    monitor = UsageMonitor(lanes) if operators else None
+    """Yield signatures, their costs, and whether it is known that no other process used the cores meanwhile."""
     by_graph: dict[Graph, list[int]] = {}
     for graph, i in operators:
         by_graph.setdefault(graph, []).append(i)
@@ -195,8 +203,8 @@ def _measure(
         extractor = Extractor(graph)
         feeds = captured_inputs(graph, extractor, indices)
         for batch in batches(graph, indices):
-            costs = measure_operators(extractor, batch, feeds, lanes, device)
-            before, undisturbed = undisturbed, not (monitor and monitor.has_interference())
+            costs = measure(extractor, batch, feeds)
+            before, undisturbed = undisturbed, monitor is not None and not monitor.has_interference()
             for i, cost in costs.items():
                 yield graph.dag.signatures[i], cost, before and undisturbed
             for i in batch:
@@ -221,12 +229,14 @@ def batches(
         yield batch
 
 
-def measure_operators(
+def measure_operators(  # noqa: PLR0913 - optional arguments are keyword-only
     extractor: Extractor,
     operators: Sequence[int],
     feeds: Mapping[str, np.ndarray[Any, Any]],
     cores: Sequence[int],
     device: Device | None,
+    *,
+    brief: bool = False,
 ) -> dict[int, OperatorCost]:
     """Measure operators for 1 to k busy cores, on several cores together, and on the accelerator.
 
@@ -236,6 +246,7 @@ def measure_operators(
         feeds: The arrays of :func:`captured_inputs`.
         cores: The k cores.
         device: The accelerator, or None.
+        brief: Whether to measure in a single round.
 
     Returns:
         The costs by index. Operators that onnxruntime cannot run alone are logged and left out.
@@ -250,7 +261,9 @@ def measure_operators(
     native = {i: bench for i in benches if (bench := _native_bench(extractor, i, feeds))}
     busy = _busy_counts(len(cores))
     wide = [cores[:width] for width in measured_widths(len(cores))]
-    samples = time_in_rounds([*benches.values(), *native.values()], [cores[:count] for count in busy], wide)
+    samples = time_in_rounds(
+        [*benches.values(), *native.values()], [cores[:count] for count in busy], wide, brief=brief
+    )
     native_ms = {i: _times_ms(own, busy, len(cores)) for i, own in zip(native, samples[len(benches) :], strict=True)}
     costs = {}
     for i, operator_samples in zip(benches, samples[: len(benches)], strict=True):

@@ -212,7 +212,11 @@ class _OperatorSession:
 
 
 def time_in_rounds(
-    benches: Sequence[OperatorBench], sets: Sequence[Sequence[int]], wide: Sequence[Sequence[int]] = ()
+    benches: Sequence[OperatorBench],
+    sets: Sequence[Sequence[int]],
+    wide: Sequence[Sequence[int]] = (),
+    *,
+    brief: bool = False,
 ) -> list[list[OperatorSample]]:
     """Time several operators alternately, each of them on several sets of cores.
 
@@ -220,6 +224,7 @@ def time_in_rounds(
         benches: The operators.
         sets: Sets of cores that are busy at the same time; an empty one stands for the calling thread.
         wide: Sets of cores that run one operator together. Short operators are not timed on them.
+        brief: Whether a single round has to suffice.
 
     Returns:
         A sample for each operator and set, and for each wide set if it was timed on those.
@@ -227,7 +232,7 @@ def time_in_rounds(
     actions = [[partial(bench.time, cores) for cores in sets] + _wide_actions(bench, wide) for bench in benches]
     windows: list[list[list[list[float]]]] = [[[] for _ in own] for own in actions]
     took_s = [0.0] * len(benches)
-    for done in range(_ROUNDS):
+    for done in range(1 if brief else _ROUNDS):
         for at, own in enumerate(actions):
             if done >= _MIN_ROUNDS and took_s[at] > _LONG_S:
                 continue
@@ -254,7 +259,7 @@ def _wide_actions(bench: OperatorBench, wide: Sequence[Sequence[int]]) -> list[C
 def _sample(windows: Sequence[Sequence[float]]) -> OperatorSample:
     """Return the least lower quartile of the windows, and the spread over all of their calls."""
     times = [ms for window in windows for ms in window]
-    low, median, high = statistics.quantiles(times, n=4)
+    low, median, high = statistics.quantiles(times, n=4) if len(times) > 1 else times * 3
     lowest = min(
         statistics.quantiles(window, n=4, method="inclusive")[0] if len(window) > 1 else window[0] for window in windows
     )

@@ -20,11 +20,12 @@ _ROWS, _SIDE = 64, 512
 _ROUNDS, _CALLS = 4, 60
 
 
-def measure_wake_ms(cores: Sequence[int]) -> float:
+def measure_wake_ms(cores: Sequence[int], rounds: int = _ROUNDS) -> float:
     """Measure how much longer a matrix product on two cores takes if the second thread has to be woken.
 
     Args:
         cores: Logical CPUs, of which the first two are used.
+        rounds: Number of rounds.
 
     Returns:
         The difference in ms, 0 or more; 0 with a single core.
@@ -40,9 +41,9 @@ def measure_wake_ms(cores: Sequence[int]) -> float:
         return statistics.quantiles(time_calls(lambda: session.run(None, {"x": x}), _CALLS), n=4)[0]
 
     def difference_ms() -> float:
-        rounds = [(lower_quartile_ms(spinning=False), lower_quartile_ms(spinning=True)) for _ in range(_ROUNDS)]
+        pairs = [(lower_quartile_ms(spinning=False), lower_quartile_ms(spinning=True)) for _ in range(rounds)]
         # Interference only adds time. The median of the wake-ups counts, since they vary.
-        return statistics.median(woken for woken, _ in rounds) - min(spun for _, spun in rounds)
+        return statistics.median(woken for woken, _ in pairs) - min(spun for _, spun in pairs)
 
     [wake_ms] = run_on_cores(cores[:1], difference_ms)
     return max(0.0, wake_ms)

@@ -42,7 +42,7 @@ def parallel_model(*, joined: bool = False) -> onnx.ModelProto:
     return make_model(nodes, [value("x", FLOAT, ["rows", WIDTH])], outputs, weights)
 
 
-def measure(graph: Graph, *_: object) -> Profile:
+def measure(graph: Graph, *_: object, **__: bool) -> Profile:
     """Return a profile in which an operator takes 1 us for each row, and a handoff 20 us."""
     pairs = zip(graph.dag.signatures, graph.dag.output_bytes, strict=True)
     costs = {s: OperatorCost("MatMul", (ms, ms)) for s, size in pairs if (ms := size / (4 * WIDTH) * 1e-3)}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import json
 import logging
+import os
+import shutil
 import threading
 import time
 import weakref
@@ -17,7 +19,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from chrion import HybridSession, load
+from chrion import HybridSession, load, zoo
 from chrion.common.files import cache_folder
 from chrion.errors import OptionError, ProviderError, UnsafeModelError
 from chrion.graph.model import Graph
@@ -224,6 +226,35 @@ def test_decisions_made_now_serve_sessions_in_every_mode(monkeypatch: pytest.Mon
     assert serve("never")
     assert serve("background")
     assert len(decided) == 1
+
+
+def test_a_model_that_is_copied_touched_or_trained_further_keeps_its_decision(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The plan runs with the weights of each session's own file; another graph has no decision."""
+    decide_by(monkeypatch, alternate)
+    path, copy = tmp_path / "m.onnx", tmp_path / "copy.onnx"
+    model = zoo.build("lstm", {"layers": 2, "batch": 1, "io": 32, "seq": 4, "chunk": 4})
+    onnx.save(model, path)
+    with HybridSession(path, tune="now") as session:
+        assert session.plan is not None
+        feed = {info.name: np.ones(info.shape, np.float32) for info in session.get_inputs()}
+    for weight in model.graph.initializer:
+        if len(weight.raw_data) > 1024:
+            weight.raw_data = np.flip(np.frombuffer(weight.raw_data, np.float32)).tobytes()
+    onnx.save(model, tmp_path / "trained.onnx")
+    shutil.copy(path, copy)
+    os.utime(path, (1.0, 2.0))
+    for known in (path, copy, tmp_path / "trained.onnx"):
+        with HybridSession(known, tune="never") as session:
+            assert session.wait_until_tuned(30)
+            assert session.plan is not None, known
+            assert_same_as_plain(session, str(known), feed)
+    model.graph.node[0].name = "another"
+    onnx.save(model, path)
+    with HybridSession(path, tune="never") as session:
+        assert session.wait_until_tuned(30)
+        assert session.plan is None
 
 
 def test_the_environment_sets_the_default(monkeypatch: pytest.MonkeyPatch, tuned_shapes: list[NamedShapes]) -> None:

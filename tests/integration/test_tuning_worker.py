@@ -35,7 +35,7 @@ def ask(
     source: str | bytes, *questions: Mapping[str, Sequence[int]], anew: bool = False
 ) -> list[Decision | dict[str, Any]]:
     """Return the worker's decisions on sets of shapes; its answer where it makes none."""
-    lines = [json.dumps({"shapes": shapes, "anew": anew}).encode() + b"\n" for shapes in questions]
+    lines = [json.dumps({"shapes": shapes, "anew": anew, "busy": False}).encode() + b"\n" for shapes in questions]
     found = list(answers(io.BytesIO(b"".join([*config_to_data(config_of(source)), *lines]))))
     return [decision_from_json(answer["decision"]) if "decision" in answer else answer for answer in found]
 
@@ -51,7 +51,6 @@ def test_each_set_of_shapes_has_an_answer(monkeypatch: pytest.MonkeyPatch, tmp_p
         assert isinstance(decision, Decision)
         assert decision.plan == alternate(load(path, {"x": (rows, 4)})).plan
         assert decision.footprint == (Footprint(100.0, 12.0) if can_measure() else None)
-        assert decision.files == ((str(path), path.stat().st_size, path.stat().st_mtime_ns),)
     assert list(failed) == ["failure"]  # type: ignore[call-overload]
     assert len(decided) == 2
 
@@ -63,7 +62,7 @@ def test_a_model_given_as_bytes_is_decided_on_once(monkeypatch: pytest.MonkeyPat
     for anew, count in ((False, 1), (False, 1), (True, 2)):
         (found,) = ask(source, {}, anew=anew)
         assert isinstance(found, Decision)
-        assert (found.winner, found.files) == ("plan 1", ())
+        assert found.winner == "plan 1"
         assert len(decided) == count
 
 
@@ -123,8 +122,8 @@ def test_the_client_sends_the_model_once(monkeypatch: pytest.MonkeyPatch, tmp_pa
     lines = received.read_bytes().removeprefix(sent).splitlines()
     assert received.read_bytes().startswith(sent)
     assert [json.loads(line) for line in lines] == [
-        {"shapes": {"x": [2, 4]}, "anew": False},
-        {"shapes": {"x": [3, 4]}, "anew": True},
+        {"shapes": {"x": [2, 4]}, "anew": False, "busy": False},
+        {"shapes": {"x": [3, 4]}, "anew": True, "busy": False},
     ]
 
 

@@ -181,7 +181,7 @@ def decide_by(monkeypatch: pytest.MonkeyPatch, decide: Decide) -> list[Graph]:
     """Replace profiling, planning and comparing in this process; return the list of the graphs decided on."""
     graphs: list[Graph] = []
 
-    def compare(_: EngineSelector, graph: Graph) -> Decision:
+    def compare(_: EngineSelector, graph: Graph, **__: bool) -> Decision:
         graphs.append(graph)
         return decide(graph)
 
@@ -205,7 +205,7 @@ def replace_tuning_process(
     asked: list[NamedShapes] = []
 
     class StandIn:
-        def __init__(self, config: SessionConfig) -> None:
+        def __init__(self, config: SessionConfig, **_: bool) -> None:
             self._config = config
 
         def ask(self, shapes: NamedShapes, **_: bool) -> dict[str, Any]:
