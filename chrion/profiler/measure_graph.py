@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -27,6 +27,7 @@ from chrion.machine.cores import check_cores, physical_cores, private_cache_byte
 from chrion.native import operators_available
 from chrion.profiler.cache import MeasurementCache
 from chrion.profiler.chunk_costs import interpolate, measured_chunks, representatives
+from chrion.profiler.datasheet import KERNELS
 from chrion.profiler.handoff import measure_handoff_ms
 from chrion.profiler.interference import UsageMonitor
 from chrion.profiler.machine import this_machine
@@ -53,6 +54,28 @@ Measure = Callable[[Extractor, Sequence[int], Mapping[str, np.ndarray[Any, Any]]
 Operator = tuple[Graph, int]
 
 
+class Overheads(NamedTuple):
+    """Costs that do not depend on operators."""
+
+    handoff_ms: float
+    dispatch_ms: float
+    wake_ms: float
+    reload_ms_per_byte: float
+
+    @classmethod
+    def measure(cls, lanes: Sequence[int], cache_bytes: int, *, python_lanes: bool) -> Overheads:
+        """Measure them on some cores, whose private caches have a size."""
+        handoff_ms, dispatch_ms = measure_handoff_ms(lanes, python_lanes=python_lanes)
+        wake_ms, reload_ms_per_byte = measure_wake_ms(lanes), measure_reload_ms_per_byte(lanes, cache_bytes)
+        return cls(handoff_ms, dispatch_ms, wake_ms, reload_ms_per_byte)
+
+
+#: Typical overheads of native lanes: those of datasheets at 3 GHz, and 20 GB/s beyond the private cache.
+_TYPICAL = Overheads(
+    KERNELS.native_handoff_cycles / 3e6, KERNELS.native_dispatch_cycles / 3e6, KERNELS.wake_cycles / 3e6, 0.5e-7
+)
+
+
 def profile(  # noqa: PLR0913 - optional arguments are keyword-only
     graph: Graph,
     cores: int | None = None,
@@ -75,8 +98,9 @@ def profile(  # noqa: PLR0913 - optional arguments are keyword-only
             works on this machine; None to measure CPU cores only.
         progress: A function that is called after each measured signature.
         fresh: Measure all operators, even those in the cache of measurements.
-        brief: Measure in a fraction of the time, without looking for other processes, beside which measurements are
-            made anyway. They are not cached.
+        brief: Measure in a fraction of the time, and beside other work: the CPU time of operators in one thread, which
+            other processes hardly change. No slowdown between cores and no width is measured, overheads are typical
+            ones, and nothing is cached.
         variants: Further graphs to measure, such as the graph with merged operators.
 
     Returns:
@@ -107,10 +131,9 @@ def profile(  # noqa: PLR0913 - optional arguments are keyword-only
     if not known and len(graph.dag):
         raise ModelError(f"model {graph.name}: none of its operators could be measured")
     known |= interpolate((unroll(graph, chunk).dag for chunk in choices), known)
-    handoff_ms, dispatch_ms = measure_handoff_ms(lanes, python_lanes=device is not None)
     cache_bytes = min(map(private_cache_bytes, lanes))
-    rounds = {"rounds": 1} if brief else {}
-    copies = measure_copies(device, handoff_ms) if device else CopyCosts()
+    overheads = _TYPICAL if brief else Overheads.measure(lanes, cache_bytes, python_lanes=device is not None)
+    copies = measure_copies(device, overheads.handoff_ms) if device else CopyCosts()
     return Profile(
         machine=machine,
         cores=len(lanes),
@@ -120,11 +143,11 @@ def profile(  # noqa: PLR0913 - optional arguments are keyword-only
         download=copies.download,
         pageable_upload=copies.pageable_upload,
         pageable_download=copies.pageable_download,
-        handoff_ms=handoff_ms,
-        dispatch_ms=dispatch_ms,
-        wake_ms=measure_wake_ms(lanes, **rounds),
+        handoff_ms=overheads.handoff_ms,
+        dispatch_ms=overheads.dispatch_ms,
+        wake_ms=overheads.wake_ms,
         cache_bytes=cache_bytes,
-        reload_ms_per_byte=measure_reload_ms_per_byte(lanes, cache_bytes, **rounds),
+        reload_ms_per_byte=overheads.reload_ms_per_byte,
         base_memory_mb=(probe_provider(provider).memory_mb or 0.0) if provider else 0.0,
         interference=interference,
     )
@@ -246,7 +269,7 @@ def measure_operators(  # noqa: PLR0913 - optional arguments are keyword-only
         feeds: The arrays of :func:`captured_inputs`.
         cores: The k cores.
         device: The accelerator, or None.
-        brief: Whether to measure in a single round.
+        brief: Whether to measure in one round, and in one thread on any core.
 
     Returns:
         The costs by index. Operators that onnxruntime cannot run alone are logged and left out.
@@ -259,11 +282,13 @@ def measure_operators(  # noqa: PLR0913 - optional arguments are keyword-only
         except Exception as error:  # noqa: BLE001 - any error of a kernel; the operator's costs are then estimated
             log.warning("operator %s is not measured: %s", dag.names[i], first_line(error))
     native = {i: bench for i in benches if (bench := _native_bench(extractor, i, feeds))}
-    busy = _busy_counts(len(cores))
-    wide = [cores[:width] for width in measured_widths(len(cores))]
-    samples = time_in_rounds(
-        [*benches.values(), *native.values()], [cores[:count] for count in busy], wide, brief=brief
-    )
+    busy = [1] if brief else _busy_counts(len(cores))
+    if brief:
+        samples = [[bench.time_briefly()] for bench in (*benches.values(), *native.values())]
+    else:
+        wide = [cores[:width] for width in measured_widths(len(cores))]
+        sets = [cores[:count] for count in busy]
+        samples = time_in_rounds([*benches.values(), *native.values()], sets, wide)
     native_ms = {i: _times_ms(own, busy, len(cores)) for i, own in zip(native, samples[len(benches) :], strict=True)}
     costs = {}
     for i, operator_samples in zip(benches, samples[: len(benches)], strict=True):

@@ -126,6 +126,11 @@ class OperatorBench:
         calls = self._copies.time_on(cores) if cores else self._copies.time(_MIN_CALLS, _WINDOW_S)
         return [ms / self.copies for ms in calls]
 
+    def time_briefly(self) -> OperatorSample:
+        """Measure the operator's CPU time in the calling thread in one window, which suffices beside other work."""
+        calls = self._copies.time(_MIN_CALLS, _WINDOW_S, time.thread_time)
+        return _sample([[ms / self.copies for ms in calls]])
+
     def time_wide(self, cores: Sequence[int]) -> list[float]:
         """Return the operator's times in ms in one window, each run on all of ``cores`` together.
 
@@ -190,16 +195,18 @@ class _OperatorSession:
             binding.bind_output(name, self._device.name)
         return binding
 
-    def time(self, min_calls: int, window_s: float) -> list[float]:
-        """Call repeatedly for ``window_s``, and at least ``min_calls`` times; return the times in ms."""
-        return self._calls(self._bound(self._session), min_calls, window_s)
+    def time(self, min_calls: int, window_s: float, clock: Callable[[], float] = time.perf_counter) -> list[float]:
+        """Call repeatedly for ``window_s``, and at least ``min_calls`` times; return the times in ms by a clock."""
+        return self._calls(self._bound(self._session), min_calls, window_s, clock)
 
     def time_on(self, cores: Sequence[int], min_calls: int = _MIN_CALLS) -> list[float]:
         """Call on several pinned threads at the same time; return the times of all in ms."""
-        times = run_on_cores(cores, lambda: self._calls(self._bound(self._session), min_calls, _WINDOW_S))
+        times = run_on_cores(
+            cores, lambda: self._calls(self._bound(self._session), min_calls, _WINDOW_S, time.perf_counter)
+        )
         return [ms for own in times for ms in own]
 
-    def _calls(self, binding: Any, min_calls: int, window_s: float) -> list[float]:
+    def _calls(self, binding: Any, min_calls: int, window_s: float, clock: Callable[[], float]) -> list[float]:
         run, fence = self._session.run_with_iobinding, self._device.fence
 
         def call() -> None:
@@ -208,15 +215,11 @@ class _OperatorSession:
             fence()
 
         binding.synchronize_inputs()
-        return time_calls_until(call, time.perf_counter() + window_s, min_calls)
+        return time_calls_until(call, clock() + window_s, min_calls, clock)
 
 
 def time_in_rounds(
-    benches: Sequence[OperatorBench],
-    sets: Sequence[Sequence[int]],
-    wide: Sequence[Sequence[int]] = (),
-    *,
-    brief: bool = False,
+    benches: Sequence[OperatorBench], sets: Sequence[Sequence[int]], wide: Sequence[Sequence[int]] = ()
 ) -> list[list[OperatorSample]]:
     """Time several operators alternately, each of them on several sets of cores.
 
@@ -224,7 +227,6 @@ def time_in_rounds(
         benches: The operators.
         sets: Sets of cores that are busy at the same time; an empty one stands for the calling thread.
         wide: Sets of cores that run one operator together. Short operators are not timed on them.
-        brief: Whether a single round has to suffice.
 
     Returns:
         A sample for each operator and set, and for each wide set if it was timed on those.
@@ -232,7 +234,7 @@ def time_in_rounds(
     actions = [[partial(bench.time, cores) for cores in sets] + _wide_actions(bench, wide) for bench in benches]
     windows: list[list[list[list[float]]]] = [[[] for _ in own] for own in actions]
     took_s = [0.0] * len(benches)
-    for done in range(1 if brief else _ROUNDS):
+    for done in range(_ROUNDS):
         for at, own in enumerate(actions):
             if done >= _MIN_ROUNDS and took_s[at] > _LONG_S:
                 continue
@@ -259,7 +261,7 @@ def _wide_actions(bench: OperatorBench, wide: Sequence[Sequence[int]]) -> list[C
 def _sample(windows: Sequence[Sequence[float]]) -> OperatorSample:
     """Return the least lower quartile of the windows, and the spread over all of their calls."""
     times = [ms for window in windows for ms in window]
-    low, median, high = statistics.quantiles(times, n=4) if len(times) > 1 else times * 3
+    low, median, high = statistics.quantiles(times, n=4)
     lowest = min(
         statistics.quantiles(window, n=4, method="inclusive")[0] if len(window) > 1 else window[0] for window in windows
     )

@@ -20,12 +20,11 @@ _ROWS, _SIDE = 64, 512
 _ROUNDS, _CALLS = 4, 60
 
 
-def measure_wake_ms(cores: Sequence[int], rounds: int = _ROUNDS) -> float:
+def measure_wake_ms(cores: Sequence[int]) -> float:
     """Measure how much longer a matrix product on two cores takes if the second thread has to be woken.
 
     Args:
         cores: Logical CPUs, of which the first two are used.
-        rounds: Number of rounds.
 
     Returns:
         The difference in ms, 0 or more; 0 with a single core.
@@ -41,9 +40,9 @@ def measure_wake_ms(cores: Sequence[int], rounds: int = _ROUNDS) -> float:
         return statistics.quantiles(time_calls(lambda: session.run(None, {"x": x}), _CALLS), n=4)[0]
 
     def difference_ms() -> float:
-        pairs = [(lower_quartile_ms(spinning=False), lower_quartile_ms(spinning=True)) for _ in range(rounds)]
+        rounds = [(lower_quartile_ms(spinning=False), lower_quartile_ms(spinning=True)) for _ in range(_ROUNDS)]
         # Interference only adds time. The median of the wake-ups counts, since they vary.
-        return statistics.median(woken for woken, _ in pairs) - min(spun for _, spun in pairs)
+        return statistics.median(woken for woken, _ in rounds) - min(spun for _, spun in rounds)
 
     [wake_ms] = run_on_cores(cores[:1], difference_ms)
     return max(0.0, wake_ms)

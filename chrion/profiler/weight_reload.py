@@ -16,13 +16,13 @@ from chrion.machine.cores import run_on_cores
 #: The number of matrix products that run in turn, each with its own weights of half the cache size: before its turn
 #: comes again, the others have replaced its weights.
 _PRODUCTS = 12
-#: Rows of a product: few, so that reading its weights takes a large part of its time; and rounds over all products
-#: after the warm-up.
+#: Rows of a product: few, so that reading its weights takes a large part of its time; and rounds over all products, of
+#: which the first one is a warm-up.
 _ROWS = 16
-_ROUNDS = 7
+_ROUNDS = 8
 
 
-def measure_reload_ms_per_byte(cores: Sequence[int], cache_bytes: int, rounds: int = _ROUNDS) -> float:
+def measure_reload_ms_per_byte(cores: Sequence[int], cache_bytes: int) -> float:
     """Measure how much longer an operator takes per byte of its weights if they are not in the cache.
 
     Every core runs several products in turn, each of them twice; the second time, its weights are in the cache. All
@@ -31,7 +31,6 @@ def measure_reload_ms_per_byte(cores: Sequence[int], cache_bytes: int, rounds: i
     Args:
         cores: Logical CPUs.
         cache_bytes: The size of a core's private cache; zero if unknown.
-        rounds: Number of rounds over all products after the warm-up.
 
     Returns:
         Milliseconds per byte; zero if the size of the cache is unknown.
@@ -44,7 +43,7 @@ def measure_reload_ms_per_byte(cores: Sequence[int], cache_bytes: int, rounds: i
     def differences_ms() -> list[float]:
         products = [product_session(CPU_PROVIDER, _ROWS, side) for _ in range(_PRODUCTS)]
         differences_s = []
-        for _ in range(1 + rounds):
+        for _ in range(_ROUNDS):
             for product in products:
                 times = [time.perf_counter()]
                 for _ in range(2):

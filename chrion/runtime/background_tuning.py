@@ -66,6 +66,9 @@ _BUSY_S = 1.0
 #: Numbers of cores in use from which on timings are disturbed, and not in use from which on the tuning process needs no
 #: others: it then takes four times its three seconds at most (choices, not measured).
 _BUSY_CORES, _SPARE_CORES = 0.3, 0.25
+#: Share of its time by which a request is prolonged while the tuning process has no other time of the cores, and the
+#: longest such pause in seconds (choices: 1.2 of the latency is permitted meanwhile).
+_YIELDED, _MOST_YIELDED_S = 0.15, 0.05
 #: Number of times that a decision is put off, for ``_BUSY_S`` each, because requests are crowded: the session of one
 #: thread serves them, whatever is decided.
 _MAX_PUT_OFF = 30
@@ -104,6 +107,7 @@ class BackgroundTuner:
     Attributes:
         failure: Why the latest decision could not be made, or none can be; empty otherwise.
         noted: Shapes of requests, appended by the threads of callers; None if all requests have the same shapes.
+        yields: Share of its time for which a request returns later, so that the tuning process has a core meanwhile.
     """
 
     def __init__(
@@ -133,6 +137,7 @@ class BackgroundTuner:
         self._state = threading.Condition()
         #: Held by the tuning thread while it works for this session.
         self._working = threading.Lock()
+        self.yields = 0.0
         self.failure = _thread.serve(self)
         if not free:
             self._submit({})
@@ -146,6 +151,15 @@ class BackgroundTuner:
         untuned = table.current is self._selector.plain_sessions.opened
         if noted is not None and untuned and len(noted) < _MAX_NOTED:
             noted.append({info.name: known_shape(feed.get(info.name)) for info in table.inputs})
+
+    def give_way(self, took_s: float) -> None:
+        """Leave a core to the tuning process for a part of the time that a request has taken.
+
+        That process runs only on cores that are idle, and leaves them when a thread of another one wants them. Where
+        requests follow each other without pause, no core would be idle. In slices of its own, which last milliseconds,
+        it would make some requests far slower; in these pauses it makes all of them a little slower.
+        """
+        time.sleep(min(self.yields * took_s, _MOST_YIELDED_S))
 
     def reconsider(self, shapes: Shapes) -> None:
         """Make a decision again that live requests contradict, after a while; return at once.
@@ -280,7 +294,12 @@ class BackgroundTuner:
             return None
         crowded = self._is_crowded() and work.put_off < _MAX_PUT_OFF
         work.put_off += crowded
-        decision = self._source.decide(named, _load_since(work.before, crowded=crowded), anew=work.anew)
+        load = _load_since(work.before, crowded=crowded)
+        self.yields = _YIELDED if load.own else 0.0
+        try:
+            decision = self._source.decide(named, load, anew=work.anew)
+        finally:
+            self.yields = 0.0
         self.install(named, decision)
         return decision
 
@@ -410,10 +429,12 @@ class BackgroundTuner:
 def _load_since(before: CpuUse | None, *, crowded: bool) -> Load:
     """Return how busy the cores were since a measurement; if it is not known, as if nothing else ran."""
     cpus = affinity()
-    used = cores_in_use(before, cpus) if before else None
-    if used is None:
+    use = cores_in_use(before, cpus) if before else None
+    if use is None:
         return Load(crowded=crowded)
-    return Load(used >= _BUSY_CORES, len(cpus or ()) - used >= _SPARE_CORES, crowded)
+    used, own = use
+    full = len(cpus or ()) - _SPARE_CORES
+    return Load(busy=used >= _BUSY_CORES, spare=used <= full, own=used > full and own > full, crowded=crowded)
 
 
 class _TuningThread:

@@ -166,6 +166,8 @@ class Engines:
                 tuner.note(feed)
             if observer:
                 self._record(observer, start_s, diverted=other is not None)
+            if tuner and tuner.yields:
+                tuner.give_way(time.perf_counter() - start_s)
             return outputs
         finally:
             in_flight.pop()
@@ -214,6 +216,8 @@ class Engines:
             self._tuner.note(feed)
         if observer:
             self._record(observer, start_s, diverted=other is not None)
+        if self._tuner and self._tuner.yields:
+            self._tuner.give_way(time.perf_counter() - start_s)
         return result
 
     def _record(self, observer: Observer, start_s: float, *, diverted: bool) -> None:

@@ -30,6 +30,8 @@ class Load(NamedTuple):
     busy: bool = False
     #: Whether they are idle for part of the time, in which the tuning process can do its work.
     spare: bool = False
+    #: Whether it is this process that leaves none, whose requests then give way to the tuning process.
+    own: bool = False
     #: Whether requests are crowded, which no decision matters to, so that tuning would only disturb them.
     crowded: bool = False
 
@@ -126,7 +128,7 @@ class DecisionSource:
             RuntimeError: The session was closed meanwhile.
         """
         try:
-            self._process = self._process or TuningProcess(self._config, spare=load.spare)
+            self._process = self._process or TuningProcess(self._config, spare=load.spare or load.own)
         except (OSError, TypeError) as error:
             return self._decide_in_process(shapes, load, why_plain(error), anew=anew)
         self._require_open()
@@ -138,7 +140,7 @@ class DecisionSource:
         except StarvedError:
             self._require_open()
             self.stop_process()
-            return self._ask(shapes, Load(busy=True, spare=False), anew=anew)
+            return self._ask(shapes, Load(busy=True), anew=anew)
         except (OSError, ValueError, KeyError, ChrionError) as error:
             self._require_open()
             self.stop_process()

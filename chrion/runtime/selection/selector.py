@@ -249,7 +249,7 @@ class EngineSelector:
         candidate = next(iter(plans.values()), None) if self._can_compare_live() else None
         if live:
             why = NOT_TIMED if candidate else NOT_PARALLEL
-            return Decision(PLAIN, None, why, uncertain=candidate is not None, candidate=candidate)
+            return Decision(PLAIN, None, why, uncertain=True, candidate=candidate)
         comparison = compare(self._candidates(graph, plans, made[0]), self._config.slo_ms)
         winner, results, interference = comparison
         why = describe(comparison, self._config.slo_ms, planned=bool(plans))
