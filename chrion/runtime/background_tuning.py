@@ -68,7 +68,7 @@ _BUSY_S = 1.0
 _BUSY_CORES, _SPARE_CORES = 0.3, 0.25
 #: Share of its time by which a request is prolonged while the tuning process has no other time of the cores, and the
 #: longest such pause in seconds (choices: 1.2 of the latency is permitted meanwhile).
-_YIELDED, _MOST_YIELDED_S = 0.15, 0.05
+_YIELDED, _MOST_YIELDED_S = 0.18, 0.05
 #: Number of times that a decision is put off, for ``_BUSY_S`` each, because requests are crowded: the session of one
 #: thread serves them, whatever is decided.
 _MAX_PUT_OFF = 30
