@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 import threading
@@ -10,6 +11,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from chrion.runtime.selection.configuration import SessionConfig, config_to_data
 from chrion.runtime.selection.helper_process import command, environment
@@ -31,8 +34,9 @@ main()
 #: Niceness of a process that uses spare time of the cores, where the system has no policy for that, and of one beside
 #: work that leaves none: it then has a tenth of a core, or a quarter.
 _SPARE_NICENESS, _NICENESS = 10, 5
-#: Time after which a process that uses spare time of the cores is given up, in seconds: there is too little of it.
-_SPARE_LIMIT_S = 20.0
+#: A process that uses spare time of the cores is given up if it has not answered after so many seconds and has had
+#: less CPU time than this: three times what a small model takes at least, and its share of a core in slices.
+_STARVED_AFTER_S, _STARVED_CPU_S = 15.0, 3.0
 
 
 class StarvedError(Exception):
@@ -57,7 +61,7 @@ class TuningProcess:
         if "py" not in Path(sys.executable or "").name.lower() or getattr(sys, "frozen", False):
             raise OSError(f"no Python interpreter to start: {sys.executable!r}")
         self._spare = spare
-        self._limit_s = min(limit_s, _SPARE_LIMIT_S) if spare else limit_s
+        self._limit_s = limit_s
         #: Data that is not sent yet, in parts, so that a model's bytes are not copied.
         self._unsent = config_to_data(config)
         self._process = subprocess.Popen(  # noqa: S603 - this interpreter, a module of this package
@@ -84,15 +88,19 @@ class TuningProcess:
         """
         assert self._process.stdin  # noqa: S101 - it is a pipe
         assert self._process.stdout  # noqa: S101
-        line, late = b"", threading.Event()
+        line, starved = b"", threading.Event()
 
-        def give_up() -> None:
-            late.set()
-            self._process.kill()
+        def end_if_starved() -> None:
+            if self._cpu_s() < _STARVED_CPU_S:
+                starved.set()
+                self._process.kill()
 
-        limit = threading.Timer(self._limit_s, give_up)  # it may hang, in a driver for example
-        limit.daemon = True
-        limit.start()
+        limits = [threading.Timer(self._limit_s, self._process.kill)]  # it may hang, in a driver for example
+        if self._spare:
+            limits.append(threading.Timer(_STARVED_AFTER_S, end_if_starved))
+        for limit in limits:
+            limit.daemon = True
+            limit.start()
         try:
             with suppress(BrokenPipeError):
                 for part in (*self._unsent, json.dumps({"shapes": shapes, "anew": anew, "busy": busy}).encode(), b"\n"):
@@ -101,13 +109,22 @@ class TuningProcess:
                 self._unsent = ()
                 line = self._process.stdout.readline()
         finally:
-            limit.cancel()
-        if not line and self._spare and late.is_set():
+            for limit in limits:
+                limit.cancel()
+        if not line and starved.is_set():
             raise StarvedError
         if not line:
             raise OSError(f"the tuning process ended with status {self._process.wait()}")
         answer: dict[str, Any] = json.loads(line)
         return answer
+
+    def _cpu_s(self) -> float:
+        """Return the CPU time that the process has used, in seconds; infinite if it is not known."""
+        try:
+            used = psutil.Process(self._process.pid).cpu_times()
+        except psutil.Error:
+            return math.inf
+        return float(used.user + used.system)
 
     def kill(self) -> None:
         """End the process immediately."""
