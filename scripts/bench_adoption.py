@@ -234,7 +234,7 @@ def row_of(model: str, traffic: str, outcomes: Sequence[Outcome]) -> tuple[str, 
 
 def simulated_rows() -> list[tuple[str, ...]]:
     """Return a line for each kind of simulated traffic and each ratio of a plan's latency to the plain session's."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for pause_ms, ratio in itertools.product((0, 1, 5, 20, 100), (0.8, 1.25)):
         applications = [
             SimulatedApplication(PLAIN_MS, ratio * PLAIN_MS, seed, pause_s=pause_ms / 1e3) for seed in range(SIMULATED)

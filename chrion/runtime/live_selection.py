@@ -7,13 +7,12 @@ latency is at most the given share of the plain session's, else by that. The eng
 selected, the plain session after :data:`_MOST_PAIRS` pairs, since the difference is small then.
 
 **Error.** This is Wald's sequential test of the sign of a difference. If a pair shows the right sign with probability
-p, and pairs are independent, it selects the wrong engine with probability 1 / (1 + (p / (1 - p))^4): 0.4 % with p =
-0.8, 3.3 % with p = 0.7. It takes 7 and 9 pairs then on average.
+p, and pairs are independent, it selects the wrong engine with probability 1 / (1 + (p / (1 - p))^5): 0.1 % with p =
+0.8, 1.4 % with p = 0.7. It takes 8 and 12 pairs then on average.
 
-**Regret.** One block of each pair runs on the slower engine: so do half of the requests meanwhile, and never more than
-:data:`_MOST_PAIRS` blocks of them with those between the blocks. A block lasts :data:`_LONG_S` at most, or its last
-request. So a plan that takes r times as long as the plain session costs at most the (r - 1) / 2r-th part of the time of
-the comparison, without noise of the time of four pairs. If r is above two, its blocks end after two requests.
+**Regret.** Both engines have the same number of blocks, at most :data:`_MOST_PAIRS` and without noise five, and a block
+lasts :data:`_LONG_S` at most, or its last request. So a plan that takes r times as long as the plain session costs at
+most the (r - 1) / 2r-th part of the time of the comparison. If r is above two, its blocks end after two requests.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ COMPARING = "a plan is compared with the plain session on live requests"
 _UNSETTLED_S = 0.09
 #: Requests of a block that count, and their total latency at least, in ms (choices, not measured). A block ends earlier
 #: when it has taken so many seconds, of which pauses between requests are a part.
-_REQUESTS, _LEAST_MS, _LONG_S = 6, 30.0, 0.1
+_REQUESTS, _LEAST_MS, _LONG_S = 6, 20.0, 0.1
 #: Lead in pairs at which an engine is selected, which gives the errors above, and maximum number of pairs (a choice,
 #: not measured).
-_LEAD, _MOST_PAIRS = 4, 60
+_LEAD, _MOST_PAIRS = 5, 60
 #: A block of the plan ends early if this number of requests takes longer than those of the plain session by this factor
 #: (a choice, not measured).
 _FEW_REQUESTS, _FAR_SLOWER = 2, 2.0

@@ -235,7 +235,7 @@ def record_requests(monkeypatch: pytest.MonkeyPatch, *, starves: bool = False) -
         Of each request, whether the cores were busy, and whether the process used spare time only.
     """
     requests: list[tuple[bool, bool]] = []
-    replaced: Any = decision_source.TuningProcess
+    replaced: Any = vars(decision_source)["TuningProcess"]
 
     class Recorded(replaced):  # type: ignore[misc]
         def __init__(self, config: SessionConfig, *, spare: bool) -> None:
