@@ -27,7 +27,6 @@ from chrion.machine.cores import check_cores, physical_cores, private_cache_byte
 from chrion.native import operators_available
 from chrion.profiler.cache import MeasurementCache
 from chrion.profiler.chunk_costs import interpolate, measured_chunks, representatives
-from chrion.profiler.datasheet import KERNELS
 from chrion.profiler.handoff import measure_handoff_ms
 from chrion.profiler.interference import UsageMonitor
 from chrion.profiler.machine import this_machine
@@ -70,10 +69,9 @@ class Overheads(NamedTuple):
         return cls(handoff_ms, dispatch_ms, wake_ms, reload_ms_per_byte)
 
 
-#: Typical overheads of native lanes: those of datasheets at 3 GHz, and 20 GB/s beyond the private cache.
-_TYPICAL = Overheads(
-    KERNELS.native_handoff_cycles / 3e6, KERNELS.native_dispatch_cycles / 3e6, KERNELS.wake_cycles / 3e6, 0.5e-7
-)
+#: Typical overheads of native lanes: those that estimates from datasheets have at 3 GHz, and 20 GB/s beyond the private
+#: cache.
+_TYPICAL = Overheads(handoff_ms=0.4e-3, dispatch_ms=1.8e-3, wake_ms=0.09, reload_ms_per_byte=0.5e-7)
 
 
 def profile(  # noqa: PLR0913 - optional arguments are keyword-only
