@@ -53,7 +53,7 @@ Measure = Callable[[Extractor, Sequence[int], Mapping[str, np.ndarray[Any, Any]]
 Operator = tuple[Graph, int]
 
 
-class Overheads(NamedTuple):
+class _Overheads(NamedTuple):
     """Costs that do not depend on operators."""
 
     handoff_ms: float
@@ -62,7 +62,7 @@ class Overheads(NamedTuple):
     reload_ms_per_byte: float
 
     @classmethod
-    def measure(cls, lanes: Sequence[int], cache_bytes: int, *, python_lanes: bool) -> Overheads:
+    def measure(cls, lanes: Sequence[int], cache_bytes: int, *, python_lanes: bool) -> _Overheads:
         """Measure them on some cores, whose private caches have a size."""
         handoff_ms, dispatch_ms = measure_handoff_ms(lanes, python_lanes=python_lanes)
         wake_ms, reload_ms_per_byte = measure_wake_ms(lanes), measure_reload_ms_per_byte(lanes, cache_bytes)
@@ -71,7 +71,7 @@ class Overheads(NamedTuple):
 
 #: Typical overheads of native lanes: those that estimates from datasheets have at 3 GHz, and 20 GB/s beyond the private
 #: cache.
-_TYPICAL = Overheads(handoff_ms=0.4e-3, dispatch_ms=1.8e-3, wake_ms=0.09, reload_ms_per_byte=0.5e-7)
+_TYPICAL = _Overheads(handoff_ms=0.4e-3, dispatch_ms=1.8e-3, wake_ms=0.09, reload_ms_per_byte=0.5e-7)
 
 
 def profile(  # noqa: PLR0913 - optional arguments are keyword-only
@@ -130,7 +130,7 @@ def profile(  # noqa: PLR0913 - optional arguments are keyword-only
         raise ModelError(f"model {graph.name}: none of its operators could be measured")
     known |= interpolate((unroll(graph, chunk).dag for chunk in choices), known)
     cache_bytes = min(map(private_cache_bytes, lanes))
-    overheads = _TYPICAL if brief else Overheads.measure(lanes, cache_bytes, python_lanes=device is not None)
+    overheads = _TYPICAL if brief else _Overheads.measure(lanes, cache_bytes, python_lanes=device is not None)
     copies = measure_copies(device, overheads.handoff_ms) if device else CopyCosts()
     return Profile(
         machine=machine,
