@@ -24,6 +24,7 @@ from typing import Any
 
 from chrion.common.units import format_ms
 from chrion.machine.allocator import trim
+from chrion.machine.cgroups import cpu_quota
 from chrion.machine.cores import affinity
 from chrion.machine.cpu_use import CpuUse, cores_in_use, cpu_use
 from chrion.runtime.engine_table import EngineTable, Shapes
@@ -433,8 +434,10 @@ def _load_since(before: CpuUse | None, *, crowded: bool) -> Load:
     if use is None:
         return Load(crowded=crowded)
     used, own = use
-    full = len(cpus or ()) - _SPARE_CORES
-    return Load(busy=used >= _BUSY_CORES, spare=used <= full, own=used > full and own > full, crowded=crowded)
+    cores = len(cpus) if cpus else os.cpu_count() or 1
+    full = own > min(cores, cpu_quota() or cores) - _SPARE_CORES
+    spare = not full and used <= cores - _SPARE_CORES
+    return Load(busy=used >= _BUSY_CORES, spare=spare, own=full, crowded=crowded)
 
 
 class _TuningThread:
