@@ -34,9 +34,9 @@ main()
 #: Niceness of a process that uses spare time of the cores, where the system has no policy for that, and of one beside
 #: work that leaves none: it then has a tenth of a core, or a quarter.
 _SPARE_NICENESS, _NICENESS = 10, 5
-#: A process that uses spare time of the cores is given up if it has not answered after so many seconds and has had
-#: less CPU time than this: three times what a small model takes at least, and its share of a core in slices.
-_STARVED_AFTER_S, _STARVED_CPU_S = 15.0, 3.0
+#: A process that uses spare time of the cores is given up if it has had less than a tenth of a core in its first
+#: seconds: requests that give way leave it 0.15, and a niceness of 5 gets it a quarter.
+_STARVED_AFTER_S, _STARVED_CPU_S = 5.0, 0.5
 
 
 class StarvedError(Exception):
