@@ -1,18 +1,22 @@
 """Measure how soon a default HybridSession under traffic serves by the engine that is the faster one.
 
     python scripts/bench_adoption.py [--model gru] [--traffic NAME ...] [--trials 3] [--limit 60] [-o docs/data]
+    python scripts/bench_adoption.py --simulate [-o docs/data]
 
 Each trial is a process of its own with an empty cache: a plain session serves the traffic first, then a new
 HybridSession, until it has decided and for some time after. The times count from the construction of the session; a
 decision is the plan in use, or a certain reason to stay plain. *while undecided* compares requests before the decision
 with those of the plain session before, *after* those that come after it. A trial that has not decided at the limit
-counts as such. Takes two to ten minutes a model; ``-o`` writes the results ``adoption``.
+counts as such. With 8 callers, the session of one thread is the right choice, whatever a comparison would select. Takes
+two to ten minutes a model; ``-o`` writes the results ``adoption``. ``--simulate`` has the session's own rules decide on
+simulated latencies, in seconds, and writes ``adoption-simulated``.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import multiprocessing
 import os
 import statistics
@@ -21,10 +25,12 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import onnxruntime as ort
+from adoption_simulation import SimulatedApplication
 from bench_cpu import Case, recurrent_case
 from command_arguments import add_output, positive
 from page_markers import markdown_table
@@ -37,6 +43,7 @@ from chrion.machine.cores import physical_cores
 from chrion.profiler import this_machine
 from chrion.profiler.synthetic_inputs import synthetic_inputs
 from chrion.runtime.background_tuning import NOT_TUNED
+from chrion.runtime.diversion import CROWDED
 from chrion.runtime.live_selection import COMPARING
 from chrion.runtime.selection.selector import NOT_TIMED
 
@@ -54,6 +61,15 @@ TEXT = """Written by `scripts/bench_adoption.py` on {machine}, onnxruntime {vers
 default `HybridSession` with an empty cache to its decision, and requests until then; least to greatest of {trials}
 trials. *while undecided* and *after*: latencies relative to those of a plain session (onnxruntime's default) under the
 same traffic just before, median of the trials."""
+
+#: Simulated trials of each kind, and the latency of the plain session in them, in ms.
+SIMULATED, PLAIN_MS = 400, 4.0
+SIMULATED_HEAD = ("traffic", "plan/plain", "right", "decided after, s (95 %)", "requests (95 %)", "extra, ms (95 %)")
+SIMULATED_TEXT = f"""Written by `scripts/bench_adoption.py --simulate`: the session's own comparison on simulated
+latencies, {SIMULATED} trials a line, the plain session at {PLAIN_MS:g} ms. Latencies have a log-normal deviation of
+0.2, one in fifty takes five times longer, a neighbour slows both engines by half for some tens of requests now and
+then, and all requests in the 90 ms after a change take twice as long. *extra*: the time by which all requests together
+took longer than on the faster engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +153,11 @@ class Application:
 def is_decided(session: HybridSession) -> bool:
     """Return whether a session has decided with certainty."""
     text = session.explain()
-    return session.plan is not None or not any(reason in text for reason in (NOT_TUNED, COMPARING, NOT_TIMED))
+    return (
+        session.plan is not None
+        or CROWDED in text
+        or not any(reason in text for reason in (NOT_TUNED, COMPARING, NOT_TIMED))
+    )
 
 
 def run_trial(source: bytes, traffic: Traffic, limit_s: float) -> Outcome:
@@ -159,7 +179,7 @@ def run_trial(source: bytes, traffic: Traffic, limit_s: float) -> Outcome:
                 time.sleep(0.02)
             decided_s = time.perf_counter()
             time.sleep(AFTER_S)
-        serves = "plan" if session.plan else "plain"
+            serves = "plan" if session.plan else "one thread" if CROWDED in session.explain() else "plain"
     before, after = own.latencies_ms(start_s, decided_s), own.latencies_ms(decided_s, time.perf_counter())
     p50, p99 = (
         float(np.quantile(before, q) / np.quantile(plain_ms, q)) if len(before) else float("nan") for q in (0.5, 0.99)
@@ -212,6 +232,33 @@ def row_of(model: str, traffic: str, outcomes: Sequence[Outcome]) -> tuple[str, 
     return (model, traffic, shown, f"{counts[0]} to {counts[-1]}", kinds, *(f"{ratio:.2f}" for ratio in medians))
 
 
+def simulated_rows() -> list[tuple[str, ...]]:
+    """Return a line for each kind of simulated traffic and each ratio of a plan's latency to the plain session's."""
+    rows: list[tuple[str, ...]] = []
+    for pause_ms, ratio in itertools.product((0, 1, 5, 20, 100), (0.8, 1.25)):
+        applications = [
+            SimulatedApplication(PLAIN_MS, ratio * PLAIN_MS, seed, pause_s=pause_ms / 1e3) for seed in range(SIMULATED)
+        ]
+        for application in applications:
+            application.serve()
+        right = sum(application.selection.plan_wins is (ratio < 1) for application in applications)
+        times, counts, extra = (
+            np.quantile([value(application) for application in applications], 0.95)
+            for value in (lambda a: a.now_s, lambda a: len(a.diverted), lambda a: a.extra_ms)
+        )
+        traffic = f"every {pause_ms} ms" if pause_ms else "back to back"
+        figures = f"{right / SIMULATED:.1%}", f"{times:.1f}", f"{counts:.0f}", f"{extra:.0f}"
+        rows.append((traffic, f"{ratio:.2f}", *figures))
+    return rows
+
+
+def write_simulated(folder: Path | None) -> None:
+    """Print and write the results of comparisons on simulated latencies."""
+    table = markdown_table([SIMULATED_HEAD, *simulated_rows()])
+    print(table)
+    write_results(folder, {"adoption-simulated": f"{SIMULATED_TEXT}\n\n{table}"})
+
+
 def main() -> None:
     """Run the trials, print a line for each model and traffic, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -219,8 +266,12 @@ def main() -> None:
     parser.add_argument("--traffic", choices=TRAFFIC, nargs="+", default=list(TRAFFIC), help="kinds of traffic")
     parser.add_argument("--trials", type=positive, default=3, help="trials of each (default: 3)")
     parser.add_argument("--limit", type=float, default=60.0, help="seconds until a trial counts as undecided")
+    parser.add_argument("--simulate", action="store_true", help="simulate comparisons instead of measuring")
     add_output(parser)
     arguments = parser.parse_args()
+    if arguments.simulate:
+        write_simulated(arguments.output)
+        return
     rows = []
     print(" | ".join(HEAD))
     for name in arguments.model:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -19,8 +20,8 @@ from chrion.runtime import process_hooks
 from chrion.runtime.process_hooks import in_flight
 from chrion.runtime.selection.decisions import Decision
 from chrion.scheduler import fixed_plan
-from helpers import FLOAT, branches, make_model, node, value
-from seams.sessions import engines_of, replace_tuning_process, shorten_waits
+from helpers import FLOAT, alternating_lanes, branches, make_model, node, value
+from seams.sessions import engine_of, engines_of, replace_tuning_process, shorten_waits
 from session_paths import indexed_branches, request
 
 _SIZE = 600
@@ -234,6 +235,36 @@ def fork_plain() -> None:
         os.waitpid(child, 0)
 
 
+def fork_comparing() -> None:
+    """Fork while live requests compare a plan; tell whether the child is served, and whether the parent decides."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    model, feed = indexed_branches(), request(0)
+    patch = pytest.MonkeyPatch()
+    patch.setenv("CHRION_CACHE", tempfile.mkdtemp())
+    shorten_waits(patch)
+    replace_tuning_process(patch, doubt)
+    session = HybridSession(model, options, tune="background")
+    session.wait_until_tuned(30)
+    trial = engine_of(session).comparison
+    while not trial.diverts:
+        session.run(None, feed)
+    if os.fork() == 0:
+        write_line("child:", *{attempt(session, feed) for _ in range(200)}, trial.diverts)
+        os._exit(0)
+    os.wait()
+    while trial.plan_wins is None:
+        session.run(None, feed)
+    write_line("parent:", attempt(session, feed), trial.pairs > 0)
+    os._exit(0)
+
+
+def doubt(graph: Graph) -> Decision:
+    """Leave the decision on a plan of two lanes to live requests."""
+    candidate = fixed_plan(graph, alternating_lanes(graph))
+    return Decision("plain", None, "by the test", uncertain=True, candidate=candidate)
+
+
 def attempt(session: HybridSession, feed: dict[str, np.ndarray]) -> str:
     """Return whether a session serves or refuses a request."""
     try:
@@ -247,7 +278,7 @@ PROGRAMS: dict[str, Callable[[], object]] = {
     f.__name__: f
     for f in (
         *(end, call_plain, call_bound, leave, fail, late, thread, tune, decide),
-        *(fork, fork_plain, fork_tuned, fork_tuning),
+        *(fork, fork_plain, fork_tuned, fork_tuning, fork_comparing),
     )
 }
 

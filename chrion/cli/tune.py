@@ -186,7 +186,7 @@ def _write(config: SessionConfig, result: Sequence[ShippedDecision]) -> Path | N
         if shipped.decision.uncertain:
             where = f"{model}{_format(shipped.shapes, before=', ')}"
             note(f"warning: {where}: not written, since other processes used the cores; repeat it when they are idle")
-    return write_beside(model, KnownDecisions(config).conditions, certain) if certain else None
+    return write_beside(config.model, KnownDecisions(config).conditions, certain) if certain else None
 
 
 def _show(

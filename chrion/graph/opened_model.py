@@ -24,7 +24,8 @@ from google.protobuf.message import DecodeError
 
 from chrion.errors import ModelError
 from chrion.graph.external import check_external, external_files, has_weights_beside
-from chrion.graph.file_states import FileState, stat_state
+from chrion.graph.file_states import stat_state
+from chrion.graph.model_digest import model_digest
 from chrion.graph.reading import MAX_BYTES
 
 log = logging.getLogger(__name__)
@@ -72,19 +73,26 @@ class OpenedModel:
     @property
     def size(self) -> int:
         """Size of the model with its external weights, in bytes."""
-        return len(self.source) if isinstance(self.source, bytes) else sum(size for _, size, _ in self.states)
-
-    @property
-    def states(self) -> tuple[FileState, ...]:
-        """State of each file of the model, as decisions on it keep them; empty for a model in memory."""
-        return tuple((path, identity[2], identity[3]) for path, identity in self.files.items())
+        return len(self.source) if isinstance(self.source, bytes) else sum(file[2] for file in self.files.values())
 
     @functools.cached_property
-    def identity(self) -> str:
-        """A text that identifies the model: the state and the digest of its file, or the SHA-256 of its bytes."""
-        if isinstance(self.source, bytes):
-            return hashlib.sha256(self.source).hexdigest()
-        return repr((self.states[:1], self.files[self.path][4])) if self.files else repr(self.path)
+    def digest(self) -> str:
+        """The digest of the model's file or bytes; see :mod:`chrion.graph.model_digest`.
+
+        If the file has changed since it was opened, it is a text that no other model has.
+        """
+        source = self.source
+        if isinstance(source, bytes):
+            return model_digest(lambda at, count: source[at : at + count], len(source))
+        descriptor = _open_regular(self.path) if self._descriptor is None else os.dup(self._descriptor)
+        if descriptor is not None:
+            try:
+                digest = model_digest(lambda at, count: _part(descriptor, at, count), os.fstat(descriptor).st_size)
+                if self.files and _same(_identity(descriptor), self.files[self.path]):
+                    return digest
+            finally:
+                os.close(descriptor)
+        return repr((self.path, self.files))
 
     def use(self, function: Callable[[str | bytes], Result]) -> Result:
         """Call a function that opens the model, with its path or its bytes.
@@ -210,12 +218,12 @@ def _read(descriptor: int) -> bytes:
     return b"".join(parts)
 
 
-def _part(descriptor: int, at: int) -> bytes:
+def _part(descriptor: int, at: int, count: int = _CHUNK_BYTES) -> bytes:
     """Return a part of an open file; empty at its end."""
     if hasattr(os, "pread"):
-        return os.pread(descriptor, _CHUNK_BYTES, at)
+        return os.pread(descriptor, count, at)
     os.lseek(descriptor, at, os.SEEK_SET)  # Windows, where no other thread has the descriptor
-    return os.read(descriptor, _CHUNK_BYTES)
+    return os.read(descriptor, count)
 
 
 def _external_files(descriptor: int, path: str) -> tuple[list[Path], str]:

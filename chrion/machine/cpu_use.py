@@ -49,6 +49,19 @@ def cpu_use(cpus: Collection[int] | None) -> CpuUse:
     return CpuUse(time.perf_counter(), all_s, time.process_time())
 
 
+def cores_in_use(before: CpuUse, cpus: Collection[int] | None) -> tuple[float, float] | None:
+    """Return the numbers of cores that all processes and this one have used since a measurement of some CPUs.
+
+    Returns:
+        None if the measurement is too recent, or if the system does not count CPU time.
+    """
+    now = cpu_use(cpus)
+    took_s = now.now_s - before.now_s
+    if not now.all_s or took_s < _MIN_S:
+        return None
+    return (now.all_s - before.all_s) / took_s, (now.own_s - before.own_s) / took_s
+
+
 class OtherWork:
     """The use of cores by other processes since its creation.
 

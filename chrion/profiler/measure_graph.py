@@ -6,7 +6,8 @@ import logging
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -50,8 +51,31 @@ _TOGETHER, _TOGETHER_BYTES = 16, 8e6
 
 #: A function that is called after each operator with the number done, the total number, and the type of the last one.
 Progress = Callable[[int, int, str], None]
+#: Measures operators by their indices: :func:`measure_operators` for some cores and devices.
+Measure = Callable[[Extractor, Sequence[int], Mapping[str, np.ndarray[Any, Any]]], dict[int, OperatorCost]]
 #: A graph and the index of an operator.
 Operator = tuple[Graph, int]
+
+
+class _Overheads(NamedTuple):
+    """Costs that do not depend on operators."""
+
+    handoff_ms: float
+    dispatch_ms: float
+    wake_ms: float
+    reload_ms_per_byte: float
+
+    @classmethod
+    def measure(cls, lanes: Sequence[int], cache_bytes: int, *, python_lanes: bool) -> _Overheads:
+        """Measure them on some cores, whose private caches have a size."""
+        handoff_ms, dispatch_ms = measure_handoff_ms(lanes, python_lanes=python_lanes)
+        wake_ms, reload_ms_per_byte = measure_wake_ms(lanes), measure_reload_ms_per_byte(lanes, cache_bytes)
+        return cls(handoff_ms, dispatch_ms, wake_ms, reload_ms_per_byte)
+
+
+#: Typical overheads of native lanes: those that estimates from datasheets have at 3 GHz, and 20 GB/s beyond the private
+#: cache.
+_TYPICAL = _Overheads(handoff_ms=0.4e-3, dispatch_ms=1.8e-3, wake_ms=0.09, reload_ms_per_byte=0.5e-7)
 
 
 def profile(  # noqa: PLR0913 - optional arguments are keyword-only
@@ -61,6 +85,7 @@ def profile(  # noqa: PLR0913 - optional arguments are keyword-only
     *,
     progress: Progress | None = None,
     fresh: bool = False,
+    brief: bool = False,
     variants: Sequence[Graph] = (),
     plain: bool = True,
 ) -> Profile:
@@ -77,6 +102,9 @@ def profile(  # noqa: PLR0913 - optional arguments are keyword-only
             works on this machine; None to measure CPU cores only.
         progress: A function that is called after each measured signature.
         fresh: Measure all operators, even those in the cache of measurements.
+        brief: Measure in a fraction of the time, and beside other work: the CPU time of operators in one thread, which
+            other processes hardly change. No slowdown between cores and no width is measured, overheads are typical
+            ones, and nothing is cached.
         variants: Further graphs to measure, such as the graph with merged operators.
         plain: Measure the plain session of the whole model, too, which plans are compared with.
 
@@ -102,14 +130,16 @@ def profile(  # noqa: PLR0913 - optional arguments are keyword-only
     first = representatives(graph, measured_chunks(graph), [*variants, *forms])
     known = {} if fresh else {s: cost for s in first if (cost := cache.get(s)) is not None}
     unknown = [operator for signature, operator in first.items() if signature not in known]
-    measured, interference = _measure_into(cache, unknown, lanes, device, progress)
+    measure = partial(measure_operators, cores=lanes, device=device, brief=brief)
+    monitor = UsageMonitor(lanes) if unknown and not brief else None
+    measured, interference = _measure_into(cache, unknown, measure, monitor, progress)
     known |= measured
     if not known and len(graph.dag):
         raise ModelError(f"model {graph.name}: none of its operators could be measured")
     known |= interpolate((unroll(graph, chunk).dag for chunk in choices), known)
-    handoff_ms, dispatch_ms = measure_handoff_ms(lanes, python_lanes=device is not None)
     cache_bytes = min(map(private_cache_bytes, lanes))
-    copies = measure_copies(device, handoff_ms) if device else CopyCosts()
+    overheads = _TYPICAL if brief else _Overheads.measure(lanes, cache_bytes, python_lanes=device is not None)
+    copies = measure_copies(device, overheads.handoff_ms) if device else CopyCosts()
     latency = measure_plain_latency(graph, len(lanes)) if plain else None
     return Profile(
         machine=machine,
@@ -120,11 +150,11 @@ def profile(  # noqa: PLR0913 - optional arguments are keyword-only
         download=copies.download,
         pageable_upload=copies.pageable_upload,
         pageable_download=copies.pageable_download,
-        handoff_ms=handoff_ms,
-        dispatch_ms=dispatch_ms,
-        wake_ms=measure_wake_ms(lanes),
+        handoff_ms=overheads.handoff_ms,
+        dispatch_ms=overheads.dispatch_ms,
+        wake_ms=overheads.wake_ms,
         cache_bytes=cache_bytes,
-        reload_ms_per_byte=measure_reload_ms_per_byte(lanes, cache_bytes),
+        reload_ms_per_byte=overheads.reload_ms_per_byte,
         base_memory_mb=(probe_provider(provider).memory_mb or 0.0) if provider else 0.0,
         plain={graph.digest: latency} if latency else {},
         interference=interference,
@@ -174,8 +204,8 @@ def _example_shapes(graph: Graph) -> dict[str, tuple[int, ...]]:
 def _measure_into(
     cache: MeasurementCache,
     operators: Sequence[Operator],
-    lanes: tuple[int, ...],
-    device: Device | None,
+    measure: Measure,
+    monitor: UsageMonitor | None,
     progress: Progress | None,
 ) -> tuple[dict[str, OperatorCost], bool]:
     """Return the costs of operators by signature, and whether other processes used the cores.
@@ -183,7 +213,7 @@ def _measure_into(
     The cache keeps the costs that no other process disturbed.
     """
     costs, interference = {}, False
-    for signature, cost, undisturbed in _measure(operators, lanes, device, progress):
+    for signature, cost, undisturbed in _measure(operators, measure, monitor, progress):
         costs[signature] = cost
         if undisturbed:
             cache.put(signature, cost)
@@ -193,10 +223,9 @@ def _measure_into(
 
 
 def _measure(
-    operators: Sequence[Operator], lanes: tuple[int, ...], device: Device | None, progress: Progress | None
+    operators: Sequence[Operator], measure: Measure, monitor: UsageMonitor | None, progress: Progress | None
 ) -> Iterator[tuple[str, OperatorCost, bool]]:
-    """Yield signatures, their costs, and whether no other process used the cores meanwhile."""
-    monitor = UsageMonitor(lanes) if operators else None
+    """Yield signatures, their costs, and whether it is known that no other process used the cores meanwhile."""
     by_graph: dict[Graph, list[int]] = {}
     for graph, i in operators:
         by_graph.setdefault(graph, []).append(i)
@@ -205,9 +234,9 @@ def _measure(
         extractor = Extractor(graph)
         feeds = captured_inputs(graph, extractor, indices)
         for batch in batches(graph, indices):
-            costs = measure_operators(extractor, batch, feeds, lanes, device)
+            costs = measure(extractor, batch, feeds)
             trim()
-            before, undisturbed = undisturbed, not (monitor and monitor.has_interference())
+            before, undisturbed = undisturbed, monitor is not None and not monitor.has_interference()
             for i, cost in costs.items():
                 yield graph.dag.signatures[i], cost, before and undisturbed
             for i in batch:
@@ -232,12 +261,14 @@ def batches(
         yield batch
 
 
-def measure_operators(
+def measure_operators(  # noqa: PLR0913 - optional arguments are keyword-only
     extractor: Extractor,
     operators: Sequence[int],
     feeds: Mapping[str, np.ndarray[Any, Any]],
     cores: Sequence[int],
     device: Device | None,
+    *,
+    brief: bool = False,
 ) -> dict[int, OperatorCost]:
     """Measure operators for 1 to k busy cores, on several cores together, and on the accelerator.
 
@@ -247,6 +278,7 @@ def measure_operators(
         feeds: The arrays of :func:`captured_inputs`.
         cores: The k cores.
         device: The accelerator, or None.
+        brief: Whether to measure in one round, and in one thread on any core.
 
     Returns:
         The costs by index. Operators that onnxruntime cannot run alone are logged and left out.
@@ -259,9 +291,13 @@ def measure_operators(
         except Exception as error:  # noqa: BLE001 - any error of a kernel; the operator's costs are then estimated
             log.warning("operator %s is not measured: %s", dag.names[i], first_line(error))
     native = {i: bench for i in benches if (bench := _native_bench(extractor, i, feeds))}
-    busy = _busy_counts(len(cores))
-    wide = [cores[:width] for width in measured_widths(len(cores))]
-    samples = time_in_rounds([*benches.values(), *native.values()], [cores[:count] for count in busy], wide)
+    busy = [1] if brief else _busy_counts(len(cores))
+    if brief:
+        samples = [[bench.time_briefly()] for bench in (*benches.values(), *native.values())]
+    else:
+        wide = [cores[:width] for width in measured_widths(len(cores))]
+        sets = [cores[:count] for count in busy]
+        samples = time_in_rounds([*benches.values(), *native.values()], sets, wide)
     native_ms = {i: _times_ms(own, busy, len(cores)) for i, own in zip(native, samples[len(benches) :], strict=True)}
     costs = {}
     for i, operator_samples in zip(benches, samples[: len(benches)], strict=True):

@@ -126,6 +126,11 @@ class OperatorBench:
         calls = self._copies.time_on(cores) if cores else self._copies.time(_MIN_CALLS, _WINDOW_S)
         return [ms / self.copies for ms in calls]
 
+    def time_briefly(self) -> OperatorSample:
+        """Measure the operator's CPU time in the calling thread in one window, which suffices beside other work."""
+        calls = self._copies.time(_MIN_CALLS, _WINDOW_S, time.thread_time)
+        return _sample([[ms / self.copies for ms in calls]])
+
     def time_wide(self, cores: Sequence[int]) -> list[float]:
         """Return the operator's times in ms in one window, each run on all of ``cores`` together.
 
@@ -190,16 +195,18 @@ class _OperatorSession:
             binding.bind_output(name, self._device.name)
         return binding
 
-    def time(self, min_calls: int, window_s: float) -> list[float]:
-        """Call repeatedly for ``window_s``, and at least ``min_calls`` times; return the times in ms."""
-        return self._calls(self._bound(self._session), min_calls, window_s)
+    def time(self, min_calls: int, window_s: float, clock: Callable[[], float] = time.perf_counter) -> list[float]:
+        """Call repeatedly for ``window_s``, and at least ``min_calls`` times; return the times in ms by a clock."""
+        return self._calls(self._bound(self._session), min_calls, window_s, clock)
 
     def time_on(self, cores: Sequence[int], min_calls: int = _MIN_CALLS) -> list[float]:
         """Call on several pinned threads at the same time; return the times of all in ms."""
-        times = run_on_cores(cores, lambda: self._calls(self._bound(self._session), min_calls, _WINDOW_S))
+        times = run_on_cores(
+            cores, lambda: self._calls(self._bound(self._session), min_calls, _WINDOW_S, time.perf_counter)
+        )
         return [ms for own in times for ms in own]
 
-    def _calls(self, binding: Any, min_calls: int, window_s: float) -> list[float]:
+    def _calls(self, binding: Any, min_calls: int, window_s: float, clock: Callable[[], float]) -> list[float]:
         run, fence = self._session.run_with_iobinding, self._device.fence
 
         def call() -> None:
@@ -208,7 +215,7 @@ class _OperatorSession:
             fence()
 
         binding.synchronize_inputs()
-        return time_calls_until(call, time.perf_counter() + window_s, min_calls)
+        return time_calls_until(call, clock() + window_s, min_calls, clock)
 
 
 def time_in_rounds(

@@ -24,6 +24,9 @@ from typing import Any
 
 from chrion.common.units import format_ms
 from chrion.machine.allocator import trim
+from chrion.machine.cgroups import cpu_quota
+from chrion.machine.cores import affinity
+from chrion.machine.cpu_use import CpuUse, cores_in_use, cpu_use
 from chrion.runtime.engine_table import EngineTable, Shapes
 from chrion.runtime.execution.cut_engine import CutEngine
 from chrion.runtime.execution.engine import Engine, Footprint
@@ -31,12 +34,13 @@ from chrion.runtime.execution.plain_engine import PlainEngine
 from chrion.runtime.live_selection import LiveSelection
 from chrion.runtime.requests import known_shape
 from chrion.runtime.selection.configuration import SessionConfig
-from chrion.runtime.selection.decision_source import DecisionSource
+from chrion.runtime.selection.decision_source import DecisionSource, Load
 from chrion.runtime.selection.decisions import Decision, TimedCandidate, retry_s
+from chrion.runtime.selection.guard import SHARE
 from chrion.runtime.selection.model_loading import reason_of_options
 from chrion.runtime.selection.plain_sessions import PLAIN
 from chrion.runtime.selection.plan_memory import explain_refusal
-from chrion.runtime.selection.selector import EngineSelector, plan_name, warn_of_slo, why_plain
+from chrion.runtime.selection.selector import SHARE_BESIDE_PLAIN, EngineSelector, plan_name, warn_of_slo, why_plain
 from chrion.runtime.selection.shapes import ShapeCounter
 from chrion.runtime.selection.tuning_lock import BusyError
 from chrion.runtime.selection.tuning_process import NamedShapes
@@ -58,8 +62,17 @@ _DELAY_S = 0.3
 _POLL_S = 0.2
 #: Name of the plan that is compared on live requests: that with the best prediction.
 _CANDIDATE = plan_name(1)
-#: Delay before the next attempt if another process tunes, in seconds.
+#: Delay before the next attempt if another process tunes, or live requests compare a plan of other shapes, in seconds.
 _BUSY_S = 1.0
+#: Numbers of cores in use from which on timings are disturbed, and not in use from which on the tuning process needs no
+#: others: it then takes four times its three seconds at most (choices, not measured).
+_BUSY_CORES, _SPARE_CORES = 0.3, 0.25
+#: Share of its time by which a request is prolonged while the tuning process has no other time of the cores, and the
+#: longest such pause in seconds (choices: 1.2 of the latency is permitted meanwhile).
+_YIELDED, _MOST_YIELDED_S = 0.18, 0.05
+#: Number of times that a decision is put off, for ``_BUSY_S`` each, because requests are crowded: the session of one
+#: thread serves them, whatever is decided.
+_MAX_PUT_OFF = 30
 
 
 @dataclass(eq=False, slots=True)
@@ -77,6 +90,9 @@ class _Work:
     use: Callable[[], Decision | None] | None = None
     #: Number of pairs that live requests had compared when it was last due.
     pairs: int = 0
+    #: Use of the cores when it was queued, and the number of times that it was put off because of a crowd.
+    before: CpuUse | None = None
+    put_off: int = 0
 
 
 class BackgroundTuner:
@@ -86,17 +102,26 @@ class BackgroundTuner:
         config: The session's configuration.
         selector: Opens the engines of decisions.
         table: The session's engines. Its lock is held while they are changed.
+        is_crowded: Returns whether requests are crowded; see :mod:`chrion.runtime.crowding`.
         cached_only: Make no decisions: without a cached decision, select the plain session.
 
     Attributes:
         failure: Why the latest decision could not be made, or none can be; empty otherwise.
         noted: Shapes of requests, appended by the threads of callers; None if all requests have the same shapes.
+        yields: Share of its time for which a request returns later, so that the tuning process has a core meanwhile.
     """
 
     def __init__(
-        self, config: SessionConfig, selector: EngineSelector, table: EngineTable, *, cached_only: bool
+        self,
+        config: SessionConfig,
+        selector: EngineSelector,
+        table: EngineTable,
+        is_crowded: Callable[[], bool],
+        *,
+        cached_only: bool,
     ) -> None:
         self._config = config
+        self._is_crowded = is_crowded
         self._selector = selector
         self._table = table
         self._cached_only = cached_only
@@ -113,6 +138,7 @@ class BackgroundTuner:
         self._state = threading.Condition()
         #: Held by the tuning thread while it works for this session.
         self._working = threading.Lock()
+        self.yields = 0.0
         self.failure = _thread.serve(self)
         if not free:
             self._submit({})
@@ -126,6 +152,15 @@ class BackgroundTuner:
         untuned = table.current is self._selector.plain_sessions.opened
         if noted is not None and untuned and len(noted) < _MAX_NOTED:
             noted.append({info.name: known_shape(feed.get(info.name)) for info in table.inputs})
+
+    def give_way(self, took_s: float) -> None:
+        """Leave a core to the tuning process for a part of the time that a request has taken.
+
+        That process runs only on cores that are idle, and leaves them when a thread of another one wants them. Where
+        requests follow each other without pause, no core would be idle. In slices of its own, which last milliseconds,
+        it would make some requests far slower; in these pauses it makes all of them a little slower.
+        """
+        time.sleep(min(self.yields * took_s, _MOST_YIELDED_S))
 
     def reconsider(self, shapes: Shapes) -> None:
         """Make a decision again that live requests contradict, after a while; return at once.
@@ -179,19 +214,21 @@ class BackgroundTuner:
             if self._source.closed or first is None or first.due_s > time.monotonic():
                 return False
             self._queue.remove(first)
-        if self._is_nearly_decided(first):
-            self._queue_after(retry_s(1), first)
+        if delay_s := self._until_compared(first):
+            self._queue_after(delay_s, first)
         else:
             self._tune(first)
         return True
 
-    def _is_nearly_decided(self, work: _Work) -> bool:
-        """Return whether live requests have compared further pairs since a decision was to be made again."""
+    def _until_compared(self, work: _Work) -> float:
+        """Return for how long a decision has to wait, in seconds, since live requests have compared further pairs."""
         trial = self._table.trial
-        if trial is None or work.use or trial.pairs <= work.pairs:
-            return False
-        work.pairs = trial.pairs
-        return True
+        if trial is None or work.use:
+            return 0.0
+        other = self._table.trial_shapes != self._key(work.shapes)
+        pairs, before = trial.pairs + other, work.pairs  # for other shapes, it waits at least once
+        work.pairs = pairs
+        return 0.0 if pairs <= before else _BUSY_S if other else retry_s(1)
 
     def _submit(self, shapes: NamedShapes) -> None:
         """Request a first decision."""
@@ -200,7 +237,7 @@ class BackgroundTuner:
         self._queue_after(0.0 if self._cached_only else _DELAY_S, _Work(0.0, shapes))
 
     def _queue_after(self, delay_s: float, work: _Work) -> None:
-        work.due_s = time.monotonic() + delay_s
+        work.due_s, work.before = time.monotonic() + delay_s, cpu_use(affinity())
         with self._state:
             self._queue.append(work)
 
@@ -256,7 +293,14 @@ class BackgroundTuner:
                 if self._table.find(self._key(named)) is None:
                     self._table.put_beside_plain(self._key(named), plain)
             return None
-        decision = self._source.decide(named, anew=work.anew)
+        crowded = self._is_crowded() and work.put_off < _MAX_PUT_OFF
+        work.put_off += crowded
+        load = _load_since(work.before, crowded=crowded)
+        self.yields = _YIELDED if load.own else 0.0
+        try:
+            decision = self._source.decide(named, load, anew=work.anew)
+        finally:
+            self.yields = 0.0
         self.install(named, decision)
         return decision
 
@@ -273,13 +317,16 @@ class BackgroundTuner:
             before = self._table.find(self._key(named))
         if before and before.plan and before.plan == decision.plan:
             return  # decided again
+        refusal = None
         try:
-            engine = opened or self._make_room(named, decision.footprint) or self._open(named, decision)
+            refusal = self._make_room(named, decision.footprint)
+            engine = refusal or opened or self._open(named, decision)
         except Exception as error:  # noqa: BLE001 - the plain session keeps serving
             log.warning("the model runs plain: %s", why_plain(error))
             engine = self._table.plain(why_plain(error))
         with self._table.lock:
-            self._table.end_trial()
+            if self._table.trial_shapes == self._key(named):
+                self._table.end_trial()
             if self._source.closed:
                 engine.close()
             elif named:
@@ -287,14 +334,14 @@ class BackgroundTuner:
             else:
                 self._table.current = self._table.put((), engine)
                 self._table.drop_plain()
-        if decision.candidate and not named and not self._cached_only:
-            self._begin_trial(decision, decision.candidate)
+        if decision.candidate and engine.session and not (refusal or self._cached_only):
+            self._begin_trial(named, decision, decision.candidate)
         trim()
 
-    def _begin_trial(self, decision: Decision, candidate: Plan) -> None:
+    def _begin_trial(self, named: NamedShapes, decision: Decision, candidate: Plan) -> None:
         """Open the plan that a decision could not select with certainty, and compare it on live requests."""
         try:
-            engine = self._open({}, replace(decision, winner=_CANDIDATE, plan=candidate))
+            engine = self._open(named, replace(decision, winner=_CANDIDATE, plan=candidate))
         except Exception as error:  # noqa: BLE001 - the plain session keeps serving
             log.warning("no plan is compared on live requests: %s", why_plain(error))
             return
@@ -304,16 +351,16 @@ class BackgroundTuner:
 
         def end(trial: LiveSelection) -> None:
             if tuner := own():
-                tuner._note_selected(decision, engine, trial)  # noqa: SLF001 - this class
+                tuner._note_selected(named, decision, engine, trial)  # noqa: SLF001 - this class
 
-        trial = LiveSelection(engine, end)
+        trial = LiveSelection(engine, end, SHARE_BESIDE_PLAIN if named else SHARE)
         with self._table.lock:
             if self._source.closed:
                 engine.close()
             else:
-                self._table.trial = self._table.current.comparison = trial
+                self._table.begin_trial(self._key(named), trial)
 
-    def _note_selected(self, decision: Decision, engine: CutEngine, trial: LiveSelection) -> None:
+    def _note_selected(self, named: NamedShapes, decision: Decision, engine: CutEngine, trial: LiveSelection) -> None:
         """Have the tuning thread use what live requests have selected. Called by a thread that serves a request."""
         timings = (
             TimedCandidate(PLAIN, plain=True, latency_ms=trial.plain_ms, rounds=trial.pairs),
@@ -329,23 +376,25 @@ class BackgroundTuner:
             why=f"{relation} on live requests ({figures})",
             uncertain=False,
             timings=timings,
+            footprint=decision.footprint if plan else None,
             candidate=None,
         )
-        self._queue_after(0.0, _Work(0.0, {}, again=True, use=partial(self._use_selected, made, engine)))
+        self._queue_after(0.0, _Work(0.0, named, again=True, use=partial(self._use_selected, named, made, engine)))
 
-    def _use_selected(self, decision: Decision, engine: CutEngine) -> Decision | None:
+    def _use_selected(self, named: NamedShapes, decision: Decision, engine: CutEngine) -> Decision | None:
         """Keep a decision that live requests have made, and use it; return None if another one was made meanwhile.
 
         Args:
+            named: The shapes; empty if all requests have the same.
             decision: The decision.
             engine: The engine of the plan that was compared.
         """
         trial = self._table.trial
         if trial is None or trial.other is not engine or self._source.closed:
             return None
-        kept = self._source.keep(decision, engine.selected_for)
+        kept = self._source.keep(named, decision, engine.selected_for)
         if kept:
-            self.install({}, kept, self._selector.adopt(engine, kept) if kept.plan else None)
+            self.install(named, kept, self._selector.adopt(engine, kept) if kept.plan else None)
         return kept
 
     def _make_room(self, named: NamedShapes, footprint: Footprint | None, *, evict: bool = True) -> PlainEngine | None:
@@ -376,6 +425,19 @@ class BackgroundTuner:
 
     def _key(self, named: NamedShapes) -> Shapes:
         return tuple(named[info.name] for info in self._table.inputs) if named else ()
+
+
+def _load_since(before: CpuUse | None, *, crowded: bool) -> Load:
+    """Return how busy the cores were since a measurement; if it is not known, as if nothing else ran."""
+    cpus = affinity()
+    use = cores_in_use(before, cpus) if before else None
+    if use is None:
+        return Load(crowded=crowded)
+    used, own = use
+    cores = len(cpus) if cpus else os.cpu_count() or 1
+    full = own > min(cores, cpu_quota() or cores) - _SPARE_CORES
+    spare = not full and used <= cores - _SPARE_CORES
+    return Load(busy=used >= _BUSY_CORES, spare=spare, own=full, crowded=crowded)
 
 
 class _TuningThread:

@@ -16,6 +16,8 @@ from chrion.runtime.live_selection import LiveSelection
 from chrion.runtime.one_thread import OneThreadSession
 from chrion.runtime.process_hooks import in_flight
 
+#: Line of :meth:`chrion.HybridSession.explain` while the one-thread session serves a crowd.
+CROWDED = "several requests are in flight: a single-threaded plain session serves at present"
 #: What records a request when it has ended.
 Observer = LiveComparison | LiveSelection | SwitchSample
 
@@ -75,6 +77,11 @@ class Diversion:
             other = self.one_thread.get()
         sampled = self.one_thread.replaceable and (other is not None or (alike and fits))
         return other, self._contention.sample() if sampled else None
+
+    @property
+    def serves_crowd(self) -> bool:
+        """Whether the one-thread session serves, since requests are crowded."""
+        return self.crowding.active and self.one_thread.is_open
 
     def record(self, observer: Observer, start_s: float, *, diverted: bool) -> bool:
         """Record a request that ends now, for a comparison only if no others are in flight.

@@ -40,10 +40,12 @@ class EngineTable:
         lent: Whether callers may hold the plain session, so that it must stay open.
         least: Memory of the smallest plan that was measured; None if none was.
         trial: Comparison of the plain session with a plan on live requests; None if there is none.
+        trial_shapes: Its shapes.
     """
 
     current: Engine
     trial: LiveSelection | None
+    trial_shapes: Shapes
 
     def __init__(self, plain_sessions: PlainSessions) -> None:
         self.lock = threading.RLock()
@@ -55,6 +57,7 @@ class EngineTable:
         self._engines: OrderedDict[Shapes, Engine] = OrderedDict()
         self.least: Footprint | None = None
         self.trial = None
+        self.trial_shapes = ()
 
     def plain(self, reason: str = "") -> PlainEngine:
         """Return the plain session, opened once; see :meth:`PlainSessions.get`."""
@@ -114,13 +117,31 @@ class EngineTable:
         if self.current is before:
             self.current = engine
 
+    def begin_trial(self, shapes: Shapes, trial: LiveSelection) -> None:
+        """Compare a plan with the plain session on requests of some shapes, or on all if they have the same."""
+        self.end_trial()
+        self.trial, self.trial_shapes = trial, shapes
+        if not shapes:
+            self.current.comparison = trial
+            return
+        plain = self._plain_sessions.opened
+        self.by_shapes = True
+        engine = self.put(shapes, self.plain())
+        engine.comparison = trial
+        if self.current is plain:
+            self.current = engine
+
     def end_trial(self) -> None:
         """Send no further requests to a plan that is compared with the plain session, and drop it."""
         trial, self.trial = self.trial, None
-        if trial:
-            trial.end()
-            if self.current.comparison is trial:
-                self.current.comparison = None
+        if trial is None:
+            return
+        trial.end()
+        for engine in self.serving():
+            if engine.comparison is trial:
+                engine.comparison = None
+        if self.trial_shapes:
+            self.remove(self.trial_shapes)
 
     def end_trial_of(self, engine: Engine) -> None:
         """End the comparison of a plan that has failed, if the engine is the plan's."""

@@ -22,7 +22,7 @@ from chrion.graph.description import ModelDescription, describe_session
 from chrion.graph.model import Graph
 from chrion.graph.ort_sessions import first_line
 from chrion.runtime.background_tuning import NOT_TUNED, BackgroundTuner
-from chrion.runtime.diversion import Diversion, Observer
+from chrion.runtime.diversion import CROWDED, Diversion, Observer
 from chrion.runtime.engine_table import EngineTable, Shapes
 from chrion.runtime.execution.engine import CannotCutError, Engine, require_tensors
 from chrion.runtime.execution.executor import CLOSED, AcceleratorFailure, EngineFailure, Event
@@ -107,6 +107,8 @@ class Engines:
             engine = self.plain(self._tuner.failure)
         if engine.comparison and engine.comparison.note:
             lines = [engine.comparison.note]
+        if self.diversion.serves_crowd:
+            lines.append(CROWDED)
         if self._config.model.note:
             lines.append(self._config.model.note)
         return "\n".join([engine.explain(), *lines])
@@ -164,6 +166,8 @@ class Engines:
                 tuner.note(feed)
             if observer:
                 self._record(observer, start_s, diverted=other is not None)
+            if tuner and tuner.yields:
+                tuner.give_way(time.perf_counter() - start_s)
             return outputs
         finally:
             in_flight.pop()
@@ -212,6 +216,8 @@ class Engines:
             self._tuner.note(feed)
         if observer:
             self._record(observer, start_s, diverted=other is not None)
+        if self._tuner and self._tuner.yields:
+            self._tuner.give_way(time.perf_counter() - start_s)
         return result
 
     def _record(self, observer: Observer, start_s: float, *, diverted: bool) -> None:
@@ -438,7 +444,10 @@ class Engines:
         self._describe(describe_session(engine.session))
         self.current = self.plain()  # itself, not a copy: tuning replaces it
         if not reason and all(info.type.startswith("tensor(") for info in self._table.inputs):
-            self._tuner = BackgroundTuner(config, self._selector, self._table, cached_only=cached_only)
+            crowding = self.diversion.crowding  # the tuner does not keep this object alive
+            self._tuner = BackgroundTuner(
+                config, self._selector, self._table, lambda: crowding.active, cached_only=cached_only
+            )
             #: Stops tuning when this object is collected, which the tuner's thread does not prevent.
             self._finaliser = weakref.finalize(self, self._tuner.close)
             self._finaliser.atexit = False

@@ -3,39 +3,40 @@
 The requests of the application itself disturb the tuning process, and it disturbs them. On live requests both engines
 take turns under the same conditions, in pairs of blocks of a few requests. Every second pair is in the opposite order,
 so that a drift favours none, and so that the engine changes only once in a pair. A pair is won by the plan if its mean
-latency is lower by :data:`_SHARE`, else by the plain session. The engine that leads by :data:`_LEAD` pairs is selected,
-the plain session after :data:`_MOST_PAIRS` pairs, since the difference is small then.
+latency is at most the given share of the plain session's, else by that. The engine that leads by :data:`_LEAD` pairs is
+selected, the plain session after :data:`_MOST_PAIRS` pairs, since the difference is small then.
 
-This is Wald's sequential test of the sign of a difference. If a pair shows the right sign with probability p, and pairs
-are independent, it selects the wrong engine with probability 1 / (1 + (p / (1 - p))^5): 0.1 % with p = 0.8, 1.4 % with
-p = 0.7. It takes 8 and 12 pairs then on average. Half of the requests meanwhile run on the slower engine, but blocks of
-a plan that is far slower than the plain session end after two requests.
+**Error.** This is Wald's sequential test of the sign of a difference. If a pair shows the right sign with probability
+p, and pairs are independent, it selects the wrong engine with probability 1 / (1 + (p / (1 - p))^5): 0.1 % with p =
+0.8, 1.4 % with p = 0.7. It takes 8 and 12 pairs then on average.
+
+**Regret.** Both engines have the same number of blocks, at most :data:`_MOST_PAIRS` and without noise five, and a block
+lasts :data:`_LONG_S` at most, or its last request. So a plan that takes r times as long as the plain session costs at
+most the (r - 1) / 2r-th part of the time of the comparison. If r is above two, its blocks end after two requests.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable
 from typing import Any
 
 #: What :meth:`LiveSelection.note` says while an engine is not selected.
 COMPARING = "a plan is compared with the plain session on live requests"
-#: Time in seconds after a change of the engine in which requests do not count, at least the first one. The threads of a
-#: plain session spin on after its last request: the first requests of a plan took 1.5 to 2.5 times as long as later
-#: ones, for 60 to 90 ms (GRUs 160 wide, two cores, no pauses).
-_UNSETTLED_S = 0.1
-#: Requests of a block that count, and their total latency at least, in ms; or fewer requests and more ms, if they are
-#: slow (choices, not measured).
-_REQUESTS, _LEAST_MS = 6, 10.0
-_FEW_REQUESTS, _LONG_MS = 2, 150.0
-#: A plan wins a pair if its mean latency is at most this share of the plain session's (a choice, not measured).
-_SHARE = 0.97
+#: Time in seconds since the other engine's last request from which on requests count. The threads of a plain session
+#: spin on after its last request: the first requests of a plan took 1.5 to 2.5 times as long as later ones, for 60 to
+#: 90 ms (GRUs 160 wide, two cores, no pauses).
+_UNSETTLED_S = 0.09
+#: Requests of a block that count, and their total latency at least, in ms (choices, not measured). A block ends earlier
+#: when it has taken so many seconds, of which pauses between requests are a part.
+_REQUESTS, _LEAST_MS, _LONG_S = 6, 20.0, 0.1
 #: Lead in pairs at which an engine is selected, which gives the errors above, and maximum number of pairs (a choice,
 #: not measured).
 _LEAD, _MOST_PAIRS = 5, 60
-#: A block of the plan ends early if its requests take longer than those of the plain session by this factor (a choice,
-#: not measured).
-_FAR_SLOWER = 2.0
+#: A block of the plan ends early if this number of requests takes longer than those of the plain session by this factor
+#: (a choice, not measured).
+_FEW_REQUESTS, _FAR_SLOWER = 2, 2.0
 
 
 class LiveSelection:
@@ -44,6 +45,7 @@ class LiveSelection:
     Args:
         plan: The engine of the plan, which is open; engines know this class, which only keeps it.
         on_end: Called once with this object, by a thread that serves a request, when one is selected.
+        share: The plan wins a pair if its mean latency is at most this share of the plain session's.
 
     Attributes:
         other: The engine of the plan.
@@ -59,21 +61,22 @@ class LiveSelection:
         self,
         plan: Any,
         on_end: Callable[[LiveSelection], None],
+        share: float,
     ) -> None:
         self.other = plan
         self.diverts = False
         self.plan_wins: bool | None = None
-        self._on_end = on_end
+        self._on_end, self._share = on_end, share
         #: Mean latencies of the blocks of complete pairs, in ms: of the plain session, and of the plan.
         self._plain_ms: list[float] = []
         self._plan_ms: list[float] = []
         #: Mean latency of the first block of the current pair; None before its end.
         self._first_ms: float | None = None
-        #: Latencies of the current block.
+        #: Latencies of the current block, and the start of its first request.
         self._block_ms: list[float] = []
-        #: Start of the first request since the engine has changed, in seconds, and whether requests count by now.
-        self._changed_s: float | None = None
-        self._settled = False
+        self._block_s = 0.0
+        #: End of the last request before the engine changed.
+        self._changed_s = -math.inf
         #: Pairs that the plan has won, less those that it has lost.
         self._lead = 0
 
@@ -114,37 +117,37 @@ class LiveSelection:
         """
         if self.plan_wins is not None or diverted is not self.diverts:
             return  # it began before a change
-        if not self._settled:
-            self._changed_s = start_s if self._changed_s is None else self._changed_s
-            self._settled = end_s - self._changed_s >= _UNSETTLED_S
+        if start_s - self._changed_s < _UNSETTLED_S:
             return
+        if not self._block_ms:
+            self._block_s = start_s
         self._block_ms.append((end_s - start_s) * 1e3)
-        if self._block_is_over():
-            self._end_block()
+        if self._block_is_over(end_s - self._block_s):
+            self._end_block(end_s)
 
     def end(self) -> None:
         """Send no further requests to the plan: it has failed, or another decision was made."""
-        self.plan_wins = self.diverts = False
+        self.plan_wins, self.diverts = bool(self.plan_wins), False
 
-    def _block_is_over(self) -> bool:
+    def _block_is_over(self, took_s: float) -> bool:
         count, total_ms = len(self._block_ms), sum(self._block_ms)
         if self.diverts and count >= _FEW_REQUESTS:  # the first block of all is the plain session's
             reference_ms = self._plain_ms[-1] if self._first_ms is None else self._first_ms
             if total_ms > _FAR_SLOWER * count * reference_ms:
                 return True
-        return (count >= _REQUESTS and total_ms >= _LEAST_MS) or (count >= _FEW_REQUESTS and total_ms >= _LONG_MS)
+        return took_s >= _LONG_S or (count >= _REQUESTS and total_ms >= _LEAST_MS)
 
-    def _end_block(self) -> None:
+    def _end_block(self, now_s: float) -> None:
         mean_ms, self._block_ms = statistics.fmean(self._block_ms), []
         if self._first_ms is None:
             self._first_ms = mean_ms
-            self.diverts, self._changed_s, self._settled = not self.diverts, None, False
+            self.diverts, self._changed_s = not self.diverts, now_s
             return
         plan_ms, plain_ms = (mean_ms, self._first_ms) if self.diverts else (self._first_ms, mean_ms)
         self._first_ms = None
         self._plain_ms.append(plain_ms)
         self._plan_ms.append(plan_ms)
-        self._lead += 1 if plan_ms <= _SHARE * plain_ms else -1
+        self._lead += 1 if plan_ms <= self._share * plain_ms else -1
         if abs(self._lead) >= _LEAD or len(self._plan_ms) >= _MOST_PAIRS:
             self.diverts = False
             self.plan_wins = self._lead >= _LEAD

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,11 @@ import onnxruntime as ort
 import pytest
 
 from chrion import HybridSession, load, zoo
+from chrion.devices.probe import smallest_model
 from chrion.graph.model import Graph
 from chrion.graph.opened_model import OpenedModel
-from chrion.machine.cpu_use import OtherWork
 from chrion.runtime.execution.cut_engine import CutEngine
+from chrion.runtime.execution.engine import Footprint
 from chrion.runtime.execution.executor import SegmentFailure
 from chrion.runtime.execution.plain_engine import PlainEngine
 from chrion.runtime.live_comparison import LiveComparison
@@ -240,18 +243,23 @@ def test_live_requests_decide_where_timings_are_uncertain(
     assert plans.made == made
 
 
-@pytest.mark.parametrize("live", [True, False])
-def test_beside_other_work_candidates_are_left_to_live_requests(monkeypatch: pytest.MonkeyPatch, *, live: bool) -> None:
-    """Without live requests, as when a model is tuned before deployment, they are timed in any case."""
-    monkeypatch.setattr(OtherWork, "is_busy", lambda _: True)
+@pytest.mark.parametrize("busy", [True, False])
+def test_beside_other_work_candidates_are_left_to_live_requests(*, busy: bool) -> None:
+    """Costs are measured briefly then, and a plan is made all the same; otherwise candidates are timed."""
     model = zoo.build("gru", {"layers": 4, "batch": 1, "chunk": 64, "io": 96})
     config = SessionConfig(OpenedModel(model.SerializeToString()))
-    decision = Decider(config, live=live).decide({}, anew=True)
-    assert bool(decision.timings) is not live
-    if live:
+    decision = Decider(config).decide({}, anew=True, busy=busy)
+    assert bool(decision.timings) is not busy
+    if busy:
         assert (decision.winner, decision.plan, decision.uncertain) == ("plain", None, True)
         assert decision.candidate is not None
         assert len(decision.candidate.segments) > 1
+
+
+def test_a_model_without_parallel_plans_is_not_compared() -> None:
+    """Beside other work, nothing is timed either; later, perhaps."""
+    decision = Decider(SessionConfig(OpenedModel(smallest_model()))).decide({}, anew=True, busy=True)
+    assert (decision.winner, decision.uncertain, decision.candidate) == ("plain", True, None)
 
 
 def test_a_plan_that_fails_on_live_requests_is_not_selected(plans: Plans, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,6 +287,117 @@ def test_a_session_that_is_closed_ends_its_comparison(plans: Plans, monkeypatch:
     session.close()
     with pytest.raises(SegmentFailure, match="closed"):
         trial.other.run(None, dict(X), None)
+
+
+@pytest.mark.usefixtures("either_lanes")
+def test_a_comparison_beside_many_callers(plans: Plans, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of their outputs are right, and a single caller after them decides."""
+    replace_tuning_process(monkeypatch, plans.decide_uncertainly)
+    wrong, over = list[object](), threading.Event()
+
+    def call_all_the_time() -> None:
+        while not over.is_set():
+            try:
+                assert_equal(session.run(None, dict(X)), EXPECTED)
+            except Exception as error:  # noqa: BLE001 - reported below
+                wrong.append(error)
+
+    with HybridSession(branches(), tune="background") as session:
+        assert session.wait_until_tuned(60)
+        callers = [threading.Thread(target=call_all_the_time) for _ in range(6)]
+        for caller in callers:
+            caller.start()
+        time.sleep(0.5)
+        over.set()
+        for caller in callers:
+            caller.join(30)
+        trial, end_s = engines_of(session).current.comparison, time.monotonic() + 60
+        while session.plan is None and time.monotonic() < end_s:
+            assert_equal(session.run(None, dict(X)), EXPECTED)
+        assert session.plan is not None
+        assert trial is None or trial.plan_wins
+    assert not wrong
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_closing_while_callers_compare(plans: Plans, monkeypatch: pytest.MonkeyPatch, *, fails: bool) -> None:
+    """Each request is served or refused, also while a plan fails; all callers end, and the plan is closed."""
+    replace_tuning_process(monkeypatch, plans.decide_uncertainly)
+    ends = list[str]()
+
+    def call_until_closed(session: HybridSession) -> None:
+        try:
+            while True:
+                assert_equal(session.run(None, dict(X)), EXPECTED)
+        except RuntimeError as error:
+            ends.append(str(error))
+
+    for delay_s in (0.0, 0.01, 0.05):
+        session = HybridSession(branches(), tune="background")
+        assert session.wait_until_tuned(60)
+        trial = engine_of(session).comparison
+        assert isinstance(trial, LiveSelection) or trial is None
+        callers = [threading.Thread(target=call_until_closed, args=(session,)) for _ in range(3)]
+        with pytest.MonkeyPatch.context() as patch:
+            if fails:
+                fail_segments(patch, RuntimeError("a broken segment"))
+            for caller in callers:
+                caller.start()
+            time.sleep(delay_s)
+            session.close()
+            for caller in callers:
+                caller.join(30)
+        if isinstance(trial, LiveSelection):
+            assert not trial.diverts
+    assert ends == ["this session is closed"] * 9
+
+
+def test_live_requests_decide_for_each_of_several_shapes(plans: Plans, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan of one shape serves in turn with the plain session; requests of other shapes stay with that."""
+    plans.plan_ms = 20.0
+    shorten_waits(monkeypatch)
+    replace_tuning_process(monkeypatch, plans.decide_uncertainly)
+    model = free_branches()
+    two, three = np.ones((2, 4), np.float32), np.ones((3, 4), np.float32)
+    expected = {len(x): run_plain(model, {"x": x}) for x in (two, three)}
+    text = "on live requests (plain 30.0 ms; plan 1"
+
+    def decide(x: np.ndarray[Any, Any]) -> None:
+        """Serve requests of one shape, and a few of another, until the plan is selected for the first."""
+        end_s = time.monotonic() + 60
+        while time.monotonic() < end_s:
+            assert_equal(session.run(None, {"x": x}), expected[len(x)])
+            if session.plan is not None and text in session.explain():
+                return
+            if plans.made < 2:
+                assert_equal(session.run(None, {"x": five}), run_plain(model, {"x": five}))
+        raise AssertionError(session.explain())
+
+    five = np.ones((5, 4), np.float32)
+    with HybridSession(model, tune="background") as session:
+        decide(two)
+        decide(three)
+        for x in (two, three, two):
+            assert_equal(session.run(None, {"x": x}), expected[len(x)])
+            assert session.plan is not None
+    with HybridSession(model, tune="never") as session:
+        for _ in range(2):
+            session.run(None, {"x": two})
+            assert session.wait_until_tuned(30)
+        assert session.plan is not None
+
+
+def test_a_plan_without_room_is_not_compared(plans: Plans, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would add more than 30 % to the plain session, which serves other shapes."""
+    shorten_waits(monkeypatch)
+    footprint = Footprint(100.0, 90.0)
+    replace_tuning_process(monkeypatch, lambda graph: replace(plans.decide_uncertainly(graph), footprint=footprint))
+    with HybridSession(free_branches(), tune="background") as session:
+        session.run(None, dict(X))
+        assert session.wait_until_tuned(30)
+        session.run(None, dict(X))
+        assert engine_of(session).comparison is None
+        assert "a plan would add 90.0 MB to the 100.0 MB of the plain session" in session.explain()
 
 
 def test_models_of_free_and_of_fixed_shapes_share_no_decision(plans: Plans) -> None:

@@ -139,6 +139,24 @@ def test_measurements_under_interference_are_not_cached(
         assert len(measured) == 2 * count
 
 
+def test_a_brief_profile_takes_cpu_times_and_caches_none(
+    stack: Graph, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has costs of all operators, equal for all numbers of cores, and near those of a whole profile."""
+    with monkeypatch.context() as patch:
+        patch.setattr(measure_graph, "UsageMonitor", None)  # looks for other processes on all cores
+        brief = profile(stack, brief=True)
+    assert not list(cache.rglob("*.json"))
+    whole = profile(stack, fresh=True)
+    assert brief.operators.keys() == whole.operators.keys()
+    for signature, cost in brief.operators.items():
+        assert cost.cpu_ms == cost.cpu_ms[:1] * brief.cores
+        assert 0.1 < cost.cpu_ms[0] / whole.operators[signature].cpu_ms[0] < 10
+    assert brief.interference
+    assert brief.handoff_ms > 0
+    assert partition(stack, brief).predicted.latency_ms > 0
+
+
 def test_a_batch_is_limited_in_operators_and_in_bytes(stack: Graph) -> None:
     """All operators are in one batch each, in order; an operator above the limit is measured alone."""
     everything = list(range(len(stack.dag)))

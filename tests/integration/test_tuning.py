@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import json
 import logging
+import os
+import shutil
 import threading
 import time
 import weakref
@@ -17,20 +19,31 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from chrion import HybridSession, load
+from chrion import HybridSession, load, zoo
 from chrion.common.files import cache_folder
 from chrion.errors import OptionError, ProviderError, UnsafeModelError
 from chrion.graph.model import Graph
+from chrion.machine.cores import affinity
 from chrion.runtime.execution.cut_engine import CutEngine
+from chrion.runtime.process_hooks import in_flight
 from chrion.runtime.selection.decisions import Decision
 from chrion.runtime.selection.tuning_process import NamedShapes
 from helpers import assert_same_as_plain, branches, free_branches
-from seams.sessions import decide_by, engine_of, replace_tuning_process, use_interpreter
+from seams.sessions import (
+    decide_by,
+    engine_of,
+    pretend_load,
+    record_requests,
+    replace_tuning_process,
+    use_interpreter,
+    yields_of,
+)
 from tuning_support import alternate, wait_for
 
 pytestmark = pytest.mark.usefixtures("background_tuning")
 
 X = np.ones((2, 4), np.float32)
+CORES = len(affinity() or ())
 
 
 @pytest.mark.usefixtures("tuned_shapes")
@@ -226,6 +239,35 @@ def test_decisions_made_now_serve_sessions_in_every_mode(monkeypatch: pytest.Mon
     assert len(decided) == 1
 
 
+def test_a_model_that_is_copied_touched_or_trained_further_keeps_its_decision(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The plan runs with the weights of each session's own file; another graph has no decision."""
+    decide_by(monkeypatch, alternate)
+    path, copy = tmp_path / "m.onnx", tmp_path / "copy.onnx"
+    model = zoo.build("lstm", {"layers": 2, "batch": 1, "io": 32, "seq": 4, "chunk": 4})
+    onnx.save(model, path)
+    with HybridSession(path, tune="now") as session:
+        assert session.plan is not None
+        feed = {info.name: np.ones(info.shape, np.float32) for info in session.get_inputs()}
+    for weight in model.graph.initializer:
+        if len(weight.raw_data) > 1024:
+            weight.raw_data = np.flip(np.frombuffer(weight.raw_data, np.float32)).tobytes()
+    onnx.save(model, tmp_path / "trained.onnx")
+    shutil.copy(path, copy)
+    os.utime(path, (1.0, 2.0))
+    for known in (path, copy, tmp_path / "trained.onnx"):
+        with HybridSession(known, tune="never") as session:
+            assert session.wait_until_tuned(30)
+            assert session.plan is not None, known
+            assert_same_as_plain(session, str(known), feed)
+    model.graph.node[0].name = "another"
+    onnx.save(model, path)
+    with HybridSession(path, tune="never") as session:
+        assert session.wait_until_tuned(30)
+        assert session.plan is None
+
+
 def test_the_environment_sets_the_default(monkeypatch: pytest.MonkeyPatch, tuned_shapes: list[NamedShapes]) -> None:
     """``CHRION_TUNE`` replaces a missing argument; an unknown value raises."""
     monkeypatch.setenv("CHRION_TUNE", "never")
@@ -238,6 +280,65 @@ def test_the_environment_sets_the_default(monkeypatch: pytest.MonkeyPatch, tuned
         HybridSession(branches())
     with pytest.raises(OptionError, match=r"tune: expected.*'soon'"):
         HybridSession(branches(), tune="soon")
+
+
+@pytest.mark.parametrize(
+    ("all_cores", "own_cores", "busy", "spare"),
+    [
+        (0.1, 0.1, False, True),
+        (1.0, 1.0, True, True),
+        (CORES - 0.1, CORES - 0.2, True, True),
+        (CORES - 0.1, 1.0, True, False),
+    ],
+)
+@pytest.mark.usefixtures("tuned_shapes")
+def test_the_tuning_process_takes_what_the_cores_leave(
+    monkeypatch: pytest.MonkeyPatch,
+    gate: threading.Event,
+    all_cores: float,
+    own_cores: float,
+    *,
+    busy: bool,
+    spare: bool,
+) -> None:
+    """Idle time if there is some, or if requests can leave some; only then they take longer, and only meanwhile."""
+    requests = record_requests(monkeypatch)
+    pretend_load(monkeypatch, all_cores, own_cores)
+    with HybridSession(branches()) as session:
+        wait_for(lambda: requests)
+        assert requests == [(busy, spare)]
+        assert (yields_of(session) > 0) is (own_cores == CORES - 0.2)
+        assert_same_as_plain(session, branches(), {"x": X})
+        gate.set()
+        assert session.wait_until_tuned(30)
+        assert yields_of(session) == 0
+
+
+def test_a_process_that_starves_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By one that competes for the cores."""
+    replace_tuning_process(monkeypatch, alternate)
+    requests = record_requests(monkeypatch, starves=True)
+    pretend_load(monkeypatch, 1.0, 1.0)
+    with HybridSession(branches()) as session:
+        assert session.wait_until_tuned(30)
+        assert session.plan is not None
+    assert requests == [(True, True), (True, False)]
+
+
+def test_a_crowd_is_not_disturbed(tuned_shapes: list[NamedShapes], gate: threading.Event) -> None:
+    """Tuning waits until requests are no longer crowded."""
+    gate.set()
+    with HybridSession(free_branches()) as session:
+        in_flight.extend([None] * 64)
+        session.run(None, {"x": X})
+        for _ in range(64):
+            in_flight.pop()
+        time.sleep(0.5)
+        assert not tuned_shapes
+        session.run(None, {"x": X})
+        assert session.wait_until_tuned(30)
+        session.run(None, {"x": X})
+        assert session.plan is not None
 
 
 def test_closing_stops_tuning(tuned_shapes: list[NamedShapes], gate: threading.Event) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import onnx
+import psutil
 import pytest
 
 from chrion import Graph, load
@@ -17,11 +19,11 @@ from chrion.runtime.execution.engine import CannotCutError, Footprint
 from chrion.runtime.selection.configuration import SessionConfig, config_to_data
 from chrion.runtime.selection.decisions import Decision, decision_from_json
 from chrion.runtime.selection.footprint import can_measure
-from chrion.runtime.selection.tuning_process import TuningProcess
+from chrion.runtime.selection.tuning_process import StarvedError, TuningProcess
 from chrion.runtime.selection.worker import Decider, answers
 from helpers import branches, free_branches, make_model, node, value
-from seams.sessions import decide_by, use_interpreter
-from tuning_support import alternate
+from seams.sessions import decide_by, starve_soon, use_interpreter
+from tuning_support import alternate, wait_for
 
 pytestmark = pytest.mark.usefixtures("background_tuning")
 
@@ -35,13 +37,13 @@ def ask(
     source: str | bytes, *questions: Mapping[str, Sequence[int]], anew: bool = False
 ) -> list[Decision | dict[str, Any]]:
     """Return the worker's decisions on sets of shapes; its answer where it makes none."""
-    lines = [json.dumps({"shapes": shapes, "anew": anew}).encode() + b"\n" for shapes in questions]
+    lines = [json.dumps({"shapes": shapes, "anew": anew, "busy": False}).encode() + b"\n" for shapes in questions]
     found = list(answers(io.BytesIO(b"".join([*config_to_data(config_of(source)), *lines]))))
     return [decision_from_json(answer["decision"]) if "decision" in answer else answer for answer in found]
 
 
 def test_each_set_of_shapes_has_an_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Shapes that do not fit have a reason, and others a decision, with the file's state and the plan's memory."""
+    """Shapes that do not fit have a reason, and others a decision, with the plan's memory."""
     use_interpreter(monkeypatch, tmp_path / "python", "echo '[100.0, 12.0]'")
     decided = decide_by(monkeypatch, alternate)
     path = tmp_path / "model.onnx"
@@ -51,19 +53,18 @@ def test_each_set_of_shapes_has_an_answer(monkeypatch: pytest.MonkeyPatch, tmp_p
         assert isinstance(decision, Decision)
         assert decision.plan == alternate(load(path, {"x": (rows, 4)})).plan
         assert decision.footprint == (Footprint(100.0, 12.0) if can_measure() else None)
-        assert decision.files == ((str(path), path.stat().st_size, path.stat().st_mtime_ns),)
     assert list(failed) == ["failure"]  # type: ignore[call-overload]
     assert len(decided) == 2
 
 
 def test_a_model_given_as_bytes_is_decided_on_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has no files; its decision is cached, and made anew only if that is requested."""
+    """Its decision is cached, and made anew only if that is requested."""
     decided = decide_by(monkeypatch, alternate)
     source = branches().SerializeToString()
     for anew, count in ((False, 1), (False, 1), (True, 2)):
         (found,) = ask(source, {}, anew=anew)
         assert isinstance(found, Decision)
-        assert (found.winner, found.files) == ("plan 1", ())
+        assert found.winner == "plan 1"
         assert len(decided) == count
 
 
@@ -123,8 +124,8 @@ def test_the_client_sends_the_model_once(monkeypatch: pytest.MonkeyPatch, tmp_pa
     lines = received.read_bytes().removeprefix(sent).splitlines()
     assert received.read_bytes().startswith(sent)
     assert [json.loads(line) for line in lines] == [
-        {"shapes": {"x": [2, 4]}, "anew": False},
-        {"shapes": {"x": [3, 4]}, "anew": True},
+        {"shapes": {"x": [2, 4]}, "anew": False, "busy": False},
+        {"shapes": {"x": [3, 4]}, "anew": True, "busy": False},
     ]
 
 
@@ -136,3 +137,30 @@ def test_a_process_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch, tmp_pat
     with pytest.raises(OSError, match="the tuning process ended with status -9"):
         process.ask({})
     process.kill()
+
+
+@pytest.mark.usefixtures("no_process_left")
+def test_a_process_without_time_of_the_cores_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """One that uses spare time only, and finds none."""
+    use_interpreter(monkeypatch, tmp_path / "python", "exec sleep 600")
+    starve_soon(monkeypatch)
+    process = TuningProcess(config_of(b""), spare=True)
+    with pytest.raises(StarvedError):
+        process.ask({})
+    process.kill()
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="no such policy")
+@pytest.mark.parametrize("spare", [True, False])
+def test_the_priority_of_the_process(*, spare: bool) -> None:
+    """It runs only on idle cores, or at a lower priority than other processes."""
+    before = set(psutil.Process().children())
+    process = TuningProcess(config_of(b""), spare=spare)
+    try:
+        (child,) = set(psutil.Process().children()) - before
+        if spare:
+            wait_for(lambda: os.sched_getscheduler(child.pid) == os.SCHED_IDLE)
+        else:
+            wait_for(lambda: child.nice() > psutil.Process().nice())
+    finally:
+        process.kill()

@@ -90,3 +90,9 @@ def test_a_forked_child_has_no_tuning_and_no_crowd() -> None:
 def test_a_forked_child_exits_at_once_while_the_parent_tunes() -> None:
     """The child does not wait for the parent's tuning thread, and can tune sessions of its own."""
     assert run_process("fork_tuning") == (0, ["True True True", "True"], "")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_fork_while_live_requests_compare_a_plan() -> None:
+    """The plain session serves the child, which has no lanes; the parent goes on and decides."""
+    assert run_process("fork_comparing") == (0, ["child: served False", "parent: served True"], "")

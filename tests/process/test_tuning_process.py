@@ -56,17 +56,15 @@ def test_a_session_is_tuned_by_the_process() -> None:
 
 
 def test_the_process_decides(tmp_path: Path) -> None:
-    """The process decides on a model's file, and on its bytes for given shapes. The decision names the file's state."""
+    """The process decides on a model's file, and on its bytes for given shapes."""
     path = tmp_path / "model.onnx"
     onnx.save(free_branches(), path)
     answers = ask_process(str(path), {"x": (2, 4)}, {"x": (3, 4)}, {"x": (3, 5)})
     for answer in answers[:2]:
         decision = decision_from_json(answer["decision"])
         assert decision.winner.startswith("pla")
-        assert decision.files == ((str(path), path.stat().st_size, path.stat().st_mtime_ns),)
     assert "failure" in answers[2]
-    found = decision_from_json(ask_process(branches().SerializeToString(), {})[0]["decision"])
-    assert not found.files
+    assert "decision" in ask_process(branches().SerializeToString(), {})[0]
 
 
 def test_the_process_ends_with_its_parent() -> None:

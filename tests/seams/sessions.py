@@ -49,11 +49,12 @@ from chrion.runtime.selection import (
     plain_sessions,
     selector,
     shapes,
+    tuning_process,
 )
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decisions import Decision
 from chrion.runtime.selection.selector import EngineSelector
-from chrion.runtime.selection.tuning_process import NamedShapes
+from chrion.runtime.selection.tuning_process import NamedShapes, StarvedError
 
 #: The function of each step of selecting an engine, under the name by which the previous step calls it.
 _SELECTION: dict[str, tuple[object, str]] = {
@@ -181,7 +182,7 @@ def decide_by(monkeypatch: pytest.MonkeyPatch, decide: Decide) -> list[Graph]:
     """Replace profiling, planning and comparing in this process; return the list of the graphs decided on."""
     graphs: list[Graph] = []
 
-    def compare(_: EngineSelector, graph: Graph) -> Decision:
+    def compare(_: EngineSelector, graph: Graph, **__: bool) -> Decision:
         graphs.append(graph)
         return decide(graph)
 
@@ -205,7 +206,7 @@ def replace_tuning_process(
     asked: list[NamedShapes] = []
 
     class StandIn:
-        def __init__(self, config: SessionConfig) -> None:
+        def __init__(self, config: SessionConfig, **_: bool) -> None:
             self._config = config
 
         def ask(self, shapes: NamedShapes, **_: bool) -> dict[str, Any]:
@@ -221,6 +222,35 @@ def replace_tuning_process(
 
     monkeypatch.setattr(decision_source, "TuningProcess", StandIn)
     return asked
+
+
+def record_requests(monkeypatch: pytest.MonkeyPatch, *, starves: bool = False) -> list[tuple[bool, bool]]:
+    """Record requests to the tuning process, which was replaced before.
+
+    Args:
+        monkeypatch: The fixture.
+        starves: Whether a process gets no spare time of the cores.
+
+    Returns:
+        Of each request, whether the cores were busy, and whether the process used spare time only.
+    """
+    requests: list[tuple[bool, bool]] = []
+    replaced: Any = vars(decision_source)["TuningProcess"]
+
+    class Recorded(replaced):  # type: ignore[misc]
+        def __init__(self, config: SessionConfig, *, spare: bool) -> None:
+            super().__init__(config)
+            self._spare = spare
+
+        def ask(self, shapes: NamedShapes, *, busy: bool, **rest: bool) -> dict[str, Any]:
+            requests.append((busy, self._spare))
+            if starves and self._spare:
+                raise StarvedError
+            answer: dict[str, Any] = super().ask(shapes, **rest)
+            return answer
+
+    monkeypatch.setattr(decision_source, "TuningProcess", Recorded)
+    return requests
 
 
 def use_interpreter(monkeypatch: pytest.MonkeyPatch, interpreter: Path | str, script: str = "") -> None:
@@ -248,6 +278,23 @@ def shorten_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     for (module, name), seconds in waits_s.items():
         monkeypatch.setattr(module, name, seconds)
+
+
+def pretend_load(monkeypatch: pytest.MonkeyPatch, all_cores: float, own_cores: float) -> None:
+    """Let tuning begin with so many cores in use by all processes and by this one."""
+    monkeypatch.setattr(background_tuning, "cores_in_use", lambda *_: (all_cores, own_cores))
+
+
+def yields_of(session: HybridSession) -> float:
+    """Return the share of its time by which a request is prolonged at present."""
+    tuner = session._engines._tuner
+    assert tuner
+    return tuner.yields
+
+
+def starve_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a tuning process count as starved if it has not answered after a tenth of a second."""
+    monkeypatch.setattr(tuning_process, "_STARVED_AFTER_S", 0.1)
 
 
 def halve_requests_after(monkeypatch: pytest.MonkeyPatch, count: int) -> None:

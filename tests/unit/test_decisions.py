@@ -12,14 +12,12 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from chrion.common.files import cache_folder
-from chrion.graph.opened_model import OpenedModel
 from chrion.runtime.selection import decisions
 from chrion.runtime.selection.decisions import Decision, DecisionCache, TimedCandidate
 from chrion.scheduler import fixed_plan
 from helpers import FakeClock, smallest_graph
 from property_tests import examples
 
-FILES = st.tuples(st.text(), st.integers(0, 2**63), st.integers(-(2**63), 2**63))
 TIMINGS = st.builds(
     TimedCandidate,
     name=st.text(),
@@ -32,7 +30,6 @@ DECISIONS = st.builds(
     winner=st.text(),
     plan=st.sampled_from([None, fixed_plan(smallest_graph(), [1] * len(smallest_graph().dag))]),
     why=st.text(),
-    files=st.lists(FILES, max_size=3).map(tuple),
     uncertain=st.booleans(),
     attempts=st.integers(1, 10**6),
     timings=st.lists(TIMINGS, max_size=3).map(tuple),
@@ -170,28 +167,3 @@ def test_a_decision_from_the_future_is_not_used(clock: FakeClock) -> None:
     cache.keep(Decision("plain", None, "by chance", uncertain=True))
     clock.now_s -= 1e6
     assert cache.recall() is None
-
-
-def test_a_decision_depends_on_the_models_files(tmp_path: Path, clock: FakeClock) -> None:
-    """Changes of the model or of the files of its external weights require a new decision."""
-    model, weights = tmp_path / "model.onnx", tmp_path / "weights.bin"
-    model.write_bytes(b"model")
-    weights.write_bytes(b"weights")
-    for changed in (model, weights):
-        files = tuple((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in (model, weights))
-        cache = DecisionCache("model", clock=clock)
-        cache.keep(Decision("plain", None, "", files))
-        assert cache.recall() is not None
-        changed.write_bytes(b"other")
-        assert cache.recall() is None
-
-
-def test_the_identity_of_a_model_is_its_content_or_its_files_state(tmp_path: Path) -> None:
-    """Bytes are identified by their content; a file by its path, size and modification time."""
-    assert OpenedModel(b"a").identity == OpenedModel(b"a").identity != OpenedModel(b"b").identity
-    path = tmp_path / "model.onnx"
-    path.write_bytes(b"a")
-    before = OpenedModel(path).identity
-    assert before == OpenedModel(str(path)).identity
-    path.write_bytes(b"bc")
-    assert OpenedModel(path).identity != before

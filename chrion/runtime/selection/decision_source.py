@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+from typing import NamedTuple
 
 from chrion.errors import ChrionError
 from chrion.runtime.options.session_options import fingerprint
@@ -12,8 +12,8 @@ from chrion.runtime.selection.decisions import Decision, decision_from_json
 from chrion.runtime.selection.known_decisions import KnownDecisions
 from chrion.runtime.selection.plain_sessions import PLAIN
 from chrion.runtime.selection.selector import why_plain
-from chrion.runtime.selection.tuning_lock import tuning_lock
-from chrion.runtime.selection.tuning_process import NamedShapes, TuningProcess
+from chrion.runtime.selection.tuning_lock import BusyError, tuning_lock
+from chrion.runtime.selection.tuning_process import NamedShapes, StarvedError, TuningProcess
 from chrion.runtime.selection.worker import Decider
 
 log = logging.getLogger(__name__)
@@ -21,6 +21,19 @@ log = logging.getLogger(__name__)
 #: Reason why a model without a cached decision runs plain, if none may be made.
 NOT_CACHED = "tuning is switched off, and no cached decision is in use"
 _OPTIONS_CHANGED = "the session options were changed after the session was created"
+
+
+class Load(NamedTuple):
+    """How busy the cores are."""
+
+    #: Whether they are in use, so that timings in the tuning process are disturbed, and disturb requests.
+    busy: bool = False
+    #: Whether they are idle for part of the time, in which the tuning process can do its work.
+    spare: bool = False
+    #: Whether it is this process that leaves none, whose requests then give way to the tuning process.
+    own: bool = False
+    #: Whether requests are crowded, which no decision matters to, so that tuning would only disturb them.
+    crowded: bool = False
 
 
 class DecisionSource:
@@ -44,11 +57,16 @@ class DecisionSource:
         self._cached_only = cached_only
         self._process: TuningProcess | None = None
 
-    def decide(self, shapes: NamedShapes, *, anew: bool) -> Decision:
+    def decide(self, shapes: NamedShapes, load: Load, *, anew: bool) -> Decision:
         """Return the cached decision, unless it has to be made anew, or have one made.
 
+        Args:
+            shapes: The shapes.
+            load: How busy the cores are.
+            anew: Whether a cached decision must not be used.
+
         Raises:
-            BusyError: Another process tunes.
+            BusyError: Another process tunes, or requests are crowded.
             RuntimeError: The session was closed meanwhile.
         """
         if fingerprint(self._config.options) != self._options:
@@ -59,26 +77,29 @@ class DecisionSource:
             return decision
         if self._cached_only:
             return Decision(PLAIN, None, NOT_CACHED)
+        if load.crowded:
+            raise BusyError
         with tuning_lock():
             decision = None if anew else cache.recall()  # another process may have made it meanwhile
             if decision is None:
-                decision = self._ask(shapes, anew=anew)
+                decision = self._ask(shapes, load, anew=anew)
                 if fingerprint(self._config.options) != self._options:
                     return Decision(PLAIN, None, _OPTIONS_CHANGED)
                 decision = cache.keep(decision)
         return decision
 
-    def keep(self, decision: Decision, digest: str) -> Decision | None:
+    def keep(self, shapes: NamedShapes, decision: Decision, digest: str) -> Decision | None:
         """Store a decision that live requests have made; return None if the options are no longer what they were.
 
         Args:
+            shapes: The shapes.
             decision: The decision.
             digest: The digest of the model's graph.
         """
         if fingerprint(self._config.options) != self._options:
             return None
-        self._known.of_digest(digest, free=False).keep(replace(decision, files=()))
-        return self._known.of_source({}).keep(decision)
+        self._known.of_digest(digest, free=bool(shapes)).keep(decision)
+        return self._known.of_source(shapes).keep(decision)
 
     def close(self) -> None:
         """Make no further decisions, and end the tuning process. May be called from any thread, and more than once."""
@@ -96,7 +117,7 @@ class DecisionSource:
         """Forget the tuning process, which belongs to the parent."""
         self.closed, self._process = True, None
 
-    def _ask(self, shapes: NamedShapes, *, anew: bool) -> Decision:
+    def _ask(self, shapes: NamedShapes, load: Load, *, anew: bool) -> Decision:
         """Request a decision from the tuning process.
 
         If no process can be started, or it fails and session options were given, which may hold values that cannot be
@@ -107,27 +128,31 @@ class DecisionSource:
             RuntimeError: The session was closed meanwhile.
         """
         try:
-            self._process = self._process or TuningProcess(self._config)
+            self._process = self._process or TuningProcess(self._config, spare=load.spare or load.own)
         except (OSError, TypeError) as error:
-            return self._decide_in_process(shapes, why_plain(error), anew=anew)
+            return self._decide_in_process(shapes, load, why_plain(error), anew=anew)
         self._require_open()
         try:
-            answer = self._process.ask(shapes, anew=anew)
+            answer = self._process.ask(shapes, anew=anew, busy=load.busy)
             if "decision" in answer:
                 return decision_from_json(answer["decision"])
             failure = str(answer["failure"])
+        except StarvedError:
+            self._require_open()
+            self.stop_process()
+            return self._ask(shapes, Load(busy=True), anew=anew)
         except (OSError, ValueError, KeyError, ChrionError) as error:
             self._require_open()
             self.stop_process()
             return Decision(PLAIN, None, why_plain(error), uncertain=True)
         if self._config.options is None:
             return Decision(PLAIN, None, failure, uncertain=True)
-        return self._decide_in_process(shapes, failure, anew=anew)
+        return self._decide_in_process(shapes, load, failure, anew=anew)
 
-    def _decide_in_process(self, shapes: NamedShapes, reason: str, *, anew: bool) -> Decision:
+    def _decide_in_process(self, shapes: NamedShapes, load: Load, reason: str, *, anew: bool) -> Decision:
         self._require_open()
         log.info("tuning in this process: %s", reason)
-        return Decider(self._config, live=True).decide(shapes, anew=anew)
+        return Decider(self._config).decide(shapes, anew=anew, busy=load.busy)
 
     def _require_open(self) -> None:
         if self.closed:

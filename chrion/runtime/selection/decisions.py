@@ -1,7 +1,7 @@
 """Decisions of the guard, and the cache in which sessions share them.
 
-A decision is stored twice: by the graph it was made for, which requires the model to be loaded, and by the model's
-file or bytes, which costs a few system calls. By the second, a later session finds it without loading the model.
+A decision is stored twice: by the graph it was made for, which requires the model to be loaded, and by the digest of
+the model's file or bytes, by which a later session finds it without loading the model.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any
 
 from chrion.common.files import cache_folder, read_cached, write_cached
 from chrion.errors import PlanError
-from chrion.graph.file_states import FileState, file_state
 from chrion.runtime.execution.engine import Footprint
 from chrion.scheduler.plan import Plan
 
@@ -54,8 +53,6 @@ class Decision:
     plan: Plan | None
     #: Reason, for :meth:`chrion.HybridSession.explain`.
     why: str
-    #: State of the model's files when the decision was made; empty for a model given as bytes.
-    files: tuple[FileState, ...] = ()
     #: Whether it is based on timings with interference, so that it is made again after ``valid_s``.
     uncertain: bool = False
     #: Number of uncertain decisions in a row, including this one.
@@ -102,7 +99,6 @@ class Decision:
             "winner": self.winner,
             "plan": self.plan.to_json() if self.plan else None,
             "why": self.why,
-            "files": self.files,
             "uncertain": self.uncertain,
             "attempts": self.attempts,
             "missed": self.missed,
@@ -121,12 +117,10 @@ def decision_from_json(content: Mapping[str, Any]) -> Decision:
         PlanError: The plan is damaged.
     """
     plan, candidate = (None if content[key] is None else Plan.from_json(content[key]) for key in ("plan", "candidate"))
-    files = tuple((str(path), int(size), int(changed)) for path, size, changed in content["files"])
     return Decision(
         winner=str(content["winner"]),
         plan=plan,
         why=str(content["why"]),
-        files=files,
         uncertain=bool(content["uncertain"]),
         attempts=int(content["attempts"]),
         missed=str(content["missed"]),
@@ -182,12 +176,10 @@ class DecisionCache:
         """Return the stored decision.
 
         Returns:
-            None if there is none, it is damaged, it is no longer valid, or the model's files have changed since.
+            None if there is none, it is damaged, or it is no longer valid.
         """
         decision, age_s = self._stored()
-        if decision is None or not 0 <= age_s < decision.valid_s:
-            return None
-        return decision if all(file_state(path) == (path, *state) for path, *state in decision.files) else None
+        return decision if decision and 0 <= age_s < decision.valid_s else None
 
     def keep(self, decision: Decision) -> Decision:
         """Store a decision and return it with its number of attempts. Do nothing if the cache cannot be written."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from chrion.common.version import __version__
 from chrion.graph.model import Graph
@@ -39,7 +39,7 @@ class KnownDecisions:
         shapes = {info.name: info.fixed_dimensions for info in graph.inputs} if graph.declared_free else {}
         entry = self.of_source(shapes)
         if not decision.origin and entry.recall() is None:
-            entry.store(replace(decision, files=self.config.model.states))
+            entry.store(decision)
 
     def mark_uncertain(self, digest: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Mark a decision as uncertain, so that it is made again after a while.
@@ -65,7 +65,7 @@ class KnownDecisions:
         Args:
             shapes: Shapes of the inputs by name, for a model with free dimensions; empty for any other model.
         """
-        return self._cache("source", self.config.model.identity, sorted(shapes.items()))
+        return self._cache("source", self.config.model.digest, sorted(shapes.items()))
 
     def of_graph(self, graph: Graph) -> DecisionCache:
         """Return the cache entry for decisions on a graph."""
@@ -85,9 +85,9 @@ class KnownDecisions:
     def shipped(self, *, shapes: Mapping[str, tuple[int, ...]] | None = None, graph: str = "") -> Decision | None:
         """Return the decision in the file beside the model; see :func:`chrion.runtime.selection.shipped.recall`."""
         model = self.config.model
-        if not model.path or not model.is_unchanged():
+        if not model.path:
             return None
-        return recall(model.path, self.conditions, shapes=shapes, graph=graph)
+        return recall(model, self.conditions, shapes=shapes, graph=graph)
 
     @property
     def conditions(self) -> Conditions:
@@ -98,7 +98,7 @@ class KnownDecisions:
 
     def _of_slot(self, slot: int) -> DecisionCache:
         """Return the cache entry of a plan for any shapes of the model."""
-        return self._cache("plan for any shapes", self.config.model.identity, slot)
+        return self._cache("plan for any shapes", self.config.model.digest, slot)
 
     def _cache(self, *model: object) -> DecisionCache:
         """Return the cache entry for decisions on a model and its shapes."""

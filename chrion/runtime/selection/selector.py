@@ -16,13 +16,12 @@ from chrion.errors import ChrionError, InputError, ModelError, ProviderError
 from chrion.graph.model import Graph
 from chrion.graph.ort_sessions import first_line
 from chrion.machine.allocator import trim
-from chrion.machine.cpu_use import OtherWork
 from chrion.profiler.measure_graph import profile
 from chrion.profiler.profiles import Profile
 from chrion.profiler.synthetic_inputs import synthetic_inputs
 from chrion.runtime.execution.cut_engine import CutEngine
 from chrion.runtime.execution.engine import CannotCutError, Engine, require_tensors
-from chrion.runtime.selection.comparison_summary import describe, missed_slo
+from chrion.runtime.selection.comparison_summary import NOT_PARALLEL, describe, missed_slo
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decisions import Decision
 from chrion.runtime.selection.footprint import MeasurementError, can_measure, measure_footprint
@@ -43,7 +42,7 @@ log = logging.getLogger(__name__)
 _KEPT_OPEN_BYTES = 256e6
 #: A plan of a model with free dimensions holds all weights a second time, since the plain session stays open for other
 #: shapes. It must have a clear gain: it is selected if it takes at most this share of a plain session's latency.
-_SHARE_BESIDE_PLAIN = 0.8
+SHARE_BESIDE_PLAIN = 0.8
 #: Longest time to wait for another process that tunes, in seconds (a choice, not measured).
 _PATIENCE_S = 20.0
 NOT_TIMED = "the machine was too busy for a reliable comparison"
@@ -56,16 +55,13 @@ class EngineSelector:
         config: The session's configuration.
         of_file: Whether graphs are those of the model's file, so that decisions are also for later sessions of it;
             otherwise the caller has given a graph, which may be another one.
-        live: Whether the session can compare a plan on live requests, so that candidates are not timed beside other
-            work, of which those requests may be a part.
 
     Attributes:
         plain_sessions: The plain sessions of the model, and the configuration in use.
     """
 
-    def __init__(self, config: SessionConfig, *, of_file: bool = True, live: bool = False) -> None:
+    def __init__(self, config: SessionConfig, *, of_file: bool = True) -> None:
         self._of_file = of_file
-        self._live = live
         self.plain_sessions = PlainSessions(config)
         #: Profile of the first shapes; the costs of further shapes are scaled from it.
         self._profile: Profile | None = None
@@ -107,19 +103,21 @@ class EngineSelector:
         finally:
             trim()
 
-    def decide(self, graph: Graph, *, anew: bool = False) -> Decision:
+    def decide(self, graph: Graph, *, anew: bool = False, busy: bool = False) -> Decision:
         """Return the cached decision for a graph, or compare the candidates and cache the result.
 
         Args:
             graph: The graph, of known shapes.
             anew: Whether to compare the candidates even if a decision is cached.
+            busy: Whether the cores are in use, perhaps by live requests, on which the session can compare a plan.
+                Then costs are measured briefly, and candidates are not timed.
 
         Raises:
             CannotCutError: A plain session is the only candidate.
             ChrionError: The model cannot be profiled or planned.
         """
         require_tensors(graph)
-        return (None if anew else self.known.recall(graph)) or self._decide_anew(graph)
+        return (None if anew else self.known.recall(graph)) or self._decide_anew(graph, busy=busy)
 
     def open(self, graph: Graph, decision: Decision) -> Engine:
         """Open the engine that a decision selects.
@@ -178,25 +176,25 @@ class EngineSelector:
                 held.enter_context(tuning_lock(_PATIENCE_S, lambda: waits.append(None)))
             return (self.known.recall(graph) if waits else None) or self._decide_anew(graph)
 
-    def _decide_anew(self, graph: Graph) -> Decision:
+    def _decide_anew(self, graph: Graph, *, busy: bool = False) -> Decision:
         """Compare the candidates and cache the decision."""
         if self._drop_broken_accelerator(graph) and (decision := self.known.of_graph(graph).recall()):
             return decision
-        return self.known.keep(graph, self._weighed(graph, self._compare(graph)))
+        return self.known.keep(graph, self._weighed(graph, self._compare(graph, live=busy)))
 
     def _weighed(self, graph: Graph, decision: Decision) -> Decision:
-        """Return the decision with the memory of its plan, if the plain session stays open beside it.
+        """Return the decision with the memory of its plan or candidate, if the plain session stays open beside it.
 
         Without a measurement, select the plain session: a plan might double the memory.
         """
-        plan = decision.plan
+        plan = decision.plan or decision.candidate
         if plan is None or plan.accelerator or not (graph.declared_free and can_measure()):
             return decision
         try:
             return replace(decision, footprint=measure_footprint(self._config, graph, plan))
         except MeasurementError as error:
             log.warning("model %s runs plain: %s", graph.name, error)
-            return replace(decision, winner=PLAIN, plan=None, why=str(error))
+            return replace(decision, winner=PLAIN, plan=None, candidate=None, why=str(error))
 
     def _concerns_caller(self, error: Exception) -> bool:
         """Return whether an error is about an argument of the session, so that a plain session would hide it."""
@@ -242,15 +240,16 @@ class EngineSelector:
         engine.selected_for = graph.digest
         return engine
 
-    def _compare(self, graph: Graph) -> Decision:
-        """Time the plans with the best predictions against the plain sessions."""
-        other_work = OtherWork()
-        made = self._plans(graph)
+    def _compare(self, graph: Graph, *, live: bool = False) -> Decision:
+        """Time the plans with the best predictions against the plain sessions, or leave it to live requests."""
+        live = live and self._can_compare_live()
+        made = self._plans(graph, brief=live)
         parallel = (plan for plan in made if not plan.is_plain)
         plans = {plan_name(at): plan for at, plan in enumerate(parallel, start=1)}
-        candidate = self._live_candidate(graph, plans)
-        if self._live and candidate and other_work.is_busy():
-            return Decision(PLAIN, None, NOT_TIMED, uncertain=True, candidate=candidate)
+        candidate = next(iter(plans.values()), None) if self._can_compare_live() else None
+        if live:
+            why = NOT_TIMED if candidate else NOT_PARALLEL
+            return Decision(PLAIN, None, why, uncertain=True, candidate=candidate)
         comparison = compare(self._candidates(graph, plans, made[0]), self._config.slo_ms)
         winner, results, interference = comparison
         why = describe(comparison, self._config.slo_ms, planned=bool(plans))
@@ -261,21 +260,19 @@ class EngineSelector:
         compared = candidate if interference and plan is None else None
         return Decision(winner, plan, why, uncertain=interference, missed=missed, timings=timings, candidate=compared)
 
-    def _live_candidate(self, graph: Graph, plans: Mapping[str, Plan]) -> Plan | None:
-        """Return the plan to compare with the plain session on live requests, if any; the first one is the best.
+    def _can_compare_live(self) -> bool:
+        """Return whether live requests can decide between a plan and the plain session.
 
-        There is none for an accelerator, whose memory may hold only one of both, for an SLO, within which the guard
-        prefers less memory, and for free dimensions, with which the memory of both is limited.
+        They cannot with an accelerator, whose memory may hold only one of both, or an SLO, within which the guard
+        prefers less memory.
         """
-        config = self._config
-        if config.accelerator or config.slo_ms is not None or graph.declared_free:
-            return None
-        return next(iter(plans.values()), None)
+        return self._config.accelerator is None and self._config.slo_ms is None
 
-    def _plans(self, graph: Graph) -> list[Plan]:
+    def _plans(self, graph: Graph, *, brief: bool = False) -> list[Plan]:
         config = self._config
         if self._profile is None:
-            self._profile = profile(graph, config.lanes, self._usable_accelerator(graph), plain=False)
+            accelerator = self._usable_accelerator(graph)
+            self._profile = profile(graph, config.lanes, accelerator, brief=brief, plain=False)
         usable = replace(self._profile, accelerator=None) if self._lost else self._profile
         near = find_near_plan(self.known.earlier_plans(graph), graph, usable)
         if near and is_near_optimal(near):
@@ -343,7 +340,7 @@ class EngineSelector:
                 continue
             kept_open = few_weights and plan.accelerator is None
             memory_mb = plan.predicted.accelerator_mb(plan.memory)
-            share = _SHARE_BESIDE_PLAIN if graph.declared_free else SHARE
+            share = SHARE_BESIDE_PLAIN if graph.declared_free else SHARE
             opener = partial(open_plan, plan)
             candidates.append(Candidate(name, opener, memory_mb, plain=False, kept_open=kept_open, share=share))
         return candidates

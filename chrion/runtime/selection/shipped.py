@@ -1,8 +1,8 @@
 """Decisions in a file beside the model, made ahead by ``chrion tune --beside`` and shipped with the model.
 
-The file may hold decisions of several machines, session configurations and shapes. A decision is used if the content of
-the model's file, the machine, the versions of Chrion and onnxruntime, the session configuration and the shapes are the
-same as when it was made. A file without such a decision, or one that is damaged, is ignored.
+The file may hold decisions of several machines, session configurations and shapes. A decision is used if the model's
+digest, the machine, the versions of Chrion and onnxruntime, the session configuration and the shapes are the same as
+when it was made. A file without such a decision, or one that is damaged, is ignored.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 from chrion.common.files import parse_json, read_bytes, write_atomically
 from chrion.errors import PlanError
+from chrion.graph.opened_model import OpenedModel
 from chrion.runtime.selection.decisions import Decision, decision_from_json
 
 log = logging.getLogger(__name__)
@@ -66,12 +67,12 @@ def holds_decisions(path: Path) -> bool:
 
 
 def recall(
-    model: str, conditions: Conditions, *, shapes: Mapping[str, Sequence[int]] | None = None, graph: str = ""
+    model: OpenedModel, conditions: Conditions, *, shapes: Mapping[str, Sequence[int]] | None = None, graph: str = ""
 ) -> Decision | None:
     """Return the decision in the file beside a model.
 
     Args:
-        model: Path of the model.
+        model: The model, which has a file.
         conditions: Conditions of the session.
         shapes: Shapes of the inputs by name, empty for a model without free dimensions; None to search by ``graph``.
         graph: Digest of the graph of known shapes.
@@ -79,7 +80,7 @@ def recall(
     Returns:
         None if there is no file, which costs one system call, or if it holds no such decision.
     """
-    path = shipped_path(model)
+    path = shipped_path(model.path)
     content = _read(path)
     if content is None:
         return None
@@ -91,44 +92,33 @@ def recall(
             same = entry["graph"] == graph if shapes is None else _as_lists(entry["shapes"]) == _as_lists(shapes)
             if not same:
                 continue
-            if content["model"] != content_hash(model):
+            if content["model"] != model.digest:
                 reason = "it was made for another version of the model"
                 break
             return replace(decision_from_json(entry["decision"]), origin=str(path))
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, PlanError, OSError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, PlanError) as error:
             reason = f"damaged: {type(error).__name__}: {error}"
     log.info("%s is ignored: %s", path, reason)
     return None
 
 
-def write_beside(model: str | Path, conditions: Conditions, decisions: Sequence[ShippedDecision]) -> Path:
+def write_beside(model: OpenedModel, conditions: Conditions, decisions: Sequence[ShippedDecision]) -> Path:
     """Write decisions to the file beside a model, atomically, and return its path.
 
     Decisions for other conditions or shapes that the file holds are kept, if they are for the same model.
 
     Raises:
         OptionError: The file cannot be written.
-        OSError: The model cannot be read.
     """
-    path, model_hash = shipped_path(model), content_hash(model)
+    path = shipped_path(str(model.source))
     before = _read(path)
     entries = [_entry(conditions, decision) for decision in decisions]
     replaced = [(entry["conditions"], entry["shapes"]) for entry in entries]
-    if before and before["model"] == model_hash:
+    if before and before["model"] == model.digest:
         entries += [e for e in before["decisions"] if _is_entry(e) and (e["conditions"], e["shapes"]) not in replaced]
-    content = {"schema": SCHEMA, "model": model_hash, "decisions": entries}
+    content = {"schema": SCHEMA, "model": model.digest, "decisions": entries}
     write_atomically(path, json.dumps(content) + "\n")
     return path
-
-
-def content_hash(model: str | Path) -> str:
-    """Return the SHA-256 of a model's file.
-
-    Raises:
-        OSError: The file cannot be read.
-    """
-    with Path(model).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _entry(conditions: Conditions, shipped: ShippedDecision) -> dict[str, Any]:
@@ -140,8 +130,7 @@ def _entry(conditions: Conditions, shipped: ShippedDecision) -> dict[str, Any]:
         },
         "shapes": _as_lists(shipped.shapes),
         "graph": shipped.graph,
-        # Paths and times of files differ on other machines; the hash of the content takes their place.
-        "decision": replace(shipped.decision, files=()).to_json(),
+        "decision": shipped.decision.to_json(),
     }
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, BinaryIO
 
 from chrion.errors import ModelError
@@ -36,21 +35,20 @@ class Decider:
 
     Args:
         config: The session's configuration.
-        live: As for :class:`chrion.runtime.selection.selector.EngineSelector`.
     """
 
-    def __init__(self, config: SessionConfig, *, live: bool = False) -> None:
+    def __init__(self, config: SessionConfig) -> None:
         self._config = config
-        self._selector = EngineSelector(config, live=live)
+        self._selector = EngineSelector(config)
         self._graph, self._reason = load_to_cut(config)
-        self._files = config.model.states
 
-    def decide(self, shapes: Mapping[str, Sequence[int]], *, anew: bool = False) -> Decision:
+    def decide(self, shapes: Mapping[str, Sequence[int]], *, anew: bool = False, busy: bool = False) -> Decision:
         """Compare the candidates.
 
         Args:
             shapes: Shapes of the inputs by name, for a model with free dimensions; empty for any other model.
             anew: Whether to compare them even if a decision is cached.
+            busy: As for :meth:`chrion.runtime.selection.selector.EngineSelector.decide`.
 
         Returns:
             The decision. If the model cannot be cut, it selects a plain session and has the reason.
@@ -61,15 +59,14 @@ class Decider:
         if self._graph is None:
             if not self._config.model.is_unchanged():
                 raise ModelError(self._reason)
-            return Decision(PLAIN, None, self._reason, self._files)
+            return Decision(PLAIN, None, self._reason)
         graph = self._with_shapes(self._graph, shapes)
         if shapes and (least := self._least_memory(graph)) and never_fits(least):
-            return Decision(PLAIN, None, explain_refusal(least), self._files, footprint=least)
+            return Decision(PLAIN, None, explain_refusal(least), footprint=least)
         try:
-            decision = self._selector.decide(graph, anew=anew)
+            return self._selector.decide(graph, anew=anew, busy=busy)
         except CannotCutError as reason:
-            return Decision(PLAIN, None, str(reason), self._files)
-        return replace(decision, files=self._files)
+            return Decision(PLAIN, None, str(reason))
 
     def digest(self, shapes: Mapping[str, Sequence[int]]) -> str:
         """Return the digest of the graph of these shapes; empty if the model cannot be cut."""
@@ -105,9 +102,10 @@ def answers(stream: BinaryIO) -> Iterator[dict[str, Any]]:
     decider: Decider | None = None
     for line in stream:
         try:
-            decider = decider or Decider(config, live=True)
+            decider = decider or Decider(config)
             question = json.loads(line)
-            yield {"decision": decider.decide(question["shapes"], anew=question["anew"]).to_json()}
+            decision = decider.decide(question["shapes"], anew=question["anew"], busy=question["busy"])
+            yield {"decision": decision.to_json()}
         except Exception as error:  # noqa: BLE001 - whatever fails, the model runs plain
             yield {"failure": why_plain(error)}
 

@@ -16,6 +16,7 @@ import pytest
 from chrion import HybridSession
 from chrion.common.files import cache_folder
 from chrion.graph.model import Graph
+from chrion.graph.opened_model import OpenedModel
 from chrion.runtime.selection import shipped
 from chrion.runtime.selection.decisions import Decision
 from chrion.runtime.selection.tuning_lock import tuning_lock
@@ -301,8 +302,8 @@ def test_the_command_waits_for_another_process(cli: Chrion, monkeypatch: pytest.
 
 
 def test_without_a_file_the_model_is_not_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """It is neither read nor hashed, and nothing is logged."""
+    """It is not read, and nothing is logged."""
     caplog.set_level("INFO", "chrion")
     conditions = shipped.Conditions.of("machine", "software", "configuration")
-    assert shipped.recall(str(tmp_path / "missing.onnx"), conditions, shapes={}) is None
+    assert shipped.recall(OpenedModel(tmp_path / "missing.onnx"), conditions, shapes={}) is None
     assert not caplog.text
