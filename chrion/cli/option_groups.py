@@ -23,7 +23,9 @@ from chrion.cli.options import (
     AlphaOption,
     CoresOption,
     GpuBudgetOption,
+    MaxErrorOption,
     ModelArgument,
+    PrecisionOption,
     ShapeOption,
     SloOption,
     StreamsOption,
@@ -37,6 +39,7 @@ from chrion.hardware import hardware as find_hardware
 from chrion.profiler import Profile, profile
 from chrion.profiler.hardware_profile import estimate_profile, require_processor
 from chrion.profiler.measure_graph import require_shapes
+from chrion.profiler.precision import check_max_error, check_precision
 from chrion.profiler.profiles import stored_profiles
 from chrion.profiler.synthetic_inputs import synthetic_inputs
 from chrion.report.benchmark.feeds import read_arrays, read_feed
@@ -189,11 +192,15 @@ class CostOptions:
     ] = None
     cores: CoresOption = None
     accelerator: AcceleratorOption = None
+    precision: PrecisionOption = None
 
     def __post_init__(self) -> None:
+        check_precision(self.precision or "float32")
         for stored in filter(None, (self.profile, self.corrections)):
             Profile.load(stored)  # refuses a damaged one before outputs are looked at
         if self.hardware is not None:
+            if self.precision == "bf16":
+                raise OptionError("--precision bf16: not allowed with --hardware, since no datasheet states its gain")
             require_processor(find_hardware(self.hardware))
             if self.profile is not None or self.accelerator is not None:
                 other = "--accelerator" if self.profile is None else "--profile"
@@ -218,7 +225,7 @@ class CostOptions:
         """
         require_shapes(graph)
         if self.profile is not None:
-            return Profile.load(self.profile)
+            return self._stored_profile(self.profile)
         chosen = map(find_policy, policies)
         variants = [v for policy in chosen if isinstance(policy, SolutionPolicy) for v in policy.variants(graph)]
         if self.hardware is not None:
@@ -228,10 +235,26 @@ class CostOptions:
                 return estimate_profile(graph, machine, self.cores, variants=variants, corrections=measured)
         with step(f"profiling {graph.name}", animated=False) as update:
             accelerator = self.accelerator or "auto"
-            measured = profile(graph, self.cores, accelerator, progress=update, fresh=fresh, variants=variants)
+            precision = self.precision or "float32"
+            measured = profile(
+                graph,
+                self.cores,
+                accelerator,
+                progress=update,
+                fresh=fresh,
+                variants=variants,
+                precision=precision,
+            )
         if measured.interference:
             note("warning: other processes used the cores; costs may be unreliable and are not cached")
         return measured
+
+    def _stored_profile(self, path: Path) -> Profile:
+        loaded = Profile.load(path)
+        if self.precision not in {None, loaded.precision}:
+            hint = f"measure another one: chrion profile MODEL --precision {self.precision}"
+            raise OptionError(f"--precision {self.precision}: {path} has costs in {loaded.precision}", hint=hint)
+        return loaded
 
 
 def _policy_option(text: str, **settings: Any) -> Any:
@@ -294,12 +317,15 @@ class ExecutionOptions:
     cores: CoresOption = None
     accelerator: AcceleratorOption = None
     streams: StreamsOption = None
+    precision: PrecisionOption = None
+    max_error: MaxErrorOption = None
 
     def __post_init__(self) -> None:
         _ = self.plan_options  # checks them
-        others = (self.alpha, self.gpu_budget, self.policy, self.cores, self.accelerator, self.streams)
+        check_max_error(self.max_error, check_precision(self.precision or "float32"), "--max-error")
+        others = (self.alpha, self.gpu_budget, self.policy, self.cores, self.accelerator, self.streams, self.precision)
         if self.plan is not None and others != (None,) * len(others):
-            options = "--alpha, --gpu-budget, --policy, --cores, --accelerator or --streams"
+            options = "--alpha, --gpu-budget, --policy, --cores, --accelerator, --streams or --precision"
             raise OptionError(f"--plan: not allowed with {options}", hint="the plan already decides these")
 
     @property
@@ -326,11 +352,13 @@ class ExecutionOptions:
             return {"plan": plan, "strict": True}
         options = self.plan_options
         if self.policy is not None or self.streams is not None:
-            measured = CostOptions(cores=self.cores, accelerator=self.accelerator).find_profile(graph, [options.policy])
+            costs = CostOptions(cores=self.cores, accelerator=self.accelerator, precision=self.precision)
+            measured = costs.find_profile(graph, [options.policy])
             with step(f"planning {graph.name}"):
                 return {"plan": alternatives(graph, measured, options)[0], "strict": True}
         provider = usable_provider(self.accelerator or "auto")
-        CostOptions(cores=self.cores, accelerator=provider or "none").find_profile(graph)  # cached for the session
+        costs = CostOptions(cores=self.cores, accelerator=provider or "none", precision=self.precision)
+        costs.find_profile(graph)  # cached for the session
         return {
             "slo": self.slo,
             "alpha": self.alpha,
@@ -338,4 +366,6 @@ class ExecutionOptions:
             "gpu_budget": self.gpu_budget,
             "providers": [provider, CPU_PROVIDER] if provider else None,
             "tune": "now",
+            "precision": self.precision or "float32",
+            "max_error": self.max_error,
         }

@@ -4,8 +4,8 @@ An LSTM, GRU or RNN becomes one node of the domain ``chrion`` with the same inpu
 numbers, and state the parameters of each function of each direction, with onnxruntime's defaults: a custom operator
 cannot read lists of texts.
 
-The native operator has constant W, R, B and P, and computes in float32, or multiplies in bfloat16. Outputs differ by rounding: products are added in
-another order, and sigmoid and tanh have a relative error below 3e-7.
+The native operator has constant W, R, B and P, and computes in float32, or multiplies in bfloat16. Outputs differ by
+rounding: products are added in another order, and sigmoid and tanh have a relative error below 3e-7.
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ from chrion.profiler.handoff import measure_handoff_ms
 from chrion.profiler.interference import UsageMonitor
 from chrion.profiler.machine import this_machine
 from chrion.profiler.operator_bench import OperatorBench, OperatorSample, time_in_rounds
+from chrion.profiler.precision import Precision, check_precision, missing_bfloat16
 from chrion.profiler.profiles import OperatorCost, Profile
 from chrion.profiler.roofline import operator_bytes
 from chrion.profiler.synthetic_inputs import synthetic_array
@@ -58,6 +59,7 @@ def profile(  # noqa: PLR0913 - optional arguments are keyword-only
     progress: Progress | None = None,
     fresh: bool = False,
     variants: Sequence[Graph] = (),
+    precision: str = "float32",
 ) -> Profile:
     """Measure the costs of a graph's operators on this machine.
 
@@ -72,6 +74,8 @@ def profile(  # noqa: PLR0913 - optional arguments are keyword-only
         progress: A function that is called after each measured signature.
         fresh: Measure all operators, even those in the cache of measurements.
         variants: Further graphs to measure, such as the graph with merged operators.
+        precision: The precision of products in native kernels, ``float32`` or ``bf16``; it stays float32 on a machine
+            that cannot multiply bfloat16.
 
     Returns:
         The profile. Operators that onnxruntime cannot run alone are logged and left out; their costs are then
@@ -79,17 +83,20 @@ def profile(  # noqa: PLR0913 - optional arguments are keyword-only
 
     Raises:
         ShapeError: An input has a free dimension.
-        OptionError: The number of cores is not available.
+        OptionError: The number of cores is not available, or there is no such precision.
         ProviderError: The accelerator does not work on this machine.
         ModelError: No operator could be measured.
     """
     require_shapes(graph)
     check_cores(cores)
+    asked = check_precision(precision)
+    other = missing_bfloat16() if asked == "bf16" else ""
+    used: Precision = "float32" if other else asked
     lanes = physical_cores()[:cores]
     provider = usable_provider(accelerator)
     device = Device(provider) if provider else None
     machine = this_machine(provider)
-    cache = MeasurementCache(machine.fingerprint, len(lanes))
+    cache = MeasurementCache(machine.fingerprint, len(lanes), used)
     choices = chunk_choices(graph)
     first = representatives(graph, measured_chunks(choices), variants)
     known = {} if fresh else {s: cost for s in first if (cost := cache.get(s)) is not None}
@@ -118,6 +125,8 @@ def profile(  # noqa: PLR0913 - optional arguments are keyword-only
         reload_ms_per_byte=measure_reload_ms_per_byte(lanes, cache_bytes),
         base_memory_mb=(probe_provider(provider).memory_mb or 0.0) if provider else 0.0,
         interference=interference,
+        precision=used,
+        other_precision=other,
     )
 
 
@@ -173,7 +182,7 @@ def _measure_into(
     The cache keeps the costs that no other process disturbed.
     """
     costs, interference = {}, False
-    for signature, cost, undisturbed in _measure(operators, lanes, device, progress):
+    for signature, cost, undisturbed in _measure(operators, lanes, device, progress, cache.precision):
         costs[signature] = cost
         if undisturbed:
             cache.put(signature, cost)
@@ -183,7 +192,11 @@ def _measure_into(
 
 
 def _measure(
-    operators: Sequence[Operator], lanes: tuple[int, ...], device: Device | None, progress: Progress | None
+    operators: Sequence[Operator],
+    lanes: tuple[int, ...],
+    device: Device | None,
+    progress: Progress | None,
+    precision: Precision,
 ) -> Iterator[tuple[str, OperatorCost, bool]]:
     """Yield signatures, their costs, and whether no other process used the cores meanwhile."""
     monitor = UsageMonitor(lanes) if operators else None
@@ -195,7 +208,7 @@ def _measure(
         extractor = Extractor(graph)
         feeds = captured_inputs(graph, extractor, indices)
         for batch in batches(graph, indices):
-            costs = measure_operators(extractor, batch, feeds, lanes, device)
+            costs = measure_operators(extractor, batch, feeds, lanes, device, precision=precision)
             before, undisturbed = undisturbed, not (monitor and monitor.has_interference())
             for i, cost in costs.items():
                 yield graph.dag.signatures[i], cost, before and undisturbed
@@ -221,12 +234,14 @@ def batches(
         yield batch
 
 
-def measure_operators(
+def measure_operators(  # noqa: PLR0913 - optional arguments are keyword-only
     extractor: Extractor,
     operators: Sequence[int],
     feeds: Mapping[str, np.ndarray[Any, Any]],
     cores: Sequence[int],
     device: Device | None,
+    *,
+    precision: Precision = "float32",
 ) -> dict[int, OperatorCost]:
     """Measure operators for 1 to k busy cores, on several cores together, and on the accelerator.
 
@@ -236,6 +251,7 @@ def measure_operators(
         feeds: The arrays of :func:`captured_inputs`.
         cores: The k cores.
         device: The accelerator, or None.
+        precision: The precision of products in native kernels.
 
     Returns:
         The costs by index. Operators that onnxruntime cannot run alone are logged and left out.
@@ -247,7 +263,7 @@ def measure_operators(
             benches[i] = OperatorBench(extractor, i, feeds)
         except Exception as error:  # noqa: BLE001 - any error of a kernel; the operator's costs are then estimated
             log.warning("operator %s is not measured: %s", dag.names[i], first_line(error))
-    native = {i: bench for i in benches if (bench := _native_bench(extractor, i, feeds))}
+    native = {i: bench for i in benches if (bench := _native_bench(extractor, i, feeds, precision))}
     busy = _busy_counts(len(cores))
     wide = [cores[:width] for width in measured_widths(len(cores))]
     samples = time_in_rounds([*benches.values(), *native.values()], [cores[:count] for count in busy], wide)
@@ -265,6 +281,7 @@ def measure_operators(
             bytes=operator_bytes(dag, i),
             wide_ms=tuple(sample.time_ms for sample in operator_samples[len(busy) :]),
             native_ms=native_ms.get(i, ()),
+            native_error=native[i].error_against(benches[i]) if i in native and precision != "float32" else 0.0,
         )
     return costs
 
@@ -275,13 +292,15 @@ def _times_ms(samples: Sequence[OperatorSample], busy: Sequence[int], cores: int
     return tuple(map(float, np.interp(range(1, cores + 1), busy, measured)))
 
 
-def _native_bench(extractor: Extractor, i: int, feeds: Mapping[str, np.ndarray[Any, Any]]) -> OperatorBench | None:
+def _native_bench(
+    extractor: Extractor, i: int, feeds: Mapping[str, np.ndarray[Any, Any]], precision: Precision
+) -> OperatorBench | None:
     """Return the measurement of the native kernel of an operator, or None if there is none."""
     nodes = extractor.graph.nodes[i]
     if not operators_available() or len(nodes) > 1 or not is_recurrent(extractor.graph.model.graph.node[nodes[0]]):
         return None
     try:
-        return OperatorBench(extractor, i, feeds, native=True)
+        return OperatorBench(extractor, i, feeds, native=precision)
     except Exception as error:  # noqa: BLE001 - the native kernel refuses it; onnxruntime's runs it
         log.info("operator %s has no native kernel: %s", extractor.graph.dag.names[i], first_line(error))
         return None

@@ -11,13 +11,14 @@ from typing import Any
 
 from chrion.common.files import parse_json, read_json, write_atomically
 from chrion.common.lane_numbers import is_accelerator_lane
-from chrion.common.units import format_count, format_mb, format_ms, format_shape, format_shapes
+from chrion.common.units import format_count, format_mb, format_ms, format_shape, format_shapes, format_share
 from chrion.errors import ModelError, PlanError
 from chrion.graph.merge import merge_operators
 from chrion.graph.model import Graph
 from chrion.graph.reading import read_model
 from chrion.graph.recurrent import unroll
 from chrion.profiler.machine import Machine, machine_from_json, machine_to_json
+from chrion.profiler.precision import Precision, check_precision
 from chrion.scheduler.priced_memory import MEMORIES, Memory
 from chrion.scheduler.schedule import Schedule
 
@@ -101,6 +102,10 @@ class Plan:
     native: tuple[str, ...] = ()
     #: Whether alpha was given, and is a part of the objective.
     priced: bool = True
+    #: The precision of products in native kernels.
+    precision: Precision = "float32"
+    #: The error to expect of outputs in bfloat16, relative to the largest output; 0 in float32.
+    expected_error: float = 0.0
 
     def __repr__(self) -> str:
         summary = f"{self.policy}, {format_ms(self.predicted.latency_ms)}"
@@ -129,6 +134,14 @@ class Plan:
             smallest = f"the smallest holds {format_mb(self.predicted.resident_mb)}"
             lines.append(f"no plan of this policy fits the GPU budget of {format_mb(self.budget_mb)}: {smallest}")
         return tuple(lines)
+
+    @property
+    def precision_line(self) -> str:
+        """A line on operators that multiply in bfloat16; empty if there are none."""
+        if self.precision == "float32":
+            return ""
+        count = format_count(len(self.native), "recurrent operator")
+        return f"{self.precision}: {count} of {len(self.operators)}; expected error {format_share(self.expected_error)}"
 
     @property
     def operator_counts(self) -> str:
@@ -228,6 +241,8 @@ class Plan:
             "merged",
             "native",
             "priced",
+            "precision",
+            "expected_error",
         ):
             content[name] = getattr(self, name)
         return content | {
@@ -347,6 +362,8 @@ def _from_json(content: Mapping[str, Any]) -> Plan:
         model_operators=int(_non_negative(content.get("model_operators", 0))),
         native=tuple(str(name) for name in content.get("native", [])),
         priced=bool(content.get("priced", True)),
+        precision=check_precision(content.get("precision", "float32")),
+        expected_error=_non_negative(content.get("expected_error", 0.0)),
     )
 
 

@@ -109,6 +109,8 @@ LATER = (
     "model_operators",
     "native",
     "priced",
+    "precision",
+    "expected_error",
 )
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import onnxruntime as ort
 
+from chrion.common.units import format_share
 from chrion.devices import usable_provider
 from chrion.errors import ChrionError, InputError, ModelError, ProviderError
 from chrion.graph.model import Graph
@@ -18,6 +20,7 @@ from chrion.graph.ort_sessions import first_line
 from chrion.machine.allocator import trim
 from chrion.machine.cpu_use import OtherWork
 from chrion.profiler.measure_graph import profile
+from chrion.profiler.precision import relative_error
 from chrion.profiler.profiles import Profile
 from chrion.profiler.synthetic_inputs import synthetic_inputs
 from chrion.runtime.execution.cut_engine import CutEngine
@@ -245,21 +248,57 @@ class EngineSelector:
     def _compare(self, graph: Graph) -> Decision:
         """Time the plans with the best predictions against the plain sessions."""
         other_work = OtherWork()
-        made = self._plans(graph)
-        parallel = (plan for plan in made if len(plan.segments) > 1)
+        made, precision = self._precise_plans(graph)
+        parallel = (plan for plan in made if len(plan.segments) > 1 or plan.native)
         plans = {plan_name(at): plan for at, plan in enumerate(parallel, start=1)}
         candidate = self._live_candidate(graph, plans)
         if self._live and candidate and other_work.is_busy():
-            return Decision(PLAIN, None, NOT_TIMED, uncertain=True, candidate=candidate)
+            why = "; ".join(filter(None, [NOT_TIMED, precision]))
+            return Decision(PLAIN, None, why, uncertain=True, candidate=candidate)
         comparison = compare(self._candidates(graph, plans, made[0]), self._config.slo_ms)
         winner, results, interference = comparison
-        why = describe(comparison, self._config.slo_ms, planned=bool(plans))
+        why = "; ".join(filter(None, [describe(comparison, self._config.slo_ms, planned=bool(plans)), precision]))
         log.info("model %s: selected %s (%s)", graph.name, winner, why)
         missed = missed_slo(results, self._config.slo_ms)
         timings = tuple(result for result in results if 0 < result.latency_ms < math.inf)
         plan = plans.get(winner)
         compared = candidate if interference and plan is None else None
         return Decision(winner, plan, why, uncertain=interference, missed=missed, timings=timings, candidate=compared)
+
+    def _precise_plans(self, graph: Graph) -> tuple[list[Plan], str]:
+        """Return the plans whose error is within the limit, and a line on the error, or on why there is no bfloat16.
+
+        The error is that of the outputs for synthetic inputs. If no plan is within the limit, plan in float32.
+        """
+        made, limit = self._plans(graph), self._config.max_error
+        if not any(plan.precision == "bf16" for plan in made):
+            return made, next((remark for remark in made[0].remarks if "bf16" in remark), "")
+        feed = synthetic_inputs(graph)
+        expected = self.plain_sessions.opener(PLAIN)("").session.run(None, feed)
+        checked = made[:1] if limit is None else made
+        errors = [self._error(graph, plan, feed, expected) for plan in checked]
+        found = f"error of bf16 {format_share(max(errors))} for synthetic inputs"
+        if limit is None:
+            return made, found
+        kept = [plan for plan, error in zip(made, errors, strict=True) if error <= limit]
+        if any(plan.precision == "bf16" for plan in kept):
+            return kept, found
+        config, self._profile = self._config, None  # that of bfloat16
+        self.plain_sessions.config = replace(config, precision="float32", max_error=None)
+        try:
+            return self._plans(graph), f"float32 in place of bf16: {found}, more than {format_share(limit)}"
+        finally:
+            self.plain_sessions.config, self._profile = config, None
+
+    def _error(self, graph: Graph, plan: Plan, feed: Mapping[str, Any], expected: Sequence[Any]) -> float:
+        """Return the error of a plan's outputs; 0 for a plan in float32."""
+        if plan.precision == "float32":
+            return 0.0
+        engine = self._cut(graph, plan)
+        try:
+            return relative_error(engine.run(None, feed, None), expected)
+        finally:
+            engine.close()
 
     def _live_candidate(self, graph: Graph, plans: Mapping[str, Plan]) -> Plan | None:
         """Return the plan to compare with the plain session on live requests, if any; the first one is the best.
@@ -275,7 +314,7 @@ class EngineSelector:
     def _plans(self, graph: Graph) -> list[Plan]:
         config = self._config
         if self._profile is None:
-            self._profile = profile(graph, config.lanes, self._usable_accelerator(graph))
+            self._profile = profile(graph, config.lanes, self._usable_accelerator(graph), precision=config.precision)
         usable = replace(self._profile, accelerator=None) if self._lost else self._profile
         near = find_near_plan(self.known.earlier_plans(graph), graph, usable)
         if near and is_near_optimal(near):
