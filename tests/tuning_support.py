@@ -13,6 +13,7 @@ import pytest
 
 from chrion.graph.model import Graph
 from chrion.profiler import OperatorCost
+from chrion.profiler.precision import Precision
 from chrion.profiler.profiles import Profile
 from chrion.runtime.selection.decisions import Decision
 from chrion.runtime.selection.tuning_process import NamedShapes
@@ -34,12 +35,14 @@ def alternate(graph: Graph) -> Decision:
     return Decision("plan 1", fixed_plan(graph, alternating_lanes(graph)), "by the test")
 
 
-def invented_profile(graph: Graph, *_: object, accelerator: str | None = None, **__: bool) -> Profile:
+def invented_profile(
+    graph: Graph, *_: object, accelerator: str | None = None, precision: Precision = "float32", **__: bool
+) -> Profile:
     """Return a profile of two cores in which each operator takes 1 ms on any device, and a handoff 1 us."""
     on_device_ms = 1.0 if accelerator else None
     pairs = zip(graph.dag.signatures, graph.dag.op_types, strict=True)
     costs = {signature: OperatorCost(op_type, (1.0, 1.0), on_device_ms) for signature, op_type in pairs}
-    return Profile(MACHINE, 2, accelerator, costs, handoff_ms=1e-3)
+    return Profile(MACHINE, 2, accelerator, costs, handoff_ms=1e-3, precision=precision)
 
 
 @pytest.fixture

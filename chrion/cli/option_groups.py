@@ -23,7 +23,9 @@ from chrion.cli.options import (
     AlphaOption,
     CoresOption,
     GpuBudgetOption,
+    MaxErrorOption,
     ModelArgument,
+    PrecisionOption,
     ShapeOption,
     SloOption,
     StreamsOption,
@@ -37,6 +39,7 @@ from chrion.hardware import hardware as find_hardware
 from chrion.profiler import Profile, profile
 from chrion.profiler.hardware_profile import estimate_profile, require_processor
 from chrion.profiler.measure_graph import require_shapes
+from chrion.profiler.precision import check_max_error, check_precision
 from chrion.profiler.profiles import stored_profiles
 from chrion.profiler.synthetic_inputs import synthetic_inputs
 from chrion.report.benchmark.feeds import read_arrays, read_feed
@@ -189,11 +192,15 @@ class CostOptions:
     ] = None
     cores: CoresOption = None
     accelerator: AcceleratorOption = None
+    precision: PrecisionOption = None
 
     def __post_init__(self) -> None:
+        check_precision(self.precision or "float32")
         for stored in filter(None, (self.profile, self.corrections)):
             Profile.load(stored)  # refuses a damaged one before outputs are looked at
         if self.hardware is not None:
+            if self.precision == "bf16":
+                raise OptionError("--precision bf16: not allowed with --hardware, since no datasheet states its gain")
             require_processor(find_hardware(self.hardware))
             if self.profile is not None or self.accelerator is not None:
                 other = "--accelerator" if self.profile is None else "--profile"
@@ -221,7 +228,7 @@ class CostOptions:
         """
         require_shapes(graph)
         if self.profile is not None:
-            return Profile.load(self.profile)
+            return self._stored_profile(self.profile)
         chosen = map(find_policy, policies)
         variants = [v for policy in chosen if isinstance(policy, SolutionPolicy) for v in policy.variants(graph)]
         if self.hardware is not None:
@@ -232,11 +239,25 @@ class CostOptions:
         with step(f"profiling {graph.name}", animated=False) as update:
             accelerator = self.accelerator or "auto"
             measured = profile(
-                graph, self.cores, accelerator, progress=update, fresh=fresh, variants=variants, plain=plain
+                graph,
+                self.cores,
+                accelerator,
+                progress=update,
+                fresh=fresh,
+                variants=variants,
+                plain=plain,
+                precision=self.precision or "float32",
             )
         if measured.interference:
             note("warning: other processes used the cores; costs may be unreliable and are not cached")
         return measured
+
+    def _stored_profile(self, path: Path) -> Profile:
+        loaded = Profile.load(path)
+        if self.precision not in {None, loaded.precision}:
+            hint = f"measure another one: chrion profile MODEL --precision {self.precision}"
+            raise OptionError(f"--precision {self.precision}: {path} has costs in {loaded.precision}", hint=hint)
+        return loaded
 
 
 def _policy_option(text: str, **settings: Any) -> Any:
@@ -299,12 +320,15 @@ class ExecutionOptions:
     cores: CoresOption = None
     accelerator: AcceleratorOption = None
     streams: StreamsOption = None
+    precision: PrecisionOption = None
+    max_error: MaxErrorOption = None
 
     def __post_init__(self) -> None:
         _ = self.plan_options  # checks them
-        others = (self.alpha, self.gpu_budget, self.policy, self.cores, self.accelerator, self.streams)
+        check_max_error(self.max_error, check_precision(self.precision or "float32"), "--max-error")
+        others = (self.alpha, self.gpu_budget, self.policy, self.cores, self.accelerator, self.streams, self.precision)
         if self.plan is not None and others != (None,) * len(others):
-            options = "--alpha, --gpu-budget, --policy, --cores, --accelerator or --streams"
+            options = "--alpha, --gpu-budget, --policy, --cores, --accelerator, --streams or --precision"
             raise OptionError(f"--plan: not allowed with {options}", hint="the plan already decides these")
 
     @property
@@ -331,12 +355,12 @@ class ExecutionOptions:
             return {"plan": plan, "strict": True}
         options = self.plan_options
         if self.policy is not None or self.streams is not None:
-            costs = CostOptions(cores=self.cores, accelerator=self.accelerator)
+            costs = CostOptions(cores=self.cores, accelerator=self.accelerator, precision=self.precision)
             measured = costs.find_profile(graph, [options.policy], plain=False)
             with step(f"planning {graph.name}"):
                 return {"plan": alternatives(graph, measured, options)[0], "strict": True}
         provider = usable_provider(self.accelerator or "auto")
-        costs = CostOptions(cores=self.cores, accelerator=provider or "none")
+        costs = CostOptions(cores=self.cores, accelerator=provider or "none", precision=self.precision)
         costs.find_profile(graph, plain=False)  # cached for the session
         return {
             "slo": self.slo,
@@ -345,4 +369,6 @@ class ExecutionOptions:
             "gpu_budget": self.gpu_budget,
             "providers": [provider, CPU_PROVIDER] if provider else None,
             "tune": "now",
+            "precision": self.precision or "float32",
+            "max_error": self.max_error,
         }

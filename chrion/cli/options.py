@@ -57,6 +57,21 @@ GpuBudgetOption = Annotated[
         "--gpu-budget", metavar="600MB", help="Limit of resident accelerator memory; a plain number is in MB."
     ),
 ]
+PrecisionOption = Annotated[
+    str | None,
+    typer.Option(
+        "--precision",
+        metavar="NAME",
+        help="Precision of products in recurrent operators on CPU lanes: float32, or bf16 (faster, less exact).",
+        show_default="float32",
+    ),
+]
+MaxErrorOption = Annotated[
+    float | None,
+    typer.Option(
+        "--max-error", metavar="E", help="Largest error with --precision bf16, relative to the largest output: 0.01."
+    ),
+]
 StreamsOption = Annotated[
     int | None,
     typer.Option(

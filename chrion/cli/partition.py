@@ -104,7 +104,8 @@ def _show_tables(plan: Plan, reasons: Sequence[str], written: Sequence[outputs.O
     messages = [file.message for file in written]
     hints = [_OTHER_MACHINE] if plan.priced and plan.alpha and plan.accelerator_only is None else []
     remarks = [remark for remark in plan.remarks if remark not in plan.missed]  # those are the last lines, on stderr
-    lines = [verdict(plan), *remarks, *hints, *reference_lines(plan)]
+    precision = [plan.precision_line] if plan.precision_line else []
+    lines = [verdict(plan), *precision, *remarks, *hints, *reference_lines(plan)]
     show(plan_table(plan), *lines, *estimated, *reasons, *messages)
 
 

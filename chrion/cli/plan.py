@@ -52,6 +52,8 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
         "operators": len(plan.operators),
         "machine": str(plan.machine),
         "estimated": plan.estimated,
+        "precision": plan.precision,
+        "expected_error": plan.expected_error,
         "policy": plan.policy,
         "cores": plan.schedule.cores,
         "alpha": plan.alpha,
@@ -79,6 +81,7 @@ def _fact_table(plan: Plan) -> FigureTable:
         "machine": str(plan.machine),
         "accelerator": plan.accelerator or "none",
         "policy": plan.policy,
+        **({"precision": plan.precision_line} if plan.precision_line else {}),
         "latency": f"{format_ms(predicted.latency_ms)}, {origin}",
     }
     if plan.accelerator:

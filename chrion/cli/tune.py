@@ -20,6 +20,8 @@ from chrion.cli.options import (
     ForceOption,
     GpuBudgetOption,
     JsonOption,
+    MaxErrorOption,
+    PrecisionOption,
     SloOption,
 )
 from chrion.common.units import format_ms, format_shape, parse_shape
@@ -29,6 +31,7 @@ from chrion.errors import ModelError, OptionError
 from chrion.graph import load
 from chrion.graph.opened_model import OpenedModel
 from chrion.profiler.measure_graph import require_shapes
+from chrion.profiler.precision import check_max_error, check_precision
 from chrion.report.figure_table import FigureTable, key, text
 from chrion.runtime.selection.comparison_summary import candidate_name
 from chrion.runtime.selection.configuration import SessionConfig
@@ -59,6 +62,8 @@ def tune(
     gpu_budget: GpuBudgetOption = None,
     cores: CoresOption = None,
     accelerator: AcceleratorOption = None,
+    precision: PrecisionOption = None,
+    max_error: MaxErrorOption = None,
     beside: Annotated[
         bool, typer.Option("--beside", help="Also write the decisions to MODEL.chrion.json beside each model.")
     ] = False,
@@ -74,6 +79,7 @@ def tune(
     cores, so that a decision is unreliable and not in the file. Exit code 3: no candidate meets the SLO.
     """
     limits = PlanOptions(slo, alpha, cores=cores, gpu_budget=gpu_budget).limits
+    check_max_error(max_error, used := check_precision(precision or "float32"), "--max-error")
     for model in models if beside else ():
         path = shipped_path(model)
         outputs.check_outputs({"--beside": path}, force=force or holds_decisions(path))
@@ -86,6 +92,8 @@ def tune(
         "alpha": alpha,
         "cores": cores,
         "gpu_budget": limits.budget_mb,
+        "precision": used if used != "float32" else None,
+        "max_error": max_error,
     }
     configs = [_config(item.model, arguments) for item in work]
     results = [_tune(item, config, anew=fresh) for item, config in zip(work, configs, strict=True)]
@@ -155,6 +163,8 @@ def _config(model: Path, arguments: Mapping[str, Any]) -> SessionConfig:
         alpha=arguments["alpha"],
         cores=arguments["cores"],
         budget_mb=arguments["gpu_budget"],
+        precision=arguments["precision"] or "float32",
+        max_error=arguments["max_error"],
     )
 
 

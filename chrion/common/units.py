@@ -165,6 +165,11 @@ def format_shapes(shapes: Mapping[str, tuple[int, ...]]) -> str:
     return ", ".join(f"{name}={format_shape(shape)}" for name, shape in shapes.items()) or "the shapes of the model"
 
 
+def format_share(share: float) -> str:
+    """Return a share as a percentage with two significant digits."""
+    return f"{100 * share:.2g} %"
+
+
 def format_count(count: int, noun: str) -> str:
     """Format a number of things: ``1 model``, ``2 models``."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

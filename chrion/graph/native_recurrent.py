@@ -4,8 +4,8 @@ An LSTM, GRU or RNN becomes one node of the domain ``chrion`` with the same inpu
 numbers, and state the parameters of each function of each direction, with onnxruntime's defaults: a custom operator
 cannot read lists of texts.
 
-The native operator computes in float32, with constant W, R, B and P. Outputs differ by rounding: products are added in
-another order, and sigmoid and tanh have a relative error below 3e-7.
+The native operator has constant W, R, B and P, and computes in float32, or multiplies in bfloat16. Outputs differ by
+rounding: products are added in another order, and sigmoid and tanh have a relative error below 3e-7.
 """
 
 from __future__ import annotations
@@ -65,12 +65,15 @@ def has_native_operators(model: onnx.ModelProto) -> bool:
     return any(opset.domain == DOMAIN for opset in model.opset_import)
 
 
-def with_native_recurrent(model: onnx.ModelProto, names: Container[str] | None = None) -> onnx.ModelProto:
+def with_native_recurrent(
+    model: onnx.ModelProto, names: Container[str] | None = None, *, bfloat16: bool = False
+) -> onnx.ModelProto:
     """Return a model whose recurrent operators are native ones.
 
     Args:
         model: A model of ONNX's operators. Bodies of If, Loop and Scan are not rewritten.
         names: The names of the nodes to replace; all recurrent ones if None.
+        bfloat16: Whether they multiply in bfloat16, for which the processor must have instructions.
 
     Returns:
         A model with the same inputs, outputs and weights, which needs
@@ -83,7 +86,7 @@ def with_native_recurrent(model: onnx.ModelProto, names: Container[str] | None =
     if not chosen:
         return model
     weights = {tensor.name: tensor for tensor in model.graph.initializer}
-    replaced = {id(node): native_node(node, weights, standard_opset(model)) for node in chosen}
+    replaced = {id(node): native_node(node, weights, standard_opset(model), bfloat16=bfloat16) for node in chosen}
     rewriter = Rewriter(model)
     rewriter.nodes = [replaced.get(id(node), node) for node in model.graph.node]
     rewritten = rewriter.finish()
@@ -92,13 +95,16 @@ def with_native_recurrent(model: onnx.ModelProto, names: Container[str] | None =
     return rewritten
 
 
-def native_node(node: onnx.NodeProto, weights: Mapping[str, onnx.TensorProto], opset: int) -> onnx.NodeProto:
+def native_node(
+    node: onnx.NodeProto, weights: Mapping[str, onnx.TensorProto], opset: int, *, bfloat16: bool = False
+) -> onnx.NodeProto:
     """Return the native operator that computes what an LSTM, GRU or RNN computes.
 
     Args:
         node: The operator.
         weights: The constants of its model, by name.
         opset: The version of ONNX's operators in the model.
+        bfloat16: Whether it multiplies in bfloat16.
 
     Raises:
         RewriteError: There is no such native operator.
@@ -124,6 +130,7 @@ def native_node(node: onnx.NodeProto, weights: Mapping[str, onnx.TensorProto], o
         linear_before_reset=int_attribute(node, "linear_before_reset", 0),
         input_forget=int_attribute(node, "input_forget", 0),
         clip=_clip(node),
+        bfloat16=int(bfloat16),
         activations=[_NUMBERS[name] for name, _, _ in functions],
         alpha=[alpha for _, alpha, _ in functions],
         beta=[beta for _, _, beta in functions],

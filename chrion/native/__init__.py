@@ -15,7 +15,7 @@ from chrion.native.bindings import (
     NativeSession,
     available,
 )
-from chrion.native.operators import operators_available, register_operators
+from chrion.native.operators import bfloat16_available, operators_available, register_operators
 
 __all__ = [
     "NativeBinding",
@@ -26,6 +26,7 @@ __all__ = [
     "NativeRunOptions",
     "NativeSession",
     "available",
+    "bfloat16_available",
     "operators_available",
     "register_operators",
 ]

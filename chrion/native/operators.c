@@ -4,6 +4,9 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#if HAS_BFLOAT16
+#include <cpuid.h>
+#endif
 
 /* Identifies the sources of the library, so that one that was compiled from others is not used. */
 #ifndef CHRION_SOURCE
@@ -14,19 +17,46 @@ EXPORT const char *chrion_source(void) { return CHRION_SOURCE; }
 
 void *const *chrion_api;
 int chrion_level;
+int chrion_bfloat16;
 
-/* Use the best instructions up to a level that the processor has; return their level. Tests compare them. */
-EXPORT int chrion_choose(int level) {
-  chrion_level = 0;
+/* Return the instructions for bfloat16 that the processor has. */
+static int find_bfloat16(void) {
+#if HAS_BFLOAT16
+  unsigned a = 0, b = 0, c = 0, d = 0, first = 0;
+  const unsigned tiles = 1u << 22 | 1u << 24; /* AMX-BF16 and AMX-TILE */
+  if (!__get_cpuid_count(7, 0, &first, &b, &c, &d) || !first) return 0;
+  unsigned features = d;
+  if (!__get_cpuid_count(7, 1, &a, &b, &c, &d) || !(a & 1u << 5)) return 0;
+  return (features & tiles) == tiles ? 2 : 1;
+#else
+  return 0;
+#endif
+}
+
+/* Return the best instructions up to a level that the processor has, without those for bfloat16. */
+static int find_level(int level) {
+  int found = 0;
 #if defined(__x86_64__)
   __builtin_cpu_init();
-  if (level > 0 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) chrion_level = 1;
+  if (level > 0 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) found = 1;
   if (level > 1 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw"))
-    chrion_level = 2;
+    found = 2;
 #endif
   (void)level;
-  return chrion_level;
+  return found;
+}
+
+/* Return whether operators can multiply bfloat16 on this processor. */
+EXPORT int chrion_has_bfloat16(void) { return find_level(2) == 2 && find_bfloat16(); }
+
+/* Use the best instructions up to a level that the processor has, of which 3 and 4 are those for bfloat16; return their
+ * level. Tests compare them. */
+EXPORT int chrion_choose(int level) {
+  chrion_level = find_level(level);
+  chrion_bfloat16 = chrion_level == 2 && level > 2 ? find_bfloat16() : 0;
+  if (level == 3 && chrion_bfloat16 > 1) chrion_bfloat16 = 1;
+  return chrion_level + chrion_bfloat16;
 }
 
 OrtStatus *chrion_error(int code, const char *message) {
@@ -124,7 +154,7 @@ EXPORT OrtStatus *RegisterCustomOps(OrtSessionOptions *options, const OrtApiBase
     void *const *table = base->GetApi(API_VERSION);
     if (table) { /* otherwise a session with an operator reports that it is unknown */
       chrion_api = table;
-      chrion_choose(2);
+      chrion_choose(4);
       OrtCustomOpDomain *created = NULL;
       if (!(status = make_domain(&created))) domain = created;
     }

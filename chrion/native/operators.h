@@ -125,6 +125,15 @@ void __tsan_release(void *);
 
 /* The instructions in use: 0 for those of any processor, 1 for AVX2, 2 for AVX-512. */
 extern int chrion_level;
+/* Those for bfloat16: 0 for none, 1 for AVX512-BF16, 2 for AMX as well. */
+extern int chrion_bfloat16;
+/* Whether the compiler has them. */
+#if defined(__x86_64__) && (defined(__clang__) || __GNUC__ >= 11)
+#define HAS_BFLOAT16 1
+#define BFLOAT16 __attribute__((target("avx512bf16,avx512f,avx512dq,avx512vl,avx512bw,avx2,fma,amx-tile,amx-bf16")))
+#else
+#define HAS_BFLOAT16 0
+#endif
 #if defined(__x86_64__)
 #define AVX2 __attribute__((target("avx2,fma")))
 #define AVX512 __attribute__((target("avx512f,avx512dq,avx512vl,avx512bw,avx2,fma")))

@@ -17,6 +17,13 @@ def operators_available() -> bool:
     return load_library(_NAME, "native operators") is not None
 
 
+@functools.cache
+def bfloat16_available() -> bool:
+    """Return whether the operators are available and this processor multiplies bfloat16."""
+    library = load_library(_NAME, "native operators")
+    return library is not None and bool(library.chrion_has_bfloat16())
+
+
 def register_operators(options: ort.SessionOptions) -> None:
     """Let a session have the operators, which must be available."""
     options.register_custom_ops_library(str(path_of(_NAME)))

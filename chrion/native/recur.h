@@ -17,8 +17,16 @@
 
 /* ---- Products ---- */
 
+/* Unless the includer defines something else for weights and rows of another format. */
+#ifndef ADD_PRODUCT
+#define ADD_PRODUCT(sum, weights, element) sum += weights * element
+#define MULTIPLY_TILES(...) false
+#define END_TILES() ((void)0)
+#define round_row(row, count, target) (row)
+#endif
+
 /* Add the products of one row with some vectors of a panel; two sums of each vector hide the latency of additions. */
-INLINE void multiply_row(const float *row, const float *panel, int64_t depth, int vectors, float *sums) {
+INLINE TARGET void multiply_row(const float *row, const float *panel, int64_t depth, int vectors, float *sums) {
   Floats even[PANEL], odd[PANEL];
   for (int v = 0; v < vectors; v++) {
     even[v] = *(const Floats *)(sums + v * LANES);
@@ -27,16 +35,16 @@ INLINE void multiply_row(const float *row, const float *panel, int64_t depth, in
   int64_t k = 0;
   for (; k + 2 <= depth; k += 2, panel += 2 * vectors * LANES)
     for (int v = 0; v < vectors; v++) {
-      even[v] += *(const Floats *)(panel + v * LANES) * row[k];
-      odd[v] += *(const Floats *)(panel + (vectors + v) * LANES) * row[k + 1];
+      ADD_PRODUCT(even[v], *(const Floats *)(panel + v * LANES), row[k]);
+      ADD_PRODUCT(odd[v], *(const Floats *)(panel + (vectors + v) * LANES), row[k + 1]);
     }
   if (k < depth)
-    for (int v = 0; v < vectors; v++) even[v] += *(const Floats *)(panel + v * LANES) * row[k];
+    for (int v = 0; v < vectors; v++) ADD_PRODUCT(even[v], *(const Floats *)(panel + v * LANES), row[k]);
   for (int v = 0; v < vectors; v++) *(Floats *)(sums + v * LANES) = even[v] + odd[v];
 }
 
 /* Add the products of some rows with some vectors of a panel. */
-INLINE void multiply_rows(const float *const *rows, int count, int64_t first, const float *panel, int64_t depth,
+INLINE TARGET void multiply_rows(const float *const *rows, int count, int64_t first, const float *panel, int64_t depth,
                           int vectors, float *const *sums, int64_t at) {
   if (count == 1) {
     multiply_row(rows[0] + first, panel, depth, vectors, sums[0] + at);
@@ -52,14 +60,14 @@ INLINE void multiply_rows(const float *const *rows, int count, int64_t first, co
     Floats part[PANEL];
     for (int v = 0; v < vectors; v++) part[v] = *(const Floats *)(panel + v * LANES);
     for (int r = 0; r < count; r++)
-      for (int v = 0; v < vectors; v++) all[r][v] += part[v] * row[r][k];
+      for (int v = 0; v < vectors; v++) ADD_PRODUCT(all[r][v], part[v], row[r][k]);
   }
   for (int r = 0; r < count; r++)
     for (int v = 0; v < vectors; v++) *(Floats *)(sums[r] + at + v * LANES) = all[r][v];
 }
 
 /* Add the products of some rows with a panel. */
-INLINE void multiply_panel(const float *const *rows, int count, int64_t first, const float *panel, int64_t depth,
+INLINE TARGET void multiply_panel(const float *const *rows, int count, int64_t first, const float *panel, int64_t depth,
                            int64_t vectors, float *const *sums, int64_t at) {
   if (vectors == 4)
     multiply_rows(rows, count, first, panel, depth, 4, sums, at);
@@ -95,13 +103,14 @@ static void (*const by_rows[])(const float *const *, int64_t, const float *, int
 };
 
 /* Add the products of rows with a matrix to sums, from the elements `at` of each on. */
-static TARGET void multiply(const Matrix *matrix, const float *const *rows, int64_t count, float *const *sums,
-                            int64_t at) {
+static TARGET void multiply(const Sequence *s, const Matrix *matrix, int64_t count, float *const *sums, int64_t at) {
+  const float *const *rows = s->sources;
+  if (MULTIPLY_TILES(s, matrix, count, sums, at)) return;
   int64_t blocks = (count + ROWS - 1) / ROWS;
   int64_t step = blocks > 1 ? DEPTH : matrix->depth; /* one block reads each panel once */
   for (int64_t vector = 0; vector < matrix->vectors; vector += PANEL) {
     int64_t width = matrix->vectors - vector < PANEL ? matrix->vectors - vector : PANEL;
-    const float *panel = matrix->panels + vector * matrix->depth * LANES;
+    const float *panel = matrix->panels + vector * matrix->stride * LANES;
     for (int64_t first = 0; first < matrix->depth; first += step, panel += step * width * LANES) {
       int64_t depth = matrix->depth - first < step ? matrix->depth - first : step;
       for (int64_t block = 0, row = 0; block < blocks; block++) {
@@ -265,43 +274,47 @@ INLINE int64_t length_of(const Sequence *s, int64_t row) { return s->lengths ? s
 
 /* Multiply the inputs of some steps, from `first` on. A row that has ended is multiplied with any of its inputs. */
 static TARGET void multiply_inputs(const Sequence *s, int64_t first, int64_t count) {
-  int64_t gates = s->weights->input.vectors * LANES;
+  int64_t gates = s->weights->input.vectors * LANES, stride = s->weights->input.stride;
+  (void)stride;
   for (int64_t step = 0, at = 0; step < count; step++)
     for (int64_t row = 0; row < s->batch; row++, at++) {
       int64_t time = first + step, length = length_of(s, row);
       if (s->reverse) time = time < length ? length - 1 - time : 0;
-      s->sources[at] = s->x + time * s->x_step + row * s->x_row;
+      const float *x = s->x + time * s->x_step + row * s->x_row;
+      s->sources[at] = round_row(x, s->cell->inputs, s->rounded + at * stride);
       s->sums[at] = s->products + at * gates;
       memcpy(s->sums[at], s->bias, sizeof(float) * (size_t)gates);
     }
-  multiply(&s->weights->input, s->sources, count * s->batch, s->sums, 0);
+  multiply(s, &s->weights->input, count * s->batch, s->sums, 0);
 }
 
 /* Compute one step of the rows that have not ended, from the products of its inputs. */
 static TARGET void run_step(const Sequence *s, int64_t step, float *products) {
   const Cell *cell = s->cell;
   int64_t padded = cell->units * LANES, gates = s->weights->input.vectors * LANES, count = 0;
+  int64_t stride = s->weights->recurrent.stride;
+  (void)stride;
   for (int64_t row = 0; row < s->batch; row++)
     if (step < length_of(s, row)) {
       s->active[count] = row;
-      s->sources[count] = s->h + row * padded;
+      s->sources[count] = round_row(s->h + row * padded, cell->hidden, s->rounded + count * stride);
       s->sums[count++] = products + row * gates;
     }
-  multiply(&s->weights->recurrent, s->sources, count, s->sums, 0);
+  multiply(s, &s->weights->recurrent, count, s->sums, 0);
   if (cell->kind == GRU) {
     for (int64_t at = 0; at < count; at++) {
       float *reset = s->reset + s->active[at] * padded;
-      reset_gru(s, s->sums[at], s->sources[at], reset);
+      reset_gru(s, s->sums[at], s->h + s->active[at] * padded, reset);
       s->others[at] = reset;
       if (cell->linear_before_reset)
         memcpy(reset, s->bias + gates, sizeof(float) * (size_t)padded);
       else
-        s->sources[at] = reset;
+        s->sources[at] = round_row(reset, cell->hidden, s->rounded + at * stride);
     }
     if (cell->linear_before_reset)
-      multiply(&s->weights->candidate, s->sources, count, s->others, 0);
+      multiply(s, &s->weights->candidate, count, s->others, 0);
     else
-      multiply(&s->weights->candidate, s->sources, count, s->sums, 2 * padded);
+      multiply(s, &s->weights->candidate, count, s->sums, 2 * padded);
   }
   for (int64_t at = 0; at < count; at++) {
     int64_t row = s->active[at], time = s->reverse ? length_of(s, row) - 1 - step : step;
@@ -323,4 +336,5 @@ RECUR(const Sequence *s) {
     multiply_inputs(s, first, count);
     for (int64_t step = 0; step < count; step++) run_step(s, first + step, s->products + step * s->batch * gates);
   }
+  END_TILES();
 }

@@ -1,6 +1,7 @@
 /* LSTM, GRU and RNN, as an operator of onnxruntime: Recurrent of the domain "chrion".
  *
- * It computes what the operators of ONNX with these names compute, in float32, as onnxruntime does. The inputs of
+ * It computes what the operators of ONNX with these names compute, as onnxruntime does: in float32, or with weights,
+ * inputs and states that are rounded to bfloat16 to be multiplied, and everything else in float32. The inputs of
  * some steps are multiplied at once; the states of a step are multiplied with panels of packed weights, in which the
  * gates of a unit are neighbours, so that its functions are applied to sums that are still in the first cache.
  *
@@ -8,7 +9,8 @@
  * and all after R are optional. X is [steps, batch, inputs] in any size.
  * Outputs, each optional: Y, Y_h and Y_c.
  * Attributes: kind (0 LSTM, 1 GRU, 2 RNN), hidden, directions, reverse (of a single direction), layout,
- * linear_before_reset, input_forget, clip (a positive limit, or 0 for none); and activations, alpha and beta, which
+ * linear_before_reset, input_forget, clip (a positive limit, or 0 for none), bfloat16 (whether products are, which the
+ * processor must have instructions for); and activations, alpha and beta, which
  * have an entry for each function of each direction: numbers of recurrent.h, and the parameters of all of them.
  *
  * A row of length 0 has final states of zeros, as in onnxruntime, or its initial state in an RNN. Rows are independent,
@@ -18,6 +20,10 @@
 #include <string.h>
 
 #include "operators.h"
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #include "recurrent.h"
 
 enum { X, W, R, B, LENGTHS, FIRST_H, FIRST_C, PEEPHOLES, INPUTS };
@@ -33,31 +39,38 @@ enum { Y, LAST_H, LAST_C, OUTPUTS };
 
 typedef struct {
   Cell cell;
-  int level;
+  int variant;
   Activation activations[2][3];
   Weights *weights[2];
   float *bias[2], *peepholes[2]; /* the latter are NULL without */
-  bool biased;
+  bool biased, tiles;
 } Kernel;
 
 #if defined(__x86_64__)
-static void (*const variants[])(const Sequence *) = {chrion_recur, chrion_recur_avx2, chrion_recur_avx512};
+static void (*const variants[])(const Sequence *) = {chrion_recur, chrion_recur_avx2, chrion_recur_avx512,
+#if HAS_BFLOAT16
+                                                     chrion_recur_bfloat16,
+#endif
+};
 #else
 static void (*const variants[])(const Sequence *) = {chrion_recur};
 #endif
-static const int64_t lanes_of[] = {4, 8, 16};
+static const int64_t lanes_of[] = {4, 8, 16, 16};
+/* The variant for bfloat16. */
+#define ROUNDED 3
 
 static OrtStatus *invalid(const char *message) { return chrion_error(INVALID_ARGUMENT, message); }
 
 /* ---- Creation ---- */
 
 static OrtStatus *read_numbers(const OrtKernelInfo *info, Cell *cell) {
-  int64_t kind, directions, reverse, layout, linear, forget, hidden;
+  int64_t kind, directions, reverse, layout, linear, forget, hidden, bfloat16;
   struct {
     const char *name;
     int64_t *value;
   } numbers[] = {{"kind", &kind}, {"hidden", &hidden}, {"directions", &directions}, {"reverse", &reverse},
-                 {"layout", &layout}, {"linear_before_reset", &linear}, {"input_forget", &forget}};
+                 {"layout", &layout}, {"linear_before_reset", &linear}, {"input_forget", &forget},
+                 {"bfloat16", &bfloat16}};
   OrtStatus *status;
   for (size_t at = 0; at < sizeof numbers / sizeof *numbers; at++)
     if ((status = CALL(OrtStatus *, KernelInfoGetAttributeInt, const OrtKernelInfo *, const char *, int64_t *)(
@@ -69,6 +82,7 @@ static OrtStatus *read_numbers(const OrtKernelInfo *info, Cell *cell) {
   if (kind < LSTM || kind > RNN) return invalid("Recurrent: expected kind 0, 1 or 2");
   if (hidden < 1 || hidden > MOST_UNITS) return invalid("Recurrent: expected 1 to 1048576 hidden units");
   if (directions < 1 || directions > 2) return invalid("Recurrent: expected 1 or 2 directions");
+  if (bfloat16 && !chrion_bfloat16) return invalid("Recurrent: the processor has no instructions for bfloat16");
   if (!(cell->clip >= 0.0f)) return invalid("Recurrent: expected a clip of 0 or more");
   cell->kind = kind;
   cell->hidden = hidden;
@@ -77,6 +91,7 @@ static OrtStatus *read_numbers(const OrtKernelInfo *info, Cell *cell) {
   cell->batch_first = layout;
   cell->linear_before_reset = linear;
   cell->input_forget = forget;
+  cell->rounded = bfloat16;
   return NULL;
 }
 
@@ -166,8 +181,9 @@ static OrtStatus *read_weights(const OrtKernelInfo *info, Kernel *kernel) {
   if (cell->inputs > MOST_ELEMENTS) return invalid("Recurrent: too many inputs");
   kernel->biased = bias != NULL;
   for (int64_t at = 0; at < cell->directions; at++) {
-    Weights *weights = chrion_pack_weights(cell->kind, cell->lanes, cell->inputs, cell->hidden,
-                                           w + at * rows * cell->inputs, r + at * rows * cell->hidden);
+    const Weights format = {.kind = cell->kind, .lanes = cell->lanes, .inputs = cell->inputs, .hidden = cell->hidden,
+                            .rounded = cell->rounded};
+    Weights *weights = chrion_pack_weights(&format, w + at * rows * cell->inputs, r + at * rows * cell->hidden);
     if (!(kernel->weights[at] = weights)) return chrion_error(FAIL, "Recurrent: out of memory");
     kernel->bias[at] = pack_bias(cell, weights, bias ? bias + at * 2 * rows : NULL);
     if (peepholes) kernel->peepholes[at] = pack_peepholes(cell, weights, peepholes + at * 3 * cell->hidden);
@@ -188,16 +204,26 @@ static void destroy(void *given) {
   chrion_end_operator();
 }
 
+/* Return whether the system lets the process use tiles, for which it is asked when the first operator needs them. */
+static bool allow_tiles(void) {
+#if HAS_BFLOAT16 && defined(__linux__)
+  return !syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* XTILEDATA */);
+#else
+  return false;
+#endif
+}
+
 static OrtStatus *create(const OperatorDescription *description, const void *table, const OrtKernelInfo *info,
                          void **result) {
   (void)description, (void)table;
   Kernel *kernel = calloc(1, sizeof *kernel);
   if (!kernel) return chrion_error(FAIL, "Recurrent: out of memory");
   chrion_begin_operator();
-  kernel->level = chrion_level;
   OrtStatus *status = read_numbers(info, &kernel->cell);
   if (!status) {
-    kernel->cell.lanes = lanes_of[kernel->level];
+    kernel->variant = kernel->cell.rounded ? ROUNDED : chrion_level;
+    kernel->tiles = kernel->cell.rounded && chrion_bfloat16 == 2 && allow_tiles();
+    kernel->cell.lanes = lanes_of[kernel->variant];
     kernel->cell.units = (kernel->cell.hidden + kernel->cell.lanes - 1) / kernel->cell.lanes;
     status = read_activations(info, kernel);
   }
@@ -251,7 +277,7 @@ static void run_direction(void *data, size_t direction) {
   const Sequence *s = &run->sequences[direction];
   begin_states(s, s->first_h, s->h);
   if (s->cell->kind == LSTM) begin_states(s, s->first_c, s->c);
-  variants[run->kernel->level](s);
+  variants[run->kernel->variant](s);
   finish_rows(s);
   RELEASE(data);
 }
@@ -263,20 +289,26 @@ static void *divide_scratch(Run *run) {
   int64_t block = (BLOCK_ROWS + batch - 1) / batch;
   if (block > steps) block = steps > 0 ? steps : 1;
   int64_t gates = chrion_gates(cell->kind) * padded, rows = block * batch;
-  if (rows > INT64_MAX / 128 / (gates + 64)) return NULL; /* far beyond any memory, and no product below overflows */
+  int64_t longest = cell->inputs > cell->hidden ? cell->inputs : cell->hidden;
+  /* Far beyond any memory, and no product below overflows. */
+  if (rows > INT64_MAX / 256 / (gates + longest + 64)) return NULL;
   size_t states = sizeof(float) * (size_t)(batch * padded), pointers = sizeof(int64_t) * (size_t)rows;
   pointers = (pointers + 63) / 64 * 64;
   size_t products = sizeof(float) * (size_t)(rows * gates), each = products + 3 * states + 4 * pointers;
+  size_t rounded = cell->rounded ? sizeof(float) * (size_t)(rows * chrion_stride(true, longest)) : 0;
+  each += rounded;
   char *memory = chrion_take_scratch(each * (size_t)cell->directions);
   for (int64_t at = 0; memory && at < cell->directions; at++) {
     Sequence *s = &run->sequences[at];
     char *place = memory + (size_t)at * each;
     s->block = block;
+    s->tiles = run->kernel->tiles;
     s->products = (float *)place;
     s->h = (float *)(place += products);
     s->c = (float *)(place += states);
     s->reset = (float *)(place += states);
-    s->sources = (const float **)(place += states);
+    s->rounded = (float *)(place += states);
+    s->sources = (const float **)(place += rounded);
     s->sums = (float **)(place += pointers);
     s->others = (float **)(place += pointers);
     s->active = (int64_t *)(place += pointers);

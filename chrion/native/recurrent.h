@@ -21,11 +21,15 @@ typedef struct {
 } Activation;
 
 /* A matrix for products row * matrix, [depth, vectors * lanes], in panels of PANEL vectors, the last with the rest. In
- * a panel the vectors of one row of the matrix follow each other. */
+ * a panel the vectors of one row of the matrix follow each other. In bfloat16, an element of 32 bits has those of two
+ * rows, and panels have zeros up to `stride` rows, a multiple of TILE. */
 typedef struct {
-  int64_t depth, vectors;
+  int64_t depth, stride, vectors;
   float *panels;
 } Matrix;
+
+/* The rows of a tile, and the elements of 32 bits in one. */
+#define TILE 16
 
 /* The weights of one direction, shared by all operators of the process that have equal ones. A unit's gates are
  * neighbours: vector u * 4 + g has gate g of the units u * lanes to (u + 1) * lanes - 1 of an LSTM. A GRU has z and r
@@ -33,6 +37,7 @@ typedef struct {
 typedef struct Weights {
   struct Weights *next;
   int64_t users, kind, lanes, inputs, hidden;
+  bool rounded; /* to bfloat16 */
   uint64_t digest;
   size_t bytes;
   Matrix input, recurrent, candidate;
@@ -42,7 +47,7 @@ typedef struct Weights {
 typedef struct {
   int64_t kind, hidden, inputs, directions, lanes;
   int64_t units; /* vectors of units */
-  bool reverse, batch_first, linear_before_reset, input_forget;
+  bool reverse, batch_first, linear_before_reset, input_forget, rounded;
   float clip; /* a limit on the values that functions are applied to, or 0 for none */
 } Cell;
 
@@ -65,23 +70,31 @@ typedef struct {
   int64_t block; /* the steps whose inputs are multiplied at once */
   float *products; /* [block * batch, gates]: of inputs, to which those of states are added */
   float *h, *c, *reset; /* [batch, units * lanes] */
+  float *rounded; /* the rows that are multiplied, in bfloat16 */
+  bool tiles; /* whether AMX multiplies them */
   const float **sources; /* the rows that are multiplied */
   float **sums, **others; /* the sums that their products are added to, and of a GRU the rows of `reset` */
   int64_t *active; /* the rows that have not ended */
 } Sequence;
 
-/* Compute a direction with the instructions of any processor, AVX2 or AVX-512. */
+/* Compute a direction with the instructions of any processor, AVX2 or AVX-512, and AVX-512 for bfloat16. */
 void chrion_recur(const Sequence *sequence);
 void chrion_recur_avx2(const Sequence *sequence);
 void chrion_recur_avx512(const Sequence *sequence);
+void chrion_recur_bfloat16(const Sequence *sequence);
+
+/* The rows of 32 bits in a matrix of some rows, and with the zeros after them. */
+static inline int64_t chrion_depth(bool rounded, int64_t rows) { return rounded ? (rows + 1) / 2 : rows; }
+static inline int64_t chrion_stride(bool rounded, int64_t rows) {
+  return rounded ? (rows + 2 * TILE - 1) / (2 * TILE) * TILE : rows;
+}
 
 /* The number of gates of a kind. */
 static inline int64_t chrion_gates(int64_t kind) { return kind == LSTM ? 4 : kind == GRU ? 3 : 1; }
 
-/* Return packed weights, [gates * hidden, inputs] and [gates * hidden, hidden] before, for a number of lanes, with one
- * more user; NULL if there is no memory. */
-Weights *chrion_pack_weights(int64_t kind, int64_t lanes, int64_t inputs, int64_t hidden, const float *w,
-                             const float *r);
+/* Return packed weights, [gates * hidden, inputs] and [gates * hidden, hidden] before, in the format of some others
+ * (kind, lanes, inputs, hidden and rounded), with one more user; NULL if there is no memory. */
+Weights *chrion_pack_weights(const Weights *format, const float *w, const float *r);
 /* Release packed weights, which the last user frees. */
 void chrion_release_weights(Weights *weights);
 /* Add a vector of each gate, [gates * hidden], in the order of the weights: their vectors `first` to `last` - 1. */

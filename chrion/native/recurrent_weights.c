@@ -59,21 +59,42 @@ static int64_t row_of(int64_t kind, int64_t lanes, int64_t hidden, int64_t vecto
   return unit < hidden ? gate * hidden + unit : -1;
 }
 
-/* Copy weights into a matrix whose first vector has a number, or compare them. Return whether they are equal. */
-static bool arrange(const Weights *weights, const Matrix *matrix, int64_t first, const float *source, bool compare) {
+/* Return two neighbours of a row in bfloat16, rounded to even as the processor does, with zeros after its end. */
+static uint32_t round_pair(const float *row, int64_t at, int64_t depth) {
+  uint32_t pair = 0;
+  for (int64_t k = at; row && k < at + 2 && k < depth; k++) {
+    uint32_t bits;
+    memcpy(&bits, row + k, sizeof bits);
+    if ((bits & 0x7f800000) == 0)
+      bits &= 0x80000000; /* zero, or a denormal, which the instructions take for zero */
+    else if ((bits & 0x7fffffff) > 0x7f800000)
+      bits |= 0x400000; /* NaN */
+    else
+      bits += 0x7fff + (bits >> 16 & 1);
+    pair |= bits >> 16 << 16 * (k - at);
+  }
+  return pair;
+}
+
+/* Copy weights of some depth into a matrix whose first vector has a number, or compare them. Return whether they are
+ * equal. */
+static bool arrange(const Weights *weights, const Matrix *matrix, int64_t first, int64_t depth, const float *source,
+                    bool compare) {
   int64_t lanes = weights->lanes;
   for (int64_t vector = 0; vector < matrix->vectors; vector++) {
     int64_t panel = vector / PANEL * PANEL;
     int64_t width = matrix->vectors - panel < PANEL ? matrix->vectors - panel : PANEL;
-    float *target = matrix->panels + panel * matrix->depth * lanes + (vector - panel) * lanes;
+    float *target = matrix->panels + panel * matrix->stride * lanes + (vector - panel) * lanes;
     for (int64_t lane = 0; lane < lanes; lane++) {
       int64_t row = row_of(weights->kind, lanes, weights->hidden, first + vector, lane);
-      for (int64_t k = 0; k < matrix->depth; k++) {
-        float value = row < 0 ? 0.0f : source[row * matrix->depth + k];
+      const float *values = row < 0 ? NULL : source + row * depth;
+      for (int64_t k = 0; k < matrix->stride; k++) {
+        uint32_t bits = weights->rounded ? round_pair(values, 2 * k, depth) : 0;
+        if (!weights->rounded && values) memcpy(&bits, values + k, sizeof bits);
         float *place = target + k * width * lanes + lane;
         if (!compare)
-          *place = value;
-        else if (memcmp(place, &value, sizeof value))
+          memcpy(place, &bits, sizeof bits);
+        else if (memcmp(place, &bits, sizeof bits))
           return false;
       }
     }
@@ -82,8 +103,10 @@ static bool arrange(const Weights *weights, const Matrix *matrix, int64_t first,
 }
 
 static bool arrange_all(const Weights *weights, const float *w, const float *r, bool compare) {
-  return arrange(weights, &weights->input, 0, w, compare) && arrange(weights, &weights->recurrent, 0, r, compare) &&
-         arrange(weights, &weights->candidate, weights->recurrent.vectors, r, compare);
+  int64_t inputs = weights->inputs, hidden = weights->hidden;
+  return arrange(weights, &weights->input, 0, inputs, w, compare) &&
+         arrange(weights, &weights->recurrent, 0, hidden, r, compare) &&
+         arrange(weights, &weights->candidate, weights->recurrent.vectors, hidden, r, compare);
 }
 
 static uint64_t mix(uint64_t digest, const float *values, int64_t count) {
@@ -96,23 +119,30 @@ static uint64_t mix(uint64_t digest, const float *values, int64_t count) {
   return digest;
 }
 
-/* Return new weights with room for their matrices. */
-static Weights *allocate(int64_t kind, int64_t lanes, int64_t inputs, int64_t hidden) {
-  int64_t units = (hidden + lanes - 1) / lanes, gates = chrion_gates(kind);
-  int64_t own = kind == GRU ? 1 : 0;
+/* Return new weights of a format with room for their matrices. */
+static Weights *allocate(const Weights *format) {
+  int64_t lanes = format->lanes, hidden = format->hidden, inputs = format->inputs;
+  int64_t units = (hidden + lanes - 1) / lanes, gates = chrion_gates(format->kind);
+  int64_t own = format->kind == GRU ? 1 : 0;
+  Matrix input = {chrion_depth(format->rounded, inputs), chrion_stride(format->rounded, inputs), gates * units, NULL};
+  Matrix recurrent = {chrion_depth(format->rounded, hidden), chrion_stride(format->rounded, hidden),
+                      (gates - own) * units, NULL};
+  Matrix candidate = recurrent;
+  candidate.vectors = own * units;
   size_t header = (sizeof(Weights) + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-  size_t vectors = (size_t)(gates * units) * (size_t)(inputs + hidden);
+  size_t vectors = (size_t)(gates * units) * (size_t)(input.stride + recurrent.stride);
   size_t bytes = header + vectors * (size_t)lanes * sizeof(float);
   bytes = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
   Weights *weights = aligned_alloc(ALIGNMENT, bytes);
   if (!weights) return NULL;
-  *weights = (Weights){.kind = kind, .lanes = lanes, .inputs = inputs, .hidden = hidden, .bytes = bytes};
-  float *data = (float *)((char *)weights + header);
-  weights->input = (Matrix){inputs, gates * units, data};
-  data += gates * units * inputs * lanes;
-  weights->recurrent = (Matrix){hidden, (gates - own) * units, data};
-  data += (gates - own) * units * hidden * lanes;
-  weights->candidate = (Matrix){hidden, own * units, data};
+  *weights = *format;
+  weights->bytes = bytes;
+  input.panels = (float *)((char *)weights + header);
+  recurrent.panels = input.panels + input.vectors * input.stride * lanes;
+  candidate.panels = recurrent.panels + recurrent.vectors * recurrent.stride * lanes;
+  weights->input = input;
+  weights->recurrent = recurrent;
+  weights->candidate = candidate;
   return weights;
 }
 
@@ -120,22 +150,20 @@ static Weights *allocate(int64_t kind, int64_t lanes, int64_t inputs, int64_t hi
 static Weights *find(const Weights *like, const float *w, const float *r) {
   for (Weights *one = all; one; one = one->next)
     if (one->digest == like->digest && one->kind == like->kind && one->lanes == like->lanes &&
-        one->inputs == like->inputs && one->hidden == like->hidden && arrange_all(one, w, r, true)) {
+        one->rounded == like->rounded && one->inputs == like->inputs && one->hidden == like->hidden && arrange_all(one, w, r, true)) {
       one->users++;
       return one;
     }
   return NULL;
 }
 
-Weights *chrion_pack_weights(int64_t kind, int64_t lanes, int64_t inputs, int64_t hidden, const float *w,
-                             const float *r) {
-  int64_t rows = chrion_gates(kind) * hidden;
-  Weights like = {.kind = kind, .lanes = lanes, .inputs = inputs, .hidden = hidden};
-  like.digest = mix(mix(0, w, rows * inputs), r, rows * hidden);
+Weights *chrion_pack_weights(const Weights *format, const float *w, const float *r) {
+  int64_t rows = chrion_gates(format->kind) * format->hidden;
+  Weights like = *format;
+  like.digest = mix(mix(0, w, rows * like.inputs), r, rows * like.hidden);
   pthread_mutex_lock(&lock);
   Weights *weights = find(&like, w, r);
-  if (!weights && (weights = allocate(kind, lanes, inputs, hidden))) {
-    weights->digest = like.digest;
+  if (!weights && (weights = allocate(&like))) {
     weights->users = 1;
     arrange_all(weights, w, r, false);
     weights->next = all;

@@ -1,4 +1,5 @@
 /* Vectors of 4, 8 or 16 elements, as many as LANES says, which the includer defines. */
+#pragma once
 #include <stdint.h>
 
 #define INLINE static inline __attribute__((always_inline))

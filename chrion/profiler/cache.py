@@ -12,6 +12,7 @@ from pathlib import Path
 
 from chrion.common.files import cache_folder, read_cached, write_cached
 from chrion.native import operators_available
+from chrion.profiler.precision import Precision
 from chrion.profiler.profiles import OperatorCost, operator_cost_from_json
 
 #: The version of the method of measurement. Files of other versions are ignored.
@@ -21,8 +22,10 @@ _METHOD = 5
 class MeasurementCache:
     """The cached measurements of one machine with one number of cores and one accelerator."""
 
-    def __init__(self, fingerprint: str, cores: int) -> None:
+    def __init__(self, fingerprint: str, cores: int, precision: Precision = "float32") -> None:
+        self.precision = precision
         kernels = "-native" if operators_available() else ""  # both kernels of an operator are measured, or one
+        kernels += "" if precision == "float32" else f"-{precision}"
         self._folder = cache_folder() / "measurements" / f"{fingerprint}-{cores}-{_METHOD}{kernels}"
 
     def get(self, signature: str) -> OperatorCost | None:

@@ -102,6 +102,7 @@ def _between(dag: Dag, i: int, steps: int, measured: Sequence[tuple[int, Operato
         bytes=operator_bytes(dag, i),
         wide_ms=_wide(a, b, value),
         native_ms=tuple(map(value, a.native_ms, b.native_ms)),  # empty if either is
+        native_error=max(a.native_error, b.native_error),
     )
 
 

@@ -34,6 +34,7 @@ from chrion.profiler.interference import UsageMonitor
 from chrion.profiler.machine import this_machine
 from chrion.profiler.operator_bench import OperatorBench, OperatorSample, time_in_rounds
 from chrion.profiler.plain_latency import measure_plain_latency
+from chrion.profiler.precision import Precision, check_precision, missing_bfloat16
 from chrion.profiler.profiles import OperatorCost, Profile
 from chrion.profiler.roofline import operator_bytes
 from chrion.profiler.synthetic_inputs import synthetic_array
@@ -88,6 +89,7 @@ def profile(  # noqa: PLR0913 - optional arguments are keyword-only
     brief: bool = False,
     variants: Sequence[Graph] = (),
     plain: bool = True,
+    precision: str = "float32",
 ) -> Profile:
     """Measure the costs of a graph's operators on this machine.
 
@@ -107,6 +109,8 @@ def profile(  # noqa: PLR0913 - optional arguments are keyword-only
             ones, and nothing is cached.
         variants: Further graphs to measure, such as the graph with merged operators.
         plain: Measure the plain session of the whole model, too, which plans are compared with.
+        precision: The precision of products in native kernels, ``float32`` or ``bf16``; it stays float32 on a machine
+            that cannot multiply bfloat16.
 
     Returns:
         The profile. Operators that onnxruntime cannot run alone are logged and left out; their costs are then
@@ -114,23 +118,26 @@ def profile(  # noqa: PLR0913 - optional arguments are keyword-only
 
     Raises:
         ShapeError: An input has a free dimension.
-        OptionError: The number of cores is not available.
+        OptionError: The number of cores is not available, or there is no such precision.
         ProviderError: The accelerator does not work on this machine.
         ModelError: No operator could be measured.
     """
     require_shapes(graph)
     check_cores(cores)
+    asked = check_precision(precision)
+    other = missing_bfloat16() if asked == "bf16" else ""
+    used: Precision = "float32" if other else asked
     lanes = physical_cores()[:cores]
     provider = usable_provider(accelerator)
     device = Device(provider) if provider else None
     machine = this_machine(provider)
-    cache = MeasurementCache(machine.fingerprint, len(lanes))
+    cache = MeasurementCache(machine.fingerprint, len(lanes), used)
     choices = chunk_choices(graph)
     forms = tree_variants(graph).values() if device else ()
     first = representatives(graph, measured_chunks(graph), [*variants, *forms])
     known = {} if fresh else {s: cost for s in first if (cost := cache.get(s)) is not None}
     unknown = [operator for signature, operator in first.items() if signature not in known]
-    measure = partial(measure_operators, cores=lanes, device=device, brief=brief)
+    measure = partial(measure_operators, cores=lanes, device=device, brief=brief, precision=used)
     monitor = UsageMonitor(lanes) if unknown and not brief else None
     measured, interference = _measure_into(cache, unknown, measure, monitor, progress)
     known |= measured
@@ -158,6 +165,8 @@ def profile(  # noqa: PLR0913 - optional arguments are keyword-only
         base_memory_mb=(probe_provider(provider).memory_mb or 0.0) if provider else 0.0,
         plain={graph.digest: latency} if latency else {},
         interference=interference,
+        precision=used,
+        other_precision=other,
     )
 
 
@@ -269,6 +278,7 @@ def measure_operators(  # noqa: PLR0913 - optional arguments are keyword-only
     device: Device | None,
     *,
     brief: bool = False,
+    precision: Precision = "float32",
 ) -> dict[int, OperatorCost]:
     """Measure operators for 1 to k busy cores, on several cores together, and on the accelerator.
 
@@ -279,6 +289,7 @@ def measure_operators(  # noqa: PLR0913 - optional arguments are keyword-only
         cores: The k cores.
         device: The accelerator, or None.
         brief: Whether to measure in one round, and in one thread on any core.
+        precision: The precision of products in native kernels.
 
     Returns:
         The costs by index. Operators that onnxruntime cannot run alone are logged and left out.
@@ -290,7 +301,7 @@ def measure_operators(  # noqa: PLR0913 - optional arguments are keyword-only
             benches[i] = OperatorBench(extractor, i, feeds)
         except Exception as error:  # noqa: BLE001 - any error of a kernel; the operator's costs are then estimated
             log.warning("operator %s is not measured: %s", dag.names[i], first_line(error))
-    native = {i: bench for i in benches if (bench := _native_bench(extractor, i, feeds))}
+    native = {i: bench for i in benches if (bench := _native_bench(extractor, i, feeds, precision))}
     busy = [1] if brief else _busy_counts(len(cores))
     if brief:
         samples = [[bench.time_briefly()] for bench in (*benches.values(), *native.values())]
@@ -312,6 +323,7 @@ def measure_operators(  # noqa: PLR0913 - optional arguments are keyword-only
             bytes=operator_bytes(dag, i),
             wide_ms=tuple(sample.time_ms for sample in operator_samples[len(busy) :]),
             native_ms=native_ms.get(i, ()),
+            native_error=native[i].error_against(benches[i]) if i in native and precision != "float32" else 0.0,
         )
     return costs
 
@@ -322,13 +334,15 @@ def _times_ms(samples: Sequence[OperatorSample], busy: Sequence[int], cores: int
     return tuple(map(float, np.interp(range(1, cores + 1), busy, measured)))
 
 
-def _native_bench(extractor: Extractor, i: int, feeds: Mapping[str, np.ndarray[Any, Any]]) -> OperatorBench | None:
+def _native_bench(
+    extractor: Extractor, i: int, feeds: Mapping[str, np.ndarray[Any, Any]], precision: Precision
+) -> OperatorBench | None:
     """Return the measurement of the native kernel of an operator, or None if there is none."""
     nodes = extractor.graph.nodes[i]
     if not operators_available() or len(nodes) > 1 or not is_recurrent(extractor.graph.model.graph.node[nodes[0]]):
         return None
     try:
-        return OperatorBench(extractor, i, feeds, native=True)
+        return OperatorBench(extractor, i, feeds, native=precision)
     except Exception as error:  # noqa: BLE001 - the native kernel refuses it; onnxruntime's runs it
         log.info("operator %s has no native kernel: %s", extractor.graph.dag.names[i], first_line(error))
         return None

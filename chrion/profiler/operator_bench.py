@@ -37,6 +37,7 @@ from chrion.graph.work import node_work
 from chrion.machine.cores import physical_cores, private_cache_bytes, run_on_cores
 from chrion.native import register_operators
 from chrion.profiler.node_memory import scratch_bytes
+from chrion.profiler.precision import Precision, relative_error
 from chrion.profiler.synthetic_inputs import synthetic_array
 from chrion.profiler.widths import MIN_WIDE_MS
 
@@ -78,7 +79,8 @@ class OperatorBench:
         operator: The index of the operator.
         feeds: Arrays for inputs that were captured from a run; all other inputs are synthetic.
         device: The device to run it on; the CPU if None.
-        native: Whether to measure Chrion's kernel of a recurrent operator, on one core only.
+        native: The precision of Chrion's kernel of a recurrent operator, which is measured on one core only; None to
+            measure onnxruntime's.
 
     Raises:
         RewriteError: There is no such native kernel.
@@ -92,7 +94,7 @@ class OperatorBench:
         feeds: Mapping[str, np.ndarray[Any, Any]],
         device: Device | None = None,
         *,
-        native: bool = False,
+        native: Precision | None = None,
     ) -> None:
         device = device or Device(CPU_PROVIDER)
         values = extractor.graph.values
@@ -138,15 +140,19 @@ class OperatorBench:
         """
         return [ms / self.copies for ms in self._wide(tuple(cores)).time_on(cores[:1], min_calls=1)]
 
+    def error_against(self, other: OperatorBench) -> float:
+        """Return the error of the outputs relative to those of another kernel."""
+        return relative_error(self._single.outputs(), other._single.outputs())
+
     def scratch_bytes(self) -> int:
         """Return the memory beside inputs, outputs and weights that onnxruntime allocates for the operator."""
         return scratch_bytes(self._single.run_once)
 
 
-def _extract(extractor: Extractor, operator: int, copies: int, *, native: bool) -> SubModel:
-    """Return the sub-model of some copies of an operator, with Chrion's kernel if it is ``native``."""
+def _extract(extractor: Extractor, operator: int, copies: int, *, native: Precision | None) -> SubModel:
+    """Return the sub-model of some copies of an operator, with Chrion's kernel of a precision if that is given."""
     sub = extractor.extract([operator], copies)
-    return replace(sub, model=with_native_recurrent(sub.model)) if native else sub
+    return replace(sub, model=with_native_recurrent(sub.model, bfloat16=native == "bf16")) if native else sub
 
 
 class _OperatorSession:
@@ -186,6 +192,13 @@ class _OperatorSession:
         with self._device.exclusive():
             session = self._open(options)
             session.run_with_iobinding(self._bound(session))
+
+    def outputs(self) -> list[np.ndarray[Any, Any]]:
+        """Return the outputs of one run."""
+        binding = self._bound(self._session)
+        self._session.run_with_iobinding(binding)
+        outputs: list[np.ndarray[Any, Any]] = binding.copy_outputs_to_cpu()
+        return outputs
 
     def _bound(self, session: ort.InferenceSession) -> Any:
         binding = session.io_binding()

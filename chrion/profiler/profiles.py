@@ -18,6 +18,7 @@ from chrion.graph.dag import Dag
 from chrion.profiler.costs import FREE, STREAMS, BufferSupport, CopyCost, Costs, OperatorMemory
 from chrion.profiler.estimate import Estimator, OperatorWork
 from chrion.profiler.machine import Machine, machine_from_json, machine_to_json
+from chrion.profiler.precision import Precision, check_precision
 from chrion.profiler.roofline import Roofline, operator_bytes
 from chrion.profiler.widths import describe_fit, fit_errors, measured_widths, planned_widths, times_at
 
@@ -51,6 +52,8 @@ class OperatorCost:
     wide_ms: tuple[float, ...] = ()
     #: The time of Chrion's native kernel on one core while 1, 2, ..., k cores are busy; empty if it was not measured.
     native_ms: tuple[float, ...] = ()
+    #: The largest error of the native kernel's outputs, relative to the largest output, if it multiplies in bfloat16.
+    native_error: float = 0.0
 
     @property
     def is_native(self) -> bool:
@@ -102,6 +105,10 @@ class Profile:
     plain: Mapping[str, PlainLatency] = field(default_factory=dict)
     #: The origin of figures that were not measured, and their assumptions.
     notes: tuple[str, ...] = ()
+    #: The precision of products in native kernels.
+    precision: Precision = "float32"
+    #: Why that is not the precision that was asked for; empty if it is. Not compared, not stored.
+    other_precision: str = field(default="", compare=False)
     #: Whether other processes used the cores while operators were measured. Not compared, not stored.
     interference: bool = field(default=False, compare=False)
     _estimators: dict[int, Estimator] = field(default_factory=dict, repr=False, compare=False)
@@ -234,7 +241,7 @@ class Profile:
     def to_json(self) -> str:
         """Return the profile as JSON text with one line per operator."""
         content = {"schema": SCHEMA, "machine": machine_to_json(self.machine), "fingerprint": self.machine.fingerprint}
-        content |= {name: getattr(self, name) for name in ("cores", "accelerator", *_FIGURES, "notes")}
+        content |= {name: getattr(self, name) for name in ("cores", "accelerator", *_FIGURES, "notes", "precision")}
         for name in _COPIES:
             if (cost := getattr(self, name)) is not None:
                 content[name] = asdict(cost)
@@ -312,7 +319,7 @@ def operator_cost_from_json(content: Mapping[str, Any]) -> OperatorCost:
         raise ValueError(f"{cost.op_type} has times for {len(cost.wide_ms)} widths, expected {len(widths)}")
     accelerator_ms = 0.0 if cost.accelerator_ms is None else cost.accelerator_ms
     times = (*cost.cpu_ms, *cost.wide_ms, *cost.native_ms, accelerator_ms)
-    _require_figures(cost.op_type, *times, cost.ephemeral_bytes, cost.flops, cost.bytes)
+    _require_figures(cost.op_type, *times, cost.ephemeral_bytes, cost.flops, cost.bytes, cost.native_error)
     return cost
 
 
@@ -348,6 +355,7 @@ def _from_json(content: Mapping[str, Any]) -> Profile:
         cache_bytes=int(content["cache_bytes"]),
         reload_ms_per_byte=float(content["reload_ms_per_byte"]),
         notes=tuple(content["notes"]),
+        precision=check_precision(content.get("precision", "float32")),
     )
 
 

@@ -13,6 +13,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 from chrion.devices.providers import why_unavailable
 from chrion.graph.model import Graph
 from chrion.machine.cores import check_cores
+from chrion.profiler.precision import check_max_error, check_precision
 from chrion.runtime import process_hooks
 from chrion.runtime.engines import Engines
 from chrion.runtime.execution.engine import Engine
@@ -66,6 +67,10 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
         tune: ``background`` as above; ``now`` to tune before the first request of each shape is served, which takes
             seconds; ``never`` to use cached decisions only. By default the environment variable ``CHRION_TUNE``, or
             else ``background``.
+        precision: Precision of products in recurrent operators of plans, for tuning: ``float32``, or ``bf16``, which is
+            faster and less exact. A given plan states its own.
+        max_error: Largest error that ``bf16`` may add, relative to the largest output, ``0.01`` for example: it is
+            measured on synthetic inputs, and plans that exceed it are not used.
         kwargs: Further arguments of InferenceSession: ``enable_fallback``, ``disabled_optimizers``,
             ``read_config_from_model``. Others are ignored, with a warning in the log.
 
@@ -94,6 +99,8 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
         strict: bool = False,
         gpu_budget: str | float | None = None,
         tune: str | None = None,
+        precision: str = "float32",
+        max_error: float | None = None,
         **kwargs: Any,
     ) -> None:
         if sess_options is not None and not isinstance(sess_options, ort.SessionOptions):
@@ -114,6 +121,8 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
             limits.budget_mb,
             known_arguments(kwargs),
             check_memory(memory),
+            checked := check_precision(precision),
+            check_max_error(max_error, checked),
         )
         self._source = config.model.source
         graph = path_or_bytes if isinstance(path_or_bytes, Graph) else None

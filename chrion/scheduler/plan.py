@@ -11,7 +11,7 @@ from typing import Any
 
 from chrion.common.files import parse_json, read_json, write_atomically
 from chrion.common.lane_numbers import is_accelerator_lane
-from chrion.common.units import format_count, format_mb, format_ms, format_shape, format_shapes
+from chrion.common.units import format_count, format_mb, format_ms, format_shape, format_shapes, format_share
 from chrion.errors import ModelError, PlanError
 from chrion.graph.merge import merge_operators
 from chrion.graph.model import Graph
@@ -19,6 +19,7 @@ from chrion.graph.reading import read_model
 from chrion.graph.recurrent import unroll
 from chrion.graph.trees import FORMS, tensor_trees
 from chrion.profiler.machine import Machine, machine_from_json, machine_to_json
+from chrion.profiler.precision import Precision, check_precision
 from chrion.scheduler.priced_memory import MEMORIES, Memory
 from chrion.scheduler.schedule import Schedule
 
@@ -107,6 +108,10 @@ class Plan:
     priced: bool = True
     #: The form of tree ensembles as tensor operators; empty if they are not changed. See :mod:`chrion.graph.trees`.
     trees: str = ""
+    #: The precision of products in native kernels.
+    precision: Precision = "float32"
+    #: The error to expect of outputs in bfloat16, relative to the largest output; 0 in float32.
+    expected_error: float = 0.0
 
     def __repr__(self) -> str:
         summary = f"{self.policy}, {format_ms(self.predicted.latency_ms)}"
@@ -137,6 +142,14 @@ class Plan:
         return tuple(lines)
 
     @property
+    def precision_line(self) -> str:
+        """A line on operators that multiply in bfloat16; empty if there are none."""
+        if self.precision == "float32":
+            return ""
+        count = format_count(len(self.native), "recurrent operator")
+        return f"{self.precision}: {count} of {len(self.operators)}; expected error {format_share(self.expected_error)}"
+
+    @property
     def operator_counts(self) -> str:
         """The number of operators in words, and that of the model's operators if they are cut or merged."""
         details = [f"{self.model_operators} in the model"] if self.model_operators else []
@@ -152,7 +165,7 @@ class Plan:
     @property
     def is_plain(self) -> bool:
         """True if the plan runs the model as it is as one segment, as a plain session does."""
-        return len(self.segments) < 2 and self.chunk is None
+        return len(self.segments) < 2 and self.chunk is None and not self.native
 
     @property
     def on_accelerator(self) -> int:
@@ -245,6 +258,8 @@ class Plan:
             "native",
             "priced",
             "trees",
+            "precision",
+            "expected_error",
         ):
             content[name] = getattr(self, name)
         return content | {
@@ -366,6 +381,8 @@ def _from_json(content: Mapping[str, Any]) -> Plan:
         native=tuple(str(name) for name in content.get("native", [])),
         priced=bool(content.get("priced", True)),
         trees=_form(content.get("trees", "")),
+        precision=check_precision(content.get("precision", "float32")),
+        expected_error=_non_negative(content.get("expected_error", 0.0)),
     )
 
 

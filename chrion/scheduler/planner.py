@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from chrion.common.lane_numbers import is_accelerator_lane
 from chrion.common.units import format_count, format_mb, format_ms
@@ -18,7 +18,7 @@ from chrion.profiler.profiles import Profile
 from chrion.scheduler.evaluation.evaluate import Timeline, segment_spans_ms
 from chrion.scheduler.evaluation.lower_bound import lower_bound_ms
 from chrion.scheduler.evaluation.solution import Problem, VariantSolution
-from chrion.scheduler.native_kernels import native_operators
+from chrion.scheduler.native_kernels import NativeKernels, native_kernels
 from chrion.scheduler.plan import Plan, Prediction
 from chrion.scheduler.plan_options import PlanOptions
 from chrion.scheduler.policies.policy import PlanningTask, ScheduleFunction, SchedulePolicy
@@ -181,6 +181,7 @@ class Planner:
         timeline, profile = solution.timeline, self._profile
         cpu_only, cpu_only_cores = self._cpu
         remarks = [*remarks, *self._remarks_on_plain(timeline.latency_ms)]
+        kernels = native_kernels(dag, profile, solution.schedule)
         return Plan(
             model=self._graph.name,
             digest=chosen.graph.digest,
@@ -207,10 +208,10 @@ class Planner:
             cpu_only=cpu_only,
             cpu_only_cores=cpu_only_cores,
             cpu_only_measured=self._plain is not None,
-            remarks=tuple(remarks),
+            remarks=(*remarks, *_remarks_on_precision(profile, kernels)),
             origin=solution.origin,
             merged=chosen.merged,
-            native=native_operators(dag, profile, solution.schedule),
+            **asdict(kernels),
         )
 
     def _cpu_alone(self, cores: int) -> tuple[Prediction | None, int]:
@@ -315,6 +316,13 @@ def _predict(graph: Graph, costs: Costs, policy: ScheduleFunction) -> tuple[Pred
 
 def _prediction(timeline: Timeline) -> Prediction:
     return Prediction(timeline.latency_ms, timeline.memory_mb, timeline.resident_mb, timeline.frame_mb)
+
+
+def _remarks_on_precision(profile: Profile, kernels: NativeKernels) -> list[str]:
+    """Return why nothing runs in bfloat16 although that was asked for, if so."""
+    if profile.precision != kernels.precision:
+        return ["bf16 changes nothing: no recurrent operator of a CPU lane is faster in it"]
+    return [profile.other_precision] if profile.other_precision else []
 
 
 def _remarks(chosen: VariantSolution, limits: Limits, alpha: float | None) -> list[str]:

@@ -8,7 +8,7 @@ on any costs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from chrion.common.units import format_shape
 from chrion.errors import ModelError, PlanError, ScheduleError
@@ -17,7 +17,7 @@ from chrion.graph.recurrent import unroll
 from chrion.profiler.profiles import Profile
 from chrion.scheduler.evaluation.evaluate import evaluate, segment_spans_ms
 from chrion.scheduler.evaluation.lower_bound import lower_bound_ms
-from chrion.scheduler.native_kernels import native_operators
+from chrion.scheduler.native_kernels import native_kernels
 from chrion.scheduler.plan import Plan, Prediction
 
 #: Beginning of the remark that names the shapes that a plan was made for.
@@ -56,7 +56,7 @@ def adapt_plan(plan: Plan, graph: Graph, profile: Profile) -> Plan | None:
             busy_ms=timeline.busy_ms,
             lower_bound_ms=lower_bound_ms(variant.dag, costs, plan.schedule),
             cpu_only=None,
-            native=native_operators(variant.dag, profile, plan.schedule),
+            **asdict(native_kernels(variant.dag, profile, plan.schedule)),
             remarks=(*_without_origin(plan), _ORIGIN + _describe(plan)),
         )
         adapted.apply(graph)

@@ -111,6 +111,8 @@ LATER = (
     "native",
     "priced",
     "trees",
+    "precision",
+    "expected_error",
 )
 
 

@@ -140,7 +140,7 @@ def test_missing_signatures_are_estimated_from_their_type() -> None:
 
 
 #: The fingerprint follows from the machine, and files of the first release have no figures of caches.
-NOT_NEEDED = {"fingerprint", "plain", "wake_ms", "cache_bytes", "reload_ms_per_byte"}
+NOT_NEEDED = {"fingerprint", "plain", "wake_ms", "precision", "cache_bytes", "reload_ms_per_byte"}
 
 
 @pytest.mark.parametrize("key", [k for k in json.loads(PROFILE.to_json()) if k not in NOT_NEEDED])

@@ -14,7 +14,7 @@ import onnxruntime as ort
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 
 from chrion.common.lane_numbers import display_order, is_accelerator_lane, is_copy_lane, lane_name
-from chrion.common.units import format_mb, format_ms
+from chrion.common.units import format_count, format_mb, format_ms
 from chrion.devices import CPU_PROVIDER
 from chrion.devices.host import allocate, to_host
 from chrion.devices.nvml import MemoryMonitor
@@ -25,7 +25,7 @@ from chrion.graph.model import Graph, SelectedTensors, TensorInfo, Tensors
 from chrion.graph.ort_sessions import first_line
 from chrion.machine.core_leases import CoreLease, lease_cores
 from chrion.machine.cores import physical_cores
-from chrion.native import NativeError, operators_available
+from chrion.native import NativeError, bfloat16_available, operators_available
 from chrion.profiler.costs import BufferSupport
 from chrion.profiler.machine import this_machine
 from chrion.runtime.execution.accelerator import AcceleratorSessions
@@ -86,7 +86,8 @@ class CutEngine:
         require_tensors(graph)
         self._provider_options = provider_options
         self._accelerator = accelerator = _open_accelerator(plan, provider_options)
-        if plan.is_plain:  # a plain session serves it on the accelerator, which therefore has to work
+        if len(plan.segments) < 2 and plan.chunk is None and not _native_operators(plan):
+            # a plain session serves it on the accelerator, which therefore has to work
             raise CannotCutError("the plan runs the whole model as one segment")
         self.plan = plan
         self._reload = reload
@@ -290,11 +291,12 @@ class CutEngine:
     def explain(self) -> str:
         """Describe the plan in a few lines: its lanes, its segments, its predicted cost, and why it was selected."""
         plan, lanes = self.plan, [lane for lane in self.program.occupied if not is_copy_lane(lane)]
+        segments = format_count(len(plan.segments), "segment")
         counts = f"{self.session_count} sessions, {self.program.waits} waits, {self.program.copies} copies"
         lane_kind = "native lanes" if self._native else f"lane threads ({self._obstacle})"
         memory = f", {format_mb(plan.predicted.accelerator_mb(plan.memory))} of {MEMORY_NAMES[plan.memory]}"
         lines = [
-            f"{plan.model}: {plan.operator_counts} in {len(plan.segments)} segments on {len(lanes)} lanes",
+            f"{plan.model}: {plan.operator_counts} in {segments} on {format_count(len(lanes), 'lane')}",
             f"policy {plan.policy}, {counts}, {lane_kind}",
             f"predicted {format_ms(plan.predicted.latency_ms)}{memory if self.accelerated else ''}",
         ]
@@ -313,6 +315,8 @@ class CutEngine:
             busy = format_ms(plan.busy_ms[lane])
             count = sum(map(len, own))
             lines.append(f"  {where}: {count} operators in {len(own)} segments{shared}, busy {busy}")
+        if plan.precision != "float32":
+            lines.append(plan.precision_line if _native_operators(plan) else f"{plan.precision}: not on this machine")
         return "\n".join([*lines, *plan.remarks, *([f"selected: {self.reason}"] if self.reason else [])])
 
     def close(self, until: float | None = None) -> None:
@@ -375,6 +379,7 @@ class CutEngine:
             native=native,
             cores=cores,
             native_operators=_native_operators(self.plan),
+            bfloat16=self.plan.precision == "bf16",
         )
         schedule = self.plan.schedule
         segments = [factory.open(s, schedule.lanes[s[0]], schedule.width(s[0])) for s in self.plan.segments]
@@ -383,7 +388,8 @@ class CutEngine:
 
 def _native_operators(plan: Plan) -> frozenset[str]:
     """Return the operators that run on native kernels: those of a plan that was made for this machine."""
-    if not plan.native or not operators_available():
+    available = bfloat16_available if plan.precision == "bf16" else operators_available
+    if not plan.native or not available():
         return frozenset()
     same = plan.machine.fingerprint == this_machine(plan.machine.accelerator).fingerprint
     return frozenset(plan.native if same else ())

@@ -61,6 +61,7 @@ class SegmentFactory:
         native: Whether to open the segments of CPU lanes for native lanes.
         cores: The logical CPU of each lane, for the threads of segments on several cores.
         native_operators: Names of the operators that run on Chrion's native kernels in segments on one core.
+        bfloat16: Whether these multiply in bfloat16.
     """
 
     def __init__(  # noqa: PLR0913 - optional arguments are keyword-only
@@ -72,6 +73,7 @@ class SegmentFactory:
         native: bool = False,
         cores: Mapping[int, int | None] | None = None,
         native_operators: Collection[str] = (),
+        bfloat16: bool = False,
     ) -> None:
         self._extractor = extractor
         self._cores = cores or {}
@@ -79,6 +81,7 @@ class SegmentFactory:
         self._accelerator = accelerator
         self._native = native
         self._native_operators = native_operators
+        self._bfloat16 = bfloat16
         #: Sessions by what they compute, the accelerator's sharing group, the other lanes, and their native operators.
         self._opened: dict[
             tuple[str, int | None, range, tuple[int, ...]], tuple[Any, tuple[str, ...], tuple[str, ...]]
@@ -132,7 +135,7 @@ class SegmentFactory:
         """Return a segment's model with native kernels for some nodes, or as it is if they do not compute the same."""
         if names:
             try:
-                model = with_native_recurrent(model, names)
+                model = with_native_recurrent(model, names, bfloat16=self._bfloat16)
                 register_operators(options)
             except RewriteError as refusal:
                 log.warning("a segment runs on onnxruntime's kernels: %s", refusal)

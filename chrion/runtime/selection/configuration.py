@@ -17,6 +17,7 @@ from chrion.graph.opened_model import OpenedModel
 from chrion.graph.reading import read_model
 from chrion.machine.cgroups import free_memory
 from chrion.machine.cores import physical_cores
+from chrion.profiler.precision import Precision
 from chrion.runtime.execution.plain_engine import PlainEngine
 from chrion.runtime.options.session_options import (
     fingerprint,
@@ -55,6 +56,9 @@ class SessionConfig:
     rest: Mapping[str, Any] = field(default_factory=dict)
     #: The memory that alpha prices; None for the default.
     memory: Memory | None = None
+    #: The precision of products in plans, and the limit of the error that it may add; None for no limit.
+    precision: Precision = "float32"
+    max_error: float | None = None
 
     @property
     def name(self) -> str:
@@ -168,8 +172,10 @@ class SessionConfig:
         """All parts of the configuration that the choice between plans and plain sessions depends on."""
         name, options = self.accelerator or (None, {})
         accelerator = name, tuple(sorted((str(key), str(value)) for key, value in options.items()))
-        memory = () if self.memory is None else (self.memory,)
-        return self.slo_ms, self.alpha, self.cores, self.budget_mb, accelerator, fingerprint(self.options), *memory
+        rest: tuple[object, ...] = () if self.memory is None else (self.memory,)
+        if self.precision != "float32":
+            rest += self.precision, self.max_error
+        return self.slo_ms, self.alpha, self.cores, self.budget_mb, accelerator, fingerprint(self.options), *rest
 
 
 def config_to_data(config: SessionConfig) -> tuple[bytes, ...]:
@@ -194,6 +200,8 @@ def config_to_data(config: SessionConfig) -> tuple[bytes, ...]:
         "budget_mb": config.budget_mb,
         "rest": dict(config.rest),
         "memory": config.memory,
+        "precision": config.precision,
+        "max_error": config.max_error,
     }
     return json.dumps(header).encode(), b"\n", content
 
@@ -214,4 +222,6 @@ def config_from_data(stream: BinaryIO) -> SessionConfig:
         budget_mb=header["budget_mb"],
         rest=header["rest"],
         memory=header["memory"],
+        precision=header["precision"],
+        max_error=header["max_error"],
     )

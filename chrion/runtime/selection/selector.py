@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import onnxruntime as ort
 
+from chrion.common.units import format_share
 from chrion.devices import usable_provider
 from chrion.errors import ChrionError, InputError, ModelError, ProviderError
 from chrion.graph.model import Graph
 from chrion.graph.ort_sessions import first_line
 from chrion.machine.allocator import trim
 from chrion.profiler.measure_graph import profile
+from chrion.profiler.precision import relative_error
 from chrion.profiler.profiles import Profile
 from chrion.profiler.synthetic_inputs import synthetic_inputs
 from chrion.runtime.execution.cut_engine import CutEngine
@@ -243,22 +246,58 @@ class EngineSelector:
     def _compare(self, graph: Graph, *, live: bool = False) -> Decision:
         """Time the plans with the best predictions against the plain sessions, or leave it to live requests."""
         live = live and self._can_compare_live()
-        made = self._plans(graph, brief=live)
+        made, precision = self._precise_plans(graph, brief=live)
         parallel = (plan for plan in made if not plan.is_plain)
         plans = {plan_name(at): plan for at, plan in enumerate(parallel, start=1)}
         candidate = next(iter(plans.values()), None) if self._can_compare_live() else None
         if live:
-            why = NOT_TIMED if candidate else NOT_PARALLEL
+            why = "; ".join(filter(None, [NOT_TIMED if candidate else NOT_PARALLEL, precision]))
             return Decision(PLAIN, None, why, uncertain=True, candidate=candidate)
         comparison = compare(self._candidates(graph, plans, made[0]), self._config.slo_ms)
         winner, results, interference = comparison
-        why = describe(comparison, self._config.slo_ms, planned=bool(plans))
+        why = "; ".join(filter(None, [describe(comparison, self._config.slo_ms, planned=bool(plans)), precision]))
         log.info("model %s: selected %s (%s)", graph.name, winner, why)
         missed = missed_slo(results, self._config.slo_ms)
         timings = tuple(result for result in results if 0 < result.latency_ms < math.inf)
         plan = plans.get(winner)
         compared = candidate if interference and plan is None else None
         return Decision(winner, plan, why, uncertain=interference, missed=missed, timings=timings, candidate=compared)
+
+    def _precise_plans(self, graph: Graph, *, brief: bool = False) -> tuple[list[Plan], str]:
+        """Return the plans whose error is within the limit, and a line on the error, or on why there is no bfloat16.
+
+        The error is that of the outputs for synthetic inputs. If no plan is within the limit, plan in float32.
+        """
+        made, limit = self._plans(graph, brief=brief), self._config.max_error
+        if not any(plan.precision == "bf16" for plan in made):
+            return made, next((remark for remark in made[0].remarks if "bf16" in remark), "")
+        feed = synthetic_inputs(graph)
+        expected = self.plain_sessions.opener(PLAIN)("").session.run(None, feed)
+        checked = made[:1] if limit is None else made
+        errors = [self._error(graph, plan, feed, expected) for plan in checked]
+        measured = f"error of bf16 {format_share(max(errors))} for synthetic inputs"
+        if limit is None:
+            return made, measured
+        kept = [plan for plan, error in zip(made, errors, strict=True) if error <= limit]
+        if any(plan.precision == "bf16" for plan in kept):
+            return kept, measured
+        config, self._profile = self._config, None  # that of bfloat16
+        self.plain_sessions.config = replace(config, precision="float32", max_error=None)
+        try:
+            made = self._plans(graph, brief=brief)
+            return made, f"float32 in place of bf16: {measured}, more than {format_share(limit)}"
+        finally:
+            self.plain_sessions.config, self._profile = config, None
+
+    def _error(self, graph: Graph, plan: Plan, feed: Mapping[str, Any], expected: Sequence[Any]) -> float:
+        """Return the error of a plan's outputs; 0 for a plan in float32."""
+        if plan.precision == "float32":
+            return 0.0
+        engine = self._cut(graph, plan)
+        try:
+            return relative_error(engine.run(None, feed, None), expected)
+        finally:
+            engine.close()
 
     def _can_compare_live(self) -> bool:
         """Return whether live requests can decide between a plan and the plain session.
@@ -271,8 +310,8 @@ class EngineSelector:
     def _plans(self, graph: Graph, *, brief: bool = False) -> list[Plan]:
         config = self._config
         if self._profile is None:
-            accelerator = self._usable_accelerator(graph)
-            self._profile = profile(graph, config.lanes, accelerator, brief=brief, plain=False)
+            accelerator, precision = self._usable_accelerator(graph), config.precision
+            self._profile = profile(graph, config.lanes, accelerator, brief=brief, plain=False, precision=precision)
         usable = replace(self._profile, accelerator=None) if self._lost else self._profile
         near = find_near_plan(self.known.earlier_plans(graph), graph, usable)
         if near and is_near_optimal(near):

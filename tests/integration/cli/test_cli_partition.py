@@ -35,6 +35,8 @@ KEYS = {
     "on_cpu",
     "accelerator_only",
     "cpu_only",
+    "precision",
+    "expected_error",
 }
 
 
