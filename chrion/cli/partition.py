@@ -70,8 +70,8 @@ def partition(
     with step(f"planning {graph.name}"):
         plan = alternatives(graph, measured, options)[0]
     log.info("initial solution: %s; alpha: %.4g ms/MB", plan.origin, plan.alpha)
-    plan.save(path)
     reasons = explain_placement(graph, measured, plan, explain) if explain else []
+    plan.save(path)
     if annotate:
         write_annotated(graph, plan, annotate)
     if as_json:
@@ -113,5 +113,6 @@ def _next_step(model: ModelOptions, path: Path, *, is_measured: bool) -> str:
     """Return a line with the commands that measure and draw a plan; only that which draws it for another machine."""
     options = [word for text in model.shape or () for word in ("--shape", text)]
     bench = ["chrion", "bench", str(model.path), *options, "--plan", str(path)]
-    report = ["chrion", "report", str(path), "--html", f"{model.path.stem}.timeline.html"]
+    page = path.with_name(f"{path.name.removesuffix('.json').removesuffix('.plan')}.timeline.html")
+    report = ["chrion", "report", str(path), "--html", str(page)]
     return f"next: {'; '.join(map(shlex.join, [bench, report] if is_measured else [report]))}"

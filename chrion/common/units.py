@@ -156,8 +156,12 @@ def format_mb(mb: float) -> str:
 
 
 def format_shape(shape: tuple[int | str | None, ...]) -> str:
-    """Format a shape as ``1x3x224x224``, with ``?`` for an unknown dimension and ``scalar`` for no dimension."""
-    return "x".join("?" if d is None else str(d) for d in shape) or "scalar"
+    """Format a shape as ``1x3x224x224``, with ``?`` for an unknown dimension and ``scalar`` for no dimension.
+
+    Named dimensions are set apart: ``batch x 64``.
+    """
+    between = " x " if any(isinstance(d, str) for d in shape) else "x"
+    return between.join("?" if d is None else str(d) for d in shape) or "scalar"
 
 
 def format_shapes(shapes: Mapping[str, tuple[int, ...]]) -> str:

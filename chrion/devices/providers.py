@@ -54,16 +54,20 @@ def provider_name(name: str) -> str:
         ProviderError: This onnxruntime has no such provider.
     """
     full = PROVIDER_NAMES.get(name.lower(), name)
-    available = ort.get_available_providers()
-    if full not in available:
-        if full not in PROVIDER_NAMES.values():
-            hint = f"expected {SHORT_NAMES}, or an execution provider by its full name"
-            raise ProviderError(f"unknown accelerator {name!r}", hint=did_you_mean(name, PROVIDER_NAMES, hint))
-        hint = f"it offers {', '.join(available)}"
-        if full == "WebGpuExecutionProvider":
-            hint += f"; {_WEBGPU_WHEEL}"
-        raise ProviderError(f"accelerator {name!r}: this onnxruntime has no {full}", hint=hint)
+    if full not in PROVIDER_NAMES.values() and full not in ort.get_available_providers():
+        hint = f"expected {SHORT_NAMES}, or an execution provider by its full name"
+        raise ProviderError(f"unknown accelerator {name!r}", hint=did_you_mean(name, PROVIDER_NAMES, hint))
+    _require_offered(full, f"accelerator {name!r}")
     return full
+
+
+def _require_offered(provider: str, subject: str) -> None:
+    """Raise an error if this onnxruntime has no such provider."""
+    available = ort.get_available_providers()
+    if provider not in available:
+        wheel = [_WEBGPU_WHEEL] if provider == "WebGpuExecutionProvider" else []
+        hint = "; ".join([f"it offers {', '.join(available)}", *wheel])
+        raise ProviderError(f"{subject}: this onnxruntime has no {provider}", hint=hint)
 
 
 def usable_provider(accelerator: str | None) -> str | None:
@@ -107,6 +111,7 @@ def require_working(provider: str, subject: str) -> None:
     Raises:
         ProviderError: It does not work on this machine; the message gives the reason in one line.
     """
+    _require_offered(provider, subject)
     reason = failure_reason(provider)
     if reason:
         raise ProviderError(f"{subject}: {provider} does not work on this machine: {reason}", hint=remedy(provider))

@@ -23,7 +23,7 @@ _MISSING = "late models"
 
 #: The figures of a plan file that may count as a variant's memory, in words.
 _PLAN_MEMORY = {
-    "summed": 'summed, every operator with its own weights (Equation 4); memory = "resident" counts each weight once',
+    "summed": "summed, every operator with its own weights (Equation 4)",
     "resident": "resident, what one request holds, with each weight once",
 }
 
@@ -50,8 +50,10 @@ def _plan_memory(scenario: Scenario) -> str:
     """Return a line that says which figure of plan files counts as memory; empty without plan files."""
     variants = [v for model in scenario.content.get("models", []) for v in model.get("variants", {}).values()]
     kinds = {v.get("memory") or "summed" for v in variants if v.get("plan")}
+    if kinds == {"summed"}:
+        return f'\nmemory of plans: {_PLAN_MEMORY["summed"]}; memory = "resident" counts each weight once'
     named = [text for kind, text in _PLAN_MEMORY.items() if kind in kinds]
-    return f"\nmemory of plans: {' or '.join(named)}" if named else ""
+    return f"\nmemory of plans: {'; of other variants: '.join(named)}" if named else ""
 
 
 def sweep_table(points: Sequence[SweepPoint]) -> FigureTable:

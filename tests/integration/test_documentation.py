@@ -66,7 +66,9 @@ def test_a_scenario_is_valid(block: Block, tmp_path: Path) -> None:
     """A scenario on a page has only keys that exist, with values that can be simulated."""
     graph = chrion.load(build("lstm", {"layers": 2, "seq": 2}))
     profile = chrion.Profile.load(ROOT / "profiles" / "gtx1080ti-paper.json")
-    chrion.partition(graph, profile, policy="heft").save(tmp_path / "lstm.plan.json")
+    plan = chrion.partition(graph, profile, policy="heft")
+    for name in re.findall(r"\w+\.plan\.json", block.body):
+        plan.save(tmp_path / name)
     (tmp_path / "scenario.toml").write_text(block.body, encoding="utf-8")
     assert find_scenario(str(tmp_path / "scenario.toml")).build().models
 

@@ -172,7 +172,7 @@ def test_shapes_fix_free_dimensions() -> None:
     """Shapes are given by input or by dimension, and apply to all inputs that share the dimension."""
     inputs = [value("a", FLOAT, ["n", 4]), value("b", FLOAT, ["n", "m"])]
     model = make_model([node("Concat", ["a", "b"], ["y"], axis=1)], inputs, [value("y", FLOAT, None)])
-    assert load(model).free_dimensions == ("a[nx4]", "b[nxm]")
+    assert load(model).free_dimensions == ("a[n x 4]", "b[n x m]")
     for shapes in ({"a": (2, 4), "m": (3,)}, {"n": (2,), "m": (3,)}, {"b": (2, 3)}, {"n": 2, "m": np.int64(3)}):
         graph = load(model, shapes)
         assert [i.shape for i in graph.inputs] == [(2, 4), (2, 3)]

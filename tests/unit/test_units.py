@@ -219,7 +219,7 @@ def test_ranges_have_one_unit(low: float, high: float, text: str) -> None:
 
 def test_shapes_are_formatted_as_they_are_parsed() -> None:
     """An unknown dimension is formatted as a question mark, and a shape without dimensions as a scalar."""
-    assert [format_shape(s) for s in ((1, 3), ("n", None), ())] == ["1x3", "nx?", "scalar"]
+    assert [format_shape(s) for s in ((1, 3), ("n", None), ())] == ["1x3", "n x ?", "scalar"]
 
 
 def test_counts_are_formatted_with_their_noun() -> None:

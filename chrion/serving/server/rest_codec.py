@@ -213,7 +213,8 @@ def _read_input(
         if "data" in entry:
             raise invalid(f"input {name[:200]!r}: both data and binary_data_size")
         if type(size) is not int or not 0 <= size <= len(binary) - at:
-            raise invalid(f"input {name[:200]!r}: binary_data_size: the body has {len(binary) - at} more bytes")
+            left = f"at most {len(binary) - at}, the bytes that are left of the body"
+            raise invalid(f"input {name[:200]!r}: binary_data_size: expected {left}, found {str(size)[:40]}")
         array = tensors.from_raw(name, datatype, shape, binary[at : at + size], take)
         at += size
     request.feeds[name] = (datatype, array)

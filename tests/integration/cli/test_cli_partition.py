@@ -213,7 +213,9 @@ def test_a_placement_is_explained_by_the_names_of_the_users_file(cli: Chrion, ls
     assert lines[0].startswith("right_product/MatMulAddFusion (Gemm) is on ")  # into which onnxruntime fuses it
     assert lines[1].startswith("alone, it takes ")
     about = "unknown operator 'left_produkt' in model 'm' (did you mean 'left_product'"
+    Path("m.plan.json").unlink()
     assert_refused(cli("partition", str(model), *options, "left_produkt"), about)
+    assert not Path("m.plan.json").exists()
 
 
 def test_published_schedulers_by_name(cli: Chrion, model: Path) -> None:

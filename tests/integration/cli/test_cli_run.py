@@ -55,7 +55,7 @@ def test_free_dimensions_are_those_of_the_inputs(cli: Chrion, tmp_path: Path) ->
     np.savez("x.npz", x=np.ones((3, 4), np.float32))
     code, out, _ = cli("run", "free.onnx", "--input", "x.npz", "--repeat", "1", "--json")
     assert (code, json.loads(out)["equal"]) == (0, True)
-    assert_each_refused(cli, [((command, "free.onnx"), "x[batchx4]") for command in ("run", "bench", "partition")])
+    assert_each_refused(cli, [((command, "free.onnx"), "x[batch x 4]") for command in ("run", "bench", "partition")])
 
 
 def test_a_session_of_a_small_model_runs_plain(cli: Chrion, model: Path) -> None:
@@ -92,7 +92,7 @@ def test_shapes_that_are_not_given_are_those_of_the_plan(cli: Chrion, tmp_path: 
         "does not fit model 'free': the plan is for batch=2, not batch=3 (give the plan's shapes, --shape batch=2, or"
     )
     assert_refused(cli(*wrong, "batch=3"), about)
-    assert_refused(cli(*wrong, "x=3"), "'x' cannot be 3: the model declares batchx4")
+    assert_refused(cli(*wrong, "x=3"), "'x' cannot be 3: the model declares batch x 4")
 
 
 def test_a_report_of_another_model_says_so(cli: Chrion, tmp_path: Path, model: Path) -> None:

@@ -149,8 +149,14 @@ def test_the_memory_of_plans_is_named(cli: Chrion, tmp_path: Path) -> None:
     """The output says which figure of a plan file counts as memory, since the gain in swapping depends on it."""
     graph = chrion.load(build("lstm", {"layers": 2, "seq": 2}))
     chrion.partition(graph, chrion.Profile.load("gtx1080ti-paper"), policy="heft").save(tmp_path / "p.json")
-    text = '[workload]\nrequests = 20\n[[models]]\nname = "m"\nvariants.gpu = {plan = "p.json"%s}\n'
-    for given, expected in (("", "summed"), (', memory = "resident"', "resident, what one request holds")):
-        (tmp_path / "s.toml").write_text(text % given)
-        assert f"memory of plans: {expected}" in cli("simulate", str(tmp_path / "s.toml"))[1]
+    text = '[workload]\nrequests = 20\n[[models]]\nname = "m"\nvariants.a = {plan = "p.json"%s}\n%s'
+    resident, other = ', memory = "resident"', 'variants.b = {plan = "p.json"}'
+    for given, more, expected in (
+        ("", "", "summed"),
+        (resident, "", "resident, what one request holds"),
+        (resident, other, "summed, every operator with its own weights (Equation 4); of other variants: resident"),
+    ):
+        (tmp_path / "s.toml").write_text(text % (given, more))
+        output = cli("simulate", str(tmp_path / "s.toml"))[1]
+        assert f"memory of plans: {expected}" in " ".join(output.split())
     assert "memory of plans" not in cli("simulate", "table7", "--set", "requests=20")[1]

@@ -222,7 +222,7 @@ def test_several_shapes_are_tuned(
 @pytest.mark.usefixtures("_empty_cache", "model", "free")
 def test_bad_input_is_refused_before_anything_is_tuned(cli: Chrion, tmp_path: Path, decide: list[Graph]) -> None:
     """Each refusal is one line that says what is wrong."""
-    assert_refused(cli("tune", "free.onnx"), "free dimensions in x[nx4]")
+    assert_refused(cli("tune", "free.onnx"), "free dimensions in x[n x 4]")
     assert_refused(cli("tune", "m.onnx", "free.onnx", "--shape", "n=2"), "no input or free dimension 'n'")
     shapes = ["--shape", "n=2", "--shape", "n=3", "--shape", "x=2x4", "--shape", "x=3x4", "--shape", "x=5x4"]
     assert_refused(cli("tune", "free.onnx", *shapes), "2 values for 'n', but 3 for another name")
