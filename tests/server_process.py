@@ -20,7 +20,7 @@ from typing import Any
 from server_client import Answer, Body, ServerClient, wait_until
 
 _SERVING = re.compile(
-    r"^chrion: serving (\d+) models?(?: \([^)]*\))? at https?://127\.0\.0\.1:(\d+)(?: and grpc://127\.0\.0\.1:(\d+))?"
+    r"^chrion: serving (\d+) models?(?: in \d+ versions)?(?: \([^)]*\))? at https?://127\.0\.0\.1:(\d+)(?: and grpc://127\.0\.0\.1:(\d+))?"
 )
 
 

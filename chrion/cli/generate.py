@@ -71,7 +71,7 @@ def generate(
         started = time.perf_counter()
         stream = generator.submit(given, max_new_tokens, sampling=sampling, stop=stop or ())
         if graph.metadata.producer_name == PRODUCER:
-            note("warning: the model was built by chrion model with random weights; its tokens have no meaning")
+            note("warning: the weights are random (chrion model): tokens have no meaning")
         first_s = _print(stream, text=generator.tokenizer is not None, silent=as_json, started=started)
         ids, seconds = stream.result(), time.perf_counter() - started
         if as_json:
