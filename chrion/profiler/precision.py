@@ -8,7 +8,6 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from chrion.errors import OptionError
-from chrion.native import bfloat16_available
 
 #: With ``bf16``, native kernels round the weights, inputs and states of recurrent operators to bfloat16 for products.
 Precision = Literal["float32", "bf16"]
@@ -49,6 +48,8 @@ def check_max_error(max_error: float | None, precision: Precision, name: str = "
 
 def missing_bfloat16() -> str:
     """Return why this machine does not multiply bfloat16; empty if it does. It is never emulated."""
+    from chrion.native import bfloat16_available  # noqa: PLC0415 - imports onnxruntime, which planning does not need
+
     if bfloat16_available():
         return ""
     return "float32 instead of bf16: this processor has no AVX512-BF16, or native operators are not compiled"
