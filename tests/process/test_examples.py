@@ -15,7 +15,7 @@ PRINTED = {
     "capacity_planning": r" 2 models .*\n(.*\n)*12 models   gpu: .* violations, hybrid: .* violations",
     "gpu_memory_budget": r"budget  none: .*\nbudget 440MB: .*fits: True\nbudget   0MB: .* 0\.0 MB resident",
     "replace_inference_session": r"outputs equal: True",
-    "ship_a_plan": r"34 operators in \d+ segments, predicted .* ms\noutputs: \[\(8, 1, 64\)\]",
+    "ship_a_plan": r"\d+ operators in \d+ segments, predicted .* ms\noutputs: \[\(8, 1, 64\)\]",
     "write_a_scheduler": r"least loaded: .* segments\nchrion: predicted .* segments\noutputs: \[\(8, 1, 64\)\]",
 }
 

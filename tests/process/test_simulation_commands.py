@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = build("lstm-baseline")
     onnx.save(model, made / "lstm.onnx")
     plan = chrion.partition(chrion.load(model), chrion.Profile.load(PAPER), slo="60ms", policy="chrion-paper")
-    plan.save(made / "lstm.plan.json")
+    plan.save(made / "simulated.plan.json")
     (made / "profiles").symlink_to(ROOT / "profiles")
     (made / "mine.toml").write_text(SCENARIOS[0].body, encoding="utf-8")
     (made / "invocations.csv").write_text(TRACE, encoding="utf-8")
