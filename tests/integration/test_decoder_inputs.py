@@ -222,7 +222,7 @@ CACHES = [f"past_key_values.{layer}.{kind}" for layer in (0, 1) for kind in ("ke
     ("change", "message"),
     [
         (renamed(input_ids="inputs_embeds"), "found no input 'input_ids', but 'inputs_embeds' (expected"),
-        (renamed(position_ids="beams"), "unexpected input 'beams' (int64[batch_sizexsequence_length])"),
+        (renamed(position_ids="beams"), "unexpected input 'beams' (int64[batch_size x sequence_length])"),
         (renamed(past_key_values__0__key="past_key_values.0.key_value"), "input 'past_key_values.0.key_value' (float["),
         (
             renamed(past_key_values__1__value="past_key_values.3.value", present__1__value="present.3.value"),

@@ -100,7 +100,7 @@ def test_texts_are_those_of_plain_onnxruntime(cli: Chrion, tmp_path: Path) -> No
 def test_random_weights_are_said(cli: Chrion, decoder: str) -> None:
     """Tokens of a model of ``chrion model`` come with a warning, and those of other producers without one."""
     model = onnx.load(decoder)
-    assert "random weights" in cli("generate", decoder, "--tokens", "1", "--max-new-tokens", "1")[2]
+    assert "weights are random" in cli("generate", decoder, "--tokens", "1", "--max-new-tokens", "1")[2]
     model.producer_name = "pytorch"
     onnx.save(model, decoder)
-    assert "random weights" not in cli("generate", decoder, "--tokens", "1", "--max-new-tokens", "1")[2]
+    assert "weights are random" not in cli("generate", decoder, "--tokens", "1", "--max-new-tokens", "1")[2]
