@@ -10,7 +10,6 @@ import numpy as np
 import onnx
 import pytest
 
-import chrion.profiler.precision as precision_module
 from chrion import Graph, HybridSession, Plan, Profile, load, partition, profile
 from chrion.errors import OptionError
 from chrion.native import bfloat16_available
@@ -56,7 +55,7 @@ def rounded_plan(graph: Graph) -> Plan:
 @pytest.fixture
 def without_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run a test as on a processor that does not multiply bfloat16."""
-    monkeypatch.setattr(precision_module, "bfloat16_available", lambda: False)
+    monkeypatch.setattr("chrion.native.bfloat16_available", lambda: False)
 
 
 def test_a_plan_states_precision_and_error(tmp_path: Path) -> None:

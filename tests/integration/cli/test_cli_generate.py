@@ -103,4 +103,4 @@ def test_random_weights_are_said(cli: Chrion, decoder: str) -> None:
     assert "weights are random" in cli("generate", decoder, "--tokens", "1", "--max-new-tokens", "1")[2]
     model.producer_name = "pytorch"
     onnx.save(model, decoder)
-    assert "weights are random" not in cli("generate", decoder, "--tokens", "1", "--max-new-tokens", "1")[2]
+    assert "random" not in cli("generate", decoder, "--tokens", "1", "--max-new-tokens", "1")[2]
