@@ -13,7 +13,7 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from chrion.graph.dag import Dag
+from chrion.graph.dag import Dag, depth_first_order
 
 #: A block more costs as much as this many bytes across cuts: a call of about 50 us, and 5 GB/s to write and read values
 #: (a choice; it only matters if a later cut would pass less).
@@ -55,21 +55,6 @@ def cut_blocks(dag: Dag, times_ms: Sequence[float], limit_ms: float) -> tuple[tu
         blocks.append(order[begin[end] : end])
         end = begin[end]
     return tuple(reversed(blocks))
-
-
-def depth_first_order(dag: Dag) -> tuple[int, ...]:
-    """Return a topological order that continues with a successor of the last operator as long as one is ready."""
-    missing = [len(before) for before in dag.predecessors]
-    ready = [i for i in reversed(range(len(dag))) if not missing[i]]
-    order = []
-    while ready:
-        i = ready.pop()
-        order.append(i)
-        for after in reversed(dag.successors[i]):
-            missing[after] -= 1
-            if not missing[after]:
-                ready.append(after)
-    return tuple(order)
 
 
 def crossing_bytes(dag: Dag, order: Sequence[int]) -> list[int]:

@@ -233,3 +233,18 @@ def invert(predecessors: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]
         for b in before:
             successors[b].append(i)
     return tuple(tuple(after) for after in successors)
+
+
+def depth_first_order(dag: Dag) -> tuple[int, ...]:
+    """Return the depth-first order: after an operator its first child that is ready; if there is none, backtrack."""
+    missing = [len(before) for before in dag.predecessors]
+    order = []
+    stack = [i for i in reversed(range(len(dag))) if not missing[i]]
+    while stack:
+        i = stack.pop()
+        order.append(i)
+        for child in reversed(dag.successors[i]):
+            missing[child] -= 1
+            if not missing[child]:
+                stack.append(child)
+    return tuple(order)

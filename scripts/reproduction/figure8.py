@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from chrion.graph import Dag
+from chrion.graph.dag import depth_first_order
 from chrion.profiler import CopyCost, uniform_costs
-from chrion.scheduler.policies.orders import bfs_order, dfs_order, hybrid_order
+from chrion.scheduler.policies.orders import bfs_order, hybrid_order
 from reproduction.results import Tables
 
 EDGES = ("AB", "AC", "BD", "CE", "DF", "EF")
@@ -20,7 +21,7 @@ def figure8() -> Tables:
     dag = Dag.from_edges(6, [(ord(edge[0]) - ord("A"), ord(edge[1]) - ord("A")) for edge in EDGES], COPIES_MS)
     copy = CopyCost(0.0, 1.0)
     costs = uniform_costs(dag, accelerator_ms=OPERATOR_MS, cpu_ms=(OPERATOR_MS,), upload=copy, download=copy)
-    orders = (bfs_order(dag), dfs_order(dag), hybrid_order(dag, costs))
+    orders = (bfs_order(dag), depth_first_order(dag), hybrid_order(dag, costs))
     rows = [["order", "ours", "paper's"]]
     for (name, printed), order in zip(PAPER.items(), orders, strict=True):
         rows.append([name, ", ".join(chr(ord("A") + i) for i in order), printed])

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator
 
-import onnxruntime as ort
 import pytest
 
-from chrion.native import operators_available, register_operators
-from chrion.native.library import path_of
+from chrion.native import operators_available
+from native_instructions import using_instructions
 from seams.generation import without_native_operators
 from tuning_support import background_tuning, gate, no_process_left, tuned_shapes  # noqa: F401 - fixtures
 
@@ -34,10 +32,5 @@ def native(request: pytest.FixtureRequest) -> bool:
 @pytest.fixture(params=[0, 1, 2], ids=["portable", "AVX2", "AVX-512"])
 def instructions(request: pytest.FixtureRequest) -> Iterator[int]:
     """Let the native operators use some instructions of the processor."""
-    choose = ctypes.CDLL(str(path_of("operators"))).chrion_choose
-    register_operators(ort.SessionOptions())  # chooses the best one when it is called first
-    if choose(request.param) != request.param:
-        choose(4)
-        pytest.skip("the processor does not have these instructions")
-    yield request.param
-    choose(4)
+    with using_instructions(request.param) as level:
+        yield level

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator
 
 import ml_dtypes
 import numpy as np
-import onnxruntime as ort
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from onnxruntime.capi.onnxruntime_pybind11_state import RuntimeException
 
 from chrion.graph.native_recurrent import with_native_recurrent
-from chrion.native import bfloat16_available, register_operators
-from chrion.native.library import path_of
+from chrion.native import bfloat16_available
+from native_instructions import using_instructions
 from property_tests import examples
 from recurrent_cells import GATES, Array, Cell, open_model, run_model
 
@@ -29,13 +27,8 @@ ROUNDED_LATER = 4e-3
 @pytest.fixture(params=[3, 4], ids=["AVX512-BF16", "AMX"])
 def instructions(request: pytest.FixtureRequest) -> Iterator[int]:
     """Let the operators use some instructions of the processor."""
-    choose = ctypes.CDLL(str(path_of("operators"))).chrion_choose
-    register_operators(ort.SessionOptions())  # chooses the best one when it is called first
-    if choose(request.param) != request.param:
-        choose(4)
-        pytest.skip("the processor does not have these instructions")
-    yield request.param
-    choose(4)
+    with using_instructions(request.param) as level:
+        yield level
 
 
 def rounded(array: Array) -> Array:
@@ -158,15 +151,9 @@ def test_unusual_numbers(kind: str, unusual: float) -> None:
 
 def test_a_processor_without_instructions_is_named() -> None:
     """An operator in bfloat16 is never emulated."""
-    choose = ctypes.CDLL(str(path_of("operators"))).chrion_choose
     model = with_native_recurrent(Cell("GRU").model(), bfloat16=True)
-    register_operators(ort.SessionOptions())
-    choose(2)
-    try:
-        with pytest.raises(RuntimeException, match="no instructions for bfloat16"):
-            open_model(model)
-    finally:
-        choose(4)
+    with using_instructions(2), pytest.raises(RuntimeException, match="no instructions for bfloat16"):
+        open_model(model)
 
 
 def test_precisions_do_not_share_weights() -> None:

@@ -16,11 +16,12 @@ from dataclasses import dataclass, replace
 import pytest
 
 from chrion.graph import Dag
+from chrion.graph.dag import depth_first_order
 from chrion.profiler import CopyCost, Costs, OperatorMemory
 from chrion.scheduler import Schedule, evaluate
 from chrion.scheduler.evaluation.solution import VariantSolution
 from chrion.scheduler.policies.chrion import PortfolioSearch
-from chrion.scheduler.policies.orders import bfs_order, dfs_order, hybrid_order
+from chrion.scheduler.policies.orders import bfs_order, hybrid_order
 from chrion.scheduler.policies.partial_offload import fill, layer_units
 from chrion.scheduler.search.alpha import Limits, best_within
 from helpers import smallest_graph
@@ -87,7 +88,7 @@ def case(seed: int) -> tuple[Dag, Costs]:
 
 def optimum(dag: Dag, costs: Costs) -> list[tuple[float, float]]:
     """Return memory and latency of all placements, each with the best of three orders."""
-    orders = {hybrid_order(dag, costs), bfs_order(dag), dfs_order(dag)}
+    orders = {hybrid_order(dag, costs), bfs_order(dag), depth_first_order(dag)}
     rows = []
     for lanes in itertools.product((0, 1), repeat=len(dag)):
         found = [evaluate(dag, costs, Schedule(order, lanes, 1), check=False) for order in sorted(orders)]

@@ -7,8 +7,8 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chrion.graph.blocks import crossing_bytes, cut_blocks, depth_first_order
-from chrion.graph.dag import Dag
+from chrion.graph.blocks import crossing_bytes, cut_blocks
+from chrion.graph.dag import Dag, depth_first_order
 from property_tests import examples
 from strategies import dags
 

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chrion.graph import Dag
+from chrion.graph.dag import depth_first_order
 from chrion.profiler import CopyCost, Costs, OperatorMemory, uniform_costs
-from chrion.scheduler.policies.orders import bfs_order, dfs_order, hybrid_order
+from chrion.scheduler.policies.orders import bfs_order, hybrid_order
 from strategies import costs_for, dags
 
 A, B, C, D, E, F = range(6)
@@ -81,7 +82,7 @@ def test_figure_8_bfs_and_dfs() -> None:
     """The breadth-first and depth-first orders are the two that Figure 8 compares with."""
     dag, _ = figure_8(6, 4)
     assert bfs_order(dag) == (A, B, C, D, E, F)
-    assert dfs_order(dag) == (A, B, D, C, E, F)
+    assert depth_first_order(dag) == (A, B, D, C, E, F)
 
 
 def test_the_mean_is_over_all_devices() -> None:
@@ -108,7 +109,7 @@ def test_a_child_of_two_parents_never_merges() -> None:
 def test_no_operators() -> None:
     """A graph without operators has an empty order."""
     dag = Dag.from_edges(0, [])
-    assert hybrid_order(dag, uniform_costs(dag)) == bfs_order(dag) == dfs_order(dag) == ()
+    assert hybrid_order(dag, uniform_costs(dag)) == bfs_order(dag) == depth_first_order(dag) == ()
 
 
 @given(st.data())
@@ -135,7 +136,7 @@ def test_dfs_order_is_the_recursive_one(dag: Dag) -> None:
     for root in range(len(dag)):
         if not dag.predecessors[root]:
             visit(root)
-    assert dfs_order(dag) == tuple(order)
+    assert depth_first_order(dag) == tuple(order)
 
 
 @pytest.mark.parametrize("width", [1, 7])

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from chrion.graph.dag import Dag
+from chrion.graph.dag import Dag, depth_first_order
 from chrion.profiler.costs import Costs
 from chrion.scheduler.policies.device_selection import select_devices
-from chrion.scheduler.policies.orders import bfs_order, dfs_order, hybrid_order
+from chrion.scheduler.policies.orders import bfs_order, hybrid_order
 from chrion.scheduler.schedule import Schedule
 
 
@@ -21,4 +21,4 @@ def breadth_first(dag: Dag, costs: Costs, alpha: float) -> Schedule:
 
 def depth_first(dag: Dag, costs: Costs, alpha: float) -> Schedule:
     """Return Algorithm 2's placement of the depth-first order."""
-    return select_devices(dag, costs, dfs_order(dag), alpha).schedule
+    return select_devices(dag, costs, depth_first_order(dag), alpha).schedule

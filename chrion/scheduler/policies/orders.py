@@ -44,21 +44,6 @@ def bfs_order(dag: Dag) -> tuple[int, ...]:
     return _Walk(dag, [()] * len(dag)).run()
 
 
-def dfs_order(dag: Dag) -> tuple[int, ...]:
-    """Return the depth-first order: after an operator its first child that is ready; if there is none, backtrack."""
-    missing = [len(before) for before in dag.predecessors]
-    order = []
-    stack = [i for i in reversed(range(len(dag))) if not missing[i]]
-    while stack:
-        i = stack.pop()
-        order.append(i)
-        for child in reversed(dag.successors[i]):
-            missing[child] -= 1
-            if not missing[child]:
-                stack.append(child)
-    return tuple(order)
-
-
 def priority_order(dag: Dag, priority: Sequence[float]) -> list[int]:
     """Return the topological order that always takes the ready operator of highest priority, then of least index."""
     missing = [len(before) for before in dag.predecessors]

@@ -24,7 +24,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from chrion.common.lane_numbers import is_accelerator_lane
-from chrion.graph.dag import Dag
+from chrion.graph.dag import Dag, depth_first_order
 from chrion.profiler.costs import Costs
 from chrion.scheduler.evaluation.solution import Problem, Solution
 from chrion.scheduler.policies.core_counts import selection_counts
@@ -35,7 +35,7 @@ from chrion.scheduler.policies.heft import place_by_finish
 from chrion.scheduler.policies.list_scheduling import Lanes, by_rank, upward_ranks
 from chrion.scheduler.policies.nimble import nimble_streams
 from chrion.scheduler.policies.opara import opara
-from chrion.scheduler.policies.orders import bfs_order, dfs_order, hybrid_order, priority_order
+from chrion.scheduler.policies.orders import bfs_order, hybrid_order, priority_order
 from chrion.scheduler.policies.peft import place_by_optimistic_costs
 from chrion.scheduler.policies.stages import DeviceLanes, greedy_stages, schedule_stages
 from chrion.scheduler.policies.streams import schedule_streams
@@ -98,7 +98,7 @@ class GraphFacts:
     @cached_property
     def plain_orders(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The breadth-first and the depth-first order."""
-        return bfs_order(self.dag), dfs_order(self.dag)
+        return bfs_order(self.dag), depth_first_order(self.dag)
 
 
 class InitialSolutions:
