@@ -43,9 +43,8 @@ def busy_session() -> tuple[HybridSession, dict[str, np.ndarray]]:
 
 
 def write_line(*words: object) -> None:
-    """Write a line and flush it, so that it is printed even if the process aborts."""
-    sys.stdout.write(" ".join(map(str, words)) + "\n")
-    sys.stdout.flush()
+    """Write a line at once, without the lock of ``sys.stdout``: a daemon thread that holds it at exit aborts Python."""
+    os.write(1, (" ".join(map(str, words)) + "\n").encode())
 
 
 def start_calls() -> HybridSession:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from chrion.cli.exit_codes import FAILED, INTERRUPTED
 from chrion.common.installation import require_onnxruntime
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         try:
             sys.stdout.flush()
         except OSError:  # its reader has ended, perhaps by the same Ctrl-C
-            _discard_stdout()
+            _discard(sys.stdout)
         code = INTERRUPTED
     except ImportError as error:
         if error.name != "onnxruntime":
@@ -36,14 +36,18 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         _complain(f"error: {error}")
         code = FAILED
     except BrokenPipeError:  # the reader of stdout, `head` for example, has closed it
-        _discard_stdout()
+        _discard(sys.stdout)
         code = FAILED
     except OSError as error:
         if not _stdout_fails():
             raise
         _complain(f"error: standard output: {error.strerror}")
-        _discard_stdout()
+        _discard(sys.stdout)
         code = FAILED
+    try:
+        sys.stderr.flush()
+    except OSError:  # the disk of the log is full, or its reader has ended, which does not change the result
+        _discard(sys.stderr)
     sys.exit(code)
 
 
@@ -98,8 +102,8 @@ def _stdout_fails() -> bool:
     return False
 
 
-def _discard_stdout() -> None:
-    """Send what is left in the buffer of stdout to the null device: the interpreter flushes it at exit."""
+def _discard(stream: TextIO) -> None:
+    """Send what is left in the buffer of a stream to the null device: the interpreter flushes it at exit."""
     null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, sys.stdout.fileno())
+    os.dup2(null, stream.fileno())
     os.close(null)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import resource
 import shutil
 import signal
@@ -141,8 +142,11 @@ def test_a_full_disk_under_the_log_does_not_stop_the_server(tmp_path: Path) -> N
     (tmp_path / "bad").mkdir()  # is reported in the log
     port = free_port()
     command = [sys.executable, "-m", "chrion", "serve", str(tmp_path), "-vv", "--grpc", "none"]
+    buffered = {name: text for name, text in os.environ.items() if name != "PYTHONUNBUFFERED"}
     with Path("/dev/full").open("w", encoding="utf-8") as full:
-        process = subprocess.Popen([*command, "--http", f"127.0.0.1:{port}"], stderr=full, stdout=full)  # noqa: S603
+        process = subprocess.Popen(  # noqa: S603
+            [*command, "--http", f"127.0.0.1:{port}"], stderr=full, stdout=full, env=buffered
+        )
     server = Server(process, port, 0)
     try:
         wait_until(lambda: server.live_status() == 200, 60)
