@@ -165,7 +165,8 @@ class Plan:
     @property
     def is_plain(self) -> bool:
         """True if the plan runs the model as it is as one segment, as a plain session does."""
-        return len(self.segments) < 2 and self.chunk is None and not self.native
+        rewritten = self.chunk is not None or bool(self.trees or self.merged)
+        return len(self.segments) < 2 and not rewritten and not self.native
 
     @property
     def on_accelerator(self) -> int:

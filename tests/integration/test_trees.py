@@ -347,3 +347,18 @@ def test_the_planner_keeps_the_kernel_for_a_row_and_takes_tensors_for_many(tmp_p
         chrion.Plan.load(tmp_path / "damaged.plan.json")
     cpu = estimate_profile(chrion.load(model, {"rows": 20_000}), hardware("epyc-16"), 2)
     assert not chrion.partition(chrion.load(model, {"rows": 20_000}), cpu).trees
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_plan_of_tensors_in_one_segment_runs_them(form: str) -> None:
+    """A session runs the tensor form that the plan names, and not the kernel, even if one lane has all operators."""
+    model = stacked(20)
+    graph = chrion.load(model)
+    tensors = tensor_trees(graph, form)
+    plan = chrion.partition(tensors, estimate_profile(tensors, hardware("epyc-16"), 1), policy="heft")
+    assert len(plan.segments) == 1
+    rows = random_rows(random.Random(1), 20)
+    with chrion.HybridSession(graph, plan=replace(plan, trees=form), strict=True) as session:
+        assert session.plan is not None
+        assert session.plan.trees == form
+        assert_same(session.run(None, {"x": rows}), run(model, {"x": rows}))

@@ -7,6 +7,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import numpy as np
@@ -86,7 +87,7 @@ class CutEngine:
         require_tensors(graph)
         self._provider_options = provider_options
         self._accelerator = accelerator = _open_accelerator(plan, provider_options)
-        if len(plan.segments) < 2 and plan.chunk is None and not _native_operators(plan):
+        if replace(plan, native=tuple(_native_operators(plan))).is_plain:
             # a plain session serves it on the accelerator, which therefore has to work
             raise CannotCutError("the plan runs the whole model as one segment")
         self.plan = plan
