@@ -100,7 +100,8 @@ def _plan(stack: dict[str, Any], cores: int | None) -> tuple[Graph, Profile, Pla
     """Return a recurrent stack, its profile and its plan on the CPU cores of this machine."""
     with step("building the model"):
         graph = load(zoo.build("lstm", stack))
-    measured = CostOptions(cores=cores, accelerator="none").find_profile(graph)
+    costs = CostOptions(cores=cores, accelerator="none")
+    measured = costs.find_profile(graph, plain=False)  # plain sessions are timed beside the plan
     with step(f"planning {graph.name}"):
         return graph, measured, partition(graph, measured)
 
