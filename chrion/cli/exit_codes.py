@@ -4,7 +4,8 @@
 0    The command succeeded.
 1    A failure: wrong outputs, a closed or full standard output, a full disk, no onnxruntime, or a bug (a traceback).
 2    Bad input: a usage error, or a file or value that cannot be used.
-3    The plan, or the measured latency, misses the SLO or the GPU budget, or rates are not sustained.
+3    The plan, or the measured latency, misses the SLO or the GPU budget, rates are not sustained, or
+     a tuned model is not better than the original.
 130  Interrupted with Ctrl-C.
 ==== =========================================================================
 """

@@ -72,7 +72,10 @@ def find_encoders(model: onnx.ModelProto, before: int, low: float, high: float) 
         values = np.asarray(attributes.get("values_floats", []), np.float64)
         inside = len(values) and low <= values.min() and values.max() <= high and (values != np.floor(values)).any()
         if inside and len(keys) == len(values):
-            names = [key.decode() if isinstance(key, bytes) else key for key in keys]
+            try:
+                names = [key.decode() if isinstance(key, bytes) else key for key in keys]
+            except UnicodeDecodeError:  # no text of a table is such a key
+                continue
             default = float(attributes.get("default_float", 0.0))
             found.append(Encoder(at, node.input[0], dict(zip(names, values.tolist(), strict=True)), default))
     return found

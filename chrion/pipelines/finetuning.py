@@ -24,7 +24,8 @@ from typing import Any
 import numpy as np
 import onnx
 
-from chrion.errors import DataError, ModelError, OptionError
+from chrion.common.wrong_values import wrong_value
+from chrion.errors import DataError, ModelError
 from chrion.pipelines import leaves
 from chrion.pipelines.encoders import find_encoders, folds, tables_of, with_tables
 from chrion.pipelines.leaves import LeafProblem, fit_leaves
@@ -45,9 +46,10 @@ _RIDGES = (1000.0, 300.0, 100.0, 30.0, 10.0, 3.0)
 _STRENGTHS = (1000.0, 300.0, 100.0, 30.0, 10.0)
 #: The most rows that rivals are trained with, which are in memory.
 _RIVAL_ROWS = 200_000
-#: The largest difference between scores of the model and those computed from leaves.
+#: The largest difference between scores of the model and those computed from leaves, for scores up to 1; for larger
+#: ones, relative to the largest: onnxruntime adds them in float32.
 _SAME = 1e-3
-SCOPES, LEVELS = ("all", "encoders", "leaves"), ("L1",)
+SCOPES = ("all", "encoders", "leaves")
 
 #: Called with the number of stages done, the number of all, and the name of the next one.
 Progress = Callable[[int, int, str], None]
@@ -60,7 +62,6 @@ def finetune(  # noqa: PLR0913 - optional arguments are keyword-only
     *,
     validation: Any = None,
     scope: str = "all",
-    level: str = "L1",
     seed: int = 0,
     progress: Progress | None = None,
 ) -> tuple[onnx.ModelProto, FinetuningReport]:
@@ -72,7 +73,6 @@ def finetune(  # noqa: PLR0913 - optional arguments are keyword-only
         target: The column with the classes or numbers to predict.
         validation: The rows that the tuned model is compared with the original on; the last fifth of the data if None.
         scope: What is tuned: tables of target encoders (``encoders``), ``leaves``, or ``all``.
-        level: How far: ``L1``, the weights of leaves alone.
         seed: The seed of bootstrap samples and of rivals.
         progress: A function that is called before each stage.
 
@@ -85,14 +85,18 @@ def finetune(  # noqa: PLR0913 - optional arguments are keyword-only
         DataError: The data cannot be read, does not fit the model, or has too few rows.
         OptionError: An option is invalid, or pyarrow is not installed.
     """
-    _check("scope", scope, SCOPES)
-    _check("level", level, LEVELS)
+    if scope not in SCOPES:
+        raise wrong_value("scope", f"one of {', '.join(SCOPES)}", scope)
     begin, update = time.perf_counter(), progress or (lambda _done, _total, _name: None)
     pipeline = Pipeline(model)
+    texts = pipeline.texts(target)
     with tempfile.TemporaryDirectory(prefix="chrion-leaves-") as folder:
         update(0, 4, "leaves of all rows")
         rows = _Rows(
-            pipeline, target, [Table(data), *([] if validation is None else [Table(validation)])], Path(folder)
+            pipeline,
+            target,
+            [Table(source, texts) for source in (data, validation) if source is not None],
+            Path(folder),
         )
         update(1, 4, "tables and leaves")
         tuned = _tune(rows, scope)
@@ -104,11 +108,6 @@ def finetune(  # noqa: PLR0913 - optional arguments are keyword-only
             others = rivals(rows.problem, rows.values([pipeline.node.input[0]])[0], rows.sizes, seed)
             report = replace(report, rivals=(*report.rivals, *others))
     return (tuned.model if report.adopted else pipeline.proto), report
-
-
-def _check(name: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise OptionError(f"{name}: {value!r} is not supported", hint=f"one of {', '.join(known)}")
 
 
 class _Rows:
@@ -285,7 +284,8 @@ def _compare(rows: _Rows, tuned: _Tuned, seed: int) -> FinetuningReport:
         (new, tuned.problem, tuned.weights),
     ):
         expected = problem.part(rows.held).predict(weights)
-        if scores.shape != expected.shape or np.abs(scores - expected).max() > _SAME:
+        largest = _SAME * max(1.0, np.abs(expected).max())
+        if scores.shape != expected.shape or not (np.abs(scores - expected) <= largest).all():
             raise ModelError(f"{pipeline.name}: what follows its trees changes their scores, which is not supported")
     gain, loss = compare(new, old, y, seed)
     shift = prior_shift(rows.y[: rows.held.start], y, pipeline.classes) if pipeline.classes else None

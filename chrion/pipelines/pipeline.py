@@ -19,7 +19,7 @@ from chrion.graph.rewrite import RewriteError
 from chrion.graph.trees import TreeEnsemble, is_tree_ensemble, read_ensemble, write_ensemble
 from chrion.pipelines import leaves
 from chrion.pipelines.leaves import Loss
-from chrion.pipelines.table import BATCH_ROWS, Feeder, Table
+from chrion.pipelines.table import BATCH_ROWS, TEXT, Feeder, Table
 
 Array = np.ndarray[Any, Any]
 #: The largest number of leaves: their numbers are passed as float32.
@@ -63,8 +63,18 @@ class Pipeline:
             self.loss = _loss(self.ensemble, self.node)
         except RewriteError as refusal:
             raise ModelError(f"{self.name}: {refusal.message}") from refusal
+        #: The columns of the first table, in whose order a single input has its features.
+        self._features: list[str] = []
         self.targets = np.unique(self.ensemble.entry_targets)
         self.base = _base(self.ensemble, self.targets)
+
+    def texts(self, target: str) -> list[str]:
+        """Return the columns that are texts: inputs, and the target if the classes are texts."""
+        labels = self.ensemble.labels
+        return [
+            *(i.name for i in self.inputs if i.type == TEXT),
+            *([target] if labels and isinstance(labels[0], str) else []),
+        ]
 
     def _dtype(self) -> np.dtype[Any] | None:
         """Return the type that onnxruntime compares in, if it is not that of the attributes."""
@@ -225,7 +235,8 @@ class Pipeline:
         return changed
 
     def _feeds(self, table: Table, target: str) -> Iterator[dict[str, Array]]:
-        feeder = Feeder(self.inputs, table, target)
+        feeder = Feeder(self.inputs, table, target, self._features)
+        self._features = self._features or feeder.columns
         for batch in table.batches(feeder.columns, BATCH_ROWS):
             yield feeder.feeds(batch)
 
@@ -250,11 +261,11 @@ def _open(model: onnx.ModelProto, where: str) -> ort.InferenceSession:
 
 def _completed(ensemble: TreeEnsemble) -> TreeEnsemble:
     """Return the ensemble with an entry of each leaf for all targets that its tree has entries for."""
+    if ensemble.leaf_count > _MOST_LEAVES:
+        raise RewriteError("its trees have too many leaves to be fine-tuned")
     wanted = np.zeros((ensemble.trees, ensemble.targets), bool)
     wanted[ensemble.leaf_trees[ensemble.entry_leaves], ensemble.entry_targets] = True
     leaves_of, targets = np.nonzero(wanted[ensemble.leaf_trees])
-    if ensemble.leaf_count > _MOST_LEAVES:
-        raise ValueError("it has too many leaves")
     return replace(
         ensemble,
         entry_leaves=leaves_of,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from chrion.common.installation import install_hint
 from chrion.common.suggestions import did_you_mean
 from chrion.errors import DataError, OptionError
 from chrion.graph.model import TensorInfo
@@ -15,7 +16,6 @@ from chrion.graph.model import TensorInfo
 Array = np.ndarray[Any, Any]
 #: Rows that are read and computed at once.
 BATCH_ROWS = 1 << 14
-_INSTALL = "pip install 'chrion[finetune]'"
 _NUMBERS: Mapping[str, Any] = {
     "tensor(float)": np.float32,
     "tensor(double)": np.float64,
@@ -23,7 +23,8 @@ _NUMBERS: Mapping[str, Any] = {
     "tensor(int32)": np.int32,
     "tensor(bool)": np.bool_,
 }
-_TEXT = "tensor(string)"
+#: The type of inputs that are texts.
+TEXT = "tensor(string)"
 
 
 class Table:
@@ -32,14 +33,15 @@ class Table:
     Args:
         source: A file (.parquet, .csv), or a frame of pandas, Polars or pyarrow, or any object with
             ``__arrow_c_stream__``.
+        texts: Columns that are texts, even if all of them in a CSV file are numbers: codes may begin with zeros.
 
     Raises:
         OptionError: pyarrow is not installed.
-        DataError: The file cannot be read, or the object is no frame.
+        DataError: The file cannot be read or is not UTF-8, or the object is no frame.
     """
 
-    def __init__(self, source: Any) -> None:
-        self._arrow = _pyarrow()
+    def __init__(self, source: Any, texts: Collection[str] = ()) -> None:
+        self._arrow, self._texts = _pyarrow(), texts
         self.name = str(source) if isinstance(source, str | Path) else "data"
         try:
             self._open(source)
@@ -51,15 +53,22 @@ class Table:
             path = Path(source)
             if path.suffix not in {".parquet", ".pq", ".csv"}:
                 raise ValueError(f"unknown format {path.suffix!r}, expected .parquet or .csv")
-            kind = "csv" if path.suffix == ".csv" else "parquet"
-            self._data = self._arrow.dataset.dataset(path, format=kind)
+            self._data = self._arrow.dataset.dataset(path, format=self._csv() if path.suffix == ".csv" else "parquet")
         else:
             made = source if isinstance(source, self._arrow.Table) else self._arrow.table(source)
             self._data = self._arrow.dataset.dataset(made)
         self.columns: tuple[str, ...] = tuple(self._data.schema.names)
         if len(set(self.columns)) < len(self.columns):
             raise ValueError("two columns have the same name")
+        for field in self._data.schema:
+            if self._arrow.types.is_binary(field.type) or self._arrow.types.is_large_binary(field.type):
+                raise ValueError(f"column {field.name!r} is not UTF-8")
         self.rows = int(self._data.count_rows())
+
+    def _csv(self) -> Any:
+        """Return the format of CSV files, with the type of columns that are texts."""
+        types = dict.fromkeys(self._texts, self._arrow.string())
+        return self._arrow.dataset.CsvFileFormat(convert_options=self._arrow.csv.ConvertOptions(column_types=types))
 
     def column(self, name: str) -> Array:
         """Return a whole column; missing values are None or NaN.
@@ -96,25 +105,29 @@ class Feeder:
     """Makes the inputs of a model from the columns of a table.
 
     A model has one input a column, [rows, 1], or a single input of all features, [rows, features]: then the columns
-    other than the target are its features in the order of the table.
+    other than the target are its features in the order of the table, or of another one with the same columns.
 
     Args:
         inputs: The inputs of the model.
         table: A table.
         target: The column of the target.
+        features: The columns of the table that has the order of features; none for that of this table.
 
     Raises:
         DataError: The table has no column for an input, or not as many as the input has features.
     """
 
-    def __init__(self, inputs: Sequence[TensorInfo], table: Table, target: str) -> None:
+    def __init__(self, inputs: Sequence[TensorInfo], table: Table, target: str, features: Sequence[str] = ()) -> None:
         self._inputs, self._table = inputs, table
         named = all(info.name in table.columns for info in inputs)
         if named or len(inputs) != 1:
             self.columns = [info.name for info in inputs]
             table.require(self.columns)
             return
-        self.columns = [name for name in table.columns if name != target]
+        self.columns = [name for name in features or table.columns if name != target]
+        table.require(self.columns)
+        if not self.columns:
+            raise DataError(f"{table.name}: no column beside the target {target!r}")
         width = (inputs[0].shape or ())[-1:]
         if width and isinstance(width[0], int) and width[0] != len(self.columns):
             raise DataError(
@@ -136,7 +149,9 @@ class Feeder:
     def _typed(self, values: Array, name: str, info: TensorInfo) -> Array:
         """Return a column as an input's type: missing numbers become NaN, missing texts empty ones."""
         where = f"{self._table.name}: column {name!r}"
-        if info.type == _TEXT:
+        if info.type == TEXT:
+            if np.issubdtype(values.dtype, np.floating) and np.isfinite(values).any():
+                raise DataError(f"{where}: expected texts or whole numbers, found {values.dtype}")
             return np.array(["" if _missing(value) else str(value) for value in values.tolist()], object)
         dtype = _NUMBERS.get(info.type)
         if dtype is None:
@@ -158,9 +173,10 @@ def _missing(value: object) -> bool:
 def _pyarrow() -> Any:
     try:
         import pyarrow as pa  # noqa: PLC0415 - part of an extra
+        import pyarrow.csv  # noqa: PLC0415 - part of an extra
         import pyarrow.dataset  # noqa: PLC0415 - part of an extra
     except ImportError as error:
-        raise OptionError("tables need the package pyarrow", hint=_INSTALL) from error
+        raise OptionError("tables need the package pyarrow", hint=install_hint("finetune")) from error
     return pa
 
 

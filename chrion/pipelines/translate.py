@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
+from chrion.common.installation import install_hint
 from chrion.errors import OptionError
 from chrion.graph.ort_sessions import first_line
 from chrion.graph.rewrite import rename_reads
@@ -107,7 +108,7 @@ def _libraries() -> tuple[Any, Any]:
         from sklearn import base  # noqa: PLC0415 - part of an extra
     except ImportError as error:
         raise OptionError(
-            "translation needs the packages scikit-learn and skl2onnx", hint="pip install 'chrion[translate]'"
+            "translation needs the packages scikit-learn and skl2onnx", hint=install_hint("translate")
         ) from error
     return skl2onnx, base
 

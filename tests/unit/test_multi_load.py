@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import threading
 from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future
 
 import pytest
 from hypothesis import given
@@ -12,7 +15,7 @@ from hypothesis import strategies as st
 
 from chrion.errors import OptionError
 from chrion.serving.multi.dispatcher import Dispatcher, ModelRules
-from chrion.serving.multi.load import Arrival, Served, periodic, simulate, summarise
+from chrion.serving.multi.load import Arrival, Served, periodic, simulate, submit_all, summarise
 from chrion.serving.multi.policies import POLICIES
 from chrion.serving.multi.session import BlockSpan
 from property_tests import examples
@@ -100,3 +103,26 @@ def test_figures_of_a_load() -> None:
     assert result.utilisation == pytest.approx(0.9)
     assert not result.sustained
     assert math.isnan(summarise(served[2:], [], arrivals[2:], 1).models["a"].p50_ms)
+
+
+def test_a_rare_task_comes_within_the_time() -> None:
+    """A rate of less than one task in the time gives one task, which does not make the run longer."""
+    arrivals = periodic({"often": 10.0, "rare": 1e-5}, 2.0)
+    assert [a.model for a in arrivals].count("rare") == 1
+    assert max(a.time_ms for a in arrivals) <= 2000
+
+
+def test_all_results_are_there_when_the_load_is_over() -> None:
+    """A future that is done before its callbacks have run is waited for: each task is counted."""
+
+    class SlowCallbacks(Future[None]):
+        def add_done_callback(self, fn: Callable[[Future[None]], object]) -> None:
+            threading.Timer(0.05, fn, [self]).start()
+
+    def submit(_: str) -> Future[None]:
+        done = SlowCallbacks()
+        done.set_result(None)
+        return done
+
+    served, _ = submit_all(submit, [Arrival(0.0, "m"), Arrival(1.0, "m")], {})
+    assert [s.outcome for s in served] == ["done", "done"]

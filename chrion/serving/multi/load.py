@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -98,9 +99,9 @@ def periodic(rates: Mapping[str, float], seconds: float, seed: int = 0) -> list[
     random_ = random.Random(seed)  # noqa: S311 - not a secret
     arrivals = []
     for model, rate in rates.items():
-        first = random_.random()
-        count = math.floor(seconds * rate - first) + 1
-        arrivals += [Arrival((first + at) / rate * 1e3, model) for at in range(max(count, 1))]
+        first, period_s = random_.random(), min(1 / rate, seconds)  # at least one task each
+        count = math.floor(seconds / period_s - first) + 1
+        arrivals += [Arrival((first + at) * period_s * 1e3, model) for at in range(count)]
     return sorted(arrivals, key=lambda arrival: arrival.time_ms)
 
 
@@ -154,19 +155,17 @@ def submit_all(
     Returns:
         What became of the tasks, and the time of the beginning in ms of :func:`time.perf_counter`.
     """
-    served: list[Served] = []
-    futures = []
+    served: SimpleQueue[Served] = SimpleQueue()
     begin_ms = time.perf_counter() * 1e3
     for arrival in arrivals:
         delay_s = (begin_ms + arrival.time_ms) / 1e3 - time.perf_counter()
         if delay_s > 0:
             time.sleep(delay_s)
         deadline_ms = deadlines.get(arrival.model)
-        futures.append(submit(arrival.model))
         had_ms = math.inf if deadline_ms is None else deadline_ms
-        futures[-1].add_done_callback(_recorder(served, arrival, begin_ms, had_ms))
-    wait(futures)
-    return served, begin_ms
+        submit(arrival.model).add_done_callback(_recorder(served, arrival, begin_ms, had_ms))
+    # A future is done before its callbacks have run: wait for what they record.
+    return [served.get() for _ in arrivals], begin_ms
 
 
 def measure(
@@ -180,13 +179,13 @@ def measure(
 
 
 def _recorder(
-    served: list[Served], arrival: Arrival, begin_ms: float, deadline_ms: float
+    served: SimpleQueue[Served], arrival: Arrival, begin_ms: float, deadline_ms: float
 ) -> Callable[[Future[Any]], None]:
     def record(future: Future[Any]) -> None:
         error = future.exception()
         outcome = "done" if error is None else getattr(error, "outcome", "failed")
         end_ms = time.perf_counter() * 1e3 - begin_ms
-        served.append(Served(arrival.model, arrival.time_ms, end_ms, outcome, deadline_ms))
+        served.put(Served(arrival.model, arrival.time_ms, end_ms, outcome, deadline_ms))
 
     return record
 
@@ -244,9 +243,10 @@ def find_factor(session: MultiSession, rates: Mapping[str, float], seconds: floa
         scaled = {name: factor * rate for name, rate in rates.items()}
         return predict(session, periodic(scaled, seconds), times).sustained
 
+    greatest = min(_MAX_FACTOR, _MAX_ARRIVALS / (sum(rates.values()) * seconds))
     low, high = 0.0, 1.0
-    while high < _MAX_FACTOR and fits(high):
-        low, high = high, 2 * high
+    while high < greatest and fits(high):
+        low, high = high, min(2 * high, greatest)
     for _ in range(_SEARCH_STEPS):
         middle = (low + high) / 2
         if fits(middle):
