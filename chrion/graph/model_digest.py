@@ -8,7 +8,8 @@ however large the weights are.
 
 Decisions between engines are stored under it. Times do not depend on the values of weights, and a decision is a
 placement, without weights: whatever it is applied to, the weights are those of that model's own file. Two models of the
-same digest could at most be served at another speed.
+same digest could at most be served at another speed. A limit of the error in bfloat16 depends on the values of weights;
+decisions with one are stored under those, too.
 """
 
 from __future__ import annotations

@@ -94,6 +94,30 @@ class OpenedModel:
                 os.close(descriptor)
         return repr((self.path, self.files))
 
+    @functools.cached_property
+    def content_digest(self) -> str:
+        """The digest of the model with the values of all weights, also external ones, for which all files are read.
+
+        If a file has changed since it was opened, and cannot be read any more, it is a text that no other model has.
+        """
+        try:
+            return self.use(self._hash_content)
+        except ModelError:
+            return repr((self.path, self.files))
+
+    def _hash_content(self, opened: str | bytes) -> str:
+        content = hashlib.sha256(opened if isinstance(opened, bytes) else b"")
+        external = [] if isinstance(opened, bytes) else [opened, *sorted(self.files.keys() - {self.path})]
+        for descriptor in filter(None, map(_open_regular, external)):
+            try:
+                at = 0
+                while part := _part(descriptor, at):
+                    content.update(part)
+                    at += len(part)
+            finally:
+                os.close(descriptor)
+        return content.hexdigest()[:32]
+
     def use(self, function: Callable[[str | bytes], Result]) -> Result:
         """Call a function that opens the model, with its path or its bytes.
 

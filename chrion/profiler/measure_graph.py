@@ -147,7 +147,7 @@ def profile(  # noqa: PLR0913 - optional arguments are keyword-only
     cache_bytes = min(map(private_cache_bytes, lanes))
     overheads = _TYPICAL if brief else _Overheads.measure(lanes, cache_bytes, python_lanes=device is not None)
     copies = measure_copies(device, overheads.handoff_ms) if device else CopyCosts()
-    latency = measure_plain_latency(graph, len(lanes)) if plain else None
+    latency = measure_plain_latency(graph, len(lanes)) if plain and not brief else None
     return Profile(
         machine=machine,
         cores=len(lanes),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
@@ -63,7 +64,7 @@ def relative_error(actual: Sequence[Any], expected: Sequence[Any]) -> float:
         expected: As many arrays. Those that are not of floating-point numbers do not count.
 
     Returns:
-        The error of the output that has the largest one; infinite if shapes or the positions of NaN differ.
+        The error of the output that has the largest one; infinite if shapes, NaN or infinities differ.
     """
     return max((_error(np.asarray(a), np.asarray(b)) for a, b in zip(actual, expected, strict=True)), default=0.0)
 
@@ -71,8 +72,11 @@ def relative_error(actual: Sequence[Any], expected: Sequence[Any]) -> float:
 def _error(actual: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> float:
     if expected.dtype.kind != "f":
         return 0.0
-    if actual.shape != expected.shape or not np.array_equal(np.isfinite(actual), finite := np.isfinite(expected)):
-        return float("inf")
+    finite = np.isfinite(expected)
+    if actual.shape != expected.shape or not np.isfinite(actual[finite]).all():
+        return math.inf
+    if not np.array_equal(actual[~finite], expected[~finite], equal_nan=True):
+        return math.inf
     right = expected[finite].astype(np.float64)
-    difference = np.abs(actual[finite] - right).max(initial=0.0)
-    return float(difference / np.abs(right).max()) if difference else 0.0
+    difference, largest = np.abs(actual[finite] - right).max(initial=0.0), np.abs(right).max(initial=0.0)
+    return float(difference / largest) if largest else math.inf if difference else 0.0

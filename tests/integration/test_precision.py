@@ -9,13 +9,16 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from onnx import numpy_helper
 
 from chrion import Graph, HybridSession, Plan, Profile, load, partition, profile
 from chrion.errors import OptionError
+from chrion.graph.opened_model import OpenedModel
 from chrion.native import bfloat16_available
 from chrion.profiler import Machine, OperatorCost
 from chrion.profiler.machine import this_machine
 from chrion.profiler.precision import relative_error
+from chrion.runtime.selection.configuration import SessionConfig
 from chrion.scheduler import fixed_plan
 from chrion.zoo import RecurrentSpec, build_recurrent
 from helpers import FLOAT, alternating_lanes, make_model, node, run_plain, value
@@ -162,6 +165,18 @@ def test_a_limit_of_the_error(limit: float, monkeypatch: pytest.MonkeyPatch) -> 
     assert ("float32 in place of bf16" in explanation) == (limit < 1e-6)
 
 
+def test_a_limit_of_the_error_is_decided_for_each_model() -> None:
+    """The error depends on the values of weights: a retrained model has the same decisions, but not with a limit."""
+    first, second = stack(), stack()
+    weight = max(second.graph.initializer, key=lambda tensor: len(tensor.raw_data))
+    weight.CopyFrom(numpy_helper.from_array(2 * numpy_helper.to_array(weight), weight.name))
+    models = [OpenedModel(model.SerializeToString()) for model in (first, first, second)]
+    assert len({model.digest for model in models}) == 1
+    for limit, decisions in ((None, 1), (0.05, 2)):
+        keys = {SessionConfig(model, precision="bf16", max_error=limit).decision_key for model in models}
+        assert len(keys) == decisions
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -183,3 +198,6 @@ def test_the_error_is_relative_to_the_largest_output() -> None:
     assert relative_error([[*right[:1], -3.0, *right[2:]], np.array([1])], [right, np.array([2])]) == 0.25
     assert relative_error([np.ones(4)], [right]) == np.inf
     assert relative_error([np.zeros(2)], [np.zeros(2)]) == 0
+    assert relative_error([np.ones(2)], [np.zeros(2)]) == np.inf
+    assert relative_error([np.array([-np.inf])], [np.array([np.inf])]) == np.inf
+    assert relative_error([np.array([np.nan])], [np.ones(1)]) == np.inf

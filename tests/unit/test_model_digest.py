@@ -124,3 +124,19 @@ def test_a_file_of_very_many_fields_is_read_as_a_whole() -> None:
     """Reading its fields one by one could take minutes."""
     content = b"\x08\x01" * 1_200_000
     assert digest_of(content) != digest_of(content[:-2] + b"\x08\x02")
+
+
+def test_the_digest_of_the_content_has_all_values(tmp_path: Path) -> None:
+    """It is the same for a copy, and another one if a value of a large or of an external weight differs."""
+    kept, retrained = tmp_path / "a.onnx", tmp_path / "b.onnx"
+    onnx.save(product(), kept)
+    onnx.save(product(1), retrained)
+    shutil.copy(kept, tmp_path / "copy.onnx")
+    digests = [OpenedModel(path).content_digest for path in (kept, tmp_path / "copy.onnx", retrained)]
+    assert digests[0] == digests[1] == OpenedModel(kept.read_bytes()).content_digest
+    assert digests[2] != digests[0]
+    for seed, folder in enumerate(("e0", "e1")):
+        (tmp_path / folder).mkdir()
+        onnx.save(product(seed), tmp_path / folder / "m.onnx", save_as_external_data=True, size_threshold=0)
+    first, second = (OpenedModel(tmp_path / folder / "m.onnx") for folder in ("e0", "e1"))
+    assert first.content_digest != second.content_digest

@@ -174,7 +174,8 @@ class SessionConfig:
         accelerator = name, tuple(sorted((str(key), str(value)) for key, value in options.items()))
         rest: tuple[object, ...] = () if self.memory is None else (self.memory,)
         if self.precision != "float32":
-            rest += self.precision, self.max_error
+            # The error depends on the values of weights, which the digest of a model leaves out.
+            rest += self.precision, self.max_error, "" if self.max_error is None else self.model.content_digest
         return self.slo_ms, self.alpha, self.cores, self.budget_mb, accelerator, fingerprint(self.options), *rest
 
 

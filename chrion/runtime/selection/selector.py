@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -68,6 +69,8 @@ class EngineSelector:
         self.plain_sessions = PlainSessions(config)
         #: Profile of the first shapes; the costs of further shapes are scaled from it.
         self._profile: Profile | None = None
+        #: Whether the profile is one of those that are measured beside other work.
+        self._is_brief = False
 
     @property
     def known(self) -> KnownDecisions:
@@ -271,16 +274,18 @@ class EngineSelector:
         made, limit = self._plans(graph, brief=brief), self._config.max_error
         if not any(plan.precision == "bf16" for plan in made):
             return made, next((remark for remark in made[0].remarks if "bf16" in remark), "")
+        if limit is None and brief:
+            return made, ""
         feed = synthetic_inputs(graph)
         expected = self.plain_sessions.opener(PLAIN)("").session.run(None, feed)
-        checked = made[:1] if limit is None else made
-        errors = [self._error(graph, plan, feed, expected) for plan in checked]
-        measured = f"error of bf16 {format_share(max(errors))} for synthetic inputs"
+        rounded = [plan for plan in made if plan.precision == "bf16"][: 1 if limit is None else None]
+        errors = {id(plan): self._error(graph, plan, feed, expected) for plan in rounded}
         if limit is None:
-            return made, measured
-        kept = [plan for plan, error in zip(made, errors, strict=True) if error <= limit]
-        if any(plan.precision == "bf16" for plan in kept):
-            return kept, measured
+            return made, _describe_error(max(errors.values()))
+        kept = [plan for plan in made if errors.get(id(plan), 0.0) <= limit]
+        if within := [error for error in errors.values() if error <= limit]:
+            return kept, _describe_error(max(within))
+        measured = _describe_error(min(errors.values()))
         config, self._profile = self._config, None  # that of bfloat16
         self.plain_sessions.config = replace(config, precision="float32", max_error=None)
         try:
@@ -290,14 +295,13 @@ class EngineSelector:
             self.plain_sessions.config, self._profile = config, None
 
     def _error(self, graph: Graph, plan: Plan, feed: Mapping[str, Any], expected: Sequence[Any]) -> float:
-        """Return the error of a plan's outputs; 0 for a plan in float32."""
-        if plan.precision == "float32":
-            return 0.0
-        engine = self._cut(graph, plan)
+        """Return the error of a plan's outputs, which is infinite if it cannot be executed."""
         try:
-            return relative_error(engine.run(None, feed, None), expected)
-        finally:
-            engine.close()
+            with contextlib.closing(self._cut(graph, plan)) as engine:
+                return relative_error(engine.run(None, feed, None), expected)
+        except Exception as error:  # noqa: BLE001 - any failure of the plan; another one, or none, is used
+            log.warning("model %s: a plan in bf16 cannot be executed: %s", graph.name, first_line(error))
+            return math.inf
 
     def _can_compare_live(self) -> bool:
         """Return whether live requests can decide between a plan and the plain session.
@@ -309,7 +313,8 @@ class EngineSelector:
 
     def _plans(self, graph: Graph, *, brief: bool = False) -> list[Plan]:
         config = self._config
-        if self._profile is None:
+        if self._profile is None or (self._is_brief and not brief):
+            self._is_brief = brief
             accelerator, precision = self._usable_accelerator(graph), config.precision
             self._profile = profile(graph, config.lanes, accelerator, brief=brief, plain=False, precision=precision)
         usable = replace(self._profile, accelerator=None) if self._lost else self._profile
@@ -408,3 +413,7 @@ def warn_of_slo(name: str, decision: Decision) -> None:
     """Log a warning if no candidate of a decision met the SLO."""
     if decision.missed:
         log.warning("model %s: %s", name, decision.missed)
+
+
+def _describe_error(error: float) -> str:
+    return f"error of bf16 {format_share(error)} for synthetic inputs"

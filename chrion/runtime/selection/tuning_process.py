@@ -88,10 +88,10 @@ class TuningProcess:
         """
         assert self._process.stdin  # noqa: S101 - it is a pipe
         assert self._process.stdout  # noqa: S101
-        line, starved = b"", threading.Event()
+        line, starved, before_s = b"", threading.Event(), self._cpu_s()
 
         def end_if_starved() -> None:
-            if self._cpu_s() < _STARVED_CPU_S:
+            if self._cpu_s() - before_s < _STARVED_CPU_S:
                 starved.set()
                 self._process.kill()
 
