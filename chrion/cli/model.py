@@ -93,7 +93,8 @@ def model(
     if as_json:
         show_json({"model": str(path), "operators": written.nodes, "bytes": written.bytes})
     else:
-        show(f"{target.message} ({written.nodes} operators, {format_mb(written.bytes / 1e6)})")
+        where = f", weights in {weights}" if weights else ""
+        show(f"{target.message} ({written.nodes} operators, {format_mb(written.bytes / 1e6)}{where})")
 
 
 def _builder_options() -> Iterator[inspect.Parameter]:

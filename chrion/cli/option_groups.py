@@ -36,6 +36,7 @@ from chrion.devices.providers import CPU_PROVIDER
 from chrion.errors import OptionError, PlanError, ShapeError
 from chrion.graph import Graph, load
 from chrion.hardware import hardware as find_hardware
+from chrion.machine.cores import check_cores
 from chrion.profiler import Profile, profile
 from chrion.profiler.hardware_profile import estimate_profile, require_processor
 from chrion.profiler.measure_graph import require_shapes
@@ -159,7 +160,8 @@ class CostOptions:
     """The machine to plan for: this one, that of a stored profile, or one known from datasheets.
 
     Raises:
-        OptionError: Options contradict each other.
+        OptionError: Options contradict each other, or this machine has fewer cores.
+        ProviderError: This machine has no such accelerator.
         HardwareError: A part is unknown or damaged, or there is no processor.
         ProfileError: A stored profile is damaged.
     """
@@ -210,6 +212,8 @@ class CostOptions:
             raise OptionError("--corrections: not allowed without --hardware", hint=hint)
         elif self.profile is not None and self.accelerator is not None:
             raise OptionError("--accelerator: not allowed with --profile, which holds an accelerator's costs or none")
+        elif self.profile is None:
+            _check_this_machine(self.cores, self.accelerator)
 
     def find_profile(
         self, graph: Graph, policies: Collection[str] = (), *, fresh: bool = False, plain: bool = True
@@ -258,6 +262,13 @@ class CostOptions:
             hint = f"measure another one: chrion profile MODEL --precision {self.precision}"
             raise OptionError(f"--precision {self.precision}: {path} has costs in {loaded.precision}", hint=hint)
         return loaded
+
+
+def _check_this_machine(cores: int | None, accelerator: str | None) -> None:
+    """Raise an error if this machine has fewer cores or another accelerator, before outputs are looked at."""
+    check_cores(cores)
+    if accelerator not in {None, "auto"}:
+        usable_provider(accelerator)
 
 
 def _policy_option(text: str, **settings: Any) -> Any:
@@ -326,6 +337,7 @@ class ExecutionOptions:
     def __post_init__(self) -> None:
         _ = self.plan_options  # checks them
         check_max_error(self.max_error, check_precision(self.precision or "float32"), "--max-error")
+        _check_this_machine(self.cores, self.accelerator)
         others = (self.alpha, self.gpu_budget, self.policy, self.cores, self.accelerator, self.streams, self.precision)
         if self.plan is not None and others != (None,) * len(others):
             options = "--alpha, --gpu-budget, --policy, --cores, --accelerator, --streams or --precision"

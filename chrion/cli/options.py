@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from chrion.cli.completion import complete_accelerator
+from chrion.devices.providers import SHORT_NAMES
 
 #: The end of the help of an option that names a picture.
 PICTURE = "a PNG, SVG or PDF file. Needs the extra plot (matplotlib)."
@@ -35,7 +36,7 @@ AcceleratorOption = Annotated[
         "--accelerator",
         metavar="NAME",
         autocompletion=complete_accelerator,
-        help="cuda, webgpu, none, or an execution provider by its full name.",
+        help=f"{SHORT_NAMES}, or an execution provider by its full name.",
         show_default="the first that works",
     ),
 ]

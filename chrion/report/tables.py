@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from chrion.common.installation import install_hint
-from chrion.common.lane_numbers import lane_name
+from chrion.common.lane_numbers import is_accelerator_lane, lane_name
 from chrion.common.units import format_count, format_mb, format_ms, format_range_ms
 from chrion.profiler.machine import Machine
 from chrion.report.benchmark.latency import Timing
@@ -60,13 +60,15 @@ def _is_on_cpu_alone(plan: Plan) -> bool:
 
 
 def reference_lines(plan: Plan) -> list[str]:
-    """Return a line on what the table compares a plan with, or no line if a plan needs none."""
+    """Return lines on streams, and on what the table compares a plan with, if a plan needs them."""
+    streams = len(set(filter(is_accelerator_lane, plan.schedule.lanes)))
+    lines = [f"streams of the accelerator: {streams}"] if streams > 1 else []
     if plan.cpu_only is None:
-        return []
+        return lines
     if plan.cpu_only_measured:
-        return [f"CPU only: plain onnxruntime with {format_count(plan.cpu_only_cores, 'thread')}, measured"]
+        return [*lines, f"CPU only: plain onnxruntime with {format_count(plan.cpu_only_cores, 'thread')}, measured"]
     if not _is_on_cpu_alone(plan):
-        return []
+        return lines
     return ["vs. CPU only: both are predictions; chrion bench compares with plain onnxruntime"]
 
 

@@ -21,8 +21,8 @@ class PlanOptions:
     """The options of :func:`chrion.partition`, which describes them.
 
     Raises:
-        OptionError: The SLO, alpha, policy, budget, number of cores or streams, or kind of memory is invalid, or
-            ``meter`` is given for a policy that measures no stages.
+        OptionError: The SLO, alpha, policy, budget, number of cores or streams, or kind of memory is invalid, a
+            package that the policy needs is missing, or ``meter`` is given for a policy that measures no stages.
     """
 
     slo: str | float | None = None
@@ -42,6 +42,8 @@ class PlanOptions:
             if number is not None and number < 1:
                 raise wrong_value(what, "1 or more", number)
         policy = find_policy(self.policy)
+        if policy.require:
+            policy.require()
         if self.meter is not None and not _measures_stages(policy):
             able = " or ".join(f"--policy {name}" for name, other in POLICIES.items() if _measures_stages(other))
             raise OptionError(f"policy {self.policy} measures no stages", hint=f"choose {able}")

@@ -171,7 +171,7 @@ class Planner:
             variants = self._pool.select(limits, alpha)
             price = alpha if alpha is not None else self._pool.implied_alpha(variants[0])
             variants = [replace(variant, alpha=price) for variant in variants]
-        remarks = self._remarks_on_alpha(limits, alpha, variants[0])
+        remarks = [*self._remarks_on_alpha(limits, alpha, variants[0]), *self._remarks_on_budget(limits, variants[0])]
         plans = [self._build(variant, limits, [*_remarks(variant, limits, alpha), *remarks]) for variant in variants]
         return [replace(plan, priced=alpha is not None, remarks=plan.remarks + plan.missed) for plan in plans]
 
@@ -234,6 +234,14 @@ class Planner:
         """Return a remark if alpha changes nothing, with the reason."""
         reason = self._why_alpha_is_ineffective(limits, chosen) if alpha else ""
         return [f"alpha changes nothing: {reason}"] if reason else []
+
+    def _remarks_on_budget(self, limits: Limits, chosen: VariantSolution) -> list[str]:
+        """Return a remark if a plan does without the accelerator because any use of it would exceed the budget."""
+        base_mb, budget_mb = self._profile.base_memory_mb, limits.budget_mb
+        if self._gpu is None or budget_mb is None or budget_mb >= base_mb or not chosen.fits(budget_mb):
+            return []
+        reason = f"any use of it takes {format_mb(base_mb)} (runtime and libraries)"
+        return [f"the GPU budget of {format_mb(budget_mb)} excludes the accelerator: {reason}"]
 
     def _why_alpha_is_ineffective(self, limits: Limits, chosen: VariantSolution) -> str:
         """Return why a price of memory chose the same plan as no price; empty if it chose another one."""

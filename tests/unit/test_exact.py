@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ from chrion.errors import OptionError
 from chrion.graph import Dag
 from chrion.profiler import uniform_costs
 from chrion.scheduler import Schedule, evaluate
+from chrion.scheduler.plan_options import PlanOptions
 from chrion.scheduler.policies.exact import exact, solve
 from property_tests import examples
 from strategies import costs_for, dags
@@ -83,6 +85,16 @@ def test_large_graphs_and_alphas_are_refused() -> None:
     small = Dag.from_edges(2, [])
     with pytest.raises(OptionError, match="latency alone"):
         exact(small, uniform_costs(small), 0.5)
+
+
+def test_a_missing_solver_is_reported_with_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is measured or planned."""
+    assert PlanOptions(policy="exact").policy == "exact"
+    for name in [name for name in sys.modules if name.partition(".")[0] == "ortools"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "ortools", None)
+    with pytest.raises(OptionError, match="needs OR-Tools, which is not installed"):
+        PlanOptions(policy="exact")
 
 
 def test_unsupported_operators_run_on_a_core() -> None:

@@ -151,6 +151,17 @@ def test_limits_that_no_plan_keeps_are_remarks(graph: Graph, profile: Profile) -
     assert "the smallest holds " in plan.remarks[-1]
 
 
+def test_a_budget_below_the_base_memory_is_a_remark(graph: Graph, profile: Profile) -> None:
+    """A plan on the CPU alone says that no use of the accelerator fits the budget, and only then."""
+    based = replace(profile, base_memory_mb=345.0)
+    plan = partition(graph, based, gpu_budget="100MB")
+    assert plan.accelerator is None
+    assert plan.remarks[-1].startswith(
+        "the GPU budget of 100.0 MB excludes the accelerator: any use of it takes 345.0 MB"
+    )
+    assert not any("excludes" in remark for remark in partition(graph, based, gpu_budget="345MB").remarks)
+
+
 def test_values_that_wait_for_their_copies_count_in_the_budget() -> None:
     """Four results that only the CPU reads have a buffer each, as its input has; an arena would hold one at a time."""
     kinds = ["Sin", "Cos", "Tanh", "Exp"]

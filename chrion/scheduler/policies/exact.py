@@ -70,7 +70,7 @@ def solve(dag: Dag, costs: Costs, cores: int, *, limit_s: float = _LIMIT_S) -> O
     return _Model(dag, costs, cores).solve(limit_s)
 
 
-def _cp_model() -> Any:
+def or_tools() -> Any:
     """Import OR-Tools, which is optional.
 
     Raises:
@@ -111,7 +111,7 @@ class _Model:
         if cores > _MOST_CORES_WIDE:
             costs = costs.without_widths()
         self.dag, self.costs, self.cores = dag, costs, cores
-        self.cp = _cp_model()
+        self.cp = or_tools()
         self.model = self.cp.CpModel()
         #: The accelerator, then the CPU lanes, then places on several of them.
         self.places = [_Place(lane, 1) for lane in range(cores + 1)]

@@ -59,6 +59,8 @@ class NamedPolicy:
     description: str
     #: True if a larger alpha leads to less accelerator memory, so that a budget can be met by raising alpha.
     weighs_memory: bool = field(default=False, kw_only=True)
+    #: Raises an OptionError if an optional package that the policy needs is missing; None if it needs none.
+    require: Callable[[], object] | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from chrion.scheduler.policies.chrion import search_variants
 from chrion.scheduler.policies.chrion_paper import breadth_first, chrion_paper, depth_first
 from chrion.scheduler.policies.core_counts import sampled_counts, usable_counts
 from chrion.scheduler.policies.cpop import cpop
-from chrion.scheduler.policies.exact import exact
+from chrion.scheduler.policies.exact import exact, or_tools
 from chrion.scheduler.policies.greedy import greedy
 from chrion.scheduler.policies.heft import heft
 from chrion.scheduler.policies.ios_merging import ios, merged_variants
@@ -70,6 +70,7 @@ _BUILT_IN: tuple[Policy, ...] = (
         "The optimum, by constraint programming; up to 40 operators, needs OR-Tools.",
         exact,
         usable_counts,
+        require=or_tools,
     ),
     SolutionPolicy(
         "ios",
