@@ -14,7 +14,7 @@ from chrion.cli.option_groups import CostOptions, ModelOptions, PlanningOptions
 from chrion.cli.options import PICTURE, ForceOption, JsonOption
 from chrion.common.files import write_atomically
 from chrion.common.units import parse_range
-from chrion.report import alpha_sweep_json, alpha_sweep_table, plot_alpha_sweep
+from chrion.report import alpha_sweep_hints, alpha_sweep_json, alpha_sweep_table, plot_alpha_sweep
 from chrion.scheduler.planner import Planner
 from chrion.scheduler.search.alpha import Limits
 
@@ -57,4 +57,5 @@ def sweep(
     if as_json:
         show_json(alpha_sweep_json(points))
     else:
-        show(alpha_sweep_table(points), *(target.message for target in targets))
+        messages = (target.message for target in targets)
+        show(alpha_sweep_table(points), *alpha_sweep_hints(points), *messages)

@@ -1,6 +1,6 @@
 """Tables, pictures and pages of plans, measurements and simulations."""
 
-from chrion.report.alpha_sweep import alpha_sweep_json, alpha_sweep_table, plot_alpha_sweep
+from chrion.report.alpha_sweep import alpha_sweep_hints, alpha_sweep_json, alpha_sweep_table, plot_alpha_sweep
 from chrion.report.chrome_trace import chrome_trace
 from chrion.report.comparison import (
     comparison_json,
@@ -25,6 +25,7 @@ from chrion.report.timeline_html import timeline_html
 from chrion.report.timeline_picture import plot_timelines
 
 __all__ = [
+    "alpha_sweep_hints",
     "alpha_sweep_json",
     "alpha_sweep_table",
     "bench_table",

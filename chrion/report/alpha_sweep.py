@@ -20,17 +20,41 @@ _FIGURES = ("latency", "memory (Eq. 4)", "resident memory", "operators on accele
 
 
 def alpha_sweep_table(points: Sequence[tuple[float, Plan]]) -> FigureTable:
-    """Return a table with one row for each alpha."""
+    """Return a table with one row for each range of alphas that lead to the same plan."""
     first = points[0][1]
     table = FigureTable(
         f"{first.model} on {first.machine}, policy {first.policy}", [key("alpha, ms/MB", is_text=False), *_FIGURES]
     )
-    for alpha, plan in points:
+    for alphas, plan in _plans(points):
         predicted = plan.predicted
         counts = (str(plan.on_accelerator), str(plan.on_cpu), str(plan.schedule.cores))
         memory = (format_mb(predicted.memory_mb), format_mb(predicted.resident_mb))
-        table.add_row(f"{alpha:g}", format_ms(predicted.latency_ms), *memory, *counts)
+        span = f"{alphas[0]:g}" if len(alphas) == 1 else f"{alphas[0]:g} to {alphas[-1]:g}"
+        table.add_row(span, format_ms(predicted.latency_ms), *memory, *counts)
     return table
+
+
+def alpha_sweep_hints(points: Sequence[tuple[float, Plan]]) -> list[str]:
+    """Return a line on how to see more of the curve if it has a single step."""
+    plans = _plans(points)
+    if len(plans) != 2 or plans[0][1].accelerator_only is None:
+        return []
+    below, above = plans[0][0][-1], plans[1][0][0]
+    finer = f"--alpha {below:g}:{above:g}:{(above - below) / 10:g}"
+    return [
+        f"the plan changes between {below:g} and {above:g} ms/MB: {finer}; --slo of partition selects plans between"
+    ]
+
+
+def _plans(points: Sequence[tuple[float, Plan]]) -> list[tuple[list[float], Plan]]:
+    """Return each plan with the consecutive alphas that lead to it."""
+    ranges: list[tuple[list[float], Plan]] = []
+    for alpha, plan in points:
+        if ranges and ranges[-1][1].schedule == plan.schedule and ranges[-1][1].digest == plan.digest:
+            ranges[-1][0].append(alpha)
+        else:
+            ranges.append(([alpha], plan))
+    return ranges
 
 
 def alpha_sweep_json(points: Sequence[tuple[float, Plan]]) -> dict[str, Any]:

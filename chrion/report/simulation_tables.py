@@ -43,7 +43,8 @@ def definitions(scenario: Scenario) -> str:
     own = " or the model's own objective" if has_own else ""
     measure = "response time" if scenario.measure == "response" else "execution time alone"
     violations = f"violations: requests whose {measure} is above {objective}{own}, and those dropped or failed"
-    return f"{violations}\nswapping: loads per request; late models: those with more than 1 % violations"
+    swapping = "loads: times that a model was brought into memory; swapping: loads per request"
+    return f"{violations}\n{swapping}; late models: those with more than 1 % violations"
 
 
 def _plan_memory(scenario: Scenario) -> str:

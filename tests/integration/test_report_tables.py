@@ -14,6 +14,7 @@ from rich.console import Console, RenderableType
 
 from chrion import Plan, Profile, load
 from chrion.report import (
+    alpha_sweep_hints,
     alpha_sweep_table,
     bench_table,
     bench_verdict,
@@ -188,10 +189,25 @@ def swept() -> FigureTable:
     return sweep_table(run_sweep(source, parameter_grid([("gpu_memory_gb", (8.5, 12)), ("eviction", ("lru", "lfu"))])))
 
 
+def steps() -> list[tuple[float, Plan]]:
+    """Return points of which the last two have the same plan."""
+    fast, small = planned(), replace(planned(), digest="other")
+    return [(0.0, fast), (0.5, small), (1.0, small)]
+
+
+def test_alphas_of_one_plan_share_a_row() -> None:
+    """A curve with a single step says where it is, and how to see more of it."""
+    assert [row[0] for row in alpha_sweep_table(steps()).rows] == ["0", "0.5 to 1"]
+    (line,) = alpha_sweep_hints(steps())
+    assert line.startswith("the plan changes between 0 and 0.5 ms/MB: --alpha 0:0.5:0.05")
+    assert alpha_sweep_hints(steps()[1:]) == []
+
+
 TABLES: dict[str, Callable[[], FigureTable]] = {
     "plan": lambda: plan_table(planned()),
     "bench": lambda: bench_table(timings(), "hybrid", 99.9),
     "alpha sweep": lambda: alpha_sweep_table([(alpha, planned()) for alpha in (0.0, 0.125, 1.0)]),
+    "alpha steps": lambda: alpha_sweep_table(steps()),
     "comparison": compared,
     "machine": described,
     "sweep": swept,
