@@ -25,6 +25,15 @@ def service(timeout_ms: float = math.inf) -> GenerationService:
     return GenerationService({"m": ServedGenerator("m", "1", generator, None, 0, timeout_ms)}, 8)
 
 
+def test_a_model_that_cannot_generate_is_refused_with_the_reason() -> None:
+    """A request for its texts says why it does not generate, as the log does."""
+    failure = GenerationService({}, 8, {"m": "it has no output 'logits'"}).unknown("m")
+    assert (failure.status, str(failure)) == (
+        Status.UNSUPPORTED,
+        "model 'm' does not generate: it has no output 'logits'",
+    )
+
+
 async def read(served: GenerationService, streams: list[Stream], timeout_ms: float = math.inf) -> list[Any]:
     return [event async for event in served.events("m", streams, time.perf_counter(), timeout_ms)]
 

@@ -83,7 +83,7 @@ def limited(scenario: Scenario, options: ReplayOptions) -> Scenario:
 
 
 def check(scenario: Scenario, options: ReplayOptions) -> None:
-    """Check that a server can be reached and has the models of a scenario.
+    """Check that a server can be reached, wait until it is ready, and check that it has the models of a scenario.
 
     Raises:
         OptionError: It cannot, or has not.
@@ -91,6 +91,7 @@ def check(scenario: Scenario, options: ReplayOptions) -> None:
 
     async def ask() -> None:
         async with _client(options) as client:
+            await wait_until_ready(client)
             await read_figures(client)
             await calls_of(client, [model.name for model in scenario.models])
 
@@ -114,8 +115,8 @@ def replay(scenario: Scenario, options: ReplayOptions, progress: Callable[[int],
 
 async def _replay(scenario: Scenario, options: ReplayOptions, progress: Callable[[int], None]) -> Replay:
     async with _client(options) as client:
-        calls = await calls_of(client, [model.name for model in scenario.models])
         await wait_until_ready(client)
+        calls = await calls_of(client, [model.name for model in scenario.models])
         for index in _preloaded(scenario) if scenario.preload else ():
             await _load(client, scenario.models[index].name, calls[index], options.timeout_s)
         before = await read_figures(client)

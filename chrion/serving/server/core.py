@@ -254,6 +254,7 @@ class ServingCore:
         served = self.models.pop(key, None)
         self.reject(key)
         if served is not None:
+            log.info("removed", extra=_fields(served))
             self._discard(served)
 
     def _compare(self, version: ServedVersion) -> None:

@@ -7,6 +7,7 @@ import itertools
 import math
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from chrion.errors import ChrionError, InputError
 from chrion.generation import Sampling, Stream, Token
@@ -14,6 +15,7 @@ from chrion.serving.server.failures import RequestFailure, Status
 from chrion.serving.server.generation_metrics import GenerationMetrics
 from chrion.serving.server.generators import Prompt, ServedGenerator, drain_generators
 from chrion.serving.server.grace import Grace
+from chrion.serving.server.public_texts import without_folders
 
 _LATE = "the text did not begin within its timeout"
 
@@ -40,15 +42,24 @@ class GenerationService:
     Args:
         served: The models by name.
         max_waiting: The maximum number of requests that wait at the same time, of all models.
+        failed: Why models with a table ``[generation]`` do not generate, by name.
         refused: Why no model generates, if none does.
     """
 
-    def __init__(self, served: Mapping[str, ServedGenerator], max_waiting: int, *, refused: str = "") -> None:
+    def __init__(
+        self,
+        served: Mapping[str, ServedGenerator],
+        max_waiting: int,
+        failed: Mapping[str, str] = MappingProxyType({}),
+        *,
+        refused: str = "",
+    ) -> None:
         #: The models by name.
         self.served = served
         #: Why no model generates; empty if models do.
         self.refused = refused
         self._max_waiting = max_waiting
+        self._failed = failed
         self._draining = False
         #: The texts that have been admitted and are not queued yet.
         self._admitted = 0
@@ -93,6 +104,9 @@ class GenerationService:
         """
         if self.refused:
             return RequestFailure(Status.UNSUPPORTED, self.refused)
+        if name in self._failed:
+            reason = without_folders(self._failed[name])
+            return RequestFailure(Status.UNSUPPORTED, f"model {name!r} does not generate: {reason}", param="model")
         text = f"model {name[:200]!r} does not exist{where}, has no table [generation], or was not opened at the start"
         return RequestFailure(Status.NOT_FOUND, text, param="model", code="model_not_found")
 

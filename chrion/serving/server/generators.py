@@ -86,15 +86,20 @@ class ServedGenerator:
         return max((len(token) for token in tokenizer.get_vocab()), default=1)
 
 
-def open_generators(repository: Path, budget: int, names: Collection[str] | None = None) -> dict[str, ServedGenerator]:
+def open_generators(
+    repository: Path, budget: int, names: Collection[str] | None = None
+) -> tuple[dict[str, ServedGenerator], dict[str, str]]:
     """Open the generators of a repository, of the highest version of each model.
 
-    A model that cannot generate is logged and left out. One whose chat template cannot be read serves completions.
+    A model that cannot generate is logged. One whose chat template cannot be read serves completions.
 
     Args:
         repository: The folder.
         budget: Bytes of host memory for all models.
         names: The models to open; None for all of them.
+
+    Returns:
+        The generators by model, and for each model that cannot generate the reason.
 
     Raises:
         OptionError: The generators need more memory than the budget.
@@ -108,15 +113,17 @@ def open_generators(repository: Path, budget: int, names: Collection[str] | None
             if known is None or int(entry.version) > int(known.version):
                 latest[entry.name] = entry
     opened: dict[str, ServedGenerator] = {}
+    failed: dict[str, str] = {}
     for name, version in sorted(latest.items()):
         settings = version.settings.generation or GenerationSettings()
         _check_budget(budget, opened, {name: _opening_bytes(version) + _kv_bytes(settings)})
         try:
             opened[name] = _open(name, version, settings)
         except ChrionError as error:
-            log.warning("cannot generate", extra={"fields": {"model": name, "reason": str(error)}})
+            failed[name] = str(error)
+            log.warning("cannot generate", extra={"fields": {"model": name, "reason": failed[name]}})
         _check_budget(budget, opened)
-    return opened
+    return opened, failed
 
 
 def _check_budget(budget: int, opened: Mapping[str, ServedGenerator], opening: Mapping[str, int] | None = None) -> None:

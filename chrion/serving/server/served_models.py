@@ -86,14 +86,14 @@ def local_models(options: ServerOptions) -> ServedModels:
     """
     cores = physical_cores()
     chosen = options.load if options.control == "explicit" and "*" not in options.load else None
-    generators = open_generators(options.repository, options.budgets.get(HOST, 0), chosen)
+    generators, failed = open_generators(options.repository, options.budgets.get(HOST, 0), chosen)
     taken = sum(served.reserved_bytes for served in generators.values())
     budgets = {**options.budgets, HOST: options.budgets.get(HOST, 0) - taken}
     core = serving_core(options, budgets, cores)
     accelerator = options.provider is not None
     generated = {(served.name, served.version) for served in generators.values()}
     catalogue = Catalogue(options.repository, core, options.control, accelerator=accelerator, generated=generated)
-    generation = GenerationService(generators, options.max_waiting)
+    generation = GenerationService(generators, options.max_waiting, failed)
     pollers: list[asyncio.Task[None]] = []
 
     async def begin() -> str:

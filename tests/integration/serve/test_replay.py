@@ -305,7 +305,7 @@ def test_a_server_that_does_not_answer_for_its_metrics(tmp_path: Path, monkeypat
     limit_answers(monkeypatch, 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        assert failing_replay(url, tmp_path / "s.toml") == "--url: /v2/models/m-1: no answer within 0.2 s"
+        assert failing_replay(url, tmp_path / "s.toml") == "--url: /v2/health/ready: no answer within 0.2 s"
 
 
 class Slow(Answering):

@@ -25,7 +25,7 @@ def test_generators_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     put_decoder(tmp_path, "llama", '[generation]\nkv_memory = "64MB"\n')
     with pytest.raises(OptionError, match=r"the generators of llama need at least \d+ MB of 50 MB for models"):
         open_generators(tmp_path, 50_000_000)
-    opened = open_generators(tmp_path, 100_000_000)
+    opened, _ = open_generators(tmp_path, 100_000_000)
     close_generators([*opened.values()])
     assert opened["llama"].generator.signature.slot_bytes * opened["llama"].generator.statistics().slots <= 64e6
 
@@ -42,7 +42,7 @@ def test_generators_count_like_other_models(tmp_path: Path, *, native: bool) -> 
     """Files times 1.1 and 4 MB, twice if the model and its parts remain, and the keys and values."""
     copies = 1 if native else 2
     size = put_external_decoder(tmp_path)
-    opened = open_generators(tmp_path, 100_000_000)
+    opened, _ = open_generators(tmp_path, 100_000_000)
     close_generators([*opened.values()])
     assert opened["llama"].reserved_bytes == copies * (round(1.1 * size) + 4_000_000) + 64_000_000
 
@@ -73,7 +73,7 @@ def test_models_that_cannot_generate_are_left_out(tmp_path: Path, caplog: pytest
     put(tmp_path, "mute", MODEL, toml="[generation]\n")
     put(tmp_path, "product", product(), toml="[generation]\n")
     put_decoder(tmp_path, "llama")
-    opened = open_generators(tmp_path, 1_000_000_000)
+    opened, _ = open_generators(tmp_path, 1_000_000_000)
     close_generators([*opened.values()])
     assert [*opened] == ["llama"]
     reasons = [record.__dict__["fields"]["reason"] for record in caplog.records]
@@ -88,7 +88,7 @@ def test_a_model_that_onnxruntime_refuses_is_left_out(tmp_path: Path, caplog: py
     refused.graph.node.append(helper.make_node("NoSuchOperator", ["logits"], ["unused"]))
     put_decoder(tmp_path, "first", model=refused)
     put_decoder(tmp_path, "second")
-    opened = open_generators(tmp_path, 1_000_000_000)
+    opened, _ = open_generators(tmp_path, 1_000_000_000)
     close_generators([*opened.values()])
     assert [*opened] == ["second"]
     (record,) = caplog.records
@@ -104,7 +104,7 @@ def test_models_whose_chat_template_cannot_be_read_complete_texts(
     """The template is reported, and completions are served."""
     file = put_decoder(tmp_path, "llama")
     (file.parent / "chat_template.jinja").write_text("{% for %}")
-    opened = open_generators(tmp_path, 1_000_000_000)
+    opened, _ = open_generators(tmp_path, 1_000_000_000)
     close_generators([*opened.values()])
     assert opened["llama"].template is None
     assert "chat template" in caplog.records[0].__dict__["fields"]["reason"]
