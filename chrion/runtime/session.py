@@ -72,7 +72,7 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
         max_error: Largest error that ``bf16`` may add, relative to the largest output, ``0.01`` for example: it is
             measured on synthetic inputs, and plans that exceed it are not used.
         kwargs: Further arguments of InferenceSession: ``enable_fallback``, ``disabled_optimizers``,
-            ``read_config_from_model``. Others are ignored, with a warning in the log.
+            ``read_config_from_model``. Others are ignored, with a warning in the log, unless they are misspelt.
 
     Raises:
         TypeError: ``path_or_bytes`` or ``sess_options`` has another type.
@@ -119,7 +119,7 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
             cores,
             strict or wants_errors(kwargs),
             limits.budget_mb,
-            known_arguments(kwargs),
+            known_arguments(kwargs, HybridSession.__init__.__kwdefaults__),
             check_memory(memory),
             checked := check_precision(precision),
             check_max_error(max_error, checked),

@@ -247,7 +247,7 @@ def test_disabling_fallback_makes_engines_strict() -> None:
 
 
 def test_arguments_that_onnxruntime_ignores_are_ignored(caplog: pytest.LogCaptureFixture) -> None:
-    """An unknown argument is ignored with a warning, since it may be a misspelt one of Chrion's."""
+    """An unknown argument is ignored with a warning."""
     plain(chain(), options(), unheard_of=1)
     with cut(chain(), unheard_of=1) as session:
         assert session.plan is not None

@@ -8,6 +8,7 @@ detected.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import logging
 import os
@@ -122,9 +123,19 @@ UNSUPPORTED_ACCELERATOR_RUN_KEYS: Mapping[str, str] = {
 _CONFIG_FROM_MODEL = "ORT_LOAD_CONFIG_FROM_MODEL"
 
 
-def known_arguments(rest: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keyword arguments that InferenceSession uses, and warn about those that it ignores."""
+def known_arguments(rest: Mapping[str, Any], own: Iterable[str]) -> dict[str, Any]:
+    """Return the keyword arguments that InferenceSession uses, and warn about those that it ignores.
+
+    Args:
+        rest: Keyword arguments that the session does not have itself.
+        own: The names of those that it has.
+
+    Raises:
+        TypeError: One is similar to the session's own, so that it is misspelt.
+    """
     for name in sorted(set(rest).difference(_ARGUMENTS)):
+        if similar := difflib.get_close_matches(name, own, 1):
+            raise TypeError(f"HybridSession: unexpected argument {name!r}: did you mean {similar[0]!r}?")
         log.warning("the argument %r is ignored, as InferenceSession ignores it", name)
     return {name: value for name, value in rest.items() if name in _ARGUMENTS}
 
