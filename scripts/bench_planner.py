@@ -29,6 +29,7 @@ from dataclasses import dataclass, field, replace
 from chrion.graph import Dag, Graph, load
 from chrion.profiler import CopyCost, Costs, OperatorMemory, Profile, uniform_costs
 from chrion.profiler.machine import this_machine
+from chrion.profiler.profiles import OperatorCost
 from chrion.scheduler.planner import Planner
 from chrion.scheduler.policies.device_selection import select_devices
 from chrion.scheduler.policies.orders import hybrid_order
@@ -74,10 +75,11 @@ class FixedProfile(Profile):
     fixed: Costs = field(kw_only=True)
 
     @classmethod
-    def of(cls, costs: Costs) -> FixedProfile:
-        """Return a profile with these costs."""
+    def of(cls, dag: Dag, costs: Costs) -> FixedProfile:
+        """Return a profile with these costs, which has the operators of the graph and not those of its variants."""
         accelerator = None if costs.accelerator_ms is None else "CUDAExecutionProvider"
-        return cls(this_machine(accelerator), costs.cores, accelerator, {}, fixed=costs)
+        operators = dict.fromkeys(dag.signatures, OperatorCost("", cpu_ms=(1.0,) * costs.cores))
+        return cls(this_machine(accelerator), costs.cores, accelerator, operators, fixed=costs)
 
     def costs(self, *_: object, **_options: object) -> Costs:
         """Return the costs, whatever is asked for."""
@@ -132,7 +134,7 @@ def measure_paper(case: Case) -> tuple[float, float, str]:
 def measure_default(case: Case) -> tuple[float, float, str]:
     """Return the CPU time of the default policy in seconds, the peak memory in MB, and the latency it predicts."""
     graph, costs = case.problem()
-    profile = FixedProfile.of(costs)
+    profile = FixedProfile.of(graph.dag, costs)
     planned_ms: list[float] = []
 
     def plan() -> None:

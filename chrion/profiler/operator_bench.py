@@ -51,8 +51,9 @@ _MIN_CALLS = 3
 #: The number of rounds; the number after which operators are left out that took longer than ``_LONG_S`` in total, so
 #: that slow operators do not take most of the time of a profile.
 _ROUNDS, _MIN_ROUNDS, _LONG_S = 4, 2, 0.15
-#: The number of calls that find the number of copies, whose median ignores the first ones, and the maximum number of
-#: copies, since opening their session takes time as well.
+#: The number of calls whose shortest time gives the number of copies, so that interference, which makes calls longer,
+#: does not leave few copies with the overhead of a call each; and the maximum number of copies, since opening their
+#: session takes time as well.
 _FIRST_CALLS = 5
 _MAX_COPIES = 64
 #: The limit on the size of the outputs of all copies together: beyond it they would only measure main memory.
@@ -101,7 +102,7 @@ class OperatorBench:
         self.native = native
         extract = partial(_extract, extractor, operator, native=native)
         single = _OperatorSession(extract(1), values, feeds, device)
-        self.once_ms = once_ms = statistics.median(single.time(_FIRST_CALLS, 0.0))
+        self.once_ms = once_ms = min(single.time(_FIRST_CALLS, 0.0))
         dag = extractor.graph.dag
         room = _RESULT_BYTES / max(1, dag.output_bytes[operator])
         # Each copy has its own packed weights, and together they should fit the cache. An embedding reads a few rows.
