@@ -119,7 +119,7 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
             cores,
             strict or wants_errors(kwargs),
             limits.budget_mb,
-            known_arguments(kwargs, HybridSession.__init__.__kwdefaults__),
+            known_arguments(kwargs, HybridSession.__init__.__kwdefaults__ or ()),
             check_memory(memory),
             checked := check_precision(precision),
             check_max_error(max_error, checked),
