@@ -36,6 +36,7 @@ _LIBRARIES = {
             "recur_avx2.c",
             "recur_avx512.c",
             "recur_bfloat16.c",
+            "linear.c",
             "silu_and_mul.c",
             "multiply_row.c",
             "multiply_row_avx2.c",

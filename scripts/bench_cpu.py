@@ -213,6 +213,7 @@ def predicted_ms(graph: Graph, profile: Profile, cores: int) -> float:
             cpu_ms=(o.cpu_ms + o.cpu_ms[-1:] * cores)[:cores],
             native_ms=(o.native_ms + o.native_ms[-1:] * cores)[:cores],
             wide_ms=times_at(o.cpu_ms[0], o.by_width, measured_widths(cores)) if o.wide_ms else (),
+            native_wide_ms=(),
         )
         for s, o in profile.operators.items()
     }

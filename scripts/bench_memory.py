@@ -26,10 +26,10 @@ import chrion
 from chrion.graph import Graph
 from chrion.hardware import hardware
 from chrion.profiler.hardware_profile import estimate_profile
+from chrion.scheduler.limits import Limits
 from chrion.scheduler.plan import Plan
 from chrion.scheduler.plan_options import PlanOptions
 from chrion.scheduler.planner import Planner
-from chrion.scheduler.search.alpha import Limits
 from chrion.zoo import specification
 from chrion.zoo.dlrm import build_dlrm
 from chrion.zoo.llama import build_llama

@@ -30,10 +30,10 @@ from chrion.graph import Dag, Graph, load
 from chrion.profiler import CopyCost, Costs, OperatorMemory, Profile, uniform_costs
 from chrion.profiler.machine import this_machine
 from chrion.profiler.profiles import OperatorCost
+from chrion.scheduler.limits import Limits
 from chrion.scheduler.planner import Planner
 from chrion.scheduler.policies.device_selection import select_devices
 from chrion.scheduler.policies.orders import hybrid_order
-from chrion.scheduler.search.alpha import Limits
 from chrion.zoo import build
 
 

@@ -20,7 +20,7 @@ LAYERS: Layers = (
 #: each other.
 INSIDE: dict[str, Layers] = {
     "scheduler": (
-        ("schedule", "priced_memory"),
+        ("limits", "schedule", "priced_memory"),
         ("native_kernels", "plan"),
         ("evaluation",),
         ("policies",),  # published policies and their helpers

@@ -30,10 +30,10 @@ from chrion.report.figure_table import Column, FigureTable, key
 from chrion.report.lane_chart import LaneChart
 from chrion.runtime import HybridSession
 from chrion.scheduler import Plan, partition
+from chrion.scheduler.limits import Limits
 from chrion.scheduler.plan_options import PlanOptions
 from chrion.scheduler.planner import Planner
 from chrion.scheduler.priced_memory import MEMORY_NAMES
-from chrion.scheduler.search.alpha import Limits
 
 _PLAN, _PAGE = "chrion", Path("demo.html")
 #: Traced runs, of which that of median latency is drawn, and rounds of timings: the demo ends within a minute.

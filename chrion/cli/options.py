@@ -63,7 +63,7 @@ PrecisionOption = Annotated[
     typer.Option(
         "--precision",
         metavar="NAME",
-        help="Precision of products in recurrent operators on CPU lanes: float32, or bf16 (faster, less exact).",
+        help="Precision of LSTM, GRU, RNN, MatMul and Gemm on CPU lanes: float32, or bf16 (faster, less exact).",
         show_default="float32",
     ),
 ]

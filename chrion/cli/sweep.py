@@ -15,8 +15,8 @@ from chrion.cli.options import PICTURE, ForceOption, JsonOption
 from chrion.common.files import write_atomically
 from chrion.common.units import parse_range
 from chrion.report import alpha_sweep_hints, alpha_sweep_json, alpha_sweep_table, plot_alpha_sweep
+from chrion.scheduler.limits import Limits
 from chrion.scheduler.planner import Planner
-from chrion.scheduler.search.alpha import Limits
 
 
 def sweep(

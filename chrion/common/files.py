@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import secrets
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -114,6 +113,8 @@ def read_toml(path: Path) -> dict[str, Any]:
         OSError: The file cannot be read.
         ValueError: The content is not TOML in UTF-8, or is nested too deeply.
     """
+    import tomllib  # noqa: PLC0415 - most programs read no TOML
+
     try:
         return tomllib.loads(read_bytes(path).decode())
     except RecursionError as error:

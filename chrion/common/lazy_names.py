@@ -11,19 +11,19 @@ from typing import Any
 from chrion.common.installation import require_onnxruntime
 
 
-def import_on_first_use(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
+def import_on_first_use(package: str, modules: Mapping[str, str], *, onnxruntime: bool = True) -> Callable[[str], Any]:
     """Return the ``__getattr__`` of a package that imports public names, and modules of the package, on first use.
 
     Args:
         package: The package's name.
         modules: The module of each public name.
-
-    The function raises ImportError if onnxruntime is missing or damaged.
+        onnxruntime: Whether they need onnxruntime; then the function raises ImportError if it is missing or damaged.
     """
 
     def get(name: str) -> Any:
         if name in modules:
-            require_onnxruntime()
+            if onnxruntime:
+                require_onnxruntime()
             value = getattr(importlib.import_module(modules[name]), name)
             setattr(sys.modules[package], name, value)  # later uses do not call this function
             return value

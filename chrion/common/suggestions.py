@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable
 
@@ -18,6 +17,8 @@ def did_you_mean(given: str, known: Iterable[str], otherwise: str = "") -> str:
         known: The known names.
         otherwise: The hint if none of them is similar or has it as one of its words; by default it lists them.
     """
+    import difflib  # noqa: PLC0415 - only errors need it
+
     known = list(known)
     names = {_bare(name): name for name in known}
     bare = _bare(given)

@@ -170,8 +170,8 @@ def format_shapes(shapes: Mapping[str, tuple[int, ...]]) -> str:
 
 
 def format_share(share: float) -> str:
-    """Return a share as a percentage with two significant digits."""
-    return f"{100 * share:.2g} %"
+    """Return a share as a percentage with two significant digits, or three from 100 % on."""
+    return f"{100 * share:.2g} %" if share < 0.995 else f"{100 * share:.0f} %"
 
 
 def format_count(count: int, noun: str) -> str:

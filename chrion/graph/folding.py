@@ -57,14 +57,19 @@ def fold(graph: Graph) -> Graph:
     if not any(n.op_type in STATES and computed.intersection(n.input[INITIAL:]) for n in graph.model.graph.node):
         return graph
     if 0 not in graph.unrolled:
-        views = ValueViews(graph)
-        chains = _without_cycles(graph, find_chains(graph, views))
-        if not chains:
-            return graph
-        from chrion.graph.loader import reassemble  # noqa: PLC0415 - imports onnxruntime, which planning does not need
+        graph.unrolled[0] = _folded(graph)
+    return graph.unrolled[0] or graph
 
-        graph.unrolled[0] = reassemble(graph, _Folder(graph, views).run(chains))
-    return graph.unrolled[0]
+
+def _folded(graph: Graph) -> Graph | None:
+    """Return the graph with its chains folded, or None if no chain can be folded."""
+    views = ValueViews(graph)
+    chains = _without_cycles(graph, find_chains(graph, views))
+    if not chains:
+        return None
+    from chrion.graph.loader import reassemble  # noqa: PLC0415 - imports onnxruntime, which planning does not need
+
+    return reassemble(graph, _Folder(graph, views).run(chains))
 
 
 def _without_cycles(graph: Graph, chains: Sequence[Chain]) -> list[Chain]:

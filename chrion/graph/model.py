@@ -156,9 +156,9 @@ class Graph:
     shapes: Mapping[str, tuple[int, ...]]
     #: The folder of the weights' file, which is removed with the graph.
     folder: WeightsFolder = field(repr=False)
-    #: Cached variants with recurrent operators unrolled, by chunk length, 0 for chains that are only folded; see
-    #: :mod:`chrion.graph.recurrent` and :mod:`chrion.graph.folding`.
-    unrolled: dict[int, Graph] = field(default_factory=dict, repr=False)
+    #: Cached variants with recurrent operators unrolled, by chunk length, 0 for chains that are only folded, which is
+    #: None if there are none; see :mod:`chrion.graph.recurrent` and :mod:`chrion.graph.folding`.
+    unrolled: dict[int, Graph | None] = field(default_factory=dict, repr=False)
     #: Cached variants with merged operators, by their groups; see :mod:`chrion.graph.merge`.
     merged: dict[tuple[tuple[int, ...], ...], Graph] = field(default_factory=dict, repr=False)
     #: Cached variants with tree ensembles as tensor operators, by form; see :mod:`chrion.graph.trees`.

@@ -10,22 +10,14 @@ rounding: products are added in another order, and sigmoid and tanh have a relat
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import onnx
 from onnx import helper
 
-from chrion.graph.rewrite import (
-    STANDARD,
-    RewriteError,
-    Rewriter,
-    float_attribute,
-    int_attribute,
-    standard_opset,
-    text_attribute,
-)
+from chrion.graph.rewrite import NATIVE, STANDARD, RewriteError, float_attribute, int_attribute, text_attribute
 
-OPERATOR, DOMAIN = "Recurrent", "chrion"
+OPERATOR = "Recurrent"
 #: The kinds of operators, in the order of their numbers in ``recurrent.h``, each with its functions by default.
 _DEFAULTS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
 _KINDS = tuple(_DEFAULTS)
@@ -60,43 +52,8 @@ def is_recurrent(node: onnx.NodeProto) -> bool:
     return node.op_type in _DEFAULTS and node.domain in STANDARD
 
 
-def has_native_operators(model: onnx.ModelProto) -> bool:
-    """Return whether a model needs :func:`chrion.native.register_operators`."""
-    return any(opset.domain == DOMAIN for opset in model.opset_import)
-
-
-def with_native_recurrent(
-    model: onnx.ModelProto, names: Container[str] | None = None, *, bfloat16: bool = False
-) -> onnx.ModelProto:
-    """Return a model whose recurrent operators are native ones.
-
-    Args:
-        model: A model of ONNX's operators. Bodies of If, Loop and Scan are not rewritten.
-        names: The names of the nodes to replace; all recurrent ones if None.
-        bfloat16: Whether they multiply in bfloat16, for which the processor must have instructions.
-
-    Returns:
-        A model with the same inputs, outputs and weights, which needs
-        :func:`chrion.native.register_operators`; the model itself if it has no such node.
-
-    Raises:
-        RewriteError: The native operator does not compute what such a node computes; the error names it.
-    """
-    chosen = [n for n in model.graph.node if is_recurrent(n) and (names is None or n.name in names)]
-    if not chosen:
-        return model
-    weights = {tensor.name: tensor for tensor in model.graph.initializer}
-    replaced = {id(node): native_node(node, weights, standard_opset(model), bfloat16=bfloat16) for node in chosen}
-    rewriter = Rewriter(model)
-    rewriter.nodes = [replaced.get(id(node), node) for node in model.graph.node]
-    rewritten = rewriter.finish()
-    if not has_native_operators(rewritten):
-        rewritten.opset_import.append(helper.make_opsetid(DOMAIN, 1))
-    return rewritten
-
-
-def native_node(
-    node: onnx.NodeProto, weights: Mapping[str, onnx.TensorProto], opset: int, *, bfloat16: bool = False
+def native_recurrent(
+    node: onnx.NodeProto, weights: Mapping[str, onnx.TensorProto], opset: int, *, bfloat16: bool, split: int
 ) -> onnx.NodeProto:
     """Return the native operator that computes what an LSTM, GRU or RNN computes.
 
@@ -105,6 +62,7 @@ def native_node(
         weights: The constants of its model, by name.
         opset: The version of ONNX's operators in the model.
         bfloat16: Whether it multiplies in bfloat16.
+        split: The number of threads that its units are divided among.
 
     Raises:
         RewriteError: There is no such native operator.
@@ -121,7 +79,7 @@ def native_node(
         list(node.input),
         list(node.output),
         node.name,
-        domain=DOMAIN,
+        domain=NATIVE,
         kind=_KINDS.index(node.op_type),
         hidden=hidden,
         directions=directions,
@@ -131,6 +89,7 @@ def native_node(
         input_forget=int_attribute(node, "input_forget", 0),
         clip=_clip(node),
         bfloat16=int(bfloat16),
+        split=split,
         activations=[_NUMBERS[name] for name, _, _ in functions],
         alpha=[alpha for _, alpha, _ in functions],
         beta=[beta for _, _, beta in functions],

@@ -64,11 +64,12 @@ def unroll(graph: Graph, chunk: int) -> Graph:
     lengths = unrollable(folded)
     if not lengths or (chunk >= max(lengths) and not _has_bidirectional(folded)):
         return folded
-    if chunk not in graph.unrolled:
+    unrolled = graph.unrolled.get(chunk)
+    if unrolled is None:
         from chrion.graph.loader import reassemble  # noqa: PLC0415 - imports onnxruntime, which planning does not need
 
-        graph.unrolled[chunk] = reassemble(folded, _Unroller(folded, chunk).run())
-    return graph.unrolled[chunk]
+        unrolled = graph.unrolled[chunk] = reassemble(folded, _Unroller(folded, chunk).run())
+    return unrolled
 
 
 def chunk_choices(graph: Graph) -> tuple[int, ...]:
@@ -77,10 +78,14 @@ def chunk_choices(graph: Graph) -> tuple[int, ...]:
     The first one is the whole sequence if the graph has chains, which are only folded then, or bidirectional operators,
     whose directions are only separated.
     """
-    folded = fold(graph)
-    longest = max(unrollable(folded), default=0)
+    folded, longest = fold(graph), longest_sequence(graph)
     whole = [longest] if longest and (folded is not graph or _has_bidirectional(folded)) else []
     return tuple(dict.fromkeys([*whole, *(-(-longest // parts) for parts in _PARTS if parts <= longest)]))
+
+
+def longest_sequence(graph: Graph) -> int:
+    """Return the length of the longest sequence that can be cut, after chains are folded; 0 if there is none."""
+    return max(unrollable(fold(graph)), default=0)
 
 
 def _has_bidirectional(graph: Graph) -> bool:

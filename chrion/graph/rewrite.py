@@ -21,6 +21,8 @@ from chrion.errors import ModelError
 STANDARD = frozenset({"", "ai.onnx"})
 #: The domain of onnxruntime's own operators.
 MICROSOFT = "com.microsoft"
+#: The domain of Chrion's native operators.
+NATIVE = "chrion"
 #: What a node may have as a constant input.
 Constant = float | Sequence[int] | np.ndarray[Any, Any]
 

@@ -224,6 +224,9 @@ const OperatorDescription chrion_pooled_attention = {
     .input_type = input_type,
     .input_count = input_count,
     .input_kind = input_kind,
+    .output_count = chrion_one_value,
+    .output_kind = chrion_required,
     .try_create = create,
     .try_compute = compute,
+    .destroy = chrion_destroy,
 };

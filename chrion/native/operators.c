@@ -6,6 +6,10 @@
 #include <string.h>
 #if HAS_BFLOAT16
 #include <cpuid.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #endif
 
 /* Identifies the sources of the library, so that one that was compiled from others is not used. */
@@ -59,6 +63,14 @@ EXPORT int chrion_choose(int level) {
   return chrion_level + chrion_bfloat16;
 }
 
+bool chrion_allow_tiles(void) {
+#if HAS_BFLOAT16 && defined(__linux__)
+  return chrion_bfloat16 == 2 && !syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* XTILEDATA */);
+#else
+  return false;
+#endif
+}
+
 OrtStatus *chrion_error(int code, const char *message) {
   return CALL(OrtStatus *, CreateStatus, int, const char *)(code, message);
 }
@@ -106,6 +118,49 @@ OrtStatus *chrion_make_output(OrtKernelContext *context, const int64_t *shape, i
   return CALL(OrtStatus *, GetTensorMutableData, OrtValue *, void **)(output, data);
 }
 
+OrtStatus *chrion_read_integer(const OrtKernelInfo *info, const char *name, int64_t *value) {
+  return CALL(OrtStatus *, KernelInfoGetAttributeInt, const OrtKernelInfo *, const char *, int64_t *)(info, name, value);
+}
+
+OrtStatus *chrion_read_constant(const OrtKernelInfo *info, size_t at, const float **data, size_t *bytes) {
+  const OrtValue *value = NULL;
+  int constant = 0;
+  OrtStatus *status;
+  *data = NULL;
+  *bytes = 0;
+  if ((status = CALL(OrtStatus *, KernelInfoGetConstantInput, const OrtKernelInfo *, size_t, int *, const OrtValue **)(
+           info, at, &constant, &value)) ||
+      !constant || !value ||
+      (status = CALL(OrtStatus *, GetTensorSizeInBytes, const OrtValue *, size_t *)(value, bytes)))
+    return status;
+  return CALL(OrtStatus *, GetTensorMutableData, const OrtValue *, void **)(value, (void **)data);
+}
+
+OrtStatus *chrion_read_sizes(const OrtKernelContext *context, size_t at, int64_t *sizes, size_t *rank) {
+  const OrtValue *value;
+  OrtTensorInfo *info;
+  size_t most = *rank;
+  OrtStatus *status;
+  if ((status = CALL(OrtStatus *, KernelContextGetInput, const OrtKernelContext *, size_t, const OrtValue **)(
+           context, at, &value)) ||
+      (status = CALL(OrtStatus *, GetTensorTypeAndShape, const OrtValue *, OrtTensorInfo **)(value, &info)))
+    return status;
+  status = CALL(OrtStatus *, GetDimensionsCount, const OrtTensorInfo *, size_t *)(info, rank);
+  if (!status && *rank <= most)
+    status = CALL(OrtStatus *, GetDimensions, const OrtTensorInfo *, int64_t *, size_t)(info, sizes, *rank);
+  CALL(void, ReleaseTensorTypeAndShapeInfo, OrtTensorInfo *)(info);
+  return status || *rank <= most ? status : chrion_error(INVALID_ARGUMENT, "an input has too many dimensions");
+}
+
+OrtStatus *chrion_make_optional(OrtKernelContext *context, size_t at, const int64_t *sizes, size_t rank, float **data) {
+  OrtValue *output = NULL;
+  *data = NULL;
+  OrtStatus *status = CALL(OrtStatus *, KernelContextGetOutput, OrtKernelContext *, size_t, const int64_t *, size_t,
+                           OrtValue **)(context, at, sizes, rank, &output);
+  if (status || !output) return status;
+  return CALL(OrtStatus *, GetTensorMutableData, OrtValue *, void **)(output, (void **)data);
+}
+
 OrtStatus *chrion_make_kernel(const void *attributes, size_t size, void **kernel) {
   *kernel = malloc(size);
   if (!*kernel) return chrion_error(FAIL, "out of memory");
@@ -136,7 +191,8 @@ size_t chrion_one_value(const OperatorDescription *d) { return (void)d, 1; }
 void chrion_destroy(void *kernel) { free(kernel); }
 
 static OrtStatus *make_domain(OrtCustomOpDomain **domain) {
-  const OperatorDescription *const operators[] = {&chrion_pooled_attention, &chrion_recurrent, &chrion_silu_and_mul};
+  const OperatorDescription *const operators[] = {&chrion_linear, &chrion_pooled_attention, &chrion_recurrent,
+                                                  &chrion_silu_and_mul};
   OrtStatus *status = CALL(OrtStatus *, CreateCustomOpDomain, const char *, OrtCustomOpDomain **)("chrion", domain);
   for (size_t at = 0; at < sizeof operators / sizeof *operators && !status; at++)
     status = CALL(OrtStatus *, CustomOpDomainAdd, OrtCustomOpDomain *, const OperatorDescription *)(*domain,

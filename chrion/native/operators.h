@@ -85,6 +85,14 @@ OrtStatus *chrion_error(int code, const char *message);
 OrtStatus *chrion_read_shape(const OrtKernelInfo *info, int64_t elements, int64_t *shape, int64_t *rank);
 /* Read the data of an input and its size in bytes; both are 0 if the input is not given. */
 OrtStatus *chrion_read_input(const OrtKernelContext *context, size_t at, void **data, size_t *bytes);
+/* Read an attribute that is an integer. */
+OrtStatus *chrion_read_integer(const OrtKernelInfo *info, const char *name, int64_t *value);
+/* Read the data of a constant input and its size in bytes; both are 0 if it is not given or not constant. */
+OrtStatus *chrion_read_constant(const OrtKernelInfo *info, size_t at, const float **data, size_t *bytes);
+/* Read the dimensions of an input, of which there are at most `rank`, and store their number there. */
+OrtStatus *chrion_read_sizes(const OrtKernelContext *context, size_t at, int64_t *sizes, size_t *rank);
+/* Make an output, and return its data; NULL if it is not wanted. */
+OrtStatus *chrion_make_optional(OrtKernelContext *context, size_t at, const int64_t *sizes, size_t rank, float **data);
 /* Make the output, of a shape with another first dimension; `bytes` is the size that it must have. */
 OrtStatus *chrion_make_output(OrtKernelContext *context, const int64_t *shape, int64_t rank, int64_t first, size_t bytes,
                               void **data);
@@ -95,7 +103,7 @@ OrtStatus *chrion_for_each(const OrtKernelContext *context, bool parallel, size_
                            void *data);
 
 /* The operators, and what their descriptions have in common. */
-extern const OperatorDescription chrion_pooled_attention, chrion_recurrent, chrion_silu_and_mul;
+extern const OperatorDescription chrion_linear, chrion_pooled_attention, chrion_recurrent, chrion_silu_and_mul;
 const char *chrion_provider(const OperatorDescription *description);
 int chrion_one(const OperatorDescription *description);
 int chrion_any(const OperatorDescription *description);
@@ -106,9 +114,8 @@ size_t chrion_one_value(const OperatorDescription *description);
 void chrion_destroy(void *kernel);
 #define COMMON_DESCRIPTION                                                                                        \
   .version = OPERATOR_VERSION, .provider = chrion_provider, .output_type = chrion_float,                          \
-  .output_count = chrion_one_value, .output_kind = chrion_required, .input_memory = chrion_default_memory,        \
-  .least_inputs = chrion_one, .equal_inputs = chrion_one, .least_outputs = chrion_one,                            \
-  .equal_outputs = chrion_one, .first_version = chrion_one, .last_version = chrion_any, .destroy = chrion_destroy
+  .input_memory = chrion_default_memory, .least_inputs = chrion_one, .equal_inputs = chrion_one,                  \
+  .least_outputs = chrion_one, .equal_outputs = chrion_one, .first_version = chrion_one, .last_version = chrion_any
 
 /* Annotations of the synchronisation of onnxruntime's threads, which the thread sanitiser cannot see. */
 #ifdef __SANITIZE_THREAD__
@@ -127,6 +134,8 @@ void __tsan_release(void *);
 extern int chrion_level;
 /* Those for bfloat16: 0 for none, 1 for AVX512-BF16, 2 for AMX as well. */
 extern int chrion_bfloat16;
+/* Return whether operators may use tiles: chrion_bfloat16 has them, and the system permits it. */
+bool chrion_allow_tiles(void);
 /* Whether the compiler has them. */
 #if defined(__x86_64__) && (defined(__clang__) || __GNUC__ >= 11)
 #define HAS_BFLOAT16 1

@@ -1,4 +1,4 @@
-"""The operators ``PooledAttention``, ``Recurrent`` and ``SiluAndMul`` for onnxruntime, of ``operators.c``."""
+"""The operators of ``operators.c``: ``Linear``, ``PooledAttention``, ``Recurrent`` and ``SiluAndMul``."""
 
 from __future__ import annotations
 

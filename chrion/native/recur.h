@@ -1,5 +1,6 @@
 /* The computation of one direction. The includer defines LANES, TARGET as attributes of functions, and RECUR. */
 #include <math.h>
+#include <sched.h>
 #include <string.h>
 
 #include "recurrent.h"
@@ -14,6 +15,14 @@
 /* The elements of rows that are multiplied with a panel at a time, so that its part stays in the first cache (a choice, not
  * measured). */
 #define DEPTH (2048 / LANES)
+
+#if defined(__x86_64__)
+#define PAUSE() __builtin_ia32_pause()
+#elif defined(__aarch64__)
+#define PAUSE() __asm__ volatile("yield")
+#else
+#define PAUSE() ((void)0)
+#endif
 
 /* ---- Products ---- */
 
@@ -102,13 +111,14 @@ static void (*const by_rows[])(const float *const *, int64_t, const float *, int
 #endif
 };
 
-/* Add the products of rows with a matrix to sums, from the elements `at` of each on. */
-static TARGET void multiply(const Sequence *s, const Matrix *matrix, int64_t count, float *const *sums, int64_t at) {
-  const float *const *rows = s->sources;
-  if (MULTIPLY_TILES(s, matrix, count, sums, at)) return;
+/* Add the products of rows with some vectors of a matrix to sums, which begin at the elements `at` of each. The first
+ * vector is that of a panel. */
+static TARGET void multiply(const float *const *rows, bool tiles, const Matrix *matrix, int64_t first_vector,
+                            int64_t last_vector, int64_t count, float *const *sums, int64_t at) {
+  if (MULTIPLY_TILES(rows, tiles, matrix, first_vector, last_vector, count, sums, at)) return;
   int64_t blocks = (count + ROWS - 1) / ROWS;
   int64_t step = blocks > 1 ? DEPTH : matrix->depth; /* one block reads each panel once */
-  for (int64_t vector = 0; vector < matrix->vectors; vector += PANEL) {
+  for (int64_t vector = first_vector; vector < last_vector; vector += PANEL) {
     int64_t width = matrix->vectors - vector < PANEL ? matrix->vectors - vector : PANEL;
     const float *panel = matrix->panels + vector * matrix->stride * LANES;
     for (int64_t first = 0; first < matrix->depth; first += step, panel += step * width * LANES) {
@@ -208,12 +218,18 @@ INLINE void apply_clipped(const Sequence *s, const Activation *activation, Float
   apply(activation, x);
 }
 
+/* Units whose states a thread computes: vectors of them. */
+typedef struct {
+  int64_t first, last;
+} Units;
+
 /* Compute the states of a row of an LSTM from the sums of its gates: i, o, f and c of each vector of units. */
-INLINE void finish_lstm(const Sequence *s, const float *sums, float *h, float *c) {
+INLINE void finish_lstm(const Sequence *s, Units units, const float *sums, float *h, float *c) {
   const Activation *f = s->activations;
   const float *peepholes = s->peepholes;
   int64_t padded = s->cell->units * LANES;
-  for (int64_t at = 0; at < padded; at += LANES, sums += 4 * LANES) {
+  sums += 4 * units.first * LANES;
+  for (int64_t at = units.first * LANES; at < units.last * LANES; at += LANES, sums += 4 * LANES) {
     Floats input = *(const Floats *)sums, output = *(const Floats *)(sums + LANES);
     Floats forget = *(const Floats *)(sums + 2 * LANES), value = *(const Floats *)(sums + 3 * LANES);
     Floats state = *(const Floats *)(c + at), one = (Floats){0} + 1.0f;
@@ -236,8 +252,9 @@ INLINE void finish_lstm(const Sequence *s, const float *sums, float *h, float *c
 }
 
 /* Compute the gates z and r of a row of a GRU, in place; and r * h, if that is multiplied next. */
-INLINE void reset_gru(const Sequence *s, float *sums, const float *h, float *reset) {
-  for (int64_t at = 0; at < s->cell->units * LANES; at += LANES, sums += 2 * LANES) {
+INLINE void reset_gru(const Sequence *s, Units units, float *sums, const float *h, float *reset) {
+  sums += 2 * units.first * LANES;
+  for (int64_t at = units.first * LANES; at < units.last * LANES; at += LANES, sums += 2 * LANES) {
     Floats update = *(const Floats *)sums, share = *(const Floats *)(sums + LANES);
     apply_clipped(s, &s->activations[0], &update);
     apply_clipped(s, &s->activations[2], &share);
@@ -248,93 +265,169 @@ INLINE void reset_gru(const Sequence *s, float *sums, const float *h, float *res
 }
 
 /* Compute the state of a row of a GRU from its gates and the sums of the hidden gate. */
-INLINE void finish_gru(const Sequence *s, const float *sums, float *h, const float *reset) {
-  int64_t padded = s->cell->units * LANES;
-  const float *hidden = sums + 2 * padded;
-  for (int64_t at = 0; at < padded; at += LANES, sums += 2 * LANES) {
+INLINE void finish_gru(const Sequence *s, Units units, const float *sums, const float *before, float *h,
+                       const float *reset) {
+  const float *hidden = sums + 2 * s->cell->units * LANES;
+  sums += 2 * units.first * LANES;
+  for (int64_t at = units.first * LANES; at < units.last * LANES; at += LANES, sums += 2 * LANES) {
     Floats update = *(const Floats *)sums, share = *(const Floats *)(sums + LANES);
     Floats value = *(const Floats *)(hidden + at), one = (Floats){0} + 1.0f;
     if (s->cell->linear_before_reset) value += share * *(const Floats *)(reset + at);
     apply_clipped(s, &s->activations[1], &value);
-    *(Floats *)(h + at) = (one - update) * value + update * *(const Floats *)(h + at);
+    *(Floats *)(h + at) = (one - update) * value + update * *(const Floats *)(before + at);
   }
 }
 
-INLINE void finish_rnn(const Sequence *s, const float *sums, float *h) {
-  for (int64_t at = 0; at < s->cell->units * LANES; at += LANES) {
+INLINE void finish_rnn(const Sequence *s, Units units, const float *sums, float *h) {
+  for (int64_t at = units.first * LANES; at < units.last * LANES; at += LANES) {
     Floats value = *(const Floats *)(sums + at);
     apply_clipped(s, &s->activations[0], &value);
     *(Floats *)(h + at) = value;
   }
 }
 
-/* ---- Steps ---- */
+/* ---- Phases: the products of the inputs of some steps, then one or two phases for each of these steps ---- */
+
+/* The threads that wait look so often whether a phase has ended before they compute the part of another thread, which
+ * takes some 25 us, and so often before they let others run (choices, not measured). */
+#define PATIENCE 512
+#define LONG_PATIENCE 16384
 
 INLINE int64_t length_of(const Sequence *s, int64_t row) { return s->lengths ? s->lengths[row] : s->steps; }
 
-/* Multiply the inputs of some steps, from `first` on. A row that has ended is multiplied with any of its inputs. */
-static TARGET void multiply_inputs(const Sequence *s, int64_t first, int64_t count) {
-  int64_t gates = s->weights->input.vectors * LANES, stride = s->weights->input.stride;
-  (void)stride;
+/* Return the states of a row after some steps. */
+INLINE float *state_of(const Sequence *s, int64_t row, int64_t steps) {
+  return s->h + ((steps & 1) * s->batch + row) * s->cell->units * LANES;
+}
+
+/* The phases of a step: a GRU multiplies the reset states of all units. */
+INLINE int64_t phases_of_step(const Cell *cell) { return cell->kind == GRU && !cell->linear_before_reset ? 2 : 1; }
+
+/* Multiply the inputs of some steps, from `first` on, with a part of the panels. A row that has ended is multiplied with
+ * any of its inputs. */
+static TARGET void multiply_inputs(const Sequence *s, int64_t first, int64_t count, int64_t part) {
+  const Matrix *matrix = &s->weights->input;
+  int64_t gates = matrix->vectors * LANES, panels = (matrix->vectors + PANEL - 1) / PANEL;
+  int64_t from = panels * part / s->team->parts * PANEL, to = panels * (part + 1) / s->team->parts * PANEL;
+  if (to > matrix->vectors) to = matrix->vectors;
+  if (from >= to) return;
   for (int64_t step = 0, at = 0; step < count; step++)
     for (int64_t row = 0; row < s->batch; row++, at++) {
       int64_t time = first + step, length = length_of(s, row);
       if (s->reverse) time = time < length ? length - 1 - time : 0;
       const float *x = s->x + time * s->x_step + row * s->x_row;
-      s->sources[at] = round_row(x, s->cell->inputs, s->rounded + at * stride);
+      s->sources[at] = round_row(x, s->cell->inputs, s->rounded + at * matrix->stride);
       s->sums[at] = s->products + at * gates;
-      memcpy(s->sums[at], s->bias, sizeof(float) * (size_t)gates);
+      memcpy(s->sums[at] + from * LANES, s->bias + from * LANES, sizeof(float) * (size_t)((to - from) * LANES));
     }
-  multiply(s, &s->weights->input, count * s->batch, s->sums, 0);
+  multiply(s->sources, s->tiles, matrix, from, to, count * s->batch, s->sums, 0);
 }
 
-/* Compute one step of the rows that have not ended, from the products of its inputs. */
-static TARGET void run_step(const Sequence *s, int64_t step, float *products) {
+/* Return the units of a part: whole panels of all of their matrices. */
+INLINE Units units_of(const Sequence *s, int64_t part) {
+  if (s->team->parts == 1) return (Units){0, s->cell->units};
+  int64_t step = s->cell->kind == LSTM ? 1 : PANEL, groups = (s->cell->units + step - 1) / step;
+  Units units = {groups * part / s->team->parts * step, groups * (part + 1) / s->team->parts * step};
+  if (units.last > s->cell->units) units.last = s->cell->units;
+  return units;
+}
+
+/* Compute the states of some units after a step, and store them in the result. */
+INLINE void finish_row(const Sequence *s, Units units, int64_t row, int64_t step, const float *sums, const float *reset) {
   const Cell *cell = s->cell;
+  float *before = state_of(s, row, step), *h = state_of(s, row, step + 1);
+  if (cell->kind == LSTM)
+    finish_lstm(s, units, sums, h, s->c + row * cell->units * LANES);
+  else if (cell->kind == GRU)
+    finish_gru(s, units, sums, before, h, reset);
+  else
+    finish_rnn(s, units, sums, h);
+  if (!s->y) return;
+  int64_t time = s->reverse ? length_of(s, row) - 1 - step : step, first = units.first * LANES;
+  int64_t last = units.last * LANES < cell->hidden ? units.last * LANES : cell->hidden;
+  memcpy(s->y + time * s->y_step + row * s->y_row + first, h + first, sizeof(float) * (size_t)(last - first));
+}
+
+/* Compute a phase of one step for a part of the units of the rows that have not ended, from the products of inputs. */
+static TARGET void run_step(const Sequence *s, int64_t step, bool second, float *products, int64_t part) {
+  const Cell *cell = s->cell;
+  const Matrix *recurrent = &s->weights->recurrent, *candidate = &s->weights->candidate;
+  Units units = units_of(s, part);
+  if (units.first >= units.last) return;
   int64_t padded = cell->units * LANES, gates = s->weights->input.vectors * LANES, count = 0;
-  int64_t stride = s->weights->recurrent.stride;
+  int64_t stride = recurrent->stride, vectors = cell->kind == LSTM ? 4 : cell->kind == GRU ? 2 : 1;
   (void)stride;
   for (int64_t row = 0; row < s->batch; row++)
     if (step < length_of(s, row)) {
       s->active[count] = row;
-      s->sources[count] = round_row(s->h + row * padded, cell->hidden, s->rounded + count * stride);
+      const float *source = second ? s->reset + row * padded : state_of(s, row, step);
+      s->sources[count] = round_row(source, cell->hidden, s->rounded + count * stride);
+      s->others[count] = s->reset + row * padded;
       s->sums[count++] = products + row * gates;
     }
-  multiply(s, &s->weights->recurrent, count, s->sums, 0);
-  if (cell->kind == GRU) {
-    for (int64_t at = 0; at < count; at++) {
-      float *reset = s->reset + s->active[at] * padded;
-      reset_gru(s, s->sums[at], s->h + s->active[at] * padded, reset);
-      s->others[at] = reset;
+  if (!second) {
+    multiply(s->sources, s->tiles, recurrent, vectors * units.first, vectors * units.last, count, s->sums, 0);
+    for (int64_t at = 0; cell->kind == GRU && at < count; at++) {
+      reset_gru(s, units, s->sums[at], state_of(s, s->active[at], step), s->others[at]);
       if (cell->linear_before_reset)
-        memcpy(reset, s->bias + gates, sizeof(float) * (size_t)padded);
-      else
-        s->sources[at] = round_row(reset, cell->hidden, s->rounded + at * stride);
+        memcpy(s->others[at] + units.first * LANES, s->bias + gates + units.first * LANES,
+               sizeof(float) * (size_t)((units.last - units.first) * LANES));
     }
-    if (cell->linear_before_reset)
-      multiply(s, &s->weights->candidate, count, s->others, 0);
-    else
-      multiply(s, &s->weights->candidate, count, s->sums, 2 * padded);
+    if (phases_of_step(cell) > 1) return;
+    if (cell->kind == GRU)
+      multiply(s->sources, s->tiles, candidate, units.first, units.last, count, s->others, 0);
+  } else {
+    multiply(s->sources, s->tiles, candidate, units.first, units.last, count, s->sums, 2 * padded);
   }
-  for (int64_t at = 0; at < count; at++) {
-    int64_t row = s->active[at], time = s->reverse ? length_of(s, row) - 1 - step : step;
-    float *h = s->h + row * padded;
-    if (cell->kind == LSTM)
-      finish_lstm(s, s->sums[at], h, s->c + row * padded);
-    else if (cell->kind == GRU)
-      finish_gru(s, s->sums[at], h, s->others[at]);
-    else
-      finish_rnn(s, s->sums[at], h);
-    if (s->y) memcpy(s->y + time * s->y_step + row * s->y_row, h, sizeof(float) * (size_t)cell->hidden);
+  for (int64_t at = 0; at < count; at++) finish_row(s, units, s->active[at], step, s->sums[at], s->others[at]);
+}
+
+/* Compute a part of the phase of a block of steps from `first` on that has a number, with 0 for the products of inputs. */
+static TARGET void run_phase(const Sequence *s, int64_t first, int64_t number, int64_t part) {
+  int64_t own = phases_of_step(s->cell), step = own > 1 ? (number - 1) / 2 : number - 1;
+  int64_t count = s->steps - first < s->block ? s->steps - first : s->block;
+  if (!number)
+    multiply_inputs(s, first, count, part);
+  else
+    run_step(s, first + step, number - 1 > step * own, s->products + step * s->batch * s->weights->input.vectors * LANES,
+             part);
+}
+
+/* Compute a part of a phase if no other thread does; return whether it did. */
+static TARGET bool claim_part(const Sequence *s, int64_t phase, int64_t part) {
+  int64_t expected = phase;
+  if (!__atomic_compare_exchange_n(&s->team->claims[part].phases, &expected, phase + 1, false, __ATOMIC_ACQ_REL,
+                                   __ATOMIC_ACQUIRE))
+    return false;
+  int64_t each = 1 + s->block * phases_of_step(s->cell);
+  run_phase(s, phase / each * s->block, phase % each, part);
+  __atomic_add_fetch(&s->team->done, 1, __ATOMIC_ACQ_REL);
+  return true;
+}
+
+/* Compute a thread's share of all phases. */
+static TARGET void join_team(const Sequence *s, int64_t phases) {
+  Team *team = s->team;
+  __atomic_add_fetch(&team->joined, 1, __ATOMIC_ACQ_REL);
+  for (int64_t phase; (phase = __atomic_load_n(&team->done, __ATOMIC_ACQUIRE) / team->parts) < phases;) {
+    claim_part(s, phase, s->part);
+    for (int64_t turns = 0; __atomic_load_n(&team->done, __ATOMIC_ACQUIRE) / team->parts == phase; turns++) {
+      bool absent = __atomic_load_n(&team->joined, __ATOMIC_ACQUIRE) < team->parts;
+      for (int64_t part = 0; (absent || turns >= PATIENCE) && part < team->parts; part++) claim_part(s, phase, part);
+      PAUSE();
+      if (turns >= LONG_PATIENCE) sched_yield();
+    }
   }
 }
 
 RECUR(const Sequence *s) {
-  int64_t gates = s->weights->input.vectors * LANES;
-  for (int64_t first = 0; first < s->steps; first += s->block) {
-    int64_t count = s->steps - first < s->block ? s->steps - first : s->block;
-    multiply_inputs(s, first, count);
-    for (int64_t step = 0; step < count; step++) run_step(s, first + step, s->products + step * s->batch * gates);
-  }
+  int64_t own = phases_of_step(s->cell), blocks = (s->steps + s->block - 1) / s->block;
+  if (s->team->parts > 1)
+    join_team(s, blocks + s->steps * own);
+  else
+    for (int64_t first = 0; first < s->steps; first += s->block) {
+      int64_t count = s->steps - first < s->block ? s->steps - first : s->block;
+      for (int64_t number = 0; number <= count * own; number++) run_phase(s, first, number, 0);
+    }
   END_TILES();
 }

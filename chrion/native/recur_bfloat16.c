@@ -1,4 +1,4 @@
-/* Recurrent operators with weights and rows in bfloat16, and sums in float32: AVX512-BF16, or AMX.
+/* Products of weights and rows in bfloat16, with sums in float32: AVX512-BF16, or AMX.
  *
  * Both count denormals as zeros. Tiles multiply rows at equal distances: all inputs of some steps, and the states of a
  * step unless some rows have ended. For a single row they are faster as well, since a tile of weights is read at once.
@@ -33,7 +33,7 @@ static BFLOAT16 const float *round_row(const float *row, int64_t count, float *t
   return target;
 }
 
-/* The layout of tiles: 0 to 3 for sums and 4 for rows, and two for weights. */
+/* The layout of tiles: 0 to 3 for sums, 4 and 5 for rows, 6 and 7 for weights. */
 typedef struct {
   uint8_t palette, start, reserved[14];
   uint16_t row_bytes[16];
@@ -46,9 +46,9 @@ static __thread int64_t tile_rows;
 static BFLOAT16 void use_tiles(int64_t rows) {
   if (rows == tile_rows) return;
   Tiles tiles = {.palette = 1};
-  for (int tile = 0; tile < 7; tile++) {
+  for (int tile = 0; tile < 8; tile++) {
     tiles.row_bytes[tile] = 4 * TILE;
-    tiles.rows[tile] = (uint8_t)(tile < 5 ? rows : TILE);
+    tiles.rows[tile] = (uint8_t)(tile < 6 ? rows : TILE);
   }
   _tile_loadconfig(&tiles);
   tile_rows = rows;
@@ -77,19 +77,19 @@ INLINE BFLOAT16 void multiply_tile(const float *rows, int64_t rows_step, const f
   if (vectors > 3) _tile_loadd(3, sums + 3 * LANES, sums_step);
   for (int64_t k = 0; k < depth; k += TILE, panel += TILE * vectors * LANES) {
     _tile_loadd(4, rows + k, rows_step);
-    _tile_loadd(5, panel, panel_step);
-    _tile_dpbf16ps(0, 4, 5);
+    _tile_loadd(6, panel, panel_step);
+    _tile_dpbf16ps(0, 4, 6);
     if (vectors > 1) {
-      _tile_loadd(6, panel + LANES, panel_step);
-      _tile_dpbf16ps(1, 4, 6);
+      _tile_loadd(7, panel + LANES, panel_step);
+      _tile_dpbf16ps(1, 4, 7);
     }
     if (vectors > 2) {
-      _tile_loadd(5, panel + 2 * LANES, panel_step);
-      _tile_dpbf16ps(2, 4, 5);
+      _tile_loadd(6, panel + 2 * LANES, panel_step);
+      _tile_dpbf16ps(2, 4, 6);
     }
     if (vectors > 3) {
-      _tile_loadd(6, panel + 3 * LANES, panel_step);
-      _tile_dpbf16ps(3, 4, 6);
+      _tile_loadd(7, panel + 3 * LANES, panel_step);
+      _tile_dpbf16ps(3, 4, 7);
     }
   }
   _tile_stored(0, sums, sums_step);
@@ -98,19 +98,51 @@ INLINE BFLOAT16 void multiply_tile(const float *rows, int64_t rows_step, const f
   if (vectors > 3) _tile_stored(3, sums + 3 * LANES, sums_step);
 }
 
-/* Add the products of rows with a matrix to sums, if they are at equal distances, as unless some rows have ended. */
-static BFLOAT16 bool multiply_tiles(const Sequence *s, const Matrix *matrix, int64_t count, float *const *sums,
-                                    int64_t at) {
-  int64_t rows_step = 4 * distance(s->sources, count), sums_step = 4 * distance((const float *const *)sums, count);
-  if (!s->tiles || !rows_step || !sums_step) return false;
+/* Add the products of the rows of two tiles with two vectors of a panel of four: as many loads as products. */
+static BFLOAT16 void multiply_square(const float *rows, int64_t rows_step, const float *panel, int64_t depth, float *sums,
+                                     int64_t sums_step) {
+  const int64_t panel_step = 4 * PANEL * LANES;
+  const float *more_rows = rows + TILE * rows_step / 4;
+  float *more_sums = sums + TILE * sums_step / 4;
+  _tile_loadd(0, sums, sums_step);
+  _tile_loadd(1, sums + LANES, sums_step);
+  _tile_loadd(2, more_sums, sums_step);
+  _tile_loadd(3, more_sums + LANES, sums_step);
+  for (int64_t k = 0; k < depth; k += TILE, panel += TILE * PANEL * LANES) {
+    _tile_loadd(4, rows + k, rows_step);
+    _tile_loadd(6, panel, panel_step);
+    _tile_loadd(7, panel + LANES, panel_step);
+    _tile_loadd(5, more_rows + k, rows_step);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+  }
+  _tile_stored(0, sums, sums_step);
+  _tile_stored(1, sums + LANES, sums_step);
+  _tile_stored(2, more_sums, sums_step);
+  _tile_stored(3, more_sums + LANES, sums_step);
+}
+
+/* Add the products of rows with some vectors of a matrix to sums, if they are at equal distances, as unless some rows have
+ * ended. */
+static BFLOAT16 bool multiply_tiles(const float *const *rows, bool tiles, const Matrix *matrix, int64_t first_vector,
+                                    int64_t last_vector, int64_t count, float *const *sums, int64_t at) {
+  int64_t rows_step = 4 * distance(rows, count), sums_step = 4 * distance((const float *const *)sums, count);
+  if (!tiles || !rows_step || !sums_step) return false;
   for (int64_t row = 0, end; row < count; row = end) { /* all whole tiles, then the rest */
     int64_t height = count - row < TILE ? count - row : TILE;
     end = row + (count - row) / height * height;
     use_tiles(height);
-    for (int64_t vector = 0; vector < matrix->vectors; vector += PANEL) {
+    for (int64_t vector = first_vector; vector < last_vector; vector += PANEL) {
       const float *panel = matrix->panels + vector * matrix->stride * LANES;
-      for (int64_t first = row; first < end; first += height) {
-        const float *source = s->sources[first];
+      int64_t first = row;
+      for (; matrix->vectors - vector >= PANEL && first + 2 * TILE <= end; first += 2 * TILE)
+        for (int64_t half = 0; half < PANEL * LANES; half += 2 * LANES)
+          multiply_square(rows[first], rows_step, panel + half, matrix->stride, sums[first] + at + vector * LANES + half,
+                          sums_step);
+      for (; first < end; first += height) {
+        const float *source = rows[first];
         float *target = sums[first] + at + vector * LANES;
         switch (matrix->vectors - vector) {
           case 1: multiply_tile(source, rows_step, panel, matrix->stride, 1, target, sums_step); break;
@@ -125,4 +157,22 @@ static BFLOAT16 bool multiply_tiles(const Sequence *s, const Matrix *matrix, int
 }
 
 #include "recur.h"
+
+BFLOAT16 void chrion_multiply_bfloat16(const Product *p) {
+  const Matrix *matrix = &p->weights->input;
+  int64_t inputs = p->weights->inputs, outputs = p->weights->hidden, padded = matrix->vectors * LANES;
+  int64_t from = p->first * LANES, end = p->last * LANES, to = end < outputs ? end : outputs;
+  for (int64_t first = 0; first < p->rows; first += p->block) {
+    int64_t count = p->rows - first < p->block ? p->rows - first : p->block;
+    for (int64_t at = 0; at < count; at++) {
+      p->sources[at] = round_row(p->x + (first + at) * inputs, inputs, p->rounded + at * matrix->stride);
+      p->sums[at] = p->products ? p->products + at * padded : p->y + (first + at) * outputs;
+      memcpy(p->sums[at] + from, p->bias + from, sizeof(float) * (size_t)(end - from));
+    }
+    multiply(p->sources, p->tiles, matrix, p->first, p->last, count, p->sums, 0);
+    for (int64_t at = 0; p->products && at < count; at++)
+      memcpy(p->y + (first + at) * outputs + from, p->sums[at] + from, sizeof(float) * (size_t)(to - from));
+  }
+  END_TILES();
+}
 #endif

@@ -10,7 +10,8 @@
  * Outputs, each optional: Y, Y_h and Y_c.
  * Attributes: kind (0 LSTM, 1 GRU, 2 RNN), hidden, directions, reverse (of a single direction), layout,
  * linear_before_reset, input_forget, clip (a positive limit, or 0 for none), bfloat16 (whether products are, which the
- * processor must have instructions for); and activations, alpha and beta, which
+ * processor must have instructions for), split (the threads that compute it: units are divided among those of a
+ * direction); and activations, alpha and beta, which
  * have an entry for each function of each direction: numbers of recurrent.h, and the parameters of all of them.
  *
  * A row of length 0 has final states of zeros, as in onnxruntime, or its initial state in an RNN. Rows are independent,
@@ -20,10 +21,6 @@
 #include <string.h>
 
 #include "operators.h"
-#if defined(__linux__)
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
 #include "recurrent.h"
 
 enum { X, W, R, B, LENGTHS, FIRST_H, FIRST_C, PEEPHOLES, INPUTS };
@@ -44,6 +41,7 @@ typedef struct {
   Weights *weights[2];
   float *bias[2], *peepholes[2]; /* the latter are NULL without */
   bool biased, tiles;
+  int64_t parts; /* of the units of each direction, for as many threads */
 } Kernel;
 
 #if defined(__x86_64__)
@@ -63,19 +61,18 @@ static OrtStatus *invalid(const char *message) { return chrion_error(INVALID_ARG
 
 /* ---- Creation ---- */
 
-static OrtStatus *read_numbers(const OrtKernelInfo *info, Cell *cell) {
-  int64_t kind, directions, reverse, layout, linear, forget, hidden, bfloat16;
+static OrtStatus *read_numbers(const OrtKernelInfo *info, Kernel *kernel) {
+  Cell *cell = &kernel->cell;
+  int64_t kind, directions, reverse, layout, linear, forget, hidden, bfloat16, split;
   struct {
     const char *name;
     int64_t *value;
   } numbers[] = {{"kind", &kind}, {"hidden", &hidden}, {"directions", &directions}, {"reverse", &reverse},
                  {"layout", &layout}, {"linear_before_reset", &linear}, {"input_forget", &forget},
-                 {"bfloat16", &bfloat16}};
+                 {"bfloat16", &bfloat16}, {"split", &split}};
   OrtStatus *status;
   for (size_t at = 0; at < sizeof numbers / sizeof *numbers; at++)
-    if ((status = CALL(OrtStatus *, KernelInfoGetAttributeInt, const OrtKernelInfo *, const char *, int64_t *)(
-             info, numbers[at].name, numbers[at].value)))
-      return status;
+    if ((status = chrion_read_integer(info, numbers[at].name, numbers[at].value))) return status;
   if ((status = CALL(OrtStatus *, KernelInfoGetAttributeFloat, const OrtKernelInfo *, const char *, float *)(
            info, "clip", &cell->clip)))
     return status;
@@ -83,6 +80,7 @@ static OrtStatus *read_numbers(const OrtKernelInfo *info, Cell *cell) {
   if (hidden < 1 || hidden > MOST_UNITS) return invalid("Recurrent: expected 1 to 1048576 hidden units");
   if (directions < 1 || directions > 2) return invalid("Recurrent: expected 1 or 2 directions");
   if (bfloat16 && !chrion_bfloat16) return invalid("Recurrent: the processor has no instructions for bfloat16");
+  if (split < 1 || split > MOST_PARTS) return invalid("Recurrent: expected a split of 1 to 64");
   if (!(cell->clip >= 0.0f)) return invalid("Recurrent: expected a clip of 0 or more");
   cell->kind = kind;
   cell->hidden = hidden;
@@ -92,6 +90,7 @@ static OrtStatus *read_numbers(const OrtKernelInfo *info, Cell *cell) {
   cell->linear_before_reset = linear;
   cell->input_forget = forget;
   cell->rounded = bfloat16;
+  kernel->parts = split > directions ? split / directions : 1;
   return NULL;
 }
 
@@ -123,21 +122,6 @@ static OrtStatus *read_activations(const OrtKernelInfo *info, Kernel *kernel) {
   return NULL;
 }
 
-/* Read the data of a constant input and its size in bytes; both are 0 if it is not given or not constant. */
-static OrtStatus *read_constant(const OrtKernelInfo *info, size_t at, const float **data, size_t *bytes) {
-  const OrtValue *value = NULL;
-  int constant = 0;
-  OrtStatus *status;
-  *data = NULL;
-  *bytes = 0;
-  if ((status = CALL(OrtStatus *, KernelInfoGetConstantInput, const OrtKernelInfo *, size_t, int *, const OrtValue **)(
-           info, at, &constant, &value)) ||
-      !constant || !value ||
-      (status = CALL(OrtStatus *, GetTensorSizeInBytes, const OrtValue *, size_t *)(value, bytes)))
-    return status;
-  return CALL(OrtStatus *, GetTensorMutableData, const OrtValue *, void **)(value, (void **)data);
-}
-
 static float *zeros(int64_t count) { return calloc((size_t)(count ? count : 1), sizeof(float)); }
 
 /* Pack the bias of a direction, zeros without one. */
@@ -167,9 +151,9 @@ static OrtStatus *read_weights(const OrtKernelInfo *info, Kernel *kernel) {
   const float *w, *r, *bias, *peepholes;
   size_t w_bytes, r_bytes, bias_bytes, peephole_bytes;
   OrtStatus *status;
-  if ((status = read_constant(info, W, &w, &w_bytes)) || (status = read_constant(info, R, &r, &r_bytes)) ||
-      (status = read_constant(info, B, &bias, &bias_bytes)) ||
-      (status = read_constant(info, PEEPHOLES, &peepholes, &peephole_bytes)))
+  if ((status = chrion_read_constant(info, W, &w, &w_bytes)) || (status = chrion_read_constant(info, R, &r, &r_bytes)) ||
+      (status = chrion_read_constant(info, B, &bias, &bias_bytes)) ||
+      (status = chrion_read_constant(info, PEEPHOLES, &peepholes, &peephole_bytes)))
     return status;
   if (!w || !r) return invalid("Recurrent: expected constant weights");
   int64_t rows = chrion_gates(cell->kind) * cell->hidden;
@@ -204,25 +188,16 @@ static void destroy(void *given) {
   chrion_end_operator();
 }
 
-/* Return whether the system lets the process use tiles, for which it is asked when the first operator needs them. */
-static bool allow_tiles(void) {
-#if HAS_BFLOAT16 && defined(__linux__)
-  return !syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* XTILEDATA */);
-#else
-  return false;
-#endif
-}
-
 static OrtStatus *create(const OperatorDescription *description, const void *table, const OrtKernelInfo *info,
                          void **result) {
   (void)description, (void)table;
   Kernel *kernel = calloc(1, sizeof *kernel);
   if (!kernel) return chrion_error(FAIL, "Recurrent: out of memory");
   chrion_begin_operator();
-  OrtStatus *status = read_numbers(info, &kernel->cell);
+  OrtStatus *status = read_numbers(info, kernel);
   if (!status) {
     kernel->variant = kernel->cell.rounded ? ROUNDED : chrion_level;
-    kernel->tiles = kernel->cell.rounded && chrion_bfloat16 == 2 && allow_tiles();
+    kernel->tiles = kernel->cell.rounded && chrion_allow_tiles();
     kernel->cell.lanes = lanes_of[kernel->variant];
     kernel->cell.units = (kernel->cell.hidden + kernel->cell.lanes - 1) / kernel->cell.lanes;
     status = read_activations(info, kernel);
@@ -237,10 +212,13 @@ static OrtStatus *create(const OperatorDescription *description, const void *tab
 
 /* ---- Runs ---- */
 
-/* One run of the operator: a sequence for each direction. */
+/* One run of the operator: a sequence and a team for each direction, and the scratch memory of each thread. */
 typedef struct {
   const Kernel *kernel;
   Sequence sequences[2];
+  Team *teams;
+  char *threads;
+  size_t each, rounded, pointers;
 } Run;
 
 /* Copy the first states into padded rows, or clear them. */
@@ -263,7 +241,7 @@ static void finish_rows(const Sequence *s) {
     for (int64_t time = length; s->y && time < s->steps; time++)
       memset(s->y + time * s->y_step + row * s->y_row, 0, bytes);
     bool cleared = !length && cell->kind != RNN;
-    const float *h = s->h + row * padded, *c = s->c + row * padded;
+    const float *h = s->h + ((length & 1) * s->batch + row) * padded, *c = s->c + row * padded;
     if (s->y_h && cleared) memset(s->y_h + row * s->state_row, 0, bytes);
     if (s->y_h && !cleared) memcpy(s->y_h + row * s->state_row, h, bytes);
     if (s->y_c && cleared) memset(s->y_c + row * s->state_row, 0, bytes);
@@ -271,18 +249,23 @@ static void finish_rows(const Sequence *s) {
   }
 }
 
-static void run_direction(void *data, size_t direction) {
+static void run_thread(void *data, size_t thread) {
   ACQUIRE(data);
   const Run *run = data;
-  const Sequence *s = &run->sequences[direction];
-  begin_states(s, s->first_h, s->h);
-  if (s->cell->kind == LSTM) begin_states(s, s->first_c, s->c);
-  variants[run->kernel->variant](s);
-  finish_rows(s);
+  size_t parts = (size_t)run->kernel->parts;
+  Sequence s = run->sequences[thread / parts];
+  char *place = run->threads + thread * run->each;
+  s.part = (int64_t)(thread % parts);
+  s.rounded = (float *)place;
+  s.sources = (const float **)(place += run->rounded);
+  s.sums = (float **)(place += run->pointers);
+  s.others = (float **)(place += run->pointers);
+  s.active = (int64_t *)(place += run->pointers);
+  variants[run->kernel->variant](&s);
   RELEASE(data);
 }
 
-/* Give the sequences their parts of scratch memory, and return it; NULL if there is none. */
+/* Give the sequences and threads their parts of scratch memory, and return it; NULL if there is none. */
 static void *divide_scratch(Run *run) {
   const Cell *cell = &run->kernel->cell;
   int64_t steps = run->sequences[0].steps, batch = run->sequences[0].batch, padded = cell->units * cell->lanes;
@@ -291,56 +274,31 @@ static void *divide_scratch(Run *run) {
   int64_t gates = chrion_gates(cell->kind) * padded, rows = block * batch;
   int64_t longest = cell->inputs > cell->hidden ? cell->inputs : cell->hidden;
   /* Far beyond any memory, and no product below overflows. */
-  if (rows > INT64_MAX / 256 / (gates + longest + 64)) return NULL;
-  size_t states = sizeof(float) * (size_t)(batch * padded), pointers = sizeof(int64_t) * (size_t)rows;
-  pointers = (pointers + 63) / 64 * 64;
-  size_t products = sizeof(float) * (size_t)(rows * gates), each = products + 3 * states + 4 * pointers;
-  size_t rounded = cell->rounded ? sizeof(float) * (size_t)(rows * chrion_stride(true, longest)) : 0;
-  each += rounded;
-  char *memory = chrion_take_scratch(each * (size_t)cell->directions);
-  for (int64_t at = 0; memory && at < cell->directions; at++) {
+  if (rows > INT64_MAX / 256 / MOST_PARTS / (gates + longest + 64)) return NULL;
+  size_t states = sizeof(float) * (size_t)(batch * padded), products = sizeof(float) * (size_t)(rows * gates);
+  size_t teams = sizeof(Team) * (size_t)cell->directions, direction = products + 4 * states;
+  run->pointers = (sizeof(int64_t) * (size_t)rows + 63) / 64 * 64;
+  run->rounded = cell->rounded ? sizeof(float) * (size_t)(rows * chrion_stride(true, longest)) : 0;
+  run->each = run->rounded + 4 * run->pointers;
+  size_t shared = (teams + (size_t)cell->directions * direction + 63) / 64 * 64;
+  char *memory = chrion_take_scratch(shared + run->each * (size_t)(cell->directions * run->kernel->parts));
+  if (!memory) return NULL;
+  run->teams = (Team *)memory;
+  run->threads = memory + shared;
+  memset(run->teams, 0, teams);
+  for (int64_t at = 0; at < cell->directions; at++) {
     Sequence *s = &run->sequences[at];
-    char *place = memory + (size_t)at * each;
+    char *place = memory + teams + (size_t)at * direction;
+    s->team = &run->teams[at];
+    s->team->parts = run->kernel->parts;
     s->block = block;
     s->tiles = run->kernel->tiles;
     s->products = (float *)place;
     s->h = (float *)(place += products);
-    s->c = (float *)(place += states);
+    s->c = (float *)(place += 2 * states);
     s->reset = (float *)(place += states);
-    s->rounded = (float *)(place += states);
-    s->sources = (const float **)(place += rounded);
-    s->sums = (float **)(place += pointers);
-    s->others = (float **)(place += pointers);
-    s->active = (int64_t *)(place += pointers);
   }
   return memory;
-}
-
-/* Read the shape of a tensor of three dimensions. */
-static OrtStatus *read_sizes(const OrtKernelContext *context, int64_t *sizes) {
-  const OrtValue *value;
-  OrtTensorInfo *info;
-  size_t rank = 0;
-  OrtStatus *status;
-  if ((status = CALL(OrtStatus *, KernelContextGetInput, const OrtKernelContext *, size_t, const OrtValue **)(
-           context, X, &value)) ||
-      (status = CALL(OrtStatus *, GetTensorTypeAndShape, const OrtValue *, OrtTensorInfo **)(value, &info)))
-    return status;
-  status = CALL(OrtStatus *, GetDimensionsCount, const OrtTensorInfo *, size_t *)(info, &rank);
-  if (!status && rank == 3)
-    status = CALL(OrtStatus *, GetDimensions, const OrtTensorInfo *, int64_t *, size_t)(info, sizes, rank);
-  CALL(void, ReleaseTensorTypeAndShapeInfo, OrtTensorInfo *)(info);
-  return status || rank == 3 ? status : invalid("Recurrent: expected X of three dimensions");
-}
-
-/* Make an output, or nothing if it is not wanted. */
-static OrtStatus *make_output(OrtKernelContext *context, size_t at, const int64_t *sizes, size_t rank, float **data) {
-  OrtValue *output = NULL;
-  *data = NULL;
-  OrtStatus *status = CALL(OrtStatus *, KernelContextGetOutput, OrtKernelContext *, size_t, const int64_t *, size_t,
-                           OrtValue **)(context, at, sizes, rank, &output);
-  if (status || !output) return status;
-  return CALL(OrtStatus *, GetTensorMutableData, OrtValue *, void **)(output, (void **)data);
 }
 
 /* Make all outputs, and describe where each direction finds its inputs and outputs. */
@@ -356,8 +314,8 @@ static OrtStatus *describe(OrtKernelContext *context, Run *run, void *const *dat
   OrtStatus *status = CALL(OrtStatus *, KernelContextGetOutputCount, const OrtKernelContext *, size_t *)(context,
                                                                                                        &outputs);
   for (size_t at = 0; at < outputs && at < wanted && !status; at++)
-    status = at == Y ? make_output(context, at, rows ? last : first, 4, &made[at])
-                     : make_output(context, at, rows ? row_states : states, 3, &made[at]);
+    status = at == Y ? chrion_make_optional(context, at, rows ? last : first, 4, &made[at])
+                     : chrion_make_optional(context, at, rows ? row_states : states, 3, &made[at]);
   for (int64_t at = 0; at < directions && !status; at++) {
     int64_t own = at * (rows ? hidden : batch * hidden);
     run->sequences[at] = (Sequence){
@@ -406,12 +364,14 @@ static OrtStatus *compute(void *given, OrtKernelContext *context) {
   void *data[INPUTS] = {0};
   size_t bytes[INPUTS] = {0}, count;
   int64_t sizes[3];
+  size_t rank = 3;
   OrtStatus *status;
   if ((status = CALL(OrtStatus *, KernelContextGetInputCount, const OrtKernelContext *, size_t *)(context, &count)))
     return status;
   for (size_t at = 0; at < count && at < INPUTS; at++)
     if ((status = chrion_read_input(context, at, &data[at], &bytes[at]))) return status;
-  if ((status = read_sizes(context, sizes))) return status;
+  if ((status = chrion_read_sizes(context, X, sizes, &rank))) return status;
+  if (rank != 3) return invalid("Recurrent: expected X of three dimensions");
   int64_t steps = sizes[cell->batch_first ? 1 : 0], batch = sizes[cell->batch_first ? 0 : 1];
   const char *mismatch = find_mismatch(kernel, data, bytes, steps, batch, sizes[2]);
   if (mismatch) return invalid(mismatch);
@@ -420,7 +380,13 @@ static OrtStatus *compute(void *given, OrtKernelContext *context) {
   void *scratch = divide_scratch(&run);
   if (!scratch) return chrion_error(FAIL, "Recurrent: out of memory");
   double work = (double)steps * (double)batch * (double)cell->hidden * (double)(cell->hidden + cell->inputs);
-  status = chrion_for_each(context, work >= PARALLEL, (size_t)cell->directions, run_direction, &run);
+  for (int64_t at = 0; at < cell->directions; at++) {
+    begin_states(&run.sequences[at], run.sequences[at].first_h, run.sequences[at].h);
+    if (cell->kind == LSTM) begin_states(&run.sequences[at], run.sequences[at].first_c, run.sequences[at].c);
+  }
+  size_t threads = (size_t)(cell->directions * kernel->parts);
+  status = chrion_for_each(context, work >= PARALLEL, threads, run_thread, &run);
+  for (int64_t at = 0; at < cell->directions; at++) finish_rows(&run.sequences[at]);
   chrion_return_scratch(scratch);
   return status;
 }
@@ -433,22 +399,13 @@ static size_t output_count(const OperatorDescription *d) { return (void)d, OUTPU
 static int output_kind(const OperatorDescription *d, size_t at) { return (void)d, (void)at, OPTIONAL; }
 
 const OperatorDescription chrion_recurrent = {
-    .version = OPERATOR_VERSION,
+    COMMON_DESCRIPTION,
     .name = name,
-    .provider = chrion_provider,
     .input_type = input_type,
     .input_count = input_count,
     .input_kind = input_kind,
-    .input_memory = chrion_default_memory,
-    .output_type = chrion_float,
     .output_count = output_count,
     .output_kind = output_kind,
-    .least_inputs = chrion_one,
-    .equal_inputs = chrion_one,
-    .least_outputs = chrion_one,
-    .equal_outputs = chrion_one,
-    .first_version = chrion_one,
-    .last_version = chrion_any,
     .try_create = create,
     .try_compute = compute,
     .destroy = destroy,

@@ -1,4 +1,4 @@
-/* What the recurrent operator and the variants of its computation share. */
+/* What the recurrent operator, the operator Linear and the variants of their computation share. */
 #ifndef CHRION_RECURRENT_H
 #define CHRION_RECURRENT_H
 #include <stdbool.h>
@@ -8,8 +8,8 @@
 /* The vectors of a panel: with so many sums a row of inputs, and two such rows, fit into 16 registers. */
 #define PANEL 4
 
-/* The kinds of operators, which are also the indices of their numbers of gates; and the functions of ONNX. */
-enum { LSTM, GRU, RNN };
+/* The kinds of operators, and the functions of ONNX. */
+enum { LSTM, GRU, RNN, LINEAR };
 enum { SIGMOID, TANH, RELU, AFFINE, LEAKY_RELU, THRESHOLDED_RELU, SCALED_TANH, HARD_SIGMOID, ELU, SOFTSIGN, SOFTPLUS,
        FUNCTIONS };
 
@@ -33,11 +33,13 @@ typedef struct {
 
 /* The weights of one direction, shared by all operators of the process that have equal ones. A unit's gates are
  * neighbours: vector u * 4 + g has gate g of the units u * lanes to (u + 1) * lanes - 1 of an LSTM. A GRU has z and r
- * in this way, then the hidden gate of all units, whose recurrent weights are the matrix `candidate`. */
+ * in this way, then the hidden gate of all units, whose recurrent weights are the matrix `candidate`. Linear has a single
+ * gate, its outputs in place of hidden units, and no recurrent weights. */
 typedef struct Weights {
   struct Weights *next;
   int64_t users, kind, lanes, inputs, hidden;
   bool rounded; /* to bfloat16 */
+  bool columns; /* whether the weights of Linear are given as [inputs, hidden], of which each unit has a column */
   uint64_t digest;
   size_t bytes;
   Matrix input, recurrent, candidate;
@@ -51,7 +53,24 @@ typedef struct {
   float clip; /* a limit on the values that functions are applied to, or 0 for none */
 } Cell;
 
-/* One direction of one run. Strides are in elements. */
+/* The most threads that compute one direction. */
+#define MOST_PARTS 64
+
+/* What the threads that compute one direction have in common. A direction is a number of phases, of which each begins
+ * when the one before has ended; the units of a phase are divided into parts. A thread claims its own part of each phase,
+ * and those of threads that have not begun or do not get on, so that no number of threads is necessary. */
+typedef struct {
+  int64_t parts;  /* of each phase */
+  int64_t joined; /* the threads that have begun */
+  int64_t done;   /* the parts of all phases that have been computed */
+  char rest_of_cache_line[40];
+  struct {
+    int64_t phases; /* in which the part has been claimed */
+    char rest_of_cache_line[56];
+  } claims[MOST_PARTS];
+} Team;
+
+/* One direction of one run, as a thread computes it. Strides are in elements. */
 typedef struct {
   const Cell *cell;
   const Weights *weights;
@@ -67,9 +86,13 @@ typedef struct {
   float *y, *y_h, *y_c; /* each may be NULL */
   int64_t y_step, y_row, state_row;
   /* Scratch memory. */
+  Team *team;
   int64_t block; /* the steps whose inputs are multiplied at once */
   float *products; /* [block * batch, gates]: of inputs, to which those of states are added */
-  float *h, *c, *reset; /* [batch, units * lanes] */
+  float *h; /* [2, batch, units * lanes], of which a row is in the second half after an odd number of steps */
+  float *c, *reset; /* [batch, units * lanes] */
+  /* Scratch memory of the thread. */
+  int64_t part;
   float *rounded; /* the rows that are multiplied, in bfloat16 */
   bool tiles; /* whether AMX multiplies them */
   const float **sources; /* the rows that are multiplied */
@@ -77,11 +100,30 @@ typedef struct {
   int64_t *active; /* the rows that have not ended */
 } Sequence;
 
-/* Compute a direction with the instructions of any processor, AVX2 or AVX-512, and AVX-512 for bfloat16. */
+/* A run of Linear. */
+typedef struct {
+  const Weights *weights;
+  const float *bias; /* zeros without one, as many as vectors have */
+  const float *x;    /* [rows, inputs] */
+  float *y;          /* [rows, hidden] */
+  int64_t rows;
+  int64_t first, last; /* the vectors of outputs that are computed, of which the first is that of a panel */
+  bool tiles; /* whether AMX multiplies them */
+  /* Scratch memory. */
+  int64_t block;   /* the rows that are multiplied at once */
+  float *rounded;  /* these rows, in bfloat16 */
+  float *products; /* their products, or NULL if rows of y are whole vectors */
+  const float **sources;
+  float **sums;
+} Product;
+
+/* Compute a thread's share of a direction with the instructions of any processor, AVX2 or AVX-512, and AVX-512 for bfloat16. */
 void chrion_recur(const Sequence *sequence);
 void chrion_recur_avx2(const Sequence *sequence);
 void chrion_recur_avx512(const Sequence *sequence);
 void chrion_recur_bfloat16(const Sequence *sequence);
+/* Compute a run of Linear. */
+void chrion_multiply_bfloat16(const Product *product);
 
 /* The rows of 32 bits in a matrix of some rows, and with the zeros after them. */
 static inline int64_t chrion_depth(bool rounded, int64_t rows) { return rounded ? (rows + 1) / 2 : rows; }
@@ -93,7 +135,7 @@ static inline int64_t chrion_stride(bool rounded, int64_t rows) {
 static inline int64_t chrion_gates(int64_t kind) { return kind == LSTM ? 4 : kind == GRU ? 3 : 1; }
 
 /* Return packed weights, [gates * hidden, inputs] and [gates * hidden, hidden] before, in the format of some others
- * (kind, lanes, inputs, hidden and rounded), with one more user; NULL if there is no memory. */
+ * (kind, lanes, inputs, hidden, rounded and columns), with one more user; NULL if there is no memory. */
 Weights *chrion_pack_weights(const Weights *format, const float *w, const float *r);
 /* Release packed weights, which the last user frees. */
 void chrion_release_weights(Weights *weights);

@@ -59,12 +59,13 @@ static int64_t row_of(int64_t kind, int64_t lanes, int64_t hidden, int64_t vecto
   return unit < hidden ? gate * hidden + unit : -1;
 }
 
-/* Return two neighbours of a row in bfloat16, rounded to even as the processor does, with zeros after its end. */
-static uint32_t round_pair(const float *row, int64_t at, int64_t depth) {
+/* Return two neighbours of a row in bfloat16, rounded to even as the processor does, with zeros after its end. Elements are
+ * at some distance. */
+static uint32_t round_pair(const float *row, int64_t at, int64_t depth, int64_t distance) {
   uint32_t pair = 0;
   for (int64_t k = at; row && k < at + 2 && k < depth; k++) {
     uint32_t bits;
-    memcpy(&bits, row + k, sizeof bits);
+    memcpy(&bits, row + k * distance, sizeof bits);
     if ((bits & 0x7f800000) == 0)
       bits &= 0x80000000; /* zero, or a denormal, which the instructions take for zero */
     else if ((bits & 0x7fffffff) > 0x7f800000)
@@ -80,17 +81,17 @@ static uint32_t round_pair(const float *row, int64_t at, int64_t depth) {
  * equal. */
 static bool arrange(const Weights *weights, const Matrix *matrix, int64_t first, int64_t depth, const float *source,
                     bool compare) {
-  int64_t lanes = weights->lanes;
+  int64_t lanes = weights->lanes, row_step = weights->columns ? 1 : depth, step = weights->columns ? weights->hidden : 1;
   for (int64_t vector = 0; vector < matrix->vectors; vector++) {
     int64_t panel = vector / PANEL * PANEL;
     int64_t width = matrix->vectors - panel < PANEL ? matrix->vectors - panel : PANEL;
     float *target = matrix->panels + panel * matrix->stride * lanes + (vector - panel) * lanes;
     for (int64_t lane = 0; lane < lanes; lane++) {
       int64_t row = row_of(weights->kind, lanes, weights->hidden, first + vector, lane);
-      const float *values = row < 0 ? NULL : source + row * depth;
+      const float *values = row < 0 ? NULL : source + row * row_step;
       for (int64_t k = 0; k < matrix->stride; k++) {
-        uint32_t bits = weights->rounded ? round_pair(values, 2 * k, depth) : 0;
-        if (!weights->rounded && values) memcpy(&bits, values + k, sizeof bits);
+        uint32_t bits = weights->rounded ? round_pair(values, 2 * k, depth, step) : 0;
+        if (!weights->rounded && values) memcpy(&bits, values + k * step, sizeof bits);
         float *place = target + k * width * lanes + lane;
         if (!compare)
           memcpy(place, &bits, sizeof bits);
@@ -123,14 +124,14 @@ static uint64_t mix(uint64_t digest, const float *values, int64_t count) {
 static Weights *allocate(const Weights *format) {
   int64_t lanes = format->lanes, hidden = format->hidden, inputs = format->inputs;
   int64_t units = (hidden + lanes - 1) / lanes, gates = chrion_gates(format->kind);
-  int64_t own = format->kind == GRU ? 1 : 0;
+  int64_t own = format->kind == GRU ? 1 : 0, states = format->kind == LINEAR ? 0 : gates;
   Matrix input = {chrion_depth(format->rounded, inputs), chrion_stride(format->rounded, inputs), gates * units, NULL};
   Matrix recurrent = {chrion_depth(format->rounded, hidden), chrion_stride(format->rounded, hidden),
-                      (gates - own) * units, NULL};
+                      (states - own) * units, NULL};
   Matrix candidate = recurrent;
   candidate.vectors = own * units;
   size_t header = (sizeof(Weights) + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-  size_t vectors = (size_t)(gates * units) * (size_t)(input.stride + recurrent.stride);
+  size_t vectors = (size_t)(gates * units) * (size_t)input.stride + (size_t)(states * units) * (size_t)recurrent.stride;
   size_t bytes = header + vectors * (size_t)lanes * sizeof(float);
   bytes = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
   Weights *weights = aligned_alloc(ALIGNMENT, bytes);
@@ -150,7 +151,8 @@ static Weights *allocate(const Weights *format) {
 static Weights *find(const Weights *like, const float *w, const float *r) {
   for (Weights *one = all; one; one = one->next)
     if (one->digest == like->digest && one->kind == like->kind && one->lanes == like->lanes &&
-        one->rounded == like->rounded && one->inputs == like->inputs && one->hidden == like->hidden && arrange_all(one, w, r, true)) {
+        one->rounded == like->rounded && one->columns == like->columns && one->inputs == like->inputs &&
+        one->hidden == like->hidden && arrange_all(one, w, r, true)) {
       one->users++;
       return one;
     }
@@ -160,7 +162,7 @@ static Weights *find(const Weights *like, const float *w, const float *r) {
 Weights *chrion_pack_weights(const Weights *format, const float *w, const float *r) {
   int64_t rows = chrion_gates(format->kind) * format->hidden;
   Weights like = *format;
-  like.digest = mix(mix(0, w, rows * like.inputs), r, rows * like.hidden);
+  like.digest = mix(mix(0, w, rows * like.inputs), r, like.kind == LINEAR ? 0 : rows * like.hidden);
   pthread_mutex_lock(&lock);
   Weights *weights = find(&like, w, r);
   if (!weights && (weights = allocate(&like))) {

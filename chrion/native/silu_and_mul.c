@@ -72,6 +72,9 @@ const OperatorDescription chrion_silu_and_mul = {
     .input_type = chrion_float,
     .input_count = chrion_one_value,
     .input_kind = chrion_required,
+    .output_count = chrion_one_value,
+    .output_kind = chrion_required,
     .try_create = create,
     .try_compute = compute,
+    .destroy = chrion_destroy,
 };

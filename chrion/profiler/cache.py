@@ -16,7 +16,7 @@ from chrion.profiler.precision import Precision
 from chrion.profiler.profiles import OperatorCost, operator_cost_from_json
 
 #: The version of the method of measurement. Files of other versions are ignored.
-_METHOD = 5
+_METHOD = 6
 
 
 class MeasurementCache:

@@ -19,6 +19,8 @@ from chrion.profiler.estimate import Estimator, OperatorWork
 from chrion.profiler.profiles import OperatorCost
 from chrion.profiler.roofline import operator_bytes
 
+#: The times of an operator.
+Times = tuple[float, ...]
 #: The first dimension of the first shape in a signature, which is the number of steps of a recurrent operator.
 _STEPS = re.compile(r"\[(\d+)")
 
@@ -100,17 +102,17 @@ def _between(dag: Dag, i: int, steps: int, measured: Sequence[tuple[int, Operato
         spread=max(a.spread, b.spread),
         flops=dag.flops[i],
         bytes=operator_bytes(dag, i),
-        wide_ms=_wide(a, b, value),
+        wide_ms=_wide(a.wide_ms, b.wide_ms, a.cpu_ms, b.cpu_ms, value),
         native_ms=tuple(map(value, a.native_ms, b.native_ms)),  # empty if either is
+        native_wide_ms=_wide(a.native_wide_ms, b.native_wide_ms, a.native_ms, b.native_ms, value),
         native_error=max(a.native_error, b.native_error),
     )
 
 
-def _wide(a: OperatorCost, b: OperatorCost, value: Callable[[float, float], float]) -> tuple[float, ...]:
+def _wide(a: Times, b: Times, alone_a: Times, alone_b: Times, value: Callable[[float, float], float]) -> Times:
     """Return the times on several cores between two operators; one that was too short to measure gains nothing."""
-    count = max(len(a.wide_ms), len(b.wide_ms))
-    pairs = zip(*(cost.wide_ms or cost.cpu_ms[:1] * count for cost in (a, b)), strict=True)
-    return tuple(value(x, y) for x, y in pairs)
+    count = max(len(a), len(b))
+    return tuple(map(value, a or alone_a[:1] * count, b or alone_b[:1] * count))
 
 
 def _estimated(dag: Dag, i: int, same: Sequence[OperatorCost]) -> OperatorCost:

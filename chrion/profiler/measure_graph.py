@@ -20,7 +20,7 @@ from chrion.devices.single_provider import find_cpu_nodes
 from chrion.errors import ModelError, ShapeError
 from chrion.graph.extract import Extractor
 from chrion.graph.model import Graph
-from chrion.graph.native_recurrent import is_recurrent
+from chrion.graph.native_operators import may_be_native
 from chrion.graph.ort_sessions import first_line, weights_folder_option
 from chrion.graph.recurrent import chunk_choices, unroll
 from chrion.graph.trees import tree_variants
@@ -309,7 +309,7 @@ def measure_operators(  # noqa: PLR0913 - optional arguments are keyword-only
         wide = [cores[:width] for width in measured_widths(len(cores))]
         sets = [cores[:count] for count in busy]
         samples = time_in_rounds([*benches.values(), *native.values()], sets, wide)
-    native_ms = {i: _times_ms(own, busy, len(cores)) for i, own in zip(native, samples[len(benches) :], strict=True)}
+    of_native = dict(zip(native, samples[len(benches) :], strict=True))
     costs = {}
     for i, operator_samples in zip(benches, samples[: len(benches)], strict=True):
         accelerator_ms, scratch = _on_accelerator(extractor, i, feeds, device) if device else (None, 0)
@@ -322,7 +322,8 @@ def measure_operators(  # noqa: PLR0913 - optional arguments are keyword-only
             flops=dag.flops[i],
             bytes=operator_bytes(dag, i),
             wide_ms=tuple(sample.time_ms for sample in operator_samples[len(busy) :]),
-            native_ms=native_ms.get(i, ()),
+            native_ms=_times_ms(of_native[i], busy, len(cores)) if i in native else (),
+            native_wide_ms=tuple(sample.time_ms for sample in of_native.get(i, ())[len(busy) :]),
             native_error=native[i].error_against(benches[i]) if i in native and precision != "float32" else 0.0,
         )
     return costs
@@ -338,8 +339,12 @@ def _native_bench(
     extractor: Extractor, i: int, feeds: Mapping[str, np.ndarray[Any, Any]], precision: Precision
 ) -> OperatorBench | None:
     """Return the measurement of the native kernel of an operator, or None if there is none."""
-    nodes = extractor.graph.nodes[i]
-    if not operators_available() or len(nodes) > 1 or not is_recurrent(extractor.graph.model.graph.node[nodes[0]]):
+    nodes, all_nodes = extractor.graph.nodes[i], extractor.graph.model.graph.node
+    if (
+        not operators_available()
+        or len(nodes) > 1
+        or not may_be_native(all_nodes[nodes[0]], bfloat16=precision == "bf16")
+    ):
         return None
     try:
         return OperatorBench(extractor, i, feeds, native=precision)

@@ -31,7 +31,7 @@ from chrion.devices.intra_op import set_threads
 from chrion.devices.single_provider import open_on_one_provider
 from chrion.graph.extract import Extractor, SubModel
 from chrion.graph.model import Graph, TensorInfo
-from chrion.graph.native_recurrent import has_native_operators, with_native_recurrent
+from chrion.graph.native_operators import has_native_operators, with_native_operators
 from chrion.graph.ort_sessions import first_line
 from chrion.graph.work import node_work
 from chrion.machine.cores import physical_cores, private_cache_bytes, run_on_cores
@@ -80,8 +80,7 @@ class OperatorBench:
         operator: The index of the operator.
         feeds: Arrays for inputs that were captured from a run; all other inputs are synthetic.
         device: The device to run it on; the CPU if None.
-        native: The precision of Chrion's kernel of a recurrent operator, which is measured on one core only; None to
-            measure onnxruntime's.
+        native: The precision of Chrion's kernel of the operator, to measure that; None to measure onnxruntime's.
 
     Raises:
         RewriteError: There is no such native kernel.
@@ -99,7 +98,6 @@ class OperatorBench:
     ) -> None:
         device = device or Device(CPU_PROVIDER)
         values = extractor.graph.values
-        self.native = native
         extract = partial(_extract, extractor, operator, native=native)
         single = _OperatorSession(extract(1), values, feeds, device)
         self.once_ms = once_ms = min(single.time(_FIRST_CALLS, 0.0))
@@ -115,7 +113,8 @@ class OperatorBench:
             self._copies = _OperatorSession(sub, values, feeds, device)
 
         def open_wide(cores: tuple[int, ...]) -> _OperatorSession:
-            return _OperatorSession(sub or extract(1), values, feeds, device, cores)
+            wide = extract(self.copies, split=len(cores)) if native else sub or extract(1)
+            return _OperatorSession(wide, values, feeds, device, cores)
 
         #: Returns a session that runs every operator on several cores. Each packs the weights again.
         large = dag.weight_total(operator) > _LARGE_WEIGHT_BYTES
@@ -150,10 +149,12 @@ class OperatorBench:
         return scratch_bytes(self._single.run_once)
 
 
-def _extract(extractor: Extractor, operator: int, copies: int, *, native: Precision | None) -> SubModel:
+def _extract(extractor: Extractor, operator: int, copies: int, *, native: Precision | None, split: int = 1) -> SubModel:
     """Return the sub-model of some copies of an operator, with Chrion's kernel of a precision if that is given."""
     sub = extractor.extract([operator], copies)
-    return replace(sub, model=with_native_recurrent(sub.model, bfloat16=native == "bf16")) if native else sub
+    if native is None:
+        return sub
+    return replace(sub, model=with_native_operators(sub.model, bfloat16=native == "bf16", split=split))
 
 
 class _OperatorSession:
@@ -261,7 +262,7 @@ def time_in_rounds(
 
 def _wide_actions(bench: OperatorBench, wide: Sequence[Sequence[int]]) -> list[Callable[[], list[float]]]:
     """Return the measurements on several cores together; none for short operators, or if such a session fails."""
-    if bench.native or bench.once_ms < MIN_WIDE_MS:
+    if bench.once_ms < MIN_WIDE_MS:
         return []
     try:
         for cores in wide:

@@ -10,7 +10,8 @@ import numpy as np
 
 from chrion.errors import OptionError
 
-#: With ``bf16``, native kernels round the weights, inputs and states of recurrent operators to bfloat16 for products.
+#: With ``bf16``, native kernels round the weights, inputs and states of recurrent operators and matrix products to
+#: bfloat16 for products.
 Precision = Literal["float32", "bf16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 

@@ -52,6 +52,8 @@ class OperatorCost:
     wide_ms: tuple[float, ...] = ()
     #: The time of Chrion's native kernel on one core while 1, 2, ..., k cores are busy; empty if it was not measured.
     native_ms: tuple[float, ...] = ()
+    #: The same on several cores, as ``wide_ms``.
+    native_wide_ms: tuple[float, ...] = ()
     #: The largest error of the native kernel's outputs, relative to the largest output, if it multiplies in bfloat16.
     native_error: float = 0.0
 
@@ -67,8 +69,23 @@ class OperatorCost:
 
     @property
     def by_width(self) -> dict[int, float]:
-        """The measured times by width."""
-        return dict(zip(measured_widths(len(self.cpu_ms)), self.wide_ms, strict=True)) if self.wide_ms else {}
+        """The measured times of onnxruntime's kernel by width."""
+        return self._by_width(self.wide_ms)
+
+    def native_at(self, widths: Sequence[int]) -> tuple[float, ...]:
+        """Return the times of the native kernel at widths of 2 or more; infinite where it is not the faster one."""
+        if not self.native_wide_ms:
+            return (math.inf,) * len(widths)
+        others = times_at(self.cpu_ms[0], self.by_width, widths)
+        own = times_at(self.native_ms[0], self._by_width(self.native_wide_ms), widths)
+        return tuple(ms if ms <= _NATIVE_SHARE * other else math.inf for ms, other in zip(own, others, strict=True))
+
+    def best_at(self, widths: Sequence[int]) -> tuple[float, ...]:
+        """Return the times of the faster kernel at widths of 2 or more."""
+        return tuple(map(min, times_at(self.cpu_ms[0], self.by_width, widths), self.native_at(widths)))
+
+    def _by_width(self, times_ms: Sequence[float]) -> dict[int, float]:
+        return dict(zip(measured_widths(len(self.cpu_ms)), times_ms, strict=True)) if times_ms else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,12 +144,12 @@ class Profile:
             return tuple(range(len(dag)))
         return tuple(i for i, signature in enumerate(dag.signatures) if signature not in self.operators)
 
-    def native(self, dag: Dag) -> frozenset[int]:
-        """Return the operators of a graph whose native kernel was measured to be faster than onnxruntime's."""
-        known = self.operators
-        return frozenset(
-            i for i, signature in enumerate(dag.signatures) if signature in known and known[signature].is_native
-        )
+    def is_native(self, signature: str, width: int) -> bool:
+        """Return whether the native kernel of operators was measured to be faster than onnxruntime's on some cores."""
+        cost = self.operators.get(signature)
+        if cost is None or width == 1:
+            return cost is not None and cost.is_native
+        return cost.native_at([width])[0] < math.inf
 
     def costs(
         self,
@@ -154,7 +171,7 @@ class Profile:
             cores: The number of CPU cores to use; all that were measured if None.
             streams: The largest number of lanes of the accelerator to use.
             widths: Further numbers of cores of a lane, for example those of a plan.
-            native: Whether operators on one core have the time of their native kernel where that is faster.
+            native: Whether operators have the time of their native kernel where that is faster.
 
         Raises:
             ProfileError: More cores are requested than were measured, or the profile has no operators.
@@ -166,9 +183,13 @@ class Profile:
             raise ProfileError("the profile has no operators", hint="measure a profile with: chrion profile MODEL")
         rows = {s: self._row(dag, i) for i, s in enumerate(dag.signatures)}
         table = [rows[s] for s in dag.signatures]
-        planned = planned_widths(core_count) if any(row.wide_ms for row in rows.values()) else ()
+        is_wide = any(row.wide_ms or row.native_wide_ms for row in rows.values())
+        planned = planned_widths(core_count) if is_wide else ()
         widths = tuple(sorted({*planned, *widths} - {1}))
-        wide = {s: times_at(row.cpu_ms[0], row.by_width, widths) for s, row in rows.items()} if widths else {}
+        wide = {
+            s: row.best_at(widths) if native else times_at(row.cpu_ms[0], row.by_width, widths)
+            for s, row in rows.items()
+        }
         accelerator, shares = self._on_accelerator(dag, table)
         return Costs(
             accelerator_ms=accelerator,
@@ -311,15 +332,21 @@ def operator_cost_from_json(content: Mapping[str, Any]) -> OperatorCost:
     Raises:
         KeyError, TypeError, ValueError: A field is missing, unknown, or not a valid number.
     """
-    lists = {name: content.get(name, ()) for name in ("wide_ms", "native_ms")} | {"cpu_ms": content["cpu_ms"]}
+    optional = ("wide_ms", "native_ms", "native_wide_ms")
+    lists = {"cpu_ms": content["cpu_ms"], **{name: content.get(name, ()) for name in optional}}
     cost = OperatorCost(**{**content, **{name: tuple(float(ms) for ms in times) for name, times in lists.items()}})
     if cost.native_ms and len(cost.native_ms) != len(cost.cpu_ms):
         raise ValueError(f"{cost.op_type} has times of a native kernel for {len(cost.native_ms)} cores")
-    if cost.wide_ms and len(cost.wide_ms) != len(widths := measured_widths(len(cost.cpu_ms))):
-        raise ValueError(f"{cost.op_type} has times for {len(cost.wide_ms)} widths, expected {len(widths)}")
+    for times in (cost.wide_ms, cost.native_wide_ms):
+        if times and len(times) != len(widths := measured_widths(len(cost.cpu_ms))):
+            raise ValueError(f"{cost.op_type} has times for {len(times)} widths, expected {len(widths)}")
+    if cost.native_wide_ms and not cost.native_ms:
+        raise ValueError(f"{cost.op_type} has times of a native kernel on several cores only")
     accelerator_ms = 0.0 if cost.accelerator_ms is None else cost.accelerator_ms
-    times = (*cost.cpu_ms, *cost.wide_ms, *cost.native_ms, accelerator_ms)
-    _require_figures(cost.op_type, *times, cost.ephemeral_bytes, cost.flops, cost.bytes, cost.native_error)
+    times = (*cost.cpu_ms, *cost.wide_ms, *cost.native_ms, *cost.native_wide_ms)
+    _require_figures(
+        cost.op_type, *times, accelerator_ms, cost.ephemeral_bytes, cost.flops, cost.bytes, cost.native_error
+    )
     return cost
 
 

@@ -67,8 +67,8 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
         tune: ``background`` as above; ``now`` to tune before the first request of each shape is served, which takes
             seconds; ``never`` to use cached decisions only. By default the environment variable ``CHRION_TUNE``, or
             else ``background``.
-        precision: Precision of products in recurrent operators of plans, for tuning: ``float32``, or ``bf16``, which is
-            faster and less exact. A given plan states its own.
+        precision: Precision of recurrent operators and matrix products of plans, for tuning: ``float32``, or ``bf16``,
+            which is faster and less exact. A given plan states its own.
         max_error: Largest error that ``bf16`` may add, relative to the largest output, ``0.01`` for example: it is
             measured on synthetic inputs, and plans that exceed it are not used.
         kwargs: Further arguments of InferenceSession: ``enable_fallback``, ``disabled_optimizers``,

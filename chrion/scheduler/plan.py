@@ -13,11 +13,8 @@ from chrion.common.files import parse_json, read_json, write_atomically
 from chrion.common.lane_numbers import is_accelerator_lane
 from chrion.common.units import format_count, format_mb, format_ms, format_shape, format_shapes, format_share
 from chrion.errors import ModelError, PlanError
-from chrion.graph.merge import merge_operators
 from chrion.graph.model import Graph
 from chrion.graph.reading import read_model
-from chrion.graph.recurrent import unroll
-from chrion.graph.trees import FORMS, tensor_trees
 from chrion.profiler.machine import Machine, machine_from_json, machine_to_json
 from chrion.profiler.precision import Precision, check_precision
 from chrion.scheduler.priced_memory import MEMORIES, Memory
@@ -56,7 +53,7 @@ class Plan:
     digest: str
     #: Shapes of inputs with free dimensions, as given.
     shapes: Mapping[str, tuple[int, ...]]
-    #: Steps of the chunks that recurrent operators are cut into; None if they are not cut.
+    #: Steps of the chunks that recurrent operators are cut into; None for the graph as it is.
     chunk: int | None
     policy: str
     #: Price of accelerator memory, in ms per MB: the given one, or that which the limits imply.
@@ -112,6 +109,11 @@ class Plan:
     precision: Precision = "float32"
     #: The error to expect of outputs in bfloat16, relative to the largest output; 0 in float32.
     expected_error: float = 0.0
+    #: True if ``chunk`` is the longest sequence: then chains of recurrent operators are folded and directions are
+    #: separated, but nothing is cut.
+    uncut: bool = False
+    #: Host memory of the packed copies of weights that native kernels have, without padding.
+    packed_mb: float = 0.0
 
     def __repr__(self) -> str:
         summary = f"{self.policy}, {format_ms(self.predicted.latency_ms)}"
@@ -146,14 +148,17 @@ class Plan:
         """A line on operators that multiply in bfloat16; empty if there are none."""
         if self.precision == "float32":
             return ""
-        count = format_count(len(self.native), "recurrent operator")
-        return f"{self.precision}: {count} of {len(self.operators)}; expected error {format_share(self.expected_error)}"
+        count = f"{len(self.native)} of {format_count(len(self.operators), 'operator')}"
+        return f"{self.precision}: {count}; expected error {format_share(self.expected_error)}"
 
     @property
     def operator_counts(self) -> str:
         """The number of operators in words, and that of the model's operators if they are cut or merged."""
         details = [f"{self.model_operators} in the model"] if self.model_operators else []
-        if self.chunk is not None:
+        if self.uncut:
+            folded = len(self.operators) < self.model_operators
+            details.append("chains of recurrent operators folded" if folded else "directions of recurrent layers apart")
+        elif self.chunk is not None:
             details.append(f"recurrent layers in chunks of {format_count(self.chunk, 'step')}")
         if self.trees:
             details.append(f"tree ensembles as {self.trees}")
@@ -184,7 +189,7 @@ class Plan:
         Raises:
             PlanError: The plan is not for this graph; the message says what differs.
         """
-        graph = self._rewritten(graph)
+        graph = self.rewritten(graph)
         if self.digest == graph.digest:
             self._check_segments(graph)
             return graph
@@ -204,20 +209,32 @@ class Plan:
             )
         raise PlanError(f"plan of {self.model!r} does not fit model {graph.name!r}: {difference}", hint=hint)
 
-    def _rewritten(self, graph: Graph) -> Graph:
-        """Return a graph with operators changed as planned."""
+    def rewritten(self, graph: Graph) -> Graph:
+        """Return a graph, perhaps of other shapes, with operators changed as planned.
+
+        Raises:
+            PlanError: The plan is for another model.
+        """
         try:
             if self.chunk is not None:
+                from chrion.graph.recurrent import unroll  # noqa: PLC0415 - most plans rewrite nothing
+
                 graph = unroll(graph, self.chunk)
             if self.trees:
+                from chrion.graph.trees import tensor_trees  # noqa: PLC0415
+
                 graph = tensor_trees(graph, self.trees)
-            index = {name: i for i, name in enumerate(graph.dag.names)}
-            return merge_operators(graph, [[index[name] for name in group] for group in self.merged])
+            if self.merged:
+                from chrion.graph.merge import merge_operators  # noqa: PLC0415
+
+                index = {name: i for i, name in enumerate(graph.dag.names)}
+                graph = merge_operators(graph, [[index[name] for name in group] for group in self.merged])
         except (KeyError, ModelError) as error:
             raise PlanError(
                 f"plan of {self.model!r} does not fit model {graph.name!r}: cannot rewrite operators: {error}",
                 hint="make a plan with: chrion partition",
             ) from error
+        return graph
 
     def _check_segments(self, graph: Graph) -> None:
         done: set[int] = set()
@@ -261,6 +278,8 @@ class Plan:
             "trees",
             "precision",
             "expected_error",
+            "uncut",
+            "packed_mb",
         ):
             content[name] = getattr(self, name)
         return content | {
@@ -384,11 +403,17 @@ def _from_json(content: Mapping[str, Any]) -> Plan:
         trees=_form(content.get("trees", "")),
         precision=check_precision(content.get("precision", "float32")),
         expected_error=_non_negative(content.get("expected_error", 0.0)),
+        uncut=bool(content.get("uncut", False)),
+        packed_mb=_non_negative(content.get("packed_mb", 0.0)),
     )
 
 
 def _form(name: object) -> str:
-    if name not in {"", *FORMS}:
+    if not name:
+        return ""
+    from chrion.graph.trees import FORMS  # noqa: PLC0415 - as above
+
+    if name not in FORMS:
         raise ValueError(f"trees must be one of {', '.join(FORMS)}, or empty")
     return str(name)
 

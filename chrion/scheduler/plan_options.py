@@ -5,15 +5,19 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from numbers import Real
+from typing import TYPE_CHECKING
 
 from chrion.common.units import parse_duration_ms, parse_size_mb
 from chrion.common.wrong_values import wrong_value
 from chrion.errors import OptionError
-from chrion.scheduler.policies.policy import Policy, SolutionPolicy
-from chrion.scheduler.policies.registry import DEFAULT_POLICY, POLICIES, find_policy
-from chrion.scheduler.policies.stages import StageMeter
+from chrion.scheduler.limits import Limits
 from chrion.scheduler.priced_memory import check_memory
-from chrion.scheduler.search.alpha import Limits
+
+if TYPE_CHECKING:
+    from chrion.scheduler.policies.policy import Policy
+    from chrion.scheduler.policies.stages import StageMeter
+
+DEFAULT_POLICY = "chrion"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +45,19 @@ class PlanOptions:
         for what, number in (("cores", self.cores), ("streams", self.streams)):
             if number is not None and number < 1:
                 raise wrong_value(what, "1 or more", number)
+        if self.policy != DEFAULT_POLICY or self.meter is not None:
+            self._check_policy()
+        _ = self.limits  # checks them
+
+    def _check_policy(self) -> None:
+        from chrion.scheduler.policies.registry import POLICIES, find_policy  # noqa: PLC0415 - sessions do not need it
+
         policy = find_policy(self.policy)
         if policy.require:
             policy.require()
         if self.meter is not None and not _measures_stages(policy):
             able = " or ".join(f"--policy {name}" for name, other in POLICIES.items() if _measures_stages(other))
             raise OptionError(f"policy {self.policy} measures no stages", hint=f"choose {able}")
-        _ = self.limits  # checks them
 
     @property
     def limits(self) -> Limits:
@@ -59,4 +69,4 @@ class PlanOptions:
 
 
 def _measures_stages(policy: Policy) -> bool:
-    return isinstance(policy, SolutionPolicy) and policy.measures_stages
+    return getattr(policy, "measures_stages", False)

@@ -10,23 +10,24 @@ from dataclasses import asdict, replace
 from chrion.common.lane_numbers import is_accelerator_lane
 from chrion.common.units import format_count, format_mb, format_ms
 from chrion.errors import OptionError
-from chrion.graph.chains import STATES
 from chrion.graph.dag import Dag
 from chrion.graph.model import Graph
+from chrion.graph.recurrent import longest_sequence
 from chrion.profiler.costs import Costs
 from chrion.profiler.profiles import Profile
 from chrion.scheduler.evaluation.evaluate import Timeline, segment_spans_ms
 from chrion.scheduler.evaluation.lower_bound import lower_bound_ms
 from chrion.scheduler.evaluation.solution import Problem, VariantSolution
-from chrion.scheduler.native_kernels import NativeKernels, native_kernels
+from chrion.scheduler.limits import Limits
+from chrion.scheduler.native_kernels import native_kernels, remark_on_precision
 from chrion.scheduler.plan import Plan, Prediction
-from chrion.scheduler.plan_options import PlanOptions
+from chrion.scheduler.plan_options import DEFAULT_POLICY, PlanOptions
 from chrion.scheduler.policies.policy import PlanningTask, ScheduleFunction, SchedulePolicy
-from chrion.scheduler.policies.registry import DEFAULT_POLICY, find_policy
+from chrion.scheduler.policies.registry import find_policy
 from chrion.scheduler.policies.single_device import accelerator_only, cpu_only
 from chrion.scheduler.policies.stages import StageMeter
 from chrion.scheduler.priced_memory import MEMORY_NAMES, Memory, priced_memory
-from chrion.scheduler.search.alpha import Limits, best_within, choose, raise_to_fit
+from chrion.scheduler.search.alpha import best_within, choose, raise_to_fit
 from chrion.scheduler.search.solution_pool import SolutionPool
 
 
@@ -182,11 +183,13 @@ class Planner:
         cpu_only, cpu_only_cores = self._cpu
         remarks = [*remarks, *self._remarks_on_plain(timeline.latency_ms)]
         kernels = native_kernels(dag, profile, solution.schedule)
+        on_precision = remark_on_precision(dag, profile, frozenset(kernels.native))
         return Plan(
             model=self._graph.name,
             digest=chosen.graph.digest,
             shapes=self._graph.shapes,
             chunk=chosen.variant if isinstance(chosen.variant, int) else None,
+            uncut=isinstance(chosen.variant, int) and chosen.variant == longest_sequence(self._graph),
             trees=chosen.variant if isinstance(chosen.variant, str) else "",
             policy=self._policy.name,
             alpha=chosen.alpha,
@@ -208,7 +211,7 @@ class Planner:
             cpu_only=cpu_only,
             cpu_only_cores=cpu_only_cores,
             cpu_only_measured=self._plain is not None,
-            remarks=(*remarks, *_remarks_on_precision(profile, kernels)),
+            remarks=(*remarks, *([on_precision] if on_precision else [])),
             origin=solution.origin,
             merged=chosen.merged,
             **asdict(kernels),
@@ -270,10 +273,10 @@ class Planner:
             self._costs[id(dag)] = dag, self._profile.costs(dag, self._options.cores, self._options.streams)
         return self._costs[id(dag)][1]
 
-    def _is_profiled(self, dag: Dag) -> bool:
-        """Return whether the profile has the recurrent operators of the graph or of one of its variants."""
+    def _unmeasured(self, dag: Dag) -> frozenset[str]:
+        """Return the signatures of a graph that the profile lacks, except those of operators without arithmetic."""
         known = self._profile.operators
-        return all(s in known for s, kind in zip(dag.signatures, dag.op_types, strict=True) if kind in STATES)
+        return frozenset(s for s, flops in zip(dag.signatures, dag.flops, strict=True) if flops and s not in known)
 
     def _task(self, alpha: float | None, budget_mb: float | None) -> PlanningTask:
         """Return the task of a policy of solutions, of which the first plan has a price of memory."""
@@ -281,7 +284,7 @@ class Planner:
         budget = math.inf if budget_mb is None else budget_mb
         meter = self._options.meter
         return PlanningTask(
-            self._graph, self._costs_of, self._is_profiled, prices, meter, budget, self._fastest_only, self._slo_ms
+            self._graph, self._costs_of, self._unmeasured, prices, meter, budget, self._fastest_only, self._slo_ms
         )
 
     def _search_alpha(self, policy: SchedulePolicy, limits: Limits, alpha: float | None) -> VariantSolution:
@@ -324,13 +327,6 @@ def _predict(graph: Graph, costs: Costs, policy: ScheduleFunction) -> tuple[Pred
 
 def _prediction(timeline: Timeline) -> Prediction:
     return Prediction(timeline.latency_ms, timeline.memory_mb, timeline.resident_mb, timeline.frame_mb)
-
-
-def _remarks_on_precision(profile: Profile, kernels: NativeKernels) -> list[str]:
-    """Return why nothing runs in bfloat16 although that was asked for, if so."""
-    if profile.precision != kernels.precision:
-        return ["bf16 changes nothing: no recurrent operator of a CPU lane is faster in it"]
-    return [profile.other_precision] if profile.other_precision else []
 
 
 def _remarks(chosen: VariantSolution, limits: Limits, alpha: float | None) -> list[str]:

@@ -13,7 +13,6 @@ from dataclasses import asdict, replace
 from chrion.common.units import format_shape
 from chrion.errors import ModelError, PlanError, ScheduleError
 from chrion.graph.model import Graph
-from chrion.graph.recurrent import unroll
 from chrion.profiler.profiles import Profile
 from chrion.scheduler.evaluation.evaluate import evaluate, segment_spans_ms
 from chrion.scheduler.evaluation.lower_bound import lower_bound_ms
@@ -41,7 +40,7 @@ def adapt_plan(plan: Plan, graph: Graph, profile: Profile) -> Plan | None:
     if plan.accelerator or plan.trees or plan.merged or plan.schedule.cores > profile.cores:
         return None
     try:
-        variant = graph if plan.chunk is None else unroll(graph, plan.chunk)
+        variant = plan.rewritten(graph)
         if variant.dag.names != plan.operators:
             return None
         costs = replace(profile, accelerator=None).costs(variant.dag)

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from onnxruntime.capi.onnxruntime_pybind11_state import RuntimeException
 
-from chrion.graph.native_recurrent import with_native_recurrent
+from chrion.graph.native_operators import with_native_operators
 from chrion.native import bfloat16_available
 from native_instructions import using_instructions
 from property_tests import examples
@@ -81,7 +81,7 @@ class Reference:
 def check(cell: Cell, steps: int, batch: int, seed: int = 0) -> None:
     """Compare every step of the operator with the equations."""
     weights, feed = cell.weights(seed), cell.feed(steps, batch, seed)
-    y = run_model(with_native_recurrent(cell.model(weights), bfloat16=True), feed)[0]
+    y = run_model(with_native_operators(cell.model(weights), bfloat16=True, split=1 + seed % 3), feed, 2)[0]
     lengths = feed.get("lens", np.full(batch, steps))
     zeros = np.zeros((cell.directions, batch, cell.hidden))
     plain = cell.kind == "GRU" and not cell.attributes["linear_before_reset"]
@@ -127,7 +127,7 @@ def test_any_operator(seed: int, instructions: int) -> None:
 def test_no_steps_and_no_rows(kind: str) -> None:
     """Outputs without elements, and final states of zeros."""
     cell = Cell(kind, direction="bidirectional", optional="B lens")
-    native = with_native_recurrent(cell.model(), bfloat16=True)
+    native = with_native_operators(cell.model(), bfloat16=True)
     for steps, batch in [(0, 3), (4, 0)]:
         assert not any(array.any() for array in run_model(native, cell.feed(steps, batch)))
     y, *_ = run_model(native, cell.feed(4, 3, lengths=[0, 4, 2]))
@@ -143,7 +143,7 @@ def test_unusual_numbers(kind: str, unusual: float) -> None:
     feed = cell.feed(4, 4)
     feed["X"][1, 1, 0] = feed["X"][2, 2] = unusual
     model = cell.model()
-    expected, results = run_model(model, feed), run_model(with_native_recurrent(model, bfloat16=True), feed)
+    expected, results = run_model(model, feed), run_model(with_native_operators(model, bfloat16=True), feed)
     for result, right in zip(results, expected, strict=True):
         np.testing.assert_array_equal(np.isnan(result), np.isnan(right))
         np.testing.assert_allclose(result, right, atol=0.05)
@@ -151,7 +151,7 @@ def test_unusual_numbers(kind: str, unusual: float) -> None:
 
 def test_a_processor_without_instructions_is_named() -> None:
     """An operator in bfloat16 is never emulated."""
-    model = with_native_recurrent(Cell("GRU").model(), bfloat16=True)
+    model = with_native_operators(Cell("GRU").model(), bfloat16=True)
     with using_instructions(2), pytest.raises(RuntimeException, match="no instructions for bfloat16"):
         open_model(model)
 
@@ -160,7 +160,7 @@ def test_precisions_do_not_share_weights() -> None:
     """Sessions of both precisions compute what each alone computes."""
     cell = Cell("LSTM", 16, 16)
     feed = cell.feed(3, 2)
-    models = [with_native_recurrent(cell.model(), bfloat16=half) for half in (False, True)]
+    models = [with_native_operators(cell.model(), bfloat16=half) for half in (False, True)]
     alone = [run_model(model, feed)[0] for model in models]
     sessions = [open_model(model) for model in models]
     for session, right in zip(sessions, alone, strict=True):

@@ -204,6 +204,7 @@ def test_the_unfolded_network_is_planned_folded_unless_the_profile_is_of_its_cel
     plan = chrion.partition(graph, measured)
     assert plan.chunk is not None
     assert len(plan.operators) < len(graph.dag)
+    assert plan.uncut == (plan.chunk == 24) == ("chains of recurrent operators folded" in plan.operator_counts)
     assert chrion.partition(graph, measured, policy="chrion-paper").chunk is None
     cells = {s: measured.operators[s] for s in graph.dag.signatures}
     as_it_is = chrion.partition(graph, replace(measured, operators=cells, _estimators={}))

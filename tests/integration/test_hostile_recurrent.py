@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chrion.graph.native_recurrent import with_native_recurrent
+from chrion.graph.native_operators import with_native_operators
 from chrion.native import operators_available
 from property_tests import examples
 from recurrent_cells import GATES, Array, Cell, open_model, run_model
@@ -18,12 +18,12 @@ from recurrent_cells import GATES, Array, Cell, open_model, run_model
 pytestmark = pytest.mark.skipif(not operators_available(), reason="native operators are not compiled")
 #: Numbers whose products overflow, or which are no sizes, beside usual ones.
 NUMBERS = st.integers(-1, 12) | st.sampled_from([-(1 << 63), 1 << 20, 1 << 31, 1 << 32, 1 << 61, (1 << 63) - 1])
-ATTRIBUTES = ("kind", "hidden", "directions", "reverse", "layout", "linear_before_reset", "input_forget")
+ATTRIBUTES = ("kind", "hidden", "directions", "reverse", "layout", "linear_before_reset", "input_forget", "split")
 
 
 def changed(model: onnx.ModelProto, attributes: dict[str, Any]) -> onnx.ModelProto:
     """Return a model whose native operator has other attributes."""
-    model = with_native_recurrent(model)
+    model = with_native_operators(model)
     [native] = model.graph.node
     for name, given_value in attributes.items():
         native.attribute.remove(next(a for a in native.attribute if a.name == name))
@@ -47,6 +47,8 @@ def changed(model: onnx.ModelProto, attributes: dict[str, Any]) -> onnx.ModelPro
         ({"activations": [0, 1, 11]}, "unknown activation"),
         ({"activations": [-1, 1, 1]}, "unknown activation"),
         ({"alpha": [1.0]}, "expected activations"),
+        ({"split": 0}, "expected a split of 1 to 64"),
+        ({"split": 65}, "expected a split of 1 to 64"),
         ({"clip": -1.0}, "expected a clip of 0 or more"),
         ({"clip": float("nan")}, "expected a clip of 0 or more"),
     ],
@@ -61,7 +63,7 @@ def test_attributes_that_do_not_fit_are_refused(attributes: dict[str, Any], mess
 def test_weights_that_are_not_constant_are_refused(name: str) -> None:
     """When the session is opened, or at the first run with such an input."""
     cell = Cell("LSTM", optional="B P")
-    model = with_native_recurrent(cell.model())
+    model = with_native_operators(cell.model())
     tensor = next(t for t in model.graph.initializer if t.name == name)
     model.graph.initializer.remove(tensor)
     model.graph.input.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
@@ -87,7 +89,7 @@ def test_weights_that_are_not_constant_are_refused(name: str) -> None:
 def test_inputs_that_do_not_match_are_errors(change: dict[str, Array], message: str) -> None:
     """Nothing outside is read, and the session serves the next request."""
     cell = Cell("LSTM", optional="B lens h c")
-    session, feed = open_model(with_native_recurrent(cell.model())), cell.feed(2, 3)
+    session, feed = open_model(with_native_operators(cell.model())), cell.feed(2, 3)
     expected = session.run(None, feed)[0]
     with pytest.raises(Exception, match=message):
         session.run(None, feed | change)
@@ -99,10 +101,10 @@ def test_only_an_lstm_has_cells() -> None:
     for kind in ("GRU", "RNN"):
         cell = Cell(kind, optional="B h c")
         with pytest.raises(Exception, match="only an LSTM"):
-            run_model(with_native_recurrent(cell.model()), cell.feed(2, 1))
+            run_model(with_native_operators(cell.model()), cell.feed(2, 1))
         cell = Cell(kind, optional="B P")
         with pytest.raises(Exception, match="sizes of weights do not match"):
-            open_model(with_native_recurrent(cell.model()))
+            open_model(with_native_operators(cell.model()))
 
 
 @examples(300)

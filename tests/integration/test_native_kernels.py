@@ -48,10 +48,15 @@ def native_plan(graph: Graph) -> Plan:
     return replace(fixed_plan(graph, alternating_lanes(graph)), native=recurrent(graph))
 
 
-def made_profile(graph: Graph, native: float) -> Profile:
-    """Return a profile in which the native kernels take a multiple of the time of onnxruntime's."""
+def made_profile(graph: Graph, native: float, wide: float | None = None) -> Profile:
+    """Return a profile in which native kernels take a multiple of the time of onnxruntime's, perhaps on both cores."""
+    two = () if wide is None else (wide,)
     costs = {
-        signature: OperatorCost(kind, (1.0, 1.0), native_ms=(native, native) if kind == "LSTM" else ())
+        signature: OperatorCost(
+            kind, (1.0, 1.0), native_ms=(native, native), wide_ms=two and (0.9,), native_wide_ms=two
+        )
+        if kind == "LSTM"
+        else OperatorCost(kind, (1.0, 1.0))
         for signature, kind in zip(graph.dag.signatures, graph.dag.op_types, strict=True)
     }
     return Profile(Machine("a CPU", 2, 1000.0, "a system", "1.0"), 2, None, costs)
@@ -133,9 +138,26 @@ def test_the_faster_kernel_is_chosen(native: float) -> None:
         assert plan.predicted == plain.predicted
 
 
+@pytest.mark.parametrize(("native", "wide"), [(2.0, 0.5), (0.9, 0.5), (0.5, 0.9)])
+def test_units_are_divided_among_cores_where_that_is_faster(native: float, wide: float) -> None:
+    """The native kernel of a layer runs on both cores if that takes the least time, and computes the same."""
+    model = stack()
+    graph = load(model)
+    plan = partition(graph, made_profile(graph, native, wide))
+    names = {name: i for i, name in enumerate(plan.operators)}
+    widths = {plan.schedule.width(names[name]) for name in plan.native}
+    assert set(plan.native) == set(recurrent(plan.apply(graph)))
+    assert widths == {2 if wide < native else 1}
+    plan = replace(plan, machine=native_plan(graph).machine)
+    x = np.random.default_rng(1).standard_normal(graph.inputs[0].shape).astype(np.float32)
+    with HybridSession(graph, plan=plan, strict=True) as session:
+        for _ in range(5):
+            np.testing.assert_allclose(session.run(None, {"X": x})[0], run_plain(model, {"X": x})[0], atol=2e-6)
+
+
 def test_a_profile_file_keeps_the_times(tmp_path: Path) -> None:
     """Also for chunks of lengths between those that were measured."""
-    measured = made_profile(load(stack()), 0.5)
+    measured = made_profile(load(stack()), 0.5, 0.25)
     measured.save(tmp_path / "profile.json")
     assert Profile.load(tmp_path / "profile.json") == measured
 
@@ -146,4 +168,4 @@ def test_both_kernels_are_measured() -> None:
     measured = profile(graph, fresh=True)
     for signature, cost in measured.operators.items():
         assert len(cost.native_ms) == (measured.cores if cost.op_type == "LSTM" else 0), signature
-        assert all(ms > 0 for ms in cost.native_ms)
+        assert all(ms > 0 for ms in cost.native_ms + cost.native_wide_ms)

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from chrion.graph.native_recurrent import OPERATOR, with_native_recurrent
+from chrion.graph.native_operators import with_native_operators
+from chrion.graph.native_recurrent import OPERATOR
 from chrion.native import operators_available
 from chrion.native.library import path_of
 from property_tests import examples
@@ -28,7 +29,7 @@ AMPLIFIED = 1e-4
 def compare(cell: Cell, feed: dict[str, Array], tolerance: float = TOLERANCE, threads: int = 1) -> None:
     """Check that the native operator has the outputs of onnxruntime's."""
     model = cell.model()
-    native = with_native_recurrent(model)
+    native = with_native_operators(model)
     assert [node.op_type for node in native.graph.node] == [OPERATOR]
     expected, results = run_model(model, feed, threads), run_model(native, feed, threads)
     assert [array.shape for array in results] == [array.shape for array in expected]
@@ -56,6 +57,47 @@ def test_any_operator(seed: int, instructions: int) -> None:
     cell = draw_cell(random)
     feed = cell.feed(int(random.integers(1, 9)), int(random.choice([1, 1, 2, 3, 5, 7, 14])), seed)
     compare(cell, feed, AMPLIFIED, threads=int(random.integers(1, 3)))
+
+
+@examples(200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 2**32 - 1))
+def test_units_divided_among_threads(seed: int, instructions: int) -> None:
+    """The outputs are those of one thread, bit for bit, for any number of parts and of threads that compute them."""
+    random = np.random.default_rng([seed, instructions, 1])
+    cell = draw_cell(random)
+    cell.hidden = int(random.choice([cell.hidden, 40, 130]))
+    feed = cell.feed(int(random.integers(0, 60)), int(random.choice([1, 1, 2, 7])), seed)
+    whole, divided = (with_native_operators(cell.model(), split=split) for split in (1, int(random.integers(2, 8))))
+    session = open_model(divided, int(random.choice([1, 2, 4])))
+    expected = run_model(whole, feed)
+    for _ in range(3):
+        for result, right in zip(session.run(None, feed), expected, strict=True):
+            np.testing.assert_array_equal(result, right)
+
+
+@pytest.mark.parametrize("kind", [*GATES])
+def test_divided_operators_of_concurrent_requests(kind: str) -> None:
+    """Requests on one session share its threads, of which each may be late."""
+    cell = Cell(kind, 24, 130, "bidirectional")
+    feeds = [cell.feed(30, 1, seed) for seed in range(4)]
+    expected = [run_model(with_native_operators(cell.model()), feed) for feed in feeds]
+    session = open_model(with_native_operators(cell.model(), split=4), 2)
+
+    def serve(at: int) -> None:
+        for _ in range(20):
+            results[at].append(session.run(None, feeds[at]))
+
+    results: list[list[list[Array]]] = [[] for _ in feeds]
+    threads = [threading.Thread(target=serve, args=(at,)) for at in range(len(feeds))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for own, right in zip(results, expected, strict=True):
+        assert len(own) == 20
+        for outputs in own:
+            for result, array in zip(outputs, right, strict=True):
+                np.testing.assert_array_equal(result, array)
 
 
 @pytest.mark.usefixtures("instructions")
@@ -103,7 +145,7 @@ def test_an_rnn_of_length_zero_keeps_its_state() -> None:
     """In onnxruntime that holds in reverse; forward, it reads memory before its outputs."""
     cell = Cell("RNN", direction="bidirectional", optional="lens h")
     feed = cell.feed(3, 2, lengths=[0, 2])
-    y, last = run_model(with_native_recurrent(cell.model()), feed)
+    y, last = run_model(with_native_operators(cell.model()), feed)
     np.testing.assert_array_equal(last[:, 0], feed["h"][:, 0])
     assert not y[:, :, 0].any()
 
@@ -112,7 +154,7 @@ def test_an_rnn_of_length_zero_keeps_its_state() -> None:
 def test_no_steps_and_no_rows(kind: str) -> None:
     """Outputs without elements, and final states of zeros."""
     cell = Cell(kind, direction="bidirectional")
-    native = with_native_recurrent(cell.model())
+    native = with_native_operators(cell.model())
     sizes = {(0, 3): [(0, 2, 3, 6), (2, 3, 6), (2, 3, 6)], (4, 0): [(4, 2, 0, 6), (2, 0, 6), (2, 0, 6)]}
     for (steps, batch), shapes in sizes.items():
         results = run_model(native, cell.feed(steps, batch))
@@ -131,7 +173,7 @@ def test_layout_of_rows(kind: str, direction: str) -> None:
     order = {"X": (1, 0, 2), "h": (1, 0, 2), "c": (1, 0, 2), "lens": (0,)}
     feed = {name: np.ascontiguousarray(array.transpose(order[name])) for name, array in feed.items()}
     cell.attributes["layout"] = 1
-    results = run_model(with_native_recurrent(cell.model()), feed)
+    results = run_model(with_native_operators(cell.model()), feed)
     for result, right, axes in zip(results, expected, [(2, 0, 1, 3), (1, 0, 2), (1, 0, 2)], strict=False):
         np.testing.assert_allclose(result, right.transpose(axes), atol=TOLERANCE)
 
@@ -139,7 +181,7 @@ def test_layout_of_rows(kind: str, direction: str) -> None:
 def test_threads_do_not_change_the_result() -> None:
     """The directions are computed by two threads, or one after the other."""
     cell = Cell("LSTM", 64, 64, "bidirectional", "B h c")
-    native, feed = with_native_recurrent(cell.model()), cell.feed(40, 3)
+    native, feed = with_native_operators(cell.model()), cell.feed(40, 3)
     for one, two in zip(run_model(native, feed), run_model(native, feed, threads=2), strict=True):
         np.testing.assert_array_equal(one, two)
 
@@ -147,7 +189,7 @@ def test_threads_do_not_change_the_result() -> None:
 def test_requests_at_the_same_time() -> None:
     """Runs of one session on several threads do not share scratch memory, whatever their sizes."""
     cell = Cell("GRU", 24, 24)
-    session = open_model(with_native_recurrent(cell.model()))
+    session = open_model(with_native_operators(cell.model()))
     feeds = [cell.feed(1 + 3 * at, 1 + at, at) for at in range(4)]
     expected = [session.run(None, feed)[0] for feed in feeds]
     wrong: list[int] = []
@@ -177,12 +219,12 @@ def test_equal_weights_are_packed_once() -> None:
     before = packed_bytes()
     both = Cell("LSTM", 30, 50, "bidirectional", "B")
     weights = both.weights()
-    first = open_model(with_native_recurrent(both.model(weights)))
+    first = open_model(with_native_operators(both.model(weights)))
     size = packed_bytes() - before
     assert size >= sum(weights[name].nbytes for name in "WR")
-    second = open_model(with_native_recurrent(both.model(weights)))
+    second = open_model(with_native_operators(both.model(weights)))
     one = Cell("LSTM", 30, 50, "reverse", "B")
-    back = open_model(with_native_recurrent(one.model({name: array[1:] for name, array in weights.items()})))
+    back = open_model(with_native_operators(one.model({name: array[1:] for name, array in weights.items()})))
     assert packed_bytes() - before == size
     del first, second
     assert packed_bytes() - before == size // 2
@@ -195,7 +237,7 @@ def test_different_weights_are_not_shared(change: str) -> None:
     """Not even if a single element differs, or if the same numbers mean something else."""
     cell = Cell("RNN", 8, 8, optional="")
     weights: dict[str, Any] = cell.weights()
-    session = open_model(with_native_recurrent(cell.model(weights)))
+    session = open_model(with_native_operators(cell.model(weights)))
     before = packed_bytes()
     other, changed = cell, {name: array.copy() for name, array in weights.items()}
     if change == "inputs":
@@ -206,7 +248,7 @@ def test_different_weights_are_not_shared(change: str) -> None:
         changed["R"] = changed["R"][:, :, :2]
     else:
         changed[change][0, 7, 7] += 1
-    second = open_model(with_native_recurrent(other.model(changed)))
+    second = open_model(with_native_operators(other.model(changed)))
     assert packed_bytes() > before
     feed = other.feed(3, 1)
     np.testing.assert_allclose(second.run(None, feed)[0], run_model(other.model(changed), feed)[0], atol=TOLERANCE)

@@ -23,9 +23,12 @@ from chrion import HybridSession, load, zoo
 from chrion.common.files import cache_folder
 from chrion.errors import OptionError, ProviderError, UnsafeModelError
 from chrion.graph.model import Graph
+from chrion.graph.opened_model import OpenedModel
 from chrion.machine.cores import affinity
 from chrion.runtime.execution.cut_engine import CutEngine
 from chrion.runtime.process_hooks import in_flight
+from chrion.runtime.selection.configuration import SessionConfig
+from chrion.runtime.selection.decision_source import DecisionSource, Load
 from chrion.runtime.selection.decisions import Decision
 from chrion.runtime.selection.tuning_process import NamedShapes
 from helpers import assert_same_as_plain, branches, free_branches
@@ -323,6 +326,17 @@ def test_a_process_that_starves_is_replaced(monkeypatch: pytest.MonkeyPatch) -> 
         assert session.wait_until_tuned(30)
         assert session.plan is not None
     assert requests == [(True, True), (True, False)]
+
+
+def test_the_priority_of_the_process_follows_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between decisions a process is replaced by one of the other priority, since it cannot raise its own."""
+    replace_tuning_process(monkeypatch, alternate)
+    requests = record_requests(monkeypatch)
+    source = DecisionSource(SessionConfig(OpenedModel(branches().SerializeToString())), cached_only=False)
+    for spare in (True, False, True):
+        assert source.decide({}, Load(spare=spare), anew=True).plan is not None
+    source.close()
+    assert requests == [(False, True), (False, False), (False, True)]
 
 
 def test_a_crowd_is_not_disturbed(tuned_shapes: list[NamedShapes], gate: threading.Event) -> None:

@@ -14,8 +14,9 @@ from chrion.graph import Dag
 from chrion.profiler import CopyCost, Costs, OperatorMemory
 from chrion.scheduler import Schedule, evaluate
 from chrion.scheduler.evaluation.solution import VariantSolution
+from chrion.scheduler.limits import Limits
 from chrion.scheduler.policies.chrion import PortfolioSearch
-from chrion.scheduler.search.alpha import Limits, best_within
+from chrion.scheduler.search.alpha import best_within
 from helpers import smallest_graph
 
 CASES = 40

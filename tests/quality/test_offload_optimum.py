@@ -20,10 +20,11 @@ from chrion.graph.dag import depth_first_order
 from chrion.profiler import CopyCost, Costs, OperatorMemory
 from chrion.scheduler import Schedule, evaluate
 from chrion.scheduler.evaluation.solution import VariantSolution
+from chrion.scheduler.limits import Limits
 from chrion.scheduler.policies.chrion import PortfolioSearch
 from chrion.scheduler.policies.orders import bfs_order, hybrid_order
 from chrion.scheduler.policies.partial_offload import fill, layer_units
-from chrion.scheduler.search.alpha import Limits, best_within
+from chrion.scheduler.search.alpha import best_within
 from helpers import smallest_graph
 
 CASES = 24

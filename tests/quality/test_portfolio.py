@@ -9,10 +9,10 @@ import pytest
 import chrion
 from chrion import Graph, Profile
 from chrion.scheduler import POLICIES
+from chrion.scheduler.limits import Limits
 from chrion.scheduler.plan_options import PlanOptions
 from chrion.scheduler.planner import Planner
 from chrion.scheduler.policies.policy import SchedulePolicy
-from chrion.scheduler.search.alpha import Limits
 from chrion.zoo import BUILDERS, build
 from decoder_support import FORMS, small_decoder
 from made_machines import FAMILIES, made_problem, roofline_profile

@@ -47,6 +47,7 @@ from chrion.runtime.selection import (
     model_loading,
     offline_tuning,
     plain_sessions,
+    proposals,
     selector,
     shapes,
     tuning_process,
@@ -68,9 +69,9 @@ _SELECTION: dict[str, tuple[object, str]] = {
     "probe the options": (model_loading, "hidden_reason"),
     "unroll": (measure_graph, "chunk_choices"),
     "describe the machine": (known_decisions, "this_machine"),
-    "profile": (selector, "profile"),
+    "profile": (measure_graph, "profile"),
     "recall the decision": (decisions.DecisionCache, "recall"),
-    "plan": (selector, "alternatives"),
+    "plan": (proposals, "alternatives"),
     "synthesise inputs": (selector, "synthetic_inputs"),
     "compare": (selector, "compare"),
     "keep the decision": (decisions.DecisionCache, "keep"),
@@ -206,8 +207,8 @@ def replace_tuning_process(
     asked: list[NamedShapes] = []
 
     class StandIn:
-        def __init__(self, config: SessionConfig, **_: bool) -> None:
-            self._config = config
+        def __init__(self, config: SessionConfig, *, spare: bool) -> None:
+            self._config, self.spare = config, spare
 
         def ask(self, shapes: NamedShapes, **_: bool) -> dict[str, Any]:
             asked.append(shapes)
@@ -238,13 +239,9 @@ def record_requests(monkeypatch: pytest.MonkeyPatch, *, starves: bool = False) -
     replaced: Any = vars(decision_source)["TuningProcess"]
 
     class Recorded(replaced):  # type: ignore[misc]
-        def __init__(self, config: SessionConfig, *, spare: bool) -> None:
-            super().__init__(config)
-            self._spare = spare
-
         def ask(self, shapes: NamedShapes, *, busy: bool, **rest: bool) -> dict[str, Any]:
-            requests.append((busy, self._spare))
-            if starves and self._spare:
+            requests.append((busy, self.spare))
+            if starves and self.spare:
                 raise StarvedError
             answer: dict[str, Any] = super().ask(shapes, **rest)
             return answer

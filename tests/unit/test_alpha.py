@@ -13,7 +13,8 @@ from chrion.graph import Dag
 from chrion.profiler import Costs, uniform_costs
 from chrion.scheduler import Schedule, Timeline
 from chrion.scheduler.evaluation.solution import Problem, Solution, VariantSolution
-from chrion.scheduler.search.alpha import Limits, best_within, choose, raise_to_fit
+from chrion.scheduler.limits import Limits
+from chrion.scheduler.search.alpha import best_within, choose, raise_to_fit
 from helpers import smallest_graph
 from policy_solutions import solve_policy
 from property_tests import examples

@@ -14,9 +14,10 @@ from chrion.profiler import Costs, uniform_costs
 from chrion.scheduler import POLICIES, evaluate
 from chrion.scheduler.evaluation.lower_bound import machine_bound_ms
 from chrion.scheduler.evaluation.solution import Solution, VariantSolution
+from chrion.scheduler.limits import Limits
 from chrion.scheduler.policies.chrion import PortfolioSearch, published_solutions
 from chrion.scheduler.priced_memory import MEMORIES, Memory
-from chrion.scheduler.search.alpha import Limits, best_within
+from chrion.scheduler.search.alpha import best_within
 from chrion.zoo import build
 from helpers import smallest_graph
 from policy_solutions import solve_policy

@@ -8,8 +8,9 @@ import numpy as np
 import onnx
 import pytest
 
-from chrion.graph.native_recurrent import DOMAIN, OPERATOR, is_recurrent, with_native_recurrent
-from chrion.graph.rewrite import RewriteError
+from chrion.graph.native_operators import with_native_operators
+from chrion.graph.native_recurrent import OPERATOR, is_recurrent
+from chrion.graph.rewrite import NATIVE, RewriteError
 from helpers import FLOAT, branches, make_model, node, value
 from recurrent_cells import Cell
 from rewrite_checks import check_model
@@ -17,27 +18,27 @@ from rewrite_checks import check_model
 
 def attributes_of(cell: Cell) -> dict[str, Any]:
     """Return the attributes of the native operator for a cell."""
-    [native] = with_native_recurrent(cell.model()).graph.node
+    [native] = with_native_operators(cell.model()).graph.node
     return {a.name: onnx.helper.get_attribute_value(a) for a in native.attribute}
 
 
 def test_a_model_without_recurrent_operators_is_returned_itself() -> None:
     """Nothing is copied."""
     model = branches()
-    assert with_native_recurrent(model) is model
+    assert with_native_operators(model) is model
 
 
 def test_the_rewritten_model_keeps_names() -> None:
     """Inputs, outputs, weights and the name of the operator stay, and the domain is imported once."""
     model = Cell("LSTM", direction="bidirectional", optional="B lens h c P").model()
-    native = with_native_recurrent(with_native_recurrent(model))
+    native = with_native_operators(with_native_operators(model))
     check_model(native)
     [before], [after] = model.graph.node, native.graph.node
-    assert (after.op_type, after.domain, after.name) == (OPERATOR, DOMAIN, before.name)
+    assert (after.op_type, after.domain, after.name) == (OPERATOR, NATIVE, before.name)
     assert list(after.input) == list(before.input)
     assert list(after.output) == list(before.output)
     assert [t.name for t in native.graph.initializer] == [t.name for t in model.graph.initializer]
-    assert sum(opset.domain == DOMAIN for opset in native.opset_import) == 1
+    assert sum(opset.domain == NATIVE for opset in native.opset_import) == 1
 
 
 def test_only_the_named_operators_are_replaced() -> None:
@@ -53,10 +54,10 @@ def test_only_the_named_operators_are_replaced() -> None:
         [value("y", FLOAT, None)],
         {t.name: onnx.numpy_helper.to_array(t) for t in first.graph.initializer} | {"axes": np.array([1])},
     )
-    native = with_native_recurrent(chain, {"second", "between"})
+    native = with_native_operators(chain, {"second", "between"})
     assert [n.op_type for n in native.graph.node] == ["GRU", "Squeeze", OPERATOR]
-    assert with_native_recurrent(second, {"other"}) is second
-    assert not any(is_recurrent(n) for n in with_native_recurrent(chain).graph.node)
+    assert with_native_operators(second, {"other"}) is second
+    assert not any(is_recurrent(n) for n in with_native_operators(chain).graph.node)
 
 
 def test_parameters_of_functions() -> None:
@@ -98,7 +99,7 @@ def test_attributes_that_are_refused(attributes: dict[str, Any], message: str) -
             model.graph.node[0].attribute.remove(old)
         model.graph.node[0].attribute.append(onnx.helper.make_attribute(name, given))
     with pytest.raises(RewriteError, match=f"^LSTM 'cell' .*{message}") as refusal:
-        with_native_recurrent(model)
+        with_native_operators(model)
     assert refusal.value.operator == "LSTM 'cell'"
 
 
@@ -112,10 +113,10 @@ def test_weights_that_are_refused(name: str) -> None:
     for tensor in [t for t in model.graph.initializer if t.name == name]:
         model.graph.initializer.remove(tensor)
     with pytest.raises(RewriteError, match=f"has no constant {name}"):
-        with_native_recurrent(model)
+        with_native_operators(model)
     for wrong in (weights[name].astype(np.float64), weights[name][:, :-1]):
         with pytest.raises(RewriteError, match=f"has {name} of|does not fit"):
-            with_native_recurrent(cell.model(rest | {name: wrong}))
+            with_native_operators(cell.model(rest | {name: wrong}))
 
 
 def test_an_old_opset_is_refused() -> None:
@@ -123,4 +124,4 @@ def test_an_old_opset_is_refused() -> None:
     model = Cell("RNN").model()
     model.opset_import[0].version = 6
     with pytest.raises(RewriteError, match="is of opset 6"):
-        with_native_recurrent(model)
+        with_native_operators(model)

@@ -111,6 +111,8 @@ LATER = (
     "native",
     "priced",
     "trees",
+    "uncut",
+    "packed_mb",
     "precision",
     "expected_error",
 )

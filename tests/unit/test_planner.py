@@ -17,10 +17,10 @@ from chrion.graph.recurrent import chunk_choices, unroll
 from chrion.profiler import CopyCost
 from chrion.profiler.profiles import OperatorCost, PlainLatency
 from chrion.scheduler import DEFAULT_POLICY, Prediction
+from chrion.scheduler.limits import Limits
 from chrion.scheduler.plan_options import PlanOptions
 from chrion.scheduler.planner import Planner
 from chrion.scheduler.priced_memory import MEMORIES
-from chrion.scheduler.search.alpha import Limits
 from chrion.zoo import build
 from helpers import FLOAT, MACHINE, branches, make_model, node, value
 from policy_packages import policy_installer

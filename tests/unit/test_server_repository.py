@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 
@@ -128,6 +129,21 @@ def test_variants_of_a_machine_with_an_accelerator(tmp_path: Path) -> None:
     assert found.managed.variants[1].cores == 2
     assert [source.name for source in served(tmp_path, "m").sources] == ["lanes", "cpu"]
     assert served(tmp_path, "m").managed.variants[0].bytes[HOST] >= file.stat().st_size
+
+
+def test_plans_in_bfloat16_are_served_if_that_is_allowed(tmp_path: Path) -> None:
+    """Otherwise the reason names the key; the packed weights of native kernels count as host memory."""
+    file = put(tmp_path, "m", branches())
+    graph = load(str(file))
+    plan = replace(fixed_plan(graph, alternating_lanes(graph)), native=graph.dag.names, packed_mb=2.0)
+    hosts = []
+    for precision, packed_mb in (("float32", 0.0), ("float32", 2.0), ("bf16", 2.0)):
+        replace(plan, precision=precision, packed_mb=packed_mb).save(file.parent / "lanes.plan.json")
+        if precision == "bf16":
+            assert 'model.toml allows that by precision = "bf16"' in reason(tmp_path, "m")
+            put(tmp_path, "m", branches(), toml='precision = "bf16"\n')
+        hosts.append(served(tmp_path, "m").managed.variants[0].bytes[HOST])
+    assert hosts == [hosts[0], hosts[0] + 2_000_000, hosts[0] + 2_000_000]
 
 
 def test_alpha_leaves_out_expensive_variants(tmp_path: Path) -> None:

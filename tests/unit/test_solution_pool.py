@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from chrion.graph import Dag
 from chrion.profiler import Costs
 from chrion.scheduler.evaluation.solution import Problem, VariantSolution
+from chrion.scheduler.limits import Limits
 from chrion.scheduler.priced_memory import MEMORIES, Memory
-from chrion.scheduler.search.alpha import Limits, best_within
+from chrion.scheduler.search.alpha import best_within
 from chrion.scheduler.search.solution_pool import SolutionPool
 from helpers import smallest_graph
 from strategies import costs_for, dags, schedules

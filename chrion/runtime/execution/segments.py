@@ -14,7 +14,7 @@ from chrion.common.lane_numbers import is_accelerator_lane
 from chrion.devices import CPU_PROVIDER
 from chrion.devices.intra_op import set_threads
 from chrion.graph.extract import Extractor
-from chrion.graph.native_recurrent import with_native_recurrent
+from chrion.graph.native_operators import with_native_operators
 from chrion.graph.rewrite import RewriteError
 from chrion.native import NativeSession, register_operators
 from chrion.runtime.execution.accelerator import AcceleratorSessions
@@ -60,7 +60,7 @@ class SegmentFactory:
         accelerator: Opens the segments of accelerator lanes; None to open all segments on the CPU.
         native: Whether to open the segments of CPU lanes for native lanes.
         cores: The logical CPU of each lane, for the threads of segments on several cores.
-        native_operators: Names of the operators that run on Chrion's native kernels in segments on one core.
+        native_operators: Names of the operators of CPU lanes that run on Chrion's native kernels.
         bfloat16: Whether these multiply in bfloat16.
     """
 
@@ -104,13 +104,11 @@ class SegmentFactory:
         cuda_graph = accelerator is not None and accelerator.captures_graphs and not _has_control_flow(sub.model)
         group = accelerator.sharing_group(lane) if accelerator else None
         names = [node.name for node in sub.model.graph.node]
-        kernels = (
-            () if accelerator or others else tuple(at for at, n in enumerate(names) if n in self._native_operators)
-        )
+        kernels = () if accelerator else tuple(at for at, n in enumerate(names) if n in self._native_operators)
         key = (sub.key, group, others, kernels)
         if key not in self._opened:
             options = self._options(sub.options, others)
-            model = self._with_kernels(sub.model, {names[at] for at in kernels}, options)
+            model = self._with_kernels(sub.model, {names[at] for at in kernels}, options, 1 + len(others))
             if accelerator is None and self._is_small(sub.model):
                 options.enable_cpu_mem_arena = False
             if accelerator:
@@ -131,11 +129,13 @@ class SegmentFactory:
             cuda_graph=cuda_graph,
         )
 
-    def _with_kernels(self, model: onnx.ModelProto, names: Collection[str], options: ort.SessionOptions) -> bytes:
+    def _with_kernels(
+        self, model: onnx.ModelProto, names: Collection[str], options: ort.SessionOptions, width: int
+    ) -> bytes:
         """Return a segment's model with native kernels for some nodes, or as it is if they do not compute the same."""
         if names:
             try:
-                model = with_native_recurrent(model, names, bfloat16=self._bfloat16)
+                model = with_native_operators(model, names, bfloat16=self._bfloat16, split=width)
                 register_operators(options)
             except RewriteError as refusal:
                 log.warning("a segment runs on onnxruntime's kernels: %s", refusal)

@@ -127,8 +127,11 @@ class DecisionSource:
         Raises:
             RuntimeError: The session was closed meanwhile.
         """
+        spare = load.spare or load.own
+        if self._process and self._process.spare != spare:  # a process cannot raise its own priority
+            self.stop_process()
         try:
-            self._process = self._process or TuningProcess(self._config, spare=load.spare or load.own)
+            self._process = self._process or TuningProcess(self._config, spare=spare)
         except (OSError, TypeError) as error:
             return self._decide_in_process(shapes, load, why_plain(error), anew=anew)
         self._require_open()

@@ -19,7 +19,6 @@ from chrion.errors import ChrionError, InputError, ModelError, ProviderError
 from chrion.graph.model import Graph
 from chrion.graph.ort_sessions import first_line
 from chrion.machine.allocator import trim
-from chrion.profiler.measure_graph import profile
 from chrion.profiler.precision import relative_error
 from chrion.profiler.profiles import Profile
 from chrion.profiler.synthetic_inputs import synthetic_inputs
@@ -31,13 +30,10 @@ from chrion.runtime.selection.decisions import Decision
 from chrion.runtime.selection.footprint import MeasurementError, can_measure, measure_footprint
 from chrion.runtime.selection.guard import SHARE, Candidate, compare
 from chrion.runtime.selection.known_decisions import KnownDecisions
-from chrion.runtime.selection.parallel_plan import parallel_plan
 from chrion.runtime.selection.plain_sessions import PLAIN, PlainOpener, PlainSessions
 from chrion.runtime.selection.tuning_lock import BusyError, tuning_lock
+from chrion.scheduler.native_kernels import remark_on_precision
 from chrion.scheduler.plan import Plan, Prediction
-from chrion.scheduler.plan_options import PlanOptions
-from chrion.scheduler.planner import alternatives
-from chrion.scheduler.reuse import find_near_plan, is_near, is_near_optimal
 
 log = logging.getLogger(__name__)
 
@@ -273,7 +269,7 @@ class EngineSelector:
         """
         made, limit = self._plans(graph, brief=brief), self._config.max_error
         if not any(plan.precision == "bf16" for plan in made):
-            return made, next((remark for remark in made[0].remarks if "bf16" in remark), "")
+            return made, remark_on_precision(graph.dag, self._profile, ()) if self._profile else ""
         if limit is None and brief:
             return made, ""
         feed = synthetic_inputs(graph)
@@ -312,22 +308,16 @@ class EngineSelector:
         return self._config.accelerator is None and self._config.slo_ms is None
 
     def _plans(self, graph: Graph, *, brief: bool = False) -> list[Plan]:
+        from chrion.profiler.measure_graph import profile  # noqa: PLC0415 - sessions of known plans do not need them
+        from chrion.runtime.selection.proposals import propose_plans  # noqa: PLC0415
+
         config = self._config
         if self._profile is None or (self._is_brief and not brief):
             self._is_brief = brief
             accelerator, precision = self._usable_accelerator(graph), config.precision
             self._profile = profile(graph, config.lanes, accelerator, brief=brief, plain=False, precision=precision)
         usable = replace(self._profile, accelerator=None) if self._lost else self._profile
-        near = find_near_plan(self.known.earlier_plans(graph), graph, usable)
-        if near and is_near_optimal(near):
-            return [near]
-        options = PlanOptions(config.slo_ms, config.alpha, gpu_budget=config.budget_mb, memory=config.memory)
-        plans = alternatives(graph, usable, options)
-        if all(len(plan.segments) == 1 for plan in plans) and (
-            parallel := parallel_plan(graph, usable, config.slo_ms, config.alpha)
-        ):
-            plans.append(parallel)
-        return [near] if near and is_near(near, plans[0]) else plans
+        return propose_plans(graph, usable, config, self.known.earlier_plans(graph))
 
     def _drop_broken_accelerator(self, graph: Graph) -> bool:
         """Drop the accelerator if onnxruntime offers it and it does not work; return whether it was dropped.

@@ -34,7 +34,7 @@ main()
 #: Niceness of a process that uses spare time of the cores, where the system has no policy for that, and of one beside
 #: work that leaves none: it then has a tenth of a core, or a quarter.
 _SPARE_NICENESS, _NICENESS = 10, 5
-#: A process that uses spare time of the cores is given up if it has had less than a tenth of a core in its first
+#: A process that uses spare time of the cores is given up when it has had less than a tenth of a core for some
 #: seconds: requests that give way leave it 0.15, and a niceness of 5 gets it a quarter.
 _STARVED_AFTER_S, _STARVED_CPU_S = 5.0, 0.5
 
@@ -60,7 +60,7 @@ class TuningProcess:
         # In an application that embeds Python, the executable is the application.
         if "py" not in Path(sys.executable or "").name.lower() or getattr(sys, "frozen", False):
             raise OSError(f"no Python interpreter to start: {sys.executable!r}")
-        self._spare = spare
+        self.spare = spare
         self._limit_s = limit_s
         #: Data that is not sent yet, in parts, so that a model's bytes are not copied.
         self._unsent = config_to_data(config)
@@ -88,19 +88,23 @@ class TuningProcess:
         """
         assert self._process.stdin  # noqa: S101 - it is a pipe
         assert self._process.stdout  # noqa: S101
-        line, starved, before_s = b"", threading.Event(), self._cpu_s()
+        line, starved, answered = b"", threading.Event(), threading.Event()
 
         def end_if_starved() -> None:
-            if self._cpu_s() - before_s < _STARVED_CPU_S:
-                starved.set()
-                self._process.kill()
+            before_s = self._cpu_s()
+            while not answered.wait(_STARVED_AFTER_S):
+                used_s = self._cpu_s()
+                if used_s - before_s < _STARVED_CPU_S:
+                    starved.set()
+                    self._process.kill()
+                    return
+                before_s = used_s
 
-        limits = [threading.Timer(self._limit_s, self._process.kill)]  # it may hang, in a driver for example
-        if self._spare:
-            limits.append(threading.Timer(_STARVED_AFTER_S, end_if_starved))
-        for limit in limits:
-            limit.daemon = True
-            limit.start()
+        limit = threading.Timer(self._limit_s, self._process.kill)  # it may hang, in a driver for example
+        watch = [threading.Thread(target=end_if_starved)] if self.spare else []
+        for thread in (limit, *watch):
+            thread.daemon = True
+            thread.start()
         try:
             with suppress(BrokenPipeError):
                 for part in (*self._unsent, json.dumps({"shapes": shapes, "anew": anew, "busy": busy}).encode(), b"\n"):
@@ -109,8 +113,8 @@ class TuningProcess:
                 self._unsent = ()
                 line = self._process.stdout.readline()
         finally:
-            for limit in limits:
-                limit.cancel()
+            limit.cancel()
+            answered.set()
         if not line and starved.is_set():
             raise StarvedError
         if not line:
@@ -119,12 +123,12 @@ class TuningProcess:
         return answer
 
     def _cpu_s(self) -> float:
-        """Return the CPU time that the process has used, in seconds; infinite if it is not known."""
+        """Return the CPU time of the process and of those that it has started, in seconds; infinite if not known."""
         try:
-            used = psutil.Process(self._process.pid).cpu_times()
+            process = psutil.Process(self._process.pid)
+            return float(sum(map(sum, (p.cpu_times()[:4] for p in (process, *process.children(recursive=True))))))
         except psutil.Error:
             return math.inf
-        return float(used.user + used.system)
 
     def kill(self) -> None:
         """End the process immediately."""

@@ -89,7 +89,7 @@ class PortfolioSearch:
 
     def __init__(self, variants: Mapping[Variant, tuple[Dag, Costs]]) -> None:
         self._variants = variants
-        self._facts = {chunk: GraphFacts(dag, costs) for chunk, (dag, costs) in variants.items()}
+        self._facts = {name: GraphFacts(dag, costs) for name, (dag, costs) in variants.items()}
         dag, costs = next(iter(variants.values()))
         self._scale = balanced_alpha(costs)
         self.initial_ms = math.inf
@@ -114,29 +114,29 @@ class PortfolioSearch:
         fresh: dict[Variant, list[Solution]] = {}
         searches: dict[Variant, LocalSearch] = {}
         streams = machine.streams if machine.accelerator_ms is not None else 0
-        for chunk, (dag, costs) in self._variants.items():
-            facts = self._facts[chunk]
+        for name, (dag, costs) in self._variants.items():
+            facts = self._facts[name]
             limited = costs.limited_to(machine.cores, streams)
-            initial = InitialSolutions(facts, limited, by_units_only=isinstance(chunk, int))
-            searches[chunk] = LocalSearch(initial.problem, facts.groups.members, facts.units)
-            inherited = [solution for solutions in smaller for solution in solutions[chunk]]
-            fresh[chunk] = _useful(initial.make(_alphas(self._scale, len(dag))))
-            self.initial_ms = min([self.initial_ms, *(s.timeline.latency_ms for s in fresh[chunk])])
-            known[chunk] = undominated([*inherited, *fresh[chunk]])
+            initial = InitialSolutions(facts, limited, by_units_only=isinstance(name, int))
+            searches[name] = LocalSearch(initial.problem, facts.groups.members, facts.units)
+            inherited = [solution for solutions in smaller for solution in solutions[name]]
+            fresh[name] = _useful(initial.make(_alphas(self._scale, len(dag))))
+            self.initial_ms = min([self.initial_ms, *(s.timeline.latency_ms for s in fresh[name])])
+            known[name] = undominated([*inherited, *fresh[name]])
         most = max(len(dag) for dag, _ in self._variants.values())
         large = most > LARGE
         starts = _fastest(smaller, fresh)[: 1 if large else None]
         if most <= _SMALL:
             starts += _enlarged(machine, smaller, searches)
-        for chunk, solution in starts:
-            known[chunk].append(searches[chunk].improve(solution, budget=_FASTEST_WORK))
-        for chunk, solutions in known.items():
+        for name, solution in starts:
+            known[name].append(searches[name].improve(solution, budget=_FASTEST_WORK))
+        for name, solutions in known.items():
             fastest = min(solutions, key=partial(preference, 0.0), default=None)
             if fastest is not None and starts:
-                solutions.append(searches[chunk].leave_local_optimum(fastest))
+                solutions.append(searches[name].leave_local_optimum(fastest))
         if machine.accelerator_ms is not None and machine.cores and not large:
             self._spread(known, smaller, searches)
-        return {chunk: undominated(solutions) for chunk, solutions in known.items()}
+        return {name: undominated(solutions) for name, solutions in known.items()}
 
     def _widen(
         self,
@@ -150,15 +150,15 @@ class PortfolioSearch:
             for other, solutions in solved
             if contains(machine, other) and other.limited_to(0, other.streams) == machine.limited_to(0, machine.streams)
         }
-        chunk = min(known, key=lambda chunk: min(s.timeline.latency_ms for s in known[chunk]))
+        name = min(known, key=lambda name: min(s.timeline.latency_ms for s in known[name]))
         streams = machine.streams if machine.accelerator_ms is not None else 0
-        limited = self._variants[chunk][1].limited_to(machine.cores, streams)
-        smaller = {cores: solutions[chunk] for cores, solutions in fewer_cores.items()}
-        wide = widen(self._facts[chunk], limited, known[chunk], smaller)
+        limited = self._variants[name][1].limited_to(machine.cores, streams)
+        smaller = {cores: solutions[name] for cores, solutions in fewer_cores.items()}
+        wide = widen(self._facts[name], limited, known[name], smaller)
         largest = machine is solved[-1][0]
-        narrow = self.solutions[chunk]
-        offloaded = widen_offloaded(self._facts[chunk], limited, narrow) if largest and chunk is None else []
-        self.solutions[chunk] = [*narrow, *wide, *undominated(offloaded)]
+        narrow = self.solutions[name]
+        offloaded = widen_offloaded(self._facts[name], limited, narrow) if largest and name is None else []
+        self.solutions[name] = [*narrow, *wide, *undominated(offloaded)]
 
     def _spread(
         self,
@@ -169,51 +169,51 @@ class PortfolioSearch:
         """Add solutions between the fastest and those without accelerator memory."""
         old = {id(solution) for one in smaller for solutions in one.values() for solution in solutions}
         starts = []
-        for chunk, start in _front(known)[-_DESCENTS:]:
-            problem, schedule = searches[chunk].problem, start.schedule
+        for name, start in _front(known)[-_DESCENTS:]:
+            problem, schedule = searches[name].problem, start.schedule
             if not schedule.cores:  # what leaves the accelerator needs a core
                 with_cores = replace(schedule, cores=problem.costs.cores)
-                starts.append((chunk, problem.evaluate(with_cores, start.tiles, start.origin)))
+                starts.append((name, problem.evaluate(with_cores, start.tiles, start.origin)))
             elif id(start) not in old and not schedule.stages and start.timeline.resident_mb > 0:
-                starts.append((chunk, start))
-        descents = [(chunk, start, units) for chunk, start in starts for units in searches[chunk].neighbourhoods]
-        for chunk, start, units in descents:
-            known[chunk] += descend(searches[chunk], start, units, _DESCENT_WORK // len(descents))
-        points = [(chunk, solution) for chunk, solution in _front(known) if id(solution) not in old]
+                starts.append((name, start))
+        descents = [(name, start, units) for name, start in starts for units in searches[name].neighbourhoods]
+        for name, start, units in descents:
+            known[name] += descend(searches[name], start, units, _DESCENT_WORK // len(descents))
+        points = [(name, solution) for name, solution in _front(known) if id(solution) not in old]
         sample = sample_evenly(points, _REFINED)
-        for chunk, solution in sample:
-            work = _REFINEMENT_WORK // len(sample) // len(searches[chunk].neighbourhoods)
+        for name, solution in sample:
+            work = _REFINEMENT_WORK // len(sample) // len(searches[name].neighbourhoods)
             cap_mb = solution.timeline.resident_mb
-            better = searches[chunk].improve(solution, cap_mb=cap_mb, budget=work)
-            known[chunk].append(replace(better, cap_mb=math.inf))
+            better = searches[name].improve(solution, cap_mb=cap_mb, budget=work)
+            known[name].append(replace(better, cap_mb=math.inf))
 
 
 def _fastest(
     smaller: Sequence[Mapping[Variant, list[Solution]]], fresh: Mapping[Variant, list[Solution]]
 ) -> list[tuple[Variant, Solution]]:
     """Return the new solutions to improve for latency, with their variant; none if a smaller machine is as fast."""
-    rows = [(chunk, solution) for chunk, solutions in fresh.items() for solution in solutions]
+    rows = [(name, solution) for name, solutions in fresh.items() for solution in solutions]
     if not rows:
         return []
-    fastest_chunk, fastest = min(rows, key=lambda row: row[1].timeline.latency_ms)
+    fastest_variant, fastest = min(rows, key=lambda row: row[1].timeline.latency_ms)
     best_ms = fastest.timeline.latency_ms
     if any(solution.timeline.latency_ms <= best_ms for one in smaller for known in one.values() for solution in known):
         return []
-    ranked = _different(sorted(fresh[fastest_chunk], key=partial(preference, 0.0)))[:_IMPROVED]
-    return [(fastest_chunk, solution) for solution in ranked if solution.timeline.latency_ms <= _PROMISING * best_ms]
+    ranked = _different(sorted(fresh[fastest_variant], key=partial(preference, 0.0)))[:_IMPROVED]
+    return [(fastest_variant, solution) for solution in ranked if solution.timeline.latency_ms <= _PROMISING * best_ms]
 
 
 def _enlarged(
     machine: Costs, smaller: Sequence[Mapping[Variant, list[Solution]]], searches: Mapping[Variant, LocalSearch]
 ) -> list[tuple[Variant, Solution]]:
     """Return the fastest solution for a smaller machine, for a local search that uses the lanes it lacked."""
-    rows = [(chunk, s) for one in smaller for chunk, solutions in one.items() for s in solutions]
-    free = [(chunk, s) for chunk, s in rows if not s.schedule.stages and s.schedule.streams == 1]
+    rows = [(name, s) for one in smaller for name, solutions in one.items() for s in solutions]
+    free = [(name, s) for name, s in rows if not s.schedule.stages and s.schedule.streams == 1]
     if not free or machine.streams > 1:
         return []
-    chunk, best = min(free, key=lambda row: preference(0.0, row[1]))
+    name, best = min(free, key=lambda row: preference(0.0, row[1]))
     schedule = replace(best.schedule, cores=machine.cores)
-    return [(chunk, searches[chunk].problem.evaluate(schedule, best.tiles, best.origin))]
+    return [(name, searches[name].problem.evaluate(schedule, best.tiles, best.origin))]
 
 
 def _useful(solutions: Iterable[Solution]) -> list[Solution]:
@@ -254,16 +254,15 @@ def balanced_alpha(costs: Costs) -> float:
 def variants_of(task: PlanningTask) -> dict[Variant, Graph]:
     """Return the graph as it is, with every promising chunk length and, for an accelerator, trees as tensors.
 
-    A variant whose costs are estimates does not compete with a graph whose costs were measured: a profile of the cells
-    of an unfolded network does not have the costs of the folded one.
+    A variant that adds operators whose costs are estimates does not compete with the graph: a profile of the cells of
+    an unfolded network does not have the costs of the folded one.
     """
     graph = task.graph
     variants: dict[Variant, Graph] = {chunk: unroll(graph, chunk) for chunk in chunk_choices(graph)}
     if task.costs_of(graph.dag).accelerator_ms is not None:
         variants.update(tree_variants(graph))
-    if task.is_profiled(graph.dag):
-        variants = {name: variant for name, variant in variants.items() if task.is_profiled(variant.dag)}
-    return {None: graph, **variants}
+    known = task.unmeasured(graph.dag)
+    return {None: graph} | {n: variant for n, variant in variants.items() if task.unmeasured(variant.dag) <= known}
 
 
 def promising(variants: Mapping[Variant, tuple[Dag, Costs]]) -> dict[Variant, tuple[Dag, Costs]]:
@@ -279,8 +278,8 @@ def promising(variants: Mapping[Variant, tuple[Dag, Costs]]) -> dict[Variant, tu
 def search_variants(task: PlanningTask) -> list[VariantSolution]:
     """Return all solutions of the default policy, with the paper's own selection at each of the task's prices."""
     graph, graphs = task.graph, variants_of(task)
-    costs = {chunk: task.costs_of(variant.dag) for chunk, variant in graphs.items()}
-    variants = {chunk: (variant.dag, costs[chunk]) for chunk, variant in graphs.items()}
+    costs = {name: task.costs_of(variant.dag) for name, variant in graphs.items()}
+    variants = {name: (variant.dag, costs[name]) for name, variant in graphs.items()}
     if task.fastest_only and len(variants) > 1:
         variants = promising(variants)
     published = published_solutions(variants, task.slo_ms, fastest_only=task.fastest_only)
@@ -288,8 +287,8 @@ def search_variants(task: PlanningTask) -> list[VariantSolution]:
         log.info("model %s: no search, since HEFT is near the lower bound of the latency", graph.name)
     known = published or _search(graph.name, variants)
     pool = [
-        VariantSolution(0.0, solution, chunk, graphs[chunk])
-        for chunk, solutions in known.items()
+        VariantSolution(0.0, solution, name, graphs[name])
+        for name, solutions in known.items()
         for solution in solutions
     ]
     problem = Problem(graph.dag, costs[None])
@@ -314,18 +313,18 @@ def published_solutions(
         fastest_only: Whether latency alone decides between the solutions that meet the SLO.
 
     Returns:
-        Solutions by chunk length; None if HEFT is not near the lower bound, if it misses an SLO that a search might
+        Solutions by variant; None if HEFT is not near the lower bound, if it misses an SLO that a search might
         meet, if memory may decide, or if the graph is small.
     """
     small = max(len(dag) for dag, _ in variants.values()) <= _SMALL
     if small or (slo_ms is None and not fastest_only):
         return None
     starts: list[tuple[float, int, Variant, InitialSolutions]] = []
-    for chunk, (dag, costs) in variants.items():
+    for name, (dag, costs) in variants.items():
         facts = GraphFacts(dag, costs)
         for machine in sub_machines(costs, len(dag)):
-            initial = InitialSolutions(facts, machine, by_units_only=isinstance(chunk, int))
-            starts.append((machine_bound_ms(dag, machine), len(starts), chunk, initial))
+            initial = InitialSolutions(facts, machine, by_units_only=isinstance(name, int))
+            starts.append((machine_bound_ms(dag, machine), len(starts), name, initial))
     starts.sort()
     bound_ms = starts[0][0]
     limit_ms = math.inf if slo_ms is None or bound_ms > slo_ms else slo_ms
@@ -334,17 +333,17 @@ def published_solutions(
     fastest_ms = math.inf
     known: dict[Variant, list[Solution]] = {}
     for make in (lambda initial: initial.by_finish([0.0]), InitialSolutions.published):
-        for machine_ms, _, chunk, initial in starts:
+        for machine_ms, _, name, initial in starts:
             if machine_ms < fastest_ms:  # else it cannot be faster
-                known.setdefault(chunk, []).extend(make(initial))
-                fastest_ms = min([fastest_ms, *(s.timeline.latency_ms for s in known[chunk])])
+                known.setdefault(name, []).extend(make(initial))
+                fastest_ms = min([fastest_ms, *(s.timeline.latency_ms for s in known[name])])
         if fastest_ms > _NEAR_BOUND * bound_ms or fastest_ms > limit_ms:
             return None
     return known
 
 
 def _search(name: str, variants: Mapping[Variant, tuple[Dag, Costs]]) -> Mapping[Variant, Sequence[Solution]]:
-    """Return the solutions of a search, by chunk length, and log what it gained for the model of a name."""
+    """Return the solutions of a search, by variant, and log what it gained for the model of a name."""
     before_s = time.perf_counter()
     search = PortfolioSearch(variants)
     fastest_ms = min(s.timeline.latency_ms for solutions in search.solutions.values() for s in solutions)
@@ -362,7 +361,7 @@ def _alphas(scale: float, n: int) -> list[float]:
 
 def _front(known: Mapping[Variant, list[Solution]]) -> list[tuple[Variant, Solution]]:
     """Return the solutions on the frontier of all variants, by increasing memory."""
-    rows = [(chunk, solution) for chunk, solutions in known.items() for solution in solutions]
+    rows = [(name, solution) for name, solutions in known.items() for solution in solutions]
     return pareto_points(rows, lambda row: resident_figures(row[1]))
 
 

@@ -36,8 +36,8 @@ class PlanningTask:
     graph: Graph
     #: Returns the costs of the operators of the graph or of one of its variants.
     costs_of: Callable[[Dag], Costs]
-    #: Returns whether the profile has the recurrent operators of the graph or of one of its variants.
-    is_profiled: Callable[[Dag], bool] = lambda _dag: True
+    #: Returns what the profile lacks of the operators of the graph or of one of its variants, by signature.
+    unmeasured: Callable[[Dag], frozenset[str]] = lambda _dag: frozenset()
     #: Prices of the paper's memory that solutions will be selected for, in ms per MB.
     alphas: Sequence[float] = ()
     #: Measures stages; if missing, their latencies are predicted.

@@ -37,12 +37,11 @@ from chrion.scheduler.schedule import Schedule, validate
 
 #: Entry points of this group add policies.
 ENTRY_POINT_GROUP = "chrion.policies"
-DEFAULT_POLICY = "chrion"
 
 
 _BUILT_IN: tuple[Policy, ...] = (
     SolutionPolicy(
-        DEFAULT_POLICY,
+        "chrion",
         "Default: local search from several initial solutions; chooses chunk lengths.",
         search_variants,
         weighs_memory=True,

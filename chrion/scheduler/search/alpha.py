@@ -8,24 +8,15 @@ largest alpha down to the first that meets the SLO, followed by bisection betwee
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from chrion.scheduler.evaluation.solution import VariantSolution
+from chrion.scheduler.limits import Limits
 from chrion.scheduler.priced_memory import Memory
 
 #: Steps of the grid below a given alpha, and bisections after it: alpha is exact to a thousandth.
 _STEPS, _BISECTIONS = 16, 6
 #: Powers of two, times the scale, by which alpha is raised until a budget fits.
 _DOUBLINGS = range(-8, 25)
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Limits that a plan must not exceed; None for no limit."""
-
-    slo_ms: float | None = None
-    #: Resident accelerator memory; see :mod:`chrion.scheduler.evaluation.memory`.
-    budget_mb: float | None = None
 
 
 def choose(

@@ -14,8 +14,9 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 
 from chrion.scheduler.evaluation.solution import VariantSolution
+from chrion.scheduler.limits import Limits
 from chrion.scheduler.priced_memory import Memory
-from chrion.scheduler.search.alpha import Limits, best_within
+from chrion.scheduler.search.alpha import best_within
 
 #: Returns a solution with another figure of its resident memory.
 Measure = Callable[[VariantSolution], VariantSolution]

@@ -57,6 +57,8 @@ class VariantSource:
     cores: int
     #: The model's file and those of its external weights, wherever links lead.
     files: tuple[Path, ...]
+    #: The bytes of packed weights that native kernels of the plan have.
+    packed_bytes: int = 0
 
     @property
     def model_bytes(self) -> int:
@@ -264,10 +266,14 @@ def _accelerated(folder: Path, variant: VariantSettings) -> bool:
 
 
 def _source(folder: Path, name: str, variant: VariantSettings, settings: ModelSettings) -> VariantSource:
-    model = _inside(folder, variant.model or _MODEL)
-    plan = _inside(folder, variant.plan) if variant.plan else None
-    cores = len(from_plan(name, plan, VariantTable()).core_busy_ms) if plan else variant.cores or settings.cores
-    return VariantSource(name, model, plan, _accelerated(folder, variant), cores, _model_files(model))
+    model, file = _inside(folder, variant.model or _MODEL), _inside(folder, variant.plan) if variant.plan else None
+    plan = Plan.load(file) if file else None
+    if plan and plan.precision not in {"float32", settings.precision}:
+        wanted = f'precision = "{plan.precision}"'
+        raise ModelError(f"variant {name}: {variant.plan} is in {plan.precision}: {_SETTINGS} allows that by {wanted}")
+    cores = len(from_plan(name, file, VariantTable()).core_busy_ms) if file else variant.cores or settings.cores
+    packed = round(plan.packed_mb * 1e6) if plan else 0
+    return VariantSource(name, model, file, _accelerated(folder, variant), cores, _model_files(model), packed)
 
 
 def session_bytes(weights: int) -> int:
@@ -280,7 +286,7 @@ def _managed(source: VariantSource, variant: VariantSettings) -> ManagedVariant:
     figures = from_plan(source.name, source.plan, VariantTable(memory="resident")) if source.plan else None
     accelerator_mb = variant.memory_mb or (figures.memory_mb if figures else weights * _HOST_FACTOR / 1e6)
     alone = source.accelerated and not source.plan
-    host = round(variant.host_mb * 1e6) or session_bytes(0 if alone else weights)
+    host = round(variant.host_mb * 1e6) or session_bytes(0 if alone else weights) + source.packed_bytes
     return ManagedVariant(
         source.name,
         {ACCELERATOR: round(accelerator_mb * 1e6) if source.accelerated else 0, HOST: host},

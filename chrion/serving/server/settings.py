@@ -13,6 +13,7 @@ from chrion.common.files import read_toml
 from chrion.common.records import NonNegative, Positive, Record, read_record
 from chrion.common.units import parse_duration_ms, parse_size_mb
 from chrion.errors import InputError, ModelError
+from chrion.profiler.precision import Precision
 
 #: Faults of a file that its message has.
 _NAMED = 5
@@ -69,6 +70,8 @@ class ModelSettings(Record, frozen=True):
     timeout: str = ""
     #: Time that a run may take; the server's if empty.
     max_run: str = ""
+    #: Precision that plans of the model may have: with ``bf16``, outputs may be less exact than onnxruntime's.
+    precision: Precision = "float32"
     #: Price of accelerator memory, in ms per MB: variants before the one with the least L + alpha * M are not used.
     alpha: NonNegative = 0.0
     priority: Annotated[int, Meta(ge=-1000, le=1000)] = 0
