@@ -325,17 +325,9 @@ class ModelManager:
         entry = self.memory.entries[request.model]
         if entry.model.slo_ms == math.inf:
             return True
-        if entry.place is Place.RESIDENT:
-            return self._in_time(now, request, self._queue_wait_ms(now, request.model, entry.variant), entry.variant)
-        loading = self.memory.loading
-        load_wait = max(0.0, self.memory.loading_until_ms - now) if loading is not None else 0.0
-        if loading == request.model:
-            loads = {entry.variant: 0.0}
-        else:
-            loads = {at: self.memory.load_ms(entry, at) for at in range(entry.first, len(entry.model.variants))}
         return any(
-            self._in_time(now, request, max(self._queue_wait_ms(now, request.model, at), load_wait + load_ms), at)
-            for at, load_ms in loads.items()
+            self._in_time(now, request, max(self._queue_wait_ms(now, request.model, level), ready_ms), level)
+            for level, ready_ms in self.memory.times_to_memory(now, request.model).items()
         )
 
     def _in_time(self, now: float, request: Request, wait_ms: float, variant: int) -> bool:
@@ -370,7 +362,7 @@ class ModelManager:
         wait = sum(self._work_ms(n) * len(queue) for n, queue in self._ready.items())
         entry = self.memory.entries[number]
         if entry.place is not Place.RESIDENT:
-            wait += max(0.0, self.memory.loading_until_ms - now) + self.memory.load_ms(entry, entry.variant)
+            wait += self.memory.link_ms(now) + self.memory.load_ms(entry, entry.variant)
         return max(_MIN_RETRY_MS, wait)
 
     def _work_ms(self, number: int) -> float:

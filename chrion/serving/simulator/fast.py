@@ -83,7 +83,7 @@ def _state(engine: ClusterEngine, scenario: Scenario) -> State:
     ]
     groups = {id(eligible): eligible for eligible in engine.eligible}
     group_of = {key: i for i, key in enumerate(groups)}
-    links = {id(server.load_times): server.load_times for server in servers}
+    links = {id(server.load_ms): server.load_ms for server in servers}
     link_of = {key: i for i, key in enumerate(links)}
     m_policies = engine.config.policies
     slots, cores, _, releases, last = zip(*table.service, strict=True)
@@ -118,7 +118,7 @@ def _state(engine: ClusterEngine, scenario: Scenario) -> State:
         own, average = state.servers[i], server.memory
         own.budget, own.free = server.budget_bytes, server.free_bytes
         own.free_slots, own.free_cores = server.free_slots, server.host.free_cores
-        own.link = link_of[id(server.load_times)]
+        own.link = link_of[id(server.load_ms)]
         own.loading = own.ready_head = own.ready_tail = -1
         own.width, own.now, own.value = average.width_ms, average.now, average.value
         own.peak, own.area, own.residents_n = average.peak, average.area, len(server.residents)
