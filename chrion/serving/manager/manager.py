@@ -20,8 +20,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 
-from chrion.serving.manager.policies import ADMISSION, EVICTION, LOAD_ORDER, rounding_ms
-from chrion.serving.manager.queue_estimate import QueuedRequest, Release, expected_start
+from chrion.serving.manager.policies import ADMISSION, EVICTION, LOAD_ORDER
+from chrion.serving.manager.queue_estimate import (
+    QueuedRequest,
+    Service,
+    expected_releases,
+    expected_start,
+    queued_request,
+)
 from chrion.serving.manager.records import Action, ManagedModel, Reason, Refuse, Request, Run
 from chrion.serving.manager.residency import Place, Residency
 
@@ -336,26 +342,23 @@ class ModelManager:
 
     def _queue_wait_ms(self, now: float, number: int, variant: int) -> float:
         """Return the expected wait of a request that becomes ready now, without batches and priorities."""
-        running = [self._release(r.started_ms, r.model, r.variant) for r in self.running.values()]
+        starts = ((r.started_ms, self._service(r.model, r.variant)) for r in self.running.values())
+        running = (release for started_ms, service in starts for release in expected_releases(service, started_ms))
         queued = sorted((item for queue in self._ready.values() for item in queue), key=lambda item: item[0])
         ahead = (self._queued(request) for _, _, request in queued)
         free = self._free_slots, len(self._free_cores)
-        return expected_start(now, free, running, ahead, self._needs(number, variant)) - now
+        return expected_start(now, free, running, ahead, self._service(number, variant)[:2]) - now
 
     def _queued(self, request: Request) -> QueuedRequest:
         entry = self.memory.entries[request.model]
-        latest = request.arrival_ms + entry.model.slo_ms - entry.latency_ms[entry.variant]
-        slots, cores = self._needs(request.model, entry.variant)
-        releases = (self._release(0.0, request.model, entry.variant),)
-        return QueuedRequest(slots, cores, releases, latest + rounding_ms(latest))
+        return queued_request(self._service(request.model, entry.variant), request.arrival_ms + entry.model.slo_ms)
 
-    def _release(self, started: float, number: int, variant: int) -> Release:
-        return Release(started + self.memory.entries[number].latency_ms[variant], *self._needs(number, variant))
-
-    def _needs(self, number: int, variant: int) -> tuple[int, int]:
-        """Return the slots and cores of a request."""
-        needed = self.memory.entries[number].model.variants[variant]
-        return needed.slots, min(needed.cores, len(self._cores))
+    def _service(self, number: int, variant: int) -> Service:
+        """Return what a request is expected to take."""
+        entry = self.memory.entries[number]
+        needed = entry.model.variants[variant]
+        resources = needed.slots, min(needed.cores, len(self._cores))
+        return *resources, entry.latency_ms[variant], (), resources
 
     def _retry_ms(self, now: float, number: int) -> float:
         """Return a rough estimate of the time until the present queue has been served."""
@@ -368,8 +371,8 @@ class ModelManager:
     def _work_ms(self, number: int) -> float:
         """Return the time by which a request of a model lengthens the queue."""
         entry = self.memory.entries[number]
-        slots, cores = self._needs(number, entry.variant)
-        return entry.latency_ms[entry.variant] * max(cores / max(1, len(self._cores)), slots / max(1, self._slots))
+        slots, cores, latency_ms, *_ = self._service(number, entry.variant)
+        return latency_ms * max(cores / max(1, len(self._cores)), slots / max(1, self._slots))
 
     def _refuse(self, request: Request, reason: Reason, retry_ms: float = 0.0) -> Refuse:
         self._models_of.pop(request.id, None)

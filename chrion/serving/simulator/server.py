@@ -14,15 +14,14 @@ The states of a request::
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from heapq import heapify, heappush
 
-from chrion.serving.manager.policies import ResidentModel, rounding_ms
-from chrion.serving.manager.queue_estimate import QueuedRequest, Release, expected_start
+from chrion.serving.manager.policies import ResidentModel
+from chrion.serving.manager.queue_estimate import Release, Resources, expected_releases, expected_start, queued_request
 from chrion.serving.simulator.cluster_state import ClusterState, Job
 from chrion.serving.simulator.gpu_memory import GpuMemory, HostMemory
 from chrion.serving.simulator.ready_queue import Batch, ReadyQueue
-from chrion.serving.simulator.service import Resources
 from chrion.serving.simulator.settings import ServerSpec
 
 #: Records of requests whose end is not certain: the requests, the time of their start, and their kind.
@@ -189,20 +188,12 @@ class Server(GpuMemory):
             if gpu is not self:
                 running += [Release(at, 0, cores) for releases in gpu._running.values() for at, _, cores in releases]  # noqa: SLF001 # another object of this class
         first = -self._priority(number)
-        ahead = (self._queued(job) for less_priority, _, job, _ in sorted(self._heap) if less_priority <= first)
+        ahead = (
+            queued_request(self._service[self._kind(job[1])], job[2] + self._slo_ms(job[0], job[1]))
+            for less_priority, _, job, _ in sorted(self._heap)
+            if less_priority <= first
+        )
         return expected_start(now, free, running, ahead, self._service[kind][:2]) - now
-
-    def _queued(self, job: Job) -> QueuedRequest:
-        kind = self._kind(job[1])
-        latest = job[2] + self._slo_ms(job[0], job[1]) - self._table.latency_ms[kind]
-        releases = tuple(self._expected_releases(0.0, kind))
-        return QueuedRequest(*self._service[kind][:2], releases, latest + rounding_ms(latest))
-
-    def _expected_releases(self, start: float, kind: int) -> Iterator[Release]:
-        _, _, latency_ms, early, last = self._service[kind]
-        for at_ms, freed in early:
-            yield Release(start + at_ms, *freed)
-        yield Release(start + latency_ms, *last)
 
     def _request_load(self, now: float, model: int) -> list[Job]:
         """Request a load, also for a request that was dropped. Return the model's waiting requests."""
@@ -302,7 +293,7 @@ class Server(GpuMemory):
         deadline = arrival + self._slo_ms(number, model)
         admitted = self.policies.admit(now, deadline, 0.0, self._table.latency_ms[kind])
         if admitted:
-            self._running[number] = deque(self._expected_releases(now, kind))
+            self._running[number] = deque(expected_releases(self._service[kind], now))
         else:
             self._drop(number, model, arrival, cold=cold)
             self.end_use(now, resident)
