@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 
-from chrion.serving.manager.policies import ADMISSION, EVICTION, LOAD_ORDER
+from chrion.serving.manager.policies import EVICTION, LOAD_ORDER, is_in_time
 from chrion.serving.manager.queue_estimate import (
     QueuedRequest,
     Service,
@@ -80,7 +80,6 @@ class ModelManager:
             budgets, EVICTION[names.eviction], LOAD_ORDER[names.load_order], prefetch=names.prefetch
         )
         self.running: dict[int, Run] = {}
-        self._admit = ADMISSION[names.admission]
         self._deadlines = names.admission == "deadline"
         self._cores = list(cores)
         self._free_cores = list(cores)
@@ -338,7 +337,7 @@ class ModelManager:
 
     def _in_time(self, now: float, request: Request, wait_ms: float, variant: int) -> bool:
         entry = self.memory.entries[request.model]
-        return self._admit(now, request.arrival_ms + entry.model.slo_ms, wait_ms, entry.latency_ms[variant])
+        return is_in_time(now, request.arrival_ms + entry.model.slo_ms, wait_ms, entry.latency_ms[variant])
 
     def _queue_wait_ms(self, now: float, number: int, variant: int) -> float:
         """Return the expected wait of a request that becomes ready now, without batches and priorities."""

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from heapq import heapify, heappush
 
-from chrion.serving.manager.policies import ResidentModel
+from chrion.serving.manager.policies import ResidentModel, is_in_time
 from chrion.serving.manager.queue_estimate import Release, Resources, expected_releases, expected_start, queued_request
 from chrion.serving.simulator.cluster_state import ClusterState, Job
 from chrion.serving.simulator.gpu_memory import GpuMemory, HostMemory
@@ -173,10 +173,10 @@ class Server(GpuMemory):
     def _is_admitted(self, now: float, deadline: float, number: int, model: int) -> bool:
         if deadline == _INFINITY:
             return True
-        latency_ms, admit, models = self._table.latency_ms, self.policies.admit, self._models
+        latency_ms, models = self._table.latency_ms, self._models
         ready = {level * models + model: ms for level, ms in self.times_to_memory(now, model).items()}
         return any(
-            admit(now, deadline, max(self._queue_wait_ms(now, number, kind), ready_ms), latency_ms[kind])
+            is_in_time(now, deadline, max(self._queue_wait_ms(now, number, kind), ready_ms), latency_ms[kind])
             for kind, ready_ms in ready.items()
         )
 
@@ -291,7 +291,7 @@ class Server(GpuMemory):
         """Drop a ready request that cannot end by its deadline; return whether it was kept."""
         number, model, arrival, _, cold = job
         deadline = arrival + self._slo_ms(number, model)
-        admitted = self.policies.admit(now, deadline, 0.0, self._table.latency_ms[kind])
+        admitted = is_in_time(now, deadline, 0.0, self._table.latency_ms[kind])
         if admitted:
             self._running[number] = deque(expected_releases(self._service[kind], now))
         else:
