@@ -101,7 +101,7 @@ def test_load_order(order: str, key: int) -> None:
 
 
 def test_admission() -> None:
-    """A request is admitted if its wait and execution fit its deadline, and always without deadlines."""
+    """A request is admitted if its wait and execution fit its deadline."""
     assert is_in_time(10.0, 100.0, 40.0, 50.0)
     assert not is_in_time(10.1, 100.0, 40.0, 50.0)
 
