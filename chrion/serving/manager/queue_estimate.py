@@ -74,10 +74,13 @@ def expected_start(
     Complexity: O(n log n) for n releases of running requests and of requests ahead.
     """
     slots, cores = free
+    queue = [*ahead, QueuedRequest(*needs, (), float("inf"))]
+    if len(queue) == 1 and slots >= needs[0] and cores >= needs[1]:  # the most frequent case
+        return now_ms
     events = [release if release.at_ms > now_ms else release._replace(at_ms=now_ms) for release in running]
     heapq.heapify(events)
     time_ms = now_ms
-    for request in (*ahead, QueuedRequest(*needs, (), float("inf"))):
+    for request in queue:
         while slots < request.slots or cores < request.cores:
             release = heapq.heappop(events)
             time_ms = release.at_ms

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from heapq import heapify, heappush
+from itertools import chain
 
 from chrion.serving.manager.policies import ResidentModel, is_in_time
 from chrion.serving.manager.queue_estimate import Release, Resources, expected_releases, expected_start, queued_request
@@ -183,10 +184,15 @@ class Server(GpuMemory):
     def _queue_wait_ms(self, now: float, number: int, kind: int) -> float:
         """Return the expected wait of a request that becomes ready now."""
         free = self.free_slots, self.host.free_cores
-        running = [release for releases in self._running.values() for release in releases]
-        for gpu in self.host.gpus if len(self.host.gpus) > 1 else ():
-            if gpu is not self:
-                running += [Release(at, 0, cores) for releases in gpu._running.values() for at, _, cores in releases]  # noqa: SLF001 # another object of this class
+        running = chain(
+            chain.from_iterable(self._running.values()),
+            (
+                Release(at_ms, 0, cores)
+                for gpu in self.host.gpus
+                if gpu is not self
+                for at_ms, _, cores in chain.from_iterable(gpu._running.values())  # noqa: SLF001 # an object of this class
+            ),
+        )
         first = -self._priority(number)
         ahead = (
             queued_request(self._service[self._kind(job[1])], job[2] + self._slo_ms(job[0], job[1]))
