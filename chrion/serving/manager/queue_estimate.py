@@ -74,9 +74,10 @@ def expected_start(
     Complexity: O(n log n) for n releases of running requests and of requests ahead.
     """
     slots, cores = free
-    queue = [*ahead, QueuedRequest(*needs, (), float("inf"))]
-    if len(queue) == 1 and slots >= needs[0] and cores >= needs[1]:  # the most frequent case
+    queue = [*ahead]
+    if not queue and slots >= needs[0] and cores >= needs[1]:  # the most frequent case
         return now_ms
+    queue.append(QueuedRequest(*needs, (), float("inf")))
     events = [release if release.at_ms > now_ms else release._replace(at_ms=now_ms) for release in running]
     heapq.heapify(events)
     time_ms = now_ms

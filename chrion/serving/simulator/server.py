@@ -175,26 +175,23 @@ class Server(GpuMemory):
         if deadline == _INFINITY:
             return True
         latency_ms, models = self._table.latency_ms, self._models
-        ready = {level * models + model: ms for level, ms in self.times_to_memory(now, model).items()}
-        return any(
-            is_in_time(now, deadline, max(self._queue_wait_ms(now, number, kind), ready_ms), latency_ms[kind])
-            for kind, ready_ms in ready.items()
-        )
+        for level, ready_ms in self.times_to_memory(now, model).items():
+            kind = level * models + model
+            wait_ms = max(self._queue_wait_ms(now, number, kind), ready_ms)
+            if is_in_time(now, deadline, wait_ms, latency_ms[kind]):
+                return True
+        return False
 
     def _queue_wait_ms(self, now: float, number: int, kind: int) -> float:
         """Return the expected wait of a request that becomes ready now."""
         free = self.free_slots, self.host.free_cores
-        running = chain(
-            chain.from_iterable(self._running.values()),
-            (
-                Release(at_ms, 0, cores)
-                for gpu in self.host.gpus
-                if gpu is not self
-                for at_ms, _, cores in chain.from_iterable(gpu._running.values())  # noqa: SLF001 # an object of this class
-            ),
-        )
+        running = chain.from_iterable(self._running.values())
+        if not self._is_alone:
+            others = (gpu._running.values() for gpu in self.host.gpus if gpu is not self)  # noqa: SLF001 # of this class
+            cores_only = (Release(at, 0, n) for values in others for at, _, n in chain.from_iterable(values))
+            running = chain(running, cores_only)
         first = -self._priority(number)
-        ahead = (
+        ahead = self._heap and (
             queued_request(self._service[self._kind(job[1])], job[2] + self._slo_ms(job[0], job[1]))
             for less_priority, _, job, _ in sorted(self._heap)
             if less_priority <= first
