@@ -149,12 +149,11 @@ def _records(kind: np.dtype[np.void], *shape: int) -> Any:
 
 
 def _pools(jobs: int, events: int, pairs: int) -> Pools:
-    links = (np.zeros((pairs, 2), np.int64) for _ in range(2))
+    in_memory, at_home = np.zeros((2, pairs, 2), np.int64)
     table = np.full(1 << (2 * pairs).bit_length(), -1)
     rows = np.zeros((jobs, COLUMNS))
-    return Pools(
-        _records(kernel.JOB, jobs), _records(kernel.EVENT, events), rows, _records(kernel.PAIR, pairs), *links, table
-    )
+    records = _records(kernel.JOB, jobs), _records(kernel.EVENT, events)
+    return Pools(*records, rows, _records(kernel.PAIR, pairs), in_memory, at_home, table)
 
 
 def _enlarged(state: State, pools: Pools, arrivals: int, max_early: int) -> Pools:

@@ -21,6 +21,8 @@ except ImportError:  # the extra ``fast`` is not installed
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+#: Compiled functions allocate nothing, and without reference counts of their arrays they take an eighth of the time.
+_OPTIONS = {"_nrt": False}
 #: Policies by number.
 EVICTIONS = ("lru", "lfu", "cost")
 ROUTINGS = ("random", "least-loaded", "resident-first")
@@ -38,14 +40,14 @@ def compiled(function: Function) -> Function:
     if not numba:
         return function
     try:
-        return cast("Function", numba.njit(cache=True)(function))
+        return cast("Function", numba.njit(cache=True, **_OPTIONS)(function))
     except RuntimeError:  # no folder for the cache can be written
-        return cast("Function", numba.njit(function))
+        return cast("Function", numba.njit(**_OPTIONS)(function))
 
 
 def inlined(function: Function) -> Function:
     """Return a function for compiled ones, which contain it: a call would copy the descriptions of all arrays."""
-    return cast("Function", numba.njit(forceinline=True)(function)) if numba else function
+    return cast("Function", numba.njit(forceinline=True, **_OPTIONS)(function)) if numba else function
 
 
 _INT, _FLOAT = np.int64, np.float64
@@ -123,8 +125,8 @@ def _slot(state: State, pools: Pools, server: int, model: int) -> int:
     # The constant is 2 ** 32 / the golden ratio (Knuth's multiplicative hashing); its product's middle bits are used.
     slot = ((server * len(state.models) + model) * 2654435769 >> 12) & mask
     while pools.table[slot] >= 0:
-        pair = pools.pairs[pools.table[slot]]
-        if pair.model == model and pair.server == server:
+        pair = pools.table[slot]
+        if pools.pairs[pair].model == model and pools.pairs[pair].server == server:
             break
         slot = (slot + 1) & mask
     return int(slot)
@@ -144,24 +146,25 @@ def _find(state: State, pools: Pools, server: int, model: int) -> int:
 
 
 @inlined
-def _append(links: Counts, ends: Counts, pair: int) -> None:
-    links[pair, 0], links[pair, 1] = ends[1], -1
-    if ends[1] < 0:
-        ends[0] = pair
+def _append(links: Counts, ends: Counts, row: int, pair: int) -> None:
+    """Append a pair to a list; arrays without a view of a row are faster."""
+    links[pair, 0], links[pair, 1] = ends[row, 1], -1
+    if ends[row, 1] < 0:
+        ends[row, 0] = pair
     else:
-        links[ends[1], 1] = pair
-    ends[1] = pair
+        links[ends[row, 1], 1] = pair
+    ends[row, 1] = pair
 
 
 @inlined
-def _remove(links: Counts, ends: Counts, pair: int) -> None:
+def _remove(links: Counts, ends: Counts, row: int, pair: int) -> None:
     before, after = links[pair, 0], links[pair, 1]
     if before < 0:
-        ends[0] = after
+        ends[row, 0] = after
     else:
         links[before, 1] = after
     if after < 0:
-        ends[1] = before
+        ends[row, 1] = before
     else:
         links[after, 0] = before
 
@@ -238,52 +241,50 @@ def _advance(state: State, server: int, now: float) -> None:
 @inlined
 def _rank(state: State, pools: Pools, pair: int, now: float) -> float:
     """Return the rank of a model that may be evicted, else NaN."""
-    own = pools.pairs[pair]
-    model = own.model
-    if not state.models[model].memory or own.in_use or state.models[model].pinned:
+    model = pools.pairs[pair].model
+    if not state.models[model].memory or pools.pairs[pair].in_use or state.models[model].pinned:
         return float(np.nan)
     if state.policy[0] == 0:
-        return float(own.idle_ms)
+        return float(pools.pairs[pair].idle_ms)
     if state.policy[0] == 1:
-        return float(own.uses)
-    load_ms = state.load_ms[state.servers[own.server].link, model]
-    return float(-(now - own.idle_ms) / (load_ms * state.models[model].weight + 1e-9))
+        return float(pools.pairs[pair].uses)
+    load_ms = state.load_ms[state.servers[pools.pairs[pair].server].link, model]
+    return float(-(now - pools.pairs[pair].idle_ms) / (load_ms * state.models[model].weight + 1e-9))
 
 
 @inlined
 def _make_room(state: State, pools: Pools, server: int, needed: int, now: float) -> bool:
     """Evict models until ``needed`` bytes are free, without unnecessary ones; evict none if that is not possible."""
-    pairs = pools.pairs
     pair = state.residents[server, 0]
     while pair >= 0:
-        pairs[pair].rank = _rank(state, pools, pair, now)
+        pools.pairs[pair].rank = _rank(state, pools, pair, now)
         pair = pools.in_memory[pair, 1]
     last = -1
     while needed > 0:
         best = -1
         pair = state.residents[server, 0]
         while pair >= 0:
-            if not np.isnan(pairs[pair].rank) and (best < 0 or pairs[pair].rank < pairs[best].rank):
+            if not np.isnan(pools.pairs[pair].rank) and (best < 0 or pools.pairs[pair].rank < pools.pairs[best].rank):
                 best = pair
             pair = pools.in_memory[pair, 1]
         if best < 0:
             return False
-        pairs[best].rank = np.nan
-        pairs[best].victim = last
+        pools.pairs[best].rank = np.nan
+        pools.pairs[best].victim = last
         last = best
-        needed -= state.models[pairs[best].model].memory
+        needed -= state.models[pools.pairs[best].model].memory
     spare = -needed
     while last >= 0:
-        memory = state.models[pairs[last].model].memory
+        memory = state.models[pools.pairs[last].model].memory
         if memory <= spare:
             spare -= memory
         else:
-            pairs[last].status = ABSENT
-            _remove(pools.in_memory, state.residents[server], last)
-            _remove(pools.at_home, state.homes[pairs[last].model], last)
+            pools.pairs[last].status = ABSENT
+            _remove(pools.in_memory, state.residents, server, last)
+            _remove(pools.at_home, state.homes, pools.pairs[last].model, last)
             state.servers[server].free += memory
             state.servers[server].evictions += 1
-        last = pairs[last].victim
+        last = pools.pairs[last].victim
     return True
 
 
@@ -293,22 +294,21 @@ def _load_next(state: State, pools: Pools, server: int, now: float) -> None:
     first = state.cold[server, 0]
     if state.servers[server].loading or first < 0:
         return
-    pairs = pools.pairs
     other = pools.in_memory[first, 1]
     while other >= 0:
         if state.policy[2] == 0:
-            earlier = pairs[other].oldest_ms < pairs[first].oldest_ms
+            earlier = pools.pairs[other].oldest_ms < pools.pairs[first].oldest_ms
         else:
-            earlier = pairs[other].demand_ms > pairs[first].demand_ms
+            earlier = pools.pairs[other].demand_ms > pools.pairs[first].demand_ms
         if earlier:
             first = other
         other = pools.in_memory[other, 1]
-    model = pairs[first].model
+    model = pools.pairs[first].model
     missing = state.models[model].memory - state.servers[server].free
     if missing > 0 and not _make_room(state, pools, server, missing, now):
         return
-    _remove(pools.in_memory, state.cold[server], first)
-    pairs[first].status = LOADING
+    _remove(pools.in_memory, state.cold, server, first)
+    pools.pairs[first].status = LOADING
     state.servers[server].free -= state.models[model].memory
     _advance(state, server, now)
     state.servers[server].value = state.servers[server].budget - state.servers[server].free
@@ -326,7 +326,7 @@ def _load_next(state: State, pools: Pools, server: int, now: float) -> None:
 def _add_resident(state: State, pools: Pools, pair: int, now: float) -> None:
     pools.pairs[pair].status = RESIDENT
     pools.pairs[pair].idle_ms = now
-    _append(pools.in_memory, state.residents[pools.pairs[pair].server], pair)
+    _append(pools.in_memory, state.residents, pools.pairs[pair].server, pair)
 
 
 @inlined
@@ -435,15 +435,14 @@ def _route(state: State, pools: Pools, model: int, draw: float) -> int:
 @inlined
 def _offer(state: State, pools: Pools, job: int, now: float) -> None:
     pair = pools.jobs[job].pair
-    own = pools.pairs[pair]
-    server, model = own.server, own.model
-    if own.status == ABSENT and state.models[model].memory == 0:
+    server, model = pools.pairs[pair].server, pools.pairs[pair].model
+    if pools.pairs[pair].status == ABSENT and state.models[model].memory == 0:
         _add_resident(state, pools, pair, 0.0)
     state.servers[server].outstanding += 1
     pools.jobs[job].next = -1
-    if own.status == RESIDENT:
+    if pools.pairs[pair].status == RESIDENT:
         pools.jobs[job].cold = 0
-        own.in_use += 1
+        pools.pairs[pair].in_use += 1
         if state.servers[server].ready_head < 0:
             state.servers[server].ready_head = job
             state.servers[server].ready_tail = job
@@ -453,18 +452,18 @@ def _offer(state: State, pools: Pools, job: int, now: float) -> None:
             state.servers[server].ready_tail = job
         return
     pools.jobs[job].cold = 1
-    if own.status == ABSENT:
-        own.status = COLD
-        own.oldest_ms, own.demand_ms = now, 0.0
-        _append(pools.at_home, state.homes[model], pair)
-        _append(pools.in_memory, state.cold[server], pair)
-    if own.wait_head < 0:
-        own.wait_head = job
+    if pools.pairs[pair].status == ABSENT:
+        pools.pairs[pair].status = COLD
+        pools.pairs[pair].oldest_ms, pools.pairs[pair].demand_ms = now, 0.0
+        _append(pools.at_home, state.homes, model, pair)
+        _append(pools.in_memory, state.cold, server, pair)
+    if pools.pairs[pair].wait_head < 0:
+        pools.pairs[pair].wait_head = job
     else:
-        pools.jobs[own.wait_tail].next = job
-    own.wait_tail = job
-    if own.status == COLD:
-        own.demand_ms += state.models[model].latency
+        pools.jobs[pools.pairs[pair].wait_tail].next = job
+    pools.pairs[pair].wait_tail = job
+    if pools.pairs[pair].status == COLD:
+        pools.pairs[pair].demand_ms += state.models[model].latency
         _load_next(state, pools, server, now)
 
 

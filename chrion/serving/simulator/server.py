@@ -191,9 +191,10 @@ class Server(GpuMemory):
             cores_only = (Release(at, 0, n) for values in others for at, _, n in chain.from_iterable(values))
             running = chain(running, cores_only)
         first = -self._priority(number)
-        ahead = self._heap and (
+        queued = sorted(self._heap) if self._heap else ()
+        ahead = (
             queued_request(self._service[self._kind(job[1])], job[2] + self._slo_ms(job[0], job[1]))
-            for less_priority, _, job, _ in sorted(self._heap)
+            for less_priority, _, job, _ in queued
             if less_priority <= first
         )
         return expected_start(now, free, running, ahead, self._service[kind][:2]) - now
