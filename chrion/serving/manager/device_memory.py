@@ -18,6 +18,9 @@ from collections.abc import Callable, Mapping, Sequence
 from chrion.serving.manager.policies import Order, Rank, ResidentModel, WaitingModel, choose_victims, order_fifo
 from chrion.serving.manager.shrinking import Memory, Room, make_room
 
+#: There is enough free memory for the first variant.
+_ENOUGH = Room(0)
+
 
 class DeviceMemory:
     """The models in a device's memory, and those that wait for a load; without a clock.
@@ -79,7 +82,8 @@ class DeviceMemory:
         if room is None:
             return False
         del self.cold[model]
-        self.apply(now, room)
+        if room is not _ENOUGH:
+            self.apply(now, room)
         self.load(now, model, room.level)
         return True
 
@@ -87,12 +91,12 @@ class DeviceMemory:
         """Choose what gives way to a model, and in which variant it is loaded; None if there is not enough memory."""
         missing_bytes = self.sizes[0][model] - self.free_bytes
         if missing_bytes <= 0:
-            return Room(0)
+            return _ENOUGH
         held = self.residents.values()
         if self._next_use:
             for resident in held:
                 resident.next_use = self._next_use(resident.key)
-        if self.changes_variants(model):
+        if len(self.sizes) > 1 and self.changes_variants(model):
             return make_room(Memory(held, self.free_bytes, self.sizes), model, self._rank, now, evict=evict)
         victims = choose_victims(held, missing_bytes, self._rank, now) if evict else None
         return None if victims is None else Room(0, (), tuple(victims))
@@ -100,7 +104,7 @@ class DeviceMemory:
     def changes_variants(self, model: int) -> bool:
         """Return whether a model, or one that may give way to it, has several variants."""
         del model
-        return len(self.sizes) > 1
+        return True
 
     def apply(self, now: float, room: Room) -> None:
         """Carry out what was chosen."""

@@ -161,16 +161,17 @@ class GpuMemory(DeviceMemory):
         """Start a load, for which there is memory."""
         kind = level * self._models + model
         self.host.waiting_loads -= 1
+        self.loading, self.loading_level = model, level
         self._load(now, kind, self._table.bytes[kind], self.load_ms[kind], self._table.load_mb[kind])
 
     def _load(self, now: float, kind: int, size: int, load_ms: float, load_mb: float) -> None:
-        level, model = divmod(kind, self._models)
+        model = kind % self._models
         self.host.loading = self
         if self.host.has_disk:
             load_ms += self.host.disk_ms(model, load_mb)
             self.host.fetch(model)
         self._reserve(now, size)
-        self.loading, self.loading_level, self.loading_until_ms = model, level, now + load_ms
+        self.loading_until_ms = now + load_ms
         self.link_busy_ms += load_ms
         self.loaded_mb += load_mb
         self.loads += 1
@@ -213,6 +214,7 @@ class GpuMemory(DeviceMemory):
             resident.in_use += 1
             load_mb = max(0.0, self._table.load_mb[kind] - self._table.load_mb[kind + self._models])
             shorter_ms = self.load_ms[kind] - self.load_ms[kind + self._models]
+            self.loading, self.loading_level = resident.key, resident.level - 1
             self._load(now, kind, missing, self.host.spec.load_fixed_ms + max(0.0, shorter_ms), load_mb)
 
     def _on_loaded(self, now: float, kind: int) -> None:
