@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from chrion.serving.manager.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING
+from chrion.serving.manager.policies import EVICTION, LOAD_ORDER, ROUTING
 from chrion.serving.simulator.cluster_state import ServerPolicies
 from chrion.serving.simulator.engine import ClusterEngine, EngineConfig
 from chrion.serving.simulator.scenario import Scenario, ScenarioSource
@@ -28,7 +28,6 @@ def engine_of(  # every test sets another parameter
     policies = ServerPolicies(
         rank=EVICTION[eviction],
         order=LOAD_ORDER["fifo"],
-        admit=ADMISSION[admission],
         deadlines=admission == "deadline",
         slo_ms=[slo_ms] * size,
         weights=[1.0] * size,

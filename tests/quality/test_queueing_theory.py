@@ -72,6 +72,55 @@ def test_bulk_service(most: int) -> None:
     assert mean_wait_ms(variant, rate, 300_000, max_batch=most) == pytest.approx(wait_s * 1000, rel=0.04)
 
 
+@pytest.mark.parametrize("variant", [CONSTANT, EXPONENTIAL], ids=["constant", "exponential"])
+def test_losses_of_erlang_b(variant: dict[str, Any]) -> None:
+    """Requests that may not wait are lost as Erlang B predicts, for every distribution of the service time."""
+    servers, offered = 4, 3.0
+    terms = [offered**k / math.factorial(k) for k in range(servers + 1)]
+    sets = {"gpu_slots": servers, "admission": "deadline", "slo.latency_ms": 10.0, "preload": True}
+    (found,) = simulate(scenario_of(variant, rate_per_s=100 * offered, requests=200_000, **sets))
+    assert found.total.dropped / found.total.arrivals == pytest.approx(terms[-1] / sum(terms), rel=0.02)
+
+
+@pytest.mark.parametrize("setup_ms", [5.0, 40.0])
+def test_setup_times(setup_ms: float) -> None:
+    """A model that leaves memory when it is idle queues as M/M/1 with set-up times (Welch 1964)."""
+    rate, service_ms = 0.06, 10.0
+    load = rate * service_ms
+    setup_wait_ms = (2 * setup_ms + rate * setup_ms**2) / (2 * (1 + rate * setup_ms))
+    sets = {"keep_alive_s": 1e-9, "load_fixed_ms": setup_ms, "preload": False}
+    variant = {**EXPONENTIAL, "load_mb": 1e-6}
+    found = mean_wait_ms(variant, 1000 * rate, 300_000, **sets)
+    assert found == pytest.approx(load * service_ms / (1 - load) + setup_wait_ms, rel=0.03)
+
+
+def test_failures() -> None:
+    """A request succeeds if it finds a server that is up and that does not fail while the request runs."""
+    mtbf_s, mttr_s, service_s = 5.0, 3.0, 0.5
+    variant = {"memory_mb": 100.0, "latency_ms": 1000 * service_s}
+    sets = {"mtbf_h": mtbf_s / 3600, "mttr_s": mttr_s, "gpu_slots": 1000, "pinned": True}
+    (found,) = simulate(scenario_of(variant, rate_per_s=5.0, requests=200_000, **sets))
+    success = mtbf_s / (mtbf_s + mttr_s) * math.exp(-service_s / mtbf_s)
+    assert found.total.completed / found.total.arrivals == pytest.approx(success, rel=0.03)
+
+
+@pytest.mark.parametrize("places", [10, 60])
+def test_loads_of_ches_approximation(places: int) -> None:
+    """LRU evicts a model that was not requested for the time in which as many others as fit are (Che et al. 2002)."""
+    models, exponent = 200, 0.8
+    shares = np.arange(1, models + 1) ** -exponent
+    shares /= shares.sum()
+    low, high = 0.0, 1e6  # requests until as many models as fit have been requested
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if (1 - np.exp(-shares * middle)).sum() < places else (low, middle)
+    variant = {"memory_mb": 100.0, "latency_ms": 0.001, "load_mb": 1e-6}
+    sets = {"gpu_memory_gb": places / 10 + 0.05, "zipf_exponent": exponent, "rate_per_s": 1.0, "requests": 100_000}
+    (found,) = simulate(scenario_of(variant, models, **sets))
+    misses = (shares * np.exp(-shares * low)).sum()
+    assert found.total.loads / found.total.arrivals == pytest.approx(misses, rel=0.01)
+
+
 def test_decoders_of_one_token_without_batches() -> None:
     """M/D/1: a request waits for load x service / (2 (1 - load)) on average (Pollaczek and Khinchine)."""
     service_ms, load = 10.0, 0.8

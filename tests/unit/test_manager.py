@@ -27,7 +27,7 @@ from chrion.serving.manager import (
     Run,
     Unload,
 )
-from chrion.serving.manager.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING
+from chrion.serving.manager.policies import EVICTION, LOAD_ORDER, ROUTING
 from chrion.serving.manager.records import ACCELERATOR, HOST
 from chrion.serving.manager.residency import Place
 from chrion.serving.simulator.cluster_state import ServerPolicies
@@ -188,7 +188,6 @@ def test_loads_evictions_and_drops_equal_the_simulators(
     policies = ServerPolicies(
         EVICTION[eviction],
         LOAD_ORDER[order],
-        ADMISSION[admission],
         deadlines=admission == "deadline",
         slo_ms=objectives,
         weights=weights,

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from chrion.serving.simulator import fast, run
+from chrion.serving.simulator.engine import ClusterEngine
 from chrion.serving.simulator.histograms import Floats
 from chrion.serving.simulator.results import PatternResult
 from chrion.serving.simulator.run import simulate
@@ -71,6 +72,21 @@ def test_results_are_equal(
     assert np.array_equal(rows, expected_rows)
     assert repr(found) == repr(expected)
     assert expected.total.loads > 0.04 * REQUESTS
+
+
+@pytest.mark.parametrize("eviction", ["lru", "lfu"])
+def test_requests_come_in_chunks(eviction: str) -> None:
+    """The kernel's pools grow with the pairs of a model and a server that occur, and keep what they hold."""
+    built = scenario(rate_per_s=40.0, routing="random", eviction=eviction, preload=True)
+    (chunk,) = built.workload.chunks()
+    parts = [(chunk.times_ms[i : i + 20], chunk.models[i : i + 20]) for i in range(0, REQUESTS, 20)]
+    found: list[list[Floats]] = [[], []]
+    engines = [ClusterEngine(built.engine_config("mixed")) for _ in range(2)]
+    fast.run_compiled(engines[0], built, parts, keep=found[0].append)
+    engines[1].run(parts, keep=found[1].append)
+    assert np.array_equal(*(np.concatenate(rows) for rows in found))
+    assert engines[0].cluster.loads == engines[1].cluster.loads
+    assert len({(row[1], row[2]) for row in np.concatenate(found[0])}) > 30
 
 
 class CompiledRunError(Exception):

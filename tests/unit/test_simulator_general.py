@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from chrion.serving.manager.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING
+from chrion.serving.manager.policies import EVICTION, LOAD_ORDER, ROUTING
 from chrion.serving.simulator.cluster_state import Batching, Options, ServerPolicies
 from chrion.serving.simulator.engine import ClusterEngine, EngineConfig, NextUseOracle
 from chrion.serving.simulator.requests import Details, Requests
@@ -25,7 +25,6 @@ def policies(models: int, **names: Any) -> ServerPolicies:
     return ServerPolicies(
         rank=EVICTION[names.get("eviction", "lru")],
         order=LOAD_ORDER[names.get("load_order", "fifo")],
-        admit=ADMISSION[admission],
         deadlines=admission == "deadline",
         slo_ms=[names.get("slo_ms", 250.0)] * models,
         weights=[1.0] * models,

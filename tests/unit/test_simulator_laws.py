@@ -64,7 +64,6 @@ def runs(draw: st.DrawFn) -> Run:
     policies = ServerPolicies(
         rank=EVICTION[draw(st.sampled_from(sorted(EVICTION)))],
         order=LOAD_ORDER[draw(st.sampled_from(sorted(LOAD_ORDER)))],
-        admit=ADMISSION[admission],
         deadlines=admission == "deadline",
         slo_ms=[draw(st.sampled_from([20.0, 100.0, math.inf]))] * len(models),
         weights=[1.0] * len(models),

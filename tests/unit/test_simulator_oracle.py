@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import simpy
 
-from chrion.serving.manager.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING, route_resident_first
+from chrion.serving.manager.policies import EVICTION, LOAD_ORDER, ROUTING, route_resident_first
 from chrion.serving.simulator.cluster_state import ServerPolicies
 from chrion.serving.simulator.engine import ClusterEngine, EngineConfig
 from chrion.serving.simulator.settings import ServerSpec
@@ -248,7 +248,6 @@ def compare(
     policies = ServerPolicies(
         rank=EVICTION[rules.eviction],
         order=LOAD_ORDER[rules.load_order],
-        admit=ADMISSION["none" if rules.slo_ms is None else "deadline"],
         deadlines=rules.slo_ms is not None,
         slo_ms=[rules.slo_ms or math.inf] * len(variants),
         weights=[1.0] * len(variants),

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import simpy
 
-from chrion.serving.manager.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING
+from chrion.serving.manager.policies import EVICTION, LOAD_ORDER, ROUTING
 from chrion.serving.simulator.cluster_state import Batching, Options, ServerPolicies
 from chrion.serving.simulator.engine import ClusterEngine, EngineConfig
 from chrion.serving.simulator.settings import ServerSpec
@@ -207,7 +207,6 @@ def test_same_trace_same_results(rate_per_s: float, slots: int, memory_gb: float
     policies = ServerPolicies(
         rank=EVICTION["lru"],
         order=LOAD_ORDER["fifo"],
-        admit=ADMISSION["none"],
         deadlines=False,
         slo_ms=[math.inf] * 10,
         weights=[1.0] * 10,

@@ -20,8 +20,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 
-from chrion.serving.manager.policies import ADMISSION, EVICTION, LOAD_ORDER, rounding_ms
-from chrion.serving.manager.queue_estimate import QueuedRequest, Release, expected_start
+from chrion.serving.manager.policies import EVICTION, LOAD_ORDER, is_in_time
+from chrion.serving.manager.queue_estimate import (
+    QueuedRequest,
+    Service,
+    expected_releases,
+    expected_start,
+    queued_request,
+)
 from chrion.serving.manager.records import Action, ManagedModel, Reason, Refuse, Request, Run
 from chrion.serving.manager.residency import Place, Residency
 
@@ -74,7 +80,6 @@ class ModelManager:
             budgets, EVICTION[names.eviction], LOAD_ORDER[names.load_order], prefetch=names.prefetch
         )
         self.running: dict[int, Run] = {}
-        self._admit = ADMISSION[names.admission]
         self._deadlines = names.admission == "deadline"
         self._cores = list(cores)
         self._free_cores = list(cores)
@@ -325,59 +330,48 @@ class ModelManager:
         entry = self.memory.entries[request.model]
         if entry.model.slo_ms == math.inf:
             return True
-        if entry.place is Place.RESIDENT:
-            return self._in_time(now, request, self._queue_wait_ms(now, request.model, entry.variant), entry.variant)
-        loading = self.memory.loading
-        load_wait = max(0.0, self.memory.loading_until_ms - now) if loading is not None else 0.0
-        if loading == request.model:
-            loads = {entry.variant: 0.0}
-        else:
-            loads = {at: self.memory.load_ms(entry, at) for at in range(entry.first, len(entry.model.variants))}
         return any(
-            self._in_time(now, request, max(self._queue_wait_ms(now, request.model, at), load_wait + load_ms), at)
-            for at, load_ms in loads.items()
+            self._in_time(now, request, max(self._queue_wait_ms(now, request.model, level), ready_ms), level)
+            for level, ready_ms in self.memory.times_to_memory(now, request.model).items()
         )
 
     def _in_time(self, now: float, request: Request, wait_ms: float, variant: int) -> bool:
         entry = self.memory.entries[request.model]
-        return self._admit(now, request.arrival_ms + entry.model.slo_ms, wait_ms, entry.latency_ms[variant])
+        return is_in_time(now, request.arrival_ms + entry.model.slo_ms, wait_ms, entry.latency_ms[variant])
 
     def _queue_wait_ms(self, now: float, number: int, variant: int) -> float:
         """Return the expected wait of a request that becomes ready now, without batches and priorities."""
-        running = [self._release(r.started_ms, r.model, r.variant) for r in self.running.values()]
+        starts = ((r.started_ms, self._service(r.model, r.variant)) for r in self.running.values())
+        running = (release for started_ms, service in starts for release in expected_releases(service, started_ms))
         queued = sorted((item for queue in self._ready.values() for item in queue), key=lambda item: item[0])
         ahead = (self._queued(request) for _, _, request in queued)
         free = self._free_slots, len(self._free_cores)
-        return expected_start(now, free, running, ahead, self._needs(number, variant)) - now
+        return expected_start(now, free, running, ahead, self._service(number, variant)[:2]) - now
 
     def _queued(self, request: Request) -> QueuedRequest:
         entry = self.memory.entries[request.model]
-        latest = request.arrival_ms + entry.model.slo_ms - entry.latency_ms[entry.variant]
-        slots, cores = self._needs(request.model, entry.variant)
-        releases = (self._release(0.0, request.model, entry.variant),)
-        return QueuedRequest(slots, cores, releases, latest + rounding_ms(latest))
+        return queued_request(self._service(request.model, entry.variant), request.arrival_ms + entry.model.slo_ms)
 
-    def _release(self, started: float, number: int, variant: int) -> Release:
-        return Release(started + self.memory.entries[number].latency_ms[variant], *self._needs(number, variant))
-
-    def _needs(self, number: int, variant: int) -> tuple[int, int]:
-        """Return the slots and cores of a request."""
-        needed = self.memory.entries[number].model.variants[variant]
-        return needed.slots, min(needed.cores, len(self._cores))
+    def _service(self, number: int, variant: int) -> Service:
+        """Return what a request is expected to take."""
+        entry = self.memory.entries[number]
+        needed = entry.model.variants[variant]
+        resources = needed.slots, min(needed.cores, len(self._cores))
+        return *resources, entry.latency_ms[variant], (), resources
 
     def _retry_ms(self, now: float, number: int) -> float:
         """Return a rough estimate of the time until the present queue has been served."""
         wait = sum(self._work_ms(n) * len(queue) for n, queue in self._ready.items())
         entry = self.memory.entries[number]
         if entry.place is not Place.RESIDENT:
-            wait += max(0.0, self.memory.loading_until_ms - now) + self.memory.load_ms(entry, entry.variant)
+            wait += self.memory.link_ms(now) + self.memory.load_ms(entry, entry.variant)
         return max(_MIN_RETRY_MS, wait)
 
     def _work_ms(self, number: int) -> float:
         """Return the time by which a request of a model lengthens the queue."""
         entry = self.memory.entries[number]
-        slots, cores = self._needs(number, entry.variant)
-        return entry.latency_ms[entry.variant] * max(cores / max(1, len(self._cores)), slots / max(1, self._slots))
+        slots, cores, latency_ms, *_ = self._service(number, entry.variant)
+        return latency_ms * max(cores / max(1, len(self._cores)), slots / max(1, self._slots))
 
     def _refuse(self, request: Request, reason: Reason, retry_ms: float = 0.0) -> Refuse:
         self._models_of.pop(request.id, None)

@@ -1,12 +1,12 @@
 """Decisions of a model server, as pure functions of plain state.
 
 The functions do not depend on the simulator: a real server can call them with its own figures. There are four kinds of
-decision, each with a table from names to functions:
+decision, three of them with a table from names to functions:
 
 - eviction: which resident model is evicted first when memory is short (:data:`EVICTION`, :func:`choose_victims`);
 - routing: which server receives a request (:data:`ROUTING`);
 - load order: which of the waiting models is loaded next (:data:`LOAD_ORDER`);
-- admission: which requests are served and which are dropped (:data:`ADMISSION`).
+- admission: which requests are served and which are dropped (:data:`ADMISSION`, :func:`is_in_time`).
 
 Ties are decided by order: for the model that was loaded first, and for the server with the lowest index. Of several
 servers with the weights and equally few requests, the one that received the weights first is chosen.
@@ -66,8 +66,6 @@ Rank = Callable[[ResidentModel, float], float]
 Route = Callable[[Sequence[int], Sequence[int], Sequence[int], float], int]
 #: ``order(waiting)``: the model with the lowest value is loaded first.
 Order = Callable[[WaitingModel], float]
-#: ``admit(now_ms, deadline_ms, wait_ms, latency_ms)``: true to serve the request, false to drop it.
-Admit = Callable[[float, float, float, float], bool]
 
 
 def rank_lru(resident: ResidentModel, now_ms: float) -> float:
@@ -216,14 +214,8 @@ def order_demand(waiting: WaitingModel) -> float:
     return -waiting.demand_ms
 
 
-def admit_all(now_ms: float, deadline_ms: float, wait_ms: float, latency_ms: float) -> bool:
-    """Admit every request."""
-    del now_ms, deadline_ms, wait_ms, latency_ms
-    return True
-
-
-def admit_by_deadline(now_ms: float, deadline_ms: float, wait_ms: float, latency_ms: float) -> bool:
-    """Admit requests that can end by their deadline.
+def is_in_time(now_ms: float, deadline_ms: float, wait_ms: float, latency_ms: float) -> bool:
+    """Return whether a request can end by its deadline; those that cannot are not admitted.
 
     Args:
         now_ms: The time.
@@ -252,4 +244,4 @@ ROUTING: dict[str, Route] = {
     "resident-first": route_resident_first,
 }
 LOAD_ORDER: dict[str, Order] = {"fifo": order_fifo, "demand": order_demand}
-ADMISSION: dict[str, Admit] = {"none": admit_all, "deadline": admit_by_deadline}
+ADMISSION = ("none", "deadline")

@@ -26,7 +26,7 @@ class PolicySpec(Record, frozen=True):
     #: the least loaded server.
     spill: PositiveCount = SPILL
     load_order: Literal[*LOAD_ORDER] = "fifo"  # type: ignore[valid-type] # its keys
-    admission: Literal[*ADMISSION] = "none"  # type: ignore[valid-type] # its keys
+    admission: Literal[*ADMISSION] = "none"  # type: ignore[valid-type] # these names
     #: Time after which an idle model leaves the memory; 0 if only others displace it.
     keep_alive_s: NonNegative = 0.0
 

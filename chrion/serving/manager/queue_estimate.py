@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
+
+from chrion.serving.manager.policies import rounding_ms
+
+#: Slots of an accelerator and CPU cores.
+Resources = tuple[int, int]
+#: A time in ms since the start of a request, and what is released then.
+Freed = tuple[float, Resources]
+#: What a request takes: slots and cores when it starts, its latency in ms, its releases before its end, and what is
+#: released at its end. One tuple, because each look-up costs time in every request of the simulation.
+Service = tuple[int, int, float, tuple[Freed, ...], Resources]
 
 
 class Release(NamedTuple):
@@ -25,6 +35,20 @@ class QueuedRequest(NamedTuple):
     releases: tuple[Release, ...]
     #: The time at or before which it must start to end in time; it is dropped if its turn comes later.
     latest_start_ms: float
+
+
+def expected_releases(service: Service, start_ms: float = 0.0) -> Iterator[Release]:
+    """Return the releases of a request that starts at a time."""
+    _, _, latency_ms, early, last = service
+    for at_ms, freed in early:
+        yield Release(start_ms + at_ms, *freed)
+    yield Release(start_ms + latency_ms, *last)
+
+
+def queued_request(service: Service, deadline_ms: float) -> QueuedRequest:
+    """Return a request that is dropped if it cannot end by its deadline when its turn comes."""
+    latest_ms = deadline_ms - service[2]
+    return QueuedRequest(*service[:2], tuple(expected_releases(service)), latest_ms + rounding_ms(latest_ms))
 
 
 def expected_start(
@@ -50,10 +74,14 @@ def expected_start(
     Complexity: O(n log n) for n releases of running requests and of requests ahead.
     """
     slots, cores = free
+    queue = [*ahead]
+    if not queue and slots >= needs[0] and cores >= needs[1]:  # the most frequent case
+        return now_ms
+    queue.append(QueuedRequest(*needs, (), float("inf")))
     events = [release if release.at_ms > now_ms else release._replace(at_ms=now_ms) for release in running]
     heapq.heapify(events)
     time_ms = now_ms
-    for request in (*ahead, QueuedRequest(*needs, (), float("inf"))):
+    for request in queue:
         while slots < request.slots or cores < request.cores:
             release = heapq.heappop(events)
             time_ms = release.at_ms

@@ -1,20 +1,14 @@
 """Residency: which models are in memory, in which variant, within a budget of bytes for each device.
 
-The rules are those of :class:`chrion.serving.simulator.server.Server`, extended to several variants and devices:
+The rules of the device that variants differ in, the accelerator, or the host if there is none, are those of
+:mod:`chrion.serving.manager.device_memory`, which the simulator has too. Beyond them:
 
-- One load is in progress at a time, while requests run. Its memory is reserved when it starts.
-- If a model does not fit into the free memory, :func:`chrion.serving.manager.shrinking.make_room` chooses which idle
-  models are replaced by smaller variants, in which variant the new model is loaded, and which models are evicted if
-  that is not enough. Variants differ in the memory of the accelerator, or of the host if there is none. If smaller
-  variants take more memory of the other device, models are evicted from there.
-- A model with ready or running requests is neither shrunk nor evicted; a pinned one is never.
+- If smaller variants take more memory of the other device, models are evicted from there.
 - A model that shrinks is loaded again after the models that requests wait for; its memory stays reserved.
 - While no request waits for a load, models that have to be tried are loaded once, one after another, and unloaded again
   if no request has come meanwhile.
 - While nothing else is to load, popular models are loaded in advance, or replaced by a larger variant, if memory is
   free.
-
-With one variant for each model and one device, loads and evictions equal the simulator's.
 """
 
 from __future__ import annotations
@@ -26,9 +20,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from chrion.serving.manager.policies import Order, Rank, ResidentModel, WaitingModel, choose_victims
+from chrion.serving.manager.device_memory import DeviceMemory
+from chrion.serving.manager.policies import Order, Rank, ResidentModel, choose_victims
 from chrion.serving.manager.records import ACCELERATOR, Action, Load, ManagedModel, Unload
-from chrion.serving.manager.shrinking import Memory, Room, make_room
+from chrion.serving.manager.shrinking import Room
 
 #: The popularity of a model, its number of requests, halves in this time (a choice, not measured): longer than
 #: most loads, and short compared with the change of traffic over a day.
@@ -67,8 +62,6 @@ class Entry:
     model: ManagedModel
     resident: ResidentModel
     place: Place = Place.ABSENT
-    #: Index of the variant in memory, or being loaded.
-    variant: int = 0
     #: Index of the first variant that may be used; above zero after the device's memory was full.
     first: int = 0
     failures: int = 0
@@ -87,9 +80,14 @@ class Entry:
     #: Moving average of the times of loads, of each variant that has been loaded.
     load_ms: dict[int, float] = field(default_factory=dict)
 
+    @property
+    def variant(self) -> int:
+        """Index of the variant in memory, or being loaded."""
+        return self.resident.level
 
-class Residency:
-    """The memory of all devices; every method that may change it returns actions.
+
+class Residency(DeviceMemory):
+    """The memory of all devices; every public method that may change it returns actions, those of the base apart.
 
     Args:
         budgets: Bytes for models by device; devices that are not named have no limit.
@@ -99,8 +97,6 @@ class Residency:
 
     Attributes:
         free: Free bytes by device.
-        cold: Models that requests wait for, and whose load has not started.
-        loading: The model that is being loaded.
         primary: The device that variants differ in: the accelerator, or the host if there is none.
     """
 
@@ -108,17 +104,13 @@ class Residency:
         self.budgets = dict(budgets)
         self.free = dict(budgets)
         self.entries: dict[int, Entry] = {}
-        self.cold: dict[int, WaitingModel] = {}
-        #: Models in memory in the order of their loads, which decides ties.
-        self.residents: dict[int, Entry] = {}
         #: Models whose trial has not started, in its order.
         self.trials: dict[int, None] = {}
-        self.loading: int | None = None
-        self.loading_until_ms = 0.0
-        self._rank = rank
-        self._order = order
+        self.primary = ACCELERATOR if ACCELERATOR in budgets else next(iter(budgets))
+        self._rows: list[dict[int, int]] = []
+        super().__init__(budgets[self.primary], rank, order, self._rows)
+        self._actions: list[Action] = []
         self._prefetch = prefetch
-        self.primary = ACCELERATOR if ACCELERATOR in self.budgets else next(iter(self.budgets))
         self._short_at_ms = -math.inf
         #: Measured over stated time of the latest loads, and their median: the first load of a process takes long.
         self._load_factors: deque[float] = deque(maxlen=_LOADS)
@@ -131,6 +123,7 @@ class Residency:
         resident = ResidentModel(number, 0, model.variants[0].load_ms, model.weight, model.pinned, idle_since_ms=now)
         latency = [v.latency_ms for v in model.variants]
         self.entries[number] = Entry(model, resident, counted_ms=now, latency_ms=latency)
+        self._tabulate(number)
 
     def remove(self, number: int) -> list[Action]:
         """Remove a model: at once if nothing uses it, else at the end of its load or of its last use."""
@@ -140,13 +133,15 @@ class Residency:
         self.trials.pop(number, None)
         if entry.place is Place.LOADING or entry.resident.in_use:
             return []
-        del self.entries[number]
-        if entry.place is Place.ABSENT:
-            return []
+        actions: list[Action] = []
         if entry.place is Place.RESIDENT:
-            return [self._unload(number, "remove")]
-        self._reserve(entry, -1)
-        return []
+            actions.append(self._unload(number, "remove"))
+        elif entry.place is Place.RESERVED:
+            self._reserve(entry, -1)
+        del self.entries[number]
+        for row in self._rows:
+            del row[number]
+        return actions
 
     def load_ms(self, entry: Entry, variant: int) -> float:
         """Return the expected time of a load: the average of earlier ones, else as stated, corrected by the others'."""
@@ -190,10 +185,7 @@ class Residency:
     def request(self, now: float, number: int) -> list[Action]:
         """Request the load of a model that is not resident."""
         entry = self.entries[number]
-        if entry.place is Place.LOADING:
-            return []
-        waiting = self.cold.setdefault(number, WaitingModel(number, now))
-        waiting.demand_ms += entry.latency_ms[entry.variant]
+        self.wait_for_load(now, number, entry.latency_ms[entry.variant])
         return self.next_load(now)
 
     def try_out(self, now: float, number: int) -> list[Action]:
@@ -224,20 +216,22 @@ class Residency:
 
     def release(self, now: float, number: int, uses: int = 1) -> list[Action]:
         """End the uses of a model; if it becomes idle, start a load that waits for memory."""
-        entry = self.entries[number]
-        entry.resident.in_use -= uses
-        if entry.resident.in_use:
-            return []
-        entry.resident.idle_since_ms = now
-        actions = self.remove(number) if entry.removed else []
-        return actions + (self.next_load(now) if self.cold else [])
+        self.end_use(now, self.entries[number].resident, uses)
+        return self._take()
+
+    def note_idle(self, now: float, resident: ResidentModel) -> None:
+        """Remove a model that was to be removed, and start a load that waits for memory."""
+        if self.entries[resident.key].removed:
+            self._actions += self.remove(resident.key)
+        if self.cold:
+            self._use_link(now)
 
     def loaded(self, now: float, number: int) -> list[Action]:
         """Note the end of a load; the caller continues with :meth:`next_load`."""
         self.loading = None
         entry = self.entries[number]
         entry.place = Place.RESIDENT
-        self.residents[number] = entry
+        self.residents[number] = entry.resident
         entry.failures = 0
         if not entry.replacing:
             entry.resident.idle_since_ms = now
@@ -259,30 +253,38 @@ class Residency:
         if entry.removed:
             return self.remove(number)
         if out_of_memory and entry.variant + 1 < len(entry.model.variants):
-            entry.first = entry.variant = entry.variant + 1
+            entry.first = entry.resident.level = entry.variant + 1
+            self._tabulate(number)
             return self.request(now, number)
         entry.first = 0
+        self._tabulate(number)
         entry.failures += 1
         entry.retry_at_ms = now + min(_FIRST_RETRY_MS * 2 ** min(entry.failures - 1, 30), _LAST_RETRY_MS)
         return []
 
     def next_load(self, now: float) -> list[Action]:
         """Start the next load if none is in progress and there is, or can be made, enough memory."""
-        if self.loading is not None:
-            return []
-        actions: list[Action] = []
-        if self.cold:
-            number = min(self.cold.values(), key=self._order).key
-            if self.entries[number].place is Place.RESERVED:
-                return [self._start(now, number)]
-            room = self._make_room(now, number)
-            if room is not None:
-                variant, actions = room
-                return [*actions, self._start(now, number, variant)]
+        self._use_link(now)
+        return self._take()
+
+    def _use_link(self, now: float) -> None:
+        if self.loading is not None or (self.cold and self.start_load(now, self.first_cold())):
+            return
         for number, entry in self.entries.items():
             if entry.place is Place.RESERVED:
-                return [*actions, self._start(now, number)]
-        return actions + (self._start_trial(now) if self.trials and not self.cold else [])
+                self.load(now, number, entry.variant)
+                return
+        if self.trials and not self.cold:
+            self._start_trial(now)
+
+    def link_ms(self, now: float) -> float:
+        """Return the expected time until the end of the load in progress."""
+        return 0.0 if self.loading is None else max(0.0, self.loading_until_ms - now)
+
+    def load_times(self, model: int) -> dict[int, float]:
+        """Return the expected time of a load of each variant that may be used."""
+        entry = self.entries[model]
+        return {at: self.load_ms(entry, at) for at in range(entry.first, len(entry.model.variants))}
 
     def rebalance(self, now: float) -> list[Action]:
         """Load a popular model in advance, or replace one by a larger variant, if memory is free and nothing waits."""
@@ -296,12 +298,15 @@ class Residency:
             if entry.place is Place.ABSENT and now >= entry.retry_at_ms and self.fits(number):
                 variant = self._largest_fitting(entry, self.free)
                 if variant is not None:
-                    return [self._start(now, number, variant)]
+                    self.load(now, number, variant)
+                    return self._take()
             if entry.place is Place.RESIDENT and not entry.resident.in_use and entry.variant > entry.first:
                 room = {d: free + self._bytes(entry, entry.variant, d) for d, free in self.free.items()}
                 larger = self._largest_fitting(entry, room)
                 if larger is not None and larger < entry.variant:
-                    return [self._unload(number, "grow"), self._start(now, number, larger)]
+                    self._actions.append(self._unload(number, "grow"))
+                    self.load(now, number, larger)
+                    return self._take()
         return []
 
     def used(self, device: str) -> int:
@@ -312,117 +317,116 @@ class Residency:
             if entry.place is not Place.ABSENT
         )
 
-    def _start_trial(self, now: float) -> list[Action]:
+    def _start_trial(self, now: float) -> None:
         """Start the first trial, if possible in free memory; without enough memory, it goes behind the others."""
         number = next(iter(self.trials))
         variant = self._largest_fitting(self.entries[number], self.free)
-        actions: list[Action] = []
-        if variant is None:
-            room = self._make_room(now, number)
-            if room is None:
-                del self.trials[number]
-                self.trials[number] = None
-                return []
-            variant, actions = room
-        return [*actions, self._start(now, number, variant, trial=True)]
+        room = self.make_room(now, number) if variant is None else Room(variant)
+        if room is None:
+            del self.trials[number]
+            self.trials[number] = None
+            return
+        self.apply(now, room)
+        self.load(now, number, room.level)
+        self.entries[number].trial = True
 
-    def _start(self, now: float, number: int, variant: int | None = None, *, trial: bool = False) -> Load:
-        entry = self.entries[number]
-        entry.trial = trial
-        self.trials.pop(number, None)
-        if variant is not None:
-            entry.variant = variant
-            self._reserve(entry, 1)
-        self.cold.pop(number, None)
+    def load(self, now: float, model: int, level: int) -> None:
+        """Start a load, for which there is memory."""
+        entry = self.entries[model]
+        entry.trial = False
+        self.trials.pop(model, None)
+        self.cold.pop(model, None)  # one whose memory is reserved does not wait for its turn
+        if entry.place is not Place.RESERVED:
+            self._take_memory(entry, level)
         entry.place = Place.LOADING
-        self.loading = number
-        self.loading_until_ms = now + self.load_ms(entry, entry.variant)
-        return Load(number, entry.variant)
+        self.loading, self.loading_level, self.loading_until_ms = model, level, now + self.load_ms(entry, level)
+        self._actions.append(Load(model, level))
 
-    def _make_room(self, now: float, number: int) -> tuple[int, list[Action]] | None:
-        """Return the variant to load and what has to be unloaded before; None if there is not enough memory."""
-        entry = self.entries[number]
+    def make_room(self, now: float, model: int, *, evict: bool = True) -> Room | None:
+        """Choose what gives way to a model on all devices; None if one of them has not enough memory."""
+        entry = self.entries[model]
+        if entry.place is Place.RESERVED:
+            return Room(entry.variant)
         if self._fits(entry, entry.first, self.free):
-            return entry.first, []
+            return Room(entry.first)
         self._short_at_ms = now
-        room = self._room_on(self.primary, now, number)
+        room = super().make_room(now, model, evict=evict)
         if room is None:
             return None
+        variant = self._clamped(model, room.level)
         steps = {resident.key: self._clamped(resident.key, level) for resident, level in room.shrunk}
         steps = {key: level for key, level in steps.items() if level != self.entries[key].variant}
-        variant, victims = self._clamped(number, room.level), [victim.key for victim in room.evicted]
+        gone = [victim.key for victim in room.evicted]
         for device in self.free:
-            more = self._victims_on(device, now, number, variant, steps, victims)
+            more = self._victims_on(device, now, model, variant, steps, gone)
             if more is None:
                 return None
-            victims += more
-        actions: list[Action] = [self._unload(key, "evict") for key in victims]
-        return variant, actions + self._apply_steps(steps)
+            gone += more
+        shrunk = tuple((self.residents[key], level) for key, level in steps.items())
+        return Room(variant, shrunk, tuple(self.residents[key] for key in gone))
 
-    def _room_on(self, device: str, now: float, number: int) -> Room | None:
-        """Choose what shrinks and what is evicted on the device whose memory variants differ in."""
-        requested = self.entries[number]
-        held = []
-        for entry in self.residents.values():
-            entry.resident.bytes = self._bytes(entry, entry.variant, device)
-            entry.resident.level = entry.variant
-            held.append(entry.resident)
-        known = {resident.key: self.residents[resident.key] for resident in held} | {number: requested}
-        levels = max(len(entry.model.variants) for entry in known.values())
-        if levels == 1:
-            missing = self._bytes(requested, 0, device) - self.free[device]
-            victims = choose_victims(held, missing, self._rank, now) if missing > 0 else []
-            return None if victims is None else Room(0, (), tuple(victims))
-        sizes = [
-            {key: self._bytes(entry, self._clamped(key, level), device) for key, entry in known.items()}
-            for level in range(levels)
-        ]
-        for level in range(requested.first):
-            sizes[level][number] = _TOO_LARGE
-        return make_room(Memory(held, self.free[device], sizes), number, self._rank, now)
+    def changes_variants(self, model: int) -> bool:
+        """Return whether a model, or one in memory, has several variants."""
+        return any(len(self.entries[key].model.variants) > 1 for key in (model, *self.residents))
 
     def _victims_on(  # noqa: PLR0913, PLR0917 - the state after the choice on the first device
         self, device: str, now: float, number: int, variant: int, steps: Mapping[int, int], gone: Sequence[int]
     ) -> list[int] | None:
         """Choose what else is evicted, because variants that leave one device may take memory of another."""
-        free = self.free[device]
-        for key in gone:
-            free += self._bytes(self.entries[key], self.entries[key].variant, device)
-        for key, level in steps.items():
-            free += self._bytes(self.entries[key], self.entries[key].variant, device)
-            free -= self._bytes(self.entries[key], level, device)
+        held = {key: self._bytes(self.entries[key], self.entries[key].variant, device) for key in self.residents}
+        free = self.free[device] + sum(held[key] for key in (*gone, *steps))
+        free -= sum(self._bytes(self.entries[key], level, device) for key, level in steps.items())
         missing = self._bytes(self.entries[number], variant, device) - free
         if missing <= 0:
             return []
-        candidates = []
-        for key, entry in self.residents.items():
-            entry.resident.bytes = self._bytes(entry, entry.variant, device)
-            if key not in gone and key not in steps:
-                candidates.append(entry.resident)
+        staying = [self.residents[key] for key in self.residents if key not in gone and key not in steps]
+        candidates = [replace(resident, bytes=held[resident.key]) for resident in staying]
         victims = choose_victims(candidates, missing, self._rank, now)
         return None if victims is None else [victim.key for victim in victims]
 
-    def _apply_steps(self, steps: Mapping[int, int]) -> list[Action]:
-        actions: list[Action] = []
-        for number, step in steps.items():
-            actions.append(self._unload(number, "shrink"))
-            entry = self.entries[number]
-            entry.variant = step
-            entry.place = Place.RESERVED
-            self._reserve(entry, 1)
-        return actions
+    def evict(self, now: float, resident: ResidentModel) -> None:
+        """Unload a model."""
+        del now
+        self._actions.append(self._unload(resident.key, "evict"))
+
+    def shrink(self, now: float, resident: ResidentModel, level: int) -> None:
+        """Unload a model, and reserve the memory of a smaller variant, whose load follows."""
+        del now
+        self._actions.append(self._unload(resident.key, "shrink"))
+        entry = self.entries[resident.key]
+        entry.place = Place.RESERVED
+        self._take_memory(entry, level)
+
+    def _take_memory(self, entry: Entry, level: int) -> None:
+        entry.resident.level = level
+        entry.resident.bytes = self._bytes(entry, level, self.primary)
+        self._reserve(entry, 1)
+
+    def _tabulate(self, number: int) -> None:
+        """Note the bytes of a model's variants by level; models with fewer variants than others keep their last."""
+        entry = self.entries[number]
+        while len(self._rows) < len(entry.model.variants):
+            self._rows.append(dict(self._rows[-1]) if self._rows else {})
+        for level, row in enumerate(self._rows):
+            size = self._bytes(entry, self._clamped(number, level), self.primary)
+            row[number] = size if level >= entry.first else _TOO_LARGE
 
     def _clamped(self, number: int, level: int) -> int:
-        """Return the index of a model's variant of a level; models with fewer variants keep their last."""
         return min(level, len(self.entries[number].model.variants) - 1)
 
     def _unload(self, number: int, cause: str) -> Unload:
-        entry = self.residents.pop(number)
+        entry = self.entries[number]
+        del self.residents[number]
         self._reserve(entry, -1)
         entry.place = Place.ABSENT
         entry.cores = ()
         entry.replacing = cause in {"shrink", "grow"}
         return Unload(number, entry.variant, cause)
+
+    def _take(self) -> list[Action]:
+        """Return the actions that were chosen since the last time."""
+        actions, self._actions = self._actions, []
+        return actions
 
     def _largest_fitting(self, entry: Entry, free: Mapping[str, int]) -> int | None:
         """Return the first variant that fits into free memory."""
@@ -440,6 +444,7 @@ class Residency:
     def _reserve(self, entry: Entry, sign: int) -> None:
         for device in self.free:
             self.free[device] -= sign * self._bytes(entry, entry.variant, device)
+        self.free_bytes = self.free[self.primary]
 
     def _popularity(self, entry: Entry, now: float) -> float:
         return float(entry.popularity * 0.5 ** ((now - entry.counted_ms) / _HALF_LIFE_MS))

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from chrion.serving.manager.policies import Rank, ResidentModel
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
+class Room(NamedTuple):
     """Memory for a model: what others give up, and the variant that then fits."""
 
     #: The variant of the model that is to be loaded.

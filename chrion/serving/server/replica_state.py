@@ -57,7 +57,6 @@ def read_state(core: ServingCore, now: float, number: int, node: str) -> Replica
     for models in (homes, unfit):
         models |= {f"{name}/" for name, version in highest.items() if f"{name}/{version}" in models}
     expected = {key: memory.load_ms(entry, entry.variant) for key, entry in memory.entries.items()}
-    wait = max(0.0, memory.loading_until_ms - now) if memory.loading is not None else 0.0
-    wait += sum(expected[key] for key in memory.cold)
+    wait = memory.link_ms(now) + sum(expected[key] for key in memory.cold)
     mean = sum(expected.values()) / len(expected) if expected else 0.0
     return ReplicaState(number, frozenset(homes), frozenset(unfit), wait, mean, memory.free[memory.primary], node)

@@ -10,7 +10,7 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from chrion.serving.manager.policies import Admit, Order, Rank
+from chrion.serving.manager.policies import Order, Rank
 from chrion.serving.simulator.requests import Objectives
 from chrion.serving.simulator.service import ServiceTable
 
@@ -29,8 +29,7 @@ class ServerPolicies:
 
     rank: Rank
     order: Order
-    admit: Admit
-    #: True if ``admit`` uses deadlines; otherwise it is not called.
+    #: True if requests that cannot be in time are dropped.
     deadlines: bool
     #: Time from arrival to deadline, by model.
     slo_ms: Sequence[float]

@@ -21,12 +21,14 @@ class Eligibility:
     """
 
     def __init__(self, servers: Sequence[ServerSpec]) -> None:
-        self._bytes = np.array([spec.budget_bytes for spec in servers])
-        self._cores = np.array([spec.cpu_cores for spec in servers])
-        self._slots = np.array([spec.gpu_slots for spec in servers])
+        kinds: dict[tuple[int, int, int], int] = {}
+        keys = [(spec.budget_bytes, spec.cpu_cores, spec.gpu_slots) for spec in servers]
+        #: The kind of each server, and the resources of each kind.
+        self._kinds = np.array([kinds.setdefault(key, len(kinds)) for key in keys])
+        self._bytes, self._cores, self._slots = np.array(list(kinds)).T
         self._known: dict[tuple[int, int, bool], Sequence[int]] = {}
         #: Equal results are one object.
-        self._results: dict[tuple[int, ...], Sequence[int]] = {}
+        self._results: dict[bytes, Sequence[int]] = {}
 
     def of(self, levels: Sequence[Variant]) -> Sequence[int]:
         """Return the indices of the servers that can serve a model, in ascending order.
@@ -40,9 +42,11 @@ class Eligibility:
         key = size, cores, on_gpu
         if key not in self._known:
             possible = (size <= self._bytes) & (cores <= self._cores) & ((self._slots > 0) | (not on_gpu))
-            indices = tuple(np.flatnonzero(possible).tolist())
-            every = range(len(possible)) if len(indices) == len(possible) else indices
-            self._known[key] = self._results.setdefault(indices, every)
+            result = possible.tobytes()
+            if result not in self._results:
+                indices = np.flatnonzero(possible[self._kinds]).tolist()
+                self._results[result] = range(len(self._kinds)) if possible.all() else tuple(indices)
+            self._known[key] = self._results[result]
         return self._known[key]
 
 
@@ -64,8 +68,10 @@ def check_fit(models: Sequence[ServedModel], servers: Sequence[ServerSpec], leve
     Raises:
         ScenarioError: A model does not fit.
     """
-    max_bytes = max(spec.budget_bytes for spec in servers)
-    pinned = [0] * len(servers)
+    free = [spec.budget_bytes for spec in servers]
+    max_bytes = max(free)
+    #: The least free memory of the servers that can serve a model, beside the pinned ones, by the servers.
+    least: dict[int, int] = {}
     eligibility = Eligibility(servers)
     fitting: set[tuple[int, ...]] = set()
     for model in sorted(models, key=lambda m: not m.spec.pinned):
@@ -82,10 +88,14 @@ def check_fit(models: Sequence[ServedModel], servers: Sequence[ServerSpec], leve
             raise ScenarioError(f"{where} needs {variant.memory_mb:g} MB, {available}")
         if not eligible:
             raise ScenarioError(f"{where} needs {_needs(variants)}; no server has all of them")
-        for i in eligible:
-            if pinned[i] + variant.memory_bytes > servers[i].budget_bytes:
-                raise ScenarioError(f"{where} needs {variant.memory_mb:g} MB, too much beside the pinned models")
-            pinned[i] += variant.memory_bytes if model.spec.pinned else 0
+        if id(eligible) not in least:
+            least[id(eligible)] = min(free[i] for i in eligible)
+        if variant.memory_bytes > least[id(eligible)]:
+            raise ScenarioError(f"{where} needs {variant.memory_mb:g} MB, too much beside the pinned models")
+        if model.spec.pinned:
+            least.clear()
+            for i in eligible:
+                free[i] -= variant.memory_bytes
 
 
 def _needs(variants: Sequence[Variant]) -> str:

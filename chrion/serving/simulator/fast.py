@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from chrion.serving.simulator import kernel
 from chrion.serving.simulator.engine import DRAIN, Chunk, ClusterEngine
-from chrion.serving.simulator.histograms import Floats
+from chrion.serving.simulator.histograms import Counts, Floats
 from chrion.serving.simulator.kernel import Pools, State
 from chrion.serving.simulator.metrics import COLUMNS, RequestMetrics
 from chrion.serving.simulator.requests import Requests
 from chrion.serving.simulator.scenario import Scenario
-
-#: Maximum pairs of a model and a server: 300 MB at about 70 bytes each.
-_MAX_PAIRS = 1 << 22
 
 
 def covers(scenario: Scenario, pattern: str) -> bool:
@@ -26,7 +24,6 @@ def covers(scenario: Scenario, pattern: str) -> bool:
         and scenario.is_simple
         and scenario.policies.eviction in kernel.EVICTIONS
         and len(scenario.levels(pattern)) == 1
-        and len(scenario.models) * len(scenario.servers) <= _MAX_PAIRS
     )
 
 
@@ -43,7 +40,7 @@ def run_compiled(
     servers that results use after the run.
     """
     state = _state(engine, scenario)
-    pools = _pools(0, 1)
+    pools = _place(engine, state)
     max_early = max(1, int((state.models.early_end - state.models.early_begin).max()))
     for chunk in chunks:
         requests = Requests(*chunk)
@@ -83,7 +80,7 @@ def _state(engine: ClusterEngine, scenario: Scenario) -> State:
     ]
     groups = {id(eligible): eligible for eligible in engine.eligible}
     group_of = {key: i for i, key in enumerate(groups)}
-    links = {id(server.load_times): server.load_times for server in servers}
+    links = {id(server.load_ms): server.load_ms for server in servers}
     link_of = {key: i for i, key in enumerate(links)}
     m_policies = engine.config.policies
     slots, cores, _, releases, last = zip(*table.service, strict=True)
@@ -95,7 +92,6 @@ def _state(engine: ClusterEngine, scenario: Scenario) -> State:
     models.weight, models.pinned = m_policies.weights, m_policies.pinned
     models.early_begin, models.early_end = bounds[:-1], bounds[1:]
     models.group = [group_of[id(eligible)] for eligible in engine.eligible]
-    models.homes_n = [len(homes) for homes in engine.cluster.homes]
     early = [(at_ms, *freed) for own in releases for at_ms, freed in own]
     state = State(
         policy=_ints(policy),
@@ -105,37 +101,59 @@ def _state(engine: ClusterEngine, scenario: Scenario) -> State:
         eligible=_ints([i for eligible in groups.values() for i in eligible]),
         load_ms=np.array(list(links.values()), np.float64),
         servers=_records(kernel.SERVER, s),
-        pairs=_records(kernel.PAIR, s, m),
-        residents=np.zeros((s, m), np.int64),
-        cold=np.zeros((s, m), np.int64),
-        homes=np.zeros((m, s), np.int64),
+        residents=np.full((s, 2), -1),
+        cold=np.full((s, 2), -1),
+        homes=np.full((m, 2), -1),
         areas=np.array([server.memory.areas for server in servers]),
-        scratch=_records(kernel.SCRATCH, m),
-        counters=_ints([0, 0, -1, 0, 0]),
+        counters=_ints([0, 0, -1, 0, 0, 0]),
     )
-    state.pairs.wait_head = -1
     for i, server in enumerate(servers):
         own, average = state.servers[i], server.memory
         own.budget, own.free = server.budget_bytes, server.free_bytes
         own.free_slots, own.free_cores = server.free_slots, server.host.free_cores
-        own.link = link_of[id(server.load_times)]
-        own.loading = own.ready_head = own.ready_tail = -1
+        own.link = link_of[id(server.load_ms)]
+        own.ready_head = own.ready_tail = -1
         own.width, own.now, own.value = average.width_ms, average.now, average.value
-        own.peak, own.area, own.residents_n = average.peak, average.area, len(server.residents)
-        state.residents[i, : len(server.residents)] = list(server.residents)
-        for model in server.residents:
-            state.pairs[i, model].status = kernel.RESIDENT
-    for model, homes in enumerate(engine.cluster.homes):
-        state.homes[model, : len(homes)] = homes
+        own.peak, own.area = average.peak, average.area
     return state
+
+
+def _place(engine: ClusterEngine, state: State) -> Pools:
+    """Return pools with the models that are in memory before the first request."""
+    held = [(server.index, model) for server in engine.servers for model in server.residents]
+    pair_of = {at: pair for pair, at in enumerate(held)}
+    pools = _pools(0, 1, len(held))
+    pools.pairs.server, pools.pairs.model = np.array(held, np.int64).reshape(-1, 2).T
+    pools.pairs.status, pools.pairs.wait_head = kernel.RESIDENT, -1
+    for i, server in enumerate(engine.servers):
+        _chain(pools.in_memory, state.residents[i], [pair_of[i, model] for model in server.residents])
+    for model, homes in enumerate(engine.cluster.homes):
+        _chain(pools.at_home, state.homes[model], [pair_of[i, model] for i in homes])
+    state.counters[kernel.PAIRS] = len(held)
+    return pools
+
+
+def _chain(links: Counts, ends: Counts, pairs: Sequence[int]) -> None:
+    """Make a list of pairs."""
+    for before, after in pairwise([-1, *pairs, -1]):
+        if before >= 0:
+            links[before, 1] = after
+        if after >= 0:
+            links[after, 0] = before
+    if pairs:
+        ends[:] = pairs[0], pairs[-1]
 
 
 def _records(kind: np.dtype[np.void], *shape: int) -> Any:
     return np.zeros(shape, kind).view(np.recarray)
 
 
-def _pools(jobs: int, events: int) -> Pools:
-    return Pools(_records(kernel.JOB, jobs), _records(kernel.EVENT, events), np.zeros((jobs, COLUMNS)))
+def _pools(jobs: int, events: int, pairs: int) -> Pools:
+    in_memory, at_home = np.zeros((2, pairs, 2), np.int64)
+    table = np.full(1 << (2 * pairs).bit_length(), -1)
+    rows = np.zeros((jobs, COLUMNS))
+    records = _records(kernel.JOB, jobs), _records(kernel.EVENT, events)
+    return Pools(*records, rows, _records(kernel.PAIR, pairs), in_memory, at_home, table)
 
 
 def _enlarged(state: State, pools: Pools, arrivals: int, max_early: int) -> Pools:
@@ -143,15 +161,17 @@ def _enlarged(state: State, pools: Pools, arrivals: int, max_early: int) -> Pool
     waiting = int(state.servers.outstanding.sum())
     jobs, used = waiting + arrivals, len(pools.jobs)
     events = (max_early + 1) * jobs + len(state.servers) + 1
-    if jobs <= used and events <= len(pools.events):
+    pairs = min(int(state.counters[kernel.PAIRS]) + arrivals, len(state.servers) * len(state.models))
+    if jobs <= used and events <= len(pools.events) and pairs <= len(pools.pairs):
         return pools
-    larger = _pools(2 * jobs, 2 * events)
-    for old, new in zip(pools, larger, strict=True):
+    larger = _pools(2 * jobs, 2 * events, max(pairs, min(2 * pairs, len(state.servers) * len(state.models))))
+    for old, new in zip(pools[:-1], larger[:-1], strict=True):
         new[: len(old)] = old
     # The new jobs are put before the free ones.
     larger.jobs.next[used:] = np.arange(used + 1, len(larger.jobs) + 1)
     larger.jobs.next[-1] = state.counters[kernel.FREE_JOB]
     state.counters[kernel.FREE_JOB] = used
+    kernel.place_pairs(state, larger)
     return larger
 
 

@@ -21,6 +21,8 @@ except ImportError:  # the extra ``fast`` is not installed
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+#: Compiled functions allocate nothing, and without reference counts of their arrays they take an eighth of the time.
+_OPTIONS = {"_nrt": False}
 #: Policies by number.
 EVICTIONS = ("lru", "lfu", "cost")
 ROUTINGS = ("random", "least-loaded", "resident-first")
@@ -29,8 +31,8 @@ LOAD_ORDERS = ("fifo", "demand")
 ABSENT, COLD, LOADING, RESIDENT = range(4)
 #: Kinds of events.
 _END, _RELEASE, _LOADED = range(3)
-#: Positions of counters: events in the heap, the next event's number, the first free job, rows, requests.
-EVENTS, SEQUENCE, FREE_JOB, ROWS, REQUESTS = range(5)
+#: Positions of counters: events in the heap, the next event's number, the first free job, rows, requests, pairs.
+EVENTS, SEQUENCE, FREE_JOB, ROWS, REQUESTS, PAIRS = range(6)
 
 
 def compiled(function: Function) -> Function:
@@ -38,21 +40,21 @@ def compiled(function: Function) -> Function:
     if not numba:
         return function
     try:
-        return cast("Function", numba.njit(cache=True)(function))
+        return cast("Function", numba.njit(cache=True, **_OPTIONS)(function))
     except RuntimeError:  # no folder for the cache can be written
-        return cast("Function", numba.njit(function))
+        return cast("Function", numba.njit(**_OPTIONS)(function))
 
 
 def inlined(function: Function) -> Function:
     """Return a function for compiled ones, which contain it: a call would copy the descriptions of all arrays."""
-    return cast("Function", numba.njit(forceinline=True)(function)) if numba else function
+    return cast("Function", numba.njit(forceinline=True, **_OPTIONS)(function)) if numba else function
 
 
 _INT, _FLOAT = np.int64, np.float64
 #: What requests and loads of a model take.
 MODEL = np.dtype(
     [(name, _INT) for name in ("memory", "slots", "cores", "last_slots", "last_cores", "pinned", "group")]
-    + [(name, _INT) for name in ("early_begin", "early_end", "homes_n", "loads")]
+    + [(name, _INT) for name in ("early_begin", "early_end", "loads")]
     + [(name, _FLOAT) for name in ("latency", "load_mb", "weight")]
 )
 #: GPU slots and cores that a request releases before its end, at a time since its start.
@@ -60,20 +62,19 @@ EARLY = np.dtype([("at", _FLOAT), ("slots", _INT), ("cores", _INT)])
 #: A server; ``width`` to ``area`` are memory over time, see :class:`chrion.serving.simulator.averages.BinnedAverage`.
 SERVER = np.dtype(
     [(name, _INT) for name in ("budget", "free", "free_slots", "free_cores", "outstanding", "loading", "loads")]
-    + [(name, _INT) for name in ("evictions", "ready_head", "ready_tail", "residents_n", "cold_n", "link")]
+    + [(name, _INT) for name in ("evictions", "ready_head", "ready_tail", "link")]
     + [(name, _FLOAT) for name in ("loaded_mb", "link_busy_ms", "width", "now", "value", "peak", "area")]
 )
-#: A model on a server.
+#: A model that has been requested on a server; ``rank`` and ``victim`` are used while victims are chosen.
 PAIR = np.dtype(
-    [(name, _INT) for name in ("status", "in_use", "uses", "wait_head", "wait_tail")]
-    + [(name, _FLOAT) for name in ("idle_ms", "oldest_ms", "demand_ms")]
+    [(name, _INT) for name in ("model", "server", "status", "in_use", "uses", "wait_head", "wait_tail", "victim")]
+    + [(name, _FLOAT) for name in ("idle_ms", "oldest_ms", "demand_ms", "rank")]
 )
 #: A request that waits or runs; ``next`` is the next job of its list, -1 at the end.
 JOB = np.dtype(
-    [(name, _INT) for name in ("number", "model", "cold", "next")] + [("arrival", _FLOAT), ("factor", _FLOAT)]
+    [(name, _INT) for name in ("number", "pair", "cold", "next")] + [("arrival", _FLOAT), ("factor", _FLOAT)]
 )
 EVENT = np.dtype([("at", _FLOAT), *((name, _INT) for name in ("sequence", "kind", "server", "a", "b"))])
-SCRATCH = np.dtype([("rank", _FLOAT), ("chosen", _INT)])
 
 
 class State(NamedTuple):
@@ -92,27 +93,80 @@ class State(NamedTuple):
     #: Time of a load by kind of link and model.
     load_ms: Floats
     servers: Any
-    #: Shape [S, M].
-    pairs: Any
-    #: Models in memory, and models that wait for a load, in order. Shape [S, M].
+    #: The first and the last pair of each list, -1 if it is empty: of models in memory and of models that wait for a
+    #: load by server, shape [S, 2], and of the servers that hold or await a model by model, shape [M, 2].
     residents: Counts
     cold: Counts
-    #: Servers that hold or await a model, in order. Shape [M, S].
     homes: Counts
     #: Memory over time. Shape [S, bins].
     areas: Floats
-    #: Shape [M].
-    scratch: Any
     counters: Counts
 
 
 class Pools(NamedTuple):
-    """Jobs and events, which are enlarged between chunks."""
+    """What grows with requests, and is enlarged between chunks."""
 
     jobs: Any
     events: Any
     #: Records; see :data:`chrion.serving.simulator.metrics.COLUMNS`.
     rows: Floats
+    pairs: Any
+    #: The previous and the next pair in the server's list and in the model's. Shape [pairs, 2].
+    in_memory: Counts
+    at_home: Counts
+    #: A hash table of pairs with open addressing, -1 where it is empty; its length is a power of two.
+    table: Counts
+
+
+@inlined
+def _slot(state: State, pools: Pools, server: int, model: int) -> int:
+    """Return the place of a pair in the table, or the empty place for it."""
+    mask = len(pools.table) - 1
+    # The constant is 2 ** 32 / the golden ratio (Knuth's multiplicative hashing); its product's middle bits are used.
+    slot = ((server * len(state.models) + model) * 2654435769 >> 12) & mask
+    while pools.table[slot] >= 0:
+        pair = pools.table[slot]
+        if pools.pairs[pair].model == model and pools.pairs[pair].server == server:
+            break
+        slot = (slot + 1) & mask
+    return int(slot)
+
+
+@inlined
+def _find(state: State, pools: Pools, server: int, model: int) -> int:
+    """Return a pair, a new one for the first request of a model on a server."""
+    slot = _slot(state, pools, server, model)
+    if pools.table[slot] < 0:
+        new = state.counters[PAIRS]
+        state.counters[PAIRS] += 1
+        pools.table[slot] = new
+        pools.pairs[new].model, pools.pairs[new].server = model, server
+        pools.pairs[new].wait_head = -1
+    return int(pools.table[slot])
+
+
+@inlined
+def _append(links: Counts, ends: Counts, row: int, pair: int) -> None:
+    """Append a pair to a list; arrays without a view of a row are faster."""
+    links[pair, 0], links[pair, 1] = ends[row, 1], -1
+    if ends[row, 1] < 0:
+        ends[row, 0] = pair
+    else:
+        links[ends[row, 1], 1] = pair
+    ends[row, 1] = pair
+
+
+@inlined
+def _remove(links: Counts, ends: Counts, row: int, pair: int) -> None:
+    before, after = links[pair, 0], links[pair, 1]
+    if before < 0:
+        ends[row, 0] = after
+    else:
+        links[before, 1] = after
+    if after < 0:
+        ends[row, 1] = before
+    else:
+        links[after, 0] = before
 
 
 @inlined
@@ -185,109 +239,94 @@ def _advance(state: State, server: int, now: float) -> None:
 
 
 @inlined
-def _remove(items: Counts, number: int, item: int) -> None:
-    """Remove an item from the first ``number`` entries of a list, and keep the order of the others."""
-    seen = False
-    for i in range(number):
-        if seen:
-            items[i - 1] = items[i]
-        elif items[i] == item:
-            seen = True
-
-
-@inlined
-def _rank(state: State, server: int, model: int, now: float) -> float:
+def _rank(state: State, pools: Pools, pair: int, now: float) -> float:
+    """Return the rank of a model that may be evicted, else NaN."""
+    model = pools.pairs[pair].model
+    if not state.models[model].memory or pools.pairs[pair].in_use or state.models[model].pinned:
+        return float(np.nan)
     if state.policy[0] == 0:
-        return float(state.pairs[server, model].idle_ms)
+        return float(pools.pairs[pair].idle_ms)
     if state.policy[0] == 1:
-        return float(state.pairs[server, model].uses)
-    load_ms = state.load_ms[state.servers[server].link, model]
-    return float(-(now - state.pairs[server, model].idle_ms) / (load_ms * state.models[model].weight + 1e-9))
+        return float(pools.pairs[pair].uses)
+    load_ms = state.load_ms[state.servers[pools.pairs[pair].server].link, model]
+    return float(-(now - pools.pairs[pair].idle_ms) / (load_ms * state.models[model].weight + 1e-9))
 
 
 @inlined
-def _make_room(state: State, server: int, needed: int, now: float) -> bool:
+def _make_room(state: State, pools: Pools, server: int, needed: int, now: float) -> bool:
     """Evict models until ``needed`` bytes are free, without unnecessary ones; evict none if that is not possible."""
-    residents, number = state.residents[server], state.servers[server].residents_n
-    for i in range(number):
-        model = residents[i]
-        possible = (
-            state.models[model].memory and not state.pairs[server, model].in_use and not state.models[model].pinned
-        )
-        state.scratch[i].rank = _rank(state, server, model, now) if possible else np.nan
-    victims = 0
+    pair = state.residents[server, 0]
+    while pair >= 0:
+        pools.pairs[pair].rank = _rank(state, pools, pair, now)
+        pair = pools.in_memory[pair, 1]
+    last = -1
     while needed > 0:
         best = -1
-        for i in range(number):
-            if not np.isnan(state.scratch[i].rank) and (best < 0 or state.scratch[i].rank < state.scratch[best].rank):
-                best = i
+        pair = state.residents[server, 0]
+        while pair >= 0:
+            if not np.isnan(pools.pairs[pair].rank) and (best < 0 or pools.pairs[pair].rank < pools.pairs[best].rank):
+                best = pair
+            pair = pools.in_memory[pair, 1]
         if best < 0:
             return False
-        state.scratch[best].rank = np.nan
-        state.scratch[victims].chosen = residents[best]
-        needed -= state.models[residents[best]].memory
-        victims += 1
+        pools.pairs[best].rank = np.nan
+        pools.pairs[best].victim = last
+        last = best
+        needed -= state.models[pools.pairs[best].model].memory
     spare = -needed
-    for i in range(victims - 1, -1, -1):
-        model = state.scratch[i].chosen
-        if state.models[model].memory <= spare:
-            spare -= state.models[model].memory
+    while last >= 0:
+        memory = state.models[pools.pairs[last].model].memory
+        if memory <= spare:
+            spare -= memory
         else:
-            _evict(state, server, model)
+            pools.pairs[last].status = ABSENT
+            _remove(pools.in_memory, state.residents, server, last)
+            _remove(pools.at_home, state.homes, pools.pairs[last].model, last)
+            state.servers[server].free += memory
+            state.servers[server].evictions += 1
+        last = pools.pairs[last].victim
     return True
-
-
-@inlined
-def _evict(state: State, server: int, model: int) -> None:
-    state.pairs[server, model].status = ABSENT
-    _remove(state.residents[server], state.servers[server].residents_n, model)
-    state.servers[server].residents_n -= 1
-    _remove(state.homes[model], state.models[model].homes_n, server)
-    state.models[model].homes_n -= 1
-    state.servers[server].free += state.models[model].memory
-    state.servers[server].evictions += 1
 
 
 @inlined
 def _load_next(state: State, pools: Pools, server: int, now: float) -> None:
     """Start the next load if the link is free and there is, or can be made, enough memory."""
-    if state.servers[server].loading >= 0 or state.servers[server].cold_n == 0:
+    first = state.cold[server, 0]
+    if state.servers[server].loading or first < 0:
         return
-    cold = state.cold[server]
-    model = cold[0]
-    for i in range(1, state.servers[server].cold_n):
-        other = cold[i]
+    other = pools.in_memory[first, 1]
+    while other >= 0:
         if state.policy[2] == 0:
-            earlier = state.pairs[server, other].oldest_ms < state.pairs[server, model].oldest_ms
+            earlier = pools.pairs[other].oldest_ms < pools.pairs[first].oldest_ms
         else:
-            earlier = state.pairs[server, other].demand_ms > state.pairs[server, model].demand_ms
+            earlier = pools.pairs[other].demand_ms > pools.pairs[first].demand_ms
         if earlier:
-            model = other
+            first = other
+        other = pools.in_memory[other, 1]
+    model = pools.pairs[first].model
     missing = state.models[model].memory - state.servers[server].free
-    if missing > 0 and not _make_room(state, server, missing, now):
+    if missing > 0 and not _make_room(state, pools, server, missing, now):
         return
-    _remove(cold, state.servers[server].cold_n, model)
-    state.servers[server].cold_n -= 1
-    state.pairs[server, model].status = LOADING
+    _remove(pools.in_memory, state.cold, server, first)
+    pools.pairs[first].status = LOADING
     state.servers[server].free -= state.models[model].memory
     _advance(state, server, now)
     state.servers[server].value = state.servers[server].budget - state.servers[server].free
     state.servers[server].peak = max(state.servers[server].peak, state.servers[server].value)
     load_ms = state.load_ms[state.servers[server].link, model]
-    state.servers[server].loading = model
+    state.servers[server].loading = 1
     state.servers[server].link_busy_ms += load_ms
     state.servers[server].loaded_mb += state.models[model].load_mb
     state.servers[server].loads += 1
     state.models[model].loads += 1
-    _push(state, pools, now + load_ms, (_LOADED, server, model, 0))
+    _push(state, pools, now + load_ms, (_LOADED, server, first, 0))
 
 
 @inlined
-def _add_resident(state: State, server: int, model: int, now: float) -> None:
-    state.pairs[server, model].status = RESIDENT
-    state.pairs[server, model].idle_ms = now
-    state.residents[server, state.servers[server].residents_n] = model
-    state.servers[server].residents_n += 1
+def _add_resident(state: State, pools: Pools, pair: int, now: float) -> None:
+    pools.pairs[pair].status = RESIDENT
+    pools.pairs[pair].idle_ms = now
+    _append(pools.in_memory, state.residents, pools.pairs[pair].server, pair)
 
 
 @inlined
@@ -295,7 +334,8 @@ def _start_ready(state: State, pools: Pools, server: int, now: float) -> None:
     """Start ready requests while the slots and cores of the first one are free."""
     while state.servers[server].ready_head >= 0:
         job = state.servers[server].ready_head
-        model = pools.jobs[job].model
+        pair = pools.jobs[job].pair
+        model = pools.pairs[pair].model
         if (
             state.models[model].slots > state.servers[server].free_slots
             or state.models[model].cores > state.servers[server].free_cores
@@ -304,13 +344,13 @@ def _start_ready(state: State, pools: Pools, server: int, now: float) -> None:
         state.servers[server].ready_head = pools.jobs[job].next
         state.servers[server].free_slots -= state.models[model].slots
         state.servers[server].free_cores -= state.models[model].cores
-        state.pairs[server, model].uses += 1
+        pools.pairs[pair].uses += 1
         factor = pools.jobs[job].factor
         for i in range(state.models[model].early_begin, state.models[model].early_end):
             at = now + state.early[i].at * factor
             _push(state, pools, at, (_RELEASE, server, state.early[i].slots, state.early[i].cores))
         end = now + state.models[model].latency * factor
-        _push(state, pools, end, (_END, server, model, 0))
+        _push(state, pools, end, (_END, server, pair, 0))
         row = pools.rows[state.counters[ROWS]]
         state.counters[ROWS] += 1
         row[0], row[1], row[2], row[3] = pools.jobs[job].number, model, server, pools.jobs[job].arrival
@@ -329,28 +369,28 @@ def _handle(state: State, pools: Pools) -> float:
         state.servers[server].free_slots += a
         state.servers[server].free_cores += b
     elif kind == _END:
-        state.servers[server].free_slots += state.models[a].last_slots
-        state.servers[server].free_cores += state.models[a].last_cores
+        state.servers[server].free_slots += state.models[pools.pairs[a].model].last_slots
+        state.servers[server].free_cores += state.models[pools.pairs[a].model].last_cores
         state.servers[server].outstanding -= 1
-        state.pairs[server, a].in_use -= 1
-        if state.pairs[server, a].in_use == 0:
-            state.pairs[server, a].idle_ms = now
+        pools.pairs[a].in_use -= 1
+        if pools.pairs[a].in_use == 0:
+            pools.pairs[a].idle_ms = now
             _load_next(state, pools, server, now)
     else:
-        state.servers[server].loading = -1
-        _add_resident(state, server, a, now)
+        state.servers[server].loading = 0
+        _add_resident(state, pools, a, now)
         waiting = 0
-        job = state.pairs[server, a].wait_head
+        job = pools.pairs[a].wait_head
         while job >= 0:
             waiting += 1
             job = pools.jobs[job].next
-        state.pairs[server, a].in_use = waiting
+        pools.pairs[a].in_use = waiting
         if state.servers[server].ready_head < 0:
-            state.servers[server].ready_head = state.pairs[server, a].wait_head
+            state.servers[server].ready_head = pools.pairs[a].wait_head
         else:
-            pools.jobs[state.servers[server].ready_tail].next = state.pairs[server, a].wait_head
-        state.servers[server].ready_tail = state.pairs[server, a].wait_tail
-        state.pairs[server, a].wait_head = -1
+            pools.jobs[state.servers[server].ready_tail].next = pools.pairs[a].wait_head
+        state.servers[server].ready_tail = pools.pairs[a].wait_tail
+        pools.pairs[a].wait_head = -1
         _load_next(state, pools, server, now)
     _start_ready(state, pools, server, now)
     return float(now)
@@ -368,17 +408,20 @@ def _least_loaded(state: State, model: int) -> int:
 
 
 @inlined
-def _route(state: State, model: int, draw: float) -> int:
+def _route(state: State, pools: Pools, model: int, draw: float) -> int:
     if state.policy[1] == 0:
         group = state.models[model].group
         first, last = state.first[group], state.first[group + 1]
         return int(state.eligible[first + int(draw * (last - first))])
-    if state.policy[1] == 1 or state.models[model].homes_n == 0:
+    pair = state.homes[model, 0]
+    if state.policy[1] == 1 or pair < 0:
         return _least_loaded(state, model)
-    home = state.homes[model, 0]
-    for i in range(1, state.models[model].homes_n):
-        if state.servers[state.homes[model, i]].outstanding < state.servers[home].outstanding:
-            home = state.homes[model, i]
+    home = pools.pairs[pair].server
+    while pair >= 0:
+        server = pools.pairs[pair].server
+        if state.servers[server].outstanding < state.servers[home].outstanding:
+            home = server
+        pair = pools.at_home[pair, 1]
     if state.servers[home].outstanding < state.policy[3]:
         return int(home)
     least_loaded = _least_loaded(state, model)
@@ -390,17 +433,16 @@ def _route(state: State, model: int, draw: float) -> int:
 
 
 @inlined
-def _offer(state: State, pools: Pools, server: int, job: int, now: float) -> None:
-    model = pools.jobs[job].model
-    status = state.pairs[server, model].status
-    if status == ABSENT and state.models[model].memory == 0:
-        _add_resident(state, server, model, 0.0)
-        status = RESIDENT
+def _offer(state: State, pools: Pools, job: int, now: float) -> None:
+    pair = pools.jobs[job].pair
+    server, model = pools.pairs[pair].server, pools.pairs[pair].model
+    if pools.pairs[pair].status == ABSENT and state.models[model].memory == 0:
+        _add_resident(state, pools, pair, 0.0)
     state.servers[server].outstanding += 1
     pools.jobs[job].next = -1
-    if status == RESIDENT:
+    if pools.pairs[pair].status == RESIDENT:
         pools.jobs[job].cold = 0
-        state.pairs[server, model].in_use += 1
+        pools.pairs[pair].in_use += 1
         if state.servers[server].ready_head < 0:
             state.servers[server].ready_head = job
             state.servers[server].ready_tail = job
@@ -410,23 +452,27 @@ def _offer(state: State, pools: Pools, server: int, job: int, now: float) -> Non
             state.servers[server].ready_tail = job
         return
     pools.jobs[job].cold = 1
-    if status == ABSENT:
-        state.homes[model, state.models[model].homes_n] = server
-        state.models[model].homes_n += 1
-        state.pairs[server, model].status = COLD
-        state.cold[server, state.servers[server].cold_n] = model
-        state.servers[server].cold_n += 1
-        state.pairs[server, model].oldest_ms = now
-        state.pairs[server, model].demand_ms = 0.0
-        state.pairs[server, model].wait_head = -1
-    if state.pairs[server, model].wait_head < 0:
-        state.pairs[server, model].wait_head = job
+    if pools.pairs[pair].status == ABSENT:
+        pools.pairs[pair].status = COLD
+        pools.pairs[pair].oldest_ms, pools.pairs[pair].demand_ms = now, 0.0
+        _append(pools.at_home, state.homes, model, pair)
+        _append(pools.in_memory, state.cold, server, pair)
+    if pools.pairs[pair].wait_head < 0:
+        pools.pairs[pair].wait_head = job
     else:
-        pools.jobs[state.pairs[server, model].wait_tail].next = job
-    state.pairs[server, model].wait_tail = job
-    if state.pairs[server, model].status == COLD:
-        state.pairs[server, model].demand_ms += state.models[model].latency
+        pools.jobs[pools.pairs[pair].wait_tail].next = job
+    pools.pairs[pair].wait_tail = job
+    if pools.pairs[pair].status == COLD:
+        pools.pairs[pair].demand_ms += state.models[model].latency
         _load_next(state, pools, server, now)
+
+
+@compiled
+def place_pairs(state: State, pools: Pools) -> None:
+    """Enter all pairs into a new table."""
+    pools.table[:] = -1
+    for pair in range(state.counters[PAIRS]):
+        pools.table[_slot(state, pools, pools.pairs[pair].server, pools.pairs[pair].model)] = pair
 
 
 @compiled
@@ -435,7 +481,7 @@ def replay(state: State, pools: Pools, requests: tuple[Floats, Counts, Floats, F
 
     Args:
         state: The cluster.
-        pools: Jobs and events, enough for those that wait or run and those of the chunk.
+        pools: Enough jobs, events and pairs for the requests that wait or run and those of the chunk.
         requests: Times, models, random factors and random numbers of the routing. Each of shape [n].
     """
     times, models, factors, draws = requests
@@ -445,10 +491,11 @@ def replay(state: State, pools: Pools, requests: tuple[Floats, Counts, Floats, F
             _handle(state, pools)
         job = state.counters[FREE_JOB]
         state.counters[FREE_JOB] = pools.jobs[job].next
-        pools.jobs[job].number, pools.jobs[job].model = state.counters[REQUESTS], models[i]
+        pools.jobs[job].number = state.counters[REQUESTS]
         pools.jobs[job].arrival, pools.jobs[job].factor = now, factors[i]
+        pools.jobs[job].pair = _find(state, pools, _route(state, pools, models[i], draws[i]), models[i])
         state.counters[REQUESTS] += 1
-        _offer(state, pools, _route(state, models[i], draws[i]), job, now)
+        _offer(state, pools, job, now)
 
 
 @compiled

@@ -19,7 +19,7 @@ from chrion.common.suggestions import did_you_mean
 from chrion.common.units import format_count
 from chrion.common.wrong_values import wrong_value
 from chrion.errors import PlanError, ScenarioError
-from chrion.serving.manager.policies import ADMISSION, EVICTION, LOAD_ORDER
+from chrion.serving.manager.policies import EVICTION, LOAD_ORDER
 from chrion.serving.manager.policy_settings import PolicySpec, route_of
 from chrion.serving.simulator.cluster_state import Batching, Options, ServerPolicies
 from chrion.serving.simulator.eligibility import check_fit
@@ -124,7 +124,6 @@ class Scenario:
         policies = ServerPolicies(
             rank=EVICTION[names.eviction],
             order=LOAD_ORDER[names.load_order],
-            admit=ADMISSION[names.admission],
             deadlines=names.admission == "deadline",
             slo_ms=[model.slo_ms for model in self.models],
             weights=[model.spec.weight for model in self.models],

@@ -8,21 +8,21 @@ The states of a request::
 
 - Ready requests start in the order of :mod:`chrion.serving.simulator.ready_queue`. A request whose slot or cores are
   not free blocks the requests behind it, so no request starves.
-- All requests for a model wait for the same load; see :mod:`chrion.serving.simulator.device_memory`.
+- All requests for a model wait for the same load; see :mod:`chrion.serving.simulator.gpu_memory`.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from heapq import heapify, heappush
+from itertools import chain
 
-from chrion.serving.manager.policies import ResidentModel, WaitingModel, rounding_ms
-from chrion.serving.manager.queue_estimate import QueuedRequest, Release, expected_start
+from chrion.serving.manager.policies import ResidentModel, is_in_time
+from chrion.serving.manager.queue_estimate import Release, Resources, expected_releases, expected_start, queued_request
 from chrion.serving.simulator.cluster_state import ClusterState, Job
-from chrion.serving.simulator.device_memory import DeviceMemory, HostMemory
+from chrion.serving.simulator.gpu_memory import GpuMemory, HostMemory
 from chrion.serving.simulator.ready_queue import Batch, ReadyQueue
-from chrion.serving.simulator.service import Resources
 from chrion.serving.simulator.settings import ServerSpec
 
 #: Records of requests whose end is not certain: the requests, the time of their start, and their kind.
@@ -88,7 +88,7 @@ class Host(HostMemory):
         return None
 
 
-class Server(DeviceMemory):
+class Server(GpuMemory):
     """The state of one GPU and its event handlers; the module describes the rules.
 
     Args:
@@ -143,7 +143,7 @@ class Server(DeviceMemory):
         elif resident is None:
             if self._priorities:
                 urgency = self._priority(number)
-                self._urgency[model] = max(urgency, self._urgency.get(model, urgency))
+                self.urgency[model] = max(urgency, self.urgency.get(model, urgency))
             self._request_load(now, model).append((number, model, arrival, factor, True))
         else:
             resident.in_use += 1
@@ -174,61 +174,41 @@ class Server(DeviceMemory):
     def _is_admitted(self, now: float, deadline: float, number: int, model: int) -> bool:
         if deadline == _INFINITY:
             return True
-        latency_ms, admit = self._table.latency_ms, self.policies.admit
-        resident = self.residents.get(model)
-        if resident is not None:
-            kind = resident.level * self._models + model
-            return admit(now, deadline, self._queue_wait_ms(now, number, kind), latency_ms[kind])
-        other = self.host.loading
-        link_ms, loads = other.loading_until_ms - now if other else 0.0, self._possible_loads(model)
-        return any(
-            admit(now, deadline, max(self._queue_wait_ms(now, number, kind), link_ms + load_ms), latency_ms[kind])
-            for kind, load_ms in loads.items()
-        )
-
-    def _possible_loads(self, model: int) -> dict[int, float]:
-        """Return the kinds in which a missing model may be loaded next, and the time from the free link to the end."""
-        if self.loading is not None and self.loading % self._models == model:
-            return {self.loading: 0.0}
-        kinds, load_mb = range(model, self._levels * self._models, self._models), self._table.load_mb
-        return {kind: self.load_times[kind] + self.host.disk_ms(model, load_mb[kind]) for kind in kinds}
+        latency_ms, models = self._table.latency_ms, self._models
+        for level, ready_ms in self.times_to_memory(now, model).items():
+            kind = level * models + model
+            wait_ms = max(self._queue_wait_ms(now, number, kind), ready_ms)
+            if is_in_time(now, deadline, wait_ms, latency_ms[kind]):
+                return True
+        return False
 
     def _queue_wait_ms(self, now: float, number: int, kind: int) -> float:
         """Return the expected wait of a request that becomes ready now."""
         free = self.free_slots, self.host.free_cores
-        running = [release for releases in self._running.values() for release in releases]
-        for gpu in self.host.gpus if len(self.host.gpus) > 1 else ():
-            if gpu is not self:
-                running += [Release(at, 0, cores) for releases in gpu._running.values() for at, _, cores in releases]  # noqa: SLF001 # another object of this class
+        running = chain.from_iterable(self._running.values())
+        if not self._is_alone:
+            others = (gpu._running.values() for gpu in self.host.gpus if gpu is not self)  # noqa: SLF001 # of this class
+            cores_only = (Release(at, 0, n) for values in others for at, _, n in chain.from_iterable(values))
+            running = chain(running, cores_only)
         first = -self._priority(number)
-        ahead = (self._queued(job) for less_priority, _, job, _ in sorted(self._heap) if less_priority <= first)
+        queued = sorted(self._heap) if self._heap else ()
+        ahead = (
+            queued_request(self._service[self._kind(job[1])], job[2] + self._slo_ms(job[0], job[1]))
+            for less_priority, _, job, _ in queued
+            if less_priority <= first
+        )
         return expected_start(now, free, running, ahead, self._service[kind][:2]) - now
 
-    def _queued(self, job: Job) -> QueuedRequest:
-        kind = self._kind(job[1])
-        latest = job[2] + self._slo_ms(job[0], job[1]) - self._table.latency_ms[kind]
-        releases = tuple(self._expected_releases(0.0, kind))
-        return QueuedRequest(*self._service[kind][:2], releases, latest + rounding_ms(latest))
-
-    def _expected_releases(self, start: float, kind: int) -> Iterator[Release]:
-        _, _, latency_ms, early, last = self._service[kind]
-        for at_ms, freed in early:
-            yield Release(start + at_ms, *freed)
-        yield Release(start + latency_ms, *last)
-
     def _request_load(self, now: float, model: int) -> list[Job]:
-        """Request a load, even for a dropped request: the next may be in time. Return the model's waiting requests."""
+        """Request a load, also for a request that was dropped. Return the model's waiting requests."""
         waiters = self._waiters.get(model)
         if waiters is None:
             waiters = self._waiters[model] = []
             self.cluster.homes[model].append(self.index)
-            self.cold[model] = WaitingModel(model, now)
             self.host.waiting_loads += 1
-        waiting = self.cold.get(model)
-        if waiting:
-            waiting.demand_ms += self._table.latency_ms[model]
-            if self.host.loading is None:
-                self.host.load_next(now)
+        self.wait_for_load(now, model, self._table.latency_ms[model])
+        if self.host.loading is None:
+            self.host.load_next(now)
         return waiters
 
     def _on_loaded(self, now: float, kind: int) -> None:
@@ -237,13 +217,13 @@ class Server(DeviceMemory):
         self._log(now, "loaded", kind)
         resident = self.residents.get(model)
         if resident is not None:  # it has grown
-            resident.level, resident.bytes, resident.load_ms = level, self._table.bytes[kind], self.load_times[kind]
-            self._finish_use(now, resident)
+            self._set_level(resident, level)
+            self.end_use(now, resident)
         else:
-            resident = self._add_resident(now, kind)
+            resident = self._add_resident(now, model, level)
             jobs = self._waiters.pop(model)
             resident.in_use = len(jobs)
-            self._urgency.pop(model, None)
+            self.urgency.pop(model, None)
             for job in jobs:
                 self._add_ready(now, job)
             if not jobs:
@@ -315,12 +295,12 @@ class Server(DeviceMemory):
         """Drop a ready request that cannot end by its deadline; return whether it was kept."""
         number, model, arrival, _, cold = job
         deadline = arrival + self._slo_ms(number, model)
-        admitted = self.policies.admit(now, deadline, 0.0, self._table.latency_ms[kind])
+        admitted = is_in_time(now, deadline, 0.0, self._table.latency_ms[kind])
         if admitted:
-            self._running[number] = deque(self._expected_releases(now, kind))
+            self._running[number] = deque(expected_releases(self._service[kind], now))
         else:
             self._drop(number, model, arrival, cold=cold)
-            self._finish_use(now, resident)
+            self.end_use(now, resident)
             if self.on_left:
                 self.on_left(now)
         return admitted
@@ -344,9 +324,7 @@ class Server(DeviceMemory):
         if unsure:
             jobs, start, kind = unsure
             self._record_all(jobs, start, now, kind)
-        resident.in_use -= uses
-        if not resident.in_use:
-            self._note_idle(now, resident)
+        self.end_use(now, resident, uses)
         if self._heap or not self._is_alone:
             self._start_ready(now)
         if self.on_left:

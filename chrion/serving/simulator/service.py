@@ -11,17 +11,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from chrion.serving.manager.queue_estimate import Freed, Resources, Service
 from chrion.serving.simulator.metrics import BusyShares
 from chrion.serving.simulator.settings import ServerSpec
 from chrion.serving.variants import Variant
-
-#: GPU slots and CPU cores.
-Resources = tuple[int, int]
-#: A time in ms since the start of a request, and what is released then.
-Freed = tuple[float, Resources]
-#: What a request takes: GPU slots and cores when it starts, its latency in ms, its releases before its end, and what is
-#: released at its end; see :func:`releases`. One tuple, because each look-up costs time in every request.
-Service = tuple[int, int, float, tuple[Freed, ...], Resources]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -17,7 +17,7 @@ import pytest
 from chrion import load
 from chrion.scheduler import fixed_plan
 from chrion.serving.manager import ManagerPolicies
-from chrion.serving.manager.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING
+from chrion.serving.manager.policies import EVICTION, LOAD_ORDER, ROUTING
 from chrion.serving.simulator.cluster_state import ServerPolicies
 from chrion.serving.simulator.engine import ClusterEngine, EngineConfig
 from chrion.serving.simulator.settings import ServerSpec
@@ -291,7 +291,7 @@ def test_the_server_loads_and_evicts_as_the_simulation_predicts(tmp_path: Path, 
         [ServerSpec(1, fitting * 0.01 + 0.005, 0.0, 1, 1, 12.0, 1.0)],
         [Variant("gpu", 10.0, 1.0, 1.0, (), 10.0)] * count,
         ServerPolicies(
-            EVICTION[eviction], LOAD_ORDER["demand"], ADMISSION["none"], deadlines=False,
+            EVICTION[eviction], LOAD_ORDER["demand"], deadlines=False,
             slo_ms=[math.inf] * count, weights=[1.0] * count, pinned=[False] * count,
         ),
         ROUTING["random"],

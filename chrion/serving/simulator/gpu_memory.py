@@ -1,15 +1,15 @@
 """The memories of a server: those of its GPUs, and the link over which models are loaded into them from the host.
 
+The rules of one memory are those of :mod:`chrion.serving.manager.device_memory`. Beyond them:
+
 - The link carries one load at a time, while the GPUs and the cores continue. Each GPU proposes the first of its waiting
   loads; of the proposals for which there is memory, or for which it can be made, the first in the load order is carried
   out.
 - Host memory holds weights that were loaded before. A load of others first reads them from the disk, while it occupies
   the link, and evicts the weights that no GPU of the server uses and that have been idle longest, then those in use.
-- GPU memory is reserved when a load starts. Evictions take no time: weights do not change, so nothing is written back.
-  A model with ready or running requests is not evicted; a load without enough memory waits until a model becomes idle,
-  and the loads behind it wait as well.
-- With several variants a model (shrinking), a model changes to a smaller variant at once. It changes to the next larger
-  one by a load, which starts when a request for it ends, if the link is idle and the memory is free.
+- Evictions take no time: weights do not change, so nothing is written back. With several variants a model (shrinking),
+  a model changes to a smaller variant at once. It changes to the next larger one by a load, which starts when a request
+  for it ends, if the link is idle and the memory is free.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from heapq import heappush
 
-from chrion.serving.manager.policies import ResidentModel, WaitingModel, choose_victims, order_fifo
-from chrion.serving.manager.shrinking import Memory, make_room
+from chrion.serving.manager.device_memory import DeviceMemory
+from chrion.serving.manager.policies import ResidentModel
 from chrion.serving.simulator.averages import BinnedAverage
 from chrion.serving.simulator.cluster_state import ClusterState
 from chrion.serving.simulator.settings import ServerSpec
@@ -36,9 +36,9 @@ class HostMemory:
 
     def __init__(self, spec: ServerSpec, weights_mb: Sequence[float]) -> None:
         self.spec = spec
-        self.memories: list[DeviceMemory] = []
+        self.memories: list[GpuMemory] = []
         #: The memory that is being loaded, and the loads of all memories that have not started.
-        self.loading: DeviceMemory | None = None
+        self.loading: GpuMemory | None = None
         self.waiting_loads = 0
         self.disk_loads = 0
         #: Bytes of the weights in host memory, by model.
@@ -93,8 +93,8 @@ class HostMemory:
         return max(memory.last_use_ms(model) for memory in self.memories)
 
 
-class DeviceMemory:
-    """The models in the memory of one GPU, those that wait for a load, and the load in progress.
+class GpuMemory(DeviceMemory):
+    """The memory of one GPU, over time.
 
     Args:
         index: The number of the GPU.
@@ -104,33 +104,24 @@ class DeviceMemory:
     """
 
     def __init__(self, index: int, host: HostMemory, load_ms: Sequence[float], cluster: ClusterState) -> None:
+        policies, table = cluster.policies, cluster.table
+        super().__init__(host.spec.budget_bytes, policies.rank, policies.order, table.sizes, policies.next_use)
         self.index = index
         self.host = host
-        self.budget_bytes = host.spec.budget_bytes
-        self.policies = cluster.policies
+        self.policies = policies
         self.cluster = cluster
-        self.free_bytes = self.budget_bytes
-        self.residents: dict[int, ResidentModel] = {}
-        #: Models whose load has not started.
-        self.cold: dict[int, WaitingModel] = {}
-        #: The kind that is being loaded.
-        self.loading: int | None = None
-        self.loading_until_ms = 0.0
         self.loaded_mb = 0.0
         self.link_busy_ms = 0.0
         self.loads = 0
         self.evictions = 0
         self.memory = BinnedAverage()
-        self._table = cluster.table
-        self._models = cluster.table.models
-        self._levels = len(cluster.table.variants)
+        self._table = table
+        self._models = table.models
+        self._levels = len(table.variants)
         #: Time of a load by kind; servers with equal links share it.
-        self.load_times = load_ms
-        #: Models that have left the memory: the requests that this GPU has started for each, and its last use in ms.
-        self._former: dict[int, tuple[int, float]] = {}
-        self._is_fifo = cluster.policies.order is order_fifo
-        #: The highest priority of the requests that wait for a load, by model, if requests have priorities.
-        self._urgency: dict[int, int] = {}
+        self.load_ms = load_ms
+        #: Models that have been in memory, with the requests that this GPU has started for each and its last use.
+        self._known: dict[int, ResidentModel] = {}
         self._keep_alive_ms, self._expires = cluster.options.keep_alive_ms, cluster.options.keep_alive_ms < _INFINITY
         self._events, self._sequence = cluster.events, cluster.sequence
 
@@ -144,40 +135,34 @@ class DeviceMemory:
         """
         if model in self.residents:
             return True
-        kind = self._make_room(now, model, evict=False) if shrink or self._fits(model) else None
-        if kind is None:
+        size = self.sizes[0][model]
+        room = self.make_room(now, model, evict=False) if shrink or size <= self.free_bytes else None
+        if room is None:
             return False
-        if self._table.bytes[model]:
+        if size:
             self.cluster.homes[model].append(self.index)
-        self._reserve(now, self._table.bytes[kind])
+        self.apply(now, room)
+        self._reserve(now, self.sizes[room.level][model])
         self.host.fill([model])
-        self._expire_later(now, self._add_resident(now, kind))
+        self._expire_later(now, self._add_resident(now, model, room.level))
         return True
 
-    def _fits(self, model: int) -> bool:
-        return self._table.bytes[model] <= self.free_bytes
+    def link_ms(self, now: float) -> float:
+        """Return the time until the end of the load in progress."""
+        other = self.host.loading
+        return other.loading_until_ms - now if other else 0.0
 
-    def first_cold(self) -> int:
-        """Return the first model of those that wait for a load."""
-        if self._urgency:
-            return min(self.cold, key=self.load_order)
-        if self._is_fifo or len(self.cold) == 1:
-            return next(iter(self.cold))  # they are in the order of their first requests
-        return min(self.cold.values(), key=self.policies.order).key
+    def load_times(self, model: int) -> dict[int, float]:
+        """Return the time of a load of each variant."""
+        load_mb, kinds = self._table.load_mb, range(model, self._levels * self._models, self._models)
+        return {i: self.load_ms[kind] + self.host.disk_ms(model, load_mb[kind]) for i, kind in enumerate(kinds)}
 
-    def load_order(self, model: int) -> tuple[int, float]:
-        """Return the numbers that order a waiting load."""
-        return -self._urgency.get(model, 0), self.policies.order(self.cold[model])
-
-    def start_load(self, now: float, model: int) -> bool:
-        """Start the load of a model if there is, or can be made, enough memory; return whether there is."""
-        kind = self._make_room(now, model)
-        if kind is None:
-            return False
-        del self.cold[model]
+    def load(self, now: float, model: int, level: int) -> None:
+        """Start a load, for which there is memory."""
+        kind = level * self._models + model
         self.host.waiting_loads -= 1
-        self._load(now, kind, self._table.bytes[kind], self.load_times[kind], self._table.load_mb[kind])
-        return True
+        self.loading, self.loading_level = model, level
+        self._load(now, kind, self._table.bytes[kind], self.load_ms[kind], self._table.load_mb[kind])
 
     def _load(self, now: float, kind: int, size: int, load_ms: float, load_mb: float) -> None:
         model = kind % self._models
@@ -186,7 +171,6 @@ class DeviceMemory:
             load_ms += self.host.disk_ms(model, load_mb)
             self.host.fetch(model)
         self._reserve(now, size)
-        self.loading = kind
         self.loading_until_ms = now + load_ms
         self.link_busy_ms += load_ms
         self.loaded_mb += load_mb
@@ -195,58 +179,32 @@ class DeviceMemory:
         self._log(now, "load", kind)
         heappush(self._events, (self.loading_until_ms, next(self._sequence), self._on_loaded, kind))
 
-    def _make_room(self, now: float, model: int, *, evict: bool = True) -> int | None:
-        """Free memory for a model; return the kind that then fits, or None if there is not enough.
-
-        The memory over time is updated when the model takes the memory that is freed.
-        """
-        missing_bytes = self._table.bytes[model] - self.free_bytes
-        if missing_bytes <= 0:
-            return model
-        if self.policies.next_use:
-            for resident in self.residents.values():
-                resident.next_use = self.policies.next_use(resident.key)
-        held = self.residents.values()
-        if self._levels > 1:
-            memory = Memory(held, self.free_bytes, self._table.sizes)
-            room = make_room(memory, model, self.policies.rank, now, evict=evict)
-            if room is None:
-                return None
-            self._evict(now, room.evicted)
-            for resident, level in room.shrunk:
-                self._shrink(now, resident, level)
-            return room.level * self._models + model
-        victims = choose_victims(held, missing_bytes, self.policies.rank, now) if evict else None
-        self._evict(now, victims or ())
-        return None if victims is None else model
-
-    def _evict(self, now: float, victims: Sequence[ResidentModel]) -> None:
-        for victim in victims:
-            model = victim.key
-            del self.residents[model]
-            self._note_departure(victim)
-            self.cluster.homes[model].remove(self.index)
-            self.free_bytes += victim.bytes
-            self.evictions += 1
-            self._log(now, "evict", victim.level * self._models + model)
-
-    def _note_departure(self, resident: ResidentModel) -> None:
-        """Keep what outlasts the eviction of a model."""
-        self._former[resident.key] = resident.uses, resident.idle_since_ms
+    def evict(self, now: float, resident: ResidentModel) -> None:
+        """Remove a model; the memory over time is updated when another one takes what it frees."""
+        model = resident.key
+        del self.residents[model]
+        self.cluster.homes[model].remove(self.index)
+        self.free_bytes += resident.bytes
+        self.evictions += 1
+        self._log(now, "evict", resident.level * self._models + model)
 
     def last_use_ms(self, model: int) -> float:
         """Return the time of the last use of a model on this GPU; infinity while it is used, -1 if it never was."""
-        record = self.residents.get(model)
-        loading = self.loading is not None and self.loading % self._models == model
-        if loading or (record and record.in_use):
+        known = self._known.get(model)
+        if self.loading == model or (known and known.in_use and model in self.residents):
             return _INFINITY
-        return record.idle_since_ms if record else self._former.get(model, (0, -1.0))[1]
+        return known.idle_since_ms if known else -1.0
 
-    def _shrink(self, now: float, resident: ResidentModel, level: int) -> None:
+    def shrink(self, now: float, resident: ResidentModel, level: int) -> None:
+        """Change a model to a smaller variant, at once."""
+        freed = resident.bytes
+        self._set_level(resident, level)
+        self.free_bytes += freed - resident.bytes
+        self._log(now, "shrink", level * self._models + resident.key)
+
+    def _set_level(self, resident: ResidentModel, level: int) -> None:
         kind = level * self._models + resident.key
-        self.free_bytes += resident.bytes - self._table.bytes[kind]
-        resident.level, resident.bytes, resident.load_ms = level, self._table.bytes[kind], self.load_times[kind]
-        self._log(now, "shrink", kind)
+        resident.level, resident.bytes, resident.load_ms = level, self._table.bytes[kind], self.load_ms[kind]
 
     def _grow(self, now: float, resident: ResidentModel) -> None:
         """Start a load of the next larger variant, if the memory for it is free."""
@@ -255,22 +213,16 @@ class DeviceMemory:
         if missing <= self.free_bytes:
             resident.in_use += 1
             load_mb = max(0.0, self._table.load_mb[kind] - self._table.load_mb[kind + self._models])
-            shorter_ms = self.load_times[kind] - self.load_times[kind + self._models]
+            shorter_ms = self.load_ms[kind] - self.load_ms[kind + self._models]
+            self.loading, self.loading_level = resident.key, resident.level - 1
             self._load(now, kind, missing, self.host.spec.load_fixed_ms + max(0.0, shorter_ms), load_mb)
 
     def _on_loaded(self, now: float, kind: int) -> None:
         """Handle the end of a load."""
         raise NotImplementedError
 
-    def _finish_use(self, now: float, resident: ResidentModel) -> None:
-        """End one use of a model."""
-        resident.in_use -= 1
-        if not resident.in_use:
-            self._note_idle(now, resident)
-
-    def _note_idle(self, now: float, resident: ResidentModel) -> None:
+    def note_idle(self, now: float, resident: ResidentModel) -> None:
         """Start a load over the free link, now that a model is idle."""
-        resident.idle_since_ms = now
         if self._expires:
             self._expire_later(now, resident)
         if self.host.loading is not None:
@@ -288,17 +240,17 @@ class DeviceMemory:
 
     def _on_expiry(self, now: float, expected: tuple[ResidentModel, float]) -> None:
         resident, idle_since_ms = expected
-        present = self.residents.get(resident.key) is resident
-        if present and not resident.in_use and resident.idle_since_ms == idle_since_ms:
-            self._evict(now, (resident,))
+        if resident.key in self.residents and not resident.in_use and resident.idle_since_ms == idle_since_ms:
+            self.evict(now, resident)
             self._reserve(now, 0)
 
-    def _add_resident(self, now: float, kind: int) -> ResidentModel:
-        level, model = divmod(kind, self._models)
-        size, load_ms = self._table.bytes[kind], self.load_times[kind]
-        weight, pinned = self.policies.weights[model], self.policies.pinned[model]
-        uses, _ = self._former.pop(model, (0, 0.0))
-        resident = ResidentModel(model, size, load_ms, weight, pinned, 0, uses, now, _INFINITY, level)
+    def _add_resident(self, now: float, model: int, level: int = 0) -> ResidentModel:
+        resident = self._known.get(model)
+        if resident is None:
+            weight, pinned = self.policies.weights[model], self.policies.pinned[model]
+            resident = self._known[model] = ResidentModel(model, 0, 0.0, weight, pinned)
+        self._set_level(resident, level)
+        resident.in_use, resident.idle_since_ms = 0, now
         self.residents[model] = resident
         return resident
 
@@ -312,14 +264,12 @@ class DeviceMemory:
 
     def _clear_memory(self, now: float, awaited: Iterable[int]) -> None:
         """Lose the content of the memory, and the loads of models that requests await."""
-        for resident in self.residents.values():
-            self._note_departure(resident)
         for model in {*awaited, *(model for model, resident in self.residents.items() if resident.bytes)}:
             self.cluster.homes[model].remove(self.index)
         self.residents.clear()
         self.host.waiting_loads -= len(self.cold)
         self.cold.clear()
-        self._urgency.clear()
+        self.urgency.clear()
         self.loading = self.host.loading = None
         self.free_bytes = self.budget_bytes
         self._reserve(now, 0)
