@@ -1,14 +1,15 @@
-"""A CSV file of every simulated request."""
+"""CSV files of every simulated request, and of every value that a search tried."""
 
 from __future__ import annotations
 
 import contextlib
 import csv
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from chrion.common.files import open_atomically
+from chrion.serving.simulator.find import Limit
 from chrion.serving.simulator.histograms import Floats
 from chrion.serving.simulator.metrics import OUTCOMES
 from chrion.serving.simulator.run import Keep
@@ -37,6 +38,29 @@ def export_requests(path: Path, scenario: Scenario) -> Iterator[Keep]:
         writer = csv.writer(lines, lineterminator="\n")
         writer.writerow(_COLUMNS)
         yield lambda pattern, rows: writer.writerows(_lines(scenario, pattern, rows))
+
+
+def write_curve(path: Path, unit: str, metric: str, limits: Sequence[Limit]) -> None:
+    """Write the values that a search tried to a file, one line for each.
+
+    Args:
+        path: The file.
+        unit: The quantity, as the header names it.
+        metric: The figure of the condition, a share or in ms.
+        limits: The results of the search.
+
+    Raises:
+        OptionError: The file cannot be written.
+    """
+    columns = ("pattern", unit, metric, "low", "high", "utilisation", "replications", "meets", "cost_per_hour")
+    with open_atomically(path) as file, io.TextIOWrapper(file, "utf-8", newline="") as lines:
+        writer = csv.writer(lines, lineterminator="\n")
+        writer.writerow(columns)
+        for limit in limits:
+            for probe in limit.curve:
+                figure = probe.figure
+                about = probe.offered_load, probe.replications, probe.met, probe.cost_per_hour
+                writer.writerow((limit.pattern, probe.amount, figure.mean, figure.low, figure.high, *about))
 
 
 def _lines(scenario: Scenario, pattern: str, rows: Floats) -> Iterator[tuple[object, ...]]:

@@ -6,7 +6,9 @@ Formats:
   in ISO 8601 and do not decrease. Further columns, in any order and each of them optional, are ``model``,
   ``duration_ms``, ``deadline_ms`` and ``priority``; their cells may be empty;
 - ``azure-functions-2019``: the invocation counts per minute of "Serverless in the Wild" (ATC 2020), one line for each
-  function: ``HashOwner,HashApp,HashFunction,Trigger`` and one column for each minute;
+  function: ``HashOwner,HashApp,HashFunction,Trigger`` and one column for each minute.
+  Its files of execution times and of memory, one line for each function, have the columns ``HashFunction``,
+  ``Average`` and ``percentile_Average_N``, or ``HashFunction`` and ``AverageAllocatedMb``, among others;
 - ``azure-llm-2023``: ``TIMESTAMP,ContextTokens,GeneratedTokens``, one line for each request (Splitwise, ISCA 2024). The
   token counts are checked but not used: a simulated request has the latency of its model.
 """
@@ -70,6 +72,18 @@ class MinuteCounts:
     names: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class FunctionFigures:
+    """Figures of the functions of a trace."""
+
+    #: The row of each function.
+    rows: Mapping[str, int]
+    #: What the columns of figures are; quantiles have the number of their percentile.
+    labels: tuple[str, ...]
+    #: Shape [functions, columns].
+    values: npt.NDArray[np.float64]
+
+
 _Reader = Callable[[Path, _Rows], Arrivals | MinuteCounts]
 
 
@@ -85,13 +99,73 @@ def read_trace(kind: str, path: Path) -> Arrivals | MinuteCounts:
         TraceError: A row is malformed, or there are no requests. The message about a row contains the line, the column
             and the expected value.
     """
+    return _read(kind, path, *_state(path))
+
+
+def read_durations(path: Path) -> FunctionFigures:
+    """Return the average and the percentiles of the execution times of functions in ms, of Azure Functions 2019.
+
+    Raises:
+        ScenarioError: The file cannot be read.
+        TraceError: A row is malformed, or there are no two percentiles up to the maximum.
+    """
+    figures = _read_figures(path, "Average", r"percentile_Average_([0-9]+)", *_state(path))
+    shares = [int(label) for label in figures.labels[1:]]
+    if shares[-1:] != [100] or len(shares) < 3 or shares != sorted(set(shares)):
+        raise TraceError(f"{path}: expected ascending columns percentile_Average_N up to 100, found {shares}")
+    falling = np.flatnonzero((np.diff(figures.values[:, 1:], axis=1) < 0).any(axis=1))
+    if len(falling):
+        name = next(name for name, row in figures.rows.items() if row == falling[0])
+        raise TraceError(f"{path}: function {name}: expected percentiles that do not fall")
+    return figures
+
+
+def read_memory(path: Path) -> FunctionFigures:
+    """Return the average memory of functions in MB, of Azure Functions 2019.
+
+    Raises:
+        ScenarioError: The file cannot be read.
+        TraceError: A row is malformed.
+    """
+    return _read_figures(path, "AverageAllocatedMb", None, *_state(path))
+
+
+def _state(path: Path) -> tuple[int, int]:
+    """Return the time of the last change of a file and its size."""
     try:
         state = path.stat()
     except OSError as error:
         raise ScenarioError(f"workload.path: {path}: {error.strerror}") from error
     if not stat.S_ISREG(state.st_mode):  # reading a device may never end
         raise ScenarioError(f"workload.path: {path}: not a regular file")
-    return _read(kind, path, state.st_mtime_ns, state.st_size)
+    return state.st_mtime_ns, state.st_size
+
+
+@lru_cache(maxsize=4)
+def _read_figures(path: Path, average: str, quantiles: str | None, changed_ns: int, size: int) -> FunctionFigures:
+    """Return the average and the quantiles of each function; ``quantiles`` is the pattern of their columns."""
+    del changed_ns, size  # part of the cache's key
+    with _rows(path) as rows:
+        line, header = next(rows, (1, []))
+        header = [text.strip() for text in header]
+        if "HashFunction" not in header or average not in header:
+            expected = f"a header with HashFunction and {average}"
+            raise TraceError(f"{path}, line {line}: expected {expected}, found {','.join(header)[:80]!r}")
+        matches = [(at, match[1]) for at, text in enumerate(header) if (match := re.fullmatch(quantiles or "", text))]
+        columns = [(header.index(average), average), *matches]
+        name_at, names, values = header.index("HashFunction"), dict[str, int](), array("d")
+        for line, row in rows:
+            _width(path, line, row, len(header))
+            if row[name_at] in names:
+                raise _bad(path, line, "HashFunction", "a function that no line above has", row[name_at])
+            names[row[name_at]] = len(names)
+            for at, _ in columns:
+                value = _number(row[at])
+                if not 0 <= value <= LARGEST:
+                    raise _bad(path, line, header[at], f"a number from 0 to {LARGEST:g}", row[at])
+                values.append(value)
+    table = np.array(values).reshape(len(names), len(columns))
+    return FunctionFigures(names, tuple(label for _, label in columns), table)
 
 
 @lru_cache(maxsize=4)
