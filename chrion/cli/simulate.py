@@ -14,7 +14,8 @@ from chrion.cli import outputs
 from chrion.cli.completion import complete_scenario
 from chrion.cli.console import note, show, show_json, step
 from chrion.cli.options import PICTURE, ForceOption, JsonOption, SetOption
-from chrion.cli.simulate_decoder import simulate_decoders
+from chrion.cli.simulate_decoder import DecoderOptions, refuse_for_decoders, simulate_decoders
+from chrion.cli.simulated_limits import show_limits
 from chrion.common.units import format_count
 from chrion.errors import OptionError
 from chrion.report import capacity_tables, simulation_plots, simulation_tables
@@ -26,7 +27,7 @@ from chrion.serving.simulator import replications as repeated
 from chrion.serving.simulator.bundled_scenarios import scenario_descriptions
 from chrion.serving.simulator.confidence import CONFIDENCE
 from chrion.serving.simulator.decoder_scenario import is_decoder_scenario
-from chrion.serving.simulator.export import export_requests, write_curve
+from chrion.serving.simulator.export import export_requests
 from chrion.serving.simulator.scenario import Scenario, ScenarioSource, find_scenario
 
 
@@ -80,8 +81,8 @@ def simulate(
 ) -> None:
     """Simulate a cluster of GPU servers that swap models in and out of memory, or a decoder that generates tokens.
 
-    A scenario with the table [decoder] simulates iterations of a batch. The options for it are --set, --sweep, --plot
-    and --json.
+    A scenario with the table [decoder] simulates iterations of a batch, and --find searches rate, replicas or
+    max_batch.
     """
     if list_all:
         _list(as_json=as_json)
@@ -105,15 +106,15 @@ def simulate(
     source = find_scenario(scenario).changed(dict(map(overrides.parse_set, set_ or [])))
     targets = outputs.check_outputs({"--export": export}, pictures={"--plot": plot}, force=force)
     processes = workers or os.cpu_count() or 1
+    search = limits.SearchOptions(replications or limits.REPLICATIONS, keep_warm_up, processes)
     if not sweep_ and not is_decoder_scenario(source):
         _note_replaced(source, [source.build()])
     if is_decoder_scenario(source):
-        others = {"--find": find, "--cells": cells, "--replications": replications, "--export": export, "--ray": ray}
-        others |= {"--workers": workers or None, "--details": details or None}
-        simulate_decoders(source, sweep_ or [], plot, others, as_json=as_json)
+        refuse_for_decoders({"--ray": ray, "--cells": cells, "--details": details or None})
+        chosen = DecoderOptions(find, until, sweep_ or [], replications, plot, export, search)
+        simulate_decoders(source, chosen, as_json=as_json)
     elif find and until:
-        options = limits.SearchOptions(replications or limits.REPLICATIONS, keep_warm_up, processes)
-        _find(source, find, limits.parse_until(until), options, export, plot, as_json=as_json)
+        _find(source, find, limits.parse_until(until), search, export, plot, as_json=as_json)
     elif cells is not None:
         _sample(source, cells, replications or min(cells, limits.REPLICATIONS), workers=processes, as_json=as_json)
     elif replications is not None:
@@ -179,20 +180,10 @@ def _find(
     repeated.seeds(scenario.seed, options.replications)  # refuses a single one
     with step(f"searching the limit of {name} of {source.name}") as update:
         found = limits.find_limits(source, name, condition, options, lambda done, text: update(done, done, text))
-    if export:
-        write_curve(export, quantity.unit, condition.metric, found)
-    if plot:
-        simulation_plots.plot_search(quantity, condition, found, plot)
-    if as_json:
-        until = {"figure": condition.metric, "limit": condition.limit}
-        head = {"schema": limits.FIND_SCHEMA, "scenario": source.name, "find": name, "unit": quantity.unit}
-        show_json({**head, "until": until, "limits": [results.plain(limit) for limit in found]})
-        return
-    if any(limit.curve for limit in found):
-        show(capacity_tables.curve_table(quantity, condition, found))
-    show(*capacity_tables.limit_lines(quantity, condition, found))
-    show(*capacity_tables.search_lines(name, scenario, found, keep_warm_up=options.keep_warm_up))
-    show(simulation_tables.definitions(scenario), *simulation_tables.datasheet_lines(scenario))
+    show_limits(source.name, name, quantity, condition, found, export=export, plot=plot, as_json=as_json)
+    if not as_json:
+        show(*capacity_tables.search_lines(name, scenario, found, keep_warm_up=options.keep_warm_up))
+        show(simulation_tables.definitions(scenario), *simulation_tables.datasheet_lines(scenario))
 
 
 def _replicate(source: ScenarioSource, number: int, *, workers: int, as_json: bool) -> None:

@@ -8,6 +8,7 @@ from chrion.report.figure_table import Column, FigureTable, key
 from chrion.report.simulation_tables import figure_text
 from chrion.serving.simulator import find
 from chrion.serving.simulator.confidence import Interval
+from chrion.serving.simulator.decoder_scenario import DecoderScenario
 from chrion.serving.simulator.find import Condition, Limit, Probe, Searched
 from chrion.serving.simulator.replications import COST
 from chrion.serving.simulator.scenario import Scenario
@@ -47,15 +48,18 @@ def curve_table(quantity: Searched, condition: Condition, limits: Sequence[Limit
     return table
 
 
-def search_lines(name: str, scenario: Scenario, limits: Sequence[Limit], *, keep_warm_up: bool) -> list[str]:
+def search_lines(
+    name: str, scenario: Scenario | DecoderScenario, limits: Sequence[Limit], *, keep_warm_up: bool
+) -> list[str]:
     """Return lines that say what the figures of a search are."""
     lines = ["a to b: a may meet the condition, b clearly does; [low to high]: 95 % confidence interval"]
     cut = max((probe.warm_up_requests for limit in limits for probe in limit.curve), default=0)
+    never = "loads are" if isinstance(scenario, Scenario) else "single times between tokens (gap_p99) are"
     if scenario.is_steady and not keep_warm_up:
-        lines.append(f"warm-up: left out by MSER-5, up to {cut} requests of a run; loads are never left out")
+        lines.append(f"warm-up: left out by MSER-5, up to {cut} requests of a run; {never} never left out")
     elif not scenario.is_steady:
         lines.append("warm-up: counted, as the rate of arrivals changes over time")
-    if name == "memory":
+    if name == "memory" and isinstance(scenario, Scenario):
         reserved = ", ".join(dict.fromkeys(f"{spec.reserved_gb:g}" for spec in scenario.servers))
         lines.append(f"memory: gpu_memory_gb, of which {reserved} GB (reserved_gb) are for contexts and scratch space")
     return lines

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -98,7 +98,7 @@ class Searched:
     #: The change of the scenario for a number.
     sets: Callable[[int], dict[str, Any]]
     #: The quantity of a scenario, as it is reported.
-    amount: Callable[[Scenario], float]
+    amount: Callable[[Any], float]
     #: Whether successive numbers differ by 1 %, so that no coarser steps are needed for large ones.
     relative: bool = False
 
@@ -163,7 +163,7 @@ class SearchOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class Replication:
     """What one replication contributes to a value."""
 
     figure: float
@@ -175,15 +175,19 @@ class _Run:
     improvable: bool
 
 
-def parse_until(text: str) -> Condition:
+def parse_until(text: str, metrics: Collection[str] = tuple(METRICS)) -> Condition:
     """Return the condition of ``violations<=1%`` or ``p99<=250ms``.
+
+    Args:
+        text: The condition.
+        metrics: The figures that it may limit.
 
     Raises:
         OptionError: The text has another form.
     """
-    match = re.fullmatch(r"\s*([a-z0-9]+)\s*<=\s*([0-9.]+)\s*(%|ms)?\s*", text)
-    hint = f"for example violations<=1% or p99<=250ms; figures: {', '.join(METRICS)}"
-    if not match or match[1] not in METRICS or match[2].count(".") > 1 or match[2] == ".":
+    match = re.fullmatch(r"\s*([a-z0-9_]+)\s*<=\s*([0-9.]+)\s*(%|ms)?\s*", text)
+    hint = f"for example violations<=1% or {[*metrics][-1]}<=250ms; figures: {', '.join(metrics)}"
+    if not match or match[1] not in metrics or match[2].count(".") > 1 or match[2] == ".":
         raise wrong_value("--until", "figure<=limit", text, hint=hint)
     unit = "%" if match[1] in SHARES else "ms"
     if match[3] != unit:
@@ -268,17 +272,18 @@ def find_limits(
     with worker_pool(options.workers) if parallel else nullcontext() as pool:
         for pattern in scenario.patterns:
             sets = {"patterns": [pattern], "slo.of": scenario.reference}
-            search = _Search(source.changed(sets), quantity, condition, options, pool.map if pool else map)
+            search = Search(source.changed(sets), quantity, condition, options, pool.map if pool else map)
             search.note = lambda number, text: progress(sum(len(known.curve) for known in limits) + number, text)
             search.ends_early = quantity.smallest and pattern not in (PLANNED, SHRINK)
             limits.append(search.limit(pattern))
     return tuple(limits)
 
 
-class _Search:
+class Search:
     """The search of one pattern. Positions are numbers of values, negated if the largest value is searched.
 
-    So the condition becomes easier with the position.
+    So the condition becomes easier with the position. Another kind of scenario overrides :meth:`build` and
+    :attr:`measure`.
     """
 
     def __init__(
@@ -287,7 +292,7 @@ class _Search:
         quantity: Searched,
         condition: Condition,
         options: SearchOptions,
-        map_: Callable[..., Iterator[_Run]],
+        map_: Callable[..., Iterator[Replication]],
     ) -> None:
         self._source, self._quantity, self._condition, self._options = source, quantity, condition, options
         self._map = map_
@@ -300,6 +305,15 @@ class _Search:
         self.ends_early = False
         self.note: Callable[[int, str], None] = lambda _number, _text: None
         self._probes: dict[int, Probe] = {}
+
+    def build(self, source: ScenarioSource) -> Any:
+        """Return the scenario of a source."""
+        return source.build()
+
+    @property
+    def measure(self) -> Callable[..., Replication]:
+        """The function that simulates a source, also in another process."""
+        return _measure
 
     def limit(self, pattern: str) -> Limit:
         """Return the limit."""
@@ -370,12 +384,12 @@ class _Search:
         """Return a value, and whether an easier one may have another figure."""
         source = self._source.changed(self._quantity.sets(number))
         try:
-            scenario = source.build()
+            scenario = self.build(source)
         except ScenarioError:
             return Probe(math.nan, Interval(math.nan, math.nan), UNFIT), True
         total = self._options.replications
-        measure = partial(_measure, condition=self._condition, keep_warm_up=self._options.keep_warm_up)
-        runs: list[_Run] = []
+        measure = partial(self.measure, condition=self._condition, keep_warm_up=self._options.keep_warm_up)
+        runs: list[Replication] = []
         for until in (min(FIRST, total), total):
             seeds = range(scenario.seed + len(runs), scenario.seed + until)
             runs += self._map(measure, [source.changed({"seed": seed}) for seed in seeds])
@@ -384,7 +398,7 @@ class _Search:
                 break
         return probe, any(run.improvable for run in runs)
 
-    def _summarise(self, amount: float, runs: Sequence[_Run]) -> Probe:
+    def _summarise(self, amount: float, runs: Sequence[Replication]) -> Probe:
         figure = interval([run.figure for run in runs])
         load = sum(run.offered_load for run in runs) / len(runs)
         if load >= 1 or interval([run.growth_ms for run in runs]).low > 0:
@@ -403,11 +417,11 @@ class _Search:
         )
 
 
-def _measure(source: ScenarioSource, condition: Condition, *, keep_warm_up: bool) -> _Run:
+def _measure(source: ScenarioSource, condition: Condition, *, keep_warm_up: bool) -> Replication:
     (result,) = simulate(source.build())
     total, settled = result.total, result.settled
     figure = condition.figure(result, keep_warm_up=keep_warm_up)
-    return _Run(
+    return Replication(
         figure=math.inf if math.isnan(figure) else figure,  # all were dropped
         offered_load=result.usage.offered_load,
         growth_ms=settled.growth_ms if settled else math.nan,
