@@ -1,8 +1,9 @@
-"""Measure a Generator beside onnxruntime-genai, beside the simulation of decoders, and on an accelerator.
+"""Measure a Generator beside onnxruntime-genai, beside simulations of decoders, and on an accelerator.
 
     python scripts/bench_decoders.py genai --python ENVIRONMENT/bin/python [-o docs/data]
     python scripts/bench_decoders.py simulation --points scripts/decoding/measured/loads.jsonl
         --costs scripts/decoding/measured/costs.jsonl [-o docs/data]
+    python scripts/bench_decoders.py prediction [-o docs/data]
     python scripts/bench_decoders.py device --provider cuda --budget 1 [-o docs/data]
 
 *genai*: tokens per second on the same files, a decoder with plain operators and one of the same weights with
@@ -12,10 +13,12 @@ of iterations were fitted to a Generator that always has requests, and requests 
 ``bench_generate.py load``; the simulation predicts throughput and latency of the same requests. The speed of a shared
 machine varies from run to run. ``iterations / costs`` is the time of a run's iterations divided by that of the costs,
 and what is compared *at equal speed* has been scaled by it. That still tests what the simulation says of arrivals,
-batches and waiting, but not the costs. *device*: decode iterations with keys and values in host memory, and with all of
-them on a device (:mod:`decoding.on_device`), for batches up to the largest one that fits in ``--budget`` on the device
-and eight times as many requests. ``-o`` replaces the section ``decoders-`` with the name of the part in pages;
-*simulation* also has the sections ``decoders-agreement`` and ``decoders-loads``.
+batches and waiting, but not the costs. *prediction*: the same for the latencies of single tokens at 70 % of what a
+simulation at saturation serves; costs are measured before, between and after the loads. *device*: decode iterations
+with keys and values in host memory, and with all of them on a device (:mod:`decoding.on_device`), for batches up to the
+largest one that fits in ``--budget`` on the device and eight times as many requests. ``-o`` replaces the section
+``decoders-`` with the name of the part in pages; *simulation* also has the sections ``decoders-agreement`` and
+``decoders-loads``.
 """
 
 from __future__ import annotations
@@ -42,6 +45,7 @@ from decoding.orca_experiment import (
     read_points,
     workload_lengths,
 )
+from decoding.prediction import PREDICTION_HEAD, prediction_rows
 from decoding.scheduling_gain import simulate_points
 from page_markers import markdown_table
 from result_files import write_results
@@ -136,6 +140,16 @@ def beside_simulation(arguments: argparse.Namespace) -> tuple[str, dict[str, str
     return where, {"decoders-agreement": agreement, "decoders-simulation": curves, "decoders-loads": loads}
 
 
+def beside_prediction(arguments: argparse.Namespace) -> tuple[str, dict[str, str]]:
+    """Return what was measured, and a table by the name of the results."""
+    rows: list[Sequence[str]] = [PREDICTION_HEAD]
+    for size in arguments.size:
+        rows += prediction_rows(size, arguments.requests, arguments.repeats, arguments.threads)
+        print(*(" | ".join(row) for row in rows[-5:]), sep="\n", flush=True)
+    what = f"{here()}; {arguments.repeats} runs of {arguments.requests} requests"
+    return what, {"decoders-prediction": markdown_table(rows)}
+
+
 def on_device(arguments: argparse.Namespace) -> tuple[str, dict[str, str]]:
     """Return what was measured, and a table by the name of the results."""
     arguments.provider = provider_name(arguments.provider)
@@ -159,6 +173,11 @@ def read_arguments() -> argparse.Namespace:
     simulation.add_argument("--points", type=existing_file, required=True, help="results of loads")
     simulation.add_argument("--costs", type=existing_file, required=True, help="costs of iterations")
     simulation.set_defaults(run=beside_simulation)
+    prediction = parts.add_parser("prediction", help="latencies of tokens beside the simulation", formatter_class=kind)
+    prediction.add_argument("--requests", type=positive, default=200, help="requests of a run")
+    prediction.add_argument("--repeats", type=positive, default=5, help="runs, each with other requests")
+    prediction.add_argument("--threads", type=positive, default=len(physical_cores()), help="CPU threads")
+    prediction.set_defaults(run=beside_prediction)
     device = parts.add_parser("device", help="on an accelerator", formatter_class=kind)
     device.add_argument("--provider", required=True, help="the execution provider of the device, for example cuda")
     device.add_argument("--budget", type=float, default=1.0, help="device memory in GB")
@@ -166,11 +185,11 @@ def read_arguments() -> argparse.Namespace:
     device.add_argument("--threads", type=positive, default=len(physical_cores()), help="CPU threads")
     device.add_argument("--rounds", type=positive, default=20, help="rounds")
     device.set_defaults(run=on_device)
-    for one in (genai, device):
+    for one in (genai, prediction, device):
         one.add_argument(
             "--size", choices=list(SIZES), nargs="+", default=list(SIZES), help="decoders by their weights"
         )
-    for one in (genai, simulation, device):
+    for one in (genai, simulation, prediction, device):
         add_output(one)
     return parser.parse_args()
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,20 +12,23 @@ import typer
 
 from chrion.cli import outputs
 from chrion.cli.completion import complete_scenario
-from chrion.cli.console import show, show_json, step
+from chrion.cli.console import note, show, show_json, step
 from chrion.cli.options import PICTURE, ForceOption, JsonOption, SetOption
-from chrion.cli.simulate_decoder import simulate_decoders
+from chrion.cli.simulate_decoder import DecoderOptions, refuse_for_decoders, simulate_decoders
+from chrion.cli.simulated_limits import show_limits
 from chrion.common.units import format_count
 from chrion.errors import OptionError
 from chrion.report import capacity_tables, simulation_plots, simulation_tables
 from chrion.report.figure_table import FigureTable, key, text
+from chrion.serving.simulator import cells as sampling
 from chrion.serving.simulator import find as limits
 from chrion.serving.simulator import overrides, results, run, sweep
 from chrion.serving.simulator import replications as repeated
 from chrion.serving.simulator.bundled_scenarios import scenario_descriptions
+from chrion.serving.simulator.confidence import CONFIDENCE
 from chrion.serving.simulator.decoder_scenario import is_decoder_scenario
 from chrion.serving.simulator.export import export_requests
-from chrion.serving.simulator.scenario import ScenarioSource, find_scenario
+from chrion.serving.simulator.scenario import Scenario, ScenarioSource, find_scenario
 
 
 def simulate(
@@ -56,9 +58,22 @@ def simulate(
         str | None, typer.Option(metavar="CONDITION", help="What has to hold: violations<=1%, p99<=250ms.")
     ] = None,
     replications: Annotated[
-        int | None, typer.Option(metavar="N", help="Simulate N seeds; print means and confidence intervals.")
+        int | None,
+        typer.Option(metavar="N", help="Simulate N seeds; print means and confidence intervals. --find: N at most."),
     ] = None,
-    export: Annotated[Path | None, typer.Option(metavar="FILE", help="Write every request to a CSV file.")] = None,
+    cells: Annotated[
+        int | None,
+        typer.Option(
+            min=2, metavar="K", help="Divide the cluster into K cells, and simulate as many as --replications says."
+        ),
+    ] = None,
+    keep_warm_up: Annotated[
+        bool, typer.Option("--keep-warm-up", help="With --find: count the requests of the warm-up, too.")
+    ] = False,
+    export: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write every request to a CSV file; with --find, every value tried."),
+    ] = None,
     details: Annotated[bool, typer.Option("--details", help="Show tables by model and by server, too.")] = False,
     list_all: Annotated[bool, typer.Option("--list", help="List the bundled scenarios.")] = False,
     force: ForceOption = False,
@@ -66,8 +81,8 @@ def simulate(
 ) -> None:
     """Simulate a cluster of GPU servers that swap models in and out of memory, or a decoder that generates tokens.
 
-    A scenario with the table [decoder] simulates iterations of a batch. The options for it are --set, --sweep, --plot
-    and --json.
+    A scenario with the table [decoder] simulates iterations of a batch, and --find searches rate, replicas or
+    max_batch.
     """
     if list_all:
         _list(as_json=as_json)
@@ -78,17 +93,30 @@ def simulate(
         find,
         until,
         ray,
-        {"--sweep": sweep_, "--replications": replications, "--plot": plot, "--export": export, "--details": details},
+        {
+            "--sweep": sweep_,
+            "--cells": cells,
+            "--replications": replications,
+            "--plot": plot,
+            "--export": export,
+            "--details": details,
+            "--keep-warm-up": keep_warm_up,
+        },
     )
     source = find_scenario(scenario).changed(dict(map(overrides.parse_set, set_ or [])))
     targets = outputs.check_outputs({"--export": export}, pictures={"--plot": plot}, force=force)
     processes = workers or os.cpu_count() or 1
+    search = limits.SearchOptions(replications or limits.REPLICATIONS, keep_warm_up, processes)
+    if not sweep_ and not is_decoder_scenario(source):
+        _note_replaced(source, [source.build()])
     if is_decoder_scenario(source):
-        others = {"--find": find, "--replications": replications, "--export": export, "--ray": ray}
-        others |= {"--workers": workers or None, "--details": details or None}
-        simulate_decoders(source, sweep_ or [], plot, others, as_json=as_json)
+        refuse_for_decoders({"--ray": ray, "--cells": cells, "--details": details or None})
+        chosen = DecoderOptions(find, until, sweep_ or [], replications, plot, export, search)
+        simulate_decoders(source, chosen, as_json=as_json)
     elif find and until:
-        _find(source, find, limits.parse_until(until), as_json=as_json)
+        _find(source, find, limits.parse_until(until), search, export, plot, as_json=as_json)
+    elif cells is not None:
+        _sample(source, cells, replications or min(cells, limits.REPLICATIONS), workers=processes, as_json=as_json)
     elif replications is not None:
         _replicate(source, replications, workers=processes, as_json=as_json)
     elif sweep_:
@@ -122,28 +150,40 @@ def _check_combination(find: str | None, until: str | None, ray: str | None, oth
         raise OptionError(f"{given}: {missing} is missing", hint=f"for example {example}")
     used = {"--find": find, **others}
     given_options = [option for option, value in used.items() if value]
-    kinds = [option for option in given_options if option in {"--find", "--sweep", "--replications"}]
+    if find:  # it repeats the values that it tries, and exports them
+        own = {"--replications", "--export", "--keep-warm-up"}
+        given_options = [option for option in given_options if option not in own]
+    elif "--keep-warm-up" in given_options:
+        raise OptionError("--keep-warm-up: only --find leaves out the warm-up of runs")
+    if "--cells" in given_options:  # it says how many of the cells are simulated
+        given_options = [option for option in given_options if option != "--replications"]
+    kinds = [option for option in given_options if option in {"--find", "--sweep", "--cells", "--replications"}]
     if len(kinds) > 1:
         raise OptionError(f"{kinds[0]} and {kinds[1]} cannot be combined", hint="use one of them")
     for option in ("--plot", "--export", "--details"):
-        if option in given_options and kinds and not (option == "--plot" and kinds == ["--sweep"]):
+        if option in given_options and kinds and not (option == "--plot" and kinds[0] in {"--sweep", "--find"}):
             raise OptionError(f"{option} cannot be combined with {kinds[0]}")
 
 
-def _find(source: ScenarioSource, name: str, condition: limits.Condition, *, as_json: bool) -> None:
+def _find(
+    source: ScenarioSource,
+    name: str,
+    condition: limits.Condition,
+    options: limits.SearchOptions,
+    export: Path | None,
+    plot: Path | None,
+    *,
+    as_json: bool,
+) -> None:
     scenario = source.build()
-    searched = limits.searched(name, scenario)  # refuses an unknown quantity before the work begins
-    with step(f"searching the limit of {name} of {source.name}"):
-        pattern_limits = limits.find_limits(source, name, condition)
-    if as_json:
-        until = {"figure": condition.metric, "limit": condition.limit}
-        rows = [asdict(limit) for limit in pattern_limits]
-        show_json({"schema": limits.FIND_SCHEMA, "scenario": source.name, "find": name, "until": until, "limits": rows})
-    else:
-        if any(limit.found for limit in pattern_limits):
-            show(capacity_tables.limits_table(name, condition, pattern_limits))
-        show(*capacity_tables.limit_lines(name, condition, pattern_limits, smallest=searched.smallest))
-        show(simulation_tables.definitions(scenario))
+    quantity = limits.searched(name, scenario)  # refuses an unknown quantity before the work begins
+    repeated.seeds(scenario.seed, options.replications)  # refuses a single one
+    with step(f"searching the limit of {name} of {source.name}") as update:
+        found = limits.find_limits(source, name, condition, options, lambda done, text: update(done, done, text))
+    show_limits(source.name, name, quantity, condition, found, export=export, plot=plot, as_json=as_json)
+    if not as_json:
+        show(*capacity_tables.search_lines(name, scenario, found, keep_warm_up=options.keep_warm_up))
+        show(simulation_tables.definitions(scenario), *simulation_tables.datasheet_lines(scenario))
 
 
 def _replicate(source: ScenarioSource, number: int, *, workers: int, as_json: bool) -> None:
@@ -152,11 +192,23 @@ def _replicate(source: ScenarioSource, number: int, *, workers: int, as_json: bo
         simulated = sweep.run_sweep(source, points, workers=workers, progress=_counting(update, number))
     intervals = repeated.intervals(simulated)
     if as_json:
-        head = {"schema": repeated.REPLICATIONS_SCHEMA, "scenario": source.name, "confidence": repeated.CONFIDENCE}
+        head = {"schema": repeated.REPLICATIONS_SCHEMA, "scenario": source.name, "confidence": CONFIDENCE}
         rows = {p: {name: results.plain(entry) for name, entry in row.items()} for p, row in intervals.items()}
         show_json({**head, "intervals": rows, "replications": [point.to_json() for point in simulated]})
     else:
-        show(capacity_tables.replications_table(number, intervals))
+        show(capacity_tables.intervals_table(f"means of {number} replications", intervals))
+
+
+def _sample(source: ScenarioSource, cells: int, number: int, *, workers: int, as_json: bool) -> None:
+    with step(f"simulating {number} of {cells} cells of {source.name}") as update:
+        progress = _counting(update, number)
+        intervals = sampling.sample_cells(source, cells, number, workers=workers, progress=progress)
+    if as_json:
+        head = {"schema": sampling.CELLS_SCHEMA, "scenario": source.name, "cells": cells, "simulated": number}
+        rows = {p: {name: results.plain(entry) for name, entry in row.items()} for p, row in intervals.items()}
+        show_json({**head, "confidence": CONFIDENCE, "intervals": rows})
+    else:
+        show(capacity_tables.intervals_table(f"{number} of {cells} cells", intervals), capacity_tables.CELLS_LINE)
 
 
 def _simulate_once(
@@ -175,6 +227,8 @@ def _simulate_once(
     else:
         tables = simulation_tables.simulation_tables if details else simulation_tables.pattern_table
         show(tables(scenario, pattern_results))
+        if scenario.classes:
+            show(simulation_tables.class_table(pattern_results))
 
 
 def _sweep(
@@ -185,7 +239,9 @@ def _sweep(
         simulation_plots.check_axis(*swept[0])
     points = overrides.parameter_grid(swept)
     # Every point is built, which refuses a value before the work begins.
-    definitions = {simulation_tables.definitions(source.changed(point).build()) for point in points}
+    scenarios = [source.changed(point).build() for point in points]
+    definitions = {simulation_tables.definitions(scenario) for scenario in scenarios}
+    _note_replaced(source.changed(points[0]), scenarios)
     with step(f"simulating {format_count(len(points), 'variant')} of {source.name}") as update:
         progress = _counting(update, len(points))
         simulated = sweep.run_sweep(source, points, workers=workers, ray_address=ray, progress=progress)
@@ -197,6 +253,18 @@ def _sweep(
     else:
         show(simulation_tables.sweep_table(simulated))
         show(definitions.pop() if len(definitions) == 1 else "violations: as each point of the sweep defines them")
+        show(*dict.fromkeys(line for built in scenarios for line in simulation_tables.datasheet_lines(built)))
+
+
+def _note_replaced(source: ScenarioSource, scenarios: Sequence[Scenario]) -> None:
+    """Say which figures of hardware that an option names are not used, since the scenario's file has its own."""
+    changed = {key.rsplit(".", 1)[-1] for key in source.sets}
+    if "hardware" not in changed:
+        return
+    sheets = [sheet for scenario in scenarios for sheet in scenario.datasheets]
+    kept = dict.fromkeys(key for sheet in sheets for key in sheet.replaced if key not in changed)
+    if kept:
+        note(f"warning: hardware: {', '.join(kept)} of the scenario stays; set it, too, or leave it out of the file")
 
 
 def _counting(update: Callable[[int, int, str], None], total: int) -> Callable[[int], None]:

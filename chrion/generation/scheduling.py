@@ -87,6 +87,8 @@ class PooledRequest:
     unread: int
     #: The most tokens with keys and values, the slots that it reserves: its prompt and all new tokens but the last one.
     max_tokens: int
+    #: Tokens with keys and values.
+    past: int = 0
     phase: Phase = Phase.INITIATION
     #: Iterations that have returned.
     iterations: int = 0
@@ -199,6 +201,8 @@ class IterationScheduler:
             request = self.pool[share.number]
             request.phase = Phase.INCREMENT
             request.iterations += 1
+            if share.active:
+                request.past += share.tokens
             if request.unread:
                 request.unread -= share.tokens
             if share.number in ended:
@@ -223,7 +227,7 @@ class IterationScheduler:
                 break
             if request.phase is Phase.RUNNING:
                 continue
-            if request.phase is Phase.INITIATION and not self._reserve(request):
+            if not self._reserve(request):
                 break
             chosen.append(request)
         return chosen
@@ -249,12 +253,21 @@ class IterationScheduler:
         return (request for request in self.pool.values() if request.phase is Phase.INITIATION)
 
     def _reserve(self, request: PooledRequest) -> bool:
-        """Reserve the slots of a request that begins; return whether enough are free."""
+        """Reserve the slots that a request needs for its next iteration; return whether enough are free.
+
+        One that has begun has all of its slots.
+        """
+        if request.phase is not Phase.INITIATION:
+            return True
         if self.reserved + request.max_tokens > self.n_slots:
             return False
         self.reserved += request.max_tokens
         self.waiting -= 1
         return True
+
+    def _release(self, request: PooledRequest) -> None:
+        """Free the slots of a request that leaves."""
+        self.reserved -= request.max_tokens
 
     def _most_tokens(self, chosen: Sequence[PooledRequest]) -> int | None:
         """Return the most tokens of a prompt in a batch, or None for all."""
@@ -292,5 +305,5 @@ class IterationScheduler:
             if request.phase is Phase.INITIATION:
                 self.waiting -= 1
             else:
-                self.reserved -= request.max_tokens
+                self._release(request)
         return [request.number for request in left]

@@ -2,91 +2,120 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from chrion.report.figure_table import Column, FigureTable, key
-from chrion.serving.simulator.find import Condition, Limit, Probe
-from chrion.serving.simulator.replications import Interval
+from chrion.report.simulation_tables import figure_text
+from chrion.serving.simulator import find
+from chrion.serving.simulator.confidence import Interval
+from chrion.serving.simulator.decoder_scenario import DecoderScenario
+from chrion.serving.simulator.find import Condition, Limit, Probe, Searched
+from chrion.serving.simulator.replications import COST
+from chrion.serving.simulator.scenario import Scenario
 
-_UNITS = {"memory": "GB a server", "rate": "rate"}
-
-
-def limits_table(name: str, condition: Condition, limits: Sequence[Limit]) -> FigureTable:
-    """Return a table with the limit of each pattern that has one, its figure, and that of the next value beyond it."""
-    priced = any(limit.found and limit.found.cost_per_hour for limit in limits)
-    unit = _UNITS.get(name, name)
-    columns: list[Column | str] = [key("pattern"), unit, condition.metric, "next value", f"its {condition.metric}"]
-    table = FigureTable("", [*columns, *(["cost per hour"] if priced else [])])
-    for limit in limits:
-        if limit.found is None:
-            continue
-        cells = [limit.pattern, *_probe(limit.found, condition), *_probe(limit.beyond, condition)]
-        cost = [f"{limit.found.cost_per_hour:.2f}"] if priced else []
-        table.add_row(*cells, *cost)
-    return table
+#: What an interval of cells does not contain.
+CELLS_LINE = "cells: requests are not routed to servers of other cells; fewer, larger ones show the effect"
+_CURVE = ("95 % interval", "utilisation", "runs", "meets it")
 
 
-def limit_lines(name: str, condition: Condition, limits: Sequence[Limit], *, smallest: bool) -> list[str]:
-    """Return lines on patterns without a value that meets the condition, without a next value, or with worse ones.
+def limit_lines(quantity: Searched, condition: Condition, limits: Sequence[Limit]) -> list[str]:
+    """Return the limit of each pattern as a line, and lines about what is unusual.
 
     Args:
-        name: The quantity that was searched.
+        quantity: What was searched.
         condition: The condition.
         limits: The limits.
-        smallest: Whether the smallest value that meets the condition was searched, else the largest.
     """
     lines = []
     for limit in limits:
-        if limit.found and limit.beyond is None:
-            amount = _probe(limit.found, condition)[0]
-            reason = f"no limit found up to {amount}, the greatest value that is tried"
-            if smallest:
-                reason = f"no value below {amount}" if limit.fits else f"below {amount} the models do not fit"
-            lines.append(f"{limit.pattern}: {reason}")
-        if limit.found and limit.worse:
-            (amount, figure), worse = _probe(limit.found, condition), _probe(limit.worse, condition)
-            lines.append(
-                f"{limit.pattern}: not monotone in {name}: {condition.metric} {figure} at {amount}, but {worse[1]} at "
-                f"{worse[0]}; --sweep shows the values between"
-            )
-        beyond = limit.beyond
-        if beyond and beyond.figure <= condition.limit:
-            amount = _probe(beyond, condition)[0]
-            lines.append(
-                f"{limit.pattern}: {amount} meets it in this run, but the work is {beyond.offered_load:.1%} of what "
-                "the cluster can do: queues would grow with the number of requests"
-            )
-    patterns = [limit.pattern for limit in limits if limit.found is None]
-    if patterns:
-        quantity = {"servers": "number of servers", "models": "number of models"}.get(name, name)
-        wanted = f"{condition.metric} <= {condition.text(condition.limit)}"
-        lines.append(f"{', '.join(patterns)}: no {quantity} meets {wanted}")
+        lines.append(f"{limit.pattern}: {_bracket(quantity, condition, limit)}")
+        lines += [f"{limit.pattern}: {note}" for note in _notes(quantity, condition, limit)]
     return lines
 
 
-def _probe(probe: Probe | None, condition: Condition) -> tuple[str, str]:
-    if probe is None:
-        return "", ""
-    return f"{probe.amount:.4g}" if probe.amount % 1 else f"{probe.amount:.0f}", condition.text(probe.figure)
-
-
-def replications_table(number: int, by_pattern: Mapping[str, Mapping[str, Interval]]) -> FigureTable:
-    """Return a table with the mean of each figure and its 95 % confidence interval."""
-    names = list(next(iter(by_pattern.values())))
-    title = f"means of {number} replications, and half the width of their 95 % confidence intervals"
-    table = FigureTable(title, [key("pattern"), *(name if _is_share(name) else f"{name} ms" for name in names)])
-    for pattern, intervals in by_pattern.items():
-        table.add_row(pattern, *(_interval(name, entry) for name, entry in intervals.items()))
+def curve_table(quantity: Searched, condition: Condition, limits: Sequence[Limit]) -> FigureTable:
+    """Return a table of all values that were tried."""
+    priced = any(probe.cost_per_hour for limit in limits for probe in limit.curve)
+    columns: list[Column | str] = [key("pattern"), key(quantity.unit, is_text=False), condition.metric, *_CURVE]
+    table = FigureTable("values tried", [*columns, *(["cost per hour"] if priced else [])])
+    for limit in limits:
+        for probe in limit.curve:
+            figure = probe.figure
+            ends = f"{condition.text(max(0.0, figure.low))} to {condition.text(figure.high)}"
+            about = f"{probe.offered_load:.0%}", f"{probe.replications}", probe.met
+            cost = [f"{probe.cost_per_hour:.2f}"] if priced else []
+            table.add_row(limit.pattern, amount_text(probe), condition.text(figure.mean), ends, *about, *cost)
     return table
 
 
-def _is_share(name: str) -> bool:
-    return name in {"violations", "swapping"}
+def search_lines(
+    name: str, scenario: Scenario | DecoderScenario, limits: Sequence[Limit], *, keep_warm_up: bool
+) -> list[str]:
+    """Return lines that say what the figures of a search are."""
+    lines = ["a to b: a may meet the condition, b clearly does; [low to high]: 95 % confidence interval"]
+    cut = max((probe.warm_up_requests for limit in limits for probe in limit.curve), default=0)
+    never = "loads are" if isinstance(scenario, Scenario) else "single times between tokens (gap_p99) are"
+    if scenario.is_steady and not keep_warm_up:
+        lines.append(f"warm-up: left out by MSER-5, up to {cut} requests of a run; {never} never left out")
+    elif not scenario.is_steady:
+        lines.append("warm-up: counted, as the rate of arrivals changes over time")
+    if name == "memory" and isinstance(scenario, Scenario):
+        reserved = ", ".join(dict.fromkeys(f"{spec.reserved_gb:g}" for spec in scenario.servers))
+        lines.append(f"memory: gpu_memory_gb, of which {reserved} GB (reserved_gb) are for contexts and scratch space")
+    return lines
 
 
-def _interval(name: str, interval: Interval) -> str:
-    if interval.mean != interval.mean:  # NaN: no request was completed
-        return "-"
-    if _is_share(name):
-        return f"{interval.mean:.2%} ±{100 * interval.half_width:.2f}"
-    return f"{interval.mean:.1f} ±{interval.half_width:.1f}"
+def _bracket(quantity: Searched, condition: Condition, limit: Limit) -> str:
+    """Return the bracket of a limit and the figure at the value within it that meets the condition first."""
+    if limit.possible is None:
+        return f"no value meets {condition.metric} <= {condition.text(condition.limit)}"
+    ends = [probe for probe in (limit.possible, limit.certain) if probe]
+    amounts = list(dict.fromkeys(map(amount_text, sorted(ends, key=lambda probe: probe.amount))))
+    shown = limit.best or limit.possible
+    figure, cost = shown.figure, shown.cost_per_hour
+    interval = (
+        f"{condition.text(figure.mean)} [{condition.text(max(0.0, figure.low))} to {condition.text(figure.high)}]"
+    )
+    priced = f", {cost:.2f} an hour" if cost else ""
+    return f"{' to '.join(amounts)} {quantity.unit}; {amount_text(shown)}: {condition.metric} {interval}{priced}"
+
+
+def _notes(quantity: Searched, condition: Condition, limit: Limit) -> Iterator[str]:
+    more, most = ("more", "fewest") if quantity.smallest else ("less", "most")
+    if limit.possible and not limit.certain:
+        yield f"no value that was tried clearly meets it, as {more} do; more --replications narrow the interval"
+    beyond = limit.beyond
+    if limit.possible and beyond is None:
+        side = "below" if quantity.smallest else "above"
+        yield f"no value {side} {amount_text(limit.possible)} is tried; it is the {most} that is permitted"
+    elif limit.possible and beyond and beyond.met == find.UNFIT:
+        yield f"{'below' if quantity.smallest else 'above'} {amount_text(limit.possible)} the models do not fit"
+    growing = [probe for probe in limit.curve if probe.met == find.GROWS and probe.figure.mean <= condition.limit]
+    if growing:
+        nearest = max(growing, key=lambda probe: probe.amount) if quantity.smallest else growing[0]
+        yield (
+            f"{amount_text(nearest)} {quantity.unit} meet it in runs of this length alone: at a utilisation of "
+            f"{nearest.offered_load:.0%}, queues grow with the number of requests"
+        )
+    if limit.exception and limit.certain:
+        yield (
+            f"not monotone: {condition.metric} is {condition.text(limit.exception.figure.mean)} at "
+            f"{amount_text(limit.exception)}, although a harder value meets the condition"
+        )
+
+
+def amount_text(probe: Probe) -> str:
+    """Return the quantity of a value."""
+    return f"{probe.amount:.4g}" if probe.amount % 1 else f"{probe.amount:.0f}"
+
+
+def intervals_table(sample: str, by_pattern: Mapping[str, Mapping[str, Interval]]) -> FigureTable:
+    """Return a table with the mean of each figure and its 95 % confidence interval, given the sample in words."""
+    names = list(next(iter(by_pattern.values())))
+    title = f"{sample}, and half the width of their 95 % confidence intervals"
+    units = {"violations": "", "swapping": "", COST: ""}
+    columns = [f"{name.replace('_', ' ')}{units.get(name, ' ms')}" for name in names]
+    table = FigureTable(title, [key("pattern"), *columns])
+    for pattern, intervals in by_pattern.items():
+        table.add_row(pattern, *(figure_text(name, entry.mean, entry.half_width) for name, entry in intervals.items()))
+    return table

@@ -12,13 +12,18 @@ from chrion.common.units import format_count
 from chrion.report.figure_table import FigureTable, key
 from chrion.report.figures import new_figure, plain_text, save_figure
 from chrion.report.simulation_plots import line_style
-from chrion.serving.simulator.decoder_results import DecoderPoint, DecoderSummary
+from chrion.serving.simulator.confidence import Interval
+from chrion.serving.simulator.decoder_results import VIOLATIONS, DecoderPoint, DecoderSummary
 from chrion.serving.simulator.decoder_scenario import DecoderScenario
 
 _FIGURES = (
-    *("requests/s", "tokens/s", "ms/token p50", "ms/token p99", "first ms p50", "first ms p99", "between ms"),
-    *("batch", "slots", "most"),
+    *("requests/s", "tokens/s", "ms/token p50", "ms/token p99", "first ms p50", "first ms p99"),
+    *("between ms p50", "between ms p99", "batch", "slots", "most"),
 )
+#: Columns of tables in which they have values.
+_GOODPUT, _PREEMPTED = "goodput/s", "preempted"
+#: The keys of the rate of arrival.
+_RATES = ("rate_per_s", "rate_scale")
 #: Latencies from here on have no decimals.
 _LARGE_MS = 1000.0
 
@@ -26,29 +31,56 @@ _LARGE_MS = 1000.0
 def decoder_table(scenario: DecoderScenario, summaries: Sequence[DecoderSummary]) -> FigureTable:
     """Return a table with a row for each policy.
 
-    *ms/token* is the latency divided by the generated tokens, *first* the time to the first token, *between* the median
-    time between two tokens, *batch* the mean number of requests of an iteration, *slots* and *most* the mean and the
-    greatest number of reserved slots.
+    *ms/token* is the latency divided by the generated tokens, *first* the time to the first token, *between* the mean
+    time between two tokens of a request, *batch* the mean number of requests of an iteration, *slots* and *most* the
+    mean and the greatest number of reserved slots, *goodput* the requests that met both objectives, *preempted* how
+    often requests lost their blocks.
     """
-    requests, slots = format_count(scenario.requests.requests, "request"), format_count(scenario.slots, "slot")
+    number = summaries[0].served + summaries[0].refused
+    requests, slots = format_count(number, "request"), format_count(scenario.slots, "slot")
     title = f"{scenario.name}: {requests}, {slots} for keys and values"
     if refused := summaries[0].refused:  # the same with every policy
         title += f", {refused} refused because they need more"
     if scenario.estimated_hardware:
         title += f"; {', '.join(scenario.estimated_hardware)}: estimated from datasheets"
-    table = FigureTable(title, [key("policy"), *_FIGURES])
+    if scenario.replicas.count > 1:
+        title += f"; {scenario.replicas.count} replicas"
+    more = _more(summaries)
+    table = FigureTable(title, [key("policy"), *_FIGURES, *more])
     for summary in summaries:
-        table.add_row(summary.policy, *_figures(summary))
+        table.add_row(summary.policy, *_figures(summary, more))
     return table
 
 
 def decoder_sweep_table(points: Sequence[DecoderPoint]) -> FigureTable:
     """Return a table with a row for each point and policy."""
-    table = FigureTable("", [*(key(name, is_text=False) for name in points[0].values), key("policy"), *_FIGURES])
+    more = _more([summary for point in points for summary in point.summaries])
+    keys = [key(name, is_text=False) for name in points[0].values]
+    table = FigureTable("", [*keys, key("policy"), *_FIGURES, *more])
     for point in points:
         for summary in point.summaries:
-            table.add_row(*map(str, point.values.values()), summary.policy, *_figures(summary))
+            table.add_row(*map(str, point.values.values()), summary.policy, *_figures(summary, more))
     return table
+
+
+def decoder_replications_table(number: int, by_policy: Mapping[str, Mapping[str, Interval]]) -> FigureTable:
+    """Return a table with the mean of each figure and its 95 % confidence interval, a row for each figure."""
+    title = f"means of {number} replications, and half the width of their 95 % confidence intervals"
+    table = FigureTable(title, [key("figure"), *by_policy])
+    for name in next(iter(by_policy.values())):
+        entries = [intervals[name] for intervals in by_policy.values()]
+        if not all(np.isnan(entry.mean) for entry in entries):
+            unit = "" if name == VIOLATIONS or name.endswith("_per_s") else " ms"
+            table.add_row(f"{name}{unit}", *(_interval(name, entry) for entry in entries))
+    return table
+
+
+def _interval(name: str, entry: Interval) -> str:
+    if np.isnan(entry.mean):
+        return "-"
+    if name == VIOLATIONS:
+        return f"{entry.mean:.2%} ±{100 * entry.half_width:.2f}"
+    return f"{entry.mean:.4g} ±{entry.half_width:.2g}"
 
 
 def plot_decoder_sweep(points: Sequence[DecoderPoint], path: Path) -> None:
@@ -87,7 +119,7 @@ def sweeps_rate(values: Iterable[str]) -> bool:
 
 
 def _is_rate(name: str) -> bool:
-    return name.rsplit(".", 1)[-1] == "rate_per_s"
+    return name.rsplit(".", 1)[-1] in _RATES
 
 
 def _rate(point: DecoderPoint) -> float:
@@ -99,13 +131,23 @@ def _setting(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} = {value}" for name, value in values.items() if not _is_rate(name))
 
 
-def _figures(summary: DecoderSummary) -> list[str]:
+def _more(summaries: Sequence[DecoderSummary]) -> list[str]:
+    """Return the columns that only some tables have."""
+    more = [_GOODPUT] if any(not np.isnan(summary.goodput_per_s) for summary in summaries) else []
+    return [*more, *([_PREEMPTED] if any(summary.preemptions for summary in summaries) else [])]
+
+
+def _figures(summary: DecoderSummary, more: Sequence[str]) -> list[str]:
     latencies = (
         *(summary.normalised_p50_ms, summary.normalised_p99_ms),
-        *(summary.first_token_p50_ms, summary.first_token_p99_ms, summary.between_tokens_p50_ms),
+        *(summary.first_token_p50_ms, summary.first_token_p99_ms),
+        *(summary.between_tokens_p50_ms, summary.between_tokens_p99_ms),
     )
+    goodput = "-" if np.isnan(summary.goodput_per_s) else f"{summary.goodput_per_s:.2f}"
+    others = {_GOODPUT: goodput, _PREEMPTED: f"{summary.preemptions}"}
     return [
         *(f"{summary.requests_per_s:.2f}", f"{summary.tokens_per_s:.1f}"),
         *("-" if np.isnan(value) else f"{value:.1f}" if value < _LARGE_MS else f"{value:.0f}" for value in latencies),
         *(f"{summary.mean_batch:.2f}", f"{summary.mean_reserved:.0f}", f"{summary.most_reserved}"),
+        *(others[name] for name in more),
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,8 +12,9 @@ import numpy as np
 from chrion.common.wrong_values import wrong_value
 from chrion.report.categories import COLOURS
 from chrion.report.figures import new_figure, plain_text, save_figure, shorten_name
+from chrion.serving.simulator.find import GROWS, SHARES, Condition, Limit, Searched
 from chrion.serving.simulator.histograms import Counts, bin_edges
-from chrion.serving.simulator.results import PatternResult, Series
+from chrion.serving.simulator.results import PatternResult, Series, ServerResult
 from chrion.serving.simulator.sweep import SweepPoint
 
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ _POINTS = 64
 #: A logarithmic axis whose ends have a smaller ratio also has labels at 2 and 5; with a greater one they would
 #: overlap.
 _SHORT_RATIO = 2000.0
+#: Servers whose memory has a line of its own; of others, the range shows.
+_SERVERS = 32
 _LINES = ("-", "--", "-.", ":")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 _FILLS = ("full", "none", "top", "bottom", "left", "right")
@@ -36,8 +40,8 @@ _FILLS = ("full", "none", "top", "bottom", "left", "right")
 def plot_results(results: Sequence[PatternResult], path: Path) -> None:
     """Draw execution times by family (Figure 11), all response times, memory, and the load over time.
 
-    The memory is that of the first server. The load is the rate of arrivals, the waiting requests, and the violations;
-    the latter two have a panel if there are any.
+    The memory is that of every server, with their mean and range. The load is the rate of arrivals, the waiting
+    requests, and the violations; the latter two have a panel if there are any.
 
     Raises:
         OptionError: matplotlib is not installed, or the file cannot be written.
@@ -84,8 +88,34 @@ def plot_histograms(panels: Mapping[str, Sequence[tuple[str, Counts]]], path: Pa
     save_figure(figure, path)
 
 
+def plot_search(quantity: Searched, condition: Condition, limits: Sequence[Limit], path: Path) -> None:
+    """Draw the figure of a condition with its confidence intervals over the values that a search tried.
+
+    Values at which queues grow are left out, since their figures depend on the number of requests.
+
+    Raises:
+        OptionError: matplotlib is not installed, or the file cannot be written.
+    """
+    figure = new_figure(7, 4.2)
+    axes = figure.subplots()
+    unit = 100 if condition.metric in SHARES else 1
+    for i, limit in enumerate(limits):
+        probes = [probe for probe in limit.curve if probe.met != GROWS and math.isfinite(probe.figure.mean)]
+        x, y = [probe.amount for probe in probes], [unit * probe.figure.mean for probe in probes]
+        axes.plot(x, y, label=shorten_name(limit.pattern), **line_style(i, i))
+        low, high = [unit * max(0.0, p.figure.low) for p in probes], [unit * p.figure.high for p in probes]
+        axes.fill_between(x, low, high, color=COLOURS[i % len(COLOURS)], alpha=0.2, linewidth=0)
+    axes.axhline(unit * condition.limit, color="black", linewidth=1.0, linestyle=(0, (1, 2)), label="limit")
+    axes.set_ylim(0, 4 * unit * condition.limit or None)
+    _label(axes, condition.metric, quantity.unit, "%" if unit == 100 else "ms")
+    _add_legend(figure, *axes.get_legend_handles_labels())
+    save_figure(figure, path)
+
+
 def plot_sweep(points: Sequence[SweepPoint], path: Path) -> None:
-    """Draw violations and swapping against the first swept key.
+    """Draw violations and swapping against the first swept key, and the cost of an hour if servers have a price.
+
+    A band is the confidence interval of violations.
 
     A line has the colour and the marker of its pattern. Its dashes and the fill of its markers are those of its values
     of the other swept keys, or of its pattern if there is only one key. A swept number of copies is drawn as the number
@@ -97,28 +127,37 @@ def plot_sweep(points: Sequence[SweepPoint], path: Path) -> None:
     key, *others = points[0].values
     check_axis(key, [point.values[key] for point in points])
     is_copies = key.rsplit(".", 1)[-1] == "copies"
-    lines: dict[tuple[str, str], list[tuple[float, float, float]]] = {}
+    lines: dict[tuple[str, str], list[tuple[float, ...]]] = {}
     for point in points:
         x = point.models if is_copies else point.values[key]
         setting = ", ".join(f"{other} = {point.values[other]}" for other in others)
         for result in point.results:
-            row = (x, 100 * result.total.violation_rate, 100 * result.total.swapping_rate)
+            rate, interval = result.total.violation_rate, result.intervals.get("violations")
+            width = interval.half_width if interval and math.isfinite(interval.half_width) else 0.0
+            rates = (rate, result.total.swapping_rate, max(0.0, rate - width), rate + width)
+            row = (x, *(100 * rate for rate in rates), result.cost_per_hour)
             lines.setdefault((result.pattern, setting), []).append(row)
     patterns = list(dict.fromkeys(pattern for pattern, _ in lines))
     settings = list(dict.fromkeys(setting for _, setting in lines))
     entries = len(patterns) + (len(settings) if others else 0)
-    figure = new_figure(11, max(3.8, 0.8 + 0.21 * entries))
-    left, right = figure.subplots(1, 2)
+    priced = any(row[-1] for rows in lines.values() for row in rows)
+    figure = new_figure(15 if priced else 11, max(3.8, 0.8 + 0.21 * entries))
+    left, right, *third = figure.subplots(1, 3 if priced else 2)
     for (pattern, setting), rows in lines.items():
-        x, violations, swapping = zip(*sorted(rows), strict=True)
+        x, violations, swapping, low, high, cost = zip(*sorted(rows), strict=True)
         at = patterns.index(pattern)
         style = line_style(at, settings.index(setting) if others else at)
         left.plot(x, violations, **style)
+        left.fill_between(x, low, high, color=style["color"], alpha=0.15, linewidth=0)
         right.plot(x, swapping, **style)
+        for axes in third:
+            axes.plot(x, cost, **style)
     label = "models" if is_copies else key
+    for axes in third:
+        _label(axes, "cost of the servers that are on", label, "per hour")
     _label(left, "SLO violations", label, "% of requests")
     _label(right, "swapping", label, "loads in % of requests")
-    for axes in (left, right):
+    for axes in (left, right, *third):
         axes.set_ylim(bottom=0)
     _add_sweep_legend(figure, patterns, settings if others else [])
     save_figure(figure, path)
@@ -244,14 +283,37 @@ def _violations(series: Series) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, A
 
 def _draw_memory(axes: Axes, results: Sequence[PatternResult]) -> None:
     for i, result in enumerate(results):
-        server = result.servers[0]
-        seconds = np.arange(len(server.memory_mb) + 1) * server.memory_bin_ms / 1000
         colour, line = COLOURS[i % len(COLOURS)], _LINES[i % len(_LINES)]
-        axes.stairs(np.array(server.memory_mb) / 1000, seconds, baseline=None, color=colour, linestyle=line)
-    budget_gb = results[0].servers[0].memory_budget_mb / 1000
-    axes.axhline(budget_gb, color="black", linewidth=1.0, linestyle=(0, (1, 2)), label="memory budget")
-    axes.set_ylim(0, 1.05 * budget_gb)
-    _label(axes, "server 0: GPU memory held by models", "time, s", "GB")
+        seconds, memory = _memory_over_time(result.servers)
+        if len(memory) > 1:
+            for own in memory[:_SERVERS]:
+                axes.stairs(own, seconds, baseline=None, color=colour, linewidth=0.5, alpha=0.4)
+            axes.stairs(memory.max(axis=0), seconds, baseline=memory.min(axis=0), color=colour, fill=True, alpha=0.12)
+        axes.stairs(memory.mean(axis=0), seconds, baseline=None, color=colour, linestyle=line)
+    budgets_gb = sorted({server.memory_budget_mb / 1000 for server in results[0].servers})
+    for budget_gb in budgets_gb:
+        axes.axhline(budget_gb, color="black", linewidth=1.0, linestyle=(0, (1, 2)), label="memory budget")
+    axes.set_ylim(0, 1.05 * budgets_gb[-1] or None)
+    one = len(results[0].servers) == 1
+    title = "GPU memory held by models" if one else "GPU memory held by models: each server, mean and range"
+    _label(axes, title, "time, s", "GB")
+
+
+def _memory_over_time(servers: Sequence[ServerResult]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Return the edges of bins in s, and the memory of each server in GB. Shapes: [bins + 1], [servers, bins].
+
+    Servers may have bins of different widths, each a power of two times the least; they get the greatest.
+    """
+    width_ms = max(server.memory_bin_ms for server in servers)
+    bins = max(math.ceil(len(server.memory_mb) * server.memory_bin_ms / width_ms) for server in servers)
+    memory = np.zeros((len(servers), max(1, bins)))
+    for row, server in zip(memory, servers, strict=True):
+        joined = round(width_ms / server.memory_bin_ms)
+        starts = np.arange(0, len(server.memory_mb), joined)
+        if len(starts):
+            sums = np.add.reduceat(np.array(server.memory_mb), starts)
+            row[: len(starts)] = sums / np.diff([*starts, len(server.memory_mb)]) / 1000
+    return np.arange(memory.shape[1] + 1) * width_ms / 1000, memory
 
 
 def _add_legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str]) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Group
 
 from chrion.common.records import read_record
 from chrion.common.units import format_count
 from chrion.report.figure_table import Column, FigureTable, key
+from chrion.serving.simulator.confidence import Interval
+from chrion.serving.simulator.replications import COST
 from chrion.serving.simulator.results import PatternResult, RequestSummary
 from chrion.serving.simulator.scenario import Scenario
 from chrion.serving.simulator.settings import SloSpec
@@ -31,7 +33,10 @@ _PLAN_MEMORY = {
 def simulation_tables(scenario: Scenario, results: Sequence[PatternResult]) -> Group:
     """Return a table by pattern, one by model and one by server."""
     unit = "server" if len(scenario.gpus) == len(scenario.servers) else "GPU"
-    return Group(pattern_table(scenario, results), _model_table(results), _server_table(results, unit))
+    tables = [pattern_table(scenario, results), _model_table(results), _server_table(results, unit)]
+    if len(scenario.groups) > 1 or any(result.usage.cost for result in results):
+        tables.append(_group_table(results))
+    return Group(*tables)
 
 
 def definitions(scenario: Scenario) -> str:
@@ -41,10 +46,24 @@ def definitions(scenario: Scenario) -> str:
     objective = f"{slo.latency_ms:g} ms" if slo.latency_ms else f"{slo.factor:g} x the latency {reference}"
     has_own = any(model.get("slo_ms") for model in scenario.content.get("models", []))
     own = " or the model's own objective" if has_own else ""
+    own += " or the class's" if any(entry.get("slo_ms") for entry in scenario.content.get("classes", [])) else ""
     measure = "response time" if scenario.measure == "response" else "execution time alone"
     violations = f"violations: requests whose {measure} is above {objective}{own}, and those dropped or failed"
     swapping = "loads: times that a model was brought into memory; swapping: loads per request"
     return f"{violations}\n{swapping}; late models: those with more than 1 % violations"
+
+
+def datasheet_lines(scenario: Scenario) -> list[str]:
+    """Return lines that say which figures of servers are estimated, and which ones the scenario gives instead."""
+    lines = []
+    for sheet in scenario.datasheets:
+        if sheet.used:
+            figures = ", ".join(f"{key} = {figure:.4g}" for key, figure in sheet.used.items())
+            lines.append(f"{sheet.hardware}: estimated from datasheets: {figures}")
+        if sheet.replaced:
+            figures = ", ".join(f"{key} (datasheet: {figure:.4g})" for key, figure in sheet.replaced.items())
+            lines.append(f"{sheet.hardware}: as the scenario gives them: {figures}")
+    return list(dict.fromkeys(lines))
 
 
 def _plan_memory(scenario: Scenario) -> str:
@@ -61,11 +80,14 @@ def sweep_table(points: Sequence[SweepPoint]) -> FigureTable:
     """Return a table with one row for each point and pattern."""
     swept = list(points[0].values) if points else []
     keys = [*(key(name, is_text=False) for name in swept), key("pattern")]
-    table = FigureTable("", [*keys, "models", *_RATES, _MISSING])
+    priced = any(result.usage.cost for point in points for result in point.results)
+    table = FigureTable("", [*keys, "models", *_RATES, _MISSING, *(["cost per hour"] if priced else [])])
     for point in points:
         values = [str(point.values[name]) for name in swept]
         for result in point.results:
-            figures = [str(point.models), *_rates(result.total), str(result.models_missing)]
+            rates = _rates(result.total, result.intervals)
+            cost = [f"{result.cost_per_hour:.2f}"] if priced else []
+            figures = [str(point.models), *rates, str(result.models_missing), *cost]
             table.add_row(*values, result.pattern, *figures)
     return table
 
@@ -75,9 +97,10 @@ def pattern_table(scenario: Scenario, results: Sequence[PatternResult]) -> Figur
     servers = format_count(len(scenario.servers), "server")
     models = format_count(len(scenario.models), "model")
     title = f"{scenario.name}: {models} on {servers}; latencies are response times, from arrival to end"
-    if scenario.estimated_hardware:
-        title += f"; {', '.join(scenario.estimated_hardware)}: estimated from datasheets"
     title += f"\n{definitions(scenario)}; cold: requests that waited for a load{_plan_memory(scenario)}"
+    title += "".join(f"\n{line}" for line in datasheet_lines(scenario))
+    if any(result.intervals for result in results):
+        title += "\n±: half the width of the 95 % confidence interval (batch means)"
     columns: list[Column | str] = [
         key("pattern"),
         "requests",
@@ -90,16 +113,18 @@ def pattern_table(scenario: Scenario, results: Sequence[PatternResult]) -> Figur
     failures = any(result.total.failed for result in results)
     if failures:
         columns.insert(3, "failed")
-    if scenario.autoscaling:
-        columns.append("server hours")
+    priced = any(result.usage.cost for result in results)
+    columns += [*(["server hours"] if scenario.autoscaling else []), *(["cost", "cost per hour"] if priced else [])]
     table = FigureTable(title, columns, sparse=True)
     for result in results:
         total, cold_p95 = result.total, _ms(result.cold_response.p95_ms)
         traffic = _rate(result.loads_per_s), str(result.models_missing)
         failed = [str(total.failed)] if failures else []
         hours = [f"{result.usage.server_hours:.2f}"] if scenario.autoscaling else []
+        cost = [f"{result.usage.cost:.2f}", f"{result.cost_per_hour:.2f}"] if priced else []
         counts = str(total.arrivals), str(total.dropped), *failed
-        table.add_row(result.pattern, *counts, *_rates(total), cold_p95, *traffic, *hours)
+        rates = _rates(total, result.intervals)
+        table.add_row(result.pattern, *counts, *rates, cold_p95, *traffic, *hours, *cost)
     return table
 
 
@@ -141,14 +166,54 @@ def _server_table(results: Sequence[PatternResult], unit: str) -> FigureTable:
     return table
 
 
+def class_table(results: Sequence[PatternResult]) -> FigureTable:
+    """Return a table of the classes of requests."""
+    table = FigureTable("By class", [key("class"), key("pattern"), "requests", "violations", *_RATES[3:]])
+    for at, first in enumerate(results[0].classes):
+        for result in results:
+            own = result.classes[at]
+            name = first.name if result is results[0] else ""
+            latencies = map(_ms, (own.p50_ms, own.p95_ms, own.p99_ms))
+            table.add_row(name, result.pattern, str(own.arrivals), f"{own.violation_rate:.2%}", *latencies)
+    return table
+
+
+def _group_table(results: Sequence[PatternResult]) -> FigureTable:
+    """Return a table of the use and the price of each ``[[servers]]`` table."""
+    columns: list[Column | str] = [key("servers"), key("pattern"), "number", "server hours", "cost"]
+    table = FigureTable("By group of servers", columns, sparse=True)
+    for i in range(max(len(result.usage.groups) for result in results)):
+        for result in (result for result in results if i < len(result.usage.groups)):
+            group = result.usage.groups[i]
+            name = group.hardware or f"group {i}" if result is results[0] else ""
+            table.add_row(name, result.pattern, str(group.servers), f"{group.server_hours:.2f}", f"{group.cost:.2f}")
+    return table
+
+
 def _title(kind: str, listed: int, total: int) -> str:
     return f"By {kind}" if listed == total else f"By {kind}, {listed} of {total}"
 
 
-def _rates(summary: RequestSummary) -> list[str]:
+def _rates(summary: RequestSummary, intervals: Mapping[str, Interval] | None = None) -> list[str]:
+    """Return violations, swapping and response times, with half the widths of intervals that are known."""
     response = summary.response
-    latencies = (response.mean_ms, response.p50_ms, response.p95_ms, response.p99_ms)
-    return [f"{summary.violation_rate:.2%}", f"{summary.swapping_rate:.2%}", *map(_ms, latencies)]
+    figures = {"violations": summary.violation_rate, "swapping": summary.swapping_rate, "mean": response.mean_ms}
+    figures |= {"p50": response.p50_ms, "p95": response.p95_ms, "p99": response.p99_ms}
+    widths = {name: entry.half_width or math.nan for name, entry in (intervals or {}).items()}
+    return [figure_text(name, value, widths.get(name, math.nan)) for name, value in figures.items()]
+
+
+def figure_text(name: str, value: float, half_width: float) -> str:
+    """Return a figure of a run with half the width of its interval, if that is not NaN."""
+    if math.isnan(value):
+        return "-"
+    if name in {"violations", "swapping"}:
+        text, width = f"{value:.2%}", f"{100 * half_width:.2f}"
+    elif name == COST:
+        text, width = f"{value:.2f}", f"{half_width:.2f}"
+    else:
+        text, width = _ms(value), _ms(half_width)
+    return text if math.isnan(half_width) else f"{text} ±{width}"
 
 
 def _rate(value: float) -> str:

@@ -14,7 +14,7 @@ from msgspec import to_builtins
 
 from chrion.generation import Generator
 from chrion.generation.scheduling import POLICIES
-from chrion.serving.simulator.decoder_scenario import IterationCosts
+from chrion.serving.simulator.decoder_costs import IterationCosts
 from chrion.serving.simulator.iterations import draw_requests
 from decoding.code_version import check_version
 from decoding.load import Costs, load_scenario, scheduled

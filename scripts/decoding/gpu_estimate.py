@@ -37,6 +37,7 @@ def gpu_scenario(rate_per_s: float, requests: int, max_batch: int, seed: int = 0
             "hardware": HARDWARE,
             "weights_gb": _DECODER.weights * ITEM / GB,
             "slot_bytes": _DECODER.slot_bytes,
+            "query_heads": _DECODER.heads // _DECODER.kv_heads,
         },
         "batching": {"max_batch": max_batch},
         "requests": {"rate_per_s": rate_per_s, "requests": requests, **scaled_lengths(1)},

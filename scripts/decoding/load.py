@@ -18,8 +18,9 @@ import numpy as np
 from msgspec import structs
 
 from chrion.generation import Generator, Stream
-from chrion.serving.simulator.decoder_scenario import DecoderScenario, IterationCosts, build_decoder_scenario
-from chrion.serving.simulator.iterations import DecoderWorkload
+from chrion.serving.simulator.decoder_costs import IterationCosts
+from chrion.serving.simulator.decoder_requests import DecoderWorkload
+from chrion.serving.simulator.decoder_scenario import DecoderScenario, build_decoder_scenario
 from chrion.serving.simulator.scenario import ScenarioSource
 from chrion.zoo.cached_decoder import LlamaDecoderSpec
 from decoding.recorder import Batch, recorded
@@ -142,11 +143,9 @@ def serve(generator: Generator, workload: DecoderWorkload) -> tuple[float, float
     count = len(workload.arrivals_ms)
     arrivals_s, outputs = (workload.arrivals_ms / 1e3).tolist(), workload.new.tolist()
     ended: dict[int, float] = {}
-    streams = []
     began = time.perf_counter()
-    for at, prompt in enumerate(workload.prompts.tolist()):
-        time.sleep(max(0.0, began + arrivals_s[at] - time.perf_counter()))
-        stream = generator.submit([1] * prompt, outputs[at], stop_tokens=())
+    streams = []
+    for at, stream in enumerate(submitted(generator, workload, began)):
         stream.add_done_callback(functools.partial(_note_end, ended, at))
         streams.append(stream)
     for stream in streams:
@@ -155,6 +154,14 @@ def serve(generator: Generator, workload: DecoderWorkload) -> tuple[float, float
         time.sleep(0.001)
     latencies = [(ended[at] - began - arrivals_s[at]) * 1e3 / outputs[at] for at in range(count)]
     return count / (max(ended.values()) - began - arrivals_s[0]), statistics.median(latencies)
+
+
+def submitted(generator: Generator, workload: DecoderWorkload, began: float) -> Iterator[Stream]:
+    """Submit requests at their times of arrival, counted from a time, and yield their streams."""
+    rows = zip(*(values.tolist() for values in (workload.arrivals_ms, workload.prompts, workload.new)), strict=True)
+    for arrival_ms, prompt, new in rows:
+        time.sleep(max(0.0, began + arrival_ms / 1e3 - time.perf_counter()))
+        yield generator.submit([1] * prompt, new, stop_tokens=())
 
 
 def _note_end(ended: dict[int, float], at: int, stream: Stream) -> None:

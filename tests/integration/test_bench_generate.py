@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,16 @@ from bench_generate import Mix, draw_shapes, plain_session
 from decoding.costs import CostMeter, MeasuredCosts, append_costs, read_costs
 from decoding.load import SIZES, load_scenario, run_load, scheduled
 from decoding.on_device import WAYS, DeviceDecoder
+from decoding.prediction import FIGURES, predict, run_tokens
 from decoding.recorder import recorded
 from decoding.repeated_iterations import Shape, draw_inputs, padded_run, selective_run, single_runs
 
 import chrion
 from chrion import Generator
+from chrion.generation import Stream
 from chrion.generation.open_engine import open_engine
-from chrion.serving.simulator.decoder_scenario import IterationCosts
-from chrion.serving.simulator.iterations import draw_requests
+from chrion.serving.simulator.decoder_costs import IterationCosts
+from chrion.serving.simulator.iterations import draw_requests, simulate_decoder
 from decoder_support import small_decoder
 from seams.commands import scheduler_of, set_arguments
 
@@ -105,6 +108,27 @@ def test_costs_of_a_generator(tmp_path: Path) -> None:
     for factor in (1.0, 3.0):
         append_costs(path, MeasuredCosts("small", 8, IterationCosts(factor, 0, 0, 0), prompt_costs))
     assert read_costs(path) == {("small", 8): (IterationCosts(2.0, 0, 0, 0), prompt_costs)}
+
+
+def test_latencies_of_tokens_are_those_of_the_streams() -> None:
+    """A request has its first token after it was submitted, and the other ones in the time until its end."""
+    workload = draw_requests(load_scenario(8, 50.0, 12))
+    usual = Stream.put
+    with Generator(small_decoder("llama-decoder", context=256), max_batch=4, threads=1) as generator:
+        began = time.perf_counter()
+        run = run_tokens(generator, workload)
+        took_ms = (time.perf_counter() - began) * 1e3
+    assert Stream.put is usual
+    found = run.figures
+    assert list(found) == list(FIGURES)
+    assert 0 < found["first ms p50"] <= found["first ms p99"] < took_ms
+    assert 0 < found["between ms p50"] <= found["between ms p99"] < took_ms
+    assert 12e3 / took_ms <= found["requests/s"] < 12e3 / (workload.arrivals_ms[-1] - workload.arrivals_ms[0])
+    costs = IterationCosts(2.0, 0.1, 0.0, 0.0), IterationCosts(4.0, 0.1, 0.0, 0.0)
+    scenario = load_scenario(8, 50.0, 12, 4, costs)
+    predicted, (result, _) = predict(scenario, workload), simulate_decoder(scenario)
+    assert predicted["first ms p99"] == pytest.approx(np.quantile(result.first_token_ms, 0.99))
+    assert predicted["requests/s"] == pytest.approx(result.requests_per_s)
 
 
 def test_a_policy_is_set_for_a_while() -> None:

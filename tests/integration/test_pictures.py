@@ -27,6 +27,7 @@ from chrion.report.figures import PICTURE_FORMATS
 from chrion.runtime import Event
 from chrion.scheduler import Prediction, fixed_plan
 from chrion.serving.simulator import find_scenario, run_sweep, simulate
+from chrion.serving.simulator.find import GROWS, Condition, find_limits, searched
 from chrion.serving.simulator.overrides import parameter_grid
 from chrion.serving.simulator.results import PatternResult
 from helpers import MACHINE, alternating_lanes, branches
@@ -172,6 +173,50 @@ def test_a_sweep_of_one_key_distinguishes_patterns_without_colours(figures: list
     for axes in figure.axes:
         assert styles(axes.lines) == styles(figure.legends[0].get_lines())
         assert len({style[1:] for style in styles(axes.lines)}) == len(axes.lines) == 4
+
+
+def test_a_sweep_of_priced_servers_has_their_cost_and_bands(figures: list[Figure], picture: Path) -> None:
+    """The third panel has the cost of an hour of all servers; violations have the band of their intervals."""
+    source = find_scenario("table7").changed({"requests": 400, "cost_per_hour": 3.0, "patterns": ["gpu"]})
+    points = run_sweep(source, parameter_grid([("servers.count", (1, 2))]))
+    simulation_plots.plot_sweep(points, picture)
+    check_legend(figures[0])
+    violations, _, cost = figures[0].axes
+    assert np.asarray(cost.lines[0].get_ydata()) == pytest.approx([3.0, 6.0])
+    (band,) = violations.collections
+    intervals = [point.results[0].intervals["violations"] for point in points]
+    assert band.get_datalim(violations.transData).y1 == pytest.approx(100 * max(one.high for one in intervals))
+
+
+def test_a_search_is_drawn_with_its_limit_and_intervals(figures: list[Figure], picture: Path) -> None:
+    """The line of a pattern has the values whose queues do not grow, and the limit is a line of its own."""
+    sets = {"requests": 100, "rate_per_s": 40.0, "patterns": ["gpu"], "measure": "response", "slo.factor": 5.0}
+    source = find_scenario("table7").changed(sets)
+    condition, quantity = Condition("violations", 0.1), searched("servers", source.build())
+    limits = find_limits(source, "servers", condition)
+    simulation_plots.plot_search(quantity, condition, limits, picture)
+    check_legend(figures[0])
+    (axes,) = figures[0].axes
+    curve, limit = axes.lines
+    shown = [probe for probe in limits[0].curve if probe.met != GROWS]
+    assert np.asarray(curve.get_xdata()).tolist() == [probe.amount for probe in shown]
+    assert np.asarray(curve.get_ydata()) == pytest.approx([100 * probe.figure.mean for probe in shown])
+    assert np.asarray(limit.get_ydata())[0] == 10.0
+
+
+def test_the_memory_of_every_server_is_drawn(figures: list[Figure], picture: Path) -> None:
+    """Beside the mean, each server has a line, and their range an area; servers may have bins of other widths."""
+    source = find_scenario("table7").changed({"requests": 300, "servers.count": 3, "patterns": ["gpu"]})
+    (result,) = simulate(source.build())
+    first, *others = result.servers
+    halves = tuple(np.array(first.memory_mb)[: len(first.memory_mb) // 2 * 2].reshape(-1, 2).mean(axis=1).tolist())
+    wider = replace(first, memory_bin_ms=2 * first.memory_bin_ms, memory_mb=halves)
+    simulation_plots.plot_results([replace(result, servers=(wider, *others))], picture)
+    memory = next(axes for axes in figures[0].axes if "each server" in axes.get_title())
+    assert len(memory.patches) == 3 + 1 + 1
+    own, mean = (np.asarray(memory.patches[i].get_data().values) for i in (0, -1))  # type: ignore[attr-defined]
+    assert own[: len(halves)] == pytest.approx(np.array(halves) / 1000)
+    assert len(mean) == pytest.approx(len(first.memory_mb) / 2, abs=1)
 
 
 def test_the_memory_budget_and_the_load_are_drawn(

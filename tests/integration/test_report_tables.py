@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -32,7 +33,8 @@ from chrion.report.figure_table import FigureTable
 from chrion.report.simulation_tables import simulation_tables, sweep_table
 from chrion.scheduler import Prediction, fixed_plan
 from chrion.serving.simulator import find_scenario, run_sweep, simulate
-from chrion.serving.simulator.find import Condition, Limit, Probe
+from chrion.serving.simulator.confidence import Interval
+from chrion.serving.simulator.find import MET, MISSED, UNFIT, Condition, Limit, Probe, Searched, searched
 from chrion.serving.simulator.overrides import parameter_grid
 from chrion.serving.simulator.results import to_json
 from helpers import MACHINE, alternating_lanes, branches
@@ -77,22 +79,36 @@ def test_the_plan_table_without_an_accelerator_compares_with_the_cores(plan: Pla
     assert text.count("fixed placement") == 1  # the columns stay in one block
 
 
+def searched_values(name: str, *amounts: float, met: str = MISSED) -> tuple[Searched, Limit]:
+    """Return a quantity, and a limit of its values with figures of 1.37 %, all of which are clear from the first on."""
+    probes = [Probe(amount, Interval(0.0137, 0.0), MET, 3) for amount in amounts]
+    quantity = searched(name, find_scenario("table7").build())
+    beyond = Probe(math.nan, Interval(math.nan, math.nan), UNFIT) if met == UNFIT else None
+    return quantity, Limit("arena", probes[0], probes[0], probes[0], beyond, tuple(probes), None)
+
+
 def test_a_search_that_ends_without_a_limit_is_named() -> None:
-    """Of the largest value, the greatest one tried is no limit; of the smallest, the reason of its empty cells is."""
-    limits = [Limit("arena", Probe(100_000, 0.0137, 0.0), None)]
+    """Of the largest value, the greatest one tried is no limit; of the smallest, the reason why none is below."""
     condition = Condition("violations", 0.02)
-    lines = limit_lines("models", condition, limits, smallest=False)
-    assert lines == ["arena: no limit found up to 100000, the greatest value that is tried"]
-    assert limit_lines("servers", condition, limits, smallest=True) == ["arena: no value below 100000"]
-    limits = [Limit("arena", Probe(5.7, 0.0137, 0.0), None, fits=False)]
-    assert limit_lines("memory", condition, limits, smallest=True) == ["arena: below 5.7 the models do not fit"]
+    cases = [
+        ("models", MISSED, 100_000, "no value above 100000 is tried; it is the most that is permitted"),
+        ("servers", MISSED, 1, "no value below 1 is tried; it is the fewest that is permitted"),
+        ("memory", UNFIT, 5.7, "below 5.7 the models do not fit"),
+    ]
+    for name, met, amount, reason in cases:
+        quantity, limit = searched_values(name, amount, met=met)
+        first, second = limit_lines(quantity, condition, [limit])
+        assert first == f"arena: {amount} {quantity.unit}; {amount}: violations 1.37% [1.37% to 1.37%]"
+        assert second == f"arena: {reason}"
 
 
 def test_a_search_among_figures_that_are_not_monotone_says_so() -> None:
-    """The line has the limit and the worst value tried on the side that should be better."""
-    limit = Limit("gpu", Probe(11.4, 0.009, 0.0), Probe(11.3, 0.02, 0.0), worse=Probe(14.0, 0.013, 0.0))
-    (line,) = limit_lines("memory", Condition("violations", 0.01), [limit], smallest=True)
-    assert "0.90% at 11.4, but 1.30% at 14" in line
+    """The line has the value that should be better than the limit."""
+    quantity, limit = searched_values("memory", 11.4)
+    beyond, worse = (Probe(amount, Interval(0.013, 0.001), MISSED) for amount in (11.3, 14.0))
+    limit = replace(limit, beyond=beyond, exception=worse, curve=(beyond, *limit.curve, worse))
+    _, line = limit_lines(quantity, Condition("violations", 0.01), [limit])
+    assert line.startswith("arena: not monotone: violations is 1.30% at 14")
 
 
 def test_verdicts(plan: Plan) -> None:

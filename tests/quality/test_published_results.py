@@ -12,7 +12,7 @@ from reproduction.table6 import PAPER, main_rows, paper_profile, plan_patterns
 from reproduction.table7 import expected_violations
 
 from chrion import load, partition
-from chrion.serving.simulator.decoder_scenario import IterationCosts
+from chrion.serving.simulator.decoder_costs import IterationCosts
 from chrion.serving.simulator.iterations import simulate_decoder
 from chrion.zoo import build
 

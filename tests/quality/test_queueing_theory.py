@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from chrion.serving.simulator.decoder_find import find_decoder_limits
 from chrion.serving.simulator.decoder_scenario import build_decoder_scenario
+from chrion.serving.simulator.find import Condition, SearchOptions
 from chrion.serving.simulator.iterations import simulate_decoder
 from chrion.serving.simulator.run import simulate
 from chrion.serving.simulator.scenario import ScenarioSource
@@ -119,6 +121,75 @@ def test_loads_of_ches_approximation(places: int) -> None:
     (found,) = simulate(scenario_of(variant, models, **sets))
     misses = (shares * np.exp(-shares * low)).sum()
     assert found.total.loads / found.total.arrivals == pytest.approx(misses, rel=0.01)
+
+
+def share_within(wait_ms: float, service_ms: float, load: float) -> float:
+    """Return the share of requests of M/D/1 that wait at most some time (Erlang, 1909; Crommelin, 1932)."""
+    terms = 0.0
+    for k in range(int(wait_ms / service_ms) + 1):
+        x = load * (k - wait_ms / service_ms)
+        terms += x**k / math.factorial(k) * math.exp(-x)
+    return (1 - load) * terms
+
+
+def test_the_rate_that_meets_an_objective() -> None:
+    """The searched rate is that at which 95 % of the requests of M/D/1 get their token within three service times."""
+    service_ms, objective_ms = 10.0, 30.0
+    content = {
+        "decoder": {"costs": {"fixed_ms": service_ms, "token_ms": 0, "request_ms": 0, "pair_ms": 0}},
+        "policies": ["iteration"],
+        "batching": {"max_batch": 1},
+        "requests": {
+            **dict.fromkeys(("prompt_least", "prompt_most", "new_least", "new_most"), 1),
+            "rate_per_s": 30.0,
+            "requests": 4000,
+        },
+        "slo": {"first_token_ms": objective_ms},
+    }
+    rates = np.arange(30, 100, 0.01)
+    shares = np.array([share_within(objective_ms - service_ms, service_ms, rate * service_ms / 1e3) for rate in rates])
+    expected = rates[shares >= 0.95][-1]
+    (limit,) = find_decoder_limits(
+        ScenarioSource("queue", content, Path()), "rate", Condition("violations", 0.05), SearchOptions()
+    )
+    assert limit.possible is not None
+    assert limit.certain is not None
+    assert limit.best is not None
+    assert limit.certain.amount <= expected * 1.02
+    assert limit.possible.amount >= expected * 0.98
+    assert limit.best.amount == pytest.approx(expected, rel=0.05)
+
+
+def test_decoders_with_random_lengths_without_batches() -> None:
+    """M/G/1: the mean wait is rate x E[service^2] / (2 (1 - load)), and independent of lengths on each of 2 replicas.
+
+    With random routing each replica has half of the rate. A prompt of one token and n new ones take n iterations.
+    """
+    iteration_ms, rate_per_s = 2.0, 40.0
+    content = {
+        "decoder": {"costs": {"fixed_ms": iteration_ms, "token_ms": 0, "request_ms": 0, "pair_ms": 0}, "slots": 9000},
+        "policies": ["iteration"],
+        "batching": {"max_batch": 1},
+        "replicas": {"count": 2, "routing": "random"},
+        "requests": {
+            "prompt_least": 1,
+            "prompt_most": 1,
+            "new_most": 2000,
+            "new_mean": 15.0,
+            "new_cv": 1.0,
+            "lengths": "gamma",
+            "rate_per_s": rate_per_s,
+            "requests": 30_000,
+        },
+    }
+    (result,) = simulate_decoder(build_decoder_scenario(ScenarioSource("queue", content, Path())))
+    service_ms = iteration_ms * result.workload.new
+    each_per_ms = rate_per_s / 2 / 1e3
+    load = each_per_ms * service_ms.mean()
+    wait_ms = each_per_ms * (service_ms**2).mean() / (2 * (1 - load))
+    waits_ms = result.ends_ms - result.workload.arrivals_ms - service_ms
+    assert waits_ms.mean() == pytest.approx(wait_ms, rel=0.08)
+    assert result.utilisation == pytest.approx(load, rel=0.03)
 
 
 def test_decoders_of_one_token_without_batches() -> None:

@@ -9,7 +9,7 @@ from decoding.load import load_scenario, scaled_lengths
 from decoding.load_rates import choose_rates
 from decoding.scheduling_gain import BATCHES, Machine, expected_batch, gain_rows, simulate_summary
 
-from chrion.serving.simulator.decoder_scenario import IterationCosts
+from chrion.serving.simulator.decoder_costs import IterationCosts
 from chrion.serving.simulator.iterations import simulate_decoder
 
 #: Limits, and the direction from a machine's row in which they are.
@@ -71,10 +71,15 @@ def test_a_gain_has_limits_for_the_lengths_of_its_machine() -> None:
 
 
 def test_costs_on_a_gpu_follow_from_its_datasheet() -> None:
-    """1.24 billion weights of two bytes at 300 GB/s take 8.2 ms, and 400 kernels of 3.8 us 1.5 ms."""
-    costs = gpu_scenario(1.0, 10, 8).costs
-    assert costs.fixed_ms == pytest.approx(2 * 1.2358 / 0.3 + 400 * 0.0038, rel=0.001)
-    assert costs.token_ms == pytest.approx(2 * 1.2358 / 121, rel=0.001)
+    """1.24 billion weights of two bytes at 300 GB/s take 8.2 ms, and 400 kernels of 3.8 us 1.5 ms.
+
+    A prompt of 1000 tokens takes 20.4 ms, for 2 operations a weight, and 0.54 ms for 131 072 a pair of tokens.
+    """
+    scenario = gpu_scenario(1.0, 10, 8)
+    assert scenario.iteration_ms([1], [0]) == pytest.approx(2 * 1.2358 / 0.3 + 400 * 0.0038, rel=0.001)
+    pairs_ms = 1000 * 1001 / 2 * 2 * (32_768 / 2) * 4 / 121e9
+    expected_ms = 400 * 0.0038 + 1000 * 2 * 1.2358 / 121 + pairs_ms
+    assert scenario.iteration_ms([1000], [0]) == pytest.approx(expected_ms, rel=0.001)
     assert scaled_lengths(4) == {"prompt_least": 8, "prompt_most": 128, "new_least": 1, "new_most": 32}
 
 

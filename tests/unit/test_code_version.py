@@ -14,7 +14,7 @@ from decoding.orca_experiment import LoadPoint, append_point, measured_on, read_
 
 import chrion
 from chrion.errors import OptionError
-from chrion.serving.simulator.decoder_scenario import IterationCosts
+from chrion.serving.simulator.decoder_costs import IterationCosts
 
 POINT = LoadPoint("small", 1, "iteration", 8, 1.0, 1.0, 60, 0, 2.0, 3.0, machine="a machine", code="abc1234")
 COSTS = MeasuredCosts("small", 1, IterationCosts(), IterationCosts(), "abc1234")

@@ -24,27 +24,45 @@ def scenario(**decoder: Any) -> DecoderScenario:
 
 def test_costs_follow_from_the_datasheet() -> None:
     """An L4: 300 GB/s, 121 TFLOPS in half precision, 3.8 us a kernel, 24 GB."""
-    found = scenario(hardware="l4+epyc-16", weights_gb=3.0, kernels=100, slot_bytes=30_000)
-    assert found.costs.fixed_ms == pytest.approx(10.0 + 0.38)
-    assert found.costs.token_ms == pytest.approx(2 * 1.5e9 / 121e12 * 1e3)
-    assert found.costs.pair_ms == pytest.approx(30_000 / 300e9 * 1e3)
-    assert found.costs.request_ms == 0.0
-    assert found.prompt_costs.pair_ms == 0.0
-    assert found.prompt_costs.fixed_ms == found.costs.fixed_ms
+    found = scenario(hardware="l4+epyc-16", weights_gb=3.0, kernels=100, slot_bytes=30_000, query_heads=4)
+    token_ms, pair_ms = 2 * 1.5e9 / 121e12 * 1e3, 2 * 15_000 * 4 / 121e12 * 1e3
+    weights_ms, context_ms = 10.0, 30_000 / 300e9 * 1e3
+    assert found.costs == found.prompt_costs
+    # One token of each request: the traffic of weights and of 8 x 1000 tokens.
+    assert found.iteration_ms([1] * 8, [999] * 8) == pytest.approx(0.38 + weights_ms + 8000 * context_ms)
+    # A prompt of 4096 tokens: arithmetic.
+    pairs = 4096 * 4097 / 2
+    assert found.iteration_ms([4096], [0]) == pytest.approx(0.38 + 4096 * token_ms + pairs * pair_ms)
     assert found.decoder.cache_gb == pytest.approx(24 - 0.3 - 3.0)
     wide = scenario(hardware="l4", weights_gb=3.0, element_type="float32")
-    assert wide.costs.token_ms == pytest.approx(2 * 0.75e9 / 60e12 * 1e3)
+    assert wide.iteration_ms([4096], [0]) == pytest.approx(
+        400 * 3.8e-3 + (4096 * 2 * 0.75e9 + 2 * pairs * 131_072 / 4) / 60e12 * 1e3
+    )
+
+
+@pytest.mark.parametrize("batch", [1, 64, 403, 404, 1000])
+def test_the_ridge_of_the_roofline(batch: int) -> None:
+    """Without keys and values, an L4 is bound by traffic up to 121e12 / 300e9 = 403.3 operations for each byte."""
+    found = scenario(hardware="l4", weights_gb=3.0, kernels=0, slot_bytes=1, costs={"pair_ms": 0, "context_ms": 0})
+    traffic_ms, arithmetic_ms = 10.0, batch * 2 * 1.5e9 / 121e12 * 1e3
+    assert (arithmetic_ms > traffic_ms) == (batch >= 404)
+    assert found.iteration_ms([1] * batch, [0] * batch) == pytest.approx(max(traffic_ms, arithmetic_ms))
 
 
 def test_given_values_take_precedence() -> None:
-    """A term, a memory, and a term of iterations with prompts are those of the file; the source is not changed."""
-    found = scenario(
-        hardware="l4", cache_gb=1.5, costs={"fixed_ms": 7.0}, prompt_costs={"pair_ms": 0.25, "fixed_ms": 9.0}
-    )
-    assert (found.costs.fixed_ms, found.decoder.cache_gb) == (7.0, 1.5)
-    assert (found.prompt_costs.pair_ms, found.prompt_costs.fixed_ms) == (0.25, 9.0)
-    assert found.prompt_costs.token_ms == found.costs.token_ms
+    """A term and a memory are those of the file; the source is not changed."""
+    found = scenario(hardware="l4", cache_gb=1.5, costs={"fixed_ms": 7.0})
+    usual = scenario(hardware="l4", kernels=0)
+    assert found.iteration_ms([1], [0]) == pytest.approx(7.0 + usual.iteration_ms([1], [0]))
+    assert found.decoder.cache_gb == 1.5
     assert "token_ms" not in found.content["decoder"]["costs"]
+
+
+def test_measured_times_replace_the_roofline() -> None:
+    """The memory is still that of the accelerator."""
+    found = scenario(hardware="l4", weights_gb=3.0, costs={"tokens": [1, 3], "ms": [5.0, 7.0]})
+    assert found.iteration_ms([1, 1], [0, 900]) == 6.0
+    assert found.decoder.cache_gb == pytest.approx(24 - 0.3 - 3.0)
 
 
 def test_another_request_never_shortens_an_iteration() -> None:
@@ -54,22 +72,6 @@ def test_another_request_never_shortens_an_iteration() -> None:
     for batch in itertools.permutations([*increments, *prompts]):
         times_ms = [found.iteration_ms(*zip(*batch[:size], strict=True)) for size in range(1, len(batch) + 1)]
         assert times_ms == sorted(times_ms)
-    alone, beside = found.iteration_ms([1] * 31, [2000] * 31), found.iteration_ms([16] + [1] * 31, [0] + [2000] * 31)
-    assert beside == pytest.approx(alone + 16 * found.costs.token_ms)
-
-
-def test_a_given_pair_term_of_prompts_is_that_of_prompts() -> None:
-    """With hardware, the pairs of requests with one token have the term of ``[decoder.costs]`` in every iteration."""
-    found = scenario(hardware="l4", costs={"pair_ms": 2.0}, prompt_costs={"pair_ms": 0.5})
-    rest_ms = found.costs.fixed_ms + 4 * found.costs.token_ms
-    assert found.iteration_ms([3, 1], [0, 9]) == pytest.approx(rest_ms + 0.5 * 6 + 2.0 * 10)
-
-
-def test_costs_of_attention_alone() -> None:
-    """A file may set all terms but that of the attention to 0; prompts then take no time."""
-    found = scenario(hardware="l4", costs={"fixed_ms": 0, "token_ms": 0, "pair_ms": 1})
-    assert (found.iteration_ms([8], [0]), found.iteration_ms([1], [8])) == (0.0, 9.0)
-    assert all(result.served == 5 for result in simulate_decoder(found))
 
 
 def test_one_request_is_singular() -> None:
@@ -103,6 +105,8 @@ def test_results_are_marked() -> None:
         ({"hardware": "l4", "slots": 1_000_000}, "decoder.slots = 1000000: NVIDIA L4 has room for 22.7 GB of keys"),
         ({"hardware": "l4", "element_type": "int4"}, "decoder.element_type: expected one of"),
         ({"hardware": "l4", "costs": 1}, "decoder.costs: expected a table, found 1"),
+        ({"hardware": "l4", "costs": {"request_ms": 1}}, "decoder.costs: unknown key 'request_ms'"),
+        ({"hardware": "l4", "prompt_costs": {"fixed_ms": 1}}, "decoder.prompt_costs: has no effect with hardware"),
         ({"hardware": "l4", "weight_gb": 1}, "decoder: unknown key 'weight_gb'"),
     ],
 )

@@ -14,7 +14,7 @@ from decoding.on_device import DEVICE, HOST, TWO_BATCHES, WAYS, DeviceDecoder
 from decoding.repeated_iterations import WARM_S, time_in_turn
 
 from chrion.generation.rewrites.decoder import DecoderSignature
-from chrion.serving.simulator.iterations import DecoderWorkload
+from chrion.serving.simulator.decoder_requests import DecoderWorkload
 from seams.commands import replace_clock
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from decoding.costs import fit_costs
 
-from chrion.serving.simulator.decoder_scenario import IterationCosts
+from chrion.serving.simulator.decoder_costs import IterationCosts
 
 
 def test_costs_are_fitted_to_measured_iterations() -> None:

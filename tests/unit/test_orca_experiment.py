@@ -23,7 +23,7 @@ from decoding.orca_experiment import (
 )
 from decoding.scheduling_gain import simulate_summary
 
-from chrion.serving.simulator.decoder_scenario import IterationCosts
+from chrion.serving.simulator.decoder_costs import IterationCosts
 
 
 def curve(policy: str, batch: int, *pairs: tuple[float, float]) -> list[LoadPoint]:

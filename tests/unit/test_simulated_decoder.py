@@ -13,13 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chrion.errors import ChrionError
-from chrion.serving.simulator.decoder_scenario import DecoderScenario, IterationCosts, build_decoder_scenario
-from chrion.serving.simulator.iterations import (
-    DecoderResult,
-    DecoderWorkload,
-    draw_requests,
-    simulate_decoder,
-)
+from chrion.serving.simulator.decoder_costs import IterationCosts
+from chrion.serving.simulator.decoder_requests import DecoderWorkload
+from chrion.serving.simulator.decoder_results import summarise
+from chrion.serving.simulator.decoder_scenario import DecoderScenario, build_decoder_scenario
+from chrion.serving.simulator.iterations import DecoderResult, draw_requests, simulate_decoder
 from chrion.serving.simulator.scenario import ScenarioSource
 from property_tests import examples
 
@@ -110,6 +108,48 @@ def test_fixed_batches_are_fastertransformers() -> None:
     assert result.first_ms == pytest.approx([101.0, 101 + 41, 101 + 41 + 21 + 21])
     assert result.ends_ms == pytest.approx([101.0, 184.0, 184.0])
     assert result.iterations == 4
+
+
+def test_measured_times_by_batch() -> None:
+    """Times between measured batches are interpolated; beyond the last one they grow as between the last two."""
+    costs = {"tokens": [1, 4, 8], "ms": [10.0, 16.0, 20.0], "request_ms": 0.5, "pair_ms": 0.25}
+    checked = scenario(decoder={"costs": costs, "prompt_costs": {"tokens": [16], "ms": [30.0]}})
+    for batch, time_ms in ((1, 10.0), (2, 12.0), (4, 16.0), (6, 18.0), (8, 20.0), (12, 24.0)):
+        assert checked.iteration_ms([1] * batch, [3] * batch) == pytest.approx(time_ms + 0.5 * batch + 0.25 * 4 * batch)
+    assert checked.iteration_ms([5, 1], [0, 2]) == 30.0
+    assert checked.iteration_ms([64], [0]) == 30.0
+    same = scenario(decoder={"costs": costs, "prompt_costs": {"pair_ms": 0.0}})
+    assert same.iteration_ms([5, 1], [0, 2]) == pytest.approx(18.0 + 2 * 0.5)
+
+
+def test_objectives_decide_goodput() -> None:
+    """Both have to be met; one token has no times between tokens, and a refused request meets none."""
+    workload = DecoderWorkload(np.array([0.0, 100.0, 102.0, 300.0]), np.array([1, 1, 1, 99]), np.array([1, 3, 1, 9]))
+    found = []
+    first, between = {"first_token_ms": 10.0}, {"between_tokens_ms": 9.0}
+    for slo in ({}, first, between, {**first, **between}):
+        sections = {"policies": ["iteration"], "batching": {"max_batch": 1}, "slo": slo}
+        (result,) = simulate_decoder(scenario(decoder=only_fixed(10.0, slots=50), **sections), workload=workload)
+        assert result.ends_ms[:3] == pytest.approx([10.0, 130.0, 140.0])
+        summary = summarise(result)
+        found.append(result.met)
+        assert summary.violations == pytest.approx(1 - result.met / 4)
+        expected = 1e3 * result.met / 140.0 if slo else float("nan")
+        assert summary.goodput_per_s == pytest.approx(expected, nan_ok=True)
+    assert found == [3, 2, 2, 1]
+
+
+@pytest.mark.parametrize(("chunk", "gaps_ms"), [(0, [10.0, 18.0, 10.0, 10.0]), (2, [10.0, 12.0, 12.0, 12.0])])
+def test_times_between_tokens_are_those_of_iterations(chunk: int, gaps_ms: list[float]) -> None:
+    """A prompt of 8 tokens makes the third iteration of another request longer; in chunks of 2, the last three."""
+    workload = DecoderWorkload(np.array([0.0, 11.0]), np.array([1, 8]), np.array([5, 1]))
+    costs = {"fixed_ms": 9.0, "token_ms": 1.0, "request_ms": 0.0, "pair_ms": 0.0}
+    sections = {"policies": ["iteration"], "batching": {"chunk": chunk}, "decoder": {"costs": costs}}
+    (result,) = simulate_decoder(scenario(**sections), workload=workload)
+    assert result.first_ms[0] == pytest.approx(10.0)
+    assert result.ends_ms[0] == pytest.approx(10.0 + sum(gaps_ms))
+    assert result.gaps.sum() == len(gaps_ms)
+    assert summarise(result).gap_p99_ms == pytest.approx(max(gaps_ms), rel=0.006)
 
 
 def test_throughput_at_saturation() -> None:
@@ -317,6 +357,36 @@ def test_progress_ends_with_all_requests() -> None:
         ({"models": []}, "models: not in a scenario with [decoder]"),
         ({"requests": {"requests": 10**9}}, "requests.requests: expected a whole number of at most 1e+07"),
         ({"decoder": {"weights_gb": 2.0}}, "decoder.weights_gb: has no effect without hardware"),
+        (
+            {"decoder": {"costs": {"tokens": [1, 4], "ms": [2.0]}}},
+            "decoder.costs.ms: expected as many times as tokens, 2, found 1",
+        ),
+        (
+            {"decoder": {"costs": {"tokens": [4, 1], "ms": [2.0, 3.0]}}},
+            "decoder.costs.tokens: expected ascending numbers, found [4, 1]",
+        ),
+        ({"decoder": {"costs": {"tokens": [1], "ms": [0.0]}}}, "decoder.costs.ms[0]: expected a number above 0"),
+        ({"batching": {"block": 16}}, "batching.block: request-level scheduling reserves all slots of a request"),
+        (
+            {"policies": ["iteration"], "batching": {"block": 16, "n_workers": 2}},
+            "batching.n_workers = 2: expected 1 with batching.block",
+        ),
+        (
+            {"policies": ["iteration"], "decoder": {"slots": 15}, "batching": {"block": 16}},
+            "batching.block: expected at most the 15 slots of the memory, found 16",
+        ),
+        (
+            {"requests": {"prefixes": 2, "prefix_tokens": 8}},
+            "requests.prefixes: keys and values of prefixes are kept in blocks",
+        ),
+        (
+            {"replicas": {"routing": "prefix"}},
+            "replicas.routing = 'prefix': keys and values of prefixes are kept in blocks",
+        ),
+        ({"requests": {"prefixes": 2}}, "requests.prefixes and requests.prefix_tokens: expected both or none"),
+        ({"replicas": {"routing": "session"}}, "replicas.routing = 'session': no request has a session"),
+        ({"replicas": {"count": 0}}, "replicas.count: expected a whole number of at least 1"),
+        ({"slo": {"first_token_ms": -1}}, "slo.first_token_ms: expected a number of at least 0"),
     ],
 )
 def test_errors_name_the_key(sections: dict[str, Any], message: str) -> None:

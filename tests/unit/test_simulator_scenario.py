@@ -213,7 +213,7 @@ def test_variant_defaults(tmp_path: Path) -> None:
         ("[workload]\nrate_per_s = nan", "workload.rate_per_s: expected a number above 0"),
         ("[workload]\nrate_per_s = 1e-320", "workload.rate_per_s: expected a number above 0, at least 1e-09"),
         ("[workload]\nzipf_exponent = 1e308", "workload.zipf_exponent: expected a number of at most 1e+12"),
-        (f"[workload]\nrequests = 1{'0' * 400}", "expected a whole number of at most 1e+08"),
+        (f"[workload]\nrequests = 1{'0' * 400}", "expected a whole number of at most 1e+10"),
         ("[[servers]]\ncount = 20000", "servers[0].count: expected a whole number of at most 10000"),
         ('[workload]\nrate_per_s = "5"', "workload.rate_per_s: expected a number"),
         ("[workload]\nrequests = true", "workload.requests: expected a whole number"),

@@ -10,7 +10,7 @@ from chrion.serving.simulator.traces import Arrivals, MinuteCounts, read_trace
 FUNCTIONS_HEAD = "HashOwner,HashApp,HashFunction,Trigger,480,481,482\n"
 LLM_HEAD = "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
 
-COLUMNS = "model,duration_ms,deadline_ms,priority"
+COLUMNS = "model,duration_ms,deadline_ms,priority,prompt_tokens,new_tokens,prefix_tokens,session,prefix"
 
 
 def trace(folder: Path, kind: str, text: str) -> Arrivals | MinuteCounts:

@@ -8,55 +8,24 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
-from msgspec.structs import asdict
 
-from chrion.common.records import Count, NonNegative, Positive, PositiveCount, Record, read_record
+from chrion.common.records import Count, NonNegative, PositiveCount, Record, read_record
 from chrion.common.suggestions import did_you_mean
 from chrion.common.wrong_values import wrong_value
 from chrion.errors import OptionError, ScenarioError
+from chrion.serving.simulator.decoder_costs import Costs, IterationCosts, RooflineCosts, TabulatedCosts, read_costs
+from chrion.serving.simulator.decoder_requests import GenerationSpec, check_requests, has_groups
 from chrion.serving.simulator.decoder_table import DecoderSpec, complete_decoder
 from chrion.serving.simulator.scenario import ScenarioSource
 
 #: The table that makes a scenario one of this kind.
 DECODER = "decoder"
-#: Maximum requests of a scenario, whose figures are in memory (a choice, not measured).
-_MAX_REQUESTS = 10_000_000
-
-
-class IterationCosts(Record, frozen=True):
-    """``[decoder.costs]`` and ``[decoder.prompt_costs]``: the time of an iteration as a sum of terms, in ms."""
-
-    #: For each iteration.
-    fixed_ms: NonNegative = 5.0
-    #: For each new token of a request: the matrix products.
-    token_ms: NonNegative = 0.05
-    #: For each request that gets a token: its choice.
-    request_ms: NonNegative = 0.05
-    #: For each pair of a new token and a token that it attends to: the attention.
-    pair_ms: NonNegative = 0.0
-    #: For each iteration of several requests: products of matrices in place of a matrix and a vector.
-    batch_ms: NonNegative = 0.0
-
-    @staticmethod
-    def features(tokens: Sequence[int], past: Sequence[int], chosen: int | None = None) -> tuple[float, ...]:
-        """Return the numbers that the terms multiply.
-
-        Args:
-            tokens: New tokens of each request.
-            past: Tokens of each request in the cache.
-            chosen: The requests that get a token; None for all.
-        """
-        pairs = sum(new * before + new * (new + 1) / 2 for new, before in zip(tokens, past, strict=True))
-        count = len(tokens) if chosen is None else chosen
-        return 1.0, float(sum(tokens)), float(count), pairs, float(len(tokens) > 1)
-
-    def iteration_ms(self, tokens: Sequence[int], past: Sequence[int], chosen: int | None = None) -> float:
-        """Return the time of an iteration; see :meth:`features`."""
-        terms = (self.fixed_ms, self.token_ms, self.request_ms, self.pair_ms, self.batch_ms)
-        return sum(term * number for term, number in zip(terms, self.features(tokens, past, chosen), strict=True))
+#: Maximum replicas of a scenario (a choice, not measured).
+MAX_REPLICAS = 10_000
 
 
 class BatchingSpec(Record, frozen=True):
@@ -67,17 +36,23 @@ class BatchingSpec(Record, frozen=True):
     n_workers: Annotated[int, Meta(ge=1, le=1000)] = 1
     #: Maximum tokens of a prompt that one iteration processes; 0 for all.
     chunk: Count = 0
+    #: Slots of a block of keys and values, which requests take as they grow; 0 to reserve all slots of a request.
+    block: Count = 0
 
 
-class GenerationSpec(Record, frozen=True):
-    """``[requests]``: Poisson arrivals, and lengths with uniform distributions, both ends included."""
+class ReplicasSpec(Record, frozen=True):
+    """``[replicas]``: equal decoders, and which one a request goes to."""
 
-    rate_per_s: Positive = 1.0
-    requests: Annotated[int, Meta(ge=1, le=_MAX_REQUESTS)] = 1000
-    prompt_least: PositiveCount = 32
-    prompt_most: PositiveCount = 512
-    new_least: PositiveCount = 1
-    new_most: PositiveCount = 128
+    count: Annotated[int, Meta(ge=1, le=MAX_REPLICAS)] = 1
+    routing: Literal["least-loaded", "random", "session", "prefix"] = "least-loaded"
+
+
+class ObjectivesSpec(Record, frozen=True):
+    """``[slo]``: objectives of a request; 0 for none."""
+
+    first_token_ms: NonNegative = 0.0
+    #: Of the mean time between two tokens of a request.
+    between_tokens_ms: NonNegative = 0.0
 
 
 class DecoderFile(Record, frozen=True):
@@ -89,10 +64,19 @@ class DecoderFile(Record, frozen=True):
     seed: Annotated[int, Meta(ge=0)] = 0
     policies: Annotated[tuple[Literal["iteration", "request"], ...], Meta(min_length=1)] = ("iteration", "request")
     batching: BatchingSpec = BatchingSpec()
+    replicas: ReplicasSpec = ReplicasSpec()
     requests: GenerationSpec = GenerationSpec()
+    slo: ObjectivesSpec = ObjectivesSpec()
 
 
-_SECTIONS: Mapping[str, type[Record]] = {"decoder": DecoderSpec, "batching": BatchingSpec, "requests": GenerationSpec}
+_SECTIONS: Mapping[str, type[Record]] = {
+    "decoder": DecoderSpec,
+    "batching": BatchingSpec,
+    "replicas": ReplicasSpec,
+    "requests": GenerationSpec,
+    "slo": ObjectivesSpec,
+}
+_COSTS = (IterationCosts, TabulatedCosts, RooflineCosts)
 _PROMPT_COSTS = "decoder.prompt_costs"
 _TOP_KEYS = ("name", "description", "seed", "policies")
 
@@ -107,10 +91,14 @@ class DecoderScenario:
     policies: tuple[str, ...]
     decoder: DecoderSpec
     #: Of iterations in which each request has one new token, and of the others.
-    costs: IterationCosts
-    prompt_costs: IterationCosts
+    costs: Costs
+    prompt_costs: Costs
     batching: BatchingSpec
+    replicas: ReplicasSpec
     requests: GenerationSpec
+    slo: ObjectivesSpec
+    #: The folder of a relative path of a trace.
+    folder: Path
     #: The content of the scenario file with all changes.
     content: Mapping[str, Any] = field(repr=False)
 
@@ -120,23 +108,19 @@ class DecoderScenario:
         return (self.decoder.hardware,) if self.decoder.hardware else ()
 
     @property
+    def is_steady(self) -> bool:
+        """Whether requests arrive at the same rate all the time."""
+        return not self.requests.is_replay
+
+    @property
     def slots(self) -> int:
         """Tokens whose keys and values have room."""
         return self.decoder.slots or max(1, int(self.decoder.cache_gb * 1e9) // self.decoder.slot_bytes)
 
     def iteration_ms(self, tokens: Sequence[int], past: Sequence[int], chosen: int | None = None) -> float:
-        """Return the time of an iteration; see :meth:`IterationCosts.features`.
-
-        Costs of measured iterations with prompts are averages over all of their requests. Those of a datasheet are not:
-        the attention of requests with one new token reads as much beside prompts as without them.
-        """
-        if max(tokens) == 1:
-            return self.costs.iteration_ms(tokens, past, chosen)
-        time_ms = self.prompt_costs.iteration_ms(tokens, past, chosen)
-        if self.decoder.hardware:
-            pairs = sum(before + 1 for new, before in zip(tokens, past, strict=True) if new == 1)
-            time_ms += (self.costs.pair_ms - self.prompt_costs.pair_ms) * pairs
-        return time_ms
+        """Return the time of an iteration; see :class:`chrion.serving.simulator.decoder_costs.Costs`."""
+        costs = self.costs if max(tokens) == 1 else self.prompt_costs
+        return costs.iteration_ms(tokens, past, chosen)
 
 
 def is_decoder_scenario(source: ScenarioSource) -> bool:
@@ -163,17 +147,9 @@ def _build(content: Mapping[str, Any], source: ScenarioSource) -> DecoderScenari
     if len(set(file.policies)) < len(file.policies):
         raise ScenarioError(f"policies = {list(file.policies)!r}: a policy occurs twice")
     decoder = read_record(DecoderSpec, complete_decoder(content[DECODER], source.folder), "decoder")
-    costs = _read_costs(decoder.costs, "decoder.costs")
-    prompt_table = {**asdict(costs), **decoder.prompt_costs}
-    # Those of hardware may be 0 if the file changes its costs: then only tokens in the cache take time.
-    written = "prompt_costs" in content[DECODER]
-    prompt_costs = _read_costs(prompt_table, _PROMPT_COSTS, may_be_zero=not written)
-    for name in ("prompt", "new"):
-        minimum, maximum = (getattr(file.requests, f"{name}_{end}") for end in ("least", "most"))
-        if minimum > maximum:
-            expected = f"at most {name}_most = {maximum}"
-            raise wrong_value(f"requests.{name}_least", expected, minimum, failure=ScenarioError)
-    return DecoderScenario(
+    costs, prompt_costs = read_costs(decoder.costs, decoder.prompt_costs, of_hardware=bool(decoder.hardware))
+    check_requests(file.requests, content.get("requests", {}), source.folder)
+    scenario = DecoderScenario(
         name=content.get("name", source.name),
         seed=file.seed,
         policies=file.policies,
@@ -181,16 +157,38 @@ def _build(content: Mapping[str, Any], source: ScenarioSource) -> DecoderScenari
         costs=costs,
         prompt_costs=prompt_costs,
         batching=file.batching,
+        replicas=file.replicas,
         requests=file.requests,
+        slo=file.slo,
+        folder=source.folder,
         content=content,
     )
+    _check_combination(scenario)
+    return scenario
 
 
-def _read_costs(table: Any, where: str, *, may_be_zero: bool = False) -> IterationCosts:
-    costs = read_record(IterationCosts, table, where)
-    if not may_be_zero and not any((costs.fixed_ms, costs.token_ms, costs.request_ms, costs.pair_ms)):
-        raise ScenarioError(f"{where}: expected a term above 0")
-    return costs
+def _check_combination(scenario: DecoderScenario) -> None:
+    """Refuse what keys and values in blocks do not support, what has an effect with them only, and useless routing.
+
+    Raises:
+        ScenarioError: There is something of the kind.
+    """
+    batching, block = scenario.batching, scenario.batching.block
+    if block and scenario.policies != ("iteration",):
+        hint = 'set policies = ["iteration"]'
+        raise ScenarioError("batching.block: request-level scheduling reserves all slots of a request", hint=hint)
+    if block and batching.n_workers > 1:
+        raise ScenarioError(f"batching.n_workers = {batching.n_workers}: expected 1 with batching.block")
+    if block > scenario.slots:
+        raise wrong_value(
+            "batching.block", f"at most the {scenario.slots} slots of the memory", block, failure=ScenarioError
+        )
+    if not block and (scenario.requests.prefixes or scenario.replicas.routing == "prefix"):
+        key = "requests.prefixes" if scenario.requests.prefixes else "replicas.routing = 'prefix'"
+        raise ScenarioError(f"{key}: keys and values of prefixes are kept in blocks", hint="set batching.block")
+    routing = scenario.replicas.routing
+    if routing in ("session", "prefix") and not has_groups(scenario.requests, routing, scenario.folder):
+        raise ScenarioError(f"replicas.routing = {routing!r}: no request has a {routing}")
 
 
 def _changed(content: Mapping[str, Any], sets: Mapping[str, Any]) -> dict[str, Any]:
@@ -219,8 +217,9 @@ def decoder_path(key: str) -> list[str]:
     Raises:
         OptionError: No section has it.
     """
-    sections: dict[str, type[Record]] = {**_SECTIONS, "decoder.costs": IterationCosts, _PROMPT_COSTS: IterationCosts}
-    paths = [f"{name}.{key}" for name, kind in sections.items() for key in kind.__struct_fields__]
+    sections = [(name, kind) for name, kind in _SECTIONS.items()]
+    sections += [(name, kind) for name in ("decoder.costs", _PROMPT_COSTS) for kind in _COSTS]
+    paths = list(dict.fromkeys(f"{name}.{key}" for name, kind in sections for key in kind.__struct_fields__))
     by_last = [path for path in paths if path.rsplit(".", 1)[-1] == key and not path.startswith(_PROMPT_COSTS)]
     matches = [key] if key in paths else by_last
     if len(matches) != 1:

@@ -9,10 +9,11 @@ from typing import Any, Literal
 from chrion.common.records import Count, Positive, PositiveCount, Record, read_record
 from chrion.errors import ScenarioError
 from chrion.hardware.parts import rate_of
+from chrion.serving.simulator.decoder_costs import TABULATED
 from chrion.serving.simulator.server_hardware import find_machine
 
 #: Keys that count with ``hardware`` only.
-_OF_HARDWARE = ("weights_gb", "element_type", "kernels")
+_OF_HARDWARE = ("weights_gb", "element_type", "kernels", "query_heads")
 #: Bytes of an element.
 ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 
@@ -32,7 +33,10 @@ class DecoderSpec(Record, frozen=True):
     weights_gb: Positive = 1.0
     element_type: Literal["float32", "float16", "bfloat16", "int8"] = "float16"
     kernels: Count = 400
-    #: Costs of iterations in which each request has one new token, and of the others.
+    #: Query heads for each head of keys and values.
+    query_heads: PositiveCount = 1
+    #: Costs of iterations in which each request has one new token, and of the others; see
+    #: :mod:`chrion.serving.simulator.decoder_costs`.
     costs: dict[str, Any] = {}  # noqa: RUF012 - each record gets its own
     prompt_costs: dict[str, Any] = {}  # noqa: RUF012
 
@@ -40,11 +44,12 @@ class DecoderSpec(Record, frozen=True):
 def complete_decoder(table: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Return a ``[decoder]`` table with costs and memory of its hardware, if it has any; its own keys take precedence.
 
-    The figures are estimates: an iteration reads all weights once and starts the kernels of the model, each new token
-    takes two operations for each weight, and each token that a new one attends to is read once. These times are added,
-    although a GPU overlaps traffic and arithmetic. The attention of prompts is left out: its keys and values are read
-    once for many tokens. Beside prompts, requests with one new token read theirs as they do without prompts; see
-    :meth:`chrion.serving.simulator.decoder_scenario.DecoderScenario.iteration_ms`.
+    Costs are not completed if they are measured times.
+
+    The figures are estimates: an iteration starts the kernels of the model, and takes the larger of the times of its
+    arithmetic and its memory traffic. Each new token takes two operations for each weight. Each pair of a new token and
+    one that it attends to takes two for each element of a token's keys and values and each query head of these. All
+    weights are read once, and so are the keys and values of each request.
 
     Args:
         table: The table, in which ``hardware`` names an accelerator that has the weights, keys and values.
@@ -76,17 +81,17 @@ def complete_decoder(table: Mapping[str, Any], folder: Path) -> dict[str, Any]:
                 f"keys and values, found {needed_gb:.4g} GB",
                 hint=f"it has {accelerator.memory_gb:g} GB, of which weights take {spec.weights_gb:g}",
             )
+    if TABULATED in spec.costs:
+        return {"cache_gb": room_gb, **table}
     per_ms = accelerator.bandwidth_gb_per_s * 1e6
     weights = spec.weights_gb * 1e9 / ELEMENT_BYTES[spec.element_type]
+    per_operation = 1 / (rate_of(accelerator.matrix_tflops, spec.element_type) * 1e9)
+    elements = spec.slot_bytes / ELEMENT_BYTES[spec.element_type]
     costs = {
-        "fixed_ms": spec.weights_gb * 1e9 / per_ms + spec.kernels * accelerator.launch_us / 1e3,
-        "token_ms": 2 * weights / (rate_of(accelerator.matrix_tflops, spec.element_type) * 1e9),
-        "request_ms": 0.0,
-        "pair_ms": spec.slot_bytes / per_ms,
+        "fixed_ms": spec.kernels * accelerator.launch_us / 1e3,
+        "token_ms": 2 * weights * per_operation,
+        "pair_ms": 2 * elements * spec.query_heads * per_operation,
+        "weights_ms": spec.weights_gb * 1e9 / per_ms,
+        "context_ms": spec.slot_bytes / per_ms,
     }
-    return {
-        "cache_gb": room_gb,
-        **table,
-        "costs": {**costs, **spec.costs},
-        "prompt_costs": {"pair_ms": 0.0, **spec.prompt_costs},
-    }
+    return {"cache_gb": room_gb, **table, "costs": {**costs, **spec.costs}}

@@ -1,27 +1,37 @@
 """The limit of a scenario: the fewest servers or the least memory, or the most models or the highest rate.
 
-The search doubles its step until the condition changes and then halves the interval, so it simulates about 2 log2(n)
-values. A figure need not change in one direction with the searched value: with another number of servers, requests are
-routed otherwise. So the search goes on beyond the limit until several values in a row do not meet the condition.
+A simulated figure is an estimate, so a value of the searched quantity does not simply meet a condition or not: the
+confidence interval of its figure over replications is below the limit, above it, or contains it. The limit is therefore
+a bracket, from the first value that may meet the condition to the first one that clearly does.
+
+Nor need a figure change in one direction with the value: with another number of servers, requests are routed
+otherwise. The search first doubles its step until the condition changes and halves the interval, about 2 log2(n)
+values. Then it tries the values on both sides of what it found until several in a row clearly meet the condition on the
+one side and clearly do not on the other. All values that were tried are part of the result.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from chrion.common.records import read_record
 from chrion.common.wrong_values import wrong_value
 from chrion.errors import ScenarioError
+from chrion.serving.simulator.confidence import Interval, interval
 from chrion.serving.simulator.results import PatternResult
 from chrion.serving.simulator.run import simulate
 from chrion.serving.simulator.scenario import Scenario, ScenarioSource
 from chrion.serving.simulator.scenario_models import PLANNED, SHRINK
 from chrion.serving.simulator.settings import MAX_MODELS, SYNTHETIC, WorkloadSpec
+from chrion.serving.simulator.sweep import worker_pool
 
-FIND_SCHEMA = "chrion.simulation-find/1"
+FIND_SCHEMA = "chrion.simulation-find/2"
 
 #: Figures of a condition, as a share or in ms.
 METRICS: dict[str, Callable[[PatternResult], float]] = {
@@ -32,9 +42,26 @@ METRICS: dict[str, Callable[[PatternResult], float]] = {
     "p95": lambda result: result.total.response.p95_ms,
     "p99": lambda result: result.total.response.p99_ms,
 }
-_SHARES = ("violations", "swapping")
-#: Values in a row beyond a limit that must not meet the condition (a choice, not measured).
-BEYOND = 8
+#: Figures that are shares; the others are in ms.
+SHARES = ("violations", "swapping")
+#: Values in a row beyond a limit that must clearly not meet the condition, and before it that clearly must (a choice,
+#: not measured).
+BEYOND = 6
+#: Values that are tried on one side of a limit at most.
+_SCANNED = 48
+#: Neighbours of values above this number differ by 1 %: finer steps do not change a decision.
+_RESOLUTION = 100
+#: Replications of a value by default, and those after which a clear result is accepted.
+REPLICATIONS, FIRST = 5, 3
+#: Utilisation below which a cluster idles: if each model was loaded once at most, more servers are not tried, since
+#: requests wait by the choice of routing alone (a choice, not measured).
+_IDLE = 0.01
+#: Requests of a run from which several processes save more time than they take to start (a choice, not measured).
+_WORTHWHILE = 10_000
+
+#: What is known of a value: the interval is below the limit, contains it, or is above it; or queues grow, so that the
+#: figure depends on the number of requests; or the models do not fit.
+MET, OPEN, MISSED, GROWS, UNFIT = "yes", "open", "no", "queues grow", "models do not fit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,19 +73,23 @@ class Condition:
     #: The limit: a share, or ms.
     limit: float
 
-    def figure(self, result: PatternResult) -> float:
-        """Return the figure of a result."""
+    def figure(self, result: PatternResult, *, keep_warm_up: bool = False) -> float:
+        """Return the figure of a result, by default without the warm-up of the run, which loads never leave out."""
+        if result.settled and not keep_warm_up and self.metric in result.settled.figures:
+            return result.settled.figures[self.metric]
         return METRICS[self.metric](result)
 
     def text(self, figure: float) -> str:
         """Return a figure with its unit."""
-        return f"{figure:.2%}" if self.metric in _SHARES else f"{figure:.1f} ms"
+        return f"{figure:.2%}" if self.metric in SHARES else f"{figure:.1f} ms"
 
 
 @dataclass(frozen=True, slots=True)
 class Searched:
     """A quantity that can be searched. Its values are numbered, and grow with the number."""
 
+    #: Its name and unit, as they are printed.
+    unit: str
     #: True to find the smallest value that meets the condition, false to find the largest.
     smallest: bool
     #: The permitted numbers, and the one to begin with.
@@ -67,7 +98,9 @@ class Searched:
     #: The change of the scenario for a number.
     sets: Callable[[int], dict[str, Any]]
     #: The quantity of a scenario, as it is reported.
-    amount: Callable[[Scenario], float]
+    amount: Callable[[Any], float]
+    #: Whether successive numbers differ by 1 %, so that no coarser steps are needed for large ones.
+    relative: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,41 +109,87 @@ class Probe:
 
     #: The quantity: servers, models, GB for each server, or requests per second (traces: scale).
     amount: float
-    #: The figure of the condition.
-    figure: float
-    cost_per_hour: float
+    #: The figure of the condition over replications; it and the quantity are NaN if the models do not fit.
+    figure: Interval
+    #: Whether the condition is met: one of :data:`MET`, :data:`OPEN`, :data:`MISSED`, :data:`GROWS`, :data:`UNFIT`.
+    met: str
+    replications: int = 0
     #: As in :class:`chrion.serving.simulator.results.Usage`; from 1 on, queues grow as long as requests arrive, so that
     #: the figure depends on their number.
     offered_load: float = 0.0
+    #: The price of the servers that were on, for an hour.
+    cost_per_hour: float = 0.0
+    #: Requests that were left out as the warm-up of a replication, at most.
+    warm_up_requests: int = 0
+
+    @property
+    def may_meet(self) -> bool:
+        """Whether the value meets the condition, or may do so."""
+        return self.met in (MET, OPEN)
+
+    def meets(self, limit: float) -> bool:
+        """Return whether the mean over replications is within the limit, in a run whose queues do not grow."""
+        return self.may_meet and self.figure.mean <= limit
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The limit of one pattern."""
+    """The limit of one pattern. "First" and "last" count from the values that are hardest for the condition."""
 
     pattern: str
-    #: The last value that meets the condition; None if no permitted value does.
-    found: Probe | None
-    #: The first value that does not; None if all permitted values do, or the models do not fit on it.
+    #: The first value that may meet the condition; None if none does.
+    possible: Probe | None
+    #: The first value whose mean meets it.
+    best: Probe | None
+    #: The first value that clearly meets it, as all easier ones do that were tried; None if there is none.
+    certain: Probe | None
+    #: The last value before ``possible``; None if it is the first permitted one.
     beyond: Probe | None
-    #: Whether the models fit on the next value.
-    fits: bool = True
-    #: The worst of the values tried that have more servers or memory, fewer models or a lower rate, if its figure is
-    #: above that of the limit: then the figure does not change in one direction.
-    worse: Probe | None = None
+    #: All values that were tried, ascending.
+    curve: tuple[Probe, ...]
+    #: A value that clearly does not meet the condition, although a harder one clearly does.
+    exception: Probe | None
 
 
-def parse_until(text: str) -> Condition:
+@dataclass(frozen=True, slots=True)
+class SearchOptions:
+    """How values are simulated."""
+
+    #: Maximum replications of a value; fewer suffice if the result is clear.
+    replications: int = REPLICATIONS
+    #: True to count the requests of the warm-up, too.
+    keep_warm_up: bool = False
+    workers: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Replication:
+    """What one replication contributes to a value."""
+
+    figure: float
+    offered_load: float
+    growth_ms: float
+    cost_per_hour: float
+    warm_up_requests: int
+    #: Whether more servers or memory can change the figure: a request waited or did not run, unless the cluster idles.
+    improvable: bool
+
+
+def parse_until(text: str, metrics: Collection[str] = tuple(METRICS)) -> Condition:
     """Return the condition of ``violations<=1%`` or ``p99<=250ms``.
+
+    Args:
+        text: The condition.
+        metrics: The figures that it may limit.
 
     Raises:
         OptionError: The text has another form.
     """
-    match = re.fullmatch(r"\s*([a-z0-9]+)\s*<=\s*([0-9.]+)\s*(%|ms)?\s*", text)
-    hint = f"for example violations<=1% or p99<=250ms; figures: {', '.join(METRICS)}"
-    if not match or match[1] not in METRICS or match[2].count(".") > 1 or match[2] == ".":
+    match = re.fullmatch(r"\s*([a-z0-9_]+)\s*<=\s*([0-9.]+)\s*(%|ms)?\s*", text)
+    hint = f"for example violations<=1% or {[*metrics][-1]}<=250ms; figures: {', '.join(metrics)}"
+    if not match or match[1] not in metrics or match[2].count(".") > 1 or match[2] == ".":
         raise wrong_value("--until", "figure<=limit", text, hint=hint)
-    unit = "%" if match[1] in _SHARES else "ms"
+    unit = "%" if match[1] in SHARES else "ms"
     if match[3] != unit:
         raise wrong_value("--until", f"a limit in {unit}", text, hint=hint)
     return Condition(match[1], float(match[2]) / (100 if unit == "%" else 1))
@@ -123,10 +202,13 @@ def searched(name: str, scenario: Scenario) -> Searched:
         OptionError: There is no such quantity.
     """
     workload = read_record(WorkloadSpec, scenario.content.get("workload", {}), "workload")
-    rate_key = "rate_per_s" if workload.kind in SYNTHETIC else "rate_scale"
+    rate_key, rate_unit = ("rate_per_s", "requests/s")
+    if workload.kind not in SYNTHETIC:
+        rate_key, rate_unit = ("rate_scale", "requests for each of the trace")
     rate: float = getattr(workload, rate_key)
     known: dict[str, Searched] = {
         "servers": Searched(
+            unit="servers",
             smallest=True,
             numbers=range(1, 10_001),
             begin=1,
@@ -134,6 +216,7 @@ def searched(name: str, scenario: Scenario) -> Searched:
             amount=lambda s: len(s.servers),
         ),
         "memory": Searched(
+            unit="GB a GPU",
             smallest=True,
             numbers=range(1, 100_001),
             begin=10,
@@ -141,6 +224,7 @@ def searched(name: str, scenario: Scenario) -> Searched:
             amount=lambda s: s.servers[0].gpu_memory_gb,
         ),
         "models": Searched(
+            unit="models",
             smallest=False,
             numbers=range(1, MAX_MODELS + 1),
             begin=1,
@@ -148,11 +232,13 @@ def searched(name: str, scenario: Scenario) -> Searched:
             amount=lambda s: len(s.models),
         ),
         "rate": Searched(
+            unit=rate_unit,
             smallest=False,
             numbers=range(-900, 901),
             begin=0,
             sets=lambda n: {f"workload.{rate_key}": rate * 1.01**n},
             amount=lambda s: float(s.content["workload"][rate_key]),
+            relative=True,
         ),
     }
     if name not in known:
@@ -160,73 +246,190 @@ def searched(name: str, scenario: Scenario) -> Searched:
     return known[name]
 
 
-def find_limits(source: ScenarioSource, name: str, condition: Condition) -> tuple[Limit, ...]:
+def find_limits(
+    source: ScenarioSource,
+    name: str,
+    condition: Condition,
+    options: SearchOptions = SearchOptions(),  # it cannot be changed
+    progress: Callable[[int, str], None] = lambda _done, _name: None,
+) -> tuple[Limit, ...]:
     """Return the limit of every pattern of a scenario.
 
     Args:
         source: The scenario.
         name: The quantity; see :func:`searched`.
         condition: What has to hold.
+        options: How values are simulated.
+        progress: Called after each value with the number of those that were tried, and the last one's text.
 
     Raises:
         InputError: The scenario is invalid.
     """
     scenario = source.build()
     quantity = searched(name, scenario)
-    return tuple(_limit(source, quantity, condition, p, scenario.reference) for p in scenario.patterns)
+    parallel = options.workers > 1 and scenario.workload.requests >= _WORTHWHILE
+    limits: list[Limit] = []
+    with worker_pool(options.workers) if parallel else nullcontext() as pool:
+        for pattern in scenario.patterns:
+            sets = {"patterns": [pattern], "slo.of": scenario.reference}
+            search = Search(source.changed(sets), quantity, condition, options, pool.map if pool else map)
+            search.note = lambda number, text: progress(sum(len(known.curve) for known in limits) + number, text)
+            search.ends_early = quantity.smallest and pattern not in (PLANNED, SHRINK)
+            limits.append(search.limit(pattern))
+    return tuple(limits)
 
 
-def _limit(source: ScenarioSource, quantity: Searched, condition: Condition, pattern: str, reference: str) -> Limit:
-    probes: dict[int, Probe | None] = {}
-    #: The minimum number with which no request waits, so that more servers or memory cannot help.
-    enough = quantity.numbers[-1]
-    ends_early = quantity.smallest and pattern not in (PLANNED, SHRINK)  # with more memory these use faster variants
+class Search:
+    """The search of one pattern. Positions are numbers of values, negated if the largest value is searched.
 
-    def probe(number: int) -> Probe | None:
-        nonlocal enough
-        if number not in probes:
-            sets: Mapping[str, Any] = {**quantity.sets(number), "patterns": [pattern], "slo.of": reference}
-            probes[number], waited = _probe(source.changed(sets), quantity, condition)
-            if ends_early and not waited:
-                enough = min(enough, number)
-        return probes[number]
+    So the condition becomes easier with the position. Another kind of scenario overrides :meth:`build` and
+    :attr:`measure`.
+    """
 
-    def meets(number: int) -> bool:
-        probed = probe(min(number, enough))
-        return probed is not None and probed.figure <= condition.limit and probed.offered_load < 1
+    def __init__(
+        self,
+        source: ScenarioSource,
+        quantity: Searched,
+        condition: Condition,
+        options: SearchOptions,
+        map_: Callable[..., Iterator[Replication]],
+    ) -> None:
+        self._source, self._quantity, self._condition, self._options = source, quantity, condition, options
+        self._map = map_
+        self._sign = 1 if quantity.smallest else -1
+        ends = sorted((self._sign * quantity.numbers[0], self._sign * quantity.numbers[-1]))
+        self._first, self._last = ends
+        #: The minimum position from which on more servers or memory cannot help; the patterns that choose variants use
+        #: faster ones with more memory.
+        self._enough = self._last
+        self.ends_early = False
+        self.note: Callable[[int, str], None] = lambda _number, _text: None
+        self._probes: dict[int, Probe] = {}
 
-    # The condition holds on one side: from `edge` on for the smallest value, before `edge` for the largest.
-    numbers = quantity.numbers
-    edge = first_true(lambda n: meets(n) == quantity.smallest, quantity.begin, numbers[0], numbers[-1])
-    last, step = (edge, -1) if quantity.smallest else (edge - 1, 1)
-    has_limit = last in numbers and meets(last)
-    at = last
-    while has_limit and abs(at - last) < BEYOND and at + step in numbers:
-        at += step
-        if meets(at):
-            last = at
-    beyond = last + step
-    found = probe(last) if has_limit else None
-    after = probe(min(beyond, enough)) if beyond in numbers else None
-    easier = [tried for n, tried in probes.items() if tried and (n - last) * step < 0]
-    worst = max(easier, key=lambda tried: tried.figure, default=None)
-    worse = worst if worst and found and worst.figure > found.figure else None
-    return Limit(pattern, found, after, after is not None or beyond not in numbers, worse)
+    def build(self, source: ScenarioSource) -> Any:
+        """Return the scenario of a source."""
+        return source.build()
+
+    @property
+    def measure(self) -> Callable[..., Replication]:
+        """The function that simulates a source, also in another process."""
+        return _measure
+
+    def limit(self, pattern: str) -> Limit:
+        """Return the limit."""
+        edge = first_true(self._meets, self._sign * self._quantity.begin, self._first, self._last)
+        start = min(edge, self._enough)
+        self._scan(start, -1, lambda probe: not probe.may_meet)
+        if edge <= self._last:
+            self._scan_easier(start)
+        return self._result(pattern)
+
+    def _result(self, pattern: str) -> Limit:
+        places = sorted(self._probes)
+        probes = [self._probes[at] for at in places]
+        possible = next((at for at, probe in zip(places, probes, strict=True) if probe.may_meet), None)
+        best = next((probe for probe in probes if probe.meets(self._condition.limit)), None)
+        certain, exception, seen = None, None, False
+        for probe in probes:
+            certain = (certain or probe) if probe.met == MET else None
+            if seen and probe.met in (MISSED, GROWS) and not exception:
+                exception = probe
+            seen = seen or probe.met == MET
+        before = [at for at in places if possible is not None and at < possible]
+        return Limit(
+            pattern=pattern,
+            possible=None if possible is None else self._probes[possible],
+            best=best,
+            certain=certain,
+            beyond=self._probes[before[-1]] if before else None,
+            curve=tuple(probe for probe in probes[:: self._sign] if probe.met != UNFIT),
+            exception=exception,
+        )
+
+    def _scan(self, start: int, direction: int, agrees: Callable[[Probe], bool]) -> int:
+        """Try values from a position on, until several in a row agree with what is expected; return the last one."""
+        step = direction * (1 if self._quantity.relative else max(1, abs(start) // _RESOLUTION))
+        at, in_a_row = start, 0
+        for _ in range(_SCANNED):
+            if not self._first <= at + step <= self._last or at + step > self._enough:
+                break
+            at += step
+            in_a_row = in_a_row + 1 if agrees(self._probe(at)) else 0
+            if in_a_row == BEYOND:
+                break
+        return at
+
+    def _scan_easier(self, start: int) -> None:
+        """Try easier values until several in a row clearly meet the condition, and all easier ones that were tried."""
+        while True:
+            at = self._scan(start, 1, lambda probe: probe.met == MET)
+            easier = [tried for tried, probe in self._probes.items() if tried > at and probe.met != MET]
+            if not easier:
+                return
+            start = max(easier)
+
+    def _meets(self, at: int) -> bool:
+        return self._probe(at).meets(self._condition.limit)
+
+    def _probe(self, at: int) -> Probe:
+        at = min(at, self._enough)
+        if at not in self._probes:
+            self._probes[at], improvable = self._simulate(self._sign * at)
+            if self.ends_early and not improvable:
+                self._enough = min(self._enough, at)
+            self.note(len(self._probes), f"{self._probes[at].amount:.4g} {self._quantity.unit}")
+        return self._probes[at]
+
+    def _simulate(self, number: int) -> tuple[Probe, bool]:
+        """Return a value, and whether an easier one may have another figure."""
+        source = self._source.changed(self._quantity.sets(number))
+        try:
+            scenario = self.build(source)
+        except ScenarioError:
+            return Probe(math.nan, Interval(math.nan, math.nan), UNFIT), True
+        total = self._options.replications
+        measure = partial(self.measure, condition=self._condition, keep_warm_up=self._options.keep_warm_up)
+        runs: list[Replication] = []
+        for until in (min(FIRST, total), total):
+            seeds = range(scenario.seed + len(runs), scenario.seed + until)
+            runs += self._map(measure, [source.changed({"seed": seed}) for seed in seeds])
+            probe = self._summarise(self._quantity.amount(scenario), runs)
+            if probe.met != OPEN:
+                break
+        return probe, any(run.improvable for run in runs)
+
+    def _summarise(self, amount: float, runs: Sequence[Replication]) -> Probe:
+        figure = interval([run.figure for run in runs])
+        load = sum(run.offered_load for run in runs) / len(runs)
+        if load >= 1 or interval([run.growth_ms for run in runs]).low > 0:
+            met = GROWS
+        else:
+            limit = self._condition.limit
+            met = MET if figure.high <= limit else MISSED if figure.low > limit else OPEN
+        return Probe(
+            amount=amount,
+            figure=figure,
+            met=met,
+            replications=len(runs),
+            offered_load=load,
+            cost_per_hour=sum(run.cost_per_hour for run in runs) / len(runs),
+            warm_up_requests=max(run.warm_up_requests for run in runs),
+        )
 
 
-def _probe(source: ScenarioSource, quantity: Searched, condition: Condition) -> tuple[Probe | None, bool]:
-    """Return the simulated value, or None if the models do not fit, and whether a request waited or did not run."""
-    try:
-        scenario = source.build()
-    except ScenarioError:
-        return None, True
-    (result,) = simulate(scenario)
-    waited = result.total.completed < result.total.arrivals or result.total.loads > 0 or result.total.mean_wait_ms > 0
-    figure = condition.figure(result)
-    cost = sum(spec.cost_per_hour for spec in scenario.servers)
-    figure = figure if figure == figure else float("inf")  # noqa: PLR0124 # NaN: all were dropped
-    probe = Probe(quantity.amount(scenario), figure, cost, result.usage.offered_load)
-    return probe, waited
+def _measure(source: ScenarioSource, condition: Condition, *, keep_warm_up: bool) -> Replication:
+    (result,) = simulate(source.build())
+    total, settled = result.total, result.settled
+    figure = condition.figure(result, keep_warm_up=keep_warm_up)
+    return Replication(
+        figure=math.inf if math.isnan(figure) else figure,  # all were dropped
+        offered_load=result.usage.offered_load,
+        growth_ms=settled.growth_ms if settled else math.nan,
+        cost_per_hour=result.cost_per_hour,
+        warm_up_requests=settled.removed if settled and not keep_warm_up else 0,
+        improvable=(total.completed < total.arrivals or total.loads > 0 or total.mean_wait_ms > 0)
+        and (result.usage.offered_load > _IDLE or total.loads > len(result.models)),
+    )
 
 
 def first_true(holds: Callable[[int], bool], begin: int, low: int, high: int) -> int:

@@ -79,12 +79,19 @@ class SparseHistograms:
         if self._buffered >= _BUFFERED:
             self._sorted()
 
-    def total(self) -> Counts:
-        """Return the histogram of all models. Shape [bins]."""
+    def total(self, first: int = 0) -> Counts:
+        """Return the histogram of all models from ``first`` on. Shape [bins]."""
         keys, counts = self._sorted()
+        own = slice(int(np.searchsorted(keys, first * BINS)), None)
         total = np.zeros(BINS, np.int64)
-        np.add.at(total, keys % BINS, counts)
+        np.add.at(total, keys[own] % BINS, counts[own])
         return total
+
+    def counts_until(self, value_ms: float, models: int) -> Counts:
+        """Return how many latencies of the first models are in the bin of a value or below it. Shape [models]."""
+        keys, counts = self._sorted()
+        own = keys % BINS <= bin_index(np.array([value_ms]))[0]
+        return np.bincount(keys[own] // BINS, counts[own], models)[:models].astype(np.int64)
 
     def row(self, model: int) -> Counts:
         """Return the histogram of one model. Shape [bins]."""

@@ -11,11 +11,13 @@ from struct import pack
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from chrion.serving.manager.policies import rounding_ms
 from chrion.serving.simulator.averages import BinnedCounts
 from chrion.serving.simulator.histograms import BINS, Counts, Floats, SparseHistograms, bin_index
-from chrion.serving.simulator.requests import Objectives
+from chrion.serving.simulator.request_batches import RequestBatches
+from chrion.serving.simulator.requests import MAX_CLASSES, Objectives
 
 #: Number of columns of a request's record: number, model, server; arrival, start and end in ms (start and end are NaN
 #: for a dropped request, the start alone for one that failed); 1 if the request waited for a load, else 0; kind (see
@@ -74,6 +76,11 @@ class RequestMetrics:
         #: Over time: arrivals, requests that left the queue (those dropped at their arrival), and violations by the
         #: arrival of the request.
         self.series = BinnedCounts(3)
+        #: The requests by their numbers.
+        self.batches = RequestBatches()
+        #: Arrivals and violations by class, shape [2, classes], and response times.
+        self.class_counts: Counts = np.zeros((2, MAX_CLASSES), np.int64)
+        self.class_responses = SparseHistograms()
         self._rows = array("d")
         self._recent: list[float] = []
         #: Adds the record of one request; see :data:`COLUMNS`.
@@ -118,6 +125,8 @@ class RequestMetrics:
         self.dropped += _count(models[~ended & ~failed], len(self.arrivals))
         self.series.add(1, np.where(failed, rows[:, 5], rows[:, 3])[~ended])
         self.series.add(2, rows[~ended, 3])
+        numbers = rows[~ended, 0].astype(np.int64)
+        self._add_violations(numbers, np.ones(len(numbers), bool))
         if ended.any():
             outcomes[ended] = self._add_ended(rows[ended], models[ended], servers[ended])
         return outcomes
@@ -136,7 +145,11 @@ class RequestMetrics:
         self.wait_ms += np.bincount(models, start - arrival, size)
         self.execution_ms += np.bincount(models, execution, size)
         self.response_ms += np.bincount(models, response, size)
-        bins = bin_index(response)
+        bins, numbers = bin_index(response), rows[:, 0].astype(np.int64)
+        classes = self._add_violations(numbers, late)
+        self.batches.add_responses(numbers, response, bins)
+        if len(classes):
+            self.class_responses.add(classes, bins)
         self.responses.add(models, bins)
         self.executions.add(models, bin_index(execution))
         np.add.at(self.cold_responses, bins[cold], 1)
@@ -144,6 +157,14 @@ class RequestMetrics:
         self.end_ms = max(self.end_ms, float(end.max()))
         outcomes: Counts = late.astype(np.int64) * _LATE
         return outcomes
+
+    def _add_violations(self, numbers: Counts, violated: npt.NDArray[np.bool_]) -> Counts:
+        """Count requests by number and by class; return their classes, if there are any."""
+        self.batches.add(numbers, violated)
+        classes = self.objectives.classes_of(numbers)
+        if len(classes):
+            self.class_counts += [_count(own, MAX_CLASSES) for own in (classes, classes[violated])]
+        return classes
 
     def _add_busy(self, execution: Floats, servers: Counts, kinds: Counts) -> None:
         gpu, cores, classes = self._busy_shares

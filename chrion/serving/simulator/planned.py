@@ -20,7 +20,7 @@ from chrion.serving.simulator.eligibility import Eligibility
 from chrion.serving.simulator.requests import Floats
 from chrion.serving.simulator.scenario_models import PLANNED, ServedModel
 from chrion.serving.simulator.settings import ServerSpec
-from chrion.serving.simulator.workload import SyntheticWorkload, Workload
+from chrion.serving.simulator.workload import MinuteReplay, SyntheticWorkload, Workload
 from chrion.serving.variants import Variant
 
 
@@ -51,6 +51,8 @@ def request_counts(workload: Workload, models: int) -> Floats:
     """Return the number of requests for each model, expected if they are drawn. Shape [models]."""
     if isinstance(workload, SyntheticWorkload):
         return workload.chances * workload.requests
+    if isinstance(workload, MinuteReplay):
+        return np.bincount(workload.models, workload.counts.sum(axis=1) * workload.rate_scale, models).astype(float)
     counts = np.zeros(models)
     for chunk in workload.chunks():
         counts += np.bincount(chunk.models, minlength=models)

@@ -12,6 +12,8 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
+#: Maximum classes of requests, so that one byte stores a class.
+MAX_CLASSES = 100
 
 
 class Details(NamedTuple):
@@ -23,10 +25,13 @@ class Details(NamedTuple):
     deadline_ms: Floats
     #: Requests of a higher priority start first.
     priority: Indices
+    #: The class of the request; None without classes.
+    classes: Indices | None = None
 
     def rows(self, index: Indices) -> Details:
         """Return the figures of some requests."""
-        return Details(self.duration_ms[index], self.deadline_ms[index], self.priority[index])
+        classes = None if self.classes is None else self.classes[index]
+        return Details(self.duration_ms[index], self.deadline_ms[index], self.priority[index], classes)
 
 
 class Requests(NamedTuple):
@@ -52,10 +57,20 @@ class Objectives:
         self._models = np.array(slo_ms, np.float64)
         #: By number of the request, NaN for the model's objective; empty if no request has its own.
         self._own = array("d")
+        #: The class of each request, by its number; empty without classes.
+        self._classes = array("b")
 
     def add(self, details: Details) -> None:
-        """Add the objectives of the next requests."""
+        """Add the objectives and classes of the next requests."""
         self._own.frombytes(details.deadline_ms.astype(np.float64).tobytes())
+        if details.classes is not None:
+            self._classes.frombytes(details.classes.astype(np.int8).tobytes())
+
+    def classes_of(self, numbers: Indices) -> Indices:
+        """Return the classes of some requests; empty without classes. Shape [n]."""
+        if not self._classes:
+            return np.zeros(0, np.int64)
+        return np.frombuffer(self._classes, np.int8)[numbers].astype(np.int64)
 
     def of_request(self, number: int, model: int) -> float:
         """Return the objective of a request."""
@@ -67,5 +82,5 @@ class Objectives:
         limits: Floats = self._models[models]
         if not self._own:
             return limits
-        own = np.array(self._own)[numbers.astype(np.int64)]
+        own = np.frombuffer(self._own)[numbers.astype(np.int64)]
         return np.where(np.isnan(own), limits, own)

@@ -7,7 +7,7 @@ Rates follow the paper: SLO violations = (late + dropped + failed) / arrivals (E
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -15,9 +15,11 @@ import numpy as np
 from msgspec.structs import asdict
 
 from chrion.common.version import __version__
+from chrion.serving.simulator.confidence import Interval
 from chrion.serving.simulator.engine import ClusterEngine
 from chrion.serving.simulator.histograms import Counts, NamedHistograms, bin_edges, quantile
 from chrion.serving.simulator.metrics import RequestMetrics
+from chrion.serving.simulator.request_batches import Settled
 from chrion.serving.simulator.scenario import Scenario
 
 SCHEMA = "chrion.simulation/1"
@@ -26,6 +28,7 @@ SCHEMA = "chrion.simulation/1"
 _TOLERATED = 0.01
 #: The quantiles of a :class:`LatencySummary`.
 _SHARES = (0.5, 0.95, 0.99)
+_HOUR_MS = 3_600_000.0
 SWEEP_SCHEMA = "chrion.simulation-sweep/1"
 
 
@@ -72,6 +75,18 @@ class RequestSummary:
 
 
 @dataclass(frozen=True, slots=True)
+class ClassSummary:
+    """Counts and quantiles of response times of the requests of one class; NaN without completed requests."""
+
+    name: str
+    arrivals: int
+    violation_rate: float
+    p50_ms: float
+    p95_ms: float
+    p99_ms: float
+
+
+@dataclass(frozen=True, slots=True)
 class ServerResult:
     """The work and the memory of one server."""
 
@@ -106,6 +121,16 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupUsage:
+    """The time for which the servers of one ``[[servers]]`` table were on, and its price."""
+
+    servers: int
+    hardware: str
+    server_hours: float
+    cost: float
+
+
+@dataclass(frozen=True, slots=True)
 class Usage:
     """Figures of servers that may be off, or have a disk."""
 
@@ -116,6 +141,7 @@ class Usage:
     disk_loads: int = 0
     #: Work of the requests over what all GPU slots, or all cores, can do while requests arrive, whichever is larger.
     offered_load: float = 0.0
+    groups: tuple[GroupUsage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -128,10 +154,15 @@ class PatternResult:
     total: RequestSummary
     models: tuple[RequestSummary, ...]
     servers: tuple[ServerResult, ...]
+    classes: tuple[ClassSummary, ...]
     #: Response times of requests that waited for a load; their mean is not kept and is NaN.
     cold_response: LatencySummary
     usage: Usage
     series: Series = field(repr=False)
+    #: Confidence intervals of violations and of response times from this run alone, and its figures without the
+    #: warm-up; empty and None if the rate of arrivals changes over time, since parts of the run then differ as well.
+    intervals: Mapping[str, Interval]
+    settled: Settled | None
     #: Histograms of execution time by family of models, and of all response times; see
     #: :func:`chrion.serving.simulator.histograms.bin_edges`.
     executions: Mapping[str, Counts] = field(repr=False)
@@ -141,6 +172,11 @@ class PatternResult:
     def models_missing(self) -> int:
         """The number of models with more than 1 % of their requests in violation, which the overall rate may hide."""
         return sum(model.violation_rate > _TOLERATED for model in self.models)
+
+    @property
+    def cost_per_hour(self) -> float:
+        """The mean price of the servers that are on for an hour."""
+        return self.usage.cost / self.duration_ms * _HOUR_MS if self.duration_ms else 0.0
 
     @property
     def loads_per_s(self) -> float:
@@ -157,7 +193,7 @@ def collect(scenario: Scenario, pattern: str, engine: ClusterEngine) -> PatternR
     """Return the results of an engine after its run."""
     duration_ms = max(engine.metrics.end_ms, engine.now)
     servers = tuple(_server(engine, i, duration_ms) for i in range(len(engine.servers)))
-    usage = _usage(engine, duration_ms)
+    usage = _usage(engine, duration_ms, scenario.groups)
     return from_metrics(scenario, pattern, engine.metrics, engine.cluster.loads, servers, duration_ms, usage)
 
 
@@ -180,6 +216,7 @@ def from_metrics(  # noqa: PLR0913, PLR0917 - the parts of a result
     quantiles = [_quantiles(counts) for counts in (responses, metrics.executions.total())]
     families = {model.family: i for i, model in enumerate({m.family: m for m in scenario.models}.values())}
     groups = np.array([families[model.family] for model in scenario.models])
+    steady = scenario.is_steady
     executions = metrics.executions if len(families) == len(groups) else metrics.executions.grouped(groups)
     return PatternResult(
         pattern=pattern,
@@ -187,9 +224,12 @@ def from_metrics(  # noqa: PLR0913, PLR0917 - the parts of a result
         total=_summarise("all", metrics, sum(loads), slice(None), quantiles),
         models=models,
         servers=servers,
+        classes=tuple(_class_summaries(scenario.classes, metrics)),
         cold_response=LatencySummary(math.nan, *_quantiles(metrics.cold_responses)),
         usage=usage,
         series=_series(metrics, duration_ms),
+        intervals=metrics.batches.intervals() if steady else {},
+        settled=metrics.batches.settled() if steady else None,
         executions=NamedHistograms(list(families), executions),
         responses=responses,
     )
@@ -224,7 +264,10 @@ def summary(result: PatternResult) -> dict[str, Any]:
         "loads_per_s": result.loads_per_s,
         "loaded_mb_per_s": result.loaded_mb_per_s,
         **plain(result.usage),
+        "cost_per_hour": result.cost_per_hour,
         "memory_peak_mb": max(s.memory_peak_mb for s in result.servers),
+        "intervals": {name: plain(entry) for name, entry in result.intervals.items()},
+        "warm_up_requests": result.settled.removed if result.settled else None,
     }
 
 
@@ -232,6 +275,7 @@ def _pattern_json(result: PatternResult) -> dict[str, Any]:
     return {
         **summary(result),
         "per_model": [_summary_json(model) for model in result.models],
+        "per_class": [plain(own) for own in result.classes],
         "per_server": [plain(server) for server in result.servers],
         "series": plain(result.series),
         "response_histogram": histogram_rows(result.responses),
@@ -292,6 +336,12 @@ def _summarise(
     )
 
 
+def _class_summaries(names: Sequence[str], metrics: RequestMetrics) -> Iterator[ClassSummary]:
+    quantiles = metrics.class_responses.quantiles(len(names), _SHARES)
+    for name, (arrivals, violations), own in zip(names, metrics.class_counts.T.tolist(), quantiles, strict=False):
+        yield ClassSummary(name, arrivals, violations / arrivals if arrivals else 0.0, *own)
+
+
 def _server(engine: ClusterEngine, i: int, end_ms: float) -> ServerResult:
     server, spec = engine.servers[i], engine.config.gpus[i]
     on_gpu, on_cores = engine.metrics.gpu_ms[i], engine.metrics.cores_ms[i]
@@ -313,14 +363,24 @@ def _server(engine: ClusterEngine, i: int, end_ms: float) -> ServerResult:
     )
 
 
-def _usage(engine: ClusterEngine, duration_ms: float) -> Usage:
+def _usage(engine: ClusterEngine, duration_ms: float, sizes: Sequence[int]) -> Usage:
+    """Return the use of servers, given the number of servers in each group."""
     specs = engine.config.servers
     on_ms = [duration_ms] * len(specs)
     if engine.availability:
         on_ms = [engine.availability.on_ms(host, duration_ms) for host in engine.hosts]
-    hours = [ms / 3_600_000 for ms in on_ms]
-    cost = sum(spec.cost_per_hour * own for spec, own in zip(specs, hours, strict=True))
-    return Usage(sum(hours), cost, sum(host.disk_loads for host in engine.hosts), _offered_load(engine))
+    groups, first = [], 0
+    for size in sizes:
+        spec, hours = specs[first], sum(on_ms[first : first + size]) / _HOUR_MS
+        groups.append(GroupUsage(size, spec.hardware, hours, spec.cost_per_hour * hours))
+        first += size
+    return Usage(
+        server_hours=sum(group.server_hours for group in groups),
+        cost=sum(group.cost for group in groups),
+        disk_loads=sum(host.disk_loads for host in engine.hosts),
+        offered_load=_offered_load(engine),
+        groups=tuple(groups),
+    )
 
 
 def _offered_load(engine: ClusterEngine) -> float:

@@ -26,6 +26,7 @@ from chrion.serving.simulator.eligibility import check_fit
 from chrion.serving.simulator.engine import EngineConfig, read_ahead
 from chrion.serving.simulator.overrides import TOP_KEYS, apply_sets
 from chrion.serving.simulator.planned import with_planned
+from chrion.serving.simulator.request_classes import ClassifiedWorkload
 from chrion.serving.simulator.scenario_models import (
     PLANNED,
     SHRINK,
@@ -35,15 +36,23 @@ from chrion.serving.simulator.scenario_models import (
     read_family,
     read_patterns,
     served_models,
+    with_memory,
     with_total,
 )
-from chrion.serving.simulator.server_hardware import complete_server
-from chrion.serving.simulator.settings import AutoscalingSpec, ModelSpec, ScenarioFile, ServerSpec
-from chrion.serving.simulator.workload import Workload, build_workload
+from chrion.serving.simulator.server_hardware import DatasheetFigures, complete_server
+from chrion.serving.simulator.settings import (
+    SYNTHETIC,
+    AutoscalingSpec,
+    ModelSpec,
+    ScenarioFile,
+    ServerSpec,
+    WorkloadSpec,
+)
+from chrion.serving.simulator.workload import MinuteReplay, Workload, build_workload
 
 _DEFAULT_CATALOGUE = "table6"
 #: Keys whose values are paths of files.
-_FILES = ("path", "plan")
+_FILES = ("path", "plan", "durations_path", "memory_path")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +69,10 @@ class Scenario:
     shrink: tuple[str, ...]
     #: One entry for each server.
     servers: tuple[ServerSpec, ...]
+    #: The number of servers of each ``[[servers]]`` table.
+    groups: tuple[int, ...]
+    #: What datasheets provide, for each of these tables that names its hardware.
+    datasheets: tuple[DatasheetFigures, ...]
     policies: PolicySpec
     #: None if all servers are always on.
     autoscaling: AutoscalingSpec | None
@@ -67,6 +80,8 @@ class Scenario:
     measure: str
     models: tuple[ServedModel, ...]
     workload: Workload
+    #: The names of the classes of requests; empty without classes.
+    classes: tuple[str, ...]
     #: The variant to whose latency the objectives of models refer; empty for the first variant of each model.
     reference: str
     #: The content of the scenario file with all changes and the models of its catalogue.
@@ -92,6 +107,12 @@ class Scenario:
     def estimated_hardware(self) -> tuple[str, ...]:
         """The hardware of servers whose figures are from datasheets."""
         return tuple(dict.fromkeys(spec.hardware for spec in self.servers if spec.hardware))
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether the rate of arrivals is the same at all times."""
+        workload = self.content.get("workload", {})
+        return workload.get("kind", WorkloadSpec().kind) in SYNTHETIC and not workload.get("curve")
 
     @property
     def is_simple(self) -> bool:
@@ -262,8 +283,11 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 def _build(content: Mapping[str, Any], name: str, folder: Path) -> Scenario:
     groups = content.get("servers")
+    datasheets: list[DatasheetFigures] = []
     if isinstance(groups, list):
-        groups = [complete_server(group, folder) for group in groups]
+        completed = [complete_server(group, folder) for group in groups]
+        groups = [table for table, _ in completed]
+        datasheets = [figures for _, figures in completed if figures]
     file = read_record(ScenarioFile, content if groups is None else {**content, "servers": groups})
     policies, slo = file.policies, file.slo
     if policies.admission == "deadline" and slo.measure != "response":
@@ -281,9 +305,6 @@ def _build(content: Mapping[str, Any], name: str, folder: Path) -> Scenario:
     models = served_models(with_total(families, file.total_models), slo, reference)
     gpus = [spec for spec in servers for _ in range(spec.gpus)]
     planned = PLANNED in patterns and not all(PLANNED in variants for _, variants in families)
-    for pattern in patterns:
-        if not (planned and pattern == PLANNED):
-            check_fit(models, gpus, shrink if pattern == SHRINK and shrink else (pattern,))
     workload = build_workload(
         file.workload,
         [model.name for model in models],
@@ -291,9 +312,19 @@ def _build(content: Mapping[str, Any], name: str, folder: Path) -> Scenario:
         file.seed,
         folder,
     )
+    if isinstance(workload, MinuteReplay) and workload.memory_mb is not None:
+        models = with_memory(models, workload.memory_mb.tolist(), reference)
+    for pattern in patterns:
+        if not (planned and pattern == PLANNED):
+            check_fit(models, gpus, shrink if pattern == SHRINK and shrink else (pattern,))
     if planned:
         models = with_planned(models, gpus, workload)
         check_fit(models, gpus, (PLANNED,))
+    if file.classes:
+        names = [own.name for own in file.classes]
+        if len(set(names)) < len(names):
+            raise ScenarioError(f"classes: duplicate name {max(names, key=names.count)!r}")
+        workload = ClassifiedWorkload(workload, file.classes, file.seed)
     return Scenario(
         name=content.get("name", name),
         seed=file.seed,
@@ -301,11 +332,14 @@ def _build(content: Mapping[str, Any], name: str, folder: Path) -> Scenario:
         patterns=patterns,
         shrink=shrink,
         servers=servers,
+        groups=tuple(group.count for group in file.servers),
+        datasheets=tuple(datasheets),
         policies=policies,
         autoscaling=_autoscaling(file.autoscaling, servers),
         measure=slo.measure,
         models=models,
         workload=workload,
+        classes=tuple(own.name for own in file.classes),
         reference=reference,
         content=content,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heapreplace
@@ -148,3 +150,29 @@ def served_models(families: Sequence[Family], slo: SloSpec, reference: str) -> t
             name = spec.name if spec.copies == 1 else f"{spec.name}#{copy + 1}"
             models.append(ServedModel(name, spec.name, spec, variants, objective, reference_ms))
     return tuple(models)
+
+
+def with_memory(models: Sequence[ServedModel], memory_mb: Sequence[float], reference: str) -> tuple[ServedModel, ...]:
+    """Return the models with other GPU memory: their variants keep their ratios to the reference variant.
+
+    Args:
+        models: The models.
+        memory_mb: The memory of the reference variant of each model; NaN for the given one.
+        reference: The variant; if empty, the first one of each model.
+
+    Raises:
+        ScenarioError: The reference variant of a model has no GPU memory.
+    """
+    changed = []
+    for model, wanted_mb in zip(models, memory_mb, strict=True):
+        given_mb = model.variants[reference or next(iter(model.variants))].memory_mb
+        if not given_mb:
+            hint = "set slo.of to a variant with GPU memory"
+            raise ScenarioError(f"workload.memory_path: models.{model.name}: no GPU memory to scale", hint=hint)
+        ratio = 1.0 if math.isnan(wanted_mb) else wanted_mb / given_mb
+        variants = {
+            name: dataclasses.replace(own, memory_mb=own.memory_mb * ratio, load_mb=own.load_mb * ratio)
+            for name, own in model.variants.items()
+        }
+        changed.append(dataclasses.replace(model, variants=variants))
+    return tuple(changed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,18 @@ from chrion.hardware import hardware as find_hardware
 TIMES_ON = "gtx-1080-ti"
 
 
-def complete_server(table: Any, folder: Path) -> Any:
+@dataclass(frozen=True, slots=True)
+class DatasheetFigures:
+    """The figures of servers that datasheets provide."""
+
+    hardware: str
+    #: Figures that the servers have, by key.
+    used: Mapping[str, float]
+    #: Figures in whose place the servers have others, which the scenario gives.
+    replaced: Mapping[str, float]
+
+
+def complete_server(table: Any, folder: Path) -> tuple[Any, DatasheetFigures | None]:
     """Return a ``[[servers]]`` table with the figures of its hardware; keys of the table itself take precedence.
 
     The figures are estimates: the GPU's speed is the ratio of two rooflines.
@@ -24,11 +36,14 @@ def complete_server(table: Any, folder: Path) -> Any:
         table: The table.
         folder: The folder that paths of files refer to.
 
+    Returns:
+        The table, and the figures; None if the table names no hardware.
+
     Raises:
         ScenarioError: A part is unknown or damaged, or a machine has no GPU.
     """
     if not isinstance(table, Mapping) or not table.get("hardware"):
-        return table
+        return table, None
     machine = find_machine(table, "hardware", "", folder, "servers")
     reference = find_machine(table, "times_on", TIMES_ON, folder, "servers")
     try:
@@ -39,7 +54,9 @@ def complete_server(table: Any, folder: Path) -> Any:
     figures = {"gpu_memory_gb": machine.gpu_memory_gb, "gpu_speed": speed, "pcie_gb_per_s": machine.pcie_gb_per_s}
     figures |= {"cost_per_hour": price} if price else {}
     figures |= {"cpu_cores": machine.cpu_cores} if machine.processor else {}
-    return {**figures, **table}
+    used = {key: figure for key, figure in figures.items() if key not in table}
+    replaced = {key: figure for key, figure in figures.items() if table.get(key, figure) != figure}
+    return {**figures, **table}, DatasheetFigures(table["hardware"], used, replaced)
 
 
 def find_machine(table: Mapping[str, Any], key: str, default: str, folder: Path, section: str) -> Hardware:

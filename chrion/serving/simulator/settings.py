@@ -8,6 +8,7 @@ from msgspec import Meta
 
 from chrion.common.records import LARGEST, Count, NonNegative, Positive, Record
 from chrion.serving.manager.policy_settings import PolicySpec
+from chrion.serving.simulator.requests import MAX_CLASSES
 
 #: Kinds of workload that need no trace file.
 SYNTHETIC = ("uniform", "poisson", "gamma")
@@ -76,13 +77,18 @@ class WorkloadSpec(Record, frozen=True):
     #: Requests per second over all models; not for traces.
     rate_per_s: Positive = 5.0
     #: Number of synthetic requests; not for traces.
-    requests: Annotated[int, Meta(ge=1, le=100_000_000)] = 20000
+    requests: Annotated[int, Meta(ge=1, le=10_000_000_000)] = 20000
+    #: The rate over time relative to ``rate_per_s``, as times in s and factors; not for traces.
+    curve: tuple[tuple[NonNegative, NonNegative], ...] = ()
     #: Standard deviation over mean of the gaps between arrivals, for ``gamma``; above 1 is bursty.
     burst_cv: Positive = 4.0
     #: The model of rank r is requested in proportion to share / r ** zipf_exponent; with 0, to its share.
     zipf_exponent: NonNegative = 0.0
     #: The trace file, relative to the scenario file.
     path: str = ""
+    #: Files with the execution times and the memory of the functions of an azure-functions-2019 trace.
+    durations_path: str = ""
+    memory_path: str = ""
     #: Mapping from the functions of a trace to models; if empty, ``name`` for csv, ``rank`` for azure-functions-2019,
     #: and ``draw`` for azure-llm-2023.
     mapping: Literal["", "name", "round-robin", "rank", "hash", "draw"] = ""
@@ -95,6 +101,18 @@ class WorkloadSpec(Record, frozen=True):
     #: The part of the trace that is replayed, in seconds of the trace; a length of 0 extends to its end.
     start_s: NonNegative = 0.0
     length_s: NonNegative = 0.0
+
+
+class ClassSpec(Record, frozen=True):
+    """``[[classes]]``: a class of requests, of all models alike."""
+
+    name: str
+    #: Its share of the requests, relative to those of the other classes.
+    share: Positive = 1.0
+    #: The objective of its requests; 0 uses their models'.
+    slo_ms: NonNegative = 0.0
+    #: Requests of a higher priority start first.
+    priority: Annotated[int, Meta(ge=-1_000_000, le=1_000_000)] = 0
 
 
 class SloSpec(Record, frozen=True):
@@ -146,6 +164,7 @@ class ScenarioFile(Record, frozen=True):
     servers: Annotated[tuple[ServerSpec, ...], Meta(min_length=1)] = (ServerSpec(),)
     policies: PolicySpec = PolicySpec()
     workload: WorkloadSpec = WorkloadSpec()
+    classes: Annotated[tuple[ClassSpec, ...], Meta(max_length=MAX_CLASSES)] = ()
     slo: SloSpec = SloSpec()
     autoscaling: AutoscalingSpec | None = None
     models: tuple[dict[str, Any], ...] = ()
@@ -160,4 +179,5 @@ SECTIONS: dict[str, type[Record]] = {
     "slo": SloSpec,
     "autoscaling": AutoscalingSpec,
     "models": ModelSpec,
+    "classes": ClassSpec,
 }

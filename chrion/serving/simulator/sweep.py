@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from multiprocessing import active_children, get_context
-from typing import Any
+from typing import Any, Protocol
 
 from chrion.serving.ray_cluster import connected
 from chrion.serving.simulator.results import PatternResult, summary
 from chrion.serving.simulator.run import simulate
-from chrion.serving.simulator.scenario import ScenarioSource
+from chrion.serving.simulator.scenario import Scenario, ScenarioSource
 
 #: Time limit in seconds for the end of a process that has been told to end (a choice, not measured).
 _END_TIMEOUT_S = 5.0
@@ -21,6 +21,13 @@ _END_TIMEOUT_S = 5.0
 
 #: The indices of points that are done, and their results.
 _Completed = Generator[tuple[int, tuple[PatternResult, ...]], None, None]
+
+
+class Task(Protocol):
+    """What a process builds and simulates."""
+
+    def build(self) -> Scenario:
+        """Return the scenario."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,6 +75,18 @@ def run_sweep(
     """
     tasks = [source.changed(values) for values in points]
     sizes = [len(task.build().models) for task in tasks]
+    results = run_tasks(tasks, workers=workers, ray_address=ray_address, progress=progress)
+    return [SweepPoint(*of_point) for of_point in zip(points, sizes, results, strict=True)]
+
+
+def run_tasks(
+    tasks: Sequence[Task],
+    *,
+    workers: int,
+    ray_address: str | None = None,
+    progress: Callable[[int], None] = lambda _: None,
+) -> list[tuple[PatternResult, ...]]:
+    """Simulate scenarios and return their results in the same order; see :func:`run_sweep`."""
     if ray_address is not None:
         completed = _on_ray(tasks, ray_address)
     elif workers > 1 and len(tasks) > 1:
@@ -79,23 +98,29 @@ def run_sweep(
         for i, results in completed:
             done[i] = results
             progress(len(done))
-    return [SweepPoint(values, sizes[i], done[i]) for i, values in enumerate(points)]
+    return [done[i] for i in range(len(tasks))]
 
 
-def _run(task: ScenarioSource) -> tuple[PatternResult, ...]:
+def _run(task: Task) -> tuple[PatternResult, ...]:
     return simulate(task.build())
 
 
-def _in_processes(tasks: Sequence[ScenarioSource], workers: int) -> _Completed:
+def _in_processes(tasks: Sequence[Task], workers: int) -> _Completed:
+    with worker_pool(workers) as pool:
+        futures = {pool.submit(_run, task): i for i, task in enumerate(tasks)}
+        for future in as_completed(futures):
+            yield futures[future], future.result()
+
+
+@contextmanager
+def worker_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
+    """Yield a pool of processes; an interrupt or an error ends them at once, and what runs is not waited for."""
     # Each process is a new interpreter: a fork is unsafe if the parent has threads.
     others = set(active_children())
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_ignore_interrupts) as pool:
         try:
-            futures = {pool.submit(_run, task): i for i, task in enumerate(tasks)}
-            for future in as_completed(futures):
-                yield futures[future], future.result()
+            yield pool
         except BaseException:
-            # An interrupt or the first error ends the sweep at once; points that run are not waited for.
             pool.shutdown(wait=False, cancel_futures=True)
             started = set(active_children()) - others
             for process in started:
@@ -110,7 +135,7 @@ def _ignore_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _on_ray(tasks: Sequence[ScenarioSource], address: str) -> _Completed:
+def _on_ray(tasks: Sequence[Task], address: str) -> _Completed:
     """Yield the index and the results of each task; a connection made by this function is closed, others are kept."""
     with connected(address, "a sweep on Ray"):
         import ray  # noqa: PLC0415 # an optional dependency

@@ -15,9 +15,11 @@ from typing import Protocol
 import numpy as np
 
 from chrion.errors import ScenarioError
+from chrion.serving.simulator.function_durations import FunctionDurations
+from chrion.serving.simulator.rate_curve import RateCurve
 from chrion.serving.simulator.requests import Details, Floats, Indices, Requests
 from chrion.serving.simulator.settings import SYNTHETIC, WorkloadSpec
-from chrion.serving.simulator.traces import MinuteCounts, read_trace
+from chrion.serving.simulator.traces import MinuteCounts, read_durations, read_memory, read_trace
 
 #: Requests in a chunk: numpy's fixed costs are negligible for so many, and they take less than 1 MB.
 _CHUNK = 1 << 15
@@ -59,6 +61,8 @@ class SyntheticWorkload:
     #: Probability of each model. Shape [models].
     chances: Floats
     seed: int
+    #: The rate over time relative to ``rate_per_s``; None for a constant rate.
+    curve: RateCurve | None = None
 
     @property
     def details(self) -> None:
@@ -73,7 +77,9 @@ class SyntheticWorkload:
             size = min(_CHUNK, self.requests - first)
             times = start_ms + np.cumsum(mean_ms * self._gaps(gaps, size))
             start_ms = float(times[-1])
-            yield Requests(times, _draw(models, self.chances, size))
+            if self.curve:
+                times = 1000 * self.curve.times_s(times / 1000)
+            yield Requests(times, draw(models, self.chances, size))
 
     def _gaps(self, rng: np.random.Generator, size: int) -> Floats:
         if self.kind == "uniform":
@@ -113,7 +119,7 @@ class TraceReplay:
             copies = scale_counts(np.ones(len(self.times_ms[part])), self.rate_scale, thinning)
             for rows in _pieces(copies):
                 for times, index in self._scaled(first + rows.start, copies[rows], ends, thinning):
-                    own = _draw(models, self.chances, len(index)) if self.models is None else self.models[index]
+                    own = draw(models, self.chances, len(index)) if self.models is None else self.models[index]
                     yield Requests(times, own, self.details.rows(index) if self.details else None)
 
     def _scaled(
@@ -147,11 +153,15 @@ class MinuteReplay:
     rate_scale: float
     time_scale: float
     seed: int
+    #: The execution times of the functions; None if requests have those of their models.
+    durations: FunctionDurations | None = None
+    #: The mean memory of each model's functions in MB, NaN if it is not known, shape [models]; None without a file.
+    memory_mb: Floats | None = None
 
     @property
-    def details(self) -> None:
-        """None: no request has figures of its own."""
-        return
+    def details(self) -> Details | None:
+        """The execution time of one request, if requests have their own."""
+        return None if self.durations is None else _durations_only(np.ones(1))
 
     @property
     def requests(self) -> int:
@@ -160,14 +170,21 @@ class MinuteReplay:
 
     def chunks(self) -> Iterator[Requests]:
         """Yield chunks of requests; see :class:`Workload`."""
-        thinning, moments = _streams(self.seed, 2)
+        thinning, moments, shares = _streams(self.seed, 3)
         for minute in range(self.counts.shape[1]):
             copies = scale_counts(self.counts[:, minute].astype(float), self.rate_scale, thinning)
             for (begin, end), counts in _divided(copies, moments):
-                models = np.repeat(self.models, counts)
-                times = (minute + moments.uniform(begin, end, len(models))) * _MINUTE_MS * self.time_scale
+                functions = np.repeat(np.arange(len(counts)), counts)
+                times = (minute + moments.uniform(begin, end, len(functions))) * _MINUTE_MS * self.time_scale
                 order = np.argsort(times, kind="stable")
-                yield Requests(times[order], models[order])
+                functions, details = functions[order], None
+                if self.durations:
+                    details = _durations_only(self.durations.draw(functions, shares.random(len(functions))))
+                yield Requests(times[order], self.models[functions], details)
+
+
+def _durations_only(duration_ms: Floats) -> Details:
+    return Details(duration_ms, np.full(len(duration_ms), np.nan), np.zeros(len(duration_ms), np.int64))
 
 
 def build_workload(
@@ -199,14 +216,18 @@ def build_workload(
 def _build(spec: WorkloadSpec, names: Sequence[str], shares: Sequence[float], seed: int, folder: Path) -> Workload:
     chances = popularity(shares, spec.zipf_exponent)
     if spec.kind in SYNTHETIC:
-        return SyntheticWorkload(spec.kind, spec.requests, spec.rate_per_s, spec.burst_cv, chances, seed)
+        curve = RateCurve(spec.curve) if spec.curve else None
+        return SyntheticWorkload(spec.kind, spec.requests, spec.rate_per_s, spec.burst_cv, chances, seed, curve)
     if not spec.path:
         hint = f"{_PUBLISHED.get(spec.kind, '')}name it with --set workload.path=FILE"
         raise ScenarioError(f"workload.path is missing: kind {spec.kind!r} requires a trace file", hint=hint)
     trace = read_trace(spec.kind, folder / spec.path)
     mapping = spec.mapping or _DEFAULT_MAPPING[spec.kind]
     if isinstance(trace, MinuteCounts):
-        return _per_minute(trace, spec, mapping, names, seed)
+        return _per_minute(trace, spec, mapping, names, seed, folder)
+    for key in ("durations_path", "memory_path"):
+        if getattr(spec, key):
+            raise ScenarioError(f"workload.{key}: only for kind 'azure-functions-2019'", hint="leave it out")
     begin = spec.start_s
     end = begin + spec.length_s if spec.length_s else np.inf
     part = (trace.times_s >= begin) & (trace.times_s < end)
@@ -279,7 +300,9 @@ def scale_counts(counts: Floats, scale: float, rng: np.random.Generator) -> Indi
     return (whole + (rng.random(len(counts)) < scaled - whole)).astype(np.int64)
 
 
-def _per_minute(trace: MinuteCounts, spec: WorkloadSpec, mapping: str, names: Sequence[str], seed: int) -> MinuteReplay:
+def _per_minute(  # noqa: PLR0913, PLR0917 - what a workload is built from
+    trace: MinuteCounts, spec: WorkloadSpec, mapping: str, names: Sequence[str], seed: int, folder: Path
+) -> MinuteReplay:
     if mapping == "draw":
         raise ScenarioError("workload.mapping = 'draw': the trace names functions", hint="use rank or hash")
     begin, length = spec.start_s / 60, spec.length_s / 60
@@ -290,7 +313,18 @@ def _per_minute(trace: MinuteCounts, spec: WorkloadSpec, mapping: str, names: Se
         until = f"to minute {begin + length:g}" if length else "to its end"
         raise ScenarioError(f"workload: the trace has no requests from minute {begin:g} {until}")
     models = map_functions(trace.names, trace.counts.sum(axis=1), mapping, names)
-    return MinuteReplay(counts, models, spec.rate_scale, spec.time_scale, seed)
+    durations, memory_mb = None, None
+    if spec.durations_path:
+        durations = FunctionDurations(read_durations(folder / spec.durations_path), trace.names)
+    if spec.memory_path:
+        memory = read_memory(folder / spec.memory_path)
+        found = [(at, memory.rows[name]) for at, name in enumerate(trace.names) if name in memory.rows]
+        functions, rows = np.array(found, np.int64).reshape(-1, 2).T
+        of, requests = models[functions], trace.counts[functions].sum(axis=1)
+        sums = np.bincount(of, requests * memory.values[rows, 0], len(names))
+        known = np.bincount(of, requests, len(names))
+        memory_mb = np.divide(sums, known, out=np.full(len(names), np.nan), where=known > 0)
+    return MinuteReplay(counts, models, spec.rate_scale, spec.time_scale, seed, durations, memory_mb)
 
 
 def _pieces(copies: Indices) -> Iterator[slice]:
@@ -321,6 +355,7 @@ def _streams(seed: int, number: int) -> list[np.random.Generator]:
     return [np.random.default_rng(s) for s in np.random.SeedSequence([seed, 0]).spawn(number)]
 
 
-def _draw(rng: np.random.Generator, chances: Floats, size: int) -> Indices:
+def draw(rng: np.random.Generator, chances: Floats, size: int) -> Indices:
+    """Return random numbers, each with its chance. Shape [size]."""
     picked = np.searchsorted(np.cumsum(chances), rng.random(size), side="right")
     return np.minimum(picked, len(chances) - 1)

@@ -9,6 +9,8 @@ import chrion
 from chrion.zoo import build
 from command_line import Chrion, assert_each_refused, assert_refused
 
+FIND = ("--find", "servers", "--until", "p99<=5ms")
+
 
 def test_tables(cli: Chrion) -> None:
     """A bundled scenario prints a table and one line of progress on stderr; ``--details`` adds two tables."""
@@ -72,6 +74,11 @@ def test_bad_input_is_one_line(cli: Chrion) -> None:
         (("table7", "--replications", "1"), "--replications: expected 2 or more, found 1"),
         (("table7", "--replications", "3", "--sweep", "seed=1,2"), "--sweep and --replications cannot be combined"),
         (("table7", "--replications", "3", "--export", "r.csv"), "--export cannot be combined with --replications"),
+        (("table7", "--keep-warm-up"), "--keep-warm-up: only --find leaves out the warm-up of runs"),
+        (("table7", *FIND, "--replications", "1"), "--replications: expected 2 or more, found 1"),
+        (("table7", *FIND, "--cells", "2"), "--find and --cells cannot be combined"),
+        (("table7", "--cells", "3"), "--cells: expected a divisor of the number of servers of each group, 1"),
+        (("table7", *FIND, "--sweep", "seed=1,2"), "--find and --sweep cannot be combined"),
         (("table7", "--sweep", "seed=1,2", "--details"), "--details cannot be combined with --sweep"),
         (("table7", "--sweep", "seed=1,2", "--sweep", "seed=3"), "--sweep: key 'seed' occurs twice"),
         (("azure-capacity",), "https://github.com/Azure/AzurePublicDataset; name it with --set workload.path=FILE"),
@@ -90,24 +97,57 @@ def test_a_value_of_a_sweep_is_checked_before_the_work_begins(cli: Chrion) -> No
 
 
 def test_find(cli: Chrion) -> None:
-    """``--find`` prints the limit of each pattern, as a table or as JSON."""
-    words = ("simulate", "table7", "--set", "requests=100", "--find", "servers", "--until", "swapping<=1%")
-    code, out, _ = cli(*words, "--json")
+    """``--find`` prints the bracket of each pattern and all values tried, as a table or as JSON, and writes them."""
+    words = ("simulate", "table7", "--set", "requests=100", "--set", 'patterns=["gpu", "memory-optimal"]', "--find")
+    code, out, _ = cli(*words, "servers", "--until", "swapping<=1%", "--json", "--export", "curve.csv")
     assert code == 0
     body = json.loads(out)
-    assert [limit["pattern"] for limit in body["limits"]] == ["gpu", "latency-optimal", "memory-optimal", "shrink"]
-    assert body["limits"][2]["found"]["amount"] == 1
-    out = cli(*words, "--set", "cost_per_hour=2")[1]
-    assert "memory-optimal" in out
-    assert "2.00" in out
-    words = ("simulate", "table7", "--set", "requests=100", "--find", "memory", "--until")
-    code, out, _ = cli(*words, "violations<=0%", "--set", 'patterns=["gpu", "shrink"]')
-    first, definition = out.splitlines()[:2]
-    assert (code, first) == (0, "gpu, shrink: no memory meets violations <= 0.00%")
-    assert definition.startswith("violations: requests whose execution time alone is above 1.05 x the latency of ")
-    row, reason = (line for line in cli(*words, "violations<=90%")[1].splitlines() if line.startswith("gpu"))
-    assert len(row.split()) == 3  # every larger card meets it, and no model fits on a smaller one
-    assert reason == f"gpu: below {row.split()[1]} the models do not fit"
+    assert (body["unit"], [limit["pattern"] for limit in body["limits"]]) == ("servers", ["gpu", "memory-optimal"])
+    assert body["limits"][1]["possible"]["amount"] == body["limits"][1]["certain"]["amount"] == 1
+    curves = sum(len(limit["curve"]) for limit in body["limits"])
+    assert len(Path("curve.csv").read_text().splitlines()) == 1 + curves
+    out = cli(*words, "servers", "--until", "swapping<=1%", "--set", "cost_per_hour=2")[1]
+    assert "memory-optimal: 1 servers; 1: swapping 0.00% [0.00% to 0.00%], 2.00 an hour" in out
+    code, out, _ = cli(*words, "memory", "--until", "violations<=0%")
+    assert code == 0
+    assert "gpu: no value meets violations <= 0.00%" in out
+    assert "violations: requests whose execution time alone is above 1.05 x the latency of " in out
+    assert "memory: gpu_memory_gb, of which 4 GB (reserved_gb) are for contexts and scratch space" in out
+    out = cli(*words, "memory", "--until", "violations<=90%", "--replications", "3")[1]
+    (reason,) = (line for line in out.splitlines() if line.startswith("gpu: below"))
+    assert reason == "gpu: below 6.1 the models do not fit"
+    assert "requests/s; " in cli(*words, "rate", "--until", "p99<=100ms", "--keep-warm-up")[1]
+
+
+def test_cells_and_classes(cli: Chrion) -> None:
+    """``--cells`` prints the interval of a sample; a scenario with classes has a table of them."""
+    text = '[workload]\nrequests = 400\n[[servers]]\ncount = 4\n[[classes]]\nname = "chat"\nslo_ms = 30.0\n'
+    Path("s.toml").write_text(text)
+    words = ("simulate", "s.toml", "--set", 'patterns=["gpu"]')
+    out = cli(*words, "--cells", "2", "--replications", "2", "--workers", "1")[1]
+    assert "2 of 2 cells" in out
+    body = json.loads(cli(*words, "--cells", "2", "--replications", "2", "--workers", "1", "--json")[1])
+    assert (body["cells"], body["simulated"]) == (2, 2)
+    assert body["intervals"]["gpu"]["violations"]["half_width"] == 0.0
+    out = cli(*words)[1]
+    assert "By class" in out
+    assert "chat" in out
+    assert "or the class's, and those dropped" in " ".join(out.split())
+
+
+def test_hardware_that_an_option_names(cli: Chrion) -> None:
+    """The output says which figures are estimated, and warns if the scenario's own memory stays."""
+    words = ("simulate", "table7", "--set", "requests=50", "--set", 'patterns=["gpu"]', "--workers", "1")
+    code, out, err = cli(*words, "--sweep", "hardware=l4,t4")
+    assert code == 0
+    assert "warning: hardware: gpu_memory_gb" in err
+    assert "l4: estimated from datasheets: gpu_speed = 0.6198, cost_per_hour = " in out
+    assert "l4: as the scenario gives them: gpu_memory_gb (datasheet: 24), pcie_gb_per_s (datasheet: 2" in out
+    points = json.loads(cli(*words, "--sweep", "hardware=l4,t4", "--json")[1])["points"]
+    assert [round(point["patterns"][0]["cost_per_hour"], 3) for point in points] == [0.805, 0.526]
+    _, out, err = cli(*words, "--set", "hardware=l4", "--set", "gpu_memory_gb=24", "--set", "pcie_gb_per_s=24")
+    assert "warning" not in err
+    assert "l4: estimated" in out
 
 
 def test_replications(cli: Chrion) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -87,14 +89,67 @@ def test_a_value_of_json_without_requests_is_null(cli: Chrion, scenario: str) ->
     assert [row["normalised_p50_ms"] for row in json.loads(out)["policies"]] == [None, None]
 
 
+def test_every_request_is_exported(cli: Chrion, scenario: str, tmp_path: Path) -> None:
+    """A row for each policy and request has its replica, times and tokens; that of a refused one has no times."""
+    path = tmp_path / "requests.csv"
+    code, _, _ = cli("simulate", scenario, "--set", "replicas.count=2", "--export", str(path))
+    assert code == 0
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    source = find_scenario(scenario).changed({"replicas.count": 2})
+    for result in simulate_decoder(build_decoder_scenario(source)):
+        own = [row for row in rows if row["policy"] == result.policy]
+        assert [int(row["number"]) for row in own] == list(range(60))
+        assert [int(row["prompt_tokens"]) for row in own] == result.workload.prompts.tolist()
+        for row, end_ms, replica in zip(own, result.ends_ms.tolist(), result.replicas.tolist(), strict=True):
+            refused = row["outcome"] == "refused"
+            assert refused == math.isnan(end_ms)
+            assert row["replica"] == ("" if refused else str(replica))
+            assert row["end_ms"] == ("" if refused else f"{end_ms:.6f}")
+
+
+def test_replications_have_intervals(cli: Chrion, scenario: str) -> None:
+    """The table has a row for each figure, the JSON output its mean and half width by policy."""
+    code, out, _ = cli("simulate", scenario, "--replications", "2", "--json")
+    found = json.loads(out)
+    assert (code, found["schema"], found["replications"]) == (0, "chrion.decoder-simulation-replications/1", 2)
+    first = found["intervals"]["iteration"]["first_p99"]
+    assert first["half_width"] > 0
+    assert found["intervals"]["request"]["goodput_per_s"]["mean"] is None
+    code, out, _ = cli("simulate", scenario, "--replications", "2")
+    assert code == 0
+    line = next(line for line in out.splitlines() if line.startswith("first_p99 ms"))
+    assert f"{first['mean']:.4g} " in line
+    assert "goodput_per_s" not in out
+
+
+def test_a_limit_is_found(cli: Chrion, scenario: str, tmp_path: Path) -> None:
+    """The output has the limit of each policy, and the file every value that was tried."""
+    path = tmp_path / "tried.csv"
+    options = ("--set", "policies=['iteration']", "--replications", "2", "--workers", "1", "--export", str(path))
+    code, out, _ = cli("simulate", scenario, "--find", "replicas", "--until", "first_p99<=60s", *options)
+    assert code == 2
+    code, out, _ = cli("simulate", scenario, "--find", "replicas", "--until", "first_p99<=60000ms", *options)
+    assert code == 0
+    assert any(line.startswith("iteration: 1 replicas") for line in out.splitlines())
+    with path.open(encoding="utf-8", newline="") as file:
+        assert next(csv.DictReader(file))["replicas"] == "1"
+
+
 def test_what_has_no_meaning_is_refused(cli: Chrion, scenario: str, tmp_path: Path) -> None:
     """Options and keys of server scenarios are refused, and nothing is written."""
     cases: list[tuple[tuple[str, ...], str]] = [
-        (("--find", "servers", "--until", "violations<=1%"), "--find: not for a scenario with a decoder"),
-        (("--replications", "3"), "--replications: not for a scenario with a decoder"),
-        (("--export", "requests.csv"), "--export: not for a scenario with a decoder"),
-        (("--replications", "0"), "--replications: not for a scenario with a decoder"),
-        (("--workers", "2"), "--workers: not for a scenario with a decoder"),
+        (("--find", "servers", "--until", "first_p99<=1ms"), "--find: expected one of rate, replicas, max_batch"),
+        (("--find", "rate", "--until", "p99<=1ms"), "--until: expected figure<=limit, found 'p99<=1ms'"),
+        (("--find", "rate", "--until", "violations<=1%"), "--until violations: the scenario has no objectives"),
+        (("--find", "rate", "--until", "first_p99<=1ms", "--replications", "1"), "--replications: expected 2 or more"),
+        (("--replications", "0"), "--replications: expected 2 or more"),
+        (("--details",), "--details: not for a scenario with a decoder"),
+        (("--set", "path=none.csv"), "requests.path: has no effect with kind = 'poisson'"),
+        (("--set", "kind=csv"), "requests.rate_per_s: has no effect with kind = 'csv'"),
+        (("--set", "lengths=csv"), "requests.path is missing: 'csv' requires a trace file"),
+        (("--set", "lengths=csv", "--set", "path=none.csv"), "requests.path: "),
+        (("--set", "block=16"), "batching.block: request-level scheduling reserves all slots of a request"),
         (("--plot", "run.svg"), "--plot: a decoder is drawn over a sweep of its rate"),
         (("--plot", "run.svg", "--sweep", "max_batch=1,2"), "--plot: a decoder is drawn over a sweep of its rate"),
         (("--set", "gpu_memory_gb=3"), "unknown key 'gpu_memory_gb'"),
