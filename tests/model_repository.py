@@ -45,6 +45,41 @@ def product(side: int = 4, seed: int = 0, *, layers: int = 1) -> onnx.ModelProto
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
 
 
+def columns() -> onnx.ModelProto:
+    """Build a pipeline as converters make it: one input a column, texts and numbers, to a label and probabilities.
+
+    Flights from Oslo are late; others are in time up to a distance of 1, and above it late with a probability of 0.75.
+    """
+    leaves = {2: (0.0, 1.0), 3: (1.0, 0.0), 4: (0.25, 0.75)}
+    trees = helper.make_node(
+        "TreeEnsembleClassifier", ["features"], ["label", "probabilities"], domain="ai.onnx.ml",
+        nodes_treeids=[0] * 5, nodes_nodeids=[*range(5)], nodes_featureids=[0, 2, 0, 0, 0],
+        nodes_modes=["BRANCH_LEQ"] * 2 + ["LEAF"] * 3, nodes_values=[0.5, 1.0, 0.0, 0.0, 0.0],
+        nodes_truenodeids=[1, 3, 0, 0, 0], nodes_falsenodeids=[2, 4, 0, 0, 0],
+        class_treeids=[0] * 6, class_nodeids=[leaf for leaf in leaves for _ in range(2)], class_ids=[0, 1] * 3,
+        class_weights=[weight for own in leaves.values() for weight in own],
+        classlabels_strings=["in time", "late"], post_transform="NONE",
+    )  # fmt: skip
+    nodes = [
+        helper.make_node(
+            "OneHotEncoder", ["city"], ["hot"], domain="ai.onnx.ml", cats_strings=["Oslo", "Rome"], zeros=1
+        ),
+        helper.make_node("Reshape", ["hot", "flat"], ["cities"]),
+        helper.make_node("Concat", ["cities", "distance"], ["features"], axis=1),
+        trees,
+    ]
+    kinds = {"city": TensorProto.STRING, "distance": TensorProto.FLOAT, "label": TensorProto.STRING}
+    infos = {
+        name: helper.make_tensor_value_info(name, kind, ["rows", 1][: 1 + (name != "label")])
+        for name, kind in kinds.items()
+    }
+    outputs = [infos["label"], helper.make_tensor_value_info("probabilities", TensorProto.FLOAT, ["rows", 2])]
+    flat = numpy_helper.from_array(np.array([-1, 2]), "flat")
+    graph = helper.make_graph(nodes, "columns", [infos["city"], infos["distance"]], outputs, [flat])
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=8)
+
+
 def counting() -> onnx.ModelProto:
     """Build ``y = x`` by counting to x one by one, which ends when the test wants if x is large."""
     one = numpy_helper.from_array(np.ones(1, np.float32), "one")

@@ -194,6 +194,27 @@ def check_errors() -> None:
             refused("wrong", "product", "x", "FP32", (1, 4), outputs=[module.InferRequestedOutput("z")])
 
 
+def check_columns() -> None:
+    """Send columns of texts and numbers to a pipeline by both protocols; texts come back as labels."""
+    given = {
+        "city": ("BYTES", np.array([[b"Oslo"], ["é".encode()], [b"Rome"]], np.object_)),
+        "distance": ("FP32", np.array([[0.5], [0.5], [2.0]], np.float32)),
+    }
+    with triton_http.InferenceServerClient(HTTP) as http, triton_grpc.InferenceServerClient(GRPC) as grpc:
+        for client, module, options in (
+            (http, triton_http, {"binary_data": True}),
+            (http, triton_http, {"binary_data": False}),
+            (grpc, triton_grpc, {}),
+        ):
+            inputs = [module.InferInput(name, array.shape, datatype) for name, (datatype, array) in given.items()]
+            for sent, (_, array) in zip(inputs, given.values(), strict=True):
+                sent.set_data_from_numpy(array, **options)
+            outputs = [module.InferRequestedOutput(name, **options) for name in ("label", "probabilities")]
+            result = client.infer("columns", inputs, outputs=outputs)
+            same(result.as_numpy("label"), np.array([b"late", b"in time", b"late"], np.object_))
+            same(result.as_numpy("probabilities"), np.array([[0, 1], [1, 0], [0.25, 0.75]], np.float32))
+
+
 if __name__ == "__main__":
     for check in sys.argv[3:]:
         globals()[f"check_{check}"]()

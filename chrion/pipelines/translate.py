@@ -1,14 +1,14 @@
 """Fitted scikit-learn pipelines as ONNX models, by skl2onnx; what it cannot convert today is mended.
 
-- HistGradientBoosting: its trees are written by Chrion. Thresholds are rounded down to float32, so that float32
-  features take the same branches as in scikit-learn.
-- KBinsDiscretizer with its default encoding, which is sparse: the dense encoding has the same values.
+HistGradientBoosting, KBinsDiscretizer, Normalizer and SplineTransformer have converters of Chrion
+(:mod:`chrion.pipelines.histograms`, :mod:`chrion.pipelines.transformers`).
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,15 +19,21 @@ from chrion.common.installation import install_hint
 from chrion.errors import OptionError
 from chrion.graph.ort_sessions import first_line
 from chrion.graph.rewrite import rename_reads
-from chrion.graph.trees import Rule, TreeEnsemble, write_ensemble
+from chrion.pipelines.histograms import categories_of, convert_histograms, is_histogram
+from chrion.pipelines.transformers import convert_bins, convert_norms, convert_splines
 
-Array = np.ndarray[Any, Any]
 #: The version of ``ai.onnx.ml`` and the opset: those that skl2onnx and every supported onnxruntime have.
 _OPSETS = {"": 18, "ai.onnx.ml": 3}
 #: The name of the value that joins all columns.
 _ALL = "all_columns"
-#: Losses of a HistGradientBoostingRegressor whose raw scores are its predictions.
-_IDENTITY_LOSSES = frozenset({"squared_error", "absolute_error", "quantile"})
+#: The converters of Chrion, by the name of the type.
+_CONVERTERS: dict[str, Callable[[Any, Any, Any], None]] = {
+    "HistGradientBoostingClassifier": convert_histograms,
+    "HistGradientBoostingRegressor": convert_histograms,
+    "KBinsDiscretizer": convert_bins,
+    "Normalizer": convert_norms,
+    "SplineTransformer": convert_splines,
+}
 
 
 def translate(pipeline: Any) -> onnx.ModelProto:
@@ -37,9 +43,9 @@ def translate(pipeline: Any) -> onnx.ModelProto:
         pipeline: The estimator. There is no path or pickle in its place, since loading one runs code of its author.
 
     Returns:
-        A model with one input a column, [rows, 1]: texts for columns with categories that are texts, float32 for
+        A model with one input a column, ``[rows, 1]``: texts for columns with categories that are texts, float32 for
         others. Inputs have the names of the columns, or ``x0``, ``x1``, ... if the estimator was fitted without names.
-        A classifier has the outputs ``label`` and ``probabilities`` ([rows, classes]).
+        A classifier has the outputs ``label`` and ``probabilities`` (``[rows, classes]``).
 
     Raises:
         OptionError: scikit-learn or skl2onnx is not installed, the object is no fitted estimator, or a part of it
@@ -52,7 +58,10 @@ def translate(pipeline: Any) -> onnx.ModelProto:
     texts = _text_columns(pipeline, columns)
     kinds = skl2onnx.common.data_types
     steps = [part for _, part in pipeline.steps] if hasattr(pipeline, "steps") else [pipeline]
-    chooses = hasattr(steps[0], "transformers_")
+    if len(getattr(steps[-1], "classes_", (0, 1))) < 2:
+        raise OptionError(f"{type(pipeline).__name__}: fitted on one class, {str(steps[-1].classes_[0])!r}")
+    #: Whether the first step takes each column as it is.
+    chooses = hasattr(steps[0], "transformers_") or bool(is_histogram(steps[0]) and categories_of(steps[0]))
     if not chooses and texts and len(texts) < len(columns):
         raise OptionError(f"{type(pipeline).__name__}: texts and numbers need a ColumnTransformer before them")
 
@@ -61,24 +70,43 @@ def translate(pipeline: Any) -> onnx.ModelProto:
 
     each = [(name, kind(name, 1)) for name in columns]
     inputs = each if chooses else [(_ALL, kind(columns[0], len(columns)))]
-    mended = copy.deepcopy(pipeline)
-    for part in _parts(mended):
-        if type(part).__name__ == "KBinsDiscretizer" and part.encode == "onehot":
-            part.encode = "onehot-dense"
-    final = mended.steps[-1][1] if hasattr(mended, "steps") else mended
     try:
-        model = skl2onnx.convert_sklearn(
-            mended,
-            initial_types=inputs,
-            target_opset=_OPSETS,
-            options={id(final): {"zipmap": False}} if base.is_classifier(steps[-1]) else None,
-            custom_conversion_functions={type(part): _convert for part in _parts(mended) if _is_histogram(part)},
-        )
+        model = _converted(skl2onnx, _mended(pipeline), inputs, classifier=base.is_classifier(steps[-1]))
     except OptionError:
         raise
     except Exception as error:
         raise OptionError(f"{type(pipeline).__name__}: cannot be translated: {first_line(error)}") from error
-    return _with_names(model, columns) if chooses else _by_column(model, columns)
+    model = _with_names(model, columns) if chooses else _by_column(model, columns)
+    for info in (*model.graph.input, *model.graph.output):
+        dims = info.type.tensor_type.shape.dim
+        if dims and not dims[0].HasField("dim_value"):
+            dims[0].dim_param = "rows"
+    return model
+
+
+def _mended(pipeline: Any) -> Any:
+    """Return a copy with votes as skl2onnx takes them: weights in an array, without those of dropped estimators."""
+    mended = copy.deepcopy(pipeline)
+    for part in _parts(mended):
+        if type(part).__name__ == "VotingClassifier":
+            part.flatten_transform = False  # which scores do not depend on
+        if type(part).__name__.startswith("Voting") and part.weights is not None:
+            part.weights = np.asarray(part._weights_not_none)  # noqa: SLF001 - it has no public access
+    return mended
+
+
+def _converted(skl2onnx: Any, pipeline: Any, inputs: Any, *, classifier: bool) -> onnx.ModelProto:
+    final = pipeline.steps[-1][1] if hasattr(pipeline, "steps") else pipeline
+    own = {type(part) for part in _parts(pipeline) if type(part).__name__ in _CONVERTERS}
+    model: onnx.ModelProto = skl2onnx.convert_sklearn(
+        pipeline,
+        initial_types=inputs,
+        target_opset=_OPSETS,
+        options={id(final): {"zipmap": False}} if classifier else None,
+        custom_conversion_functions={kind: _CONVERTERS[kind.__name__] for kind in own},
+        custom_shape_calculators=dict.fromkeys(own, partial(_set_types, skl2onnx.common.data_types)),
+    )
+    return model
 
 
 def _with_names(model: onnx.ModelProto, columns: Sequence[str]) -> onnx.ModelProto:
@@ -144,6 +172,8 @@ def _encoded(estimator: Any, columns: list[str]) -> Iterator[tuple[Any, list[str
                 return  # what follows reads other columns
     elif hasattr(estimator, "categories_"):
         yield estimator, columns
+    elif is_histogram(estimator) and categories_of(estimator):
+        yield from _encoded(estimator._preprocessor, columns)  # noqa: SLF001 - it has no public access
 
 
 def _selected(own: Any, columns: list[str]) -> list[str]:
@@ -155,6 +185,20 @@ def _selected(own: Any, columns: list[str]) -> list[str]:
     return [value if isinstance(value, str) else columns[int(value)] for value in listed]
 
 
+def _set_types(kinds: Any, operator: Any) -> None:
+    """Set the types of the outputs of an operator with a converter of Chrion: a shape calculator of skl2onnx."""
+    model = operator.raw_operator
+    if not is_histogram(model):
+        width = sum(model.n_bins_) if getattr(model, "encode", "ordinal") != "ordinal" else model.n_features_in_
+        operator.outputs[0].type = kinds.FloatTensorType([None, getattr(model, "n_features_out_", int(width))])
+    elif hasattr(model, "classes_"):
+        label = kinds.StringTensorType if model.classes_.dtype.kind in "OUST" else kinds.Int64TensorType
+        operator.outputs[0].type = label([None])
+        operator.outputs[1].type = kinds.FloatTensorType([None, len(model.classes_)])
+    else:
+        operator.outputs[0].type = kinds.FloatTensorType([None, 1])
+
+
 def _parts(value: Any) -> Iterator[Any]:
     """Yield an estimator and all estimators in it."""
     if isinstance(value, list | tuple):
@@ -164,77 +208,3 @@ def _parts(value: Any) -> Iterator[Any]:
         yield value
         for item in vars(value).values():
             yield from _parts(item)
-
-
-def _is_histogram(part: Any) -> bool:
-    return type(part).__name__ in {"HistGradientBoostingClassifier", "HistGradientBoostingRegressor"}
-
-
-def _convert(scope: Any, operator: Any, container: Any) -> None:
-    """Convert a HistGradientBoosting estimator: a converter of skl2onnx."""
-    ensemble = histogram_ensemble(operator.raw_operator)
-    source = operator.inputs[0].full_name
-    if type(operator.inputs[0].type).__name__ != "FloatTensorType":
-        cast = scope.get_unique_variable_name("features")
-        container.add_node("Cast", source, cast, to=onnx.TensorProto.FLOAT, name=scope.get_unique_operator_name("Cast"))
-        source = cast
-    kind = "TreeEnsembleRegressor" if ensemble.labels is None else "TreeEnsembleClassifier"
-    node = write_ensemble(ensemble, helper.make_node(kind, [source], ["y"], domain="ai.onnx.ml"))
-    attributes: Mapping[str, Any] = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-    container.add_node(
-        kind,
-        source,
-        [output.full_name for output in operator.outputs],
-        op_domain="ai.onnx.ml",
-        op_version=1,
-        name=scope.get_unique_operator_name(kind),
-        **attributes,
-    )
-
-
-def histogram_ensemble(model: Any) -> TreeEnsemble:
-    """Return the trees of a fitted HistGradientBoosting estimator.
-
-    Raises:
-        OptionError: It has categorical features, or a loss with a link that no tree ensemble has.
-    """
-    name = type(model).__name__
-    if getattr(model, "is_categorical_", None) is not None:
-        raise OptionError(f"{name}: its categorical features cannot be translated", hint="encode them before")
-    classes = getattr(model, "classes_", None)
-    if classes is None and model.loss not in _IDENTITY_LOSSES:
-        raise OptionError(f"{name}: the loss {model.loss!r} cannot be translated")
-    trees = [(target, tree.nodes) for row in model._predictors for target, tree in enumerate(row)]  # noqa: SLF001 - it has no public access
-    counts = [len(nodes) for _, nodes in trees]
-    nodes = np.concatenate([own for _, own in trees])
-    first = np.repeat(np.cumsum([0, *counts[:-1]]), counts)
-    leaf = nodes["is_leaf"].astype(bool)
-    #: The number of each node as a child.
-    child = np.where(leaf, ~(np.cumsum(leaf) - 1), np.cumsum(~leaf) - 1)
-    inner = ~leaf
-    thresholds = nodes["num_threshold"][inner]
-    rounded = thresholds.astype(np.float32)
-    above = rounded.astype(np.float64) > thresholds
-    rounded[above] = np.nextafter(rounded[above], np.float32(-np.inf))
-    several = classes is not None and len(classes) > 2
-    labels = None if classes is None else tuple(classes.tolist())
-    if labels is not None and not isinstance(labels[0], str):
-        labels = tuple(int(label) for label in labels)
-    return TreeEnsemble(
-        roots=child[np.cumsum([0, *counts[:-1]])],
-        features=nodes["feature_idx"][inner].astype(np.int64),
-        rules=np.full(int(inner.sum()), Rule.LEQ, np.uint8),
-        thresholds=rounded,
-        true=child[(first + nodes["left"])[inner]],
-        false=child[(first + nodes["right"])[inner]],
-        missing_true=nodes["missing_go_to_left"][inner].astype(bool),
-        members={},
-        leaf_count=int(leaf.sum()),
-        entry_leaves=np.arange(int(leaf.sum())),
-        entry_targets=np.repeat([target for target, _ in trees], counts)[leaf],
-        entry_weights=nodes["value"][leaf].astype(np.float32),
-        targets=1 if labels is None else len(labels),
-        base=np.ravel(model._baseline_prediction).astype(np.float32),  # noqa: SLF001 - it has no public access
-        transform="NONE" if labels is None else "SOFTMAX" if several else "LOGISTIC",
-        labels=labels,
-    )

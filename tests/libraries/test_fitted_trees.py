@@ -177,16 +177,13 @@ def test_a_translated_pipeline_with_a_target_encoder_is_tuned(name: str) -> None
     [
         (lambda *_: "pipeline.pkl", "expected a fitted scikit-learn estimator, found str"),
         (lambda pre, _: pre.StandardScaler(), "StandardScaler: not fitted"),
-        (lambda pre, _: pre.SplineTransformer().fit(np.random.default_rng(0).random((20, 2))), "cannot be translated"),
+        (lambda _, e: e.RandomForestClassifier(2).fit(np.ones((9, 2)), np.full(9, "a")), "fitted on one class, 'a'"),
+        (lambda pre, _: pre.FunctionTransformer(np.sin).fit(np.ones((20, 2))), "cannot be translated"),
         (
-            lambda _, e: e.HistGradientBoostingRegressor(loss="poisson").fit(*data("two")),
-            "the loss 'poisson' cannot be translated",
-        ),
-        (
-            lambda _, e: e.HistGradientBoostingClassifier(categorical_features=[4]).fit(
-                abs(data("two")[0]), data("two")[1]
+            lambda _, e: e.HistGradientBoostingRegressor(categorical_features=[0], min_samples_leaf=1).fit(
+                np.array([[2.0**24], [2.0**24 + 1]] * 20), [0.0, 1.0] * 20
             ),
-            "its categorical features cannot be translated",
+            "feature 0: two of its categories are the same number in float32",
         ),
     ],
 )

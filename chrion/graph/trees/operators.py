@@ -9,6 +9,7 @@ An ensemble that is malformed, or whose result ONNX leaves open, is refused.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -131,33 +132,47 @@ def _read_classic(node: onnx.NodeProto, attributes: Mapping[str, Any], dtype: np
     if len(np.unique(trees)) < len(starts):
         raise ValueError("the nodes of a tree do not follow each other")
     leaf = np.array([mode == _LEAF for mode in modes])
-    #: The child that each row is: the number of an inner node, or of a leaf.
-    child = np.where(leaf, ~(np.cumsum(leaf) - 1), np.cumsum(~leaf) - 1)
-    inner = np.flatnonzero(~leaf)
 
     def children(name: str) -> Array:
-        wanted = _column(attributes, f"nodes_{name}nodeids", count)[inner]
-        found = [rows.get(pair, -1) for pair in zip(trees[inner].tolist(), wanted.tolist(), strict=True)]
-        if -1 in found:
+        """Return the row of the child of each row; a leaf is its own."""
+        wanted = _column(attributes, f"nodes_{name}nodeids", count)
+        found = np.arange(count)
+        pairs = zip(trees[~leaf].tolist(), wanted[~leaf].tolist(), strict=True)
+        found[~leaf] = [rows.get(pair, -1) for pair in pairs]
+        if (found < 0).any():
             raise ValueError(f"nodes_{name}nodeids names a node that does not exist")
-        return child[found] if found else np.zeros(0, np.int64)
+        return found
 
     missing = np.zeros(count, bool)
     given = _column(attributes, "nodes_missing_value_tracks_true")
     missing[: min(count, len(given))] = given[:count] == 1
+    table = _Rows(
+        modes=modes,
+        features=_column(attributes, "nodes_featureids", count),
+        values=values,
+        true=children("true"),
+        false=children("false"),
+        missing=missing,
+    )
+    sets = table.join_chains(np.flatnonzero(~leaf))
+    joined = np.zeros(count, bool)
+    joined[list(table.joined)] = True
+    inner = np.flatnonzero(~leaf & ~joined)
+    #: The child that each row is: the number of an inner node, or of a leaf.
+    child = np.where(leaf, ~(np.cumsum(leaf) - 1), np.cumsum(~leaf & ~joined) - 1)
     classifier = node.op_type == CLASSIFIER
     targets, labels = _targets(attributes, classifier=classifier)
     entries = _entries(attributes, "class" if classifier else "target", rows, child)
     base = _floats(attributes, "base_values")
     return TreeEnsemble(
         roots=child[starts],
-        features=_column(attributes, "nodes_featureids", count)[inner],
-        rules=np.array([_rule(modes[at]) for at in inner.tolist()], np.uint8),
+        features=table.features[inner],
+        rules=np.array([Rule.MEMBER if at in sets else _rule(modes[at]) for at in inner.tolist()], np.uint8),
         thresholds=values[inner].astype(dtype or values.dtype),
-        true=children("true"),
-        false=children("false"),
+        true=child[table.true[inner]],
+        false=child[table.false[inner]],
         missing_true=missing[inner],
-        members={},
+        members={int(child[at]): np.array(own, dtype or values.dtype) for at, own in sets.items()},
         leaf_count=int(leaf.sum()),
         entry_leaves=entries[0],
         entry_targets=entries[1],
@@ -169,6 +184,47 @@ def _read_classic(node: onnx.NodeProto, attributes: Mapping[str, Any], dtype: np
         labels=labels,
         dtype=dtype or values.dtype,
     )
+
+
+@dataclass(eq=False)
+class _Rows:
+    """The rows of a table of nodes."""
+
+    modes: Sequence[str]
+    features: Array
+    values: Array
+    #: The rows of the children.
+    true: Array
+    false: Array
+    missing: Array
+    #: The rows that others have taken in.
+    joined: set[int] = field(default_factory=set)
+
+    def join_chains(self, inner: Array) -> dict[int, list[float]]:
+        """Join the comparisons with each value of a set, which lead to one child, and return the sets by row.
+
+        Converters write the splits of LightGBM by categories as such chains, so that nodes have several parents.
+        """
+        counts = np.bincount(np.concatenate([self.true[inner], self.false[inner]]), minlength=len(self.true))
+        sets: dict[int, list[float]] = {}
+        if not len(inner) or counts.max() < 2:
+            return sets
+        for row in inner.tolist():
+            own = sets.pop(row, [float(self.values[row])])
+            while row not in self.joined and self._continues(row, after := int(self.false[row])) and counts[after] == 1:
+                own += sets.pop(after, [float(self.values[after])])
+                self.missing[row] |= self.missing[after]
+                self.false[row] = self.false[after]
+                self.joined.add(after)
+            if len(own) > 1:
+                sets[row] = own
+        return sets
+
+    def _continues(self, row: int, after: int) -> bool:
+        """Return whether another row compares the same feature for equality, and leads to the same child."""
+        equal = self.modes[row] == self.modes[after] == f"BRANCH_{Rule.EQ.name}"
+        same = self.features[row] == self.features[after] and self.true[row] == self.true[after]
+        return equal and row != after and bool(same)
 
 
 def _rule(mode: str) -> Rule:
@@ -271,14 +327,10 @@ def _members(attributes: Mapping[str, Any], rules: Array, dtype: np.dtype[Any]) 
 
 def _classic(ensemble: TreeEnsemble, like: onnx.NodeProto) -> dict[str, Any]:
     """Return the attributes of a regressor or classifier: each tree's inner nodes, level by level, and its leaves."""
-    if ensemble.members:
-        raise RewriteError("cannot test membership in a set", like)
-    inner, leaves = len(ensemble.features), ensemble.leaf_count
-    depth = np.zeros(inner + leaves, np.int64)
-    for at, level in enumerate(ensemble.levels):
-        depth[level] = at
-    depth[inner:] = ensemble.depth
-    trees = np.concatenate([ensemble.node_trees, ensemble.leaf_trees])
+    nodes = _chained(ensemble)
+    inner, leaves = len(nodes.features), ensemble.leaf_count
+    depth = np.append(nodes.depths, np.full(leaves, ensemble.depth))
+    trees = np.concatenate([nodes.trees, ensemble.leaf_trees])
     order = np.lexsort((depth, trees))
     first = np.searchsorted(trees[order], np.arange(ensemble.trees))
     numbers = np.empty(inner + leaves, np.int64)
@@ -292,7 +344,7 @@ def _classic(ensemble: TreeEnsemble, like: onnx.NodeProto) -> dict[str, Any]:
     def position(children: Array) -> Array:
         return numbers[np.where(children < 0, inner + ~children, children)]
 
-    modes = [f"BRANCH_{Rule(rule).name}" for rule in ensemble.rules.tolist()] + [_LEAF] * leaves
+    modes = [f"BRANCH_{Rule(rule).name}" for rule in nodes.rules.tolist()] + [_LEAF] * leaves
     kind = "class" if ensemble.labels is not None else "target"
     entries = np.lexsort((ensemble.entry_targets, numbers[inner + ensemble.entry_leaves]))
     entries = entries[np.argsort(ensemble.leaf_trees[ensemble.entry_leaves[entries]], kind="stable")]
@@ -301,19 +353,19 @@ def _classic(ensemble: TreeEnsemble, like: onnx.NodeProto) -> dict[str, Any]:
         "post_transform": ensemble.transform,
         "nodes_treeids": trees[order].tolist(),
         "nodes_nodeids": numbers[order].tolist(),
-        "nodes_featureids": column(ensemble.features, 0).tolist(),
+        "nodes_featureids": column(nodes.features, 0).tolist(),
         "nodes_modes": [modes[at] for at in order.tolist()],
-        "nodes_truenodeids": column(position(ensemble.true), 0).tolist(),
-        "nodes_falsenodeids": column(position(ensemble.false), 0).tolist(),
+        "nodes_truenodeids": column(position(nodes.true), 0).tolist(),
+        "nodes_falsenodeids": column(position(nodes.false), 0).tolist(),
         f"{kind}_treeids": ensemble.leaf_trees[entry_leaves].tolist(),
         f"{kind}_nodeids": numbers[inner + entry_leaves].tolist(),
         f"{kind}_ids": ensemble.entry_targets[entries].tolist(),
     }
-    if ensemble.missing_true.any():
-        content["nodes_missing_value_tracks_true"] = column(ensemble.missing_true.astype(np.int64), 0).tolist()
+    if nodes.missing.any():
+        content["nodes_missing_value_tracks_true"] = column(nodes.missing.astype(np.int64), 0).tolist()
     doubles = ensemble.dtype == np.float64 and any(a.name.endswith("_as_tensor") for a in like.attribute)
     for name, values in (
-        ("nodes_values", column(ensemble.thresholds, 0)),
+        ("nodes_values", column(nodes.thresholds, 0)),
         (f"{kind}_weights", ensemble.entry_weights[entries]),
         ("base_values", ensemble.base),
     ):
@@ -323,6 +375,49 @@ def _classic(ensemble: TreeEnsemble, like: onnx.NodeProto) -> dict[str, Any]:
         return content | {"n_targets": ensemble.targets, "aggregate_function": ensemble.aggregate}
     texts = any(isinstance(label, str) for label in ensemble.labels)
     return content | {"classlabels_strings" if texts else "classlabels_int64s": list(ensemble.labels)}
+
+
+@dataclass(frozen=True, eq=False)
+class _Chained:
+    """Inner nodes, of which those that test membership are chains of comparisons with each value."""
+
+    features: Array
+    rules: Array
+    thresholds: Array
+    true: Array
+    false: Array
+    missing: Array
+    trees: Array
+    depths: Array
+
+
+def _chained(ensemble: TreeEnsemble) -> _Chained:
+    depths = np.zeros(len(ensemble.features))
+    for at, level in enumerate(ensemble.levels):
+        depths[level] = at
+    thresholds, rules, false = ensemble.thresholds.copy(), ensemble.rules.copy(), ensemble.false.copy()
+    of: list[int] = []  # of further comparisons, the node that they belong to
+    values: list[float] = []
+    after: list[int] = []
+    for node, own in sorted(ensemble.members.items()):
+        rules[node] = Rule.EQ
+        thresholds[node] = own[0] if len(own) else np.nan
+        if len(own) > 1:
+            first = len(false) + len(of)
+            of += [node] * (len(own) - 1)
+            values += own[1:].tolist()
+            after += [*range(first + 1, first + len(own) - 1), int(false[node])]
+            false[node] = first
+    return _Chained(
+        features=np.append(ensemble.features, ensemble.features[of]),
+        rules=np.append(rules, rules[of]),
+        thresholds=np.append(thresholds, np.array(values, thresholds.dtype)),
+        true=np.append(ensemble.true, ensemble.true[of]),
+        false=np.append(false, np.array(after, false.dtype)),
+        missing=np.append(ensemble.missing_true, ensemble.missing_true[of]),
+        trees=np.append(ensemble.node_trees, ensemble.node_trees[of]),
+        depths=np.append(depths, depths[of] + 0.5),
+    )
 
 
 def _ensemble_attributes(ensemble: TreeEnsemble, like: onnx.NodeProto) -> dict[str, Any]:

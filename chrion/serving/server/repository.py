@@ -332,7 +332,10 @@ def _spec(info: onnx.ValueInfoProto, role: str) -> TensorSpec:
     word = onnx.TensorProto.DataType.Name(tensor.elem_type) if kind == "tensor_type" else str(kind)
     datatype = DATATYPES.get(f"tensor({names.get(word, word.lower())})")
     if datatype is None:
-        raise ModelError(f"{role} {info.name!r}: type {word} has no datatype in the protocol")
+        hint = (
+            "converters of classifiers write a tensor with the option zipmap=False" if kind == "sequence_type" else ""
+        )
+        raise ModelError(f"{role} {info.name!r}: type {word} has no datatype in the protocol", hint=hint)
     if not tensor.HasField("shape"):
         return TensorSpec(info.name, datatype, None)
     shape = tuple(d.dim_value if d.HasField("dim_value") and d.dim_value > 0 else -1 for d in tensor.shape.dim)

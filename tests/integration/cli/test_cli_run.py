@@ -14,6 +14,7 @@ from chrion import Plan, Profile
 from chrion.machine.cores import physical_cores
 from command_line import PAPER, Chrion, assert_each_refused, assert_refused
 from helpers import FLOAT, free_branches, make_model, node, value
+from model_repository import columns
 from seams.commands import (
     lack_cores_and_lanes,
     note_sessions,
@@ -47,6 +48,21 @@ def test_run_takes_inputs_from_a_file(cli: Chrion, model: Path) -> None:
     code, out, _ = cli("run", str(model), "--input", "x.npz", "--repeat", "1")
     assert code == 0
     assert "outputs equal plain onnxruntime's" in out
+
+
+def test_a_pipeline_of_columns_is_run_measured_and_planned(cli: Chrion, tmp_path: Path) -> None:
+    """Columns of texts and numbers share the size of their rows, and texts may come from a file."""
+    onnx.save(columns(), tmp_path / "columns.onnx")
+    np.savez("x.npz", city=np.array([["Oslo"], ["é"], [""]]), distance=np.ones((3, 1), np.float32))
+    for given in (("--input", "x.npz"), ("--shape", "rows=20")):
+        code, out, _ = cli("run", "columns.onnx", *given, "--repeat", "1", "--json")
+        assert (code, json.loads(out)["equal"]) == (0, True)
+    code, out, _ = cli("bench", "columns.onnx", "--shape", "rows=20", "--rounds", "1", "--json")
+    assert code == 0
+    assert json.loads(out)
+    code, out, _ = cli("partition", "columns.onnx", "--shape", "rows=20", "--hardware", "l4+epyc-16")
+    assert code == 0
+    assert "written: columns.plan.json" in out
 
 
 def test_free_dimensions_are_those_of_the_inputs(cli: Chrion, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from chrion.serving.simulator.settings import ServerSpec
 from chrion.serving.variants import Variant
 from helpers import FLOAT, alternating_lanes, branches, make_model, node, value
 from local_server import LocalServer, local_server
-from model_repository import identity, product, put
+from model_repository import columns, identity, product, put
 from server_client import wait_until
 
 ROWS = np.ones((1, 4), np.float32)
@@ -260,6 +260,21 @@ def test_external_data_is_served(tmp_path: Path) -> None:
         reasons = {e["name"]: e["reason"] for e in server.get("/v2/repository/index", b"")[1]}
         assert "outside the model's folder" in reasons["out"]
         assert server.infer("text", [["é"]], "BYTES")[1]["outputs"][0]["data"] == ["é"]
+
+
+def test_scores_in_maps_are_refused_with_the_option_for_a_tensor(tmp_path: Path) -> None:
+    """A classifier as converters write it by default has a sequence of maps as output, which the protocol lacks."""
+    model = columns()
+    zipped = node("ZipMap", ["probabilities"], ["maps"], domain="ai.onnx.ml", classlabels_strings=["in time", "late"])
+    model.graph.node.append(zipped)
+    kind = onnx.helper.make_map_type_proto(onnx.TensorProto.STRING, onnx.helper.make_tensor_type_proto(FLOAT, []))
+    maps = onnx.helper.make_value_info("maps", onnx.helper.make_sequence_type_proto(kind))
+    model.graph.output[1].CopyFrom(maps)
+    put(tmp_path, "m", model)
+    with local_server(tmp_path) as server:
+        (entry,) = server.get("/v2/repository/index", b"")[1]
+        assert "output 'maps'" in entry["reason"]
+        assert "zipmap=False" in entry["reason"]
 
 
 def test_a_plan_of_the_folder_serves(tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""Data, encodings and pipelines of the comparisons of fine-tuning."""
