@@ -30,9 +30,10 @@ import onnxruntime as ort
 from result_files import write_results
 
 from chrion.machine.cores import physical_cores
-from chrion.serving.multi.load import Arrival, Served, submit_all
+from chrion.serving.multi.load import submit_all
 from chrion.serving.multi.policies import POLICIES
 from chrion.serving.multi.session import MultiSession
+from chrion.serving.multi.simulation import Arrival, Served
 from chrion.zoo import build
 
 Feeds = Mapping[str, Mapping[str, Any]]

@@ -23,7 +23,7 @@ import onnxruntime as ort
 from chrion.devices import CPU_PROVIDER
 from chrion.devices.intra_op import set_threads
 from chrion.errors import ChrionError, ShapeError, UnsafeModelError
-from chrion.graph.blocks import cut_blocks
+from chrion.graph.blocks import ModuleChain, cut_blocks, cut_pieces
 from chrion.graph.extract import Extractor
 from chrion.graph.loader import load_kernels
 from chrion.graph.model import Graph, TensorInfo
@@ -74,6 +74,7 @@ class BlockChain:
         output_names: The names of its outputs.
         block_ms: The measured time of each block alone on a core.
         reason: Why the model is one block; empty if it is cut or if it is short.
+        modules: Its modules, the pieces of which are the blocks; every block is a module unless it was cut into them.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class BlockChain:
         reason: str,
     ) -> None:
         self.inputs, self.output_names, self.reason = tuple(inputs), tuple(output_names), reason
+        self.modules = ModuleChain.straight(count)
         self._open_run = open_run
         self._lock = threading.Lock()
         self._idle: list[BlockRun] = []
@@ -184,6 +186,8 @@ def open_chain(
     source: str | Path | bytes | onnx.ModelProto,
     limit_ms: float,
     shapes: Mapping[str, int | Sequence[int]] | None = None,
+    *,
+    modules: bool = False,
 ) -> BlockChain:
     """Open a model as a chain of blocks, and measure their times on this machine.
 
@@ -192,6 +196,8 @@ def open_chain(
         limit_ms: The limit of a block's time; an operator that takes longer is a block of its own.
         shapes: Shapes of inputs with free dimensions, as for :func:`chrion.load`. Without them such a model is one
             block, of which the time is measured with free dimensions of 1.
+        modules: Cut the model into the pieces of its modules instead, whatever their time. Pieces of a module that do
+            not read from each other may run at the same time.
 
     Raises:
         ModelError: The model cannot be read, or onnxruntime refuses it.
@@ -210,21 +216,29 @@ def open_chain(
             raise error from None
     if graph.free_dimensions:
         return _whole(opened, f"free dimensions in {', '.join(graph.free_dimensions)}")
+    if not len(graph.dag):
+        return _whole(opened, "it has no operators")
     try:
         feed = {info.name: synthetic_array(info) for info in graph.inputs}
         times_ms = measure_node_times(graph, feed, _options())
     except Exception as error:  # noqa: BLE001 - the model may refuse synthetic inputs
         return _whole(opened, f"it does not run on synthetic inputs: {first_line(error)}")
+    if modules:
+        cut = cut_pieces(graph.dag)
+        return _cut(graph, feed, [piece for own in cut for piece in own], ModuleChain.of(graph.dag, cut))
     return _cut(graph, feed, cut_blocks(graph.dag, times_ms, limit_ms))
 
 
-def _cut(graph: Graph, feed: Mapping[str, Any], blocks: Sequence[Sequence[int]]) -> BlockChain:
+def _cut(
+    graph: Graph, feed: Mapping[str, Any], blocks: Sequence[Sequence[int]], modules: ModuleChain | None = None
+) -> BlockChain:
     """Return the chain of a graph that is cut into blocks."""
     factory = SegmentFactory(Extractor(graph), _options())
     segments = [factory.open(block, 1) for block in blocks]
     tensors = graph.select(name for s in segments for _, name in (*s.inputs, *s.outputs))
     names = [info.name for info in graph.outputs]
     chain = BlockChain(graph.inputs, names, lambda: _CutRun(tensors, segments), len(blocks), "")
+    chain.modules = modules or chain.modules
     chain.measure(feed)
     return chain
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future, wait
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,8 +18,12 @@ import pytest
 
 from chrion.errors import DroppedError, OptionError
 from chrion.runtime.block_chain import BlockChain
-from chrion.serving.multi.policies import POLICIES
+from chrion.serving.multi.combined import TopPlan
+from chrion.serving.multi.dispatcher import Replan
+from chrion.serving.multi.policies import SESSION_POLICIES
 from chrion.serving.multi.session import MultiSession
+from chrion.serving.multi.top import TopDispatcher
+from chrion.serving.multi.top_search import TopPlanner
 from chrion.zoo import build
 
 SMALL = {"resolution": 64, "width": 0.25}
@@ -45,7 +51,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     event.set()
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("policy", sorted(SESSION_POLICIES))
 def test_outputs_are_those_of_onnxruntime(models: dict[str, onnx.ModelProto], policy: str) -> None:
     """Tasks of both models from several threads have the outputs of plain sessions, by every policy."""
     expected = {}
@@ -190,3 +196,43 @@ def test_an_abandoned_session_stops_its_lanes(models: dict[str, onnx.ModelProto]
         if thread.name.startswith("chrion-lane-"):
             thread.join(60)
     assert threading.active_count() <= before
+
+
+def test_top_replaces_its_plan_while_tasks_go_on(
+    models: dict[str, onnx.ModelProto], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With uneven queues, another plan is asked for and adopted; every task has its result."""
+
+    def replan(self: TopPlanner, _: Replan) -> TopPlan:
+        return replace(self.first, intervals_ms=dict.fromkeys(models, 1.5))
+
+    monkeypatch.setattr(TopPlanner, "replan", replan)
+    with MultiSession(models, policy="top", queue=4096) as session:
+        assert "light 0.0 ms" in session.explain()
+        futures = [session.submit("heavy", FEED)]
+        until = time.monotonic() + 60
+        while "light 1.5 ms" not in session.explain():
+            assert time.monotonic() < until
+            futures += [session.submit("light", FEED) for _ in range(20)]
+            time.sleep(0.05)
+    assert all(future.result()["Y"].shape == (1, 1000) for future in futures)
+
+
+def test_closing_does_not_wait_for_the_launcher(
+    models: dict[str, onnx.ModelProto], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tasks that the launcher holds back for a second each are served at once when the session is closed."""
+    new_dispatcher = TopPlanner.new_dispatcher
+
+    def slow(self: TopPlanner, **options: Any) -> TopDispatcher:
+        dispatcher = new_dispatcher(self, **options)
+        dispatcher.adopt(replace(dispatcher.plan, intervals_ms=dict.fromkeys(models, 1000.0)), 0.0)
+        return dispatcher
+
+    monkeypatch.setattr(TopPlanner, "new_dispatcher", slow)
+    session = MultiSession(models, policy="top")
+    futures = [session.submit("light", FEED) for _ in range(30)]
+    begin = time.perf_counter()
+    session.close()
+    assert all(future.done() for future in futures)
+    assert time.perf_counter() - begin < 10

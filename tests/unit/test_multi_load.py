@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from chrion.errors import OptionError
 from chrion.serving.multi.dispatcher import Dispatcher, ModelRules
-from chrion.serving.multi.load import Arrival, Served, periodic, simulate, submit_all, summarise
+from chrion.serving.multi.load import submit_all, summarise
 from chrion.serving.multi.policies import POLICIES
 from chrion.serving.multi.session import BlockSpan
+from chrion.serving.multi.simulation import Arrival, Served, periodic, simulate
 from property_tests import examples
 
 

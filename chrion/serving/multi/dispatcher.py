@@ -87,7 +87,29 @@ class Over:
     outcome: Outcome
 
 
-Action = Run | Over
+@dataclass(frozen=True, slots=True)
+class Replan:
+    """The queues have become uneven: another plan of ``top`` is wanted, while tasks go on."""
+
+    #: The number of waiting tasks by model.
+    waiting: Mapping[str, int]
+    #: The tasks per second that have arrived of each model.
+    rates: Mapping[str, float]
+
+
+Action = Run | Over | Replan
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSpan:
+    """One run of a block; times as :func:`time.perf_counter` has them, in ms."""
+
+    lane: int
+    model: str
+    task: int
+    block: int
+    start_ms: float
+    end_ms: float
 
 
 @dataclass(slots=True)
@@ -168,6 +190,15 @@ class Dispatcher:
     def busy(self) -> int:
         """The number of lanes that run a block."""
         return sum(task is not None for task in self._lanes)
+
+    @property
+    def wake_ms(self) -> float:
+        """The time at which :meth:`wake` is to be called if no other event comes before; infinite if never."""
+        return math.inf
+
+    def wake(self, now_ms: float) -> list[Action]:
+        """Note that :attr:`wake_ms` has come, and return what follows."""
+        return self._assign(now_ms)
 
     def rules(self, model: str) -> ModelRules:
         """Return how the tasks of a model are treated."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import heapq
 import math
-import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
@@ -14,54 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from chrion.errors import OptionError
-from chrion.serving.multi.dispatcher import Action, Dispatcher, Over
-from chrion.serving.multi.session import BlockSpan, MultiSession
+from chrion.serving.multi.dispatcher import BlockSpan
+from chrion.serving.multi.session import MultiSession
+from chrion.serving.multi.simulation import MAX_ARRIVALS, Arrival, BlockTimes, Served, periodic, simulate
 
 #: A rate is sustained if at most this share of the tasks misses its deadline or is dropped, and no more wait at the end
 #: than this share and one for each lane.
 MISSED_SHARE = 0.01
-#: The most arrivals of one load.
-_MAX_ARRIVALS = 1_000_000
 #: Tasks of each model to measure the times of its blocks while all lanes are busy, for each lane.
 _CALIBRATION = 4
 #: The steps of the search for the rates that fit: it ends at 1 % of the factor.
 _SEARCH_STEPS, _MAX_FACTOR = 10, 16.0
-
-#: The time of a block in ms, by model and block: alone on the machine, and with all lanes busy.
-BlockTimes = Mapping[str, tuple[Sequence[float], Sequence[float]]]
-
-
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """A task of a load."""
-
-    time_ms: float
-    model: str
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """What became of a task."""
-
-    model: str
-    arrival_ms: float
-    #: When it was over.
-    end_ms: float
-    #: As the dispatcher has it: ``done``, ``full``, ``late``, ``failed``.
-    outcome: str
-    #: The time that it had; infinite without a deadline.
-    deadline_ms: float
-
-    @property
-    def latency_ms(self) -> float:
-        """The time from its arrival to its end."""
-        return self.end_ms - self.arrival_ms
-
-    @property
-    def missed(self) -> bool:
-        """Whether it was dropped, failed or late."""
-        return self.outcome != "done" or self.latency_ms > self.deadline_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,60 +47,6 @@ class LoadResult:
     #: The share of the lanes' time in which they ran blocks, until the last arrival.
     utilisation: float
     sustained: bool
-
-
-def periodic(rates: Mapping[str, float], seconds: float, seed: int = 0) -> list[Arrival]:
-    """Return arrivals at constant intervals, as those of cameras; each model begins at a random time within its first.
-
-    Raises:
-        OptionError: There are too many.
-    """
-    if sum(rates.values()) * seconds > _MAX_ARRIVALS:
-        raise OptionError(f"rates and seconds: more than {_MAX_ARRIVALS} tasks", hint="choose a shorter time")
-    random_ = random.Random(seed)  # noqa: S311 - not a secret
-    arrivals = []
-    for model, rate in rates.items():
-        first, period_s = random_.random(), min(1 / rate, seconds)  # at least one task each
-        count = math.floor(seconds / period_s - first) + 1
-        arrivals += [Arrival((first + at) * period_s * 1e3, model) for at in range(count)]
-    return sorted(arrivals, key=lambda arrival: arrival.time_ms)
-
-
-def simulate(
-    dispatcher: Dispatcher, lanes: int, arrivals: Sequence[Arrival], times: BlockTimes
-) -> tuple[list[Served], list[BlockSpan]]:
-    """Serve a load on a virtual clock; the time of a block depends on the number of busy lanes when it begins."""
-    events: list[tuple[float, int, int]] = []  # (end, count, lane) of the blocks that run
-    waiting: dict[int, Arrival] = {}
-    served: list[Served] = []
-    spans: list[BlockSpan] = []
-
-    def carry_out(actions: Sequence[Action], now_ms: float) -> None:
-        for action in actions:
-            if isinstance(action, Over):
-                arrival = waiting.pop(action.number)
-                deadline_ms = dispatcher.rules(arrival.model).deadline_ms
-                had_ms = math.inf if deadline_ms is None else deadline_ms
-                served.append(Served(arrival.model, arrival.time_ms, now_ms, action.outcome, had_ms))
-            else:
-                alone, busy = times[action.model]
-                share = (dispatcher.busy - 1) / max(1, lanes - 1)
-                block_ms = (1 - share) * alone[action.block] + share * busy[action.block]
-                heapq.heappush(events, (now_ms + block_ms, len(spans), action.lane))
-                spans.append(
-                    BlockSpan(action.lane, action.model, action.number, action.block, now_ms, now_ms + block_ms)
-                )
-
-    for arrival in [*arrivals, None]:
-        until = arrival.time_ms if arrival else math.inf
-        while events and events[0][0] <= until:
-            now_ms, _, lane = heapq.heappop(events)
-            carry_out(dispatcher.finish(lane, now_ms), now_ms)
-        if arrival:
-            number, actions = dispatcher.submit(arrival.model, arrival.time_ms)
-            waiting[number] = arrival
-            carry_out(actions, arrival.time_ms)
-    return served, spans
 
 
 def submit_all(
@@ -243,7 +150,7 @@ def find_factor(session: MultiSession, rates: Mapping[str, float], seconds: floa
         scaled = {name: factor * rate for name, rate in rates.items()}
         return predict(session, periodic(scaled, seconds), times).sustained
 
-    greatest = min(_MAX_FACTOR, _MAX_ARRIVALS / (sum(rates.values()) * seconds))
+    greatest = min(_MAX_FACTOR, MAX_ARRIVALS / (sum(rates.values()) * seconds))
     low, high = 0.0, 1.0
     while high < greatest and fits(high):
         low, high = high, min(2 * high, greatest)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
@@ -22,9 +25,12 @@ from chrion.machine.cores import check_cores, physical_cores
 from chrion.runtime import process_hooks
 from chrion.runtime.block_chain import BlockChain, BlockRun, open_chain
 from chrion.runtime.execution.lane_threads import LaneThreads
-from chrion.serving.multi.dispatcher import Action, Dispatcher, ModelRules, Over, Run
+from chrion.serving.multi.dispatcher import Action, BlockSpan, Dispatcher, ModelRules, Over, Replan, Run
 from chrion.serving.multi.policies import check_policy
+from chrion.serving.multi.top import TopDispatcher
+from chrion.serving.multi.top_search import TopPlanner
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 Model = str | Path | bytes | onnx.ModelProto
 #: Hints of dropped tasks.
@@ -32,18 +38,6 @@ _HINTS = {
     "full": "submit less often, or give a longer queue",
     "late": "the machine has too much work",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class BlockSpan:
-    """One run of a block; times as :func:`time.perf_counter` has them, in ms."""
-
-    lane: int
-    model: str
-    task: int
-    block: int
-    start_ms: float
-    end_ms: float
 
 
 @dataclass(slots=True)
@@ -54,8 +48,9 @@ class _Entry:
     future: Future[dict[str, Any]]
     feed: dict[str, Any]
     run: BlockRun | None = None
-    outputs: dict[str, Any] | None = None
     error: BaseException | None = None
+    #: Held while the task begins; several lanes may run its first blocks.
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 class MultiSession:
@@ -72,7 +67,8 @@ class MultiSession:
         deadlines: The time that a task has from :meth:`submit` to its end, ``50ms`` for example (a number is in ms):
             one for all models, or by name.
         rates: Expected tasks per second, for all models or by name; with them ``static`` divides the cores.
-        policy: A key of :data:`chrion.serving.multi.policies.POLICIES`; ``edf`` if there are deadlines, else ``fair``.
+        policy: A key of :data:`chrion.serving.multi.policies.SESSION_POLICIES`; ``edf`` if there are deadlines, else
+            ``fair``.
         priorities: The order of models for ``priority``, by name; 0, the default, is served first.
         queue: The most tasks that wait to begin, for each model or by name.
         drop: The task that a full queue drops: ``newest``, the one that is submitted, or ``oldest``. With a queue of 1,
@@ -111,13 +107,17 @@ class MultiSession:
         check_cores(cores)
         limit_ms, patience_ms = parse_duration_ms(block, "block"), parse_duration_ms(patience, "patience")
         given = _by_name(models, shapes or {}, "shapes", None)
-        chains = {name: open_chain(model, limit_ms, given[name]) for name, model in models.items()}
-        self._core = _Core(
-            chains,
-            {name: replace(own, block_ms=chains[name].block_ms) for name, own in rules.items()},
-            cores or len(physical_cores()),
-            lambda rules, lanes: Dispatcher(rules, lanes, self.policy, drop_late=drop_late, patience_ms=patience_ms),
-        )
+        top = self.policy == "top"
+        chains = {name: open_chain(model, limit_ms, given[name], modules=top) for name, model in models.items()}
+        rules = {name: replace(own, block_ms=chains[name].block_ms) for name, own in rules.items()}
+        lanes = cores or len(physical_cores())
+        options: dict[str, Any] = {"drop_late": drop_late, "patience_ms": patience_ms}
+        if top:
+            planner = TopPlanner(rules, lanes, {name: chain.modules for name, chain in chains.items()})
+            new_dispatcher: Callable[[], Dispatcher] = functools.partial(planner.new_dispatcher, **options)
+        else:
+            new_dispatcher = functools.partial(Dispatcher, rules, lanes, self.policy, **options)
+        self._core = _Core(chains, rules, lanes, new_dispatcher)
         process_hooks.register(self._core, _Core.refuse_in_child, _Core.close_at_exit)
 
     def submit(self, name: str, feed: Mapping[str, Any], deadline: str | float | None = None) -> Future[dict[str, Any]]:
@@ -157,7 +157,7 @@ class MultiSession:
 
     def new_dispatcher(self) -> Dispatcher:
         """Return a dispatcher without tasks that decides as this session does, for simulations."""
-        return self._core.new_dispatcher(self._core.rules, self._core.lanes)
+        return self._core.new_dispatcher()
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Return the number of each model's tasks so far, by outcome, and those that are ``waiting`` to begin."""
@@ -180,7 +180,7 @@ class MultiSession:
             reason = self._core.chains[name].reason
             blocks = f"{len(rules.block_ms)} blocks, the longest {max(rules.block_ms):.1f} ms"
             lines.append(f"{name}: {rules.total_ms:.1f} ms in {blocks}{f' ({reason})' if reason else ''}")
-        return "\n".join(lines)
+        return "\n".join([*lines, *self._core.plan_lines()])
 
     def close(self) -> None:
         """Refuse further tasks, and stop the lanes when those that were submitted are over. Idempotent.
@@ -208,11 +208,13 @@ class _Core:
         chains: Mapping[str, BlockChain],
         rules: Mapping[str, ModelRules],
         lanes: int,
-        new_dispatcher: Callable[[Mapping[str, ModelRules], int], Dispatcher],
+        new_dispatcher: Callable[[], Dispatcher],
     ) -> None:
         self.chains, self.rules, self.lanes, self.new_dispatcher = chains, rules, lanes, new_dispatcher
         self.spans: list[BlockSpan] | None = None
-        self._dispatcher = new_dispatcher(rules, lanes)
+        self._dispatcher = new_dispatcher()
+        #: When the next timer calls :meth:`_wake`.
+        self._wake_ms = math.inf
         self._entries: dict[int, _Entry] = {}
         self._counts: dict[str, dict[str, int]] = {name: {} for name in chains}
         self._lock = threading.Lock()
@@ -240,6 +242,9 @@ class _Core:
     def counts(self) -> dict[str, dict[str, int]]:
         with self._lock:
             return {name: {**own, "waiting": self._dispatcher.waiting(name)} for name, own in self._counts.items()}
+
+    def plan_lines(self) -> list[str]:
+        return [str(self._dispatcher.plan)] if isinstance(self._dispatcher, TopDispatcher) else []
 
     def close(self) -> None:
         if self._forked:
@@ -278,13 +283,15 @@ class _Core:
         start_ms = _now_ms()
         failed = False
         try:
-            if entry.run is None:
-                if not entry.future.set_running_or_notify_cancel():
-                    raise InterruptedError("cancelled")  # noqa: TRY301 - as if the block had failed
-                entry.run = chain.begin(entry.feed)
-            entry.run.run(action.block)
-            if action.block + 1 == len(chain.block_ms):
-                entry.outputs = dict(zip(chain.output_names, entry.run.outputs(), strict=True))
+            with entry.lock:
+                if entry.error is not None:
+                    raise entry.error  # noqa: TRY301 - another lane has failed
+                if entry.run is None:
+                    if not entry.future.set_running_or_notify_cancel():
+                        raise InterruptedError("cancelled")  # noqa: TRY301 - as if the block had failed
+                    entry.run = chain.begin(entry.feed)
+                run = entry.run
+            run.run(action.block)
         except BaseException as error:  # noqa: BLE001 - the future raises it, and the lane goes on
             entry.error, entry.run, failed = error, None, True
         end_ms = _now_ms()
@@ -301,8 +308,39 @@ class _Core:
             ended = self._carry_out(self._dispatcher.cancel(number, _now_ms()))
         self._answer(ended)
 
+    def _wake(self) -> None:
+        with self._lock:
+            self._wake_ms = math.inf
+            ended = self._carry_out(self._dispatcher.wake(_now_ms()))
+        self._answer(ended)
+
+    def _replan(self, request: Replan) -> None:
+        """Search for another plan while tasks go on."""
+        dispatcher = self._dispatcher
+        assert isinstance(dispatcher, TopDispatcher)  # noqa: S101 - no other one asks
+        assert dispatcher.replan  # noqa: S101 - it asks only then
+        try:
+            plan = dispatcher.replan(request)
+        except Exception:
+            log.exception("the plan stays as it is, since the search for another one failed")
+            return
+        with self._lock:
+            ended = self._carry_out(dispatcher.adopt(plan, _now_ms()))
+        self._answer(ended)
+
     def _carry_out(self, actions: Sequence[Action]) -> list[tuple[_Entry, Over]]:
         """Start blocks, and return the tasks that are over; the caller holds the lock."""
+        ended = self._start(actions)
+        while (wake_ms := self._dispatcher.wake_ms) < math.inf and self._refusal:  # nobody waits for what is closed
+            ended += self._start(self._dispatcher.wake(wake_ms))
+        if wake_ms < self._wake_ms:
+            self._wake_ms = wake_ms
+            timer = threading.Timer(max(0.0, wake_ms - _now_ms()) / 1e3, self._wake)
+            timer.daemon = True
+            timer.start()
+        return ended
+
+    def _start(self, actions: Sequence[Action]) -> list[tuple[_Entry, Over]]:
         ended = []
         for action in actions:
             if isinstance(action, Over):
@@ -310,6 +348,9 @@ class _Core:
                 counts = self._counts[entry.model]
                 counts[action.outcome] = counts.get(action.outcome, 0) + 1
                 ended.append((entry, action))
+            elif isinstance(action, Replan):
+                if not self._refusal:
+                    threading.Thread(target=self._replan, args=(action,), name="chrion-plan", daemon=True).start()
             else:
                 self._threads.submit({action.lane: _Part(self, action)})
         return ended
@@ -317,15 +358,16 @@ class _Core:
     def _answer(self, ended: Sequence[tuple[_Entry, Over]]) -> None:
         """Give tasks that are over their results, without the lock: futures call their callbacks."""
         for entry, over in ended:
-            if entry.run is not None:
-                self.chains[entry.model].end(entry.run)
+            outputs = self._end_run(entry, over)
             future = entry.future
+            if entry.error is not None and future.cancelled():
+                continue  # as its first block has noted
             if not (future.running() or future.set_running_or_notify_cancel()):
                 continue
-            if over.outcome == "done":
-                future.set_result(entry.outputs or {})
-            elif entry.error is not None:
+            if entry.error is not None:
                 future.set_exception(entry.error)
+            elif over.outcome == "done":
+                future.set_result(outputs)
             else:
                 what = "its queue is full" if over.outcome == "full" else "it cannot meet its deadline"
                 message = f"a task of {entry.model!r} was dropped: {what}"
@@ -337,6 +379,20 @@ class _Core:
             if drained:
                 self._threads.close(time.monotonic())  # without waiting for other lanes, which may do the same
                 self._drained.set()
+
+    def _end_run(self, entry: _Entry, over: Over) -> dict[str, Any]:
+        """Return the outputs of a task that is over, if it is done, and keep its buffers for others."""
+        outputs: dict[str, Any] = {}
+        chain = self.chains[entry.model]
+        if entry.run is None:
+            return outputs
+        try:
+            if over.outcome == "done":
+                outputs = dict(zip(chain.output_names, entry.run.outputs(), strict=True))
+            chain.end(entry.run)
+        except Exception as error:  # noqa: BLE001 - the future raises it
+            entry.error = error
+        return outputs
 
 
 @dataclass(frozen=True, slots=True)
