@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
@@ -14,13 +15,14 @@ import numpy as np
 
 from chrion.serving.multi.dispatcher import BlockSpan
 from chrion.serving.multi.session import MultiSession
-from chrion.serving.multi.simulation import MAX_ARRIVALS, Arrival, BlockTimes, Served, periodic, simulate
+from chrion.serving.multi.simulation import MAX_ARRIVALS, Arrival, BlockTimes, Served, build_arrivals, simulate
 
-#: A rate is sustained if at most this share of the tasks misses its deadline or is dropped, and no more wait at the end
-#: than this share and one for each lane.
+#: A rate is sustained if at most this share of the tasks misses its deadline or is dropped, and no more are open at the
+#: end than this share, one for each lane, and the others of a burst.
 MISSED_SHARE = 0.01
-#: Tasks of each model to measure the times of its blocks while all lanes are busy, for each lane.
-_CALIBRATION = 4
+#: Tasks of each model to measure the times of its blocks while all lanes are busy, for each lane, and their deadline:
+#: none of them is late.
+_CALIBRATION, _ANY_TIME_MS = 4, 1e9
 #: The steps of the search for the rates that fit: it ends at 1 % of the factor.
 _SEARCH_STEPS, _MAX_FACTOR = 10, 16.0
 
@@ -100,9 +102,7 @@ def _recorder(
 def measure_times(session: MultiSession, feeds: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return the times of the blocks alone, and measure them while all lanes are busy with tasks of all models."""
     with session.record() as spans:
-        count = _CALIBRATION * session.lanes
-        futures = [session.submit(name, feed) for _ in range(count) for name, feed in feeds.items()]
-        wait(futures)
+        wait(_keep_busy(session, feeds))
     found: dict[tuple[str, int], list[float]] = {}
     for span in spans:
         found.setdefault((span.model, span.block), []).append(span.end_ms - span.start_ms)
@@ -111,6 +111,19 @@ def measure_times(session: MultiSession, feeds: Mapping[str, Mapping[str, Any]])
         busy = [max(alone, float(np.median(found.get((name, at), [alone])))) for at, alone in enumerate(rules.block_ms)]
         times[name] = (rules.block_ms, tuple(busy))
     return times
+
+
+def _keep_busy(session: MultiSession, feeds: Mapping[str, Mapping[str, Any]]) -> list[Future[Any]]:
+    """Submit tasks of all models as their queues have room, so that none is dropped; return their futures."""
+    begun: dict[str, deque[Future[Any]]] = {name: deque() for name in feeds}
+    futures: list[Future[Any]] = []
+    for _ in range(_CALIBRATION * session.lanes):
+        for name, feed in feeds.items():
+            while session.counts()[name]["waiting"] >= session.rules[name].queue:
+                wait([begun[name].popleft()])
+            begun[name].append(session.submit(name, feed, _ANY_TIME_MS))
+            futures.append(begun[name][-1])
+    return futures
 
 
 def summarise(
@@ -129,7 +142,8 @@ def summarise(
         dropped = sum(task.outcome != "done" for task in own)
         models[name] = ModelResult(len(own), float(p50), float(p99), missed, dropped, backlog)
         allowed = MISSED_SHARE * len(own)
-        sustained &= missed <= allowed and backlog <= allowed + lanes
+        burst = max(Counter(task.arrival_ms for task in own).values())
+        sustained &= missed <= allowed and backlog <= allowed + lanes + burst - 1
     busy_ms = sum(max(0.0, min(span.end_ms, last_ms) - span.start_ms) for span in spans)
     return LoadResult(models, busy_ms / (lanes * last_ms) if last_ms else 0.0, sustained)
 
@@ -140,7 +154,9 @@ def predict(session: MultiSession, arrivals: Sequence[Arrival], times: BlockTime
     return summarise(served, spans, arrivals, session.lanes)
 
 
-def find_factor(session: MultiSession, rates: Mapping[str, float], seconds: float, times: BlockTimes) -> float:
+def find_factor(
+    session: MultiSession, rates: Mapping[str, float], seconds: float, times: BlockTimes, load: str = "periodic"
+) -> float:
     """Return the greatest factor, up to 16, by which all rates can be multiplied and are sustained, as predicted.
 
     The search halves the interval between a factor that is sustained and one that is not; 0.0 if none is.
@@ -148,7 +164,7 @@ def find_factor(session: MultiSession, rates: Mapping[str, float], seconds: floa
 
     def fits(factor: float) -> bool:
         scaled = {name: factor * rate for name, rate in rates.items()}
-        return predict(session, periodic(scaled, seconds), times).sustained
+        return predict(session, build_arrivals(scaled, seconds, load), times).sustained
 
     greatest = min(_MAX_FACTOR, MAX_ARRIVALS / (sum(rates.values()) * seconds))
     low, high = 0.0, 1.0

@@ -34,7 +34,7 @@ def check_policy(name: str) -> str:
         OptionError: There is no such policy.
     """
     if name not in SESSION_POLICIES:
-        raise OptionError(f"unknown policy {name!r}", hint=did_you_mean(name, SESSION_POLICIES))
+        raise OptionError(f"unknown policy {name!r}", hint=did_you_mean(str(name), SESSION_POLICIES))
     return name
 
 

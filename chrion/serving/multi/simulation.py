@@ -5,15 +5,18 @@ from __future__ import annotations
 import heapq
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from chrion.common.suggestions import did_you_mean
 from chrion.errors import OptionError
 from chrion.serving.multi.dispatcher import Action, BlockSpan, Dispatcher, Over, Replan, Run
 from chrion.serving.multi.top import TopDispatcher
 
 #: The most arrivals of one load.
 MAX_ARRIVALS = 1_000_000
+#: Tasks of a model that come together in a bursty load.
+_BURST = 4
 
 #: The time of a block in ms, by model and block: alone on the machine, and with all lanes busy.
 BlockTimes = Mapping[str, tuple[Sequence[float], Sequence[float]]]
@@ -51,21 +54,65 @@ class Served:
         return self.outcome != "done" or self.latency_ms > self.deadline_ms
 
 
-def periodic(rates: Mapping[str, float], seconds: float, seed: int = 0) -> list[Arrival]:
-    """Return arrivals at constant intervals, as those of cameras; each model begins at a random time within its first.
+def build_arrivals(rates: Mapping[str, float], seconds: float, load: str = "periodic", seed: int = 0) -> list[Arrival]:
+    """Return the tasks of a load; each model's load begins at a random phase, and has its rate on average.
+
+    Args:
+        rates: The tasks per second of each model.
+        seconds: The length of the load.
+        load: A key of :data:`LOADS`.
+        seed: Of the phases and random intervals.
 
     Raises:
-        OptionError: There are too many.
+        OptionError: There are too many tasks, or there is no such load.
     """
+    if load not in LOADS:
+        raise OptionError(f"unknown load {load!r}", hint=did_you_mean(str(load), LOADS))
     if sum(rates.values()) * seconds > MAX_ARRIVALS:
         raise OptionError(f"rates and seconds: more than {MAX_ARRIVALS} tasks", hint="choose a shorter time")
     random_ = random.Random(seed)  # noqa: S311 - not a secret
-    arrivals = []
+    found = []
     for model, rate in rates.items():
-        first, period_s = random_.random(), min(1 / rate, seconds)  # at least one task each
-        count = math.floor(seconds / period_s - first) + 1
-        arrivals += [Arrival((first + at) * period_s * 1e3, model) for at in range(count)]
-    return sorted(arrivals, key=lambda arrival: arrival.time_ms)
+        times_s = list(LOADS[load](rate, seconds, random_)) or [random_.random() * seconds]  # at least one task each
+        found += [Arrival(time_s * 1e3, model) for time_s in times_s]
+    return sorted(found, key=lambda arrival: arrival.time_ms)
+
+
+def periodic(rate: float, seconds: float, random_: random.Random) -> Iterator[float]:
+    """Yield times at constant intervals, as those of a camera."""
+    first = random_.random()
+    yield from ((first + at) / rate for at in range(math.floor(seconds * rate - first) + 1))
+
+
+def random_load(rate: float, seconds: float, random_: random.Random) -> Iterator[float]:
+    """Yield times at random intervals (a Poisson process), as those of many independent clients."""
+    time_s = random_.expovariate(rate)
+    while time_s < seconds:
+        yield time_s
+        time_s += random_.expovariate(rate)
+
+
+def bursty(rate: float, seconds: float, random_: random.Random) -> Iterator[float]:
+    """Yield several equal times at once, at constant intervals."""
+    for time_s in periodic(rate / _BURST, seconds, random_):
+        yield from [time_s] * _BURST
+
+
+def stepping(rate: float, seconds: float, random_: random.Random) -> Iterator[float]:
+    """Yield times at constant intervals of half the rate, and in every second quarter of the time of one and a half."""
+    quarter_s = seconds / 4
+    for at in range(4):
+        for time_s in periodic(rate * (1.5 if at % 2 else 0.5), quarter_s, random_):
+            yield at * quarter_s + time_s
+
+
+#: Loads by name: each function yields the times of one model's tasks in seconds.
+LOADS: dict[str, Callable[[float, float, random.Random], Iterator[float]]] = {
+    "periodic": periodic,
+    "random": random_load,
+    "bursty": bursty,
+    "stepping": stepping,
+}
 
 
 def simulate(

@@ -36,7 +36,7 @@ from chrion.serving.multi.combined import (
     sub_blocks,
 )
 from chrion.serving.multi.dispatcher import BlockSpan, ModelRules, Replan
-from chrion.serving.multi.simulation import Arrival, BlockTimes, Served, periodic, simulate
+from chrion.serving.multi.simulation import Arrival, BlockTimes, Served, build_arrivals, simulate
 from chrion.serving.multi.top import TopDispatcher
 
 #: a, b and c of Equation 2: the weights of utilisation, latency and variance.
@@ -114,7 +114,7 @@ class TopProblem:
         self._lanes, self._times, self._table, self._seed = lanes, times, table, seed
         served = {name: rate for name, rate in rates.items() if rate}
         self._waiting = waiting or {}
-        self._arrivals = periodic(served, _TASKS / sum(served.values()), seed)
+        self._arrivals = build_arrivals(served, _TASKS / sum(served.values()), seed=seed)
         self._reference: Figures | None = None
 
     def trial(self, plan: TopPlan, waiting: Mapping[str, int] | None = None) -> Trial:

@@ -54,9 +54,12 @@ class VariantSource:
     model: Path
     plan: Path | None
     accelerated: bool
+    #: The cores that a request leases; 0 for those in blocks, which have lanes of their own.
     cores: int
     #: The model's file and those of its external weights, wherever links lead.
     files: tuple[Path, ...]
+    #: Limit of a block's time; None if a request runs whole.
+    block_ms: float | None = None
 
     @property
     def model_bytes(self) -> int:
@@ -224,6 +227,10 @@ def _read_version(
     batching = settings.batching
     if batching:
         _check_batching(inputs, outputs)
+    if settings.blocks and (batching or settings.generation):
+        raise ModelError("blocks: requests are served one by one, without [batching] and [generation]")
+    if settings.blocks and any(spec.datatype == "BF16" for spec in (*inputs, *outputs)):
+        raise ModelError("blocks: inputs and outputs of BF16 are not supported")
     return ServedVersion(
         folder.parent.name,
         folder.name,
@@ -247,8 +254,8 @@ def _read_version(
 
 def _variants(folder: Path, settings: ModelSettings, *, accelerator: bool) -> Mapping[str, VariantSettings]:
     """Return the variants of the settings; by default the accelerator alone, the plans, and the CPU."""
-    if settings.variants:
-        return settings.variants
+    if settings.variants or settings.blocks:
+        return settings.variants or {"cpu": VariantSettings()}
     plans = [(path.name.removesuffix(".plan.json"), Plan.load(path), path) for path in folder.glob(_PLANS)]
     plans.sort(key=lambda plan: (-plan[1].predicted.resident_mb, plan[0]))
     variants = {"gpu": VariantSettings(device="accelerator")} if accelerator else {}
@@ -267,7 +274,12 @@ def _source(folder: Path, name: str, variant: VariantSettings, settings: ModelSe
     model = _inside(folder, variant.model or _MODEL)
     plan = _inside(folder, variant.plan) if variant.plan else None
     cores = len(from_plan(name, plan, VariantTable()).core_busy_ms) if plan else variant.cores or settings.cores
-    return VariantSource(name, model, plan, _accelerated(folder, variant), cores, _model_files(model))
+    block_ms = settings.block_ms
+    if block_ms is not None:
+        if plan or variant.device == "accelerator" or cores > 1:
+            raise ModelError(f"blocks: each runs on one core of the CPU, which does not fit variant {name}")
+        cores = 0
+    return VariantSource(name, model, plan, _accelerated(folder, variant), cores, _model_files(model), block_ms)
 
 
 def session_bytes(weights: int) -> int:
