@@ -138,7 +138,7 @@ class DroppedError(ChrionError, RuntimeError):
     """A task was dropped before its end.
 
     Attributes:
-        outcome: ``full`` if its queue was full, ``late`` if it could not meet its deadline.
+        outcome: ``full`` if its queue was full, ``late`` if it could not meet its deadline, ``removed`` with its model.
     """
 
     def __init__(self, message: str, *, hint: str = "", outcome: str = "") -> None:

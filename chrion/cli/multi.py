@@ -14,24 +14,18 @@ from chrion.cli.console import show, show_json, step
 from chrion.cli.exit_codes import OUT_OF_REACH
 from chrion.cli.options import CoresOption, ForceOption, JsonOption
 from chrion.common.files import write_atomically
+from chrion.common.suggestions import did_you_mean
 from chrion.common.units import parse_duration_ms
 from chrion.errors import OptionError
 from chrion.profiler.synthetic_inputs import synthetic_array
 from chrion.report import chrome_trace
 from chrion.report.load_tables import block_chart, load_line, load_table
-from chrion.serving.multi.load import (
-    LoadResult,
-    find_factor,
-    measure,
-    measure_times,
-    periodic,
-    predict,
-    summarise,
-)
-from chrion.serving.multi.policies import POLICIES
+from chrion.serving.multi.load import LoadResult, find_factor, measure, measure_times, predict, summarise
+from chrion.serving.multi.policies import SESSION_POLICIES
 from chrion.serving.multi.session import MultiSession
+from chrion.serving.multi.simulation import LOADS, build_arrivals
 
-_POLICY_HELP = f"Who runs next: {', '.join(POLICIES)}."
+_POLICY_HELP = f"Who runs next: {', '.join(SESSION_POLICIES)}."
 
 
 def multi(
@@ -55,6 +49,24 @@ def multi(
     drop_late: Annotated[
         bool, typer.Option("--drop-late", help="Drop tasks that cannot meet their deadline any more.")
     ] = False,
+    background: Annotated[
+        bool,
+        typer.Option(
+            "--background", help="Serve whole models side by side: those of later deadlines in the background (Linux)."
+        ),
+    ] = False,
+    accelerator: Annotated[
+        str | None,
+        typer.Option(
+            "--accelerator",
+            metavar="cuda,none",
+            help="Execution provider of each model, or one for all; none for blocks on the CPU.",
+            show_default="none",
+        ),
+    ] = None,
+    load: Annotated[
+        str, typer.Option("--load", metavar="NAME", help=f"How tasks arrive: {', '.join(LOADS)}.")
+    ] = "periodic",
     block: Annotated[str, typer.Option("--block", metavar="5ms", help="Limit of a block's time.")] = "5ms",
     cores: CoresOption = None,
     duration: Annotated[str, typer.Option("--duration", metavar="10s", help="Length of the load.")] = "10s",
@@ -67,37 +79,50 @@ def multi(
 ) -> None:
     """Find out whether this machine sustains several models at given rates.
 
-    Tasks arrive at constant intervals. They are served by a MultiSession, on a virtual clock and then in real time.
+    Tasks are served by a MultiSession, on a virtual clock and then in real time.
     Exit code 3: more than 1 % of a model's tasks miss their deadline or are dropped, or tasks pile up.
     """
     names = _names(models)
     per_s = dict(zip(names, _numbers(rates, len(names)), strict=True))
     deadlines = dict(zip(names, _each("--deadline", deadline, len(names)), strict=True)) if deadline else None
+    providers = dict(zip(names, _each("--accelerator", accelerator or "none", len(names)), strict=True))
     seconds = parse_duration_ms(duration, "--duration") / 1e3
     targets = outputs.check_outputs({"--trace": trace}, force=force)
+    if load not in LOADS:
+        raise OptionError(f"--load: unknown load {load!r}", hint=did_you_mean(load, LOADS))
+    if background and find:
+        raise OptionError("--find: how the system shares the cores among threads of --background cannot be predicted")
     options: dict[str, Any] = {"queue": queue, "drop": drop, "drop_late": drop_late, "cores": cores, "block": block}
-    with step(f"cutting {', '.join(names)} into blocks"):
+    with step(f"opening {', '.join(names)}" if background else f"cutting {', '.join(names)} into blocks"):
         session = MultiSession(
-            dict(zip(names, models, strict=True)), rates=per_s, deadlines=deadlines, policy=policy_name, **options
+            dict(zip(names, models, strict=True)),
+            rates=per_s,
+            deadlines=deadlines,
+            policy=policy_name,
+            background=background,
+            accelerators=providers,
+            **options,
         )
+    results = {}
     with session:
         feeds = {name: {i.name: synthetic_array(i) for i in inputs} for name, inputs in session.inputs.items()}
-        with step("measuring blocks while all lanes are busy"):
-            times = measure_times(session, feeds)
-        if find:
-            factor = find_factor(session, per_s, seconds, times)
-            if not factor:
-                raise OptionError(f"--find: no multiple of the rates {rates} is sustained", hint="allow more time")
-            per_s = {name: factor * rate for name, rate in per_s.items()}
-        arrivals = periodic(per_s, seconds)
-        predicted = predict(session, arrivals, times)
+        if not background:
+            with step("measuring blocks while all lanes are busy"):
+                times = measure_times(session, feeds)
+            if find:
+                factor = find_factor(session, per_s, seconds, times, load)
+                if not factor:
+                    raise OptionError(f"--find: no multiple of the rates {rates} is sustained", hint="allow more time")
+                per_s = {name: factor * rate for name, rate in per_s.items()}
+        arrivals = build_arrivals(per_s, seconds, load)
+        if not background:
+            results["predicted"] = predict(session, arrivals, times)
         with step(f"measuring {len(arrivals)} tasks in {seconds:g} s"):
             served, spans = measure(session, feeds, arrivals)
-        measured = summarise(served, spans, arrivals, session.lanes)
+        results["measured"] = measured = summarise(served, spans, arrivals, session.lanes)
         explanation = session.explain()
     if trace:
         write_atomically(trace, chrome_trace([block_chart("measured", spans)]))
-    results = {"predicted": predicted, "measured": measured}
     if as_json:
         content = {title: _plain(result) for title, result in results.items()}
         show_json({"policy": session.policy, "lanes": session.lanes, "rates": per_s, **content})

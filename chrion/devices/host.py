@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import numpy as np
@@ -51,3 +52,23 @@ def to_host(value: ort.OrtValue) -> ort.OrtValue:
     copy = ort.OrtValue.ortvalue_from_shape_and_type(list(value.shape()), value.element_type())
     ort.copy_tensors([value], [copy])
     return copy
+
+
+def copied(value: Any) -> Any:
+    """Return a copy of a tensor in host memory, which its owner cannot change; texts as an array of objects.
+
+    Sequences and maps are returned as they are.
+    """
+    if isinstance(value, ort.OrtValue):
+        if not value.is_tensor():
+            return value
+        if value.data_type() != "tensor(string)":
+            host = to_host(value)
+            if host is not value:
+                return host
+            copy = ort.OrtValue.ortvalue_from_shape_and_type(list(value.shape()), value.element_type())
+            ctypes.memmove(copy.data_ptr(), value.data_ptr(), value.tensor_size_in_bytes())
+            return copy
+        value = value.numpy()
+    array = np.array(value, order="C")
+    return array.astype(object) if array.dtype.kind in "US" else array

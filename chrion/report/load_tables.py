@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from chrion.common.units import format_ms
 from chrion.report.figure_table import FigureTable, key
 from chrion.report.lane_chart import LaneChart, LaneSpan
+from chrion.serving.multi.dispatcher import BlockSpan
 from chrion.serving.multi.load import LoadResult
-from chrion.serving.multi.session import BlockSpan
 
 
 def load_table(rates: Mapping[str, float], results: Mapping[str, LoadResult]) -> FigureTable:

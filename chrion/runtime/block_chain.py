@@ -7,7 +7,6 @@ those of a session of the whole model with one thread. A model that cannot be cu
 
 from __future__ import annotations
 
-import functools
 import logging
 import threading
 import time
@@ -16,14 +15,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import onnxruntime as ort
 
 from chrion.devices import CPU_PROVIDER
+from chrion.devices.host import copied
 from chrion.devices.intra_op import set_threads
 from chrion.errors import ChrionError, ShapeError, UnsafeModelError
-from chrion.graph.blocks import cut_blocks
+from chrion.graph.blocks import ModuleChain, cut_blocks, cut_pieces
 from chrion.graph.extract import Extractor
 from chrion.graph.loader import load_kernels
 from chrion.graph.model import Graph, TensorInfo
@@ -33,14 +32,14 @@ from chrion.profiler.node_times import measure_node_times
 from chrion.profiler.synthetic_inputs import synthetic_array
 from chrion.runtime.execution.host_frame import HostFrame
 from chrion.runtime.execution.segments import Segment, SegmentFactory, locate_error
-from chrion.runtime.requests import check_feed
+from chrion.runtime.requests import check_arguments, check_feed, numeric_dtype
 from chrion.runtime.selection.model_loading import open_model
+from chrion.runtime.shared_arena import use_shared_arena
 
 log = logging.getLogger(__name__)
 
 #: Runs of a chain to measure the times of its blocks, after one that warms up.
 _RUNS = 7
-_AS_REQUESTED = 1  # onnxruntime's kSameAsRequested; by default, regions of an arena double in size
 
 
 class BlockRun(ABC):
@@ -51,8 +50,8 @@ class BlockRun(ABC):
         """Take the inputs of a request."""
 
     @abstractmethod
-    def run(self, block: int) -> None:
-        """Run a block, after those before it."""
+    def run(self, block: int, options: ort.RunOptions | None = None) -> None:
+        """Run a block, after those before it; with the options, another thread can terminate it."""
 
     @abstractmethod
     def outputs(self) -> list[Any]:
@@ -74,6 +73,7 @@ class BlockChain:
         output_names: The names of its outputs.
         block_ms: The measured time of each block alone on a core.
         reason: Why the model is one block; empty if it is cut or if it is short.
+        modules: Its modules, the pieces of which are the blocks; every block is a module unless it was cut into them.
     """
 
     def __init__(
@@ -85,6 +85,7 @@ class BlockChain:
         reason: str,
     ) -> None:
         self.inputs, self.output_names, self.reason = tuple(inputs), tuple(output_names), reason
+        self.modules = ModuleChain.straight(count)
         self._open_run = open_run
         self._lock = threading.Lock()
         self._idle: list[BlockRun] = []
@@ -96,7 +97,8 @@ class BlockChain:
         Raises:
             Exception: As InferenceSession does for wrong inputs.
         """
-        return {name: _copied(value) for name, value in check_feed(self.inputs, feed).items()}
+        check_arguments(None, feed, None)
+        return {name: copied(value) for name, value in check_feed(self.inputs, feed).items()}
 
     def begin(self, feed: Mapping[str, Any]) -> BlockRun:
         """Return a request in flight.
@@ -115,6 +117,20 @@ class BlockChain:
         run.clear()
         with self._lock:
             self._idle.append(run)
+
+    def run(self, feed: Mapping[str, Any], options: ort.RunOptions | None = None) -> dict[str, Any]:
+        """Run all blocks of a request, and return its outputs by name.
+
+        Args:
+            feed: Inputs as :meth:`check` returns them.
+            options: With them, another thread can terminate the request.
+        """
+        run = self.begin(feed)
+        for block in range(len(self.block_ms)):
+            run.run(block, options)
+        outputs = dict(zip(self.output_names, run.outputs(), strict=True))
+        self.end(run)
+        return outputs
 
     def measure(self, feed: Mapping[str, Any] | None = None) -> None:
         """Measure the times of the blocks: the least of several runs, since interference only adds time.
@@ -146,10 +162,10 @@ class _CutRun(BlockRun):
     def begin(self, feed: Mapping[str, Any]) -> None:
         self._frame.begin(feed, {}, arrays=True)
 
-    def run(self, block: int) -> None:
+    def run(self, block: int, options: ort.RunOptions | None = None) -> None:
         segment = self._segments[block]
         try:
-            segment.session.run_with_iobinding(self._frame.bindings[block])
+            segment.session.run_with_iobinding(self._frame.bindings[block], options)
         except Exception as error:
             raise locate_error(error, segment) from error
 
@@ -169,9 +185,9 @@ class _WholeRun(BlockRun):
     def begin(self, feed: Mapping[str, Any]) -> None:
         self._feed = feed
 
-    def run(self, block: int) -> None:
+    def run(self, block: int, options: ort.RunOptions | None = None) -> None:
         del block  # the only one
-        self._outputs = self._session.run(None, self._feed)
+        self._outputs = self._session.run(None, self._feed, options)
 
     def outputs(self) -> list[Any]:
         return self._outputs
@@ -181,24 +197,32 @@ class _WholeRun(BlockRun):
 
 
 def open_chain(
-    source: str | Path | bytes | onnx.ModelProto,
+    source: str | Path | bytes | onnx.ModelProto | OpenedModel,
     limit_ms: float,
     shapes: Mapping[str, int | Sequence[int]] | None = None,
+    accelerator: str = "",
+    *,
+    modules: bool = False,
 ) -> BlockChain:
     """Open a model as a chain of blocks, and measure their times on this machine.
 
     Args:
-        source: A model file, its bytes, or a ModelProto.
+        source: A model file, its bytes, a ModelProto, or an opened model.
         limit_ms: The limit of a block's time; an operator that takes longer is a block of its own.
         shapes: Shapes of inputs with free dimensions, as for :func:`chrion.load`. Without them such a model is one
             block, of which the time is measured with free dimensions of 1.
+        accelerator: An execution provider that works, on which the model runs as one block; the CPU if empty.
+        modules: Cut the model into the pieces of its modules instead, whatever their time. Pieces of a module that do
+            not read from each other may run at the same time.
 
     Raises:
         ModelError: The model cannot be read, or onnxruntime refuses it.
         ShapeError: A shape names no input or free dimension, or contradicts the model.
         UnsafeModelError: The model names files outside of its folder.
     """
-    opened = open_model(source)
+    opened = source if isinstance(source, OpenedModel) else open_model(source)
+    if accelerator:
+        return _whole(opened, "", accelerator)
     try:
         graph = load_kernels(opened, shapes)
     except (ShapeError, UnsafeModelError):
@@ -208,32 +232,51 @@ def open_chain(
             return _whole(opened, str(error))
         except Exception:  # noqa: BLE001 - the first error names the cause
             raise error from None
-    if graph.free_dimensions:
-        return _whole(opened, f"free dimensions in {', '.join(graph.free_dimensions)}")
+    if reason := _why_whole(graph):
+        return _whole(opened, reason)
     try:
         feed = {info.name: synthetic_array(info) for info in graph.inputs}
         times_ms = measure_node_times(graph, feed, _options())
     except Exception as error:  # noqa: BLE001 - the model may refuse synthetic inputs
         return _whole(opened, f"it does not run on synthetic inputs: {first_line(error)}")
+    if modules:
+        cut = cut_pieces(graph.dag)
+        return _cut(graph, feed, [piece for own in cut for piece in own], ModuleChain.of(graph.dag, cut))
     return _cut(graph, feed, cut_blocks(graph.dag, times_ms, limit_ms))
 
 
-def _cut(graph: Graph, feed: Mapping[str, Any], blocks: Sequence[Sequence[int]]) -> BlockChain:
+def _why_whole(graph: Graph) -> str:
+    """Return why a graph cannot be cut; empty if it may be."""
+    if graph.free_dimensions:
+        return f"free dimensions in {', '.join(graph.free_dimensions)}"
+    if others := [info.name for info in (*graph.inputs, *graph.outputs) if numeric_dtype(info.type) is None]:
+        return f"{', '.join(others)}: no tensor of a numeric type that numpy has"
+    return "" if len(graph.dag) else "it has no operators"
+
+
+def _cut(
+    graph: Graph, feed: Mapping[str, Any], blocks: Sequence[Sequence[int]], modules: ModuleChain | None = None
+) -> BlockChain:
     """Return the chain of a graph that is cut into blocks."""
     factory = SegmentFactory(Extractor(graph), _options())
     segments = [factory.open(block, 1) for block in blocks]
     tensors = graph.select(name for s in segments for _, name in (*s.inputs, *s.outputs))
     names = [info.name for info in graph.outputs]
     chain = BlockChain(graph.inputs, names, lambda: _CutRun(tensors, segments), len(blocks), "")
+    chain.modules = modules or chain.modules
     chain.measure(feed)
     return chain
 
 
-def _whole(opened: OpenedModel, reason: str) -> BlockChain:
+def _whole(opened: OpenedModel, reason: str, provider: str = CPU_PROVIDER) -> BlockChain:
     """Return a model as one block."""
     options = ort.SessionOptions()
     set_threads(options, 1)
-    session = opened.use(lambda content: ort.InferenceSession(content, options, [CPU_PROVIDER]))
+    if provider == CPU_PROVIDER:
+        use_shared_arena(options)
+    providers = dict.fromkeys([provider, CPU_PROVIDER])
+    session = opened.use(lambda content: ort.InferenceSession(content, options, [*providers]))
+    session.disable_fallback()
     inputs = [TensorInfo(i.name, i.type, tuple(i.shape)) for i in session.get_inputs()]
     names = [o.name for o in session.get_outputs()]
     chain = BlockChain(inputs, names, lambda: _WholeRun(session), 1, reason)
@@ -249,25 +292,5 @@ def _options() -> ort.SessionOptions:
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     set_threads(options, 1)
-    _register_arena()
-    options.add_session_config_entry("session.use_env_allocators", "1")
+    use_shared_arena(options)
     return options
-
-
-@functools.cache
-def _register_arena() -> None:
-    """Register the arena that the blocks of a process share, so that a block uses memory that is still in the caches.
-
-    With an arena for each block, a chain of GoogLeNet takes 1.065 of the time of the whole model, with this one 1.045;
-    SqueezeNet in blocks of 2 ms 1.13 and 1.08.
-    """
-    kinds = ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT
-    settings = {"arena_extend_strategy": _AS_REQUESTED}
-    ort.create_and_register_allocator(ort.OrtMemoryInfo("Cpu", *kinds), ort.OrtArenaCfg(settings))
-
-
-def _copied(value: Any) -> Any:
-    if isinstance(value, ort.OrtValue):
-        return value
-    array = np.array(value, order="C")
-    return array.astype(object) if array.dtype.kind in "US" else array

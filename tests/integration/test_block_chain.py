@@ -11,7 +11,9 @@ import onnx
 import onnxruntime as ort
 import pytest
 
+import chrion
 from chrion.errors import ModelError, ShapeError
+from chrion.graph.blocks import cut_modules
 from chrion.runtime.block_chain import BlockChain, open_chain
 from chrion.zoo import build
 
@@ -133,3 +135,10 @@ def test_wrong_models_are_refused(tmp_path: Path) -> None:
         open_chain(tmp_path / "damaged.onnx", 5.0)
     with pytest.raises(ShapeError):
         open_chain(free_model(), 5.0, {"m": 2})
+
+
+@pytest.mark.parametrize(("name", "modules"), [("inception-v3", 13), ("googlenet", 11)])
+def test_published_networks_have_their_modules(name: str, modules: int) -> None:
+    """Inception-v3 has the 13 modules of its publication; GoogLeNet nine, what is before them, and the classifier."""
+    graph = chrion.load(build(name, {"width": 0.25}))
+    assert len(cut_modules(graph.dag)) == modules

@@ -19,9 +19,11 @@ FORBIDDEN_METHODS = {"register_custom_ops_library", "register_execution_provider
 FORBIDDEN_PROGRAMS = {"system", "popen", "startfile", "execv", "spawnv", "posix_spawn"}
 #: Modules of the server that wait for requests.
 SERVER = (
+    "block_runs",
     "catalogue",
     "connections",
     "core",
+    "core_records",
     "disconnects",
     "generation_service",
     "grace",

@@ -15,9 +15,10 @@ from reproduction.schedule_counts import count_search_space
 
 from chrion.errors import OptionError
 from chrion.graph import Dag
+from chrion.graph.blocks import split_into_blocks
 from chrion.profiler import Costs, OperatorMemory, uniform_costs
 from chrion.scheduler.policies.endings import GROUPS
-from chrion.scheduler.policies.ios_search import search_stages, split_into_blocks
+from chrion.scheduler.policies.ios_search import search_stages
 from chrion.scheduler.policies.stages import DeviceLanes, Stage, greedy_stages
 from property_tests import examples
 from strategies import costs_for, dags

@@ -225,12 +225,13 @@ def test_invariants_on_random_events(seed: int, eviction: str, admission: str, b
     """On random models and requests memory stays in the budget, cores are leased once, and each request ends once."""
     rng = random.Random(seed)
     manager = ModelManager(budgets, [0, 1, 2], policies=ManagerPolicies(eviction, "demand", admission), max_waiting=20)
-    for _ in range(6):
+    for number in range(6):
         variants = []
         size = rng.randint(3, 8)
+        free = seed % 2 == 1 and number < 2  # its requests lease no core
         for name in range(rng.randint(1, 4)):
             memory = {ACCELERATOR: size, HOST: rng.randint(0, 3)} if ACCELERATOR in budgets else {HOST: size}
-            cores = rng.randint(1, 3)
+            cores = 0 if free else rng.randint(1, 3)
             variants.append(
                 ManagedVariant(str(name), memory, rng.uniform(1, 9), rng.uniform(1, 9), cores, rng.randint(0, 1))
             )
@@ -475,6 +476,15 @@ def test_higher_priority_starts_first() -> None:
     low, high = manager.add(0.0, ladder(5)), manager.add(0.0, ladder(5, priority=1))
     found = drive(manager, requests((0, low), (0, high), (50, low), (50, low), (50, high)))
     assert [run.requests[0].id for run in found.batches[-3:]] == [2, 4, 3]
+
+
+def test_requests_that_need_no_core_do_not_wait_for_one() -> None:
+    """They start at once, also behind a request that waits for a core, of whatever priority."""
+    manager = ModelManager({HOST: 100}, [0])
+    leasing = manager.add(0.0, ladder(5, priority=9))
+    free = manager.add(0.0, ManagedModel((ManagedVariant("v", {HOST: 5}, 10.0, 1.0, cores=0),)))
+    found = drive(manager, requests((0, leasing), (0, free), (50, leasing), (50, leasing), (51, free), (51, free)))
+    assert [(run.started_ms, run.requests[0].id) for run in found.batches[3:5]] == [(51, 4), (51, 5)]
 
 
 def test_expected_loads_follow_measured_ones() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -15,22 +16,53 @@ from hypothesis import strategies as st
 
 from chrion.errors import OptionError
 from chrion.serving.multi.dispatcher import Dispatcher, ModelRules
-from chrion.serving.multi.load import Arrival, Served, periodic, simulate, submit_all, summarise
+from chrion.serving.multi.load import submit_all, summarise
 from chrion.serving.multi.policies import POLICIES
 from chrion.serving.multi.session import BlockSpan
+from chrion.serving.multi.simulation import LOADS, Arrival, Served, build_arrivals, simulate
 from property_tests import examples
 
 
 def test_arrivals_are_periodic() -> None:
     """A model's tasks arrive at constant intervals within the time, as many as its rate says."""
-    arrivals = periodic({"a": 10.0, "b": 3.0}, 2.0, seed=1)
+    arrivals = build_arrivals({"a": 10.0, "b": 3.0}, 2.0, seed=1)
     assert [a.time_ms for a in arrivals] == sorted(a.time_ms for a in arrivals)
     assert Counter(a.model for a in arrivals) == {"a": 20, "b": 6}
     own = [a.time_ms for a in arrivals if a.model == "a"]
     assert [b - a for a, b in itertools.pairwise(own)] == pytest.approx([100.0] * 19)
     assert own[-1] < 2000
     with pytest.raises(OptionError, match="more than"):
-        periodic({"a": 1e9}, 2.0)
+        build_arrivals({"a": 1e9}, 2.0)
+    with pytest.raises(OptionError, match="did you mean 'bursty'"):
+        build_arrivals({"a": 1.0}, 2.0, "burst")
+
+
+@pytest.mark.parametrize("load", LOADS)
+def test_loads_have_their_rates_on_average(load: str) -> None:
+    """The number of tasks is that of the rate; random ones have the standard deviation of a Poisson process."""
+    counts = Counter(a.model for a in build_arrivals({"a": 100.0, "b": 40.0}, 20.0, load))
+    for model, expected in (("a", 2000), ("b", 800)):
+        assert abs(counts[model] - expected) <= (4 * math.sqrt(expected) if load == "random" else 4)
+
+
+def test_random_intervals_are_exponential() -> None:
+    """The standard deviation of the intervals is their mean."""
+    times = [a.time_ms for a in build_arrivals({"a": 100.0}, 100.0, "random")]
+    gaps = [b - a for a, b in itertools.pairwise(times)]
+    assert statistics.stdev(gaps) == pytest.approx(statistics.mean(gaps), rel=0.05)
+
+
+def test_bursts_come_at_once() -> None:
+    """Four tasks of a model have the same time, and bursts have constant intervals."""
+    times = Counter(a.time_ms for a in build_arrivals({"a": 40.0}, 1.0, "bursty"))
+    assert set(times.values()) == {4}
+    assert [b - a for a, b in itertools.pairwise(sorted(times))] == pytest.approx([100.0] * (len(times) - 1))
+
+
+def test_steps_change_the_rate() -> None:
+    """Every second quarter has three times as many tasks as the one before."""
+    quarters = Counter(int(a.time_ms // 1000) for a in build_arrivals({"a": 100.0}, 4.0, "stepping"))
+    assert quarters == {0: 50, 1: 150, 2: 50, 3: 150}
 
 
 def test_a_short_task_waits_for_one_block() -> None:
@@ -105,9 +137,19 @@ def test_figures_of_a_load() -> None:
     assert math.isnan(summarise(served[2:], [], arrivals[2:], 1).models["a"].p50_ms)
 
 
-def test_a_rare_task_comes_within_the_time() -> None:
+def test_a_last_burst_is_no_backlog() -> None:
+    """A load of bursts is sustained though the tasks of the last one are open when they arrive."""
+    arrivals = build_arrivals({"a": 40.0}, 1.0, "bursty")
+    rules = {"a": ModelRules((5.0,))}
+    served, spans = simulate(Dispatcher(rules, 1, "fifo"), 1, arrivals, {"a": ((5.0,), (5.0,))})
+    result = summarise(served, spans, arrivals, 1)
+    assert (result.models["a"].backlog, result.sustained) == (4, True)
+
+
+@pytest.mark.parametrize("load", LOADS)
+def test_a_rare_task_comes_within_the_time(load: str) -> None:
     """A rate of less than one task in the time gives one task, which does not make the run longer."""
-    arrivals = periodic({"often": 10.0, "rare": 1e-5}, 2.0)
+    arrivals = build_arrivals({"often": 10.0, "rare": 1e-5}, 2.0, load)
     assert [a.model for a in arrivals].count("rare") == 1
     assert max(a.time_ms for a in arrivals) <= 2000
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from chrion.machine.cores import pin
+from chrion.machine.niceness import raise_niceness
 from chrion.machine.waiting import spin
 
 #: Number of spins of an idle thread before it parks, and the time that they take at most.
@@ -44,6 +45,8 @@ class _LaneThread:
 
     name: str
     core: int | None
+    #: Steps by which the system prefers threads of the process to it.
+    niceness: int = 0
     parts: queue.SimpleQueue[LanePart | None] = field(default_factory=queue.SimpleQueue)
     #: The part in progress.
     part: LanePart | None = None
@@ -79,14 +82,16 @@ class LaneThreads:
 
     Args:
         cores: The logical CPU of each lane; None leaves the choice to the system.
+        niceness: Steps by which the system prefers other threads of the process to a lane; 0 if not given.
 
     Attributes:
         moved: Whether a thread may no longer use its core, as :meth:`check_cores` has found.
     """
 
-    def __init__(self, cores: Mapping[int, int | None]) -> None:
+    def __init__(self, cores: Mapping[int, int | None], niceness: Mapping[int, int] | None = None) -> None:
         self.moved = False
-        self._lanes = {lane: _LaneThread(f"chrion-lane-{lane}", core) for lane, core in cores.items()}
+        levels = niceness or {}
+        self._lanes = {at: _LaneThread(f"chrion-lane-{at}", core, levels.get(at, 0)) for at, core in cores.items()}
         self._order = threading.Lock()
         # Stops the threads when this object is collected, and when the interpreter exits.
         self._stop = weakref.finalize(self, _stop, list(self._lanes.values()))
@@ -105,6 +110,11 @@ class LaneThreads:
                 raise RuntimeError("the lane threads are stopped")
             # One call that runs no Python code, so that no interrupt occurs between two lanes.
             deque(map(queue.SimpleQueue.put, queues, parts.values()), maxlen=0)
+
+    @property
+    def are_calling(self) -> bool:
+        """Whether the calling thread is one of them."""
+        return any(lane.thread is threading.current_thread() for lane in self._lanes.values())
 
     def check_cores(self) -> None:
         """Find out whether a thread may no longer use its core."""
@@ -140,6 +150,7 @@ def _replace(lane: _LaneThread) -> None:
 
 def _work(lane: _LaneThread) -> None:
     lane.pinned = lane.core is not None and pin(lane.core)
+    raise_niceness(lane.niceness)
     parts, spins = lane.parts, 0
     while True:
         idle_since_s = time.monotonic()

@@ -20,6 +20,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from chrion.graph.blocks import join_sequences, split_into_blocks
 from chrion.graph.dag import Dag
 from chrion.scheduler.policies.endings import GROUPS, Block, endings
 from chrion.scheduler.policies.stages import Stage, StageCost
@@ -66,16 +67,6 @@ def search_stages(  # noqa: PLR0913 - the algorithm's own parameters by name
     return [stage for block in split_into_blocks(dag) for stage in search.stages([(i,) for i in block])]
 
 
-def split_into_blocks(dag: Dag) -> list[list[int]]:
-    """Split a graph after each of its articulation points: operators related to every other by a path."""
-    blocks: list[list[int]] = [[]]
-    for i in dag.topological_order:
-        blocks[-1].append(i)
-        if dag.ancestors[i].bit_count() + dag.descendants[i].bit_count() == len(dag) - 1:
-            blocks.append([])
-    return [block for block in blocks if block]
-
-
 @dataclass(frozen=True, slots=True)
 class _Step:
     """The best way to reach a set of remaining units."""
@@ -114,7 +105,7 @@ class _Search:
         steps = self._known[key]
         if steps is not None:
             return [Stage(tuple(_members(block, group) for group in taken), merged) for taken, merged in steps]
-        rows = _join_sequences(self._dag, units)
+        rows = join_sequences(self._dag, units)
         if len(rows) < len(units):
             return self.stages(rows)
         half = len(units) // 2
@@ -180,22 +171,6 @@ def _walk_back(levels: Sequence[dict[int, _Step]]) -> list[tuple[tuple[int, ...]
             return steps
         steps.append((step.groups, step.merged))
         at = step.source
-
-
-def _join_sequences(dag: Dag, units: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Join each unit with its predecessor if it has no other and the predecessor has no other successor."""
-    home = {i: at for at, unit in enumerate(units) for i in unit}
-    before = [{home[m] for i in unit for m in dag.predecessors[i] if m in home} - {at} for at, unit in enumerate(units)]
-    after = [{home[s] for i in unit for s in dag.successors[i] if s in home} - {at} for at, unit in enumerate(units)]
-    rows: dict[int, tuple[int, ...]] = {}
-    head = list(range(len(units)))
-    for at, unit in enumerate(units):
-        if len(before[at]) == 1 and len(after[next(iter(before[at]))]) == 1:
-            head[at] = head[next(iter(before[at]))]
-            rows[head[at]] += unit
-        else:
-            rows[at] = unit
-    return list(rows.values())
 
 
 def _bound_states(dag: Dag, block: Block) -> float:

@@ -8,8 +8,9 @@ The states of a request::
 
 Ready requests start in the order in which they became ready, those of models with a higher priority first. Those of one
 model that have a priority go before its others, and leave them their places in the order of all models. A request
-whose cores or slot are not free blocks those behind it, so that none starves. A request that may share a batch waits a
-limited time for further requests of its model; meanwhile, requests behind it may start.
+whose cores or slot are not free blocks those behind it, so that none starves; one that needs neither starts at once. A
+request that may share a batch waits a limited time for further requests of its model; meanwhile, requests behind it may
+start.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from chrion.serving.manager.residency import Place, Residency
 _NEWEST = 0.2
 #: Minimum time after which a refused client should try again, so that clients whose queue seems empty do not repeat
 #: requests without a pause.
-_MIN_RETRY_MS = 100.0
+MIN_RETRY_MS = 100.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,7 @@ class ModelManager:
         max_waiting: Requests of all models that may wait at the same time.
 
     Attributes:
+        max_waiting: The same.
         memory: Which models are in memory.
         running: The batches that run, by their numbers.
         policies: The policies.
@@ -85,7 +87,7 @@ class ModelManager:
         self._free_cores = list(cores)
         self._free_slots = slots
         self._slots = slots
-        self._max_waiting = max_waiting
+        self.max_waiting = max_waiting
         self._numbers = count()
         self._runs = count()
         self._sequence = count()
@@ -121,7 +123,7 @@ class ModelManager:
         entry = self.memory.entries.get(request.model)
         if entry is None or entry.removed:
             return [Refuse(request, Reason.REMOVED)]
-        if self.waiting(request.model) >= entry.model.max_queue or self.pending >= self._max_waiting:
+        if self.waiting(request.model) >= entry.model.max_queue or self.pending >= self.max_waiting:
             return [Refuse(request, Reason.QUEUE_FULL, self._retry_ms(now, request.model))]
         resident = entry.place is Place.RESIDENT
         if not resident:
@@ -263,8 +265,11 @@ class ModelManager:
                 continue
             actions.append(self._start(now, number, batch, cores))
 
-    def _start_order(self, number: int) -> tuple[int, int]:
-        return -self.memory.entries[number].model.priority, self._ready[number][0][0]
+    def _start_order(self, number: int) -> tuple[bool, int, int]:
+        """Return what ready requests are sorted by: those that need no core and no slot are not behind others."""
+        entry = self.memory.entries[number]
+        variant = entry.model.variants[entry.variant]
+        return bool(variant.cores or variant.slots), -entry.model.priority, self._ready[number][0][0]
 
     def _next_batch(self, now: float, number: int) -> list[Request]:
         """Return the requests of a model's next batch; empty while it waits for more."""
@@ -341,12 +346,15 @@ class ModelManager:
 
     def _queue_wait_ms(self, now: float, number: int, variant: int) -> float:
         """Return the expected wait of a request that becomes ready now, without batches and priorities."""
+        needed = self._service(number, variant)[:2]
+        if not any(needed):
+            return 0.0
         starts = ((r.started_ms, self._service(r.model, r.variant)) for r in self.running.values())
         running = (release for started_ms, service in starts for release in expected_releases(service, started_ms))
         queued = sorted((item for queue in self._ready.values() for item in queue), key=lambda item: item[0])
         ahead = (self._queued(request) for _, _, request in queued)
         free = self._free_slots, len(self._free_cores)
-        return expected_start(now, free, running, ahead, self._service(number, variant)[:2]) - now
+        return expected_start(now, free, running, ahead, needed) - now
 
     def _queued(self, request: Request) -> QueuedRequest:
         entry = self.memory.entries[request.model]
@@ -365,7 +373,7 @@ class ModelManager:
         entry = self.memory.entries[number]
         if entry.place is not Place.RESIDENT:
             wait += self.memory.link_ms(now) + self.memory.load_ms(entry, entry.variant)
-        return max(_MIN_RETRY_MS, wait)
+        return max(MIN_RETRY_MS, wait)
 
     def _work_ms(self, number: int) -> float:
         """Return the time by which a request of a model lengthens the queue."""

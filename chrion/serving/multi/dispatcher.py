@@ -7,22 +7,23 @@ simulation and the tests drive the same object, and pass the time in ms with eve
 Between two blocks a task waits like any other, so that one which is due earlier overtakes it. Blocks are never stopped.
 
 Guarantees. The blocks of a task run in order, one at a time. A lane runs one block at a time. No lane is idle while a
-task is ready that may run on it. Every task is over exactly once: done, failed, cancelled or dropped. At most as many
-tasks of a model as there are lanes have begun and not ended, which bounds the memory of their values.
+task is ready that may run on it. Every task is over exactly once: done, failed, cancelled or dropped; a cancelled one
+is never done or failed. At most as many tasks of a model as there are lanes have begun and not ended, which bounds the
+memory of their values.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from chrion.serving.multi.policies import assign_lanes
 
 #: Why a task is over.
-Outcome = Literal["done", "failed", "cancelled", "full", "late"]
+Outcome = Literal["done", "failed", "cancelled", "full", "late", "removed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ class Task:
     block: int = 0
     #: The lane that runs it, or None.
     lane: int | None = None
-    #: Whether it was cancelled while a block ran.
+    #: Whether it was cancelled, or its model removed, while a block ran.
     cancelled: bool = False
     #: Whether it waits behind tasks that can meet their deadlines.
     late: bool = False
@@ -87,7 +88,29 @@ class Over:
     outcome: Outcome
 
 
-Action = Run | Over
+@dataclass(frozen=True, slots=True)
+class Replan:
+    """The queues have become uneven: another plan of ``top`` is wanted, while tasks go on."""
+
+    #: The number of waiting tasks by model.
+    waiting: Mapping[str, int]
+    #: The tasks per second that have arrived of each model.
+    rates: Mapping[str, float]
+
+
+Action = Run | Over | Replan
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSpan:
+    """One run of a block; times as :func:`time.perf_counter` has them, in ms."""
+
+    lane: int
+    model: str
+    task: int
+    block: int
+    start_ms: float
+    end_ms: float
 
 
 @dataclass(slots=True)
@@ -105,6 +128,8 @@ class _Queue:
     served_ms: float = 0.0
     #: The same before its last block began: the virtual time of start-time fair queueing.
     began_ms: float = 0.0
+    #: Whether the model was removed, and its last blocks run.
+    removed: bool = False
 
     @property
     def empty(self) -> bool:
@@ -139,9 +164,10 @@ class Dispatcher:
             it after the tasks that can.
         patience_ms: Ageing: the time after which a task without a deadline, of a lower priority or beyond its deadline
             is served before tasks that arrive then.
+        own_lanes: The lanes of some models. The other models have the lanes that are left, or all if none is left.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - optional arguments are keyword-only
         self,
         models: Mapping[str, ModelRules],
         lanes: int,
@@ -149,15 +175,15 @@ class Dispatcher:
         *,
         drop_late: bool = False,
         patience_ms: float = 1000.0,
+        own_lanes: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
         self._policy, self._drop_late, self._patience_ms = policy, drop_late, patience_ms
-        own = dict.fromkeys(models, tuple(range(lanes)))
-        if policy == "static":
-            own = assign_lanes({name: (rules.rate or 1.0) * rules.total_ms for name, rules in models.items()}, lanes)
-        self._queues = {name: _Queue(rules, frozenset(own[name])) for name, rules in models.items()}
+        self._own_lanes = own_lanes or {}
         self._lanes: list[Task | None] = [None] * lanes
+        self._queues = {name: _Queue(rules, frozenset()) for name, rules in models.items()}
         self._tasks: dict[int, Task] = {}
         self._count = 0
+        self._divide_lanes()
 
     @property
     def tasks(self) -> Mapping[int, Task]:
@@ -169,6 +195,15 @@ class Dispatcher:
         """The number of lanes that run a block."""
         return sum(task is not None for task in self._lanes)
 
+    @property
+    def wake_ms(self) -> float:
+        """The time at which :meth:`wake` is to be called if no other event comes before; infinite if never."""
+        return math.inf
+
+    def wake(self, now_ms: float) -> list[Action]:
+        """Note that :attr:`wake_ms` has come, and return what follows."""
+        return self._assign(now_ms)
+
     def rules(self, model: str) -> ModelRules:
         """Return how the tasks of a model are treated."""
         return self._queues[model].rules
@@ -176,6 +211,24 @@ class Dispatcher:
     def waiting(self, model: str) -> int:
         """Return the number of a model's tasks that have not begun."""
         return len(self._queues[model].waiting)
+
+    def add(self, model: str, rules: ModelRules) -> None:
+        """Add a model, which no other one has the name of."""
+        self._queues[model] = _Queue(rules, frozenset())
+        self._divide_lanes()
+
+    def remove(self, model: str, now_ms: float) -> list[Action]:
+        """Remove a model, and return what follows: its tasks are over, those that run when their blocks have ended."""
+        queue = self._queues[model]
+        queue.removed = True
+        actions: list[Action] = []
+        for task in [task for task in self._tasks.values() if task.model == model]:
+            if task.lane is not None:
+                task.cancelled = True
+            else:
+                actions.append(self._end(task, "cancelled"))
+        self._forget_if_removed(model)
+        return actions + self._assign(now_ms)
 
     def submit(self, model: str, now_ms: float, deadline_ms: float | None = None) -> tuple[int, list[Action]]:
         """Add a task.
@@ -211,17 +264,18 @@ class Dispatcher:
         task.block += 1
         queue = self._queues[task.model]
         actions: list[Action] = []
-        if task.block == len(queue.rules.block_ms):
-            actions.append(self._over(task, "done"))
-        elif task.cancelled:
+        if task.cancelled:
             actions.append(self._over(task, "cancelled"))
+        elif task.block == len(queue.rules.block_ms):
+            actions.append(self._over(task, "done"))
         else:
             queue.add(task)
         return actions + self._assign(now_ms)
 
     def fail(self, lane: int, now_ms: float) -> list[Action]:
         """Note that the block of a lane has failed, and return what follows."""
-        return [self._over(self._leave(lane), "failed"), *self._assign(now_ms)]
+        task = self._leave(lane)
+        return [self._over(task, "cancelled" if task.cancelled else "failed"), *self._assign(now_ms)]
 
     def cancel(self, number: int, now_ms: float) -> list[Action]:
         """Cancel a task; one whose block runs is over when the block has ended. Nothing happens if it is over."""
@@ -232,6 +286,19 @@ class Dispatcher:
             task.cancelled = True
             return []
         return [self._end(task, "cancelled"), *self._assign(now_ms)]
+
+    def _divide_lanes(self) -> None:
+        """Give every model its lanes."""
+        every = range(len(self._lanes))
+        owned = {lane for lanes in self._own_lanes.values() for lane in lanes}
+        left = [lane for lane in every if lane not in owned] or every
+        others = {name: queue for name, queue in self._queues.items() if name not in self._own_lanes}
+        own = {name: [*range(len(left))] for name in others}
+        if self._policy == "static" and others:
+            loads = {name: (queue.rules.rate or 1.0) * queue.rules.total_ms for name, queue in others.items()}
+            own = {name: [*lanes] for name, lanes in assign_lanes(loads, len(left)).items()}
+        for name, queue in self._queues.items():
+            queue.lanes = frozenset(self._own_lanes[name] if name not in own else (left[at] for at in own[name]))
 
     def _due_ms(self, rules: ModelRules, now_ms: float, deadline_ms: float) -> float:
         if self._policy == "priority":
@@ -302,4 +369,13 @@ class Dispatcher:
 
     def _over(self, task: Task, outcome: Outcome) -> Over:
         del self._tasks[task.number]
-        return Over(task.number, outcome)
+        removed = self._queues[task.model].removed
+        self._forget_if_removed(task.model)
+        return Over(task.number, "removed" if removed and outcome == "cancelled" else outcome)
+
+    def _forget_if_removed(self, model: str) -> None:
+        """Forget a model that was removed and has no task left."""
+        queue = self._queues.get(model)
+        if queue is not None and queue.removed and queue.empty:
+            del self._queues[model]
+            self._divide_lanes()

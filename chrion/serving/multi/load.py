@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import heapq
 import math
-import random
 import time
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
@@ -14,54 +13,18 @@ from typing import Any
 
 import numpy as np
 
-from chrion.errors import OptionError
-from chrion.serving.multi.dispatcher import Action, Dispatcher, Over
-from chrion.serving.multi.session import BlockSpan, MultiSession
+from chrion.serving.multi.dispatcher import BlockSpan
+from chrion.serving.multi.session import MultiSession
+from chrion.serving.multi.simulation import MAX_ARRIVALS, Arrival, BlockTimes, Served, build_arrivals, simulate
 
-#: A rate is sustained if at most this share of the tasks misses its deadline or is dropped, and no more wait at the end
-#: than this share and one for each lane.
+#: A rate is sustained if at most this share of the tasks misses its deadline or is dropped, and no more are open at the
+#: end than this share, one for each lane, and the others of a burst.
 MISSED_SHARE = 0.01
-#: The most arrivals of one load.
-_MAX_ARRIVALS = 1_000_000
-#: Tasks of each model to measure the times of its blocks while all lanes are busy, for each lane.
-_CALIBRATION = 4
+#: Tasks of each model to measure the times of its blocks while all lanes are busy, for each lane, and their deadline:
+#: none of them is late.
+_CALIBRATION, _ANY_TIME_MS = 4, 1e9
 #: The steps of the search for the rates that fit: it ends at 1 % of the factor.
 _SEARCH_STEPS, _MAX_FACTOR = 10, 16.0
-
-#: The time of a block in ms, by model and block: alone on the machine, and with all lanes busy.
-BlockTimes = Mapping[str, tuple[Sequence[float], Sequence[float]]]
-
-
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """A task of a load."""
-
-    time_ms: float
-    model: str
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """What became of a task."""
-
-    model: str
-    arrival_ms: float
-    #: When it was over.
-    end_ms: float
-    #: As the dispatcher has it: ``done``, ``full``, ``late``, ``failed``.
-    outcome: str
-    #: The time that it had; infinite without a deadline.
-    deadline_ms: float
-
-    @property
-    def latency_ms(self) -> float:
-        """The time from its arrival to its end."""
-        return self.end_ms - self.arrival_ms
-
-    @property
-    def missed(self) -> bool:
-        """Whether it was dropped, failed or late."""
-        return self.outcome != "done" or self.latency_ms > self.deadline_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,60 +49,6 @@ class LoadResult:
     #: The share of the lanes' time in which they ran blocks, until the last arrival.
     utilisation: float
     sustained: bool
-
-
-def periodic(rates: Mapping[str, float], seconds: float, seed: int = 0) -> list[Arrival]:
-    """Return arrivals at constant intervals, as those of cameras; each model begins at a random time within its first.
-
-    Raises:
-        OptionError: There are too many.
-    """
-    if sum(rates.values()) * seconds > _MAX_ARRIVALS:
-        raise OptionError(f"rates and seconds: more than {_MAX_ARRIVALS} tasks", hint="choose a shorter time")
-    random_ = random.Random(seed)  # noqa: S311 - not a secret
-    arrivals = []
-    for model, rate in rates.items():
-        first, period_s = random_.random(), min(1 / rate, seconds)  # at least one task each
-        count = math.floor(seconds / period_s - first) + 1
-        arrivals += [Arrival((first + at) * period_s * 1e3, model) for at in range(count)]
-    return sorted(arrivals, key=lambda arrival: arrival.time_ms)
-
-
-def simulate(
-    dispatcher: Dispatcher, lanes: int, arrivals: Sequence[Arrival], times: BlockTimes
-) -> tuple[list[Served], list[BlockSpan]]:
-    """Serve a load on a virtual clock; the time of a block depends on the number of busy lanes when it begins."""
-    events: list[tuple[float, int, int]] = []  # (end, count, lane) of the blocks that run
-    waiting: dict[int, Arrival] = {}
-    served: list[Served] = []
-    spans: list[BlockSpan] = []
-
-    def carry_out(actions: Sequence[Action], now_ms: float) -> None:
-        for action in actions:
-            if isinstance(action, Over):
-                arrival = waiting.pop(action.number)
-                deadline_ms = dispatcher.rules(arrival.model).deadline_ms
-                had_ms = math.inf if deadline_ms is None else deadline_ms
-                served.append(Served(arrival.model, arrival.time_ms, now_ms, action.outcome, had_ms))
-            else:
-                alone, busy = times[action.model]
-                share = (dispatcher.busy - 1) / max(1, lanes - 1)
-                block_ms = (1 - share) * alone[action.block] + share * busy[action.block]
-                heapq.heappush(events, (now_ms + block_ms, len(spans), action.lane))
-                spans.append(
-                    BlockSpan(action.lane, action.model, action.number, action.block, now_ms, now_ms + block_ms)
-                )
-
-    for arrival in [*arrivals, None]:
-        until = arrival.time_ms if arrival else math.inf
-        while events and events[0][0] <= until:
-            now_ms, _, lane = heapq.heappop(events)
-            carry_out(dispatcher.finish(lane, now_ms), now_ms)
-        if arrival:
-            number, actions = dispatcher.submit(arrival.model, arrival.time_ms)
-            waiting[number] = arrival
-            carry_out(actions, arrival.time_ms)
-    return served, spans
 
 
 def submit_all(
@@ -193,9 +102,7 @@ def _recorder(
 def measure_times(session: MultiSession, feeds: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return the times of the blocks alone, and measure them while all lanes are busy with tasks of all models."""
     with session.record() as spans:
-        count = _CALIBRATION * session.lanes
-        futures = [session.submit(name, feed) for _ in range(count) for name, feed in feeds.items()]
-        wait(futures)
+        wait(_keep_busy(session, feeds))
     found: dict[tuple[str, int], list[float]] = {}
     for span in spans:
         found.setdefault((span.model, span.block), []).append(span.end_ms - span.start_ms)
@@ -204,6 +111,19 @@ def measure_times(session: MultiSession, feeds: Mapping[str, Mapping[str, Any]])
         busy = [max(alone, float(np.median(found.get((name, at), [alone])))) for at, alone in enumerate(rules.block_ms)]
         times[name] = (rules.block_ms, tuple(busy))
     return times
+
+
+def _keep_busy(session: MultiSession, feeds: Mapping[str, Mapping[str, Any]]) -> list[Future[Any]]:
+    """Submit tasks of all models as their queues have room, so that none is dropped; return their futures."""
+    begun: dict[str, deque[Future[Any]]] = {name: deque() for name in feeds}
+    futures: list[Future[Any]] = []
+    for _ in range(_CALIBRATION * session.lanes):
+        for name, feed in feeds.items():
+            while session.counts()[name]["waiting"] >= session.rules[name].queue:
+                wait([begun[name].popleft()])
+            begun[name].append(session.submit(name, feed, _ANY_TIME_MS))
+            futures.append(begun[name][-1])
+    return futures
 
 
 def summarise(
@@ -222,7 +142,8 @@ def summarise(
         dropped = sum(task.outcome != "done" for task in own)
         models[name] = ModelResult(len(own), float(p50), float(p99), missed, dropped, backlog)
         allowed = MISSED_SHARE * len(own)
-        sustained &= missed <= allowed and backlog <= allowed + lanes
+        burst = max(Counter(task.arrival_ms for task in own).values())
+        sustained &= missed <= allowed and backlog <= allowed + lanes + burst - 1
     busy_ms = sum(max(0.0, min(span.end_ms, last_ms) - span.start_ms) for span in spans)
     return LoadResult(models, busy_ms / (lanes * last_ms) if last_ms else 0.0, sustained)
 
@@ -233,7 +154,9 @@ def predict(session: MultiSession, arrivals: Sequence[Arrival], times: BlockTime
     return summarise(served, spans, arrivals, session.lanes)
 
 
-def find_factor(session: MultiSession, rates: Mapping[str, float], seconds: float, times: BlockTimes) -> float:
+def find_factor(
+    session: MultiSession, rates: Mapping[str, float], seconds: float, times: BlockTimes, load: str = "periodic"
+) -> float:
     """Return the greatest factor, up to 16, by which all rates can be multiplied and are sustained, as predicted.
 
     The search halves the interval between a factor that is sustained and one that is not; 0.0 if none is.
@@ -241,9 +164,9 @@ def find_factor(session: MultiSession, rates: Mapping[str, float], seconds: floa
 
     def fits(factor: float) -> bool:
         scaled = {name: factor * rate for name, rate in rates.items()}
-        return predict(session, periodic(scaled, seconds), times).sustained
+        return predict(session, build_arrivals(scaled, seconds, load), times).sustained
 
-    greatest = min(_MAX_FACTOR, _MAX_ARRIVALS / (sum(rates.values()) * seconds))
+    greatest = min(_MAX_FACTOR, MAX_ARRIVALS / (sum(rates.values()) * seconds))
     low, high = 0.0, 1.0
     while high < greatest and fits(high):
         low, high = high, min(2 * high, greatest)

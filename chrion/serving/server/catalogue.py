@@ -17,7 +17,8 @@ from pathlib import Path
 
 from chrion.errors import ChrionError, OptionError
 from chrion.serving.manager.residency import Place
-from chrion.serving.server.core import CANNOT_BE_SERVED, Served, ServingCore
+from chrion.serving.server.core import CANNOT_BE_SERVED, ServingCore
+from chrion.serving.server.core_records import Served
 from chrion.serving.server.failures import RequestFailure, Status
 from chrion.serving.server.public_texts import without_folders
 from chrion.serving.server.repository import (

@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,13 @@ from chrion.common.units import format_ms
 from chrion.errors import ModelError
 from chrion.graph.ort_sessions import first_line
 from chrion.runtime.options.terminable import TerminableRunOptions
+from chrion.runtime.shared_arena import SharedArena
 from chrion.serving.manager import Action, Load, ModelManager, Reason, Refuse, Request, Run, Unload
 from chrion.serving.manager.records import HOST
 from chrion.serving.manager.residency import Place
 from chrion.serving.server import batching
+from chrion.serving.server.block_runs import BlockJob, BlockRuns, Limits, drop_reason
+from chrion.serving.server.core_records import Pending, Result, Served
 from chrion.serving.server.failures import ModelRemoved, RequestFailure, Status, describe_need, refusal
 from chrion.serving.server.grace import Grace
 from chrion.serving.server.logs import run_about
@@ -35,9 +38,7 @@ from chrion.serving.server.request_memory import ByteAccount
 from chrion.serving.server.request_timing import RequestTiming
 from chrion.serving.server.run_watch import RunWatch, WatchedRun
 from chrion.serving.server.sessions import OpenedFiles, Session, is_out_of_memory, pin_worker, run_failure
-from chrion.serving.server.shared_arena import SharedArena
-from chrion.serving.server.statistics import ModelStatistics
-from chrion.serving.server.tensors import Array, OutputSizes, TensorSpec, check_request
+from chrion.serving.server.tensors import Array, TensorSpec, check_request
 from chrion.serving.server.trials import try_session
 
 log = logging.getLogger("chrion.server")
@@ -57,57 +58,6 @@ _CHANGED = (
 CANNOT_BE_SERVED = "model cannot be served"
 
 
-@dataclass(slots=True)
-class Served:
-    """A version that is served, with its session while it is in memory."""
-
-    version: ServedVersion
-    number: int
-    statistics: ModelStatistics = field(default_factory=ModelStatistics)
-    session: Session | None = None
-    #: Reason of the last failed load; empty after a successful one.
-    failure: str = ""
-    #: Why a newer version of its files is not served instead; empty if there is none.
-    note: str = ""
-    removed: bool = False
-    #: What was opened first: a later load opens the same.
-    opened: OpenedFiles | None = None
-    #: Whether it has opened and run once.
-    tried: bool = False
-    #: Set when that has succeeded or failed, or is not done any more.
-    attempted: asyncio.Event = field(default_factory=asyncio.Event)
-    #: Requests that wait for a load, by their numbers.
-    cold: dict[int, _Pending] = field(default_factory=dict)
-    output_sizes: OutputSizes = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.output_sizes = OutputSizes(self.version.inputs, self.version.outputs)
-
-
-@dataclass(slots=True)
-class Result:
-    """The outputs of a request, spec and array of each, and its times."""
-
-    served: Served
-    outputs: list[tuple[TensorSpec, Array]]
-    timing: RequestTiming
-
-
-@dataclass(slots=True)
-class _Pending:
-    """A request that has not been answered."""
-
-    served: Served
-    request: Request
-    feeds: Mapping[str, tuple[str, Array]]
-    outputs: tuple[TensorSpec, ...]
-    future: asyncio.Future[tuple[list[Array], RequestTiming]]
-    #: The run that it is part of, once it has started.
-    run: WatchedRun | None = None
-    #: End of the load that the request waited for.
-    loaded_ms: float | None = None
-
-
 class ServingCore:
     """Serves requests for the models that have been added.
 
@@ -122,6 +72,7 @@ class ServingCore:
     Attributes:
         models: The versions that are served, by name and version.
         account: The memory of requests in flight.
+        blocks: The requests of models in blocks.
         lane_busy_ms: Time for which each core was leased.
         slot_busy_ms: Time for which the accelerator's slots were taken.
         refused: Number of refused requests by reason.
@@ -145,6 +96,7 @@ class ServingCore:
         self.account = ByteAccount(request_bytes)
         self._arena = SharedArena(manager.memory.budgets[HOST] + request_bytes)
         self._swept = True
+        self.blocks = BlockRuns(cores, drop_late=manager.policies.admission == "deadline")
         self.lane_busy_ms = dict.fromkeys(cores, 0.0)
         self.slot_busy_ms = 0.0
         self.refused: dict[Reason, int] = dict.fromkeys(Reason, 0)
@@ -154,7 +106,7 @@ class ServingCore:
         self._provider = provider
         self._max_run_ms = max_run_ms
         self._by_number: dict[int, Served] = {}
-        self._pending: dict[int, _Pending] = {}
+        self._pending: dict[int, Pending] = {}
         self._watch = RunWatch()
         self._closed = False
         self._ids = itertools.count()
@@ -190,10 +142,12 @@ class ServingCore:
                 timer.cancel()
         self._workers.shutdown(wait=False, cancel_futures=True)
         loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._loader, self.blocks.close)
         for served in list(self._by_number.values()):
             if served.session:
                 await loop.run_in_executor(self._loader, served.session.close)
         self._loader.shutdown(wait=False, cancel_futures=True)
+        self._arena.close()
 
     def add(self, version: ServedVersion) -> Served:
         """Serve a version, in place of an earlier one of the same name and number."""
@@ -281,6 +235,20 @@ class ServingCore:
         works = served.tried and not served.failure
         return works and not self.draining and self.manager.memory.fits(served.number)
 
+    @property
+    def busy_ms(self) -> dict[int, float]:
+        """Time for which each core was leased, or ran blocks."""
+        return {core: ms + self.blocks.busy_ms(core) for core, ms in self.lane_busy_ms.items()}
+
+    @property
+    def waiting(self) -> int:
+        """Number of requests that have not started."""
+        return self.manager.pending + self.blocks.pending
+
+    def waiting_for(self, served: Served) -> int:
+        """Return the number of a version's requests that have not started."""
+        return self.manager.waiting(served.number) + self.blocks.waiting(served.number)
+
     def place(self, served: Served) -> tuple[Place, str]:
         """Return the state of a version, and the variant that is in memory or being loaded."""
         entry = self.manager.memory.entries.get(served.number)
@@ -336,7 +304,7 @@ class ServingCore:
         deadline = arrival + min(timeout_ms, served.version.settings.timeout_ms)
         request = Request(next(self._ids), served.number, arrival, deadline, batch_key, rows, priority)
         future: asyncio.Future[tuple[list[Array], RequestTiming]] = asyncio.get_running_loop().create_future()
-        pending = self._pending[request.id] = _Pending(served, request, feeds, outputs, future)
+        pending = self._pending[request.id] = Pending(served, request, feeds, outputs, future)
         if self.place(served)[0] is not Place.RESIDENT:
             served.cold[request.id] = pending
         self._idle.clear()
@@ -346,6 +314,8 @@ class ServingCore:
         except asyncio.CancelledError:
             served.statistics.cancelled.add(_now_ms() - arrival)
             self._apply(self.manager.cancel(_now_ms(), request.id))
+            if pending.task:
+                pending.task.cancel()
             if pending.run:
                 pending.run.end_if_unwanted()
             raise
@@ -421,10 +391,14 @@ class ServingCore:
             served.failure = ""
             served.tried = True
             size = self._bytes(served)
+            extra: dict[str, object] = {"variant": variant, "duration_ms": round(now - began, 3)}
+            if chain := served.session.chain:
+                self.blocks.add(served.number, chain, served.version.settings.max_queue)
+                extra |= {"blocks": len(chain.block_ms), **({"whole": chain.reason} if chain.reason else {})}
             for pending in served.cold.values():
                 pending.loaded_ms = now
             served.cold.clear()
-            log.info("loaded", extra=_fields(served, variant=variant, duration_ms=round(now - began, 3)))
+            log.info("loaded", extra=_fields(served, **extra))
             actions = self.manager.loaded(now, served.number, now - began, served.session.cores)
             if not any(isinstance(a, Unload) and (a.model, a.cause) == (served.number, "trial") for a in actions):
                 served.statistics.add_load(now - began, size)
@@ -453,6 +427,7 @@ class ServingCore:
         statistics.shrinks += action.cause == "shrink"
         statistics.grows += action.cause == "grow"
         log.info(action.cause, extra=_fields(served, variant=served.version.sources[action.variant].name))
+        self.blocks.remove(served.number)
         if session:
             self._loader.submit(session.close)
 
@@ -467,6 +442,9 @@ class ServingCore:
             pending.run = run
         self._watch.add(action.id, run)
         session = served.session
+        if batch and session is not None and session.chain:
+            self._start_blocks(served, action, batch[0], options)
+            return
         job = batching.Batch([p.feeds for p in batch], [p.outputs for p in batch], served.version.outputs)
 
         def work() -> batching.BatchResult:
@@ -477,39 +455,62 @@ class ServingCore:
 
         self._in_background(self._workers, work, functools.partial(self._finished, served, action, batch))
 
-    def _expired(self, served: Served, batch: list[_Pending], limit_ms: float) -> None:
+    def _start_blocks(self, served: Served, run: Run, pending: Pending, options: TerminableRunOptions) -> None:
+        """Submit a request to the dispatcher of blocks; it runs when its first block begins."""
+
+        def ended(result: batching.BatchResult, took_ms: float) -> None:
+            if not self._closed:
+                self._ended(served, replace(run, started_ms=_now_ms() - took_ms), [pending], result)
+
+        waited_ms = _now_ms() - pending.request.arrival_ms
+        limits = Limits(
+            pending.request.deadline_ms - pending.request.arrival_ms - waited_ms,
+            served.version.managed.slo_ms - waited_ms,
+            self.manager.max_waiting - self.manager.pending,
+        )
+        job = BlockJob(pending.feeds, pending.outputs, options, limits, ended)
+        pending.task = self.blocks.start(served.number, job)
+
+    def _expired(self, served: Served, batch: list[Pending], limit_ms: float) -> None:
         """Answer the requests of a terminated run at once, since it may be in an operator that takes long."""
         log.warning("run terminated", extra=_fields(served, requests=len(batch), limit_ms=limit_ms))
         text = f"model {served.version.name!r}: a run took longer than its max_run of {format_ms(limit_ms)}"
         for pending in batch:
+            if pending.task:
+                pending.task.cancel()
             self._fail(pending, RequestFailure(Status.EXPIRED, text))
 
-    def _finished(self, served: Served, run: Run, batch: list[_Pending], done: Future[batching.BatchResult]) -> None:
-        self._watch.remove(run.id)
-        for pending in batch:
-            pending.run = None  # else a cycle would hold the outputs until the next garbage collection
-        now = _now_ms()
-        self._swept = False
-        for core in run.cores:
-            self.lane_busy_ms[core] += now - run.started_ms
-        self.slot_busy_ms += run.slots * (now - run.started_ms)
+    def _finished(self, served: Served, run: Run, batch: list[Pending], done: Future[batching.BatchResult]) -> None:
         error = done.exception()
         if isinstance(error, Exception):  # before the batch could run
             result = batching.BatchResult([error] * len(batch), (0.0, 0.0, 0.0))
         else:
             result = done.result()
+        self._ended(served, run, batch, result)
+
+    def _ended(self, served: Served, run: Run, batch: list[Pending], result: batching.BatchResult) -> None:
+        self._watch.remove(run.id)
+        for pending in batch:
+            pending.run = pending.task = None  # else a cycle would hold the outputs until the next garbage collection
+        now = _now_ms()
+        self._swept = False
+        for core in run.cores:
+            self.lane_busy_ms[core] += now - run.started_ms
+        self.slot_busy_ms += run.slots * (now - run.started_ms)
         self._deliver(served, run, batch, result, now)
         took = None if result.failed or not batch else now - run.started_ms
         self._apply(self.manager.finish(now, run.id, took))
         self._forget_if_unused(served)
 
     def _deliver(
-        self, served: Served, run: Run, batch: list[_Pending], result: batching.BatchResult, now: float
+        self, served: Served, run: Run, batch: list[Pending], result: batching.BatchResult, now: float
     ) -> None:
         statistics = served.statistics
         answered = []
         for pending, outcome in zip(batch, result.outputs, strict=True):
-            if isinstance(outcome, Exception):
+            if isinstance(outcome, Exception) and (reason := drop_reason(outcome)):
+                self._refuse(Refuse(pending.request, reason, self.blocks.retry_ms(served.number)))
+            elif isinstance(outcome, Exception):
                 self._fail(pending, run_failure(served.version.name, outcome, self._arena.limit))
             else:
                 answered.append((pending, outcome))
@@ -527,7 +528,7 @@ class ServingCore:
             if not pending.future.done():
                 pending.future.set_result((outputs, timing))
 
-    def _fail(self, pending: _Pending, failure: RequestFailure) -> None:
+    def _fail(self, pending: Pending, failure: RequestFailure) -> None:
         if not pending.future.done():
             pending.future.set_exception(failure)
 

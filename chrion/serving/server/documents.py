@@ -8,7 +8,8 @@ from typing import Any
 
 from chrion.common.version import __version__
 from chrion.serving.manager.residency import Place
-from chrion.serving.server.core import Served, ServingCore
+from chrion.serving.server.core import ServingCore
+from chrion.serving.server.core_records import Served
 from chrion.serving.server.public_texts import without_folders
 from chrion.serving.server.repository import BadVersion, ServedVersion
 from chrion.serving.server.statistics import Duration
@@ -131,10 +132,10 @@ def snapshot(core: ServingCore, versions: Mapping[tuple[str, str], ServedVersion
     ]
     return {
         "devices": devices,
-        "cores": {"count": len(core.lane_busy_ms), "busy_ms": sum(core.lane_busy_ms.values())},
+        "cores": {"count": len(core.lane_busy_ms), "busy_ms": sum(core.busy_ms.values())},
         "models": [_model_state(core, served) for served in core.models.values()],
         "unserved": unserved,
-        "pending": core.manager.pending,
+        "pending": core.waiting,
         "draining": core.draining,
         "uptime_s": time.time() - core.started_s,
     }
@@ -155,7 +156,8 @@ def _model_state(core: ServingCore, served: Served) -> dict[str, Any]:
         "place": place.value,
         "variant": variant,
         "bytes": dict(entry.model.variants[entry.variant].bytes) if place is not Place.ABSENT else {},
-        "waiting": core.manager.waiting(served.number),
+        "waiting": core.waiting_for(served),
+        "blocks": core.blocks.count(served.number),
         "requests": statistics.success.count,
         "failures": statistics.fail.count,
         "p50_ms": p50,

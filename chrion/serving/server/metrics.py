@@ -14,7 +14,8 @@ from prometheus_client.utils import floatToGoString
 
 from chrion.common.version import __version__
 from chrion.serving.manager.residency import Place
-from chrion.serving.server.core import Served, ServingCore
+from chrion.serving.server.core import ServingCore
+from chrion.serving.server.core_records import Served
 from chrion.serving.server.repository import Key
 from chrion.serving.server.statistics import BUCKETS_S, Histogram, ModelStatistics
 
@@ -101,8 +102,14 @@ class _Collector:
             yield family
         pending = GaugeMetricFamily("nv_inference_pending_request_count", "Requests that wait", labels=_MODEL)
         for key, served in models:
-            pending.add_metric(key, self._core.manager.waiting(served.number))
+            pending.add_metric(key, self._core.waiting_for(served))
         yield pending
+        blocks = GaugeMetricFamily(
+            "chrion_model_blocks", "Blocks of a model in memory; 0 if it runs whole", labels=_MODEL
+        )
+        for key, served in models:
+            blocks.add_metric(key, self._core.blocks.count(served.number))
+        yield blocks
         ready = GaugeMetricFamily("chrion_model_ready", "1 if requests for a version can be served", labels=_MODEL)
         for key in sorted({*self._core.models, *self._unserved}):
             version = self._core.models.get(key)
@@ -137,8 +144,10 @@ class _Collector:
 
     def _server(self) -> Iterator[Any]:
         core = self._core
-        busy = CounterMetricFamily("chrion_lane_busy_seconds", "Time for which a core was leased", labels=["core"])
-        for core_number, ms in core.lane_busy_ms.items():
+        busy = CounterMetricFamily(
+            "chrion_lane_busy_seconds", "Time for which a core was leased, or ran blocks", labels=["core"]
+        )
+        for core_number, ms in core.busy_ms.items():
             busy.add_metric([str(core_number)], ms / 1000)
         yield busy
         yield CounterMetricFamily(

@@ -54,11 +54,14 @@ class VariantSource:
     model: Path
     plan: Path | None
     accelerated: bool
+    #: The cores that a request leases; 0 for those in blocks, which have lanes of their own.
     cores: int
     #: The model's file and those of its external weights, wherever links lead.
     files: tuple[Path, ...]
     #: The bytes of packed weights that native kernels of the plan have.
     packed_bytes: int = 0
+    #: Limit of a block's time; None if a request runs whole.
+    block_ms: float | None = None
 
     @property
     def model_bytes(self) -> int:
@@ -226,6 +229,10 @@ def _read_version(
     batching = settings.batching
     if batching:
         _check_batching(inputs, outputs)
+    if settings.blocks and (batching or settings.generation):
+        raise ModelError("blocks: requests are served one by one, without [batching] and [generation]")
+    if settings.blocks and any(spec.datatype == "BF16" for spec in (*inputs, *outputs)):
+        raise ModelError("blocks: inputs and outputs of BF16 are not supported")
     return ServedVersion(
         folder.parent.name,
         folder.name,
@@ -249,8 +256,8 @@ def _read_version(
 
 def _variants(folder: Path, settings: ModelSettings, *, accelerator: bool) -> Mapping[str, VariantSettings]:
     """Return the variants of the settings; by default the accelerator alone, the plans, and the CPU."""
-    if settings.variants:
-        return settings.variants
+    if settings.variants or settings.blocks:
+        return settings.variants or {"cpu": VariantSettings()}
     plans = [(path.name.removesuffix(".plan.json"), Plan.load(path), path) for path in folder.glob(_PLANS)]
     plans.sort(key=lambda plan: (-plan[1].predicted.resident_mb, plan[0]))
     variants = {"gpu": VariantSettings(device="accelerator")} if accelerator else {}
@@ -272,8 +279,14 @@ def _source(folder: Path, name: str, variant: VariantSettings, settings: ModelSe
         wanted = f'precision = "{plan.precision}"'
         raise ModelError(f"variant {name}: {variant.plan} is in {plan.precision}: {_SETTINGS} allows that by {wanted}")
     cores = len(from_plan(name, file, VariantTable()).core_busy_ms) if file else variant.cores or settings.cores
+    block_ms = settings.block_ms
+    if block_ms is not None:
+        if file or variant.device == "accelerator" or cores > 1:
+            raise ModelError(f"blocks: each runs on one core of the CPU, which does not fit variant {name}")
+        cores = 0
     packed = round(plan.packed_mb * 1e6) if plan else 0
-    return VariantSource(name, model, file, _accelerated(folder, variant), cores, _model_files(model), packed)
+    accelerated = _accelerated(folder, variant)
+    return VariantSource(name, model, file, accelerated, cores, _model_files(model), packed, block_ms)
 
 
 def session_bytes(weights: int) -> int:

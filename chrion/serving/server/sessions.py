@@ -18,11 +18,12 @@ from chrion.graph.ort_sessions import first_line
 from chrion.machine.allocator import trim
 from chrion.machine.cores import affinity, pin
 from chrion.runtime import HybridSession
+from chrion.runtime.block_chain import BlockChain, open_chain
 from chrion.runtime.options.terminable import TerminableRunOptions
+from chrion.runtime.shared_arena import missing_bytes, use_shared_arena
 from chrion.scheduler.plan import Plan
 from chrion.serving.server.failures import RequestFailure, Status
 from chrion.serving.server.repository import VariantSource
-from chrion.serving.server.shared_arena import missing_bytes, use_shared_arena
 from chrion.serving.server.tensors import Array, TensorSpec
 
 _BFLOAT16 = 16  # onnx.TensorProto.BFLOAT16
@@ -74,6 +75,7 @@ class Session:
 
     Attributes:
         cores: The cores that its threads are pinned to; empty without a plan.
+        chain: The model in blocks, if it is served in blocks.
 
     Raises:
         Exception: As onnxruntime and HybridSession raise it.
@@ -87,6 +89,11 @@ class Session:
         cores: tuple[int, ...] = (),
     ) -> None:
         self.cores = cores if source.plan else ()
+        self._hybrid: HybridSession | None = None
+        self.chain: BlockChain | None = None
+        if source.block_ms is not None:
+            self.chain = open_chain(files.model(source), source.block_ms)
+            return
         options = ort.SessionOptions()
         options.intra_op_num_threads = max(1, source.cores)
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # the cores belong to all models
@@ -94,7 +101,6 @@ class Session:
             use_shared_arena(options)
         providers: list[Any] = [provider] if source.accelerated and provider else []
         providers.append(CPU_PROVIDER)
-        self._hybrid: HybridSession | None = None
         opened, plan = files.model(source), files.plan(source)
         if plan:
             shared = ort.SessionOptions()
@@ -124,6 +130,9 @@ class Session:
             The outputs; BF16 as uint16.
         """
         names = [spec.name for spec in outputs]
+        if self.chain:
+            named = self.chain.run({name: array for name, (_, array) in feeds.items()}, options)
+            return [np.asarray(named[name]) for name in names]
         if all(kind != "BF16" for kind, _ in feeds.values()) and all(spec.datatype != "BF16" for spec in outputs):
             arrays = {name: array for name, (_, array) in feeds.items()}
             # A plan's fast path returns all outputs.
@@ -136,7 +145,7 @@ class Session:
         """Release the session's memory. Idempotent."""
         if self._hybrid:
             self._hybrid.close()
-        self._session = self._hybrid = None
+        self._session = self._hybrid = self.chain = None
         trim()
 
 

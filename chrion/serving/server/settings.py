@@ -78,6 +78,8 @@ class ModelSettings(Record, frozen=True):
     weight: Positive = 1.0
     pinned: bool = False
     cores: Annotated[int, Meta(ge=1, le=1024)] = 1
+    #: Limit of a block's time; the model is served in blocks, between which others have their turn. Empty for whole.
+    blocks: str = ""
     max_queue: Annotated[int, Meta(ge=1, le=1_000_000)] = 256
     versions: Literal["all", "latest"] | tuple[Annotated[int, Meta(ge=1)], ...] = "all"
     batching: BatchingSettings | None = None
@@ -93,6 +95,11 @@ class ModelSettings(Record, frozen=True):
     def timeout_ms(self) -> float:
         """Time within which a request must start; infinite for none."""
         return parse_duration_ms(self.timeout, "timeout") if self.timeout else math.inf
+
+    @property
+    def block_ms(self) -> float | None:
+        """Limit of a block's time; None if the model is served whole."""
+        return parse_duration_ms(self.blocks, "blocks") if self.blocks else None
 
     @property
     def max_run_ms(self) -> float | None:
@@ -135,7 +142,7 @@ def _find_fault(table: Mapping[str, Any]) -> str:
     """Return what is wrong with a table of settings, or an empty text."""
     try:
         settings = read_record(ModelSettings, table)
-        _ = settings.slo_ms, settings.timeout_ms, settings.max_run_ms
+        _ = settings.slo_ms, settings.timeout_ms, settings.max_run_ms, settings.block_ms
         if settings.batching:
             _ = settings.batching.max_delay_ms
         if settings.generation:

@@ -11,7 +11,8 @@ from typing import Any, Protocol, TypeVar
 
 from chrion.serving.server import documents, grpc_codec, rest_codec
 from chrion.serving.server.catalogue import Catalogue
-from chrion.serving.server.core import Served, ServingCore
+from chrion.serving.server.core import ServingCore
+from chrion.serving.server.core_records import Served
 from chrion.serving.server.failures import RequestFailure, Status
 from chrion.serving.server.generation_service import GenerationService
 from chrion.serving.server.metrics import render_metrics
@@ -123,7 +124,7 @@ class LocalTarget:
             "live": True,
             "ready": not core.draining and self._catalogue.attempted,
             **self._catalogue.counts,
-            "pending": core.manager.pending + self._generation.pending,
+            "pending": core.waiting + self._generation.pending,
         }
 
     async def snapshot(self) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import onnx
@@ -56,6 +57,37 @@ def test_rates_that_fit_are_found(cli: Chrion, models: list[str]) -> None:
     assert content["rates"]["squeezenet"] == pytest.approx(2 * content["rates"]["googlenet"])
 
 
+@pytest.mark.parametrize("load", ["random", "bursty", "stepping"])
+def test_loads_are_served(cli: Chrion, models: list[str], load: str) -> None:
+    """Every load has tasks of each model, predicted and measured alike."""
+    options = ["--rates", "40", "--deadline", "5s", "--duration", "500ms", "--load", load, "--json"]
+    _, out, err = cli("multi", *models, *options)
+    content = json.loads(out)
+    assert content["predicted"]["sustained"], err
+    counts = [{n: own["tasks"] for n, own in content[t]["models"].items()} for t in ("predicted", "measured")]
+    assert counts[0] == counts[1]
+    assert all(count > 0 for count in counts[0].values())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have no niceness of their own")
+def test_models_in_the_background_are_measured_only(cli: Chrion, models: list[str]) -> None:
+    """Whole models run side by side on threads of their classes; nothing is predicted."""
+    options = ["--rates", "20,10", "--deadline", "5s,10s", "--duration", "500ms", "--background"]
+    code, out, err = cli("multi", *models, *options, "--json")
+    assert code == 0, err
+    assert "predicted" not in json.loads(out)
+    code, out, err = cli("multi", *models, *options)
+    assert (code, "niceness 19" in out) == (0, True), err
+
+
+def test_a_model_runs_on_an_accelerator(cli: Chrion, models: list[str]) -> None:
+    """The provider of each model is chosen by its position; ``cpu`` stands in for an accelerator."""
+    options = ["--rates", "10", "--duration", "500ms", "--accelerator", "none,cpu"]
+    code, out, err = cli("multi", *models, *options)
+    assert code == 0, err
+    assert "on CPUExecutionProvider" in out
+
+
 def test_wrong_options_are_refused(cli: Chrion, models: list[str]) -> None:
     """Rates, deadlines, policies and files are checked; each error is one line."""
     assert_each_refused(
@@ -66,6 +98,14 @@ def test_wrong_options_are_refused(cli: Chrion, models: list[str]) -> None:
             (["multi", *models, "--rates", "1", "--deadline", "soon"], "deadline"),
             (["multi", *models, "--rates", "1", "--policy", "eddf"], "did you mean 'edf'"),
             (["multi", *models, "--rates", "1", "--drop", "all"], "drop"),
+            (["multi", *models, "--rates", "1", "--load", "burst"], "did you mean 'bursty'"),
+            (["multi", *models, "--rates", "1", "--background"], "different priorities or deadlines"),
+            (
+                ["multi", *models, "--rates", "1", "--deadline", "1s,2s", "--background", "--find"],
+                "cannot be predicted",
+            ),
+            (["multi", *models, "--rates", "1", "--accelerator", "a,b,c"], "expected 1 or 2 values"),
+            (["multi", *models, "--rates", "1", "--accelerator", "gpux"], "unknown accelerator 'gpux'"),
             (["multi", "absent.onnx", "--rates", "1"], "absent.onnx"),
             (["multi", *models, "--rates", "1", "--trace", "none/x.json"], "no folder"),
         ],

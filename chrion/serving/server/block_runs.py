@@ -1,0 +1,177 @@
+"""Requests of models that are served in blocks: one dispatcher and one set of lanes for all of them.
+
+A block is at most a few milliseconds long. After each, the request whose objective ends first goes on, so that a short
+one does not wait for the end of a long one. Models that are not served in blocks have the cores beside these lanes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from chrion.errors import DroppedError
+from chrion.runtime.block_chain import BlockChain
+from chrion.runtime.options.terminable import TerminableRunOptions
+from chrion.runtime.requests import check_feed
+from chrion.serving.manager import Reason
+from chrion.serving.manager.manager import MIN_RETRY_MS
+from chrion.serving.multi.dispatcher import Dispatcher, ModelRules
+from chrion.serving.multi.session import BlockLanes, TaskFuture
+from chrion.serving.server.batching import BatchResult
+from chrion.serving.server.tensors import Array, TensorSpec
+
+#: Why a request is dropped.
+_REASONS = {
+    "full": Reason.QUEUE_FULL,
+    "late": Reason.NO_TIME,
+    "removed": Reason.REMOVED,
+    "expired": Reason.EXPIRED,
+}
+_NO_TIME = 0.0, 0.0, 0.0
+
+
+class Limits(NamedTuple):
+    """What a request has left."""
+
+    #: The time until it must have started.
+    start_ms: float
+    #: The time of its latency objective.
+    objective_ms: float
+    #: Requests of all models in blocks that may wait.
+    waiting: int
+
+
+class BlockJob(NamedTuple):
+    """A request."""
+
+    #: Datatype and array of each input.
+    feeds: Mapping[str, tuple[str, Array]]
+    #: The outputs to return.
+    outputs: Sequence[TensorSpec]
+    #: With them, another thread can terminate it.
+    options: TerminableRunOptions
+    limits: Limits
+    #: Called in the event loop with the result, and the time in ms since the first block began.
+    ended: Callable[[BatchResult, float], None]
+
+
+class BlockRuns:
+    """The requests of models in blocks; used in the event loop.
+
+    Args:
+        cores: The cores of the lanes, which start with the first model.
+        drop_late: Whether requests end that cannot meet their objective any more.
+    """
+
+    def __init__(self, cores: Sequence[int], *, drop_late: bool) -> None:
+        self._cores = tuple(cores)
+        self._drop_late = drop_late
+        self._lanes: BlockLanes | None = None
+
+    def add(self, number: int, chain: BlockChain, max_queue: int) -> None:
+        """Add a model that is in memory."""
+        if self._lanes is None:
+            count = len(self._cores)
+            new_dispatcher = functools.partial(Dispatcher, {}, count, "edf", drop_late=self._drop_late)
+            self._lanes = BlockLanes({}, {}, count, new_dispatcher, cores=self._cores)
+        self._lanes.add(str(number), chain, ModelRules(chain.block_ms, queue=max_queue))
+
+    def remove(self, number: int) -> None:
+        """Forget a model, if it is one in blocks."""
+        if self._lanes is not None and str(number) in self._lanes.chains:
+            self._lanes.remove(str(number))
+
+    def count(self, number: int) -> int:
+        """Return the number of a model's blocks; 0 if it is not in memory, or not in blocks."""
+        chain = self._lanes.chains.get(str(number)) if self._lanes else None
+        return len(chain.block_ms) if chain else 0
+
+    def waiting(self, number: int) -> int:
+        """Return the number of a model's requests of which no block has begun."""
+        return self._lanes.waiting(str(number)) if self._lanes and str(number) in self._lanes.chains else 0
+
+    @property
+    def pending(self) -> int:
+        """Number of requests of which no block has begun."""
+        return sum(self.waiting(int(name)) for name in self._lanes.chains) if self._lanes else 0
+
+    def busy_ms(self, core: int) -> float:
+        """Return the time for which the lane of a core has run blocks."""
+        return self._lanes.busy_ms[self._cores.index(core)] if self._lanes and core in self._cores else 0.0
+
+    def retry_ms(self, number: int) -> float:
+        """Return a rough estimate of the time in which a model's waiting requests are served."""
+        rules = self._lanes.rules.get(str(number)) if self._lanes else None
+        work_ms = self.waiting(number) * rules.total_ms / len(self._cores) if rules else 0.0
+        return max(MIN_RETRY_MS, work_ms)
+
+    def start(self, number: int, job: BlockJob) -> TaskFuture | None:
+        """Submit a request of a model; return a future with which it can be cancelled, or None if it failed at once."""
+        loop = asyncio.get_running_loop()
+        try:
+            task = self._submit(number, job)
+        except Exception as error:  # noqa: BLE001 - the request gets it
+            loop.call_soon(job.ended, BatchResult([error], _NO_TIME), 0.0)
+            return None
+        late: list[Exception] = []
+
+        def report(_: object) -> None:
+            took_ms = 0.0 if task.begun_ms is None else time.perf_counter() * 1e3 - task.begun_ms
+            result = BatchResult([*late], _NO_TIME) if late else _result(task, job.outputs, took_ms)
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(end, result, took_ms)
+
+        def end(result: BatchResult, took_ms: float) -> None:
+            if timer:
+                timer.cancel()
+            job.ended(result, took_ms)
+
+        def expire() -> None:
+            if task.begun_ms is None:
+                late.append(DroppedError("it did not start in time", outcome="expired"))
+                task.cancel()
+
+        start_ms = job.limits.start_ms
+        timer = loop.call_later(max(0.0, start_ms) / 1000, expire) if start_ms < math.inf else None
+        task.add_done_callback(report)
+        return task
+
+    def _submit(self, number: int, job: BlockJob) -> TaskFuture:
+        """Submit a request.
+
+        Raises:
+            DroppedError: Too many requests wait.
+            Exception: As InferenceSession does for wrong inputs.
+        """
+        assert self._lanes is not None  # noqa: S101 - the model was added
+        if self._lanes.open >= job.limits.waiting <= self.pending:
+            raise DroppedError("too many requests wait", outcome="full")
+        arrays = {name: np.require(array, requirements="C") for name, (_, array) in job.feeds.items()}
+        check_feed(self._lanes.chains[str(number)].inputs, arrays)
+        objective_ms = job.limits.objective_ms
+        return self._lanes.submit(str(number), arrays, objective_ms if objective_ms < math.inf else None, job.options)
+
+    def close(self) -> None:
+        """End the lanes when the requests that were submitted are over."""
+        if self._lanes is not None:
+            self._lanes.close()
+
+
+def _result(task: TaskFuture, outputs: Sequence[TensorSpec], took_ms: float) -> BatchResult:
+    """Return the outputs of a request that is over, or what it raised."""
+    error = InterruptedError("cancelled") if task.cancelled() else task.exception()
+    if error is not None:
+        return BatchResult([error if isinstance(error, Exception) else RuntimeError(str(error))], _NO_TIME)
+    named = task.result()
+    return BatchResult([[np.asarray(named[spec.name]) for spec in outputs]], (0.0, took_ms, 0.0))
+
+
+def drop_reason(error: Exception) -> Reason | None:
+    """Return why the dispatcher has dropped a request; None for another error."""
+    return _REASONS.get(error.outcome) if isinstance(error, DroppedError) else None
