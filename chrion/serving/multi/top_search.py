@@ -373,4 +373,4 @@ class TopPlanner:
     def _search(self, rates: Mapping[str, float], waiting: Mapping[str, int], evaluations: int) -> TopPlan:
         some = {name: min(count, _TASKS) for name, count in waiting.items()}  # a long queue shows no more
         problem = TopProblem(self._rules, self._lanes, self._chains, self._times, rates, self.table, waiting=some)
-        return anneal(problem, evaluations)
+        return beam(problem, evaluations)  # the best of them by scripts/bench_top.py
