@@ -236,6 +236,10 @@ def test_late_and_cancelled_tasks_between_modules_are_over() -> None:
     dispatcher.submit("a", 3, 100)
     dispatcher.cancel(1, 3)
     assert dispatcher.finish(0, 5) == [Over(1, "cancelled")]
+    dispatcher.submit("a", 5, 100)
+    dispatcher.finish(0, 7)
+    dispatcher.cancel(2, 8)
+    assert dispatcher.finish(0, 9) == [Over(2, "cancelled")]  # also in its last module
     assert not dispatcher.tasks
 
 

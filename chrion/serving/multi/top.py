@@ -246,8 +246,8 @@ class TopDispatcher(Dispatcher):
             last = at + 1 == len(modules)
             if task in round_.failed or last or task.cancelled:
                 self._queues[task.model].running -= 1
-                outcome: Outcome = "failed" if task in round_.failed else "done" if last else "cancelled"
-                actions.append(self._over(task, outcome))
+                outcome: Outcome = "failed" if task in round_.failed else "done"
+                actions.append(self._over(task, "cancelled" if task.cancelled else outcome))
             else:
                 task.block = modules[at + 1][0]
                 self._slots[task.model, at + 1] = task, now_ms
