@@ -13,12 +13,15 @@ from chrion.cli.exit_codes import OUT_OF_REACH
 from chrion.cli.options import ForceOption, JsonOption, ModelArgument
 from chrion.common.files import write_atomically
 from chrion.common.units import format_count, format_ms
+from chrion.common.wrong_values import wrong_value
+from chrion.errors import OptionError
 from chrion.graph.reading import serialise
 from chrion.pipelines import FinetuningReport
 from chrion.pipelines import finetune as tune_pipeline
 from chrion.pipelines.measures import Interval
 from chrion.pipelines.report import Rival
 from chrion.report.figure_table import FigureTable, key, text
+from chrion.report.learning_curve import plot_learning_curve
 
 _TITLES = {"auc": "AUC", "log_loss": "log loss", "r2": "R2", "mae": "mean absolute error"}
 
@@ -36,7 +39,32 @@ def finetune(
             "--validation", metavar="FILE", help="Held-out rows.", show_default="the last fifth of the new rows"
         ),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the intervals.")] = 0,
+    soft: Annotated[
+        bool, typer.Option("--soft", help="Return a differentiable network, which is slower, if it is better.")
+    ] = False,
+    level: Annotated[
+        str | None,
+        typer.Option(
+            "--level",
+            metavar="LEVEL",
+            help="What is tuned of the trees: L1, or with --soft L1 to L4.",
+            show_default="L1, or L2 with --soft",
+        ),
+    ] = None,
+    base_rate: Annotated[
+        str | None,
+        typer.Option(
+            "--base-rate", metavar="SHARE", help="The known share of the second class, or CLASS=SHARE,... of each."
+        ),
+    ] = None,
+    curve: Annotated[
+        Path | None, typer.Option("--curve", metavar="FILE", help="Learning curve: .png, .svg, .pdf. For --soft.")
+    ] = None,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option("--checkpoint", metavar="FILE", help="State from which an interrupted run continues. For --soft."),
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the intervals and of the training.")] = 0,
     force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -44,11 +72,26 @@ def finetune(
 
     Tables of target encoders are updated, and the leaves of the tree ensemble are fitted anew. The tuned model is
     written only if it is better than the original on held-out rows in both measures, by intervals that exclude zero.
-    Otherwise nothing is written, and the exit code is 3.
+    Otherwise nothing is written, and the exit code is 3. Ctrl-C ends the tuning with the best model until then.
     """
-    [written] = outputs.check_outputs({"-o": output}, force=force)
+    written = outputs.check_outputs({"-o": output}, pictures={"--curve": curve}, force=force)[0]
+    level = _level(level, soft=soft)
+    if level == "L1" and curve:
+        raise OptionError("--curve: trees have no learning curve", hint="it is for --soft")
     with step(f"tuning {model.name}") as update:
-        tuned, report = tune_pipeline(model, data, target, validation=validation, seed=seed, progress=update)
+        tuned, report = tune_pipeline(
+            model,
+            data,
+            target,
+            validation=validation,
+            level=level,
+            base_rate=None if base_rate is None else _shares(base_rate),
+            checkpoint=checkpoint,
+            seed=seed,
+            progress=update,
+        )
+    if curve:
+        plot_learning_curve(report, curve)
     if report.adopted:
         write_atomically(output, serialise(tuned, str(output)))
     if as_json:
@@ -68,15 +111,48 @@ def _show(report: FinetuningReport, written: outputs.Output) -> None:
     show(
         table,
         f"tuned vs. original: {gain} {_change(report.gain)}, {loss} {_change(report.loss)}",
-        *([report.shift_line] if report.shift_line else []),
+        *filter(None, [report.shift_line, report.cost_line, "interrupted" if report.interrupted else ""]),
         f"fitted {_parts(report)} on {fit + choose} rows in {format_ms(report.seconds * 1e3)}",
         f"{written.message}: {report.reason}" if report.adopted else f"kept the original: {report.reason}",
     )
 
 
+def _level(level: str | None, *, soft: bool) -> str:
+    """Return the level that is tuned.
+
+    Raises:
+        OptionError: It is one of a differentiable network, but ``--soft`` is missing.
+    """
+    if soft:
+        return level or "L2"
+    if level in {"L2", "L3", "L4"}:
+        raise OptionError(f"--level: {level} is of a differentiable network, which is slower", hint="add --soft")
+    return level or "L1"
+
+
+def _shares(text: str) -> float | dict[str | int, float]:
+    """Return the shares that ``--base-rate`` names.
+
+    Raises:
+        OptionError: It is no number, and no list of them.
+    """
+    try:
+        if "=" not in text:
+            return float(text)
+        pairs = [part.rsplit("=", 1) for part in text.split(",")]
+        return {int(name) if name.lstrip("-").isdigit() else name: float(share) for name, share in pairs}
+    except ValueError as error:
+        raise wrong_value("--base-rate", "a share such as 0.2, or CLASS=SHARE,CLASS=SHARE", text) from error
+
+
 def _parts(report: FinetuningReport) -> str:
-    parts = [format_count(report.tables, "table")] if report.tables else []
-    return " and ".join([*parts, *(["leaves"] if report.ridge is not None else [])]) or "nothing"
+    parts = [
+        format_count(report.tables, "table") if report.tables else "",
+        "leaves" if report.ridge is not None else "",
+        format_count(report.trees, "new tree") if report.trees else "",
+        f"a network ({report.level}, {format_count(report.epochs, 'epoch')})" if report.level != "L1" else "",
+    ]
+    return ", ".join(filter(None, parts)) or "nothing"
 
 
 def _figures(rival: Rival) -> tuple[str, str, str]:

@@ -63,14 +63,15 @@ class SourceFile:
 
 
 @contextlib.contextmanager
-def space_for(needed: int, where: str) -> Iterator[None]:
+def space_for(needed: int, where: str, what: str = "weights") -> Iterator[None]:
     """Raise a failure within the context as one of the system, if it is due to a full disk.
 
     onnxruntime reports that it cannot write a file, but not why.
 
     Args:
-        needed: Bytes of the weights that are written, at least.
+        needed: Bytes that are written, at least.
         where: The model.
+        what: What is written, for the message.
 
     Raises:
         SpaceError: The context failed, and the folder of temporary files lacks the space.
@@ -87,7 +88,7 @@ def space_for(needed: int, where: str) -> Iterator[None]:
         full = isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}
         if not full and min(free, shutil.disk_usage(folder).free) >= needed:
             raise
-        sizes = f"{format_mb(needed / 1e6)} of weights are written there, {format_mb(free / 1e6)} were free"
+        sizes = f"{format_mb(needed / 1e6)} of {what} are written there, {format_mb(free / 1e6)} were free"
         raise SpaceError(f"{where}: no space in {folder}: {sizes}", hint=hint) from error
 
 

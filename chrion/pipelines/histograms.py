@@ -219,3 +219,8 @@ def histogram_ensemble(model: Any, splits: _Splits, numbers: Array) -> TreeEnsem
         transform="NONE" if labels is None else "SOFTMAX" if several else "LOGISTIC",
         labels=labels,
     )
+
+
+def ensemble_of_numbers(model: Any) -> TreeEnsemble:
+    """Return the trees of a fitted HistGradientBoosting estimator all of whose features are numbers."""
+    return histogram_ensemble(model, _Splits(model), np.arange(model.n_features_in_))

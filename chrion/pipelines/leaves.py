@@ -39,6 +39,8 @@ class Loss:
     predict: Callable[[Array], Array]
     #: A bound of the second derivatives.
     curvature: float
+    #: Return the second derivatives by each raw score.
+    curvatures: Callable[[Array], Array] = np.ones_like
 
 
 def _logistic(raw: Array, y: Array) -> tuple[float, Array]:
@@ -78,8 +80,12 @@ def _softmax(raw: Array) -> Array:
     return np.asarray(powers / powers.sum(axis=1, keepdims=True))
 
 
-LOGISTIC = Loss("logistic", _logistic, _two_classes, 0.25)
-SOFTMAX = Loss("softmax", _softmax_loss, _softmax, 0.5)
+def _variance(probability: Array) -> Array:
+    return np.asarray(probability * (1 - probability))
+
+
+LOGISTIC = Loss("logistic", _logistic, _two_classes, 0.25, lambda raw: _variance(_sigmoid(raw)))
+SOFTMAX = Loss("softmax", _softmax_loss, _softmax, 0.5, lambda raw: _variance(_softmax(raw)))
 #: The probability of the second class as a sum of weights, and averaged probabilities of forests.
 PROBABILITY = Loss("brier", _squared, lambda raw: np.stack([1 - raw[:, 0], raw[:, 0]], axis=1), 1.0)
 BRIER = Loss("brier", _brier, lambda raw: raw, 1.0)
@@ -225,10 +231,8 @@ def refit(problem: LeafProblem, shrinkage: float) -> Array:
     for tree in range(problem.reached.shape[1]):
         chosen = problem.reached[:, tree]
         _, slopes = problem.loss.evaluate(raw, problem.y)
-        probability = problem.loss.predict(raw)[:, -1] if problem.loss is LOGISTIC else np.zeros(len(problem.y))
-        curvature = probability * (1 - probability) if problem.loss is LOGISTIC else np.ones(len(problem.y))
         gradient = np.bincount(chosen, slopes[:, 0], minlength=len(weights))
-        hessian = np.bincount(chosen, curvature, minlength=len(weights))
+        hessian = np.bincount(chosen, problem.loss.curvatures(raw)[:, 0], minlength=len(weights))
         own = np.unique(chosen)
         newton = -gradient[own] / np.maximum(hessian[own], _LEAST_HESSIAN)
         weights[own] = _DECAY * weights[own] + (1 - _DECAY) * shrinkage * newton

@@ -40,19 +40,21 @@ class Measures:
     calibration: float | None
 
 
-def measure(scores: Array, y: Array) -> Measures:
+def measure(scores: Array, y: Array, weights: Array | None = None) -> Measures:
     """Return the measures of predictions.
 
     Args:
         scores: Probabilities, [rows, classes]; or predicted numbers, [rows].
         y: The class of each row, or the number.
+        weights: What each row counts; all the same if None.
     """
-    weights = np.ones((1, len(y)))
-    gains, losses = _gains(scores, y, weights), _losses(scores, y) @ weights.T / len(y)
-    return Measures(float(gains[0]), float(losses[0]), _calibration(scores, y) if scores.ndim > 1 else None)
+    weights = np.ones(len(y)) if weights is None else weights
+    loss = float(_losses(scores, y) @ weights / weights.sum())
+    calibration = _calibration(scores, y, weights) if scores.ndim > 1 else None
+    return Measures(_Ranks(scores, y).gain(weights), loss, calibration)
 
 
-def compare(new: Array, old: Array, y: Array, seed: int) -> tuple[Interval, Interval]:
+def compare(new: Array, old: Array, y: Array, seed: int, weights: Array | None = None) -> tuple[Interval, Interval]:
     """Return by how much new predictions differ from old ones in both measures, with paired bootstrap intervals.
 
     Args:
@@ -60,15 +62,17 @@ def compare(new: Array, old: Array, y: Array, seed: int) -> tuple[Interval, Inte
         old: Predictions of the same rows.
         y: The class of each row, or the number.
         seed: The seed of the bootstrap samples.
+        weights: What each row counts; all the same if None.
     """
+    own = np.ones(len(y)) if weights is None else weights
     rng = np.random.default_rng(seed)
     gains, losses = np.empty(_SAMPLES + 1), np.empty(_SAMPLES + 1)
     ranked = [_Ranks(new, y), _Ranks(old, y)]
     difference = _losses(new, y) - _losses(old, y)
     for at in range(_SAMPLES + 1):
-        weights = rng.multinomial(len(y), np.full(len(y), 1 / len(y))) if at else np.ones(len(y))
-        gains[at] = ranked[0].gain(weights) - ranked[1].gain(weights)
-        losses[at] = difference @ weights / len(y)
+        drawn = own * (rng.multinomial(len(y), np.full(len(y), 1 / len(y))) if at else 1)
+        gains[at] = ranked[0].gain(drawn) - ranked[1].gain(drawn)
+        losses[at] = difference @ drawn / max(drawn.sum(), 1e-300)
     return _interval(gains), _interval(losses)
 
 
@@ -122,11 +126,6 @@ def _r2(predicted: Array, y: Array, weights: Array) -> float:
     return float(1 - weights @ (y - predicted) ** 2 / spread) if spread else 0.0
 
 
-def _gains(scores: Array, y: Array, weights: Array) -> Array:
-    ranks = _Ranks(scores, y)
-    return np.array([ranks.gain(row) for row in weights])
-
-
 def _losses(scores: Array, y: Array) -> Array:
     """Return the log loss of each row, or its absolute error."""
     if scores.ndim == 1:
@@ -135,12 +134,12 @@ def _losses(scores: Array, y: Array) -> Array:
     return np.asarray(-np.log(np.clip(chosen, _LEAST, 1.0)))
 
 
-def _calibration(scores: Array, y: Array) -> float:
+def _calibration(scores: Array, y: Array, weights: Array) -> float:
     """Return the expected calibration error of the last class's probability."""
     probability, hit = scores[:, -1], y == scores.shape[1] - 1
     parts = np.array_split(np.argsort(probability, kind="stable"), _BINS)
-    errors = [abs(probability[part].mean() - hit[part].mean()) * len(part) for part in parts if len(part)]
-    return float(sum(errors) / max(1, len(y)))
+    errors = [abs((probability[part] - hit[part]) @ weights[part]) for part in parts]
+    return float(sum(errors) / max(weights.sum(), 1e-300))
 
 
 def _interval(values: Array) -> Interval:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ from chrion.pipelines.leaves import Loss
 from chrion.pipelines.table import BATCH_ROWS, TEXT, Feeder, Table
 
 Array = np.ndarray[Any, Any]
+#: The inputs of a model by name.
+Feeds = dict[str, Array]
 #: The largest number of leaves: their numbers are passed as float32.
 _MOST_LEAVES = 1 << 24
 #: The name of the value that holds the leaves.
@@ -68,13 +70,13 @@ class Pipeline:
         self.targets = np.unique(self.ensemble.entry_targets)
         self.base = _base(self.ensemble, self.targets)
 
-    def texts(self, target: str) -> list[str]:
-        """Return the columns that are texts: inputs, and the target if the classes are texts."""
+    def texts(self, columns: Sequence[str], target: str) -> list[str]:
+        """Return the columns of a table that are texts: inputs, and the target if the classes are texts."""
         labels = self.ensemble.labels
-        return [
-            *(i.name for i in self.inputs if i.type == TEXT),
-            *([target] if labels and isinstance(labels[0], str) else []),
-        ]
+        own = [info.name for info in self.inputs if info.type == TEXT]
+        if len(self.inputs) == 1 and own and own[0] not in columns:  # a single input of all features
+            own = [name for name in columns if name != target]
+        return [*own, *([target] if labels and isinstance(labels[0], str) else [])]
 
     def _dtype(self) -> np.dtype[Any] | None:
         """Return the type that onnxruntime compares in, if it is not that of the attributes."""
@@ -118,23 +120,32 @@ class Pipeline:
             )
         return np.array(found, np.float64)
 
-    def reached(self, table: Table, target: str, model: onnx.ModelProto | None = None) -> Iterator[Array]:
-        """Yield the entries that each row reaches, [rows, columns], for some rows at a time; see :attr:`columns`.
+    def leaf_runner(self, model: onnx.ModelProto | None = None) -> Callable[[Feeds], Array]:
+        """Return a function that returns the entries that rows reach, [rows, columns]; see :attr:`columns`.
 
         Args:
-            table: The rows.
-            target: The column of the target.
             model: A model with other tables before the ensemble, in place of this one.
         """
         trees, lookup = self._target_trees(), self._lookup()
         session = _open(self._leaf_model(model or self.proto), self.name)
-        for feeds in self._feeds(table, target):
-            found = self._run(session, feeds)[0].astype(np.int64)
-            yield np.concatenate([row[found[:, own]] for row, own in zip(lookup, trees, strict=True)], axis=1)
+
+        def run(feeds: Feeds) -> Array:
+            found = self.run(session, feeds)[0].astype(np.int64)
+            return np.concatenate([row[found[:, own]] for row, own in zip(lookup, trees, strict=True)], axis=1)
+
+        return run
+
+    def feature_runner(self, model: onnx.ModelProto | None = None) -> Callable[[Feeds], Array]:
+        """Return a function that returns the features which the ensemble reads, [rows, features]; see above."""
+        source = self.node.input[0]
+        if source in {info.name for info in self.inputs}:
+            return lambda feeds: feeds[source]
+        session = _open(self._until_trees(model or self.proto, [source]), self.name)
+        return lambda feeds: np.asarray(self.run(session, feeds)[0])
 
     @property
     def columns(self) -> Sequence[slice]:
-        """The columns of :meth:`reach` by target."""
+        """The columns of :meth:`leaf_runner` by target."""
         counts = [len(trees) for trees in self._target_trees()]
         return [slice(sum(counts[:at]), sum(counts[: at + 1])) for at in range(len(counts))]
 
@@ -187,36 +198,26 @@ class Pipeline:
             changed.graph.output.add().name = name
         return changed
 
-    def values(self, table: Table, target: str, names: Sequence[str]) -> list[Array]:
-        """Return values before the ensemble, or its input, for all rows."""
+    def value_runner(self, names: Sequence[str]) -> Callable[[Feeds], list[Array]]:
+        """Return a function that returns values before the ensemble."""
         given = {info.name for info in self.inputs}
         inner = [name for name in names if name not in given]
         session = _open(self._until_trees(self.proto, inner), self.name) if inner else None
-        parts: dict[str, list[Array]] = {name: [] for name in names}
-        for feeds in self._feeds(table, target):
-            found = feeds | (dict(zip(inner, self._run(session, feeds), strict=True)) if session else {})
-            for name in names:
-                parts[name].append(found[name])
-        return [np.concatenate(own) for own in parts.values()]
 
-    def scores(self, table: Table, target: str, first: int, model: onnx.ModelProto | None = None) -> Array:
-        """Return the results of the model for rows from ``first`` on: [rows, classes], or [rows] of numbers.
+        def run(feeds: Feeds) -> list[Array]:
+            found = feeds | (dict(zip(inner, self.run(session, feeds), strict=True)) if session else {})
+            return [found[name] for name in names]
+
+        return run
+
+    def score_runner(self, model: onnx.ModelProto | None = None) -> Callable[[Feeds], Array]:
+        """Return a function that returns the results of the model: [rows, classes], or [rows] of numbers.
 
         Args:
-            table: The rows.
-            target: The column of the target.
-            first: The first row.
-            model: A model with other weights, in place of this one.
+            model: A model in place of this one.
         """
         session = self.session if model is None else _open(model, self.name)
-        parts, at = [], 0
-        for feeds in self._feeds(table, target):
-            rows = len(next(iter(feeds.values())))
-            if at + rows > first:
-                cut = {name: values[max(0, first - at) :] for name, values in feeds.items()}
-                parts.append(self._as_scores(self._run(session, cut)))
-            at += rows
-        return np.concatenate(parts)
+        return lambda feeds: self._as_scores(self.run(session, feeds))
 
     def _as_scores(self, outputs: Sequence[Any]) -> Array:
         last = outputs[-1]
@@ -225,22 +226,32 @@ class Pipeline:
         scores = np.asarray(last, np.float64)
         return scores.reshape(len(scores), -1) if self.classes else scores.reshape(-1)
 
-    def with_weights(self, model: onnx.ModelProto, weights: Array) -> onnx.ModelProto:
-        """Return a model with other weights of leaves, of the entries of :attr:`ensemble`."""
+    def with_ensemble(self, model: onnx.ModelProto, ensemble: TreeEnsemble) -> onnx.ModelProto:
+        """Return a model with another ensemble in place of its own."""
         changed = onnx.ModelProto()
         changed.CopyFrom(model)
         node = changed.graph.node[self.place]
-        tuned = replace(self.ensemble, entry_weights=weights.astype(self.ensemble.dtype))
-        node.CopyFrom(write_ensemble(tuned, node))
+        node.CopyFrom(write_ensemble(ensemble, node))
         return changed
 
-    def _feeds(self, table: Table, target: str) -> Iterator[dict[str, Array]]:
+    def with_constants(self, ensemble: TreeEnsemble, constants: Array) -> TreeEnsemble:
+        """Return an ensemble that adds a constant to the raw score of each target; one tree has it in all leaves."""
+        weights = ensemble.entry_weights.astype(np.float64)
+        of_tree = ensemble.leaf_trees[ensemble.entry_leaves]
+        for target, value in zip(self.targets, constants, strict=True):
+            own = ensemble.entry_targets == target
+            weights[own & (of_tree == of_tree[own].min())] += value / self.scale
+        return replace(ensemble, entry_weights=weights.astype(ensemble.dtype))
+
+    def feeds(self, table: Table, target: str) -> Iterator[Feeds]:
+        """Yield the inputs of the model for some rows at a time."""
         feeder = Feeder(self.inputs, table, target, self._features)
         self._features = self._features or feeder.columns
         for batch in table.batches(feeder.columns, BATCH_ROWS):
             yield feeder.feeds(batch)
 
-    def _run(self, session: ort.InferenceSession, feeds: dict[str, Array]) -> list[Any]:
+    def run(self, session: ort.InferenceSession, feeds: Feeds) -> list[Any]:
+        """Return the outputs of a session for feeds, which may have more than its inputs."""
         used = {info.name for info in session.get_inputs()}
         try:
             return list(session.run(None, {name: values for name, values in feeds.items() if name in used}))

@@ -31,11 +31,6 @@ class FinetuningReport:
     rows: tuple[int, int, int]
     #: The names of the two measures: a gain, which is better if larger, and a loss.
     measures: tuple[str, str]
-    #: The weight of the ridge, in rows; None if no leaves were fitted.
-    ridge: float | None
-    #: The tables of target encoders that were updated, and the rows that an old value is worth; None for no table.
-    tables: int
-    strength: float | None
     #: How much the tuned model differs from the original in both measures.
     gain: Interval
     loss: Interval
@@ -45,6 +40,23 @@ class FinetuningReport:
     rivals: tuple[Rival, ...]
     #: The time without that of other methods.
     seconds: float
+    #: What the tuned model is: ``L1`` for trees, ``L2`` to ``L4`` for a differentiable network.
+    level: str = "L1"
+    #: The weight of the ridge, in rows; None if no leaves were fitted.
+    ridge: float | None = None
+    #: The tables of target encoders that were updated, and the rows that an old value is worth; None for no table.
+    tables: int = 0
+    strength: float | None = None
+    #: The trees that were appended.
+    trees: int = 0
+    #: The epochs that a network was trained for, and the losses after each epoch: of the rows to fit while training,
+    #: and of the rows to choose with.
+    epochs: int = 0
+    curve: tuple[tuple[float, float], ...] = ()
+    #: How many times as long as the original a network takes for one row, and for a thousand; None for trees.
+    cost: tuple[float, float] | None = None
+    #: Whether a keyboard interrupt ended the tuning.
+    interrupted: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON-compatible data."""
@@ -57,3 +69,11 @@ class FinetuningReport:
             return ""
         before, after = (f"{100 * share:.1f} %" for share in self.prior_shift)
         return f"prior shift: {before} of the earlier rows and {after} of the held-out rows are of one class"
+
+    @property
+    def cost_line(self) -> str:
+        """A sentence on the latency of a network; empty for trees."""
+        if self.cost is None:
+            return ""
+        one, many = (f"{ratio:.3g}" for ratio in self.cost)
+        return f"cost of the differentiable form: {one} times the original's latency for 1 row, {many} for 1000"

@@ -15,7 +15,7 @@ import numpy as np
 
 from chrion.pipelines import leaves
 from chrion.pipelines.leaves import LeafProblem, refit
-from chrion.pipelines.measures import measure
+from chrion.pipelines.measures import Measures, measure
 from chrion.pipelines.report import Rival
 
 Array = np.ndarray[Any, Any]
@@ -25,7 +25,9 @@ _LEAVES, _ROUNDS, _PATIENCE = 16, 300, 20
 _MISSING = "needs the package lightgbm"
 
 
-def rivals(problem: LeafProblem, features: Array, sizes: tuple[int, int, int], seed: int) -> Iterator[Rival]:
+def rivals(
+    problem: LeafProblem, features: Array, sizes: tuple[int, int, int], seed: int, counts: Array | None = None
+) -> Iterator[Rival]:
     """Yield the rivals, measured on the held-out rows.
 
     Args:
@@ -33,23 +35,24 @@ def rivals(problem: LeafProblem, features: Array, sizes: tuple[int, int, int], s
         features: What the ensemble reads, [rows, features].
         sizes: The number of rows of each kind.
         seed: The seed of LightGBM and scikit-learn.
+        counts: What each held-out row counts; all the same if None.
     """
     fitted = slice(0, sizes[0] + sizes[1])
     held = slice(sizes[0] + sizes[1], None)
-    y = problem.y[held]
+    measured = partial(measure, y=problem.y[held], weights=counts)
     if problem.loss in {leaves.LOGISTIC, leaves.SQUARED}:
         weights = refit(problem.part(fitted), _RATE)
-        yield Rival("refit", measure(problem.part(held).predict(weights), y))
+        yield Rival("refit", measured(problem.part(held).predict(weights)))
         margins = problem.raw(problem.original)
-        yield _measured("continued", partial(_boosted, problem, features, sizes, margins, seed), y)
-    yield _measured("new rows only", partial(_boosted, problem, features, sizes, None, seed), y)
+        yield _measured("continued", partial(_boosted, problem, features, sizes, margins, seed), measured)
+    yield _measured("new rows only", partial(_boosted, problem, features, sizes, None, seed), measured)
 
 
-def _measured(name: str, make: Callable[[], Array], y: Array) -> Rival:
+def _measured(name: str, make: Callable[[], Array], measured: Callable[[Array], Measures]) -> Rival:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return Rival(name, measure(make(), y))
+            return Rival(name, measured(make()))
     except ImportError:
         return Rival(name, None, _MISSING)
     except Exception as error:  # noqa: BLE001 - any error of these libraries; the rival is left out

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +33,15 @@ class Table:
     Args:
         source: A file (.parquet, .csv), or a frame of pandas, Polars or pyarrow, or any object with
             ``__arrow_c_stream__``.
-        texts: Columns that are texts, even if all of them in a CSV file are numbers: codes may begin with zeros.
+        texts: Returns which of the columns are texts, even if all of them in a CSV file are numbers: codes may begin
+            with zeros.
 
     Raises:
         OptionError: pyarrow is not installed.
         DataError: The file cannot be read or is not UTF-8, or the object is no frame.
     """
 
-    def __init__(self, source: Any, texts: Collection[str] = ()) -> None:
+    def __init__(self, source: Any, texts: Callable[[Sequence[str]], Collection[str]] = lambda _: ()) -> None:
         self._arrow, self._texts = _pyarrow(), texts
         self.name = str(source) if isinstance(source, str | Path) else "data"
         try:
@@ -53,7 +54,9 @@ class Table:
             path = Path(source)
             if path.suffix not in {".parquet", ".pq", ".csv"}:
                 raise ValueError(f"unknown format {path.suffix!r}, expected .parquet or .csv")
-            self._data = self._arrow.dataset.dataset(path, format=self._csv() if path.suffix == ".csv" else "parquet")
+            self._data = self._arrow.dataset.dataset(path, format="parquet" if path.suffix != ".csv" else "csv")
+            if path.suffix == ".csv":
+                self._data = self._arrow.dataset.dataset(path, format=self._csv(self._data.schema.names))
         else:
             made = source if isinstance(source, self._arrow.Table) else self._arrow.table(source)
             self._data = self._arrow.dataset.dataset(made)
@@ -65,9 +68,9 @@ class Table:
                 raise ValueError(f"column {field.name!r} is not UTF-8")
         self.rows = int(self._data.count_rows())
 
-    def _csv(self) -> Any:
+    def _csv(self, columns: Sequence[str]) -> Any:
         """Return the format of CSV files, with the type of columns that are texts."""
-        types = dict.fromkeys(self._texts, self._arrow.string())
+        types = dict.fromkeys(self._texts(columns), self._arrow.string())
         return self._arrow.dataset.CsvFileFormat(convert_options=self._arrow.csv.ConvertOptions(column_types=types))
 
     def column(self, name: str) -> Array:

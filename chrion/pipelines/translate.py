@@ -76,6 +76,8 @@ def translate(pipeline: Any) -> onnx.ModelProto:
         raise
     except Exception as error:
         raise OptionError(f"{type(pipeline).__name__}: cannot be translated: {first_line(error)}") from error
+    _check_outputs(model, columns)
+    _rename_inner(model, columns)
     model = _with_names(model, columns) if chooses else _by_column(model, columns)
     for info in (*model.graph.input, *model.graph.output):
         dims = info.type.tensor_type.shape.dim
@@ -109,6 +111,26 @@ def _converted(skl2onnx: Any, pipeline: Any, inputs: Any, *, classifier: bool) -
     return model
 
 
+def _check_outputs(model: onnx.ModelProto, columns: Sequence[str]) -> None:
+    """Raise an OptionError if a column has the name of an output."""
+    taken = [info.name for info in model.graph.output if info.name in columns]
+    if taken:
+        raise OptionError(f"column {taken[0]!r}: an output of the model has this name", hint="rename the column")
+
+
+def _rename_inner(model: onnx.ModelProto, columns: Sequence[str]) -> None:
+    """Rename the inner values and weights that have the name of a column, in place."""
+    graph = model.graph
+    given = {info.name for info in graph.input}
+    inner = {name for node in graph.node for name in node.output} | {tensor.name for tensor in graph.initializer}
+    names = {name: f"{name}/inner" for name in inner & set(columns) - given}
+    rename_reads(graph.node, names)
+    for node in graph.node:
+        node.output[:] = [names.get(name, name) for name in node.output]
+    for tensor in graph.initializer:
+        tensor.name = names.get(tensor.name, tensor.name)
+
+
 def _with_names(model: onnx.ModelProto, columns: Sequence[str]) -> onnx.ModelProto:
     """Return a model whose inputs have the names of the columns; skl2onnx replaces some characters."""
     names = {info.name: name for info, name in zip(model.graph.input, columns, strict=True) if info.name != name}
@@ -121,6 +143,9 @@ def _with_names(model: onnx.ModelProto, columns: Sequence[str]) -> onnx.ModelPro
 def _by_column(model: onnx.ModelProto, columns: Sequence[str]) -> onnx.ModelProto:
     """Return a model with an input for each column in place of a single one."""
     whole, element = model.graph.input[0].name, model.graph.input[0].type.tensor_type.elem_type
+    if whole in columns:
+        rename_reads(model.graph.node, {whole: f"{whole}/inner"})
+        whole = f"{whole}/inner"
     del model.graph.input[:]
     model.graph.input.extend(helper.make_tensor_value_info(name, element, [None, 1]) for name in columns)
     model.graph.node.insert(0, helper.make_node("Concat", columns, [whole], f"{whole}/columns", axis=1))

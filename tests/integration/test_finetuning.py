@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-import random
+import shutil
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,47 +15,15 @@ import pytest
 from onnx import TensorProto, helper
 
 import chrion
-from chrion.errors import ChrionError, DataError, ModelError, OptionError
-from chrion.graph.trees import TreeEnsemble, read_ensemble
+from chrion.errors import ChrionError, DataError, ModelError, OptionError, SpaceError
+from chrion.graph.trees import TreeEnsemble, joined, read_ensemble
 from command_line import Chrion, assert_refused
-from random_trees import FEATURES, random_ensemble, run, tree_model
+from drifted_rows import NAMES, ROWS, binary, drifted, ensemble, rows_of
+from random_trees import run, tree_model
 
 pa = pytest.importorskip("pyarrow", reason="no pyarrow in this environment")
 csv = pytest.importorskip("pyarrow.csv")
 parquet = pytest.importorskip("pyarrow.parquet")
-
-NAMES = [f"f{at}" for at in range(FEATURES)]
-ROWS = 3000
-
-
-def ensemble(kind: str, targets: int = 1, **changes: Any) -> TreeEnsemble:
-    """Return an ensemble of 20 trees without base values."""
-    made = random_ensemble(random.Random(7), kind, trees=21, depth=4, targets=targets)
-    return replace(
-        made, **{"aggregate": "SUM", "transform": "NONE", "base": np.zeros(0, np.float32), "labels": None} | changes
-    )
-
-
-def binary(**changes: Any) -> TreeEnsemble:
-    """Return a classifier of two classes whose weights are all for one of them, as LightGBM's."""
-    made = ensemble("TreeEnsembleRegressor")
-    weights = np.random.default_rng(3).standard_normal(made.leaf_count).astype(np.float32) / 2
-    return replace(made, targets=2, labels=(0, 1), entry_weights=weights, **{"transform": "LOGISTIC"} | changes)
-
-
-def rows_of(seed: int = 0, rows: int = ROWS) -> Any:
-    """Return features."""
-    return np.random.default_rng(seed).standard_normal((rows, FEATURES)).astype(np.float32) * 1.5
-
-
-def drifted(model: TreeEnsemble, amount: float, rows: int = ROWS, seed: int = 0) -> Any:
-    """Return a table of two classes drawn from a binary classifier whose leaves have changed."""
-    rng = np.random.default_rng(seed)
-    x = rows_of(seed, rows)
-    weights = model.entry_weights + amount * rng.standard_normal(model.leaf_count)
-    margin = weights[model.leaves_of(x)].sum(axis=1)
-    y = (rng.random(rows) < 1 / (1 + np.exp(-margin))).astype(np.int64)
-    return pa.table({**dict(zip(NAMES, x.T, strict=True)), "y": y})
 
 
 def test_leaves_are_tuned_to_rows_that_have_drifted() -> None:
@@ -70,7 +39,9 @@ def test_leaves_are_tuned_to_rows_that_have_drifted() -> None:
     held = np.stack([table[name].to_numpy() for name in NAMES], axis=1)[-600:]
     y = table["y"].to_numpy()[-600:]
     losses = [-np.log(run(m, {"x": held})[1][np.arange(600), y]).mean() for m in (model, tuned)]
-    assert [rival.name for rival in report.rivals][:3] == ["original", "tuned", "refit"]
+    names = [rival.name for rival in report.rivals]
+    assert names[:2] == ["original", "tuned"]
+    assert "refit" in names
     assert [rival.measures.loss for rival in report.rivals[:2] if rival.measures] == pytest.approx(losses, abs=1e-5)
     assert run(tuned, {"x": held})[0].shape == (600,)
 
@@ -326,6 +297,161 @@ def test_rare_categories_do_not_leak_their_targets_into_leaves() -> None:
     tuned = report.rivals[1].measures
     assert tuned is not None
     assert tuned.loss < 0.71  # that of a coin is 0.693; the original's weights for half are -0.5
+
+
+def with_prior_shift(rows: int = 6000) -> Any:
+    """Return rows of a binary classifier of which three quarters of the second class are left out."""
+    table = drifted(binary(), 0.0, rows=rows)
+    y, rng = table["y"].to_numpy(), np.random.default_rng(0)
+    return table.take(pa.array(np.flatnonzero((y == 0) | (rng.random(rows) < 0.25))))
+
+
+def test_scores_are_moved_to_a_known_base_rate() -> None:
+    """After a prior shift alone, the odds of all rows change by one factor, and no rank does."""
+    model, table = tree_model(binary(), "TreeEnsembleClassifier"), with_prior_shift()
+    rate = float(np.mean(table["y"].to_numpy()))
+    moved, report = chrion.finetune(model, table, base_rate=rate)
+    assert (report.adopted, report.level) == (True, "L1")
+    assert report.loss.high < 0
+    x = rows_of(7, 1000)
+    before, after = (run(m, {"x": x})[1].astype(np.float64) for m in (model, moved))
+    if report.ridge is None:
+        ratios = np.log(after[:, 1] / after[:, 0]) - np.log(before[:, 1] / before[:, 0])
+        np.testing.assert_allclose(ratios, ratios.mean(), atol=1e-3)
+        assert ratios.mean() == pytest.approx(np.log(0.25), abs=0.2)
+    assert after[:, 1].mean() < before[:, 1].mean() - 0.05
+
+
+def test_a_base_rate_weights_the_measures() -> None:
+    """Rows whose rate is not the known one count by their class: a later month has the rate that is given."""
+    model, table = tree_model(binary(), "TreeEnsembleClassifier"), drifted(binary(), 0.0, rows=6000)
+    moved, report = chrion.finetune(model, table, base_rate={0: 0.9, 1: 0.1})
+    assert report.adopted
+    later = with_prior_shift(20_000)
+    x = np.stack([later[name].to_numpy() for name in NAMES], axis=1)
+    y, rng = later["y"].to_numpy(), np.random.default_rng(0)
+    wanted = (y == 0) | (rng.random(len(y)) < (y == 0).sum() / 9 / (y == 1).sum())
+    losses = [-np.log(run(m, {"x": x[wanted]})[1][np.arange(wanted.sum()), y[wanted]]).mean() for m in (model, moved)]
+    assert losses[1] < losses[0]
+
+
+@pytest.mark.parametrize(
+    ("rate", "about"),
+    [
+        (1.2, "shares between 0 and 1"),
+        ({0: 0.5}, "expected a share for each class"),
+        ({0: 0.5, 1: 0.7}, "shares between 0 and 1 that add up to 1"),
+        (float("nan"), "shares between 0 and 1"),
+    ],
+)
+def test_wrong_base_rates_are_refused(rate: Any, about: str) -> None:
+    """The message has what was expected."""
+    with pytest.raises(OptionError, match=about):
+        chrion.finetune(tree_model(binary(), "TreeEnsembleClassifier"), drifted(binary(), 0.0), base_rate=rate)
+
+
+def test_a_model_without_odds_has_no_base_rate() -> None:
+    """A regressor's scores cannot be moved to a share of a class."""
+    model = tree_model(ensemble("TreeEnsembleRegressor"), "TreeEnsembleRegressor")
+    with pytest.raises(OptionError, match="cannot be moved"):
+        chrion.finetune(model, drifted(binary(), 0.0), base_rate=0.5)
+
+
+def test_large_tables_are_in_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Results are those of tables in memory, no file is left, and a full disk is an error of one line."""
+    model, table = tree_model(binary(), "TreeEnsembleClassifier"), drifted(binary(), 1.0)
+    expected, _ = chrion.finetune(model, table)
+    monkeypatch.setattr("chrion.pipelines.scratch.MOST_IN_MEMORY", 0)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    found, _ = chrion.finetune(model, table)
+    assert found.SerializeToString() == expected.SerializeToString()
+    assert not list(tmp_path.iterdir())
+    full = shutil._ntuple_diskusage(10, 9, 1)  # type: ignore[attr-defined] # noqa: SLF001 - the type has no public name
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
+    with pytest.raises(SpaceError, match=r"no space in .* of tables of rows are written there") as refusal:
+        chrion.finetune(model, table)
+    assert "\n" not in str(refusal.value)
+
+
+def all_texts() -> onnx.ModelProto:
+    """Return a pipeline with one input of two texts, each of which is looked up in a table."""
+    made = binary()
+    node = tree_model(made, "TreeEnsembleClassifier").graph.node[0]
+    node.input[0] = "wide"
+    lookup = helper.make_node(
+        "LabelEncoder", ["x"], ["codes"], "codes", domain="ai.onnx.ml", keys_strings=["007", "008", "009"],
+        values_floats=[-1.0, 0.0, 1.0], default_float=3.0,
+    )  # fmt: skip
+    wide = helper.make_node("Concat", ["codes", "codes", "codes"], ["wide"], "wide", axis=1)
+    graph = helper.make_graph(
+        [lookup, wide, node],
+        "texts",
+        [helper.make_tensor_value_info("x", TensorProto.STRING, [None, 2])],
+        [
+            helper.make_tensor_value_info("label", TensorProto.INT64, [None]),
+            helper.make_tensor_value_info("scores", TensorProto.FLOAT, [None, 2]),
+        ],
+    )
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=8)
+
+
+def test_a_single_input_of_texts_has_texts_of_numbers(tmp_path: Path) -> None:
+    """Codes with leading zeros in a CSV file stay the categories of the model."""
+    rng, path = np.random.default_rng(0), tmp_path / "codes.csv"
+    codes = rng.choice(["007", "008", "009"], (3000, 2))
+    y = (rng.random(3000) < np.where(codes[:, 0] == "007", 0.9, 0.1)).astype(int)
+    path.write_text("a,b,y\n" + "".join(f"{a},{b},{v}\n" for (a, b), v in zip(codes, y, strict=True)))
+    _, report = chrion.finetune(all_texts(), path)
+    frame = pa.table({"a": codes[:, 0], "b": codes[:, 1], "y": y})
+    assert replace(report, seconds=0.0) == replace(chrion.finetune(all_texts(), frame)[1], seconds=0.0)
+    assert report.adopted
+
+
+def test_an_interrupt_keeps_the_best_until_then() -> None:
+    """Ctrl-C while trees are grown returns the model with tuned leaves, and the report says so."""
+    pytest.importorskip("sklearn", reason="no scikit-learn in this environment")
+    model, table = tree_model(binary(), "TreeEnsembleClassifier"), drifted(binary(), 1.0)
+
+    def interrupt(_done: int, _total: int, name: str) -> None:
+        if name == "new trees":
+            raise KeyboardInterrupt
+
+    _, report = chrion.finetune(model, table, progress=interrupt)
+    assert (report.interrupted, report.adopted, report.trees) == (True, True, 0)
+    assert report.ridge is not None
+
+
+@pytest.mark.parametrize("kind", ["binary", "numbers", "softmax"])
+def test_new_trees_are_appended_where_they_are_better(kind: str) -> None:
+    """A feature that no tree splits on begins to matter: at most a tenth of new trees, proven by the held-out rows."""
+    pytest.importorskip("sklearn", reason="no scikit-learn in this environment")
+    made, x, rng = binary(), rows_of(2, 6000), np.random.default_rng(2)
+    made = joined(made, [replace(made, entry_weights=-made.entry_weights)] * 1)
+    name = "TreeEnsembleClassifier"
+    if kind != "binary":
+        made = ensemble("TreeEnsembleRegressor")
+        made = joined(made, [made, made])
+        name = "TreeEnsembleRegressor"
+    if kind == "softmax":
+        name, kinds = "TreeEnsembleClassifier", {"targets": 3, "labels": (0, 1, 2), "transform": "SOFTMAX"}
+        made = replace(made, entry_leaves=np.arange(made.leaf_count), entry_targets=made.leaf_trees % 3, **kinds)
+    made = replace(made, features=made.features % 4)
+    signal = 3 * np.sign(x[:, 4])
+    if kind == "numbers":
+        y = made.entry_weights[made.leaves_of(x)].sum(axis=1) + signal + 0.1 * rng.standard_normal(len(x))
+    elif kind == "binary":
+        y = (rng.random(len(x)) < 1 / (1 + np.exp(-signal))).astype(int)
+    else:
+        y = np.where(signal > 0, rng.integers(0, 2, len(x)), rng.integers(1, 3, len(x)))
+    table = pa.table({**dict(zip(NAMES, x.T, strict=True)), "y": y})
+    tuned, report = chrion.finetune(tree_model(made, name), table)
+    assert report.adopted
+    assert 0 < report.trees <= made.trees / 10
+    after = read_ensemble(tuned.graph.node[0])
+    assert after.trees == made.trees + report.trees
+    assert 4 in after.features
+    assert report.to_json()["trees"] == report.trees
 
 
 def two_ensembles() -> onnx.ModelProto:

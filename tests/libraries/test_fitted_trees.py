@@ -147,6 +147,43 @@ def test_a_pipeline_of_mixed_columns_is_translated() -> None:
     assert pipeline[0].named_transformers_["bins"].encode == "onehot"
 
 
+@pytest.mark.parametrize("estimator", ["GradientBoostingClassifier", "HistGradientBoostingClassifier"])
+def test_columns_may_have_the_names_of_inner_values(estimator: str) -> None:
+    """Columns that are called as values of the converter change no result; those that are called as outputs fail."""
+    ensemble, pre = (importlib.import_module(f"sklearn.{name}") for name in ("ensemble", "preprocessing"))
+    make_pipeline = importlib.import_module("sklearn.pipeline").make_pipeline
+    x, y = data("two")
+    fitted_trees = make_pipeline(pre.StandardScaler(), getattr(ensemble, estimator)()).fit(x, y)
+    plain = chrion.translate(fitted_trees)
+    inner = {name for node in plain.graph.node for name in node.output if name not in {"label", "probabilities"}}
+    inner -= {"all_columns"}
+    names = [*[*sorted(inner), *(f"c{at}" for at in range(FEATURES))][: FEATURES - 1], "all_columns"]
+    frame = pd.DataFrame(x, columns=names)
+    model = chrion.translate(make_pipeline(pre.StandardScaler(), getattr(ensemble, estimator)()).fit(frame, y))
+    assert [info.name for info in model.graph.input] == names
+    onnx.checker.check_model(model)
+    expected = run(plain, feeds_of(plain, x[:50]))[1]
+    np.testing.assert_array_equal(run(model, feeds_of(model, x[:50]))[1], expected)
+    bad = frame.rename(columns={names[0]: "label"})
+    with pytest.raises(OptionError, match="column 'label': an output of the model has this name"):
+        chrion.translate(make_pipeline(pre.StandardScaler(), getattr(ensemble, estimator)()).fit(bad, y))
+
+
+@pytest.mark.parametrize("estimator", ["GradientBoostingClassifier", "HistGradientBoostingClassifier"])
+@pytest.mark.parametrize("classes", [(0.0, 1.0), (2.0, 7.0, 9.0)])
+def test_classes_may_be_floats(estimator: str, classes: tuple[float, ...]) -> None:
+    """They become integers."""
+    x, y = data("two" if len(classes) == 2 else "several")
+    module = importlib.import_module("sklearn.ensemble")
+    labels = np.array(classes)[y % len(classes)]
+    fitted_trees = getattr(module, estimator)().fit(x, labels)
+    model = chrion.translate(fitted_trees)
+    label, probabilities = run(model, feeds_of(model, x[:50]))
+    assert label.dtype == np.int64
+    assert label.tolist() == fitted_trees.predict(x[:50]).tolist()
+    np.testing.assert_allclose(probabilities, fitted_trees.predict_proba(x[:50]), atol=1e-5)
+
+
 @pytest.mark.parametrize(
     "name", ["GradientBoostingClassifier", "HistGradientBoostingClassifier", "RandomForestClassifier"]
 )

@@ -1,6 +1,7 @@
 """Tree ensembles: one record for the operators of ``ai.onnx.ml`` that hold them, and the same function as tensors."""
 
 from chrion.graph.trees.ensemble import Rule, TreeEnsemble
+from chrion.graph.trees.joined import joined
 from chrion.graph.trees.operators import is_tree_ensemble, read_ensemble, write_ensemble
 from chrion.graph.trees.tensor_form import FORMS, tensor_trees, tree_variants
 
@@ -9,6 +10,7 @@ __all__ = [
     "Rule",
     "TreeEnsemble",
     "is_tree_ensemble",
+    "joined",
     "read_ensemble",
     "tensor_trees",
     "tree_variants",

@@ -6,7 +6,7 @@ leaf (``~number``, which is negative). Every inner node and every leaf has one p
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
@@ -144,11 +144,22 @@ class TreeEnsemble:
         """
         values = np.asarray(x).astype(self.dtype, copy=False)
         at = np.broadcast_to(self.roots, (len(values), self.trees)).copy()
+        for _ in self._descend(values, at):
+            pass
+        return ~at
+
+    def visits(self, x: Array) -> Iterator[tuple[Array, Array]]:
+        """Yield rows and the inner nodes that they reach, level by level; see :meth:`leaves_of`."""
+        values = np.asarray(x).astype(self.dtype, copy=False)
+        return self._descend(values, np.broadcast_to(self.roots, (len(values), self.trees)).copy())
+
+    def _descend(self, values: Array, at: Array) -> Iterator[tuple[Array, Array]]:
+        """Descend by a level at a time: change the node or leaf ``at`` which each row is in each tree, in place."""
         for _ in range(self.depth):
             rows, trees = np.nonzero(at >= 0)
             nodes = at[rows, trees]
+            yield rows, nodes
             at[rows, trees] = np.where(self._decide(values[rows, self.features[nodes]], nodes), *self._children(nodes))
-        return ~at
 
     def _children(self, nodes: Array) -> tuple[Array, Array]:
         return self.true[nodes], self.false[nodes]

@@ -85,7 +85,7 @@ def with_tensor_trees(model: onnx.ModelProto, form: str, types: dict[str, str]) 
     """
     if form not in FORMS:
         raise RewriteError(f"tree ensembles have no form {form!r}", hint=f"one of {', '.join(FORMS)}")
-    rewriter = Rewriter(_with_opset(model))
+    rewriter = Rewriter(with_tensor_opset(model))
     for node in rewriter.model.graph.node:
         if is_tree_ensemble(node):
             _TreeWriter(rewriter, node, types.get(node.input[0], "")).write(form)
@@ -94,7 +94,7 @@ def with_tensor_trees(model: onnx.ModelProto, form: str, types: dict[str, str]) 
     return rewriter.finish()
 
 
-def _with_opset(model: onnx.ModelProto) -> onnx.ModelProto:
+def with_tensor_opset(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a model with the opset of the tensor forms; the weights of the model are left as they are.
 
     Raises:
@@ -144,7 +144,7 @@ class _TreeWriter:
         if ensemble.members:  # onnxruntime truncates features to integers if a set is large
             raise RewriteError("tests membership in sets, which has no tensor form", node)
         check_scores(ensemble, node)
-        self.ensemble = _by_target(_normalised(ensemble))
+        self.ensemble = _by_target(normalised(ensemble))
         self.name = node.name or node.output[0]
 
     def write(self, form: str) -> None:
@@ -221,11 +221,11 @@ class _TreeWriter:
     def _gemm(self, x: str) -> str:
         """Return the leaf of each row in each tree, [rows, trees]."""
         ensemble = self.ensemble
-        nodes, node_of, nodes_each = _padded(ensemble.node_trees, ensemble.trees)
-        leaves, leaf_of, leaves_each = _padded(ensemble.leaf_trees, ensemble.trees)
+        nodes, node_of, nodes_each = padded(ensemble.node_trees, ensemble.trees)
+        leaves, leaf_of, leaves_each = padded(ensemble.leaf_trees, ensemble.trees)
         if ensemble.trees * nodes_each * leaves_each > _MOST_ELEMENTS:
             raise RewriteError("has too many leaves for this form", self.node)
-        paths, literals = _paths(ensemble, node_of, leaf_of, nodes_each, leaves_each)
+        paths, literals = path_matrices(ensemble, node_of, leaf_of, nodes_each, leaves_each)
         columns = {name: self.weight(name, value[nodes][..., None]) for name, value in _rule_columns(ensemble).items()}
         columns["threshold"] = self.weight("threshold", ensemble.thresholds[nodes][..., None])
         flipped = self.add("Transpose", [x], "flipped", perm=[1, 0])
@@ -242,7 +242,7 @@ class _TreeWriter:
         return self.add("Gather", [self.weight("leaf_of", leaves.ravel()), at], "leaf")
 
 
-def _normalised(ensemble: TreeEnsemble) -> TreeEnsemble:
+def normalised(ensemble: TreeEnsemble) -> TreeEnsemble:
     """Return an ensemble with the rules LEQ, LT and EQ alone, and with the same leaves.
 
     An opposite rule is replaced, and its children change places; so does the child of missing values. NEQ leads them to
@@ -315,7 +315,7 @@ class _Table:
         self.leaf_of = np.where(is_inner, 0, nodes - inner)
 
 
-def _padded(trees: Array, count: int) -> tuple[Array, Array, int]:
+def padded(trees: Array, count: int) -> tuple[Array, Array, int]:
     """Return the members of each tree, [trees, most], the place of each member in its tree, and the most members.
 
     Rows of trees with fewer members are filled with member 0.
@@ -330,7 +330,7 @@ def _padded(trees: Array, count: int) -> tuple[Array, Array, int]:
     return members, place, most
 
 
-def _paths(
+def path_matrices(
     ensemble: TreeEnsemble, node_of: Array, leaf_of: Array, nodes_each: int, leaves_each: int
 ) -> tuple[Array, Array]:
     """Return the paths to the leaves, [trees, leaves, nodes], and the true children on each, [trees, leaves, 1].

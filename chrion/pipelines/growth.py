@@ -1,0 +1,139 @@
+"""New trees after those of a pipeline: at most a tenth of them, boosted on what its scores leave over.
+
+A round grows a tree for each target by scikit-learn's histogram method: on the Newton step of each row, weighted by its
+second derivative (Friedman, 2001). The rate and the number of rounds have the least loss on the rows to choose with.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from chrion.graph.trees import TreeEnsemble
+from chrion.pipelines import leaves
+from chrion.pipelines.histograms import ensemble_of_numbers
+from chrion.pipelines.leaves import Loss
+from chrion.pipelines.pipeline import Array, Pipeline
+
+#: New trees are at most this share of the old ones.
+_SHARE = 10
+_RATES = (0.1, 0.3)
+#: The most leaves of a tree, and the most rows that trees are grown on: scikit-learn has them in memory in float64.
+_LEAVES, _ROWS = 255, 200_000
+#: The least second derivative of a row.
+_LEAST = 1e-6
+#: The losses whose scores are sums that trees can be added to.
+LOSSES = (leaves.LOGISTIC, leaves.SOFTMAX, leaves.SQUARED)
+
+
+@dataclass(frozen=True, eq=False)
+class NewTrees:
+    """Trees to append, with a tree a target in each round."""
+
+    trees: Sequence[TreeEnsemble]
+    targets: Sequence[int]
+
+    def raw(self, x: Array) -> Array:
+        """Return what the trees add to raw scores, [rows, targets]."""
+        total = np.zeros((len(x), len(self.targets)))
+        for at, tree in enumerate(self.trees):
+            total[:, at % len(self.targets)] += tree.entry_weights[tree.leaves_of(x)[:, 0]]
+        return total
+
+
+def grow(  # noqa: PLR0913 - as documented
+    pipeline: Pipeline, x: Array, y: Array, *, first: Array, whole: Array, fit: slice, choose: slice, seed: int
+) -> NewTrees | None:
+    """Return new trees; None if none is better on the rows to choose with.
+
+    Args:
+        pipeline: The pipeline.
+        x: The features of all rows.
+        y: The classes or numbers of all rows.
+        first: Raw scores of all rows by leaves that were fitted on the rows to fit, [rows, targets].
+        whole: The same by leaves fitted on the rows to fit and to choose with.
+        fit: The rows to fit.
+        choose: The rows to choose with, which follow them.
+        seed: The seed of scikit-learn.
+
+    Raises:
+        ImportError: scikit-learn is not installed.
+    """
+    from threadpoolctl import threadpool_limits  # noqa: PLC0415 - scikit-learn requires it
+
+    with threadpool_limits(1, "openmp"):  # threads that wait for each other on busy cores take many times as long
+        return _grown(pipeline, x, y, first, whole, fit, choose, seed)
+
+
+def _grown(  # noqa: PLR0913, PLR0917 - as documented above
+    pipeline: Pipeline, x: Array, y: Array, first: Array, whole: Array, fit: slice, choose: slice, seed: int
+) -> NewTrees | None:
+    ensemble, loss = pipeline.ensemble, pipeline.loss
+    rounds = ensemble.trees // _SHARE // len(pipeline.targets)
+    if not rounds or loss not in LOSSES or ensemble.aggregate != "SUM":
+        return None
+    size = int(np.clip(np.median(np.bincount(ensemble.leaf_trees)), 2, _LEAVES))
+    own = slice(max(fit.start, fit.stop - _ROWS), fit.stop)
+    best, chosen = loss.evaluate(first[choose], y[choose])[0], (0, 0.0)
+    for rate in _RATES:
+        raw, grown = first[choose], _boost(x[own], y[own], first[own], loss, rounds, rate, size, seed)
+        for count, trees in enumerate(grown, start=1):
+            raw = raw + np.stack([tree.predict(x[choose]) for tree in trees], axis=1)
+            value = loss.evaluate(raw, y[choose])[0]
+            if value < best:
+                best, chosen = value, (count, rate)
+    count, rate = chosen
+    if not count:
+        return None
+    own = slice(max(fit.start, choose.stop - _ROWS), choose.stop)
+    grown = _boost(x[own], y[own], whole[own], loss, count, rate, size, seed)
+    targets = pipeline.targets.tolist()
+    new = [tree.ensemble(target, ensemble) for part in grown for tree, target in zip(part, targets, strict=True)]
+    return NewTrees(new, targets)
+
+
+@dataclass(frozen=True, eq=False)
+class _Tree:
+    """A fitted estimator of one tree, shrunk by a rate."""
+
+    estimator: Any
+    rate: float
+
+    def predict(self, x: Array) -> Array:
+        return np.asarray(self.rate * self.estimator.predict(x))
+
+    def ensemble(self, target: int, like: TreeEnsemble) -> TreeEnsemble:
+        """Return the tree as an ensemble for a target of another one."""
+        found = ensemble_of_numbers(self.estimator)
+        return replace(
+            found,
+            entry_targets=np.full(found.leaf_count, target),
+            entry_weights=(self.rate * (found.entry_weights + found.base[0])).astype(like.dtype),
+            targets=like.targets,
+            base=found.base[:0],
+        )
+
+
+def _boost(  # noqa: PLR0913, PLR0917 - as documented above
+    x: Array, y: Array, raw: Array, loss: Loss, rounds: int, rate: float, size: int, seed: int
+) -> Iterator[list[_Tree]]:
+    """Yield the trees of each round, one a target."""
+    from sklearn.ensemble import HistGradientBoostingRegressor  # noqa: PLC0415 - part of an extra
+
+    for _ in range(rounds):
+        slopes, curvatures = loss.evaluate(raw, y)[1], loss.curvatures(raw)
+        trees = []
+        for slope, curvature in zip(slopes.T, np.maximum(curvatures, _LEAST).T, strict=True):
+            estimator = HistGradientBoostingRegressor(
+                max_iter=1, learning_rate=1.0, max_leaf_nodes=size, l2_regularization=1.0, early_stopping=False,
+                random_state=seed,
+            )  # fmt: skip
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                trees.append(_Tree(estimator.fit(x, -slope / curvature, sample_weight=curvature), rate))
+        raw = raw + np.stack([tree.predict(x) for tree in trees], axis=1)
+        yield trees

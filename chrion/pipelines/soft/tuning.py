@@ -1,0 +1,159 @@
+"""A pipeline tuned in its soft form, from the trees that tuned leaves make.
+
+It is trained on the rows to fit; the rows to choose with say after how many epochs to stop. Then it is trained for as
+many epochs on both.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from chrion.common.version import __version__
+from chrion.graph.reading import serialise
+from chrion.pipelines.leaves import Loss
+from chrion.pipelines.rows import Rows
+from chrion.pipelines.soft.embeddings import embedded
+from chrion.pipelines.soft.export import with_soft_trees
+from chrion.pipelines.soft.features import Features
+from chrion.pipelines.soft.network import Network
+from chrion.pipelines.soft.soft_trees import Softness, SoftTrees, soften
+from chrion.pipelines.soft.training import Checkpoint, Trained, Training, TrainingOptions
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class SoftOptions:
+    """What is tuned of the soft form, and how."""
+
+    level: str = "L2"
+    #: ``all``, tables of categories only (``encoders``), or trees only (``leaves``).
+    scope: str = "all"
+    softness: Softness = field(default_factory=Softness)
+    training: TrainingOptions = field(default_factory=TrainingOptions)
+    seed: int = 0
+    #: Where states are kept; None to keep none.
+    checkpoint: Path | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Start:
+    """A pipeline to begin with: its model with tables of encoders, and the weights of its leaves."""
+
+    model: onnx.ModelProto
+    weights: Array
+
+
+@dataclass(frozen=True, eq=False)
+class SoftPipeline:
+    """A tuned pipeline in its soft form."""
+
+    model: onnx.ModelProto
+    trees: SoftTrees
+    network: Network
+    loss: Loss
+    features: Features
+    parameters: Mapping[str, Array]
+    #: See :class:`chrion.pipelines.soft.training.Trained`.
+    epochs: int = 0
+    curve: tuple[tuple[float, float], ...] = ()
+    interrupted: bool = False
+
+    def raw(self, rows: slice) -> Array:
+        """Return the raw scores of rows, [rows, targets]."""
+        return np.asarray(self.network.scores(self.parameters, self.features, rows), np.float64)
+
+    def predict(self, raw: Array) -> Array:
+        """Return probabilities [rows, classes], or numbers [rows]."""
+        return np.asarray(self.network.probabilities(raw), np.float64)
+
+    def exported(self, constants: Array) -> onnx.ModelProto:
+        """Return the model, with constants added to its raw scores."""
+        bias = self.parameters.get("bias", np.zeros(len(constants))) + constants / self.trees.unit
+        parameters = {**self.parameters, "bias": bias.astype(np.float32)}
+        return with_soft_trees(self.model, self.trees, parameters, self.loss, self.features.embeddings)
+
+    def trained(self, found: Trained) -> SoftPipeline:
+        """Return the pipeline with what a training found."""
+        return replace(
+            self,
+            features=self.features.with_tables(found.tables),
+            parameters=found.parameters,
+            epochs=found.epoch,
+            curve=found.curve,
+            interrupted=found.interrupted,
+        )
+
+
+def tune_soft(
+    rows: Rows, first: Start, whole: Start, options: SoftOptions, progress: Callable[[int, int], None]
+) -> SoftPipeline:
+    """Return the pipeline in its soft form, tuned.
+
+    Args:
+        rows: The rows.
+        first: The pipeline whose leaves were fitted on the rows to fit.
+        whole: The same on the rows to choose with, too.
+        options: What is tuned, and how.
+        progress: Is told the number of epochs done, and of all.
+
+    Raises:
+        RewriteError: The trees have no soft form.
+        OptionError: A library is missing, or the file with the state is of another training.
+    """
+    soft = as_soft(rows, first, options)
+    checkpoint = Checkpoint(options.checkpoint, _identity(rows, soft, options))
+    training = _training(rows, soft, options)
+    best = training.run(rows.fit, rows.chosen, checkpoint=checkpoint, name="first", progress=progress)
+    soft = soft.trained(best)
+    if best.interrupted or not best.epoch:
+        return soft if best.interrupted else as_soft(rows, whole, options)
+    both = as_soft(rows, whole, options)
+    found = _training(rows, both, options).run(
+        rows.tuned, epochs=best.epoch, checkpoint=checkpoint, name="whole", progress=progress
+    )
+    if found.interrupted:
+        return replace(soft, interrupted=True)
+    return replace(both.trained(found), curve=best.curve)
+
+
+def as_soft(rows: Rows, start: Start, options: SoftOptions) -> SoftPipeline:
+    """Return a pipeline in its soft form, as it is."""
+    pipeline = rows.pipeline
+    x = rows.features([(start.model, np.ones(len(rows.y), bool))])
+    features = Features(x)
+    if options.scope != "leaves":
+        features = embedded(rows, x, pipeline.feature_runner(start.model))
+    ensemble = pipeline.ensemble
+    trees = soften(
+        replace(ensemble, entry_weights=start.weights.astype(ensemble.dtype)),
+        x[rows.tuned],
+        targets=pipeline.targets.tolist(),
+        scale=pipeline.scale,
+        base=pipeline.base,
+        softness=options.softness,
+    )
+    network = Network(trees, pipeline.loss, options.training.dropout)
+    return SoftPipeline(start.model, trees, network, pipeline.loss, features, {})
+
+
+def _training(rows: Rows, soft: SoftPipeline, options: SoftOptions) -> Training:
+    shapes = {} if options.scope == "encoders" else soft.trees.shapes(options.level)
+    return Training(soft.network, shapes, (soft.features, rows.y), options.training, options.seed)
+
+
+def _identity(rows: Rows, soft: SoftPipeline, options: SoftOptions) -> str:
+    """Return a digest of what a training depends on."""
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(serialise(rows.pipeline.proto, rows.pipeline.name))
+    digest.update(repr((__version__, rows.sizes, replace(options, checkpoint=None))).encode())
+    for values in (rows.y, soft.features.fixed):
+        digest.update(np.ascontiguousarray(values).data)
+    return digest.hexdigest()
