@@ -76,7 +76,7 @@ def candidates(folder: Path) -> Iterator[tuple[str, Predict]]:
     session = ort.InferenceSession(_half(model).SerializeToString(), options, providers=["CPUExecutionProvider"])
     yield HALF, _of(session)
     options.intra_op_num_threads = THREADS
-    yield "HybridSession", _of(chrion.HybridSession(model, options))
+    yield "HybridSession", _of(chrion.HybridSession(model, options, tune="now"))
 
 
 def _of(session: Any) -> Predict:

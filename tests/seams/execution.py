@@ -48,7 +48,7 @@ from chrion.runtime.execution.plain_engine import PlainEngine
 from chrion.runtime.execution.program import Copy, RunSegment, Signal, Wait
 from chrion.runtime.execution.python_executor import PythonExecutor
 from chrion.runtime.options import probe
-from chrion.runtime.selection import guard, selector
+from chrion.runtime.selection import guard, proposals, selector
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.guard import Candidate, Comparison
 from chrion.scheduler import planner
@@ -92,7 +92,7 @@ _CALLS: dict[str, tuple[Any, str]] = {
     "find the cores to measure": (measure_graph, "physical_cores"),
     "watch for interference": (measure_graph, "UsageMonitor"),
     "find the size of a cache": (operator_bench, "private_cache_bytes"),
-    "plan": (selector, "alternatives"),
+    "plan": (proposals, "alternatives"),
     "build a plan": (planner.Planner, "_build"),
     "compare": (selector, "compare"),
 }
