@@ -134,7 +134,7 @@ def known_arguments(rest: Mapping[str, Any], own: Iterable[str]) -> dict[str, An
         TypeError: One is similar to the session's own, so that it is misspelt.
     """
     for name in sorted(set(rest).difference(_ARGUMENTS)):
-        if similar := difflib.get_close_matches(name, own, 1):
+        if similar := difflib.get_close_matches(name, own, 1, 0.8):
             raise TypeError(f"HybridSession: unexpected argument {name!r}: did you mean {similar[0]!r}?")
         log.warning("the argument %r is ignored, as InferenceSession ignores it", name)
     return {name: value for name, value in rest.items() if name in _ARGUMENTS}
