@@ -106,7 +106,9 @@ def simulate(
     source = find_scenario(scenario).changed(dict(map(overrides.parse_set, set_ or [])))
     targets = outputs.check_outputs({"--export": export}, pictures={"--plot": plot}, force=force)
     processes = workers or os.cpu_count() or 1
-    search = limits.SearchOptions(replications or limits.REPLICATIONS, keep_warm_up, processes)
+    search = limits.SearchOptions(
+        limits.REPLICATIONS if replications is None else replications, keep_warm_up, processes
+    )
     if not sweep_ and not is_decoder_scenario(source):
         _note_replaced(source, [source.build()])
     if is_decoder_scenario(source):
@@ -116,7 +118,8 @@ def simulate(
     elif find and until:
         _find(source, find, limits.parse_until(until), search, export, plot, as_json=as_json)
     elif cells is not None:
-        _sample(source, cells, replications or min(cells, limits.REPLICATIONS), workers=processes, as_json=as_json)
+        number = min(cells, limits.REPLICATIONS) if replications is None else replications
+        _sample(source, cells, number, workers=processes, as_json=as_json)
     elif replications is not None:
         _replicate(source, replications, workers=processes, as_json=as_json)
     elif sweep_:

@@ -40,6 +40,8 @@ def cut_blocks(dag: Dag, times_ms: Sequence[float], limit_ms: float) -> tuple[tu
         The blocks in order, each with its operators in topological order.
     """
     order = depth_first_order(dag)
+    if sum(times_ms) <= limit_ms:
+        return (tuple(order),) if order else ()
     crossing = crossing_bytes(dag, order)
     ends_ms = [0.0, *itertools.accumulate(times_ms[i] for i in order)]
     cost, begin = [0.0], [0]

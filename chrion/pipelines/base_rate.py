@@ -9,6 +9,7 @@ probability of a class becomes its share (Elkan, 2001; Saerens et al., 2002).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -43,9 +44,13 @@ class ClassShares:
             )
         shares = dict(rate) if isinstance(rate, Mapping) else {}
         if not isinstance(rate, Mapping):
-            if len(labels) != 2:
+            if len(labels) != 2 or not isinstance(rate, Real):
                 raise wrong_value("base rate", "a share for each class", rate, hint=_listed(labels))
             shares = {labels[0]: 1 - rate, labels[1]: rate}
+        if labels and isinstance(labels[0], str):
+            shares = {str(label): share for label, share in shares.items()}
+        if not all(isinstance(share, Real) and not isinstance(share, bool) for share in shares.values()):
+            raise wrong_value("base rate", "a number for each class", rate, hint=_listed(labels))
         if set(shares) != set(labels):
             raise wrong_value("base rate", "a share for each class", ", ".join(map(str, shares)), hint=_listed(labels))
         self._shares = np.array([shares[label] for label in labels], np.float64)

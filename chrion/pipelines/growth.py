@@ -74,7 +74,8 @@ def _grown(  # noqa: PLR0913, PLR0917 - as documented above
 ) -> NewTrees | None:
     ensemble, loss = pipeline.ensemble, pipeline.loss
     rounds = ensemble.trees // _SHARE // len(pipeline.targets)
-    if not rounds or loss not in LOSSES or ensemble.aggregate != "SUM":
+    # Trees that are fitted to features in float32 may compare those in float64 otherwise.
+    if not rounds or loss not in LOSSES or ensemble.aggregate != "SUM" or ensemble.dtype != np.float32:
         return None
     size = int(np.clip(np.median(np.bincount(ensemble.leaf_trees)), 2, _LEAVES))
     own = slice(max(fit.start, fit.stop - _ROWS), fit.stop)

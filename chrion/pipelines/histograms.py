@@ -48,7 +48,7 @@ def convert_histograms(scope: Any, operator: Any, container: Any) -> None:
     features = [columns.features] if columns.features else []
     features += [columns.members(own) for own in splits.tables]
     if not features:  # trees without splits, of texts alone
-        features = [columns.members(_Table(0, np.zeros(0), np.zeros((1, 1), np.float32)))]
+        features = [columns.members(_Table(0, np.array([""]), np.zeros((2, 1), np.float32)))]
     source = write.add("Concat", features, axis=1) if len(features) > 1 else features[0]
     kind = "TreeEnsembleRegressor" if ensemble.labels is None else "TreeEnsembleClassifier"
     outputs = [output.full_name for output in operator.outputs]

@@ -251,6 +251,12 @@ def _why_whole(graph: Graph) -> str:
         return f"free dimensions in {', '.join(graph.free_dimensions)}"
     if others := [info.name for info in (*graph.inputs, *graph.outputs) if numeric_dtype(info.type) is None]:
         return f"{', '.join(others)}: no tensor of a numeric type that numpy has"
+    nodes = graph.model.graph.node
+    known = {info.name for info in graph.inputs} | {
+        name for own in graph.nodes for n in own for name in nodes[n].output
+    }
+    if constant := [info.name for info in graph.outputs if info.name not in known]:
+        return f"{', '.join(constant)}: an output that is a constant"
     return "" if len(graph.dag) else "it has no operators"
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from chrion.common.lane_numbers import is_accelerator_lane
 from chrion.common.units import format_share
+from chrion.graph.chains import STATES
 from chrion.graph.dag import Dag
 from chrion.profiler.precision import Precision
 from chrion.profiler.profiles import Profile
@@ -31,16 +32,18 @@ def native_kernels(dag: Dag, profile: Profile, schedule: Schedule) -> NativeKern
     """Return the operators on CPU lanes whose native kernel was measured to be the faster one, and their precision.
 
     The error to expect in bfloat16 is the root of the sum of the squares of the operators' errors, as of independent
-    ones. Chunks of a layer, which have the same weights, count as the one with the largest error: a cell forgets old
-    errors as it forgets old inputs. Each weight is packed once, in the precision of products.
+    ones. Chunks of a recurrent layer, which have the same weights, count as the one with the largest error: a cell
+    forgets old errors as it forgets old inputs. Each weight is packed once, in the precision of products.
     """
-    names, errors = [], dict[tuple[int, ...], float]()
+    names, errors, weights = [], dict[tuple[int, ...], float](), set[int]()
     for i, signature in enumerate(dag.signatures):
         if not is_accelerator_lane(schedule.lanes[i]) and profile.is_native(signature, schedule.width(i)):
             names.append(dag.names[i])
             error = profile.operators[signature].native_error
-            errors[dag.weights[i]] = max(errors.get(dag.weights[i], 0.0), error)
-    packed_mb = sum(dag.weight_bytes[weight] for weight in {w for weights in errors for w in weights}) / 1e6
+            layer = dag.weights[i] if dag.op_types[i] in STATES else (-1 - i,)
+            errors[layer] = max(errors.get(layer, 0.0), error)
+            weights.update(dag.weights[i])
+    packed_mb = sum(dag.weight_bytes[weight] for weight in weights) / 1e6
     if not names or profile.precision == "float32":
         return NativeKernels(tuple(names), "float32", 0.0, packed_mb)
     return NativeKernels(tuple(names), profile.precision, math.hypot(*errors.values()), packed_mb / 2)
@@ -61,7 +64,7 @@ def remark_on_precision(dag: Dag, profile: Profile, native: Container[str]) -> s
         if cost := profile.operators.get(signature):
             total_ms += cost.cpu_ms[0]
             if name in native:
-                saved_ms += cost.cpu_ms[0] - cost.native_ms[0]
+                saved_ms += max(0.0, cost.cpu_ms[0] - cost.native_ms[0])
             elif not cost.native_ms:
                 without_ms[kind] = without_ms.get(kind, 0.0) + cost.cpu_ms[0]
     gain = (

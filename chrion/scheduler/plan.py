@@ -409,7 +409,7 @@ def _from_json(content: Mapping[str, Any]) -> Plan:
 
 
 def _form(name: object) -> str:
-    if not name:
+    if name == "":
         return ""
     from chrion.graph.trees import FORMS  # noqa: PLC0415 - as above
 

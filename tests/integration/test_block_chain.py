@@ -70,6 +70,18 @@ def test_a_short_model_is_one_block() -> None:
     assert len(open_chain(build("squeezenet", SMALL), 1e4).block_ms) == 1
 
 
+def test_a_model_with_a_constant_output_is_one_block() -> None:
+    """An output that no operator computes when the model runs, such as a folded shape, has no block."""
+    text = "g (float[2, 4] x) => (float[2, 4] y, int64[2] s) { t = Relu(x) y = Neg(t) s = Shape(x) }"
+    graph = onnx.parser.parse_graph(text)
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    chain = open_chain(model, 1e-9)
+    assert (len(chain.block_ms), chain.reason) == (1, "s: an output that is a constant")
+    x = np.ones((2, 4), np.float32)
+    for ours, theirs in zip(served(chain, {"x": x}), plain(model).run(None, {"x": x}), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
 def test_requests_in_flight_do_not_share_values() -> None:
     """Requests whose blocks alternate, and requests of several threads, have outputs of their own inputs."""
     model = build("squeezenet", SMALL)

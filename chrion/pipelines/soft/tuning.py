@@ -114,7 +114,7 @@ def tune_soft(
     best = training.run(rows.fit, rows.chosen, checkpoint=checkpoint, name="first", progress=progress)
     soft = soft.trained(best)
     if best.interrupted or not best.epoch:
-        return soft if best.interrupted else as_soft(rows, whole, options)
+        return soft if best.interrupted else replace(as_soft(rows, whole, options), curve=best.curve)
     both = as_soft(rows, whole, options)
     found = _training(rows, both, options).run(
         rows.tuned, epochs=best.epoch, checkpoint=checkpoint, name="whole", progress=progress

@@ -128,7 +128,8 @@ class DecisionSource:
             RuntimeError: The session was closed meanwhile.
         """
         spare = load.spare or load.own
-        if self._process and self._process.spare != spare:  # a process cannot raise its own priority
+        # A process cannot raise its own priority. One that competes stays, since one in spare time may starve again.
+        if self._process and self._process.spare and not spare:
             self.stop_process()
         try:
             self._process = self._process or TuningProcess(self._config, spare=spare)

@@ -94,7 +94,7 @@ class TuningProcess:
             before_s = self._cpu_s()
             while not answered.wait(_STARVED_AFTER_S):
                 used_s = self._cpu_s()
-                if used_s - before_s < _STARVED_CPU_S:
+                if 0.0 <= used_s - before_s < _STARVED_CPU_S:  # a process whose time is not known is not starved
                     starved.set()
                     self._process.kill()
                     return

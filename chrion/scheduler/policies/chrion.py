@@ -255,14 +255,16 @@ def variants_of(task: PlanningTask) -> dict[Variant, Graph]:
     """Return the graph as it is, with every promising chunk length and, for an accelerator, trees as tensors.
 
     A variant that adds operators whose costs are estimates does not compete with the graph: a profile of the cells of
-    an unfolded network does not have the costs of the folded one.
+    an unfolded network does not have the costs of the folded one. If all costs of the graph are estimates, it does.
     """
     graph = task.graph
     variants: dict[Variant, Graph] = {chunk: unroll(graph, chunk) for chunk in chunk_choices(graph)}
     if task.costs_of(graph.dag).accelerator_ms is not None:
         variants.update(tree_variants(graph))
     known = task.unmeasured(graph.dag)
-    return {None: graph} | {n: variant for n, variant in variants.items() if task.unmeasured(variant.dag) <= known}
+    if known < {s for s, flops in zip(graph.dag.signatures, graph.dag.flops, strict=True) if flops}:
+        variants = {name: variant for name, variant in variants.items() if task.unmeasured(variant.dag) <= known}
+    return {None: graph, **variants}
 
 
 def promising(variants: Mapping[Variant, tuple[Dag, Costs]]) -> dict[Variant, tuple[Dag, Costs]]:

@@ -455,7 +455,7 @@ class BlockLanes:
             plan = dispatcher.replan(request)
         except Exception:
             log.exception("the plan stays as it is, since the search for another one failed")
-            return
+            plan = dispatcher.plan
         with self._lock:
             ended = self._carry_out(dispatcher.adopt(plan, _now_ms()))
         self._answer(ended)

@@ -261,6 +261,8 @@ class TopDispatcher(Dispatcher):
         mean = sum(waiting.values()) / len(waiting)
         if sum((count - mean) ** 2 for count in waiting.values()) / len(waiting) <= self._variance:
             return []
+        if not any(self._arrived.values()):  # after a burst; no rate is known
+            return []
         self._replanning = True
         passed_s = (now_ms - self._since_ms) / 1e3
         return [Replan(waiting, {name: count / passed_s for name, count in self._arrived.items()})]

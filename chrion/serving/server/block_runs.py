@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -73,6 +74,9 @@ class BlockRuns:
         self._cores = tuple(cores)
         self._drop_late = drop_late
         self._lanes: BlockLanes | None = None
+        #: The name of each model in the dispatcher. Each load has its own, since a block of the last one may still run.
+        self._names: dict[int, str] = {}
+        self._loads = itertools.count()
 
     def add(self, number: int, chain: BlockChain, max_queue: int) -> None:
         """Add a model that is in memory."""
@@ -80,26 +84,26 @@ class BlockRuns:
             count = len(self._cores)
             new_dispatcher = functools.partial(Dispatcher, {}, count, "edf", drop_late=self._drop_late)
             self._lanes = BlockLanes({}, {}, count, new_dispatcher, cores=self._cores)
-        self._lanes.add(str(number), chain, ModelRules(chain.block_ms, queue=max_queue))
+        self._names[number] = f"{number}-{next(self._loads)}"
+        self._lanes.add(self._names[number], chain, ModelRules(chain.block_ms, queue=max_queue))
 
     def remove(self, number: int) -> None:
         """Forget a model, if it is one in blocks."""
-        if self._lanes is not None and str(number) in self._lanes.chains:
-            self._lanes.remove(str(number))
+        if self._lanes is not None and number in self._names:
+            self._lanes.remove(self._names.pop(number))
 
     def count(self, number: int) -> int:
         """Return the number of a model's blocks; 0 if it is not in memory, or not in blocks."""
-        chain = self._lanes.chains.get(str(number)) if self._lanes else None
-        return len(chain.block_ms) if chain else 0
+        return len(self._lanes.chains[self._names[number]].block_ms) if self._lanes and number in self._names else 0
 
     def waiting(self, number: int) -> int:
         """Return the number of a model's requests of which no block has begun."""
-        return self._lanes.waiting(str(number)) if self._lanes and str(number) in self._lanes.chains else 0
+        return self._lanes.waiting(self._names[number]) if self._lanes and number in self._names else 0
 
     @property
     def pending(self) -> int:
         """Number of requests of which no block has begun."""
-        return sum(self.waiting(int(name)) for name in self._lanes.chains) if self._lanes else 0
+        return sum(map(self.waiting, self._names))
 
     def busy_ms(self, core: int) -> float:
         """Return the time for which the lane of a core has run blocks."""
@@ -107,7 +111,7 @@ class BlockRuns:
 
     def retry_ms(self, number: int) -> float:
         """Return a rough estimate of the time in which a model's waiting requests are served."""
-        rules = self._lanes.rules.get(str(number)) if self._lanes else None
+        rules = self._lanes.rules.get(self._names.get(number, "")) if self._lanes else None
         work_ms = self.waiting(number) * rules.total_ms / len(self._cores) if rules else 0.0
         return max(MIN_RETRY_MS, work_ms)
 
@@ -153,9 +157,10 @@ class BlockRuns:
         if self._lanes.open >= job.limits.waiting <= self.pending:
             raise DroppedError("too many requests wait", outcome="full")
         arrays = {name: np.require(array, requirements="C") for name, (_, array) in job.feeds.items()}
-        check_feed(self._lanes.chains[str(number)].inputs, arrays)
+        name = self._names[number]
+        check_feed(self._lanes.chains[name].inputs, arrays)
         objective_ms = job.limits.objective_ms
-        return self._lanes.submit(str(number), arrays, objective_ms if objective_ms < math.inf else None, job.options)
+        return self._lanes.submit(name, arrays, objective_ms if objective_ms < math.inf else None, job.options)
 
     def close(self) -> None:
         """End the lanes when the requests that were submitted are over."""

@@ -65,6 +65,5 @@ class Pending:
     run: WatchedRun | None = None
     #: End of the load that the request waited for.
     loaded_ms: float | None = None
-    #: The request in the dispatcher of blocks, and the timer of its deadline.
+    #: The request in the dispatcher of blocks.
     task: TaskFuture | None = None
-    timer: asyncio.TimerHandle | None = None

@@ -1,15 +1,15 @@
 """Large clusters by sampling: a few of many equal cells are simulated.
 
-The servers and the models are divided into cells, each with the same share of the requests as nearly as possible. Cells
-that are chosen at random are a sample of all cells, so the figures of the cluster have an interval (Student's t, with
-the correction for a finite population). What the interval does not contain is the effect of the division itself: a
-request cannot be routed to a server of another cell. Larger cells show how much it is.
+The servers and the models are divided into cells, each with nearly the same share of the requests. Cells that are
+chosen at random are a sample of all cells, so the figures of the cluster have an interval (Student's t). It has no
+correction for a finite number of cells, since the figures of each are those of one random run. Cells whose shares
+differ are refused, since the mean over cells would not be that over requests. What the interval does not contain is the
+effect of the division itself: a request cannot be routed to a server of another cell. Larger cells show how much it is.
 """
 
 from __future__ import annotations
 
 import heapq
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -26,6 +26,8 @@ from chrion.serving.simulator.sweep import SweepPoint, run_tasks
 from chrion.serving.simulator.workload import MinuteReplay, SyntheticWorkload, Workload
 
 CELLS_SCHEMA = "chrion.simulation-cells/1"
+#: The largest ratio of a cell's requests to the mean over cells (a choice, not measured).
+_MOST_SHARE = 1.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,24 +101,37 @@ def sample_cells(
 
     Raises:
         OptionError: There are not so many cells, or fewer than two.
-        ScenarioError: The scenario cannot be divided.
+        ScenarioError: The scenario cannot be divided, or not into cells of about equal requests.
     """
     if not 2 <= number <= cells:
         raise wrong_value("--replications", f"cells to simulate, from 2 to {cells}", number)
-    seed = source.build().seed
-    order = np.random.default_rng([seed, cells]).permutation(cells)[:number].tolist()
+    scenario = source.build()
+    order = np.random.default_rng([scenario.seed, cells]).permutation(cells)[:number].tolist()
     tasks = [Cell(source, cells, index) for index in order]
     tasks[0].build()  # refuses what cannot be divided before the work begins
+    _check_shares(scenario, cells)
     points = [SweepPoint({}, 0, found) for found in run_tasks(tasks, workers=workers, progress=progress)]
-    finite = math.sqrt(1 - number / cells)
     return {
-        pattern: {name: _scaled(entry, finite, cells if name == COST else 1) for name, entry in figures.items()}
+        pattern: {name: _scaled(entry, cells if name == COST else 1) for name, entry in figures.items()}
         for pattern, figures in intervals(points).items()
     }
 
 
-def _scaled(entry: Interval, finite: float, factor: int) -> Interval:
-    return Interval(entry.mean * factor, entry.half_width * factor * finite)
+def _check_shares(scenario: Scenario, cells: int) -> None:
+    """Raise an error if a cell has far more requests than others, or none.
+
+    Raises:
+        ScenarioError: One has.
+    """
+    weights = request_counts(scenario.workload, len(scenario.models))
+    shares = [float(weights[own].sum() * cells / weights.sum()) for own in divide(weights.tolist(), cells)]
+    if max(shares) > _MOST_SHARE or min(shares) < 1 / _MOST_SHARE:
+        expected = f"fewer: the requests of a cell would be {min(shares):.2f} to {max(shares):.2f} times the mean"
+        raise wrong_value("--cells", expected, cells, failure=ScenarioError)
+
+
+def _scaled(entry: Interval, factor: int) -> Interval:
+    return Interval(entry.mean * factor, entry.half_width * factor)
 
 
 def _part(workload: Workload, models: Sequence[int], seed: int) -> Workload:

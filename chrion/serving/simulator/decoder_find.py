@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from chrion.common.wrong_values import wrong_value
+from chrion.errors import OptionError
 from chrion.serving.simulator.decoder_requests import MAX_REQUESTS, DecoderWorkload
 from chrion.serving.simulator.decoder_results import METRICS, WORTHWHILE, summarise
 from chrion.serving.simulator.decoder_scenario import MAX_REPLICAS, DecoderScenario, build_decoder_scenario
@@ -58,6 +59,7 @@ def searched_of_decoder(name: str, condition: Condition, scenario: DecoderScenar
             begin=0,
             sets=lambda n: {f"requests.{rate_key}": rate * _STEP**n},
             amount=lambda s: float(getattr(s.requests, rate_key)),
+            relative=True,
         ),
         "replicas": Searched(
             unit="replicas",
@@ -122,6 +124,8 @@ def _measure(source: ScenarioSource, condition: Condition, *, keep_warm_up: bool
     removed, growth_ms = _settled(result) if scenario.is_steady else (0, math.nan)
     removed = 0 if keep_warm_up else removed
     figure = METRICS[condition.metric](summarise(_without(result, removed)))
+    if math.isnan(figure) and result.served:
+        raise OptionError(f"--until: no request of the scenario has a {condition.metric}")
     return Replication(
         figure=math.inf if math.isnan(figure) else figure,  # all were refused
         # An engine that is always busy may have room in its batches; growing queues are found by their times.
