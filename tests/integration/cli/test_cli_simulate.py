@@ -128,7 +128,7 @@ def test_cells_and_classes(cli: Chrion) -> None:
     assert "2 of 2 cells" in out
     body = json.loads(cli(*words, "--cells", "2", "--replications", "2", "--workers", "1", "--json")[1])
     assert (body["cells"], body["simulated"]) == (2, 2)
-    assert body["intervals"]["gpu"]["violations"]["half_width"] == 0.0
+    assert body["intervals"]["gpu"]["violations"]["half_width"] > 0.0
     out = cli(*words)[1]
     assert "By class" in out
     assert "chat" in out
