@@ -329,7 +329,7 @@ def test_a_process_that_starves_is_replaced(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_priority_of_the_process_follows_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process in spare time is replaced where there is none, since it cannot raise its priority; the other one stays."""
+    """A process in spare time is replaced where there is none: it cannot raise its priority. The other one stays."""
     replace_tuning_process(monkeypatch, alternate)
     requests = record_requests(monkeypatch)
     source = DecisionSource(SessionConfig(OpenedModel(branches().SerializeToString())), cached_only=False)
