@@ -342,6 +342,8 @@ def test_a_base_rate_weights_the_measures() -> None:
         ({0: 0.5}, "expected a share for each class"),
         ({0: 0.5, 1: 0.7}, "shares between 0 and 1 that add up to 1"),
         (float("nan"), "shares between 0 and 1"),
+        ("0.1", "expected a share for each class, found '0.1'"),
+        ({0: "a", 1: "b"}, "expected a number for each class"),
     ],
 )
 def test_wrong_base_rates_are_refused(rate: Any, about: str) -> None:
