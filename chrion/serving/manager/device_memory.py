@@ -13,6 +13,7 @@ These rules are those of the model server (:mod:`chrion.serving.manager.residenc
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 
 from chrion.serving.manager.policies import Order, Rank, ResidentModel, WaitingModel, choose_victims, order_fifo
@@ -22,7 +23,7 @@ from chrion.serving.manager.shrinking import Memory, Room, make_room
 _ENOUGH = Room(0)
 
 
-class DeviceMemory:
+class DeviceMemory(ABC):
     """The models in a device's memory, and those that wait for a load; without a clock.
 
     Args:
@@ -130,26 +131,26 @@ class DeviceMemory:
             resident.idle_since_ms = now
             self.note_idle(now, resident)
 
+    @abstractmethod
     def link_ms(self, now: float) -> float:
         """Return the expected time until a further load can start."""
-        raise NotImplementedError
 
+    @abstractmethod
     def load_times(self, model: int) -> dict[int, float]:
         """Return the levels in which a missing model may be loaded, with the expected time of the load."""
-        raise NotImplementedError
 
+    @abstractmethod
     def load(self, now: float, model: int, level: int) -> None:
         """Start a load, for which there is memory."""
-        raise NotImplementedError
 
+    @abstractmethod
     def evict(self, now: float, resident: ResidentModel) -> None:
         """Remove a model from memory."""
-        raise NotImplementedError
 
+    @abstractmethod
     def shrink(self, now: float, resident: ResidentModel, level: int) -> None:
         """Change a model to a smaller variant."""
-        raise NotImplementedError
 
+    @abstractmethod
     def note_idle(self, now: float, resident: ResidentModel) -> None:
         """Use the memory of a model that has become idle."""
-        raise NotImplementedError

@@ -14,6 +14,7 @@ The rules of one memory are those of :mod:`chrion.serving.manager.device_memory`
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from heapq import heappush
 
@@ -217,9 +218,9 @@ class GpuMemory(DeviceMemory):
             self.loading, self.loading_level = resident.key, resident.level - 1
             self._load(now, kind, missing, self.host.spec.load_fixed_ms + max(0.0, shorter_ms), load_mb)
 
+    @abstractmethod
     def _on_loaded(self, now: float, kind: int) -> None:
         """Handle the end of a load."""
-        raise NotImplementedError
 
     def note_idle(self, now: float, resident: ResidentModel) -> None:
         """Start a load over the free link, now that a model is idle."""
