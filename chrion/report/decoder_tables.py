@@ -12,6 +12,7 @@ from chrion.common.units import format_count
 from chrion.report.figure_table import FigureTable, key
 from chrion.report.figures import new_figure, plain_text, save_figure
 from chrion.report.simulation_plots import line_style
+from chrion.report.simulation_tables import figure_text
 from chrion.serving.simulator.confidence import Interval
 from chrion.serving.simulator.decoder_results import VIOLATIONS, DecoderPoint, DecoderSummary
 from chrion.serving.simulator.decoder_scenario import DecoderScenario
@@ -71,16 +72,8 @@ def decoder_replications_table(number: int, by_policy: Mapping[str, Mapping[str,
         entries = [intervals[name] for intervals in by_policy.values()]
         if not all(np.isnan(entry.mean) for entry in entries):
             unit = "" if name == VIOLATIONS or name.endswith("_per_s") else " ms"
-            table.add_row(f"{name}{unit}", *(_interval(name, entry) for entry in entries))
+            table.add_row(f"{name}{unit}", *(figure_text(name, e.mean, e.half_width) for e in entries))
     return table
-
-
-def _interval(name: str, entry: Interval) -> str:
-    if np.isnan(entry.mean):
-        return "-"
-    if name == VIOLATIONS:
-        return f"{entry.mean:.2%} ±{100 * entry.half_width:.2f}"
-    return f"{entry.mean:.4g} ±{entry.half_width:.2g}"
 
 
 def plot_decoder_sweep(points: Sequence[DecoderPoint], path: Path) -> None:
