@@ -100,6 +100,8 @@ def finetune(  # noqa: PLR0913 - optional arguments are keyword-only
             raise wrong_value(name, f"one of {', '.join(allowed)}", value)
     if checkpoint is not None and level == "L1":
         raise OptionError("checkpoint: the level L1 has no state to keep", hint="it is for L2 to L4")
+    if checkpoint is not None and not Path(checkpoint).absolute().parent.is_dir():
+        raise OptionError(f"checkpoint: there is no folder {Path(checkpoint).parent}", hint="create it first")
     begin, update = time.perf_counter(), progress or (lambda _done, _total, _name: None)
     pipeline = Pipeline(model)
     shares = None if base_rate is None else ClassShares(pipeline, base_rate)

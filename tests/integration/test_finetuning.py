@@ -352,6 +352,15 @@ def test_wrong_base_rates_are_refused(rate: Any, about: str) -> None:
         chrion.finetune(tree_model(binary(), "TreeEnsembleClassifier"), drifted(binary(), 0.0), base_rate=rate)
 
 
+@pytest.mark.parametrize(
+    ("level", "path", "about"), [("L1", "state.npz", "no state to keep"), ("L2", "none/state.npz", "no folder none")]
+)
+def test_a_checkpoint_that_cannot_be_written_is_refused_at_once(level: str, path: str, about: str) -> None:
+    """Before the model or the data are read."""
+    with pytest.raises(OptionError, match=about):
+        chrion.finetune("no model", "no data", target="y", level=level, checkpoint=path)
+
+
 def test_a_model_without_odds_has_no_base_rate() -> None:
     """A regressor's scores cannot be moved to a share of a class."""
     model = tree_model(ensemble("TreeEnsembleRegressor"), "TreeEnsembleRegressor")
