@@ -36,7 +36,8 @@ from chrion.scheduler.planner import Planner
 from chrion.scheduler.priced_memory import MEMORY_NAMES
 
 _PLAN, _PAGE = "chrion", Path("demo.html")
-#: Traced runs, of which that of median latency is drawn, and rounds of timings: the demo ends within 45 s, also beside other work.
+#: Traced runs, of which that of median latency is drawn, and rounds of timings: the demo ends within 45 s, also beside
+#: other work.
 _TRACES = 15
 _ROUNDS = 2
 #: Recurrent stacks as exporters write them: one operator a layer. In the second, each step waits for the one before.
