@@ -1,4 +1,7 @@
-"""Worker processes for jobs that may crash or hang."""
+"""Worker processes for jobs that may crash or hang.
+
+They are started anew, since a fork of a process with threads, which onnxruntime has, can wait for a lock for ever.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from typing import Any
 
 #: Interval in seconds at which jobs are checked for a timeout.
 _TICK_S = 1.0
+_CONTEXT = multiprocessing.get_context("spawn")
 
 
 @dataclass(frozen=True)
@@ -35,10 +39,11 @@ class _Worker:
 
     def start(self, job: Any) -> None:
         if self._process is None:
-            self.pipe, other = multiprocessing.Pipe()
-            self._process = multiprocessing.Process(target=_serve, args=(self._function, other), daemon=True)
+            self.pipe, other = _CONTEXT.Pipe()
+            self._process = _CONTEXT.Process(target=_serve, args=(self._function, other), daemon=True)
             self._process.start()
             other.close()
+            self.pipe.recv()  # the process has done its imports, so that the job's time starts now
         self.job, self._elapsed_s = job, 0.0
         self.pipe.send(job)
 
@@ -64,7 +69,10 @@ class _Worker:
 def run_all(
     function: Callable[[Any], Any], jobs: Iterable[Any], processes: int, timeout_s: float = 120.0
 ) -> Iterator[tuple[Any, Any]]:
-    """Run jobs in several processes and yield each with its result, or with a :class:`FailedJob`, as they end."""
+    """Run jobs in several processes and yield each with its result, or with a :class:`FailedJob`, as they end.
+
+    The function is imported by the processes, so it must be one of a module.
+    """
     pending = iter(jobs)
     busy: list[_Worker] = []
     try:
@@ -103,5 +111,6 @@ def _serve(function: Callable[[Any], Any], pipe: Connection) -> None:
     devnull = os.open(os.devnull, os.O_WRONLY)
     os.dup2(devnull, 1)
     os.dup2(devnull, 2)
+    pipe.send(None)
     while True:
         pipe.send(function(pipe.recv()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -164,6 +165,13 @@ def _write(folder: Path, model: onnx.ModelProto, *feeds: Feed) -> None:
     (folder / "case.json").write_text(f'{{"name": "{name}", "exporter": "onnx.helper", "version": "1"}}')
 
 
+def crash_on_bad(job: exporters.Job) -> exporters.Row:
+    """Check a case; end the process if its folder is named *bad*."""
+    if job.folder.name == "bad":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return exporters.check_case(job)
+
+
 def test_the_script_writes_the_results_and_reports_crashes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -173,10 +181,7 @@ def test_the_script_writes_the_results_and_reports_crashes(
     arguments = ["check", str(tmp_path / "corpus"), "--quick", "-o", str(tmp_path)]
     assert exporters.main([*arguments, "--only", "good", "--latency"]) == 0
     assert read_rows(tmp_path, "exporters")[0][:4] == ["family/good", "onnx.helper 1", "4", "yes"]
-    check_case = exporters.check_case
-    monkeypatch.setattr(
-        exporters, "check_case", lambda job: check_case(job) if job.folder.name == "good" else os.kill(os.getpid(), 9)
-    )
+    monkeypatch.setattr(exporters, "check_case", crash_on_bad)
     assert exporters.main(arguments) == 1
     assert ["family/bad", "onnx.helper 1", "", "crashed"] in [row[:4] for row in read_rows(tmp_path, "exporters")]
     assert "1 exporters, 1 equal to plain onnxruntime" in read_parts(tmp_path, "exporters")[0]["text"]
