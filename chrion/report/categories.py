@@ -27,7 +27,7 @@ DARK_OTHER_COLOUR, DARK_COPY_COLOUR = "#7A7A7A", "#DADADA"
 MAX_CATEGORIES = len(COLOURS) * len(HATCHES)
 
 #: The prefix of the names that unnamed nodes get when a model is loaded: ``Conv:``, followed by the output's name.
-_TYPE_PREFIX = re.compile(r"^\w+:(?=.)")
+_TYPE_PREFIX = re.compile(r"^(?:\w+:(?=.))+")
 _NUMBER = re.compile(r"[._]?\d+$")
 #: The time step in a component of a name, and what follows it.
 _STEP = re.compile(r"(?<=.)\.t\d+(\..*)?$")

@@ -32,6 +32,7 @@ DARK = (*DARK_COLOURS, DARK_OTHER_COLOUR, DARK_COPY_COLOUR)
         ("LSTM:l3.t17.h", "l3"),
         ("LSTM:l3.t17.h/f2", "l3"),
         ("Squeeze:l11.t0.y/t5", "l11"),
+        ("Squeeze:LSTM:l0.t0.h+95/Y/0/t0", "l0"),
         ("encoder/l3.t17/Add", "encoder/l3"),
         ("net/conv.t2d/Relu", "net/conv.t2d"),
         ("/encoder/layer.3/attention/self/MatMul", "encoder/layer.3"),
