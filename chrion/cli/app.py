@@ -128,7 +128,11 @@ class _Command(TyperCommand):
             option = options.get(word)
             if following in options and option and not (option.is_flag or option.count):
                 raise OptionError(f"{word}: expected a value, found the option {following}")
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except _USAGE_ERROR as error:
+            error.ctx = getattr(error, "ctx", None) or ctx  # Typer forgets it where an option lacks its value
+            raise
 
 
 class _LogHandler(logging.Handler):

@@ -35,7 +35,7 @@ from chrion.scheduler.plan_options import PlanOptions
 from chrion.scheduler.planner import Planner
 from chrion.scheduler.priced_memory import MEMORY_NAMES
 
-_PLAN, _PAGE = "chrion", Path("demo.html")
+_PLAN, _PAGE = "plan", Path("demo.html")
 #: Traced runs, of which that of median latency is drawn, and rounds of timings: the demo ends within 45 s, also beside
 #: other work.
 _TRACES = 15
@@ -71,7 +71,8 @@ def demo(
     chart = _run(graph, plan, feed)
     timings, interference = _time(graph, plan, feed, cores)
     conclusion = f"   {bench_verdict(timings, _PLAN, interference=interference)}"
-    show(bench_table(timings, _PLAN, plan.predicted.latency_ms), conclusion)
+    predicted_ms = None if interference else plan.predicted.latency_ms  # of costs that the same processes disturbed
+    show(bench_table(timings, _PLAN, predicted_ms), conclusion)
     charts = [predicted_chart(plan), chart]
     write_atomically(path, timeline_html(plan, charts, [conclusion.strip()], graph=graph, profile=measured))
     show(f"   timeline in a browser: {target.message}")

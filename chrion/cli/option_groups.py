@@ -16,6 +16,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from chrion import zoo
 from chrion.cli.completion import complete_hardware, complete_policy
 from chrion.cli.console import log, note, step
 from chrion.cli.options import (
@@ -33,7 +34,7 @@ from chrion.cli.options import (
 from chrion.common.units import format_shape, parse_shape
 from chrion.devices import usable_provider
 from chrion.devices.providers import CPU_PROVIDER
-from chrion.errors import OptionError, PlanError, ShapeError
+from chrion.errors import ModelError, OptionError, PlanError, ShapeError
 from chrion.graph import Graph, load
 from chrion.hardware import hardware as find_hardware
 from chrion.machine.cores import check_cores
@@ -91,6 +92,8 @@ class ModelOptions:
 
     def __post_init__(self) -> None:
         self._shapes()  # checks them
+        if (name := str(self.path)) in zoo.names() and not self.path.exists():
+            raise ModelError(f"{name}: no such file", hint=f"chrion model {name} -o {name}.onnx writes the zoo's model")
 
     def load(self, plan: Plan | None = None) -> Graph:
         """Load the model; shapes that ``--shape`` leaves are those of a plan."""
@@ -104,7 +107,11 @@ class ModelOptions:
         return graph
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
-        return dict(parse_shape(text) for text in self.shape or ())
+        given = [parse_shape(text) for text in self.shape or ()]
+        names = [name for name, _ in given]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise OptionError(f"--shape: {twice[0]} is given {names.count(twice[0])} times", hint="give one shape a name")
+        return dict(given)
 
 
 def load_planned(path: Path, plan: Plan, given: Mapping[str, tuple[int, ...]] | None = None) -> Graph:

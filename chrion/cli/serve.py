@@ -129,8 +129,8 @@ def serve(
         control=model_control,
         load=tuple(load_model or ()),
         poll_s=parse_duration_ms(poll or _POLL, "--poll") / 1000,
-        body_bytes=round(parse_size_mb(max_request, "--max-request") * 1e6),
-        request_bytes=round(parse_size_mb(request_budget, "--request-budget") * 1e6),
+        body_bytes=_parse_bytes(max_request, "--max-request"),
+        request_bytes=_parse_bytes(request_budget, "--request-budget"),
         max_waiting=max_waiting,
         max_connections=max_connections,
         max_client_connections=max_client_connections,
@@ -172,6 +172,18 @@ def require_libraries(command: str, *, ray: bool = False, otel: bool = False) ->
     """
     needed = {"serve": True, "ray": ray, "otel": otel}
     require_extras(command, {extra: modules for extra, modules in _LIBRARIES.items() if needed[extra]})
+
+
+def _parse_bytes(text: str, option: str) -> int:
+    """Return a size in bytes, of which the server needs at least one.
+
+    Raises:
+        OptionError: It is none, or zero.
+    """
+    size = round(parse_size_mb(text, option) * 1e6)
+    if not size:
+        raise wrong_value(option, "a size above zero", text)
+    return size
 
 
 def _run(checked: ServerOptions, devices: DeviceOptions, cluster: ClusterOptions | None) -> None:

@@ -36,7 +36,7 @@ _INFO = re.compile(r"(onnxruntime(?:[-_.][a-z]+)?)-([0-9][^-]*)(?:-.*)?\.(?:dist
 def install_hint(*extras: str) -> str:
     """Return the command that installs extras: for a Chrion from a package index, and for one from a checkout."""
     names = f"[{','.join(extras)}]"
-    return f"pip install 'chrion{names}', or in a checkout: pip install '.{names}'"
+    return f"pip install 'chrion{names}', or in a checkout: pip install -e '.{names}'"
 
 
 def require_extras(subject: str, modules: Mapping[str, Iterable[str]]) -> None:

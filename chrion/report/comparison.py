@@ -26,7 +26,9 @@ def comparison_table(comparison: PolicyComparison) -> FigureTable:
     title = f"{comparison.graph.name}: {operators}{fused} on {comparison.profile.machine}"
     estimated = estimated_lines(comparison.estimated, len(comparison.graph.dag), comparison.profile.machine)
     streams = "streams of the accelerator and " if comparison.profile.accelerator else ""
-    legend = f"lanes: {streams}CPU cores that a plan uses; waits: of one lane for another, in a request"
+    legend = f"lanes: {streams}CPU cores that a plan uses"
+    if any(result.synchronisations for result in comparison.results):
+        legend += "; waits: of one lane for another, in a request"
     title = "\n".join([title, *estimated, legend])
     table = FigureTable(title, [key("policy"), *_FIGURES], sparse=True)
     for result in comparison.results:

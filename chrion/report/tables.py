@@ -39,7 +39,7 @@ def plan_table(plan: Plan) -> FigureTable:
     table = FigureTable(title, [key(""), *columns], sparse=True)
     rows: list[tuple[str, Prediction | None, int, int, int]] = [
         ("accelerator only", plan.accelerator_only, n, 0, 0),
-        ("CPU only", plan.cpu_only, 0, n, plan.cpu_only_cores),
+        ("CPU only, measured" if plan.cpu_only_measured else "CPU only", plan.cpu_only, 0, n, plan.cpu_only_cores),
         (plan.policy, plan.predicted, plan.on_accelerator, plan.on_cpu, plan.schedule.cores),
     ]
     for name, predicted, on_accelerator, on_cpu, cores in rows:
@@ -60,9 +60,11 @@ def _is_on_cpu_alone(plan: Plan) -> bool:
 
 
 def reference_lines(plan: Plan) -> list[str]:
-    """Return lines on streams, and on what the table compares a plan with, if a plan needs them."""
+    """Return lines on streams, on native operators, and on what the table compares a plan with, if a plan needs them."""
     streams = len(set(filter(is_accelerator_lane, plan.schedule.lanes)))
     lines = [f"streams of the accelerator: {streams}"] if streams > 1 else []
+    if plan.native:
+        lines.append(f"native operators in place of onnxruntime's: {len(plan.native)} of {len(plan.operators)}")
     if plan.cpu_only is None:
         return lines
     if plan.cpu_only_measured:

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from typing import Any
 
 #: What :meth:`LiveSelection.note` says while an engine is not selected.
-COMPARING = "a plan is compared with the plain session on live requests"
+COMPARING = "a plan is compared with the plain session on live requests: some hundreds of them decide"
 #: Time in seconds since the other engine's last request from which on requests count. The threads of a plain session
 #: spin on after its last request: the first requests of a plan took 1.5 to 2.5 times as long as later ones, for 60 to
 #: 90 ms (GRUs 160 wide, two cores, no pauses).

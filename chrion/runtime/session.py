@@ -262,7 +262,8 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
             timeout: Limit in seconds; None waits without limit.
 
         Returns:
-            Whether tuning has ended. If a plan was faster, it is in use then. False, without waiting, if tuning could
+            Whether tuning has ended. If a plan was faster, it is in use then; if timings were uncertain, the requests
+            that follow decide, as :meth:`explain` says. False, without waiting, if tuning could
             not start, because of a limit of processes for example; :meth:`explain` gives the reason.
         """
         return self._engines.wait_until_tuned(timeout)

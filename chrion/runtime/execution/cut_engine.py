@@ -315,7 +315,8 @@ class CutEngine:
             where = lane_name(lane) + (f" ({plan.accelerator})" if is_accelerator_lane(lane) else "")
             busy = format_ms(plan.busy_ms[lane])
             count = sum(map(len, own))
-            lines.append(f"  {where}: {count} operators in {len(own)} segments{shared}, busy {busy}")
+            counts = f"{format_count(count, 'operator')} in {format_count(len(own), 'segment')}{shared}"
+            lines.append(f"  {where}: {counts}, busy {busy}")
         if plan.precision != "float32":
             lines.append(plan.precision_line if _native_operators(plan) else f"{plan.precision}: not on this machine")
         return "\n".join([*lines, *plan.remarks, *([f"selected: {self.reason}"] if self.reason else [])])

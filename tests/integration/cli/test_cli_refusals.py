@@ -37,6 +37,9 @@ def test_bad_input_is_refused(cli: Chrion, tmp_path: Path) -> None:
     assert cli("partition", "other.onnx", "--profile", PAPER, "--policy", "heft", "-o", "other.json")[0] == 0
     cases: list[tuple[list[str], str]] = [
         (["partition", "m.onnx", "--no-such-option"], "--no-such-option (see: chrion partition --help)"),
+        (["report", "other.json", "--html"], "(see: chrion report --help)"),
+        (["compare", "squeezenet"], "chrion model squeezenet -o squeezenet.onnx"),
+        (["run", "m.onnx", "--shape", "x=2x5", "--shape", "x=3x5"], "--shape: x is given 2 times"),
         (["no-such-command"], "no-such-command"),
         (["plan", "no-such-command"], "no-such-command"),
         (["partition"], "MODEL"),

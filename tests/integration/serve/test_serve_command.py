@@ -87,6 +87,7 @@ def test_wrong_options_are_one_line(cli: Chrion, tmp_path: Path) -> None:
             ([".", "--model-control", "auto"], "expected one of none, poll, explicit"),
             ([".", "--load-model", "a"], "only with --model-control explicit"),
             ([".", "--poll", "5s"], "--poll: only with --model-control poll"),
+            ([".", "--max-request", "0"], "--max-request: expected a size above zero, found '0'"),
             (["models", *explicit, "n"], "--load-model n: no such model in the repository (models found: m)"),
             ([".", "--token-file", "nope"], "--token-file nope: no such file"),
             ([".", "--token-file", "."], "--token-file .: Is a directory"),
@@ -132,7 +133,7 @@ def test_missing_extras_are_named(cli: Chrion, monkeypatch: pytest.MonkeyPatch) 
     for modules, arguments, about in (
         (["uvicorn", "grpc"], [], "serve: uvicorn, grpc are not installed (pip install 'chrion[serve]', or in"),
         (["ray"], ["--ray", "auto"], "serve: ray is not installed (pip install 'chrion[ray]', or in a checkout"),
-        (["uvicorn", "ray"], ["--ray", "auto"], "or in a checkout: pip install '.[serve,ray]')"),
+        (["uvicorn", "ray"], ["--ray", "auto"], "or in a checkout: pip install -e '.[serve,ray]')"),
         (["opentelemetry", "opentelemetry.sdk"], otlp, "opentelemetry.exporter.otlp.proto.http are not installed"),
     ):
         with monkeypatch.context() as patch:
