@@ -32,7 +32,6 @@ from chrion.runtime.process_hooks import in_flight
 from chrion.runtime.requests import check_arguments, check_feed, shape_of
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decision_source import NOT_CACHED
-from chrion.runtime.selection.model_loading import load_to_cut, raise_if_unsafe
 from chrion.runtime.selection.plan_memory import explain_refusal
 from chrion.runtime.selection.selector import EngineSelector, why_plain
 from chrion.scheduler.plan import Plan
@@ -81,6 +80,8 @@ class Engines:
         self.refusal = ""
         self.diversion = self._new_diversion()
         if self._tune == "now":
+            from chrion.runtime.selection.model_loading import load_to_cut  # noqa: PLC0415 - plain sessions do not need it
+
             self._graph, reason = load_to_cut(config, graph)
             self.current = self._select_first(self._graph) if self._graph else self._stay_plain(reason)
         else:
@@ -439,6 +440,8 @@ class Engines:
         try:
             engine = self.plain(reason or (NOT_CACHED if cached_only else NOT_TUNED))
         except Exception as error:
+            from chrion.runtime.selection.model_loading import raise_if_unsafe  # noqa: PLC0415 - as above
+
             raise_if_unsafe(config.model, error)
             raise
         self._describe(describe_session(engine.session))

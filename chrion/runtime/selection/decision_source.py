@@ -14,7 +14,6 @@ from chrion.runtime.selection.plain_sessions import PLAIN
 from chrion.runtime.selection.selector import why_plain
 from chrion.runtime.selection.tuning_lock import BusyError, tuning_lock
 from chrion.runtime.selection.tuning_process import NamedShapes, StarvedError, TuningProcess
-from chrion.runtime.selection.worker import Decider
 
 log = logging.getLogger(__name__)
 
@@ -155,6 +154,8 @@ class DecisionSource:
 
     def _decide_in_process(self, shapes: NamedShapes, load: Load, reason: str, *, anew: bool) -> Decision:
         self._require_open()
+        from chrion.runtime.selection.worker import Decider  # noqa: PLC0415 - usually only the tuning process needs it
+
         log.info("tuning in this process: %s", reason)
         return Decider(self._config).decide(shapes, anew=anew, busy=load.busy)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnxruntime as ort
 
@@ -22,18 +22,18 @@ from chrion.machine.allocator import trim
 from chrion.profiler.precision import relative_error
 from chrion.profiler.profiles import Profile
 from chrion.profiler.synthetic_inputs import synthetic_inputs
-from chrion.runtime.execution.cut_engine import CutEngine
 from chrion.runtime.execution.engine import CannotCutError, Engine, require_tensors
 from chrion.runtime.selection.comparison_summary import NOT_PARALLEL, describe, missed_slo
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decisions import Decision
-from chrion.runtime.selection.footprint import MeasurementError, can_measure, measure_footprint
 from chrion.runtime.selection.guard import SHARE, Candidate, compare
 from chrion.runtime.selection.known_decisions import KnownDecisions
 from chrion.runtime.selection.plain_sessions import PLAIN, PlainOpener, PlainSessions
 from chrion.runtime.selection.tuning_lock import BusyError, tuning_lock
-from chrion.scheduler.native_kernels import remark_on_precision
 from chrion.scheduler.plan import Plan, Prediction
+
+if TYPE_CHECKING:
+    from chrion.runtime.execution.cut_engine import CutEngine
 
 log = logging.getLogger(__name__)
 
@@ -128,6 +128,8 @@ class EngineSelector:
             ChrionError: The decision does not fit this graph or release.
         """
         if decision.plan:
+            from chrion.runtime.execution.cut_engine import CutEngine  # noqa: PLC0415 - plain sessions do not need it
+
             engine = self._open(graph, decision.plan)
             if isinstance(engine, CutEngine):
                 return self.adopt(engine, decision)
@@ -189,6 +191,12 @@ class EngineSelector:
 
         Without a measurement, select the plain session: a plan might double the memory.
         """
+        from chrion.runtime.selection.footprint import (  # noqa: PLC0415 - as above
+            MeasurementError,
+            can_measure,
+            measure_footprint,
+        )
+
         plan = decision.plan or decision.candidate
         if plan is None or plan.accelerator or not (graph.declared_free and can_measure()):
             return decision
@@ -235,6 +243,8 @@ class EngineSelector:
             return self._select_on_cpu(graph)
 
     def _cut(self, graph: Graph, plan: Plan) -> CutEngine:
+        from chrion.runtime.execution.cut_engine import CutEngine  # noqa: PLC0415 - as above
+
         config = self._config
         reload = partial(config.load, graph.shapes, optimise=graph.optimised)
         provider_options = config.accelerator[1] if config.accelerator else {}
@@ -267,6 +277,8 @@ class EngineSelector:
 
         The error is that of the outputs for synthetic inputs. If no plan is within the limit, plan in float32.
         """
+        from chrion.scheduler.native_kernels import remark_on_precision  # noqa: PLC0415 - as above
+
         made, limit = self._plans(graph, brief=brief), self._config.max_error
         if not any(plan.precision == "bf16" for plan in made):
             return made, remark_on_precision(graph.dag, self._profile, ()) if self._profile else ""
