@@ -283,6 +283,9 @@ typedef struct Request {
 typedef struct Frame {
   OrtSession **sessions;
   OrtIoBinding **bindings;
+  /* Recorded calls that take the place of runs without options, or NULL for a segment without, and what carries them out. */
+  void **calls;
+  OrtStatus *(*call)(const void *);
   /* The options of all runs of the request, or NULL. */
   const OrtRunOptions *options;
   /* Receives the start and the end of each segment, in microseconds of the monotonic clock; or NULL. */
@@ -384,10 +387,22 @@ static void count_interruption(Lanes *lanes, bool pinned, bool interrupted) {
   lanes->pressure = pressure;
 }
 
+static OrtStatus *run_session(OrtSession *session, const OrtRunOptions *options, const OrtIoBinding *binding) {
+  return CALL(OrtStatus *, RunWithBinding, OrtSession *, const OrtRunOptions *, const OrtIoBinding *)(session, options,
+                                                                                                     binding);
+}
+
+/* Run a session on this thread, outside of any request. Return false on failure. */
+EXPORT bool chrion_run_session(OrtSession *session, const OrtIoBinding *binding, Failure *failure) {
+  failure->code = 0;
+  return succeeded(run_session(session, NULL, binding), failure);
+}
+
 static void run(Frame *frame, int32_t segment) {
   if (frame->times) frame->times[2 * segment] = now_us();
-  OrtStatus *status = CALL(OrtStatus *, RunWithBinding, OrtSession *, const OrtRunOptions *, const OrtIoBinding *)(
-      frame->sessions[segment], frame->options, frame->bindings[segment]);
+  const void *calls = frame->options ? NULL : frame->calls[segment];
+  OrtStatus *status = calls ? frame->call(calls)
+                            : run_session(frame->sessions[segment], frame->options, frame->bindings[segment]);
   if (frame->times) frame->times[2 * segment + 1] = now_us();
   if (status) { /* several lanes may fail at the same time; the first failure is reported */
     bool first = !atomic_exchange(&frame->claimed, true);
@@ -554,27 +569,32 @@ EXPORT void chrion_free_frame(Frame *frame) {
   if (!frame) return;
   free(frame->sessions);
   free(frame->bindings);
+  free(frame->calls);
   free(frame->counters);
   free(frame->requests);
   free(frame);
 }
 
-/* Create a frame for a number of lanes and segments, whose sessions and bindings the caller keeps alive. Any lanes of the
- * same program may run it. Return NULL if memory cannot be allocated. */
-EXPORT Frame *chrion_frame(int lanes, int segments, OrtSession *const *sessions, OrtIoBinding *const *bindings) {
+/* Create a frame for a number of lanes and segments, whose sessions, bindings and calls the caller keeps alive. Any lanes
+ * of the same program may run it. Return NULL if memory cannot be allocated. */
+EXPORT Frame *chrion_frame(int lanes, int segments, OrtSession *const *sessions, OrtIoBinding *const *bindings,
+                           void *const *calls, OrtStatus *(*call)(const void *)) {
   Frame *frame = calloc(1, sizeof *frame);
   if (!frame) return NULL;
   size_t pointers = (size_t)segments * sizeof(void *), n = (size_t)lanes;
   frame->sessions = malloc(pointers);
   frame->bindings = malloc(pointers);
+  frame->calls = malloc(pointers);
+  frame->call = call;
   frame->counters = aligned_alloc(64, n * sizeof *frame->counters);
   frame->requests = calloc(n, sizeof *frame->requests);
-  if (!frame->sessions || !frame->bindings || !frame->counters || !frame->requests) {
+  if (!frame->sessions || !frame->bindings || !frame->calls || !frame->counters || !frame->requests) {
     chrion_free_frame(frame);
     return NULL;
   }
   memcpy(frame->sessions, sessions, pointers);
   memcpy(frame->bindings, bindings, pointers);
+  memcpy(frame->calls, calls, pointers);
   for (size_t at = 0; at < n; at++) frame->requests[at].frame = frame;
   return frame;
 }
