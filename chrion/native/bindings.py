@@ -221,8 +221,6 @@ class NativeBinding:
 class NativeCalls:
     """Calls of the native operators of a segment, which compute on its bound tensors what its session would.
 
-    They take a tenth of the time that onnxruntime adds to a run.
-
     Args:
         session: The session of the segment, all of whose operators are native ones.
         binding: Its tensors, on which the session is run once to record the calls.
@@ -343,7 +341,7 @@ class NativeFrame:
         program: The program.
         sessions: The session of each segment.
         bindings: The binding of each segment.
-        calls: The calls that take the place of a segment's session in requests without options.
+        calls: The calls that take the place of the sessions of some segments.
 
     Attributes:
         program: The program.

@@ -183,20 +183,29 @@ EXPORT bool chrion_bind(OrtIoBinding *binding, bool output, const char *name, vo
   return bound;
 }
 
-/* Create options with which the runs of a request can be terminated, also while they run. Return NULL on failure. */
-EXPORT OrtRunOptions *chrion_options(void) {
-  OrtRunOptions *options = NULL;
-  if (!api || !succeeded(CALL(OrtStatus *, CreateRunOptions, OrtRunOptions **)(&options), NULL)) return NULL;
-  return options;
+/* Options with which the runs of a request can be terminated, also while they run. */
+typedef struct {
+  OrtRunOptions *runs;
+  _Atomic bool terminated;
+} Options;
+
+EXPORT void chrion_free_options(Options *options) {
+  if (options->runs) CALL(void, ReleaseRunOptions, OrtRunOptions *)(options->runs);
+  free(options);
 }
 
-EXPORT void chrion_free_options(OrtRunOptions *options) {
-  CALL(void, ReleaseRunOptions, OrtRunOptions *)(options);
+/* Return NULL on failure. */
+EXPORT Options *chrion_options(void) {
+  Options *options = api ? calloc(1, sizeof *options) : NULL;
+  if (!options || succeeded(CALL(OrtStatus *, CreateRunOptions, OrtRunOptions **)(&options->runs), NULL)) return options;
+  chrion_free_options(options);
+  return NULL;
 }
 
 /* End the runs with these options at their next operators, and all later ones. */
-EXPORT void chrion_terminate(OrtRunOptions *options) {
-  succeeded(CALL(OrtStatus *, RunOptionsSetTerminate, OrtRunOptions *)(options), NULL);
+EXPORT void chrion_terminate(Options *options) {
+  succeeded(CALL(OrtStatus *, RunOptionsSetTerminate, OrtRunOptions *)(options->runs), NULL);
+  options->terminated = true;
 }
 
 /* ---- Counters: one thread advances, any number wait. Waiters first spin and then park in the kernel. ---- */
@@ -283,11 +292,11 @@ typedef struct Request {
 typedef struct Frame {
   OrtSession **sessions;
   OrtIoBinding **bindings;
-  /* Recorded calls that take the place of runs without options, or NULL for a segment without, and what carries them out. */
+  /* Recorded calls that take the place of a segment's run, or NULL for a segment without, and what carries them out. */
   void **calls;
   OrtStatus *(*call)(const void *);
   /* The options of all runs of the request, or NULL. */
-  const OrtRunOptions *options;
+  const Options *options;
   /* Receives the start and the end of each segment, in microseconds of the monotonic clock; or NULL. */
   double *times;
   Counter *counters;
@@ -387,9 +396,9 @@ static void count_interruption(Lanes *lanes, bool pinned, bool interrupted) {
   lanes->pressure = pressure;
 }
 
-static OrtStatus *run_session(OrtSession *session, const OrtRunOptions *options, const OrtIoBinding *binding) {
-  return CALL(OrtStatus *, RunWithBinding, OrtSession *, const OrtRunOptions *, const OrtIoBinding *)(session, options,
-                                                                                                     binding);
+static OrtStatus *run_session(OrtSession *session, const Options *options, const OrtIoBinding *binding) {
+  return CALL(OrtStatus *, RunWithBinding, OrtSession *, const OrtRunOptions *, const OrtIoBinding *)(
+      session, options ? options->runs : NULL, binding);
 }
 
 /* Run a session on this thread, outside of any request. Return false on failure. */
@@ -400,7 +409,8 @@ EXPORT bool chrion_run_session(OrtSession *session, const OrtIoBinding *binding,
 
 static void run(Frame *frame, int32_t segment) {
   if (frame->times) frame->times[2 * segment] = now_us();
-  const void *calls = frame->options ? NULL : frame->calls[segment];
+  bool terminated = frame->options && frame->options->terminated; /* which the run reports */
+  const void *calls = terminated ? NULL : frame->calls[segment];
   OrtStatus *status = calls ? frame->call(calls)
                             : run_session(frame->sessions[segment], frame->options, frame->bindings[segment]);
   if (frame->times) frame->times[2 * segment + 1] = now_us();
@@ -626,7 +636,7 @@ static bool moved(const Lanes *lanes, const cpu_set_t *caller) {
 enum { FAILED, SERVED, MOVED };
 
 /* Serve a request on a frame. Return FAILED if a segment failed, and MOVED if the lanes need other cores from now on. */
-EXPORT int chrion_run(Lanes *lanes, Frame *frame, const OrtRunOptions *options, double *times, Failure *failure) {
+EXPORT int chrion_run(Lanes *lanes, Frame *frame, const Options *options, double *times, Failure *failure) {
   cpu_set_t before;
   Lane *own = &lanes->lane[0];
   bool known = own->part.core >= 0 && sched_getaffinity(0, sizeof before, &before) == 0;
