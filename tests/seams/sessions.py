@@ -250,6 +250,11 @@ def record_requests(monkeypatch: pytest.MonkeyPatch, *, starves: bool = False) -
     return requests
 
 
+def decide_in_this_process(monkeypatch: pytest.MonkeyPatch, *, only: bool = True) -> None:
+    """Let sessions that tune before they serve start no process for that, or let them do it again."""
+    monkeypatch.setattr(engines, "decide_now", (lambda _: None) if only else decision_source.decide_now)
+
+
 def use_interpreter(monkeypatch: pytest.MonkeyPatch, interpreter: Path | str, script: str = "") -> None:
     """Let another program take the place of Python in new processes.
 

@@ -117,7 +117,7 @@ class SegmentFactory:
             model = self._with_kernels(sub.model, {names[at] for at in kernels}, options, 1 + len(others))
             called = self._expose_values(model) if self._native and not others else (0, ())
             content = model.SerializeToString()
-            if accelerator is None and self._is_small(sub.model):
+            if accelerator is None and (called[0] or self._is_small(sub.model)):
                 options.enable_cpu_mem_arena = False
             if accelerator:
                 session: Any = accelerator.open(content, options, lane, cuda_graph=cuda_graph)

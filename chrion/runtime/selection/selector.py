@@ -81,8 +81,8 @@ class EngineSelector:
     def _lost(self) -> str:
         return self.plain_sessions.lost
 
-    def engine(self, graph: Graph) -> Engine:
-        """Return the engine for a graph of known shapes.
+    def engine(self, graph: Graph, decision: Decision | None = None) -> Engine:
+        """Return the engine for a graph of known shapes, by a decision if it is made already.
 
         A given plan is used as it is; any other plan has to beat the plain sessions. If the accelerator fails and
         ``strict`` is false, return a CPU engine. If anything else fails, return a plain engine with the reason.
@@ -95,7 +95,7 @@ class EngineSelector:
         config = self._config
         plan = config.plan(graph) if callable(config.plan) and not self._lost else config.plan
         try:
-            return self._engine(graph, plan if isinstance(plan, Plan) else None)
+            return self._engine(graph, plan if isinstance(plan, Plan) else None, decision)
         except Exception as error:
             if self._concerns_caller(error):
                 raise
@@ -147,13 +147,13 @@ class EngineSelector:
         self.plain_sessions.config = replace(self._config, strict=strict)
         return self._config
 
-    def _engine(self, graph: Graph, plan: Plan | None) -> Engine:
+    def _engine(self, graph: Graph, plan: Plan | None, decision: Decision | None) -> Engine:
         if self._lost:
             return self._select_on_cpu(graph)
         if plan is not None:
             return self._open(graph, plan)
         require_tensors(graph)
-        decision = self.known.recall(graph)
+        decision = decision or self.known.recall(graph)
         if decision is not None:
             try:
                 return self._use(graph, decision)
