@@ -59,8 +59,9 @@ class OperatorCost:
 
     @property
     def is_native(self) -> bool:
-        """True if the native kernel was measured to be faster than onnxruntime's, alone on the machine."""
-        return bool(self.native_ms) and self.native_ms[0] <= _NATIVE_SHARE * self.cpu_ms[0]
+        """True if the native kernel was measured to be faster than onnxruntime's, however many cores are busy."""
+        pairs = zip(self.native_ms, self.cpu_ms, strict=False)
+        return bool(self.native_ms) and all(own <= _NATIVE_SHARE * other for own, other in pairs)
 
     @property
     def by_width(self) -> dict[int, float]:
