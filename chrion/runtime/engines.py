@@ -381,8 +381,9 @@ class Engines:
         if loaded is None:
             return self._stay_plain(reason)
         engine = self._select_first(loaded, decision)
-        # It is selected for other shapes, other providers, or the CPU.
-        self._graph = loaded if graph or self._table.by_shapes or self._config.accelerator else None
+        # A plain session needs it for other shapes, or if the accelerator fails.
+        if graph or engine.plan or self._table.by_shapes or self._config.accelerator:
+            self._graph = loaded
         return engine
 
     def _decide_elsewhere(self) -> Decision | None:

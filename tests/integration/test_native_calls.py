@@ -38,6 +38,7 @@ from recurrent_cells import STATES, Array, Cell, draw_cell, run_model
 pytestmark = [
     pytest.mark.skipif(not (available() and operators_available()), reason="native code is not compiled"),
     pytest.mark.timeout(120, method="thread"),
+    pytest.mark.usefixtures("uncrowded"),
 ]
 
 
