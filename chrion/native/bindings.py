@@ -244,6 +244,8 @@ class NativeCalls:
             raise failure.error()
         if not pointer:
             raise ValueError("the operators of the segment cannot be called")
+        #: The function that carries them out.
+        self.function = ctypes.cast(operators.chrion_call, ctypes.c_void_p)
         self.resource = resource
         _finalise(self, resource)
 
@@ -366,8 +368,8 @@ class NativeFrame:
         listed = (ctypes.c_void_p * len(sessions))()
         for segment, recorded in calls.items():
             listed[segment] = recorded.resource.pointer
-        carry_out = ctypes.cast(operators_library().chrion_call, ctypes.c_void_p) if calls else None
-        self.pointer = library.chrion_frame(len(program.steps), len(sessions), *pointers, listed, carry_out)
+        function = next((recorded.function for recorded in calls.values()), None)
+        self.pointer = library.chrion_frame(len(program.steps), len(sessions), *pointers, listed, function)
         if not self.pointer:
             raise MemoryError("cannot allocate a frame")
         recordings = (recorded.resource for recorded in calls.values())
