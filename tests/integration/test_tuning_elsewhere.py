@@ -15,7 +15,7 @@ from chrion.runtime.selection.decisions import Decision, TimedCandidate
 from chrion.runtime.selection.tuning_lock import tuning_lock
 from chrion.scheduler import fixed_plan
 from helpers import alternating_lanes, assert_same_as_plain, branches, free_branches
-from seams.sessions import decide_by, decide_in_this_process, engine_of, replace_tuning_process
+from seams.sessions import decide_by, decide_in_this_process, engine_of, replace_tuning_process, shorten_waits
 from tuning_support import alternate
 
 ONE_THREAD = "plain, threads: 1"
@@ -84,7 +84,7 @@ def test_this_process_decides_otherwise(monkeypatch: pytest.MonkeyPatch, reason:
     answer: dict[str, Any] = {"failure": refuse, "nothing was timed": lambda _: Decision("plain", None, "untimed")}
     asked = replace_tuning_process(monkeypatch, answer.get(reason, choose_plan))
     decided = decide_by(monkeypatch, alternate)
-    monkeypatch.setattr("chrion.runtime.selection.selector._PATIENCE_S", 0.1)
+    shorten_waits(monkeypatch)
     if reason == "another process tunes":
         with tuning_lock(), HybridSession(branches().SerializeToString(), tune="now") as session:
             assert session.plan

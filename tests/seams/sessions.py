@@ -275,7 +275,8 @@ def shorten_waits(monkeypatch: pytest.MonkeyPatch) -> None:
         (background_tuning, "_DELAY_S"): 0.0,
         (background_tuning, "_POLL_S"): 0.01,
         (background_tuning, "_BUSY_S"): 0.05,
-        (selector, "_PATIENCE_S"): 0.1,
+        (selector, "PATIENCE_S"): 0.1,
+        (decision_source, "PATIENCE_S"): 0.1,
         (decisions, "_FIRST_RETRY_S"): 0.3,
     }
     for (module, name), seconds in waits_s.items():

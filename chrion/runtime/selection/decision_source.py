@@ -11,7 +11,7 @@ from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decisions import Decision, decision_from_json
 from chrion.runtime.selection.known_decisions import KnownDecisions
 from chrion.runtime.selection.plain_sessions import PLAIN
-from chrion.runtime.selection.selector import why_plain
+from chrion.runtime.selection.selector import PATIENCE_S, why_plain
 from chrion.runtime.selection.tuning_lock import BusyError, tuning_lock
 from chrion.runtime.selection.tuning_process import NamedShapes, StarvedError, TuningProcess
 
@@ -43,12 +43,12 @@ def decide_now(config: SessionConfig) -> Decision | None:
     """
     source = DecisionSource(config, cached_only=False)
     try:
-        decision = source.decide({}, Load(), anew=False)
+        decision = source.decide({}, Load(), anew=False, patience_s=PATIENCE_S)
     except BusyError:
         return None
     finally:
         source.close()
-    return decision if decision.timings else None
+    return decision if decision.plan or decision.timings else None
 
 
 class DecisionSource:
@@ -72,13 +72,14 @@ class DecisionSource:
         self._cached_only = cached_only
         self._process: TuningProcess | None = None
 
-    def decide(self, shapes: NamedShapes, load: Load, *, anew: bool) -> Decision:
+    def decide(self, shapes: NamedShapes, load: Load, *, anew: bool, patience_s: float = 0.0) -> Decision:
         """Return the cached decision, unless it has to be made anew, or have one made.
 
         Args:
             shapes: The shapes.
             load: How busy the cores are.
             anew: Whether a cached decision must not be used.
+            patience_s: Longest time to wait for another process that tunes, in seconds.
 
         Raises:
             BusyError: Another process tunes, or requests are crowded.
@@ -94,7 +95,7 @@ class DecisionSource:
             return Decision(PLAIN, None, NOT_CACHED)
         if load.crowded:
             raise BusyError
-        with tuning_lock():
+        with tuning_lock(patience_s):
             decision = None if anew else cache.recall()  # another process may have made it meanwhile
             if decision is None:
                 decision = self._ask(shapes, load, anew=anew)

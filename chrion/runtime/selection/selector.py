@@ -44,7 +44,7 @@ _KEPT_OPEN_BYTES = 256e6
 #: shapes. It must have a clear gain: it is selected if it takes at most this share of a plain session's latency.
 SHARE_BESIDE_PLAIN = 0.8
 #: Longest time to wait for another process that tunes, in seconds (a choice, not measured).
-_PATIENCE_S = 20.0
+PATIENCE_S = 20.0
 NOT_TIMED = "the machine was too busy for a reliable comparison"
 
 
@@ -177,7 +177,7 @@ class EngineSelector:
         waits: list[None] = []
         with ExitStack() as held:
             with suppress(BusyError):  # another process tunes other models, or hangs
-                held.enter_context(tuning_lock(_PATIENCE_S, lambda: waits.append(None)))
+                held.enter_context(tuning_lock(PATIENCE_S, lambda: waits.append(None)))
             return (self.known.recall(graph) if waits else None) or self._decide_anew(graph)
 
     def _decide_anew(self, graph: Graph, *, busy: bool = False) -> Decision:
