@@ -9,7 +9,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${1:-python}
 compiler=${CC:-cc}
-tests=(tests/integration/test_{native,native_lifetime,lane_groups_in_use,affinity_changes,attention_operator,pooled_attention,silu_and_mul,hostile_operators,joined_products,recurrent_operator,bfloat16_operator,linear_operator,hostile_recurrent,native_kernels}.py)
+tests=(tests/integration/test_{native,native_lifetime,lane_groups_in_use,affinity_changes,attention_operator,pooled_attention,silu_and_mul,hostile_operators,joined_products,recurrent_operator,bfloat16_operator,linear_operator,hostile_recurrent,native_kernels,native_calls}.py)
 
 for tool in "$compiler" setarch; do
   command -v "$tool" >/dev/null || { echo "sanitisers: skipped, there is no $tool"; exit 0; }

@@ -20,7 +20,7 @@ from chrion.runtime.selection import guard
 from command_line import cli  # noqa: F401 - a fixture
 from helpers import FakeInterferenceMonitor, lanes, tasks
 from seams.execution import answer, check_frames, check_plans, check_rewrites, serve_crowds, shorten_planning
-from seams.sessions import measure_machine_once
+from seams.sessions import decide_in_this_process, measure_machine_once
 
 #: Folders whose tests have the marker of the same name.
 _TIERS = ("process", "quality", "parity", "libraries", "webgpu")
@@ -90,6 +90,7 @@ def _no_interference() -> Iterator[None]:
         for module in (guard, measure_graph):
             patch.setattr(module, "UsageMonitor", lambda _: FakeInterferenceMonitor())
         measure_machine_once(patch)
+        decide_in_this_process(patch)
         yield
 
 

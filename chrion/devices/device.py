@@ -30,8 +30,8 @@ from onnx import TensorProto, helper
 
 from chrion.devices.cuda import pinned_memory
 from chrion.devices.host import allocate
-from chrion.devices.probe import smallest_session
 from chrion.devices.providers import CPU_PROVIDER, DEVICE_NAMES
+from chrion.devices.small_models import smallest_session
 from chrion.graph.model import TensorInfo, element_code
 
 log = logging.getLogger(__name__)

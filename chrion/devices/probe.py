@@ -12,14 +12,11 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-import onnx
 import onnxruntime as ort
-from onnx import TensorProto, helper, numpy_helper
 
 from chrion.devices.nvml import used_mb
 
@@ -65,42 +62,6 @@ def load_libraries(provider: str) -> None:
         ort.preload_dlls()
 
 
-def smallest_model() -> bytes:
-    """Return a model of one Relu on one number, from x to y."""
-    return _model(helper.make_node("Relu", ["x"], ["y"]), [1])
-
-
-def smallest_session(provider: str) -> ort.InferenceSession:
-    """Open :func:`smallest_model` on a provider."""
-    return _session(provider, smallest_model())
-
-
-def product_session(
-    provider: str, rows: int, side: int, options: ort.SessionOptions | None = None
-) -> ort.InferenceSession:
-    """Open a model of one MatMul: y = x w, with x of [rows, side] and weights w of [side, side].
-
-    Without options, it runs on one thread.
-    """
-    weight = numpy_helper.from_array(np.ones((side, side), np.float32), "w")
-    model = _model(helper.make_node("MatMul", ["x", "w"], ["y"]), [rows, side], [weight])
-    return _session(provider, model, options)
-
-
-def _model(node: onnx.NodeProto, shape: Sequence[int], weights: Sequence[onnx.TensorProto] = ()) -> bytes:
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("x", "y")]
-    graph = helper.make_graph([node], "probe", ends[:1], ends[1:], list(weights))
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    return bytes(model.SerializeToString())
-
-
-def _session(provider: str, model: bytes, options: ort.SessionOptions | None = None) -> ort.InferenceSession:
-    if options is None:
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = 1
-    return ort.InferenceSession(model, options, providers=[provider], enable_fallback=0)
-
-
 def _reason(errors: str) -> str | None:
     """Return the line of a probe's stderr that gives the reason."""
     missing = _MISSING.search(errors)
@@ -118,6 +79,8 @@ def _memory_mb(output: str) -> float | None:
 
 
 def _main(provider: str) -> None:
+    from chrion.devices.small_models import smallest_session  # noqa: PLC0415 - only this process needs onnx
+
     load_libraries(provider)
     before = used_mb()
     session = smallest_session(provider)

@@ -12,10 +12,12 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path, PurePosixPath, PureWindowsPath
-
-import onnx
+from typing import TYPE_CHECKING
 
 from chrion.errors import UnsafeModelError
+
+if TYPE_CHECKING:
+    import onnx
 
 #: onnxruntime's location for weights in the memory of the process, at an address that the model file would choose.
 _MEMORY = "_ORT_MEM_ADDR_"

@@ -9,15 +9,17 @@ from collections.abc import Iterable, KeysView, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import onnx
 
 from chrion.common.units import format_shape
 from chrion.graph.dag import Dag
 from chrion.graph.opened_model import OpenedModel
 from chrion.graph.weights_folder import WeightsFolder
+
+if TYPE_CHECKING:
+    import onnx
 
 #: Bytes of one element, by the type's name in onnxruntime. Values of other types are never passed between segments.
 ELEMENT_BYTES = {
@@ -40,7 +42,9 @@ ELEMENT_BYTES = {
 @functools.cache
 def element_code(kind: str) -> int:
     """Return ONNX's number for a tensor type as onnxruntime writes it, ``tensor(float)`` for example."""
-    return int(onnx.TensorProto.DataType.Value(kind.removeprefix("tensor(").removesuffix(")").upper()))
+    from onnx import TensorProto  # noqa: PLC0415 - plain sessions do not need it
+
+    return int(TensorProto.DataType.Value(kind.removeprefix("tensor(").removesuffix(")").upper()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,8 +184,10 @@ class Graph:
 
     def constant(self, name: str) -> np.ndarray[Any, Any] | None:
         """Return the value of a weight, read from the weights' file, or None for any other value."""
+        from onnx.numpy_helper import to_array  # noqa: PLC0415 - as above
+
         tensor = self._initialisers.get(name)
-        return None if tensor is None else onnx.numpy_helper.to_array(tensor, str(self.weights_folder)).copy()
+        return None if tensor is None else to_array(tensor, str(self.weights_folder)).copy()
 
     def select(self, names: Iterable[str]) -> SelectedTensors:
         """Return the graph's inputs and outputs and some of its values, without a reference to the graph."""

@@ -17,6 +17,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 
+#: The size limit of a protobuf file.
+MAX_BYTES = (1 << 31) - 1
 #: Returns a part of a file: at most a number of bytes from a position; less at its end.
 Reader = Callable[[int, int], bytes]
 

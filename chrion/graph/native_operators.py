@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 
 import onnx
-from onnx import helper
+from onnx import helper, numpy_helper
 
 from chrion.graph.native_linear import is_product, native_product
-from chrion.graph.native_recurrent import is_recurrent, native_recurrent
-from chrion.graph.rewrite import NATIVE, Rewriter, standard_opset
+from chrion.graph.native_recurrent import OPERATOR, is_recurrent, native_recurrent
+from chrion.graph.rewrite import (
+    NATIVE,
+    STANDARD,
+    Rewriter,
+    bodies_of,
+    int_attribute,
+    ints_attribute,
+    readers,
+    set_int_attribute,
+    standard_opset,
+)
 
 
 def may_be_native(node: onnx.NodeProto, *, bfloat16: bool) -> bool:
@@ -52,8 +62,36 @@ def with_native_operators(
         for node in chosen
     }
     rewriter = Rewriter(model)
-    rewriter.nodes = [replaced.get(id(node), node) for node in model.graph.node]
+    rewriter.nodes = _without_squeezes([replaced.get(id(node), node) for node in model.graph.node], model)
     rewritten = rewriter.finish()
     if not has_native_operators(rewritten):
         rewritten.opset_import.append(helper.make_opsetid(NATIVE, 1))
     return rewritten
+
+
+def _without_squeezes(nodes: list[onnx.NodeProto], model: onnx.ModelProto) -> list[onnx.NodeProto]:
+    """Return nodes without those that remove the axis of directions from Y, if native operators can return it so."""
+    if any(True for node in nodes for _ in bodies_of(node)):  # a body may read any value
+        return nodes
+    reading, removed = readers(nodes), set[int]()
+    results = {result.name for result in model.graph.output}
+    weights = {tensor.name: tensor for tensor in model.graph.initializer}
+    for node in nodes:
+        if node.domain != NATIVE or node.op_type != OPERATOR or not node.output[0] or node.output[0] in results:
+            continue
+        squeezes = reading.get(node.output[0], [])
+        single = int_attribute(node, "directions", 1) == 1 and not int_attribute(node, "layout", 0)
+        if single and len(squeezes) == 1 and _squeezes_directions(squeezes[0], weights):
+            set_int_attribute(node, "squeezed", 1)
+            node.output[0] = squeezes[0].output[0]
+            removed.add(id(squeezes[0]))
+    return [node for node in nodes if id(node) not in removed]
+
+
+def _squeezes_directions(node: onnx.NodeProto, weights: Mapping[str, onnx.TensorProto]) -> bool:
+    """Return whether a node removes the second of four axes, and no other one."""
+    if node.op_type != "Squeeze" or node.domain not in STANDARD:
+        return False
+    given = weights.get(node.input[1]) if len(node.input) > 1 else None
+    axes = ints_attribute(node, "axes", ()) if given is None else numpy_helper.to_array(given).ravel()
+    return [int(axis) % 4 for axis in axes] == [1]

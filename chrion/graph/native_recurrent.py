@@ -90,6 +90,7 @@ def native_recurrent(
         clip=_clip(node),
         bfloat16=int(bfloat16),
         split=split,
+        squeezed=0,
         activations=[_NUMBERS[name] for name, _, _ in functions],
         alpha=[alpha for _, alpha, _ in functions],
         beta=[beta for _, _, beta in functions],

@@ -19,14 +19,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
-import onnx
-from google.protobuf.message import DecodeError
-
 from chrion.errors import ModelError
 from chrion.graph.external import check_external, external_files, has_weights_beside
 from chrion.graph.file_states import stat_state
-from chrion.graph.model_digest import model_digest
-from chrion.graph.reading import MAX_BYTES
+from chrion.graph.model_digest import MAX_BYTES, model_digest
 
 log = logging.getLogger(__name__)
 
@@ -264,11 +260,12 @@ def _external_files(descriptor: int, path: str) -> tuple[list[Path], str]:
         at, before = at + len(part), part[-len(_EXTERNAL) :]
     else:
         return [], path
-    proto = onnx.ModelProto()
+    from chrion.graph.reading import parse  # noqa: PLC0415 - onnx is slow to import, and few models have such files
+
     try:
-        proto.ParseFromString(_read(descriptor))
+        proto = parse(_read(descriptor), path)
         beside = Path(path) if has_weights_beside(proto, Path(path)) else Path(path).resolve()
         check_external(proto, beside)
         return external_files(proto, beside), str(beside)
-    except (DecodeError, OSError, ValueError, RuntimeError):  # UnsafeModelError is a ValueError
+    except (ModelError, OSError, ValueError, RuntimeError):
         return [], path

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import onnx
 import onnxruntime as ort
 
 from chrion.errors import ModelError
-from chrion.graph.reading import serialise
+
+if TYPE_CHECKING:
+    import onnx
 
 _NODE = re.compile(r"Non-zero status code returned while running (\w+) node\. Name:'(.*?)' Status Message: ")
 #: A file of onnxruntime's source and a line, and the function there: its name, or its signature with what it returns.
@@ -35,6 +37,8 @@ def open_session(proto: onnx.ModelProto, options: ort.SessionOptions, where: str
         ModelError: The model is larger than a protobuf message can be, or onnxruntime refuses it; the message begins
             with ``where``.
     """
+    from chrion.graph.reading import serialise  # noqa: PLC0415 - plain sessions do not need onnx
+
     content = serialise(proto, where)
     try:
         return ort.InferenceSession(content, options, ["CPUExecutionProvider"], enable_fallback=0)

@@ -11,9 +11,9 @@ from google.protobuf.message import DecodeError, EncodeError
 from chrion.common.files import read_bytes
 from chrion.errors import ModelError
 from chrion.graph.external import check_external, has_weights_beside
+from chrion.graph.model_digest import MAX_BYTES
 
-#: The size limit of a protobuf file, and the hint for a model that exceeds it.
-MAX_BYTES = (1 << 31) - 1
+#: The hint for a model that is larger than a protobuf file can be.
 _TOO_LARGE = "save it with its weights as external data and give its path"
 
 
@@ -55,7 +55,7 @@ def _read(source: str | Path | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto
         copy.CopyFrom(source)
         return _checked(copy, "model"), None
     if isinstance(source, bytes):
-        return _checked(_parse(source, "model"), "model"), None
+        return _checked(parse(source, "model"), "model"), None
     path = Path(source)
     try:
         content = read_bytes(path, MAX_BYTES)
@@ -65,11 +65,16 @@ def _read(source: str | Path | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto
         models = sorted(one.name for one in path.glob("*.onnx")) if error.errno == errno.EISDIR else []
         hint = f"name a file in it, for example {path / models[0]}" if models else ""
         raise ModelError(f"{path}: cannot be read: {error.strerror}", hint=hint) from error
-    proto = _checked(_parse(content, str(path)), str(path))
+    proto = _checked(parse(content, str(path)), str(path))
     return proto, path.absolute() if has_weights_beside(proto, path) else path.resolve()
 
 
-def _parse(content: bytes, where: str) -> onnx.ModelProto:
+def parse(content: bytes, where: str) -> onnx.ModelProto:
+    """Return the protobuf message in some bytes, which need not be a model.
+
+    Raises:
+        ModelError: There is none; the message begins with ``where``.
+    """
     proto = onnx.ModelProto()
     try:
         proto.ParseFromString(content)

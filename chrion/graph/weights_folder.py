@@ -22,14 +22,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import gettempdir, mkdtemp
-
-import onnx
+from typing import TYPE_CHECKING
 
 from chrion.common.files import write_atomically
 from chrion.common.units import format_mb
 from chrion.errors import ModelError, SpaceError
 from chrion.graph.file_states import StatState, stat_state
 
+if TYPE_CHECKING:
+    import onnx
 if sys.platform != "win32":
     import fcntl
 
@@ -144,7 +145,7 @@ class WeightsFolder:
         if not path.exists():
             write_atomically(path, tensor.raw_data)
         tensor.ClearField("raw_data")
-        tensor.data_location = onnx.TensorProto.EXTERNAL
+        tensor.data_location = tensor.EXTERNAL
         for key, entry in {"location": self.location(path), "offset": "0", "length": str(length)}.items():
             tensor.external_data.add(key=key, value=entry)
 

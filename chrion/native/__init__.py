@@ -7,6 +7,7 @@ consist of onnxruntime's operators, of which those of decoders copy the caches; 
 
 from chrion.native.bindings import (
     NativeBinding,
+    NativeCalls,
     NativeError,
     NativeFrame,
     NativeLanes,
@@ -19,6 +20,7 @@ from chrion.native.operators import bfloat16_available, operators_available, reg
 
 __all__ = [
     "NativeBinding",
+    "NativeCalls",
     "NativeError",
     "NativeFrame",
     "NativeLanes",

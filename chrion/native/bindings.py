@@ -8,12 +8,13 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import onnxruntime as ort
 
 from chrion.native.library import load_library, path_of
+from chrion.native.operators import operators_library
 
 _NAME = "lanes"
 #: Maximum time in us that a lane spins before it parks, while it waits for another lane of the same request: as long
@@ -87,7 +88,8 @@ def _library() -> ctypes.CDLL | None:
         ),
         "start": (pointer, ctypes.c_int, ctypes.POINTER(_Part), ctypes.c_double, ctypes.c_double, ctypes.c_int),
         "stop": (ctypes.c_bool, pointer, ctypes.c_double),
-        "frame": (pointer, ctypes.c_int, ctypes.c_int, ctypes.POINTER(pointer), ctypes.POINTER(pointer)),
+        "run_session": (ctypes.c_bool, pointer, pointer, failure),
+        "frame": (pointer, ctypes.c_int, ctypes.c_int, *[ctypes.POINTER(pointer)] * 3, pointer),
         "free_frame": (None, pointer),
         "run": (ctypes.c_int, pointer, pointer, pointer, pointer, failure),
         "options": (pointer,),
@@ -216,6 +218,38 @@ class NativeBinding:
             raise failure.error()
 
 
+class NativeCalls:
+    """Calls of the native operators of a segment, which compute on its bound tensors what its session would.
+
+    Args:
+        session: The session of the segment, all of whose operators are native ones.
+        binding: Its tensors, on which the session is run once to record the calls.
+        count: The number of its operators.
+
+    Raises:
+        NativeError: onnxruntime refuses the binding.
+        ValueError: Some of the operators cannot be called: their inputs may change how they run.
+    """
+
+    def __init__(self, session: NativeSession, binding: NativeBinding, count: int) -> None:
+        operators, failure = operators_library(), _Failure()
+        assert operators is not None  # noqa: S101 - the session has its operators
+        operators.chrion_begin_recording()
+        try:
+            ran = _loaded().chrion_run_session(session.resource.pointer, binding.resource.pointer, failure)
+        finally:
+            pointer = operators.chrion_end_recording(count)
+        resource = _Resource(pointer, operators.chrion_free_calls, session.resource, binding.resource)
+        if not ran:
+            raise failure.error()
+        if not pointer:
+            raise ValueError("the operators of the segment cannot be called")
+        #: The function that carries them out.
+        self.function = ctypes.cast(operators.chrion_call, ctypes.c_void_p)
+        self.resource = resource
+        _finalise(self, resource)
+
+
 class NativeProgram:
     """The steps of each lane, which any number of lanes can carry out.
 
@@ -309,6 +343,7 @@ class NativeFrame:
         program: The program.
         sessions: The session of each segment.
         bindings: The binding of each segment.
+        calls: The calls that take the place of the sessions of some segments.
 
     Attributes:
         program: The program.
@@ -319,17 +354,26 @@ class NativeFrame:
     """
 
     def __init__(
-        self, program: NativeProgram, sessions: Sequence[NativeSession], bindings: Sequence[NativeBinding]
+        self,
+        program: NativeProgram,
+        sessions: Sequence[NativeSession],
+        bindings: Sequence[NativeBinding],
+        calls: Mapping[int, NativeCalls] | None = None,
     ) -> None:
-        library = _loaded()
+        library, calls = _loaded(), calls or {}
         self.program = program
         self.failure = _Failure()
         used = [[o.resource for o in given] for given in (sessions, bindings)]
         pointers = [(ctypes.c_void_p * len(given))(*(resource.pointer for resource in given)) for given in used]
-        self.pointer = library.chrion_frame(len(program.steps), len(sessions), *pointers)
+        listed = (ctypes.c_void_p * len(sessions))()
+        for segment, recorded in calls.items():
+            listed[segment] = recorded.resource.pointer
+        function = next((recorded.function for recorded in calls.values()), None)
+        self.pointer = library.chrion_frame(len(program.steps), len(sessions), *pointers, listed, function)
         if not self.pointer:
             raise MemoryError("cannot allocate a frame")
-        _finalise(self, _Resource(self.pointer, library.chrion_free_frame, *used[0], *used[1]))
+        recordings = (recorded.resource for recorded in calls.values())
+        _finalise(self, _Resource(self.pointer, library.chrion_free_frame, *used[0], *used[1], *recordings))
 
 
 class NativeRunOptions:

@@ -183,20 +183,29 @@ EXPORT bool chrion_bind(OrtIoBinding *binding, bool output, const char *name, vo
   return bound;
 }
 
-/* Create options with which the runs of a request can be terminated, also while they run. Return NULL on failure. */
-EXPORT OrtRunOptions *chrion_options(void) {
-  OrtRunOptions *options = NULL;
-  if (!api || !succeeded(CALL(OrtStatus *, CreateRunOptions, OrtRunOptions **)(&options), NULL)) return NULL;
-  return options;
+/* Options with which the runs of a request can be terminated, also while they run. */
+typedef struct {
+  OrtRunOptions *runs;
+  _Atomic bool terminated;
+} Options;
+
+EXPORT void chrion_free_options(Options *options) {
+  if (options->runs) CALL(void, ReleaseRunOptions, OrtRunOptions *)(options->runs);
+  free(options);
 }
 
-EXPORT void chrion_free_options(OrtRunOptions *options) {
-  CALL(void, ReleaseRunOptions, OrtRunOptions *)(options);
+/* Return NULL on failure. */
+EXPORT Options *chrion_options(void) {
+  Options *options = api ? calloc(1, sizeof *options) : NULL;
+  if (!options || succeeded(CALL(OrtStatus *, CreateRunOptions, OrtRunOptions **)(&options->runs), NULL)) return options;
+  chrion_free_options(options);
+  return NULL;
 }
 
 /* End the runs with these options at their next operators, and all later ones. */
-EXPORT void chrion_terminate(OrtRunOptions *options) {
-  succeeded(CALL(OrtStatus *, RunOptionsSetTerminate, OrtRunOptions *)(options), NULL);
+EXPORT void chrion_terminate(Options *options) {
+  succeeded(CALL(OrtStatus *, RunOptionsSetTerminate, OrtRunOptions *)(options->runs), NULL);
+  options->terminated = true;
 }
 
 /* ---- Counters: one thread advances, any number wait. Waiters first spin and then park in the kernel. ---- */
@@ -283,8 +292,11 @@ typedef struct Request {
 typedef struct Frame {
   OrtSession **sessions;
   OrtIoBinding **bindings;
+  /* Recorded calls that take the place of a segment's run, or NULL for a segment without, and what carries them out. */
+  void **calls;
+  OrtStatus *(*call)(const void *);
   /* The options of all runs of the request, or NULL. */
-  const OrtRunOptions *options;
+  const Options *options;
   /* Receives the start and the end of each segment, in microseconds of the monotonic clock; or NULL. */
   double *times;
   Counter *counters;
@@ -384,10 +396,23 @@ static void count_interruption(Lanes *lanes, bool pinned, bool interrupted) {
   lanes->pressure = pressure;
 }
 
+static OrtStatus *run_session(OrtSession *session, const Options *options, const OrtIoBinding *binding) {
+  return CALL(OrtStatus *, RunWithBinding, OrtSession *, const OrtRunOptions *, const OrtIoBinding *)(
+      session, options ? options->runs : NULL, binding);
+}
+
+/* Run a session on this thread, outside of any request. Return false on failure. */
+EXPORT bool chrion_run_session(OrtSession *session, const OrtIoBinding *binding, Failure *failure) {
+  failure->code = 0;
+  return succeeded(run_session(session, NULL, binding), failure);
+}
+
 static void run(Frame *frame, int32_t segment) {
   if (frame->times) frame->times[2 * segment] = now_us();
-  OrtStatus *status = CALL(OrtStatus *, RunWithBinding, OrtSession *, const OrtRunOptions *, const OrtIoBinding *)(
-      frame->sessions[segment], frame->options, frame->bindings[segment]);
+  bool terminated = frame->options && frame->options->terminated; /* which the run reports */
+  const void *calls = terminated ? NULL : frame->calls[segment];
+  OrtStatus *status = calls ? frame->call(calls)
+                            : run_session(frame->sessions[segment], frame->options, frame->bindings[segment]);
   if (frame->times) frame->times[2 * segment + 1] = now_us();
   if (status) { /* several lanes may fail at the same time; the first failure is reported */
     bool first = !atomic_exchange(&frame->claimed, true);
@@ -554,27 +579,32 @@ EXPORT void chrion_free_frame(Frame *frame) {
   if (!frame) return;
   free(frame->sessions);
   free(frame->bindings);
+  free(frame->calls);
   free(frame->counters);
   free(frame->requests);
   free(frame);
 }
 
-/* Create a frame for a number of lanes and segments, whose sessions and bindings the caller keeps alive. Any lanes of the
- * same program may run it. Return NULL if memory cannot be allocated. */
-EXPORT Frame *chrion_frame(int lanes, int segments, OrtSession *const *sessions, OrtIoBinding *const *bindings) {
+/* Create a frame for a number of lanes and segments, whose sessions, bindings and calls the caller keeps alive. Any lanes
+ * of the same program may run it. Return NULL if memory cannot be allocated. */
+EXPORT Frame *chrion_frame(int lanes, int segments, OrtSession *const *sessions, OrtIoBinding *const *bindings,
+                           void *const *calls, OrtStatus *(*call)(const void *)) {
   Frame *frame = calloc(1, sizeof *frame);
   if (!frame) return NULL;
   size_t pointers = (size_t)segments * sizeof(void *), n = (size_t)lanes;
   frame->sessions = malloc(pointers);
   frame->bindings = malloc(pointers);
+  frame->calls = malloc(pointers);
+  frame->call = call;
   frame->counters = aligned_alloc(64, n * sizeof *frame->counters);
   frame->requests = calloc(n, sizeof *frame->requests);
-  if (!frame->sessions || !frame->bindings || !frame->counters || !frame->requests) {
+  if (!frame->sessions || !frame->bindings || !frame->calls || !frame->counters || !frame->requests) {
     chrion_free_frame(frame);
     return NULL;
   }
   memcpy(frame->sessions, sessions, pointers);
   memcpy(frame->bindings, bindings, pointers);
+  memcpy(frame->calls, calls, pointers);
   for (size_t at = 0; at < n; at++) frame->requests[at].frame = frame;
   return frame;
 }
@@ -606,7 +636,7 @@ static bool moved(const Lanes *lanes, const cpu_set_t *caller) {
 enum { FAILED, SERVED, MOVED };
 
 /* Serve a request on a frame. Return FAILED if a segment failed, and MOVED if the lanes need other cores from now on. */
-EXPORT int chrion_run(Lanes *lanes, Frame *frame, const OrtRunOptions *options, double *times, Failure *failure) {
+EXPORT int chrion_run(Lanes *lanes, Frame *frame, const Options *options, double *times, Failure *failure) {
   cpu_set_t before;
   Lane *own = &lanes->lane[0];
   bool known = own->part.core >= 0 && sched_getaffinity(0, sizeof before, &before) == 0;

@@ -126,6 +126,18 @@ static void run_part(void *data, size_t part) {
   RELEASE(data);
 }
 
+/* Compute the output of a run that is described; without a context, on this thread alone. */
+static OrtStatus *carry_out(Run *run, const OrtKernelContext *context) {
+  const Product *product = &run->product;
+  if (!take_scratch(run)) return chrion_error(FAIL, "Linear: out of memory");
+  double work = (double)product->rows * (double)product->weights->inputs * (double)product->weights->hidden;
+  OrtStatus *status = chrion_for_each(context, context && work >= PARALLEL, (size_t)run->split, run_part, run);
+  chrion_return_scratch(run->scratch);
+  return status;
+}
+
+static OrtStatus *repeat(void *run) { return carry_out(run, NULL); }
+
 static OrtStatus *compute(void *given, OrtKernelContext *context) {
   const Kernel *kernel = given;
   const Weights *weights = kernel->weights;
@@ -148,11 +160,8 @@ static OrtStatus *compute(void *given, OrtKernelContext *context) {
              .product = {.weights = weights, .bias = kernel->bias, .x = x, .y = y, .tiles = kernel->tiles,
                          .rows = (int64_t)(bytes / sizeof(float)) / weights->inputs}};
   if (!run.product.rows || !y) return NULL;
-  if (!take_scratch(&run)) return chrion_error(FAIL, "Linear: out of memory");
-  double work = (double)run.product.rows * (double)weights->inputs * (double)weights->hidden;
-  status = chrion_for_each(context, work >= PARALLEL, (size_t)run.split, run_part, &run);
-  chrion_return_scratch(run.scratch);
-  return status;
+  if (!chrion_records()) return carry_out(&run, context);
+  return run.split > 1 ? NULL : chrion_record(repeat, &run, sizeof run);
 }
 
 static const char *name(const OperatorDescription *d) { return (void)d, "Linear"; }

@@ -19,6 +19,9 @@
 #define EXPORT __attribute__((visibility("default"))) /* the library is compiled with -fvisibility=hidden */
 EXPORT const char *chrion_source(void) { return CHRION_SOURCE; }
 
+/* The most bytes that describe a run. */
+#define MOST_DATA 2048
+
 void *const *chrion_api;
 int chrion_level;
 int chrion_bfloat16;
@@ -178,6 +181,67 @@ OrtStatus *chrion_for_each(const OrtKernelContext *context, bool parallel, size_
   else
     for (size_t at = 0; at < count; at++) run(data, at);
   ACQUIRE(data);
+  return status;
+}
+
+/* A recorded call, and those after it. */
+typedef struct Call {
+  struct Call *next;
+  OrtStatus *(*run)(void *);
+  size_t size;
+  _Alignas(64) char data[];
+} Call;
+
+/* The place of the next call while the thread records, otherwise NULL, and the number of calls. */
+static _Thread_local Call **next_call;
+static _Thread_local Call *recorded;
+static _Thread_local size_t calls;
+
+bool chrion_records(void) { return next_call; }
+
+OrtStatus *chrion_record(OrtStatus *(*run)(void *), const void *data, size_t size) {
+  size_t bytes = (sizeof(Call) + size + 63) / 64 * 64;
+  Call *call = size <= MOST_DATA ? aligned_alloc(64, bytes) : NULL;
+  if (!call) return chrion_error(FAIL, "out of memory");
+  *call = (Call){.run = run, .size = size};
+  memcpy(call->data, data, size);
+  *next_call = call;
+  next_call = &call->next;
+  calls++;
+  return NULL;
+}
+
+EXPORT void chrion_free_calls(Call *call) {
+  while (call) {
+    Call *next = call->next;
+    free(call);
+    call = next;
+  }
+}
+
+/* Record the operators that this thread runs, until chrion_end_recording. */
+EXPORT void chrion_begin_recording(void) {
+  recorded = NULL;
+  calls = 0;
+  next_call = &recorded;
+}
+
+/* Return the calls, or NULL if their number is another one. */
+EXPORT Call *chrion_end_recording(size_t expected) {
+  next_call = NULL;
+  if (calls == expected) return recorded;
+  chrion_free_calls(recorded);
+  return NULL;
+}
+
+/* Carry out recorded calls, also on several threads at the same time. */
+EXPORT OrtStatus *chrion_call(const Call *call) {
+  _Alignas(64) char data[MOST_DATA];
+  OrtStatus *status = NULL;
+  for (; call && !status; call = call->next) {
+    memcpy(data, call->data, call->size);
+    status = call->run(data);
+  }
   return status;
 }
 

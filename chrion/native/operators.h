@@ -117,6 +117,14 @@ void chrion_destroy(void *kernel);
   .input_memory = chrion_default_memory, .least_inputs = chrion_one, .equal_inputs = chrion_one,                  \
   .least_outputs = chrion_one, .equal_outputs = chrion_one, .first_version = chrion_one, .last_version = chrion_any
 
+/* ---- Calls without onnxruntime ---- */
+
+/* While a thread records, operators that it runs do not compute: they describe the run, with the memory that it reads and
+ * writes. The calls that are recorded compute the same as the run, for as long as this memory and the session exist. */
+bool chrion_records(void);
+/* Record a call of a function on a copy of some data, which it may change. */
+OrtStatus *chrion_record(OrtStatus *(*run)(void *data), const void *data, size_t size);
+
 /* Annotations of the synchronisation of onnxruntime's threads, which the thread sanitiser cannot see. */
 #ifdef __SANITIZE_THREAD__
 void __tsan_acquire(void *);

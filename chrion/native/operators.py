@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 
 import onnxruntime as ort
@@ -12,15 +13,25 @@ _NAME = "operators"
 
 
 @functools.cache
+def operators_library() -> ctypes.CDLL | None:
+    """Return the library of the operators; None if they were not compiled when Chrion was installed."""
+    library = load_library(_NAME, "native operators")
+    if library is not None:
+        library.chrion_end_recording.argtypes = (ctypes.c_size_t,)
+        library.chrion_end_recording.restype = ctypes.c_void_p
+        library.chrion_free_calls.argtypes = (ctypes.c_void_p,)
+    return library
+
+
 def operators_available() -> bool:
     """Return whether the operators were compiled when Chrion was installed."""
-    return load_library(_NAME, "native operators") is not None
+    return operators_library() is not None
 
 
 @functools.cache
 def bfloat16_available() -> bool:
     """Return whether the operators are available and this processor multiplies bfloat16."""
-    library = load_library(_NAME, "native operators")
+    library = operators_library()
     return library is not None and bool(library.chrion_has_bfloat16())
 
 

@@ -11,7 +11,7 @@
  * Attributes: kind (0 LSTM, 1 GRU, 2 RNN), hidden, directions, reverse (of a single direction), layout,
  * linear_before_reset, input_forget, clip (a positive limit, or 0 for none), bfloat16 (whether products are, which the
  * processor must have instructions for), split (the threads that compute it: units are divided among those of a
- * direction); and activations, alpha and beta, which
+ * direction), squeezed (whether Y, of one direction and layout 0, has no axis of directions); and activations, alpha and beta, which
  * have an entry for each function of each direction: numbers of recurrent.h, and the parameters of all of them.
  *
  * A row of length 0 has final states of zeros, as in onnxruntime, or its initial state in an RNN. Rows are independent,
@@ -40,7 +40,7 @@ typedef struct {
   Activation activations[2][3];
   Weights *weights[2];
   float *bias[2], *peepholes[2]; /* the latter are NULL without */
-  bool biased, tiles;
+  bool biased, tiles, squeezed;
   int64_t parts; /* of the units of each direction, for as many threads */
 } Kernel;
 
@@ -63,13 +63,13 @@ static OrtStatus *invalid(const char *message) { return chrion_error(INVALID_ARG
 
 static OrtStatus *read_numbers(const OrtKernelInfo *info, Kernel *kernel) {
   Cell *cell = &kernel->cell;
-  int64_t kind, directions, reverse, layout, linear, forget, hidden, bfloat16, split;
+  int64_t kind, directions, reverse, layout, linear, forget, hidden, bfloat16, split, squeezed;
   struct {
     const char *name;
     int64_t *value;
   } numbers[] = {{"kind", &kind}, {"hidden", &hidden}, {"directions", &directions}, {"reverse", &reverse},
                  {"layout", &layout}, {"linear_before_reset", &linear}, {"input_forget", &forget},
-                 {"bfloat16", &bfloat16}, {"split", &split}};
+                 {"bfloat16", &bfloat16}, {"split", &split}, {"squeezed", &squeezed}};
   OrtStatus *status;
   for (size_t at = 0; at < sizeof numbers / sizeof *numbers; at++)
     if ((status = chrion_read_integer(info, numbers[at].name, numbers[at].value))) return status;
@@ -81,6 +81,7 @@ static OrtStatus *read_numbers(const OrtKernelInfo *info, Kernel *kernel) {
   if (directions < 1 || directions > 2) return invalid("Recurrent: expected 1 or 2 directions");
   if (bfloat16 && !chrion_bfloat16) return invalid("Recurrent: the processor has no instructions for bfloat16");
   if (split < 1 || split > MOST_PARTS) return invalid("Recurrent: expected a split of 1 to 64");
+  if (squeezed && (directions == 2 || layout)) return invalid("Recurrent: only one direction of layout 0 is squeezed");
   if (!(cell->clip >= 0.0f)) return invalid("Recurrent: expected a clip of 0 or more");
   cell->kind = kind;
   cell->hidden = hidden;
@@ -90,6 +91,7 @@ static OrtStatus *read_numbers(const OrtKernelInfo *info, Kernel *kernel) {
   cell->linear_before_reset = linear;
   cell->input_forget = forget;
   cell->rounded = bfloat16;
+  kernel->squeezed = squeezed;
   kernel->parts = split > directions ? split / directions : 1;
   return NULL;
 }
@@ -306,7 +308,7 @@ static OrtStatus *describe(OrtKernelContext *context, Run *run, void *const *dat
   const Kernel *kernel = run->kernel;
   const Cell *cell = &kernel->cell;
   int64_t directions = cell->directions, hidden = cell->hidden, inputs = cell->inputs;
-  const int64_t first[] = {steps, directions, batch, hidden}, last[] = {batch, steps, directions, hidden};
+  const int64_t first[] = {steps, directions, batch, hidden}, squeezed[] = {steps, batch, hidden}, last[] = {batch, steps, directions, hidden};
   const int64_t states[] = {directions, batch, hidden}, row_states[] = {batch, directions, hidden};
   bool rows = cell->batch_first;
   size_t outputs, wanted = cell->kind == LSTM ? 3 : 2;
@@ -314,7 +316,8 @@ static OrtStatus *describe(OrtKernelContext *context, Run *run, void *const *dat
   OrtStatus *status = CALL(OrtStatus *, KernelContextGetOutputCount, const OrtKernelContext *, size_t *)(context,
                                                                                                        &outputs);
   for (size_t at = 0; at < outputs && at < wanted && !status; at++)
-    status = at == Y ? chrion_make_optional(context, at, rows ? last : first, 4, &made[at])
+    status = at == Y && kernel->squeezed ? chrion_make_optional(context, at, squeezed, 3, &made[at])
+             : at == Y ? chrion_make_optional(context, at, rows ? last : first, 4, &made[at])
                      : chrion_make_optional(context, at, rows ? row_states : states, 3, &made[at]);
   for (int64_t at = 0; at < directions && !status; at++) {
     int64_t own = at * (rows ? hidden : batch * hidden);
@@ -358,6 +361,26 @@ static const char *find_mismatch(const Kernel *kernel, void *const *data, const 
   return NULL;
 }
 
+/* Compute the outputs of a run that is described; without a context, on this thread alone. */
+static OrtStatus *carry_out(Run *run, const OrtKernelContext *context) {
+  const Cell *cell = &run->kernel->cell;
+  int64_t steps = run->sequences[0].steps, batch = run->sequences[0].batch;
+  void *scratch = divide_scratch(run);
+  if (!scratch) return chrion_error(FAIL, "Recurrent: out of memory");
+  double work = (double)steps * (double)batch * (double)cell->hidden * (double)(cell->hidden + cell->inputs);
+  for (int64_t at = 0; at < cell->directions; at++) {
+    begin_states(&run->sequences[at], run->sequences[at].first_h, run->sequences[at].h);
+    if (cell->kind == LSTM) begin_states(&run->sequences[at], run->sequences[at].first_c, run->sequences[at].c);
+  }
+  size_t threads = (size_t)(cell->directions * run->kernel->parts);
+  OrtStatus *status = chrion_for_each(context, context && work >= PARALLEL, threads, run_thread, run);
+  for (int64_t at = 0; at < cell->directions; at++) finish_rows(&run->sequences[at]);
+  chrion_return_scratch(scratch);
+  return status;
+}
+
+static OrtStatus *repeat(void *run) { return carry_out(run, NULL); }
+
 static OrtStatus *compute(void *given, OrtKernelContext *context) {
   const Kernel *kernel = given;
   const Cell *cell = &kernel->cell;
@@ -377,18 +400,8 @@ static OrtStatus *compute(void *given, OrtKernelContext *context) {
   if (mismatch) return invalid(mismatch);
   Run run = {.kernel = kernel};
   if ((status = describe(context, &run, data, steps, batch)) || !batch) return status;
-  void *scratch = divide_scratch(&run);
-  if (!scratch) return chrion_error(FAIL, "Recurrent: out of memory");
-  double work = (double)steps * (double)batch * (double)cell->hidden * (double)(cell->hidden + cell->inputs);
-  for (int64_t at = 0; at < cell->directions; at++) {
-    begin_states(&run.sequences[at], run.sequences[at].first_h, run.sequences[at].h);
-    if (cell->kind == LSTM) begin_states(&run.sequences[at], run.sequences[at].first_c, run.sequences[at].c);
-  }
-  size_t threads = (size_t)(cell->directions * kernel->parts);
-  status = chrion_for_each(context, work >= PARALLEL, threads, run_thread, &run);
-  for (int64_t at = 0; at < cell->directions; at++) finish_rows(&run.sequences[at]);
-  chrion_return_scratch(scratch);
-  return status;
+  if (!chrion_records()) return carry_out(&run, context);
+  return data[LENGTHS] || kernel->parts > 1 ? NULL : chrion_record(repeat, &run, sizeof run); /* lengths may change */
 }
 
 static const char *name(const OperatorDescription *d) { return (void)d, "Recurrent"; }

@@ -15,7 +15,7 @@ import onnxruntime as ort
 from chrion.common.timing import time_call
 from chrion.devices import CPU_PROVIDER
 from chrion.devices.host import allocate
-from chrion.devices.probe import smallest_model, smallest_session
+from chrion.devices.small_models import smallest_model, smallest_session
 from chrion.graph.model import TensorInfo
 from chrion.machine.cores import pinned
 from chrion.machine.waiting import Counter

@@ -17,7 +17,6 @@ import numpy as np
 
 from chrion.common.timing import time_calls
 from chrion.devices import CPU_PROVIDER
-from chrion.devices.probe import product_session
 from chrion.machine.cores import run_on_cores
 from chrion.machine.cpu_use import cpu_use
 
@@ -62,6 +61,8 @@ class CoreMonitor:
 
     def __init__(self, cores: Sequence[int], patience_s: float) -> None:
         self.cores = tuple(cores)
+        from chrion.devices.small_models import product_session  # noqa: PLC0415 - plain sessions do not need onnx
+
         self.patience_s = patience_s
         self._session = product_session(CPU_PROVIDER, *_SIZE)
         self._feed = {"x": np.ones(_SIZE, np.float32)}

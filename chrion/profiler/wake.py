@@ -11,7 +11,7 @@ import onnxruntime as ort
 from chrion.common.timing import time_calls
 from chrion.devices import CPU_PROVIDER
 from chrion.devices.intra_op import set_threads
-from chrion.devices.probe import product_session
+from chrion.devices.small_models import product_session
 from chrion.machine.cores import run_on_cores
 
 #: The product that is timed: some tenths of a millisecond on one core, so that waking a thread pays.

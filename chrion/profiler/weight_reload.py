@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from chrion.devices import CPU_PROVIDER
-from chrion.devices.probe import product_session
+from chrion.devices.small_models import product_session
 from chrion.machine.cores import run_on_cores
 
 #: The number of matrix products that run in turn, each with its own weights of half the cache size: before its turn

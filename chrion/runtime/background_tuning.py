@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from chrion.common.units import format_ms
 from chrion.machine.allocator import trim
@@ -28,7 +28,6 @@ from chrion.machine.cgroups import cpu_quota
 from chrion.machine.cores import affinity
 from chrion.machine.cpu_use import CpuUse, cores_in_use, cpu_use
 from chrion.runtime.engine_table import EngineTable, Shapes
-from chrion.runtime.execution.cut_engine import CutEngine
 from chrion.runtime.execution.engine import Engine, Footprint
 from chrion.runtime.execution.plain_engine import PlainEngine
 from chrion.runtime.live_selection import LiveSelection
@@ -37,7 +36,6 @@ from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decision_source import DecisionSource, Load
 from chrion.runtime.selection.decisions import Decision, TimedCandidate, retry_s
 from chrion.runtime.selection.guard import SHARE
-from chrion.runtime.selection.model_loading import reason_of_options
 from chrion.runtime.selection.plain_sessions import PLAIN
 from chrion.runtime.selection.plan_memory import explain_refusal
 from chrion.runtime.selection.selector import SHARE_BESIDE_PLAIN, EngineSelector, plan_name, warn_of_slo, why_plain
@@ -45,6 +43,9 @@ from chrion.runtime.selection.shapes import ShapeCounter
 from chrion.runtime.selection.tuning_lock import BusyError
 from chrion.runtime.selection.tuning_process import NamedShapes
 from chrion.scheduler.plan import Plan
+
+if TYPE_CHECKING:
+    from chrion.runtime.execution.cut_engine import CutEngine
 
 log = logging.getLogger(__name__)
 
@@ -345,6 +346,8 @@ class BackgroundTuner:
         except Exception as error:  # noqa: BLE001 - the plain session keeps serving
             log.warning("no plan is compared on live requests: %s", why_plain(error))
             return
+        from chrion.runtime.execution.cut_engine import CutEngine  # noqa: PLC0415 - plain sessions do not need plans
+
         if not isinstance(engine, CutEngine):  # the options do not allow plans
             return
         own = weakref.ref(self)  # the trial does not keep a session alive
@@ -418,6 +421,8 @@ class BackgroundTuner:
             plain = self._table.plain(decision.evidence)
             # With free dimensions it serves other shapes as well.
             return plain if named else plain_sessions.compare_live(plain, decision)
+        from chrion.runtime.selection.model_loading import reason_of_options  # noqa: PLC0415 - as above
+
         graph = self._config.load(named)
         if reason := reason_of_options(self._config, graph):
             return self._table.plain(reason)

@@ -33,7 +33,7 @@ from chrion.profiler.synthetic_inputs import synthetic_array
 from chrion.runtime.execution.host_frame import HostFrame
 from chrion.runtime.execution.segments import Segment, SegmentFactory, locate_error
 from chrion.runtime.requests import check_arguments, check_feed, numeric_dtype
-from chrion.runtime.selection.model_loading import open_model
+from chrion.runtime.selection.configuration import open_model
 from chrion.runtime.shared_arena import use_shared_arena
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from chrion.graph.model import TensorInfo
-from chrion.runtime.execution.cut_engine import CutEngine
 from chrion.runtime.execution.engine import Engine, Footprint
 from chrion.runtime.execution.plain_engine import PlainEngine
 from chrion.runtime.live_selection import LiveSelection
@@ -217,5 +216,4 @@ class EngineTable:
     def halve_requests(self) -> None:
         """Halve the numbers of requests of all plans, as those of shapes without a plan are."""
         for engine in self._engines.values():
-            if isinstance(engine, CutEngine):
-                engine.requests >>= 1
+            engine.requests >>= 1

@@ -21,6 +21,7 @@ from chrion.devices import usable_provider
 from chrion.graph.description import ModelDescription, describe_session
 from chrion.graph.model import Graph
 from chrion.graph.ort_sessions import first_line
+from chrion.machine.allocator import trim
 from chrion.runtime.background_tuning import NOT_TUNED, BackgroundTuner
 from chrion.runtime.diversion import CROWDED, Diversion, Observer
 from chrion.runtime.engine_table import EngineTable, Shapes
@@ -31,10 +32,11 @@ from chrion.runtime.options.session_options import session_reason
 from chrion.runtime.process_hooks import in_flight
 from chrion.runtime.requests import check_arguments, check_feed, shape_of
 from chrion.runtime.selection.configuration import SessionConfig
-from chrion.runtime.selection.decision_source import NOT_CACHED
-from chrion.runtime.selection.model_loading import load_to_cut, raise_if_unsafe
+from chrion.runtime.selection.decision_source import NOT_CACHED, decide_now
+from chrion.runtime.selection.decisions import Decision
+from chrion.runtime.selection.plain_sessions import PLAIN
 from chrion.runtime.selection.plan_memory import explain_refusal
-from chrion.runtime.selection.selector import EngineSelector, why_plain
+from chrion.runtime.selection.selector import EngineSelector, warn_of_slo, why_plain
 from chrion.scheduler.plan import Plan
 
 log = logging.getLogger(__name__)
@@ -81,8 +83,7 @@ class Engines:
         self.refusal = ""
         self.diversion = self._new_diversion()
         if self._tune == "now":
-            self._graph, reason = load_to_cut(config, graph)
-            self.current = self._select_first(self._graph) if self._graph else self._stay_plain(reason)
+            self.current = self._tune_now(graph)
         else:
             self._start_plain()
 
@@ -363,13 +364,50 @@ class Engines:
 
     # Tuning now.
 
+    def _tune_now(self, graph: Graph | None) -> Engine:
+        """Return the engine that is selected before the first request, or the plain session until shapes are known.
+
+        What loading, profiling and planning a model leaves in a process cannot all be returned to the system. So the
+        decision for a model of fixed shapes is made in another process, and this one loads it if a plan is selected.
+        """
+        decision = self._decide_elsewhere() if graph is None else None
+        trim()
+        if decision and not decision.plan:
+            warn_of_slo(self._config.name, decision)
+            return self._plain_sessions.of_decision(decision)
+        from chrion.runtime.selection.model_loading import load_to_cut  # noqa: PLC0415 - plain sessions do not need it
+
+        loaded, reason = load_to_cut(self._config, graph)
+        if loaded is None:
+            return self._stay_plain(reason)
+        engine = self._select_first(loaded, decision)
+        # A plain session needs it for other shapes, or if the accelerator fails.
+        if graph or engine.plan or self._table.by_shapes or self._config.accelerator:
+            self._graph = loaded
+        return engine
+
+    def _decide_elsewhere(self) -> Decision | None:
+        """Return the decision for a model of fixed shapes; None if it has to be made in this process."""
+        config, decision = self._config, None
+        if config.plan is not None or config.accelerator or session_reason(config.options, config.rest):
+            return None
+        try:
+            self._describe(describe_session(self.plain().session))
+        except Exception:  # noqa: BLE001 - the error is raised when the model is loaded
+            return None
+        if all(info.type.startswith("tensor(") and not info.free for info in self._table.inputs):
+            decision = decide_now(config)
+            if decision is None or decision.winner != PLAIN:
+                self._plain_sessions.forget()
+        return decision
+
     def _stay_plain(self, reason: str) -> Engine:
         """Return the engine of a model that runs plain for all shapes; InferenceSession may refuse it as well."""
         engine = self.plain(reason)
         self._describe(describe_session(engine.session))
         return engine
 
-    def _select_first(self, graph: Graph) -> Engine:
+    def _select_first(self, graph: Graph, decision: Decision | None) -> Engine:
         """Return the engine for the shapes of the model, or the plain session if a request has to fix them first."""
         self._describe(
             ModelDescription(graph.declared_inputs, graph.declared_outputs, graph.overridable, graph.metadata)
@@ -381,7 +419,7 @@ class Engines:
         self._table.by_shapes = graph.declared_free
         if graph.free_dimensions:
             return self.plain("no request has fixed the free dimensions yet")
-        engine = self._selector.engine(graph)
+        engine = self._selector.engine(graph, decision)
         self._table.put(tuple(i.fixed_dimensions for i in graph.inputs), engine)
         return engine
 
@@ -439,6 +477,8 @@ class Engines:
         try:
             engine = self.plain(reason or (NOT_CACHED if cached_only else NOT_TUNED))
         except Exception as error:
+            from chrion.runtime.selection.model_loading import raise_if_unsafe  # noqa: PLC0415 - as above
+
             raise_if_unsafe(config.model, error)
             raise
         self._describe(describe_session(engine.session))
@@ -488,6 +528,6 @@ class Engines:
             self._stop_tuning()  # tuning would select the accelerator again
             self.current = self.plain()
         elif not self._table.by_shapes:
-            self.current = self._select_first(self._graph)
+            self.current = self._select_first(self._graph, None)
         else:
             self.for_feed(feed)

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import onnxruntime as ort
-from onnx import helper
 
 from chrion.devices.host import numpy_dtype, to_host
 from chrion.runtime.requests import check_ort_value
@@ -152,7 +151,9 @@ def _at_address(  # noqa: PLR0913, PLR0917 - SessionIOBinding's own
     if device_type != "cpu" or device_id:
         raise ValueError(f"{name}: memory of {device_type}:{device_id} cannot be bound by address; bind an OrtValue")
     if isinstance(element_type, int):  # ONNX's number of the type
-        dtype = helper.tensor_dtype_to_np_dtype(element_type)
+        from onnx.helper import tensor_dtype_to_np_dtype  # noqa: PLC0415 - few callers need it
+
+        dtype = tensor_dtype_to_np_dtype(element_type)
     else:
         dtype = np.dtype(element_type) if not isinstance(element_type, str) else numpy_dtype(element_type)
     size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-import onnx
 import onnxruntime as ort
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 
@@ -22,12 +21,14 @@ from chrion.runtime.interface import InferenceInterface
 from chrion.runtime.iobinding import HybridIOBinding
 from chrion.runtime.options.session_options import known_arguments, wants_errors
 from chrion.runtime.requests import MissingInputError, check_arguments, check_run_options
-from chrion.runtime.selection.configuration import SessionConfig
-from chrion.runtime.selection.model_loading import open_model
+from chrion.runtime.selection.configuration import SessionConfig, open_model
 from chrion.runtime.selection.tuning_mode import tuning_mode
 from chrion.scheduler.plan import Plan
 from chrion.scheduler.plan_options import PlanOptions
 from chrion.scheduler.priced_memory import Memory, check_memory
+
+if TYPE_CHECKING:
+    import onnx
 
 
 class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[misc]

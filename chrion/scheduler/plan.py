@@ -14,7 +14,6 @@ from chrion.common.lane_numbers import is_accelerator_lane
 from chrion.common.units import format_count, format_mb, format_ms, format_shape, format_shapes, format_share
 from chrion.errors import ModelError, PlanError
 from chrion.graph.model import Graph
-from chrion.graph.reading import read_model
 from chrion.profiler.machine import Machine, machine_from_json, machine_to_json
 from chrion.profiler.precision import Precision, check_precision
 from chrion.scheduler.priced_memory import MEMORIES, Memory
@@ -336,6 +335,8 @@ def _shape_options(shapes: Mapping[str, tuple[int, ...]]) -> str:
 
 def _read_annotation(path: Path) -> Mapping[str, Any]:
     """Return the plan that a model is annotated with, as JSON-compatible data."""
+    from chrion.graph.reading import read_model  # noqa: PLC0415 - as above
+
     entries = read_model(path)[0].metadata_props
     text = next((entry.value for entry in entries if entry.key == PLAN_KEY), None)
     if text is None:

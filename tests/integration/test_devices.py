@@ -8,8 +8,9 @@ import pytest
 
 from chrion.devices import Device, provider_name, usable_provider
 from chrion.devices.host import allocate, on_host, to_host, zeros
-from chrion.devices.probe import ProbeResult, probe_provider, smallest_session
+from chrion.devices.probe import ProbeResult, probe_provider
 from chrion.devices.single_provider import find_foreign_nodes, open_on_one_provider
+from chrion.devices.small_models import smallest_session
 from chrion.errors import ProviderError
 from chrion.graph.model import TensorInfo
 from helpers import FLOAT, make_model, node, value

@@ -13,7 +13,7 @@ import onnxruntime as ort
 import pytest
 
 from chrion import HybridSession, load, zoo
-from chrion.devices.probe import smallest_model
+from chrion.devices.small_models import smallest_model
 from chrion.graph.model import Graph
 from chrion.graph.opened_model import OpenedModel
 from chrion.runtime.execution.cut_engine import CutEngine

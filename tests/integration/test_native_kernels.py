@@ -138,6 +138,14 @@ def test_the_faster_kernel_is_chosen(native: float) -> None:
         assert plan.predicted == plain.predicted
 
 
+@pytest.mark.parametrize(
+    ("native_ms", "chosen"), [((0.9, 0.9), True), ((0.9, 1.1), False), ((1.1, 0.9), False), ((), False)]
+)
+def test_a_kernel_is_faster_however_many_cores_are_busy(native_ms: tuple[float, ...], *, chosen: bool) -> None:
+    """Lanes run beside each other, and one measurement alone may be disturbed."""
+    assert OperatorCost("LSTM", (1.0, 1.0), native_ms=native_ms).is_native == chosen
+
+
 @pytest.mark.parametrize(("native", "wide"), [(2.0, 0.5), (0.9, 0.5), (0.5, 0.9)])
 def test_units_are_divided_among_cores_where_that_is_faster(native: float, wide: float) -> None:
     """The native kernel of a layer runs on both cores if that takes the least time, and computes the same."""

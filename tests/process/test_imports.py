@@ -68,3 +68,16 @@ def test_loading_a_model_logs_nothing_of_other_libraries(model: Path) -> None:
     code += "import chrion\nchrion.load(sys.argv[1])"
     loggers = set(run(code, str(model)).stderr.split())
     assert all(name.split(".")[0] == "chrion" for name in loggers), loggers
+
+
+def test_a_plain_session_imports_no_onnx(model: Path) -> None:
+    """A session that runs plain reads no model, so it serves a request without onnx, protobuf and Chrion's rewrites."""
+    code = """
+import sys
+import numpy as np
+from chrion import HybridSession
+with HybridSession(sys.argv[1], tune="never") as session:
+    session.run(None, {one.name: np.zeros(one.shape, "f") for one in session.get_inputs()})
+    print(*(name for name in ("onnx", "google.protobuf", "chrion.graph.assemble") if name in sys.modules))
+"""
+    assert run(code, str(model)).stdout.split() == []

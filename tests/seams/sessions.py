@@ -250,6 +250,11 @@ def record_requests(monkeypatch: pytest.MonkeyPatch, *, starves: bool = False) -
     return requests
 
 
+def decide_in_this_process(monkeypatch: pytest.MonkeyPatch, *, only: bool = True) -> None:
+    """Let sessions that tune before they serve start no process for that, or let them do it again."""
+    monkeypatch.setattr(engines, "decide_now", (lambda _: None) if only else decision_source.decide_now)
+
+
 def use_interpreter(monkeypatch: pytest.MonkeyPatch, interpreter: Path | str, script: str = "") -> None:
     """Let another program take the place of Python in new processes.
 
@@ -270,7 +275,8 @@ def shorten_waits(monkeypatch: pytest.MonkeyPatch) -> None:
         (background_tuning, "_DELAY_S"): 0.0,
         (background_tuning, "_POLL_S"): 0.01,
         (background_tuning, "_BUSY_S"): 0.05,
-        (selector, "_PATIENCE_S"): 0.1,
+        (selector, "PATIENCE_S"): 0.1,
+        (decision_source, "PATIENCE_S"): 0.1,
         (decisions, "_FIRST_RETRY_S"): 0.3,
     }
     for (module, name), seconds in waits_s.items():

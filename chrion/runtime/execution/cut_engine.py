@@ -99,7 +99,6 @@ class CutEngine:
         self.comparison: LiveComparison | LiveSelection | None = None
         self.selected_for = plan.digest  # changed by the selector if the plan is for a variant, in chunks
         self.footprint: Footprint | None = None
-        #: Number of requests; counted without a lock, since a lost count does not matter.
         self.requests = 0
         self._options = options
         device = accelerator.device if accelerator else None

@@ -39,9 +39,11 @@ class Engine(Protocol):
     Attributes:
         comparison: Comparison with the one-thread session, or of a plain session with a plan; None if the engine
             serves in any case.
+        requests: Number of requests; counted for plans only, without a lock, since a lost count does not matter.
     """
 
     comparison: LiveComparison | LiveSelection | None
+    requests: int
 
     @property
     def session(self) -> ort.InferenceSession | None:

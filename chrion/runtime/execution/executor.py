@@ -16,12 +16,14 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
 
 import onnxruntime as ort
 
 from chrion.machine.waiting import Gate
-from chrion.runtime.execution.host_frame import Array, Frame
+
+if TYPE_CHECKING:  # plain sessions need neither frames nor segments
+    from chrion.runtime.execution.host_frame import Array, Frame
 
 CLOSED = "this session is closed"
 
@@ -29,7 +31,7 @@ CLOSED = "this session is closed"
 #: Choices that limit memory after a burst of requests, not measured.
 _IDLE_FRAMES, _IDLE_BYTES = 16, 32e6
 
-F = TypeVar("F", bound=Frame)
+F = TypeVar("F", bound="Frame")
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,6 +133,8 @@ class HostFrame:
         self.bindings: list[Any] = [segment.session.io_binding() for segment in segments]
         #: Values between segments.
         self._buffers: dict[str, ort.OrtValue] = {}
+        #: Values inside of segments.
+        self._inner: list[ort.OrtValue] = []
         #: Buffers for small arrays of the request.
         self._copied: dict[str, CopiedBuffer] = {}
         #: Segments that read inputs or outputs of the request: (binding, name in its session).
@@ -155,7 +157,7 @@ class HostFrame:
         #: Size of the frame's own buffers.
         self.bytes = sum(
             value.tensor_size_in_bytes()
-            for value in (*self._buffers.values(), *(copied.value for copied in self._copied.values()))
+            for value in (*self._buffers.values(), *self._inner, *(copied.value for copied in self._copied.values()))
         )
 
     def begin(
@@ -219,6 +221,9 @@ class HostFrame:
                 self._add_copied(name)
             else:
                 binding.bind_ortvalue_input(inner, self._buffer(name))
+        for info in segment.inner:
+            self._inner.append(allocate(info))
+            binding.bind_ortvalue_output(info.name, self._inner[-1])
         for name, output in bound_outputs(self._graph, segment, binding):
             if name in requested:
                 self._outputs[name] = output

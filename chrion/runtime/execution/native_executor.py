@@ -8,6 +8,7 @@ run, and requests with run options that do more than terminate them, are left to
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 
@@ -16,7 +17,16 @@ import onnxruntime as ort
 
 from chrion.graph.model import ELEMENT_BYTES, Graph, Tensors
 from chrion.machine.core_leases import CoreLease
-from chrion.native import NativeError, NativeFrame, NativeLanes, NativeProgram, NativeRunOptions, available
+from chrion.native import (
+    NativeBinding,
+    NativeCalls,
+    NativeError,
+    NativeFrame,
+    NativeLanes,
+    NativeProgram,
+    NativeRunOptions,
+    available,
+)
 from chrion.native.bindings import PARK, RUN, SIGNAL, WAIT
 from chrion.runtime.execution.executor import Event, Executor
 from chrion.runtime.execution.host_frame import Array, HostFrame
@@ -43,7 +53,17 @@ class _NativeHostFrame(HostFrame):
 
     def __init__(self, graph: Tensors, segments: Sequence[Segment], program: NativeProgram) -> None:
         super().__init__(graph, segments)
-        self.native = NativeFrame(program, [segment.session for segment in segments], self.bindings)
+        calls = {at: made for at, segment in enumerate(segments) if (made := self._record(segment, self.bindings[at]))}
+        self.native = NativeFrame(program, [segment.session for segment in segments], self.bindings, calls)
+
+    def _record(self, segment: Segment, binding: NativeBinding) -> NativeCalls | None:
+        """Return calls in place of a segment's session, if possible and if what is bound always stays the same."""
+        named = {name for _, name in (*segment.inputs, *segment.outputs)}
+        if not segment.calls or not named <= self._buffers.keys():
+            return None
+        with contextlib.suppress(ValueError, NativeError):
+            return NativeCalls(segment.session, binding, segment.calls)
+        return None
 
 
 class NativeExecutor(Executor[_NativeHostFrame]):

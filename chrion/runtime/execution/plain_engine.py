@@ -36,6 +36,7 @@ class PlainEngine:
     #: Plans have these.
     plan = footprint = None
     selected_for = ""
+    requests = 0
 
     def __init__(
         self,

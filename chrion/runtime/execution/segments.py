@@ -14,8 +14,9 @@ from chrion.common.lane_numbers import is_accelerator_lane
 from chrion.devices import CPU_PROVIDER
 from chrion.devices.intra_op import set_threads
 from chrion.graph.extract import Extractor
+from chrion.graph.model import TensorInfo
 from chrion.graph.native_operators import with_native_operators
-from chrion.graph.rewrite import RewriteError
+from chrion.graph.rewrite import NATIVE, RewriteError
 from chrion.native import NativeSession, register_operators
 from chrion.runtime.execution.accelerator import AcceleratorSessions
 from chrion.runtime.options.session_options import inherit
@@ -44,6 +45,10 @@ class Segment:
     on_device: bool = False
     #: Whether it is captured as a CUDA graph.
     cuda_graph: bool = False
+    #: The number of its operators if all are native ones that native lanes may call on one thread; 0 otherwise.
+    calls: int = 0
+    #: Further outputs of the session: what such operators compute for each other, or for none.
+    inner: tuple[TensorInfo, ...] = ()
 
     def __str__(self) -> str:
         if len(self.operators) == 1:
@@ -84,7 +89,8 @@ class SegmentFactory:
         self._bfloat16 = bfloat16
         #: Sessions by what they compute, the accelerator's sharing group, the other lanes, and their native operators.
         self._opened: dict[
-            tuple[str, int | None, range, tuple[int, ...]], tuple[Any, tuple[str, ...], tuple[str, ...]]
+            tuple[str, int | None, range, tuple[int, ...]],
+            tuple[Any, tuple[str, ...], tuple[str, ...], tuple[int, tuple[TensorInfo, ...]]],
         ] = {}
 
     @property
@@ -109,16 +115,18 @@ class SegmentFactory:
         if key not in self._opened:
             options = self._options(sub.options, others)
             model = self._with_kernels(sub.model, {names[at] for at in kernels}, options, 1 + len(others))
-            if accelerator is None and self._is_small(sub.model):
+            called = self._expose_values(model) if self._native and not others else (0, ())
+            content = model.SerializeToString()
+            if accelerator is None and (called[0] or self._is_small(sub.model)):
                 options.enable_cpu_mem_arena = False
             if accelerator:
-                session: Any = accelerator.open(model, options, lane, cuda_graph=cuda_graph)
+                session: Any = accelerator.open(content, options, lane, cuda_graph=cuda_graph)
             elif self._native:
-                session = NativeSession(model, options)
+                session = NativeSession(content, options)
             else:
-                session = ort.InferenceSession(model, options, [CPU_PROVIDER], enable_fallback=0)
-            self._opened[key] = (session, sub.inputs, sub.outputs)
-        session, inputs, outputs = self._opened[key]
+                session = ort.InferenceSession(content, options, [CPU_PROVIDER], enable_fallback=0)
+            self._opened[key] = (session, sub.inputs, sub.outputs, called)
+        session, inputs, outputs, (calls, inner) = self._opened[key]
         operator_names = self._extractor.graph.dag.names
         return Segment(
             session=session,
@@ -127,11 +135,13 @@ class SegmentFactory:
             operators=tuple(operator_names[i] for i in operators),
             on_device=accelerator is not None,
             cuda_graph=cuda_graph,
+            calls=calls,
+            inner=inner,
         )
 
     def _with_kernels(
         self, model: onnx.ModelProto, names: Collection[str], options: ort.SessionOptions, width: int
-    ) -> bytes:
+    ) -> onnx.ModelProto:
         """Return a segment's model with native kernels for some nodes, or as it is if they do not compute the same."""
         if names:
             try:
@@ -139,7 +149,23 @@ class SegmentFactory:
                 register_operators(options)
             except RewriteError as refusal:
                 log.warning("a segment runs on onnxruntime's kernels: %s", refusal)
-        return model.SerializeToString()
+        return model
+
+    def _expose_values(self, model: onnx.ModelProto) -> tuple[int, tuple[TensorInfo, ...]]:
+        """If all operators of a model are native ones, make all values that they compute outputs, in place.
+
+        Then the memory of all of them is bound, as :class:`chrion.native.NativeCalls` needs it.
+
+        Returns:
+            The number of operators, 0 if any is not a native one, and the values that were no outputs.
+        """
+        nodes, values = model.graph.node, self._extractor.graph.values
+        results = {result.name for result in model.graph.output}
+        inner = [name for node in nodes for name in node.output if name and name not in results]
+        if any(node.domain != NATIVE for node in nodes) or any(values[name].bytes is None for name in inner):
+            return 0, ()
+        model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in inner)
+        return len(nodes), tuple(values[name] for name in inner)
 
     def _is_small(self, model: onnx.ModelProto) -> bool:
         """Return whether the values that a segment computes need no arena."""

@@ -13,21 +13,15 @@ import functools
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import onnx
 import onnxruntime as ort
 
 from chrion.graph.ort_sessions import first_line
-from chrion.runtime.options.probe import (
-    brings_adapters,
-    fixes_dimensions,
-    holds_files,
-    replaces_weights,
-    weight_files,
-    weight_names,
-)
 from chrion.runtime.options.thread_limit import given_threads
+
+if TYPE_CHECKING:
+    import onnx
 
 log = logging.getLogger(__name__)
 
@@ -191,6 +185,14 @@ def hidden_reason(
     """
     if options is None:
         return ""
+    from chrion.runtime.options.probe import (  # noqa: PLC0415 - most sessions have no options
+        fixes_dimensions,
+        holds_files,
+        replaces_weights,
+        weight_files,
+        weight_names,
+    )
+
     try:
         fixed = fixes_dimensions(options, model)
     except Exception as error:  # noqa: BLE001 - InferenceSession raises it for the caller's model
@@ -216,6 +218,8 @@ def run_reason(options: ort.RunOptions | None, *, accelerated: bool) -> str:
     """
     if options is None:
         return ""
+    from chrion.runtime.options.probe import brings_adapters  # noqa: PLC0415 - as above
+
     keys = {**UNSUPPORTED_RUN_KEYS, **(UNSUPPORTED_ACCELERATOR_RUN_KEYS if accelerated else {})}
     reason = _attribute_reason("run option", options, ort.RunOptions, RUN_OPTIONS) or _entry_reason(
         "run configuration", options.get_run_config_entry, keys

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import onnxruntime as ort
 
 from chrion.devices import CPU_PROVIDER
-from chrion.graph.loader import load
+from chrion.errors import ModelError
 from chrion.graph.model import Graph
 from chrion.graph.opened_model import OpenedModel
-from chrion.graph.reading import read_model
 from chrion.machine.cgroups import free_memory
 from chrion.machine.cores import physical_cores
 from chrion.profiler.precision import Precision
@@ -30,6 +30,9 @@ from chrion.runtime.options.thread_limit import given_threads
 from chrion.runtime.options.transport import copy_options, options_from_data, options_to_data
 from chrion.scheduler.plan import Plan
 from chrion.scheduler.priced_memory import Memory
+
+if TYPE_CHECKING:
+    import onnx
 
 #: A second session for the same model is opened if the model takes at most this share of the free memory
 #: (a choice, not measured).
@@ -121,6 +124,8 @@ class SessionConfig:
         Raises:
             ChrionError: As for :func:`chrion.load`.
         """
+        from chrion.graph.loader import load  # noqa: PLC0415 - plain sessions do not need it
+
         return load(self.model, shapes, optimise=optimises(self.options) if optimise is None else optimise)
 
     def _open_plain(
@@ -160,8 +165,11 @@ class SessionConfig:
             return None
         if self.model.size > _SHARE_OF_FREE_MEMORY * free_memory():
             return None
-        if self.options is not None and hidden_reason(self.options, self.model.use(read_model)[0], (), None):
-            return None
+        if self.options is not None:
+            from chrion.graph.reading import read_model  # noqa: PLC0415 - as above
+
+            if hidden_reason(self.options, self.model.use(read_model)[0], (), None):
+                return None
         options = copy_options(self.options)
         options.intra_op_num_threads = 1
         options.enable_cpu_mem_arena &= arena
@@ -177,6 +185,27 @@ class SessionConfig:
             # The error depends on the values of weights, which the digest of a model leaves out.
             rest += self.precision, self.max_error, "" if self.max_error is None else self.model.content_digest
         return self.slo_ms, self.alpha, self.cores, self.budget_mb, accelerator, fingerprint(self.options), *rest
+
+
+def open_model(model: str | Path | bytes | onnx.ModelProto | Graph) -> OpenedModel:
+    """Return the model that a session answers from.
+
+    Raises:
+        TypeError: The argument is neither a model nor a path.
+        ModelError: The path is empty, or that of a folder.
+    """
+    if isinstance(model, Graph):
+        return model.source
+    if isinstance(model, str | os.PathLike) and (not os.fspath(model) or Path(model).is_dir()):
+        found = f"the folder {model}" if os.fspath(model) else "an empty path"
+        raise ModelError(f"path_or_bytes: expected an ONNX model, found {found}")
+    if isinstance(model, str | bytes | os.PathLike):
+        return OpenedModel(model)
+    from onnx import ModelProto  # noqa: PLC0415 - the caller has imported it if the argument is a model
+
+    if isinstance(model, ModelProto):
+        return OpenedModel(bytes(model.SerializeToString()))
+    raise TypeError(f"Unable to load from type '{type(model)}'")
 
 
 def config_to_data(config: SessionConfig) -> tuple[bytes, ...]:

@@ -11,10 +11,9 @@ from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decisions import Decision, decision_from_json
 from chrion.runtime.selection.known_decisions import KnownDecisions
 from chrion.runtime.selection.plain_sessions import PLAIN
-from chrion.runtime.selection.selector import why_plain
+from chrion.runtime.selection.selector import PATIENCE_S, why_plain
 from chrion.runtime.selection.tuning_lock import BusyError, tuning_lock
 from chrion.runtime.selection.tuning_process import NamedShapes, StarvedError, TuningProcess
-from chrion.runtime.selection.worker import Decider
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +33,22 @@ class Load(NamedTuple):
     own: bool = False
     #: Whether requests are crowded, which no decision matters to, so that tuning would only disturb them.
     crowded: bool = False
+
+
+def decide_now(config: SessionConfig) -> Decision | None:
+    """Return the decision for a model of fixed shapes, made by another process unless it is known.
+
+    Returns:
+        None if another process tunes, or if no candidate could be timed: then the caller finds the reason.
+    """
+    source = DecisionSource(config, cached_only=False)
+    try:
+        decision = source.decide({}, Load(), anew=False, patience_s=PATIENCE_S)
+    except BusyError:
+        return None
+    finally:
+        source.close()
+    return decision if decision.plan or decision.timings else None
 
 
 class DecisionSource:
@@ -57,13 +72,14 @@ class DecisionSource:
         self._cached_only = cached_only
         self._process: TuningProcess | None = None
 
-    def decide(self, shapes: NamedShapes, load: Load, *, anew: bool) -> Decision:
+    def decide(self, shapes: NamedShapes, load: Load, *, anew: bool, patience_s: float = 0.0) -> Decision:
         """Return the cached decision, unless it has to be made anew, or have one made.
 
         Args:
             shapes: The shapes.
             load: How busy the cores are.
             anew: Whether a cached decision must not be used.
+            patience_s: Longest time to wait for another process that tunes, in seconds.
 
         Raises:
             BusyError: Another process tunes, or requests are crowded.
@@ -79,7 +95,7 @@ class DecisionSource:
             return Decision(PLAIN, None, NOT_CACHED)
         if load.crowded:
             raise BusyError
-        with tuning_lock():
+        with tuning_lock(patience_s):
             decision = None if anew else cache.recall()  # another process may have made it meanwhile
             if decision is None:
                 decision = self._ask(shapes, load, anew=anew)
@@ -155,6 +171,8 @@ class DecisionSource:
 
     def _decide_in_process(self, shapes: NamedShapes, load: Load, reason: str, *, anew: bool) -> Decision:
         self._require_open()
+        from chrion.runtime.selection.worker import Decider  # noqa: PLC0415 - usually only the tuning process needs it
+
         log.info("tuning in this process: %s", reason)
         return Decider(self._config).decide(shapes, anew=anew, busy=load.busy)
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from chrion.errors import ChrionError
+from chrion.graph.loader import load
 from chrion.graph.model import Graph, TensorInfo
 from chrion.machine.allocator import trim
 from chrion.profiler.synthetic_inputs import synthetic_array
@@ -106,7 +107,7 @@ def _measure(stream: BinaryIO) -> tuple[float, float]:
 
 
 def _open(config: SessionConfig, shapes: Mapping[str, tuple[int, ...]], plan: Plan, optimise: bool) -> CutEngine:  # noqa: FBT001
-    reload = functools.partial(config.load, shapes, optimise=optimise)
+    reload = functools.partial(load, config.model, shapes, optimise=optimise)
     return CutEngine(plan.apply(reload()), plan, config.options, {}, reload)
 
 

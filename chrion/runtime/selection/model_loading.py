@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
-import onnx
-
-from chrion.errors import InputError, ModelError, SpaceError, UnsafeModelError
+from chrion.errors import InputError, SpaceError, UnsafeModelError
 from chrion.graph.model import Graph
 from chrion.graph.opened_model import OpenedModel
 from chrion.graph.optimise import original_name
@@ -60,25 +55,6 @@ def reason_of_options(config: SessionConfig, graph: Graph) -> str:
         return ""
     names = {original_name(weight) for weight in graph.weight_names}
     return hidden_reason(config.options, config.model.use(read_model)[0], names, config.accelerator)
-
-
-def open_model(model: str | Path | bytes | onnx.ModelProto | Graph) -> OpenedModel:
-    """Return the model that a session answers from.
-
-    Raises:
-        TypeError: The argument is neither a model nor a path.
-        ModelError: The path is empty, or that of a folder.
-    """
-    if isinstance(model, Graph):
-        return model.source
-    if isinstance(model, onnx.ModelProto):
-        return OpenedModel(bytes(model.SerializeToString()))
-    if isinstance(model, str | os.PathLike) and (not os.fspath(model) or Path(model).is_dir()):
-        found = f"the folder {model}" if os.fspath(model) else "an empty path"
-        raise ModelError(f"path_or_bytes: expected an ONNX model, found {found}")
-    if isinstance(model, str | bytes | os.PathLike):
-        return OpenedModel(model)
-    raise TypeError(f"Unable to load from type '{type(model)}'")
 
 
 def raise_if_unsafe(model: OpenedModel, error: Exception) -> None:

@@ -12,7 +12,6 @@ from collections.abc import Hashable, Iterable, Mapping
 from typing import TypeVar
 
 from chrion.common.units import format_mb
-from chrion.runtime.execution.cut_engine import CutEngine
 from chrion.runtime.execution.engine import Engine, Footprint
 
 #: Maximum memory of a session with plans, relative to that of its plain session.
@@ -87,9 +86,9 @@ def explain_refusal(new: Footprint) -> str:
     )
 
 
-def _limited_plans(engines: Mapping[Shapes, Engine]) -> dict[Shapes, CutEngine]:
+def _limited_plans(engines: Mapping[Shapes, Engine]) -> dict[Shapes, Engine]:
     """Return the plans whose memory is limited."""
-    return {shapes: plan for shapes, plan in engines.items() if isinstance(plan, CutEngine) and plan.footprint}
+    return {shapes: engine for shapes, engine in engines.items() if engine.footprint}
 
 
 def _fits(plans: Iterable[Footprint], *, plain_open: bool) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnxruntime as ort
 
@@ -22,18 +22,18 @@ from chrion.machine.allocator import trim
 from chrion.profiler.precision import relative_error
 from chrion.profiler.profiles import Profile
 from chrion.profiler.synthetic_inputs import synthetic_inputs
-from chrion.runtime.execution.cut_engine import CutEngine
 from chrion.runtime.execution.engine import CannotCutError, Engine, require_tensors
 from chrion.runtime.selection.comparison_summary import NOT_PARALLEL, describe, missed_slo
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decisions import Decision
-from chrion.runtime.selection.footprint import MeasurementError, can_measure, measure_footprint
 from chrion.runtime.selection.guard import SHARE, Candidate, compare
 from chrion.runtime.selection.known_decisions import KnownDecisions
 from chrion.runtime.selection.plain_sessions import PLAIN, PlainOpener, PlainSessions
 from chrion.runtime.selection.tuning_lock import BusyError, tuning_lock
-from chrion.scheduler.native_kernels import remark_on_precision
 from chrion.scheduler.plan import Plan, Prediction
+
+if TYPE_CHECKING:
+    from chrion.runtime.execution.cut_engine import CutEngine
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ _KEPT_OPEN_BYTES = 256e6
 #: shapes. It must have a clear gain: it is selected if it takes at most this share of a plain session's latency.
 SHARE_BESIDE_PLAIN = 0.8
 #: Longest time to wait for another process that tunes, in seconds (a choice, not measured).
-_PATIENCE_S = 20.0
+PATIENCE_S = 20.0
 NOT_TIMED = "the machine was too busy for a reliable comparison"
 
 
@@ -81,8 +81,8 @@ class EngineSelector:
     def _lost(self) -> str:
         return self.plain_sessions.lost
 
-    def engine(self, graph: Graph) -> Engine:
-        """Return the engine for a graph of known shapes.
+    def engine(self, graph: Graph, decision: Decision | None = None) -> Engine:
+        """Return the engine for a graph of known shapes, by a decision if it is made already.
 
         A given plan is used as it is; any other plan has to beat the plain sessions. If the accelerator fails and
         ``strict`` is false, return a CPU engine. If anything else fails, return a plain engine with the reason.
@@ -95,7 +95,7 @@ class EngineSelector:
         config = self._config
         plan = config.plan(graph) if callable(config.plan) and not self._lost else config.plan
         try:
-            return self._engine(graph, plan if isinstance(plan, Plan) else None)
+            return self._engine(graph, plan if isinstance(plan, Plan) else None, decision)
         except Exception as error:
             if self._concerns_caller(error):
                 raise
@@ -128,6 +128,8 @@ class EngineSelector:
             ChrionError: The decision does not fit this graph or release.
         """
         if decision.plan:
+            from chrion.runtime.execution.cut_engine import CutEngine  # noqa: PLC0415 - plain sessions do not need it
+
             engine = self._open(graph, decision.plan)
             if isinstance(engine, CutEngine):
                 return self.adopt(engine, decision)
@@ -145,13 +147,13 @@ class EngineSelector:
         self.plain_sessions.config = replace(self._config, strict=strict)
         return self._config
 
-    def _engine(self, graph: Graph, plan: Plan | None) -> Engine:
+    def _engine(self, graph: Graph, plan: Plan | None, decision: Decision | None) -> Engine:
         if self._lost:
             return self._select_on_cpu(graph)
         if plan is not None:
             return self._open(graph, plan)
         require_tensors(graph)
-        decision = self.known.recall(graph)
+        decision = decision or self.known.recall(graph)
         if decision is not None:
             try:
                 return self._use(graph, decision)
@@ -175,7 +177,7 @@ class EngineSelector:
         waits: list[None] = []
         with ExitStack() as held:
             with suppress(BusyError):  # another process tunes other models, or hangs
-                held.enter_context(tuning_lock(_PATIENCE_S, lambda: waits.append(None)))
+                held.enter_context(tuning_lock(PATIENCE_S, lambda: waits.append(None)))
             return (self.known.recall(graph) if waits else None) or self._decide_anew(graph)
 
     def _decide_anew(self, graph: Graph, *, busy: bool = False) -> Decision:
@@ -189,6 +191,12 @@ class EngineSelector:
 
         Without a measurement, select the plain session: a plan might double the memory.
         """
+        from chrion.runtime.selection.footprint import (  # noqa: PLC0415 - as above
+            MeasurementError,
+            can_measure,
+            measure_footprint,
+        )
+
         plan = decision.plan or decision.candidate
         if plan is None or plan.accelerator or not (graph.declared_free and can_measure()):
             return decision
@@ -235,6 +243,8 @@ class EngineSelector:
             return self._select_on_cpu(graph)
 
     def _cut(self, graph: Graph, plan: Plan) -> CutEngine:
+        from chrion.runtime.execution.cut_engine import CutEngine  # noqa: PLC0415 - as above
+
         config = self._config
         reload = partial(config.load, graph.shapes, optimise=graph.optimised)
         provider_options = config.accelerator[1] if config.accelerator else {}
@@ -267,6 +277,8 @@ class EngineSelector:
 
         The error is that of the outputs for synthetic inputs. If no plan is within the limit, plan in float32.
         """
+        from chrion.scheduler.native_kernels import remark_on_precision  # noqa: PLC0415 - as above
+
         made, limit = self._plans(graph, brief=brief), self._config.max_error
         if not any(plan.precision == "bf16" for plan in made):
             return made, remark_on_precision(graph.dag, self._profile, ()) if self._profile else ""
