@@ -115,7 +115,7 @@ class ClusterEngine:
         self._events: list[Event] = []
         self._jitter = Jitter(levels, jitter)
         self._draws = np.random.default_rng(routing)
-        self._reference_ms = config.reference_ms or [variant.latency_ms for variant in config.variants]
+        self._reference_ms = np.array(config.reference_ms or [variant.latency_ms for variant in config.variants])
         self._number = 0
         #: The time of the last arrival in ms.
         self.arrived_ms = 0.0
@@ -170,10 +170,12 @@ class ClusterEngine:
         for chunk in chunks:
             requests = Requests(*chunk)
             factors, draws = self.draw(requests)
-            for first in range(0, len(factors), _PART):
+            for first in range(0, len(draws), _PART):
                 part = slice(first, first + _PART)
                 arrivals = requests.times_ms[part].tolist(), requests.models[part].tolist()
-                self._replay(*arrivals, factors[part], draws[part].tolist())
+                own = [level[part].tolist() for level in factors]
+                jobs = own[0] if len(own) == 1 else list(zip(*own, strict=True))
+                self._replay(*arrivals, jobs, draws[part].tolist())
                 self.metrics.pack()
             self.flush(keep)
             progress(self._number)
@@ -185,23 +187,19 @@ class ClusterEngine:
         self.flush(keep, force=True)
         return self.metrics
 
-    def draw(self, requests: Requests) -> tuple[list[Any], Floats]:
-        """Return the factors of a chunk's requests and the random numbers of its routing; note what they require."""
+    def draw(self, requests: Requests) -> tuple[list[Floats], Floats]:
+        """Return the factors of a chunk's requests by level and the random numbers of its routing.
+
+        Note what the requests require.
+        """
         self.arrived_ms = max([self.arrived_ms, *requests.times_ms[-1:].tolist()])
         factors, draws = self._jitter.draw(requests.models), self._draws.random(len(requests.models))
         if requests.details:
             self.metrics.objectives.add(requests.details)
             self.cluster.priorities.frombytes(requests.details.priority.astype(np.int64).tobytes())
-            self._set_durations(factors, requests)
+            given = requests.details.duration_ms / self._reference_ms[requests.models]
+            factors = [np.where(np.isnan(given), level, given) for level in factors]
         return factors, draws
-
-    def _set_durations(self, factors: list[Any], requests: Requests) -> None:
-        """Replace the random factors of requests whose duration is given."""
-        assert requests.details  # noqa: S101 # the caller has checked it
-        durations, levels = requests.details.duration_ms, len(self.cluster.table.variants)
-        for i in np.flatnonzero(~np.isnan(durations)).tolist():
-            factor = float(durations[i]) / self._reference_ms[requests.models[i]]
-            factors[i] = factor if levels == 1 else (factor,) * levels
 
     def _replay(self, times: list[float], models: list[int], factors: list[Any], draws: list[float]) -> None:
         events, pop, route = self._events, heapq.heappop, self._route

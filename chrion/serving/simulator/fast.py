@@ -45,9 +45,9 @@ def run_compiled(
     for chunk in chunks:
         requests = Requests(*chunk)
         times, models = requests.times_ms, requests.models
-        factors, draws = engine.draw(requests)
+        (factors,), draws = engine.draw(requests)
         pools = _enlarged(state, pools, len(times), max_early)
-        kernel.replay(state, pools, (times, models, np.array(factors), draws))
+        kernel.replay(state, pools, (times, models, factors, draws))
         engine.now = max([engine.now, *times[-1:].tolist()])
         _record(engine, state, pools)
         engine.flush(keep)
@@ -101,6 +101,7 @@ def _state(engine: ClusterEngine, scenario: Scenario) -> State:
         eligible=_ints([i for eligible in groups.values() for i in eligible]),
         load_ms=np.array(list(links.values()), np.float64),
         servers=_records(kernel.SERVER, s),
+        outstanding=np.zeros(s, np.int64),
         residents=np.full((s, 2), -1),
         cold=np.full((s, 2), -1),
         homes=np.full((m, 2), -1),
@@ -130,6 +131,7 @@ def _place(engine: ClusterEngine, state: State) -> Pools:
     for model, homes in enumerate(engine.cluster.homes):
         _chain(pools.at_home, state.homes[model], [pair_of[i, model] for i in homes])
     state.counters[kernel.PAIRS] = len(held)
+    kernel.place_pairs(state, pools)
     return pools
 
 
@@ -149,30 +151,41 @@ def _records(kind: np.dtype[np.void], *shape: int) -> Any:
 
 
 def _pools(jobs: int, events: int, pairs: int) -> Pools:
-    in_memory, at_home = np.zeros((2, pairs, 2), np.int64)
-    table = np.full(1 << (2 * pairs).bit_length(), -1)
-    rows = np.zeros((jobs, COLUMNS))
+    in_memory, at_home = np.zeros((2, pairs, 2), np.int32)
     records = _records(kernel.JOB, jobs), _records(kernel.EVENT, events)
-    return Pools(*records, rows, _records(kernel.PAIR, pairs), in_memory, at_home, table)
+    return Pools(*records, np.zeros((jobs, COLUMNS)), _records(kernel.PAIR, pairs), in_memory, at_home, _table(pairs))
+
+
+def _table(pairs: int) -> kernel.Small:
+    return np.full(1 << (2 * pairs).bit_length(), -1, np.int32)
 
 
 def _enlarged(state: State, pools: Pools, arrivals: int, max_early: int) -> Pools:
     """Return pools for the requests that are waiting or running and for those of the next chunk."""
-    waiting = int(state.servers.outstanding.sum())
-    jobs, used = waiting + arrivals, len(pools.jobs)
+    jobs, used = int(state.outstanding.sum()) + arrivals, len(pools.jobs)
+    if jobs > used:
+        pools = pools._replace(jobs=_longer(pools.jobs, 2 * jobs), rows=np.zeros((2 * jobs, COLUMNS)))
+        # The new jobs are put before the free ones.
+        pools.jobs.next[used:] = np.arange(used + 1, len(pools.jobs) + 1)
+        pools.jobs.next[-1] = state.counters[kernel.FREE_JOB]
+        state.counters[kernel.FREE_JOB] = used
     events = (max_early + 1) * jobs + len(state.servers) + 1
-    pairs = min(int(state.counters[kernel.PAIRS]) + arrivals, len(state.servers) * len(state.models))
-    if jobs <= used and events <= len(pools.events) and pairs <= len(pools.pairs):
-        return pools
-    larger = _pools(2 * jobs, 2 * events, max(pairs, min(2 * pairs, len(state.servers) * len(state.models))))
-    for old, new in zip(pools[:-1], larger[:-1], strict=True):
-        new[: len(old)] = old
-    # The new jobs are put before the free ones.
-    larger.jobs.next[used:] = np.arange(used + 1, len(larger.jobs) + 1)
-    larger.jobs.next[-1] = state.counters[kernel.FREE_JOB]
-    state.counters[kernel.FREE_JOB] = used
-    kernel.place_pairs(state, larger)
-    return larger
+    if events > len(pools.events):
+        pools = pools._replace(events=_longer(pools.events, 2 * events))
+    possible = len(state.servers) * len(state.models)
+    pairs = min(int(state.counters[kernel.PAIRS]) + arrivals, possible)
+    if pairs > len(pools.pairs):
+        size = min(pairs + pairs // 2, possible)
+        longer = {name: _longer(getattr(pools, name), size) for name in ("pairs", "in_memory", "at_home")}
+        pools = pools._replace(**longer, table=_table(size))
+        kernel.place_pairs(state, pools)
+    return pools
+
+
+def _longer(records: Any, size: int) -> Any:
+    longer = np.zeros_like(records, shape=(size, *records.shape[1:]))
+    longer[: len(records)] = records
+    return longer
 
 
 def _write_back(engine: ClusterEngine, state: State) -> None:
