@@ -60,6 +60,8 @@ class Options:
     batch_cost: Sequence[Sequence[float]] = ()
     #: Time for which an idle model stays in memory; infinite if only others displace it.
     keep_alive_ms: float = math.inf
+    #: Whether there are groups of servers that fail together.
+    fail_together: bool = False
 
 
 @dataclass(slots=True)

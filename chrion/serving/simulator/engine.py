@@ -26,7 +26,7 @@ from chrion.serving.simulator.metrics import RequestMetrics
 from chrion.serving.simulator.requests import Floats, Indices, Requests
 from chrion.serving.simulator.server import Host, Server
 from chrion.serving.simulator.service import busy_shares, scaled_levels, service_table
-from chrion.serving.simulator.settings import AutoscalingSpec, ServerSpec
+from chrion.serving.simulator.settings import AutoscalingSpec, DomainSpec, ServerSpec
 from chrion.serving.variants import Jitter, Variant
 
 #: Requests in order of arrival: times in ms and models, both of shape [n], and optionally their details.
@@ -82,6 +82,8 @@ class EngineConfig:
     options: Options = field(default_factory=Options)
     #: None if all servers are always on.
     autoscaling: AutoscalingSpec | None = None
+    #: Groups of servers that fail together.
+    domains: Sequence[DomainSpec] = ()
 
     @property
     def gpus(self) -> list[ServerSpec]:
@@ -139,10 +141,10 @@ class ClusterEngine:
         self.servers, self.hosts = _build_servers(config.servers, [states[i] for i in classes])
         self.availability: Availability | None = None
         self._route = config.route
-        if config.autoscaling or any(spec.mtbf_h for spec in config.servers):
+        if config.autoscaling or config.domains or any(spec.mtbf_h for spec in config.servers):
             seeds = np.random.SeedSequence([config.seed, 2])
             self.availability = Availability(
-                self.hosts, self.cluster, self.eligible, config.route, config.autoscaling, seeds
+                self.hosts, self.cluster, self.eligible, config.route, config.autoscaling, config.domains, seeds
             )
             self.availability.begin()
             self._route = self.availability.route

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -118,6 +118,9 @@ class Series:
     waiting: tuple[int, ...]
     #: Violations / arrivals, of the requests that arrive in the bin; NaN without arrivals.
     violation_rate: tuple[float, ...]
+    #: Servers that are on, and those that receive requests, in the mean; empty if all servers are always there.
+    servers_on: tuple[float, ...] = ()
+    servers_available: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +197,11 @@ def collect(scenario: Scenario, pattern: str, engine: ClusterEngine) -> PatternR
     duration_ms = max(engine.metrics.end_ms, engine.now)
     servers = tuple(_server(engine, i, duration_ms) for i in range(len(engine.servers)))
     usage = _usage(engine, duration_ms, scenario.groups)
-    return from_metrics(scenario, pattern, engine.metrics, engine.cluster.loads, servers, duration_ms, usage)
+    result = from_metrics(scenario, pattern, engine.metrics, engine.cluster.loads, servers, duration_ms, usage)
+    if not engine.availability:
+        return result
+    on, available = _mean_levels(engine.availability.changes, result.series, duration_ms)
+    return replace(result, series=replace(result.series, servers_on=on, servers_available=available))
 
 
 def from_metrics(  # noqa: PLR0913, PLR0917 - the parts of a result
@@ -407,6 +414,20 @@ def _series(metrics: RequestMetrics, duration_ms: float) -> Series:
         tuple(np.cumsum(arrivals - departures).tolist()),
         tuple(rates.tolist()),
     )
+
+
+def _mean_levels(changes: Sequence[tuple[float, ...]], series: Series, duration_ms: float) -> list[tuple[float, ...]]:
+    """Return the means over the bins of a series of levels that have new values at some times, from 0 on."""
+    times, *rows = np.array(changes, np.float64).T
+    edges = np.minimum(np.arange(len(series.waiting) + 1) * series.bin_ms, duration_ms)
+    at, lengths = np.searchsorted(times, edges, side="right") - 1, np.diff(edges)
+    means = []
+    for levels in rows:
+        areas = np.append(0.0, np.cumsum(levels[:-1] * np.diff(times)))
+        integrals = areas[at] + levels[at] * (edges - times[at])
+        mean = np.divide(np.diff(integrals), lengths, out=levels[at[1:]].copy(), where=lengths > 0)
+        means.append(tuple(mean.tolist()))
+    return means
 
 
 def _quantiles(counts: Counts) -> list[float]:

@@ -55,6 +55,16 @@ class ServerSpec(Record, frozen=True):
         return round((self.gpu_memory_gb - self.reserved_gb) * 1e9)
 
 
+class DomainSpec(Record, frozen=True):
+    """``[[domains]]``: servers that fail together, such as those of a rack or a zone."""
+
+    #: Servers of a domain, which follow each other in the scenario; the last domain may have fewer.
+    size: Annotated[int, Meta(ge=1, le=1_000_000)]
+    #: Mean time between the end of a repair and the next failure.
+    mtbf_h: Positive
+    mttr_s: Positive = 600.0
+
+
 class AutoscalingSpec(Record, frozen=True):
     """``[autoscaling]``: servers are switched on and off with the number of requests."""
 
@@ -167,6 +177,7 @@ class ScenarioFile(Record, frozen=True):
     classes: Annotated[tuple[ClassSpec, ...], Meta(max_length=MAX_CLASSES)] = ()
     slo: SloSpec = SloSpec()
     autoscaling: AutoscalingSpec | None = None
+    domains: tuple[DomainSpec, ...] = ()
     models: tuple[dict[str, Any], ...] = ()
     variants: dict[str, dict[str, Any]] = {}  # noqa: RUF012 - each record gets its own
 
@@ -180,4 +191,5 @@ SECTIONS: dict[str, type[Record]] = {
     "autoscaling": AutoscalingSpec,
     "models": ModelSpec,
     "classes": ClassSpec,
+    "domains": DomainSpec,
 }
