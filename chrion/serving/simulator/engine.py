@@ -13,7 +13,7 @@ import heapq
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any
 
 import numpy as np
@@ -23,10 +23,11 @@ from chrion.serving.simulator.availability import Availability
 from chrion.serving.simulator.cluster_state import ClusterState, Event, Options, ServerPolicies
 from chrion.serving.simulator.eligibility import eligible_by_model
 from chrion.serving.simulator.metrics import RequestMetrics
+from chrion.serving.simulator.network_store import NetworkStore
 from chrion.serving.simulator.requests import Floats, Indices, Requests
 from chrion.serving.simulator.server import Host, Server
 from chrion.serving.simulator.service import busy_shares, scaled_levels, service_table
-from chrion.serving.simulator.settings import AutoscalingSpec, DomainSpec, ServerSpec
+from chrion.serving.simulator.settings import AutoscalingSpec, DomainSpec, ServerSpec, StoreSpec
 from chrion.serving.variants import Jitter, Variant
 
 #: Requests in order of arrival: times in ms and models, both of shape [n], and optionally their details.
@@ -84,6 +85,8 @@ class EngineConfig:
     autoscaling: AutoscalingSpec | None = None
     #: Groups of servers that fail together.
     domains: Sequence[DomainSpec] = ()
+    #: The network store that all servers read; None if each has a disk.
+    store: StoreSpec | None = None
 
     @property
     def gpus(self) -> list[ServerSpec]:
@@ -124,6 +127,8 @@ class ClusterEngine:
         #: The time of the last event or arrival in ms.
         self.now = 0.0
         policies = replace(config.policies, next_use=self._next_use) if config.oracle else config.policies
+        sequence = count()
+        store = NetworkStore(config.store.gb_per_s, self._events, sequence) if config.store else None
         self.cluster = ClusterState(
             table=tables[0],
             policies=policies,
@@ -135,6 +140,8 @@ class ClusterEngine:
             loads=[0] * models,
             record=self.metrics.record,
             journal=journal,
+            store=store,
+            sequence=sequence,
         )
         self.eligible = eligible_by_model(levels, gpus)
         states = [self.cluster, *(replace(self.cluster, table=table) for table in tables[1:])]
@@ -149,7 +156,7 @@ class ClusterEngine:
             self.availability.begin()
             self._route = self.availability.route
         #: Whether events of other things than requests and loads may remain at the end.
-        self._idles = self.availability is not None or config.options.keep_alive_ms < float("inf")
+        self._idles = bool(self.availability or store) or config.options.keep_alive_ms < float("inf")
         self._preload()
 
     def run(

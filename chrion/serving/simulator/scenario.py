@@ -47,6 +47,7 @@ from chrion.serving.simulator.settings import (
     ModelSpec,
     ScenarioFile,
     ServerSpec,
+    StoreSpec,
     WorkloadSpec,
 )
 from chrion.serving.simulator.workload import MinuteReplay, Workload, build_workload
@@ -79,6 +80,8 @@ class Scenario:
     autoscaling: AutoscalingSpec | None
     #: Groups of servers that fail together.
     domains: tuple[DomainSpec, ...]
+    #: The network store of weights; None if each server has a disk.
+    store: StoreSpec | None
     #: The latency that is compared with the objective: ``response`` or ``execution``.
     measure: str
     models: tuple[ServedModel, ...]
@@ -177,6 +180,7 @@ class Scenario:
             options=self._options(pattern),
             autoscaling=self.autoscaling,
             domains=self.domains,
+            store=self.store,
             oracle=read_ahead(self.workload.chunks()) if names.eviction == "belady" else None,
         )
 
@@ -354,6 +358,7 @@ def _build(content: Mapping[str, Any], name: str, folder: Path) -> Scenario:
         policies=policies,
         autoscaling=_autoscaling(file.autoscaling, servers),
         domains=_domains(file.domains, servers),
+        store=_store(file.store, servers, policies),
         measure=slo.measure,
         models=models,
         workload=workload,
@@ -390,6 +395,14 @@ def _domains(specs: tuple[DomainSpec, ...], servers: Sequence[ServerSpec]) -> tu
             expected = f"at most {len(servers)}, the number of servers"
             raise wrong_value(f"domains[{i}].size", expected, spec.size, failure=ScenarioError)
     return specs
+
+
+def _store(spec: StoreSpec | None, servers: Sequence[ServerSpec], policies: PolicySpec) -> StoreSpec | None:
+    if spec and not any(server.host_memory_gb for server in servers):
+        raise ScenarioError("store: has no effect: every host memory holds all weights", hint="set host_memory_gb")
+    if spec and policies.admission == "deadline":
+        raise ScenarioError("store: not with policies.admission = 'deadline'", hint="set admission = 'none'")
+    return spec
 
 
 def _check_batches(specs: Sequence[ModelSpec], policies: PolicySpec) -> None:
