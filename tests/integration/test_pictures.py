@@ -244,7 +244,7 @@ def test_the_memory_budget_and_the_load_are_drawn(
 
 
 def test_servers_that_come_and_go_are_drawn(figures: list[Figure], picture: Path) -> None:
-    """The last panel has the servers that are available and those that are on; they are hours / duration in the mean."""
+    """The last panel has the servers that are available and those that are on, whose integral is the server hours."""
     (result,) = simulate(find_scenario("elastic").changed({"requests": 3000, "patterns": ["gpu"]}).build())
     simulation_plots.plot_results([result], picture)
     check_legend(figures[0])

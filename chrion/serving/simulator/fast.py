@@ -164,20 +164,21 @@ def _enlarged(state: State, pools: Pools, arrivals: int, max_early: int) -> Pool
     """Return pools for the requests that are waiting or running and for those of the next chunk."""
     jobs, used = int(state.outstanding.sum()) + arrivals, len(pools.jobs)
     if jobs > used:
-        pools = pools._replace(jobs=_longer(pools.jobs, 2 * jobs), rows=np.zeros((2 * jobs, COLUMNS)))
+        longer = _longer(pools.jobs, jobs + jobs // 2)
+        pools = pools._replace(jobs=longer, rows=np.zeros((len(longer), COLUMNS)))
         # The new jobs are put before the free ones.
         pools.jobs.next[used:] = np.arange(used + 1, len(pools.jobs) + 1)
         pools.jobs.next[-1] = state.counters[kernel.FREE_JOB]
         state.counters[kernel.FREE_JOB] = used
     events = (max_early + 1) * jobs + len(state.servers) + 1
     if events > len(pools.events):
-        pools = pools._replace(events=_longer(pools.events, 2 * events))
+        pools = pools._replace(events=_longer(pools.events, events + events // 2))
     possible = len(state.servers) * len(state.models)
     pairs = min(int(state.counters[kernel.PAIRS]) + arrivals, possible)
     if pairs > len(pools.pairs):
         size = min(pairs + pairs // 2, possible)
-        longer = {name: _longer(getattr(pools, name), size) for name in ("pairs", "in_memory", "at_home")}
-        pools = pools._replace(**longer, table=_table(size))
+        by_pair = {name: _longer(getattr(pools, name), size) for name in ("pairs", "in_memory", "at_home")}
+        pools = pools._replace(**by_pair, table=_table(size))
         kernel.place_pairs(state, pools)
     return pools
 
