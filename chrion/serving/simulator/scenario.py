@@ -357,7 +357,7 @@ def _build(content: Mapping[str, Any], name: str, folder: Path) -> Scenario:
         datasheets=tuple(datasheets),
         policies=policies,
         autoscaling=_autoscaling(file.autoscaling, servers),
-        domains=_domains(file.domains, servers),
+        domains=file.domains,
         store=_store(file.store, servers, policies),
         measure=slo.measure,
         models=models,
@@ -387,14 +387,6 @@ def _autoscaling(spec: AutoscalingSpec | None, servers: Sequence[ServerSpec]) ->
         expected = f"at most {len(servers)}, the number of servers"
         raise wrong_value("autoscaling.min_servers", expected, spec.min_servers, failure=ScenarioError)
     return spec
-
-
-def _domains(specs: tuple[DomainSpec, ...], servers: Sequence[ServerSpec]) -> tuple[DomainSpec, ...]:
-    for i, spec in enumerate(specs):
-        if spec.size > len(servers):
-            expected = f"at most {len(servers)}, the number of servers"
-            raise wrong_value(f"domains[{i}].size", expected, spec.size, failure=ScenarioError)
-    return specs
 
 
 def _store(spec: StoreSpec | None, servers: Sequence[ServerSpec], policies: PolicySpec) -> StoreSpec | None:
