@@ -16,6 +16,9 @@ from chrion.serving.simulator.metrics import COLUMNS, RequestMetrics
 from chrion.serving.simulator.requests import Requests
 from chrion.serving.simulator.scenario import Scenario
 
+#: Fields of a server's memory over time, and the attributes of its average.
+_AVERAGE = {name: name for name in ("now", "value", "peak", "area")} | {"width": "width_ms"}
+
 
 def covers(scenario: Scenario, pattern: str) -> bool:
     """Return whether the kernel can run a pattern: no deadlines, no shrinking, no oracle, no options of servers."""
@@ -108,14 +111,15 @@ def _state(engine: ClusterEngine, scenario: Scenario) -> State:
         areas=np.array([server.memory.areas for server in servers]),
         counters=_ints([0, 0, -1, 0, 0, 0]),
     )
-    for i, server in enumerate(servers):
-        own, average = state.servers[i], server.memory
-        own.budget, own.free = server.budget_bytes, server.free_bytes
-        own.free_slots, own.free_cores = server.free_slots, server.host.free_cores
-        own.link = link_of[id(server.load_ms)]
-        own.ready_head = own.ready_tail = -1
-        own.width, own.now, own.value = average.width_ms, average.now, average.value
-        own.peak, own.area = average.peak, average.area
+    own, averages = state.servers, [server.memory for server in servers]
+    own.budget, own.free = zip(*((server.budget_bytes, server.free_bytes) for server in servers), strict=True)
+    own.free_slots, own.free_cores = zip(
+        *((server.free_slots, server.host.free_cores) for server in servers), strict=True
+    )
+    own.link = [link_of[id(server.load_ms)] for server in servers]
+    own.ready_head = own.ready_tail = -1
+    for field, name in _AVERAGE.items():
+        own[field] = [getattr(average, name) for average in averages]
     return state
 
 
@@ -192,13 +196,14 @@ def _longer(records: Any, size: int) -> Any:
 def _write_back(engine: ClusterEngine, state: State) -> None:
     """Give an engine the figures of its servers that results use."""
     engine.cluster.loads[:] = state.models.loads.tolist()
-    for i, server in enumerate(engine.servers):
-        own, average = state.servers[i], server.memory
-        server.loads, server.evictions = int(own.loads), int(own.evictions)
-        server.loaded_mb, server.link_busy_ms = float(own.loaded_mb), float(own.link_busy_ms)
-        average.areas[:] = state.areas[i].tolist()
-        average.width_ms, average.now = float(own.width), float(own.now)
-        average.value, average.peak, average.area = float(own.value), float(own.peak), float(own.area)
+    own = state.servers
+    figures = {name: own[name].tolist() for name in ("loads", "evictions", "loaded_mb", "link_busy_ms")}
+    averages = {name: own[field].tolist() for field, name in _AVERAGE.items()}
+    for i, (server, areas) in enumerate(zip(engine.servers, state.areas.tolist(), strict=True)):
+        server.memory.areas[:] = areas
+        for target, columns in ((server, figures), (server.memory, averages)):
+            for name, values in columns.items():
+                setattr(target, name, values[i])
 
 
 def _ints(values: Sequence[int]) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:

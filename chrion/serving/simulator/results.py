@@ -218,7 +218,13 @@ def from_metrics(  # noqa: PLR0913, PLR0917 - the parts of a result
         *(histograms.quantiles(len(loads), _SHARES) for histograms in (metrics.responses, metrics.executions)),
         strict=True,
     )
-    models = tuple(_summarise(scenario.models[i].name, metrics, loads[i], i, own) for i, own in enumerate(latencies))
+    columns = (metrics.arrivals, metrics.dropped, metrics.failed, metrics.late, metrics.cold)
+    columns += (metrics.response_ms, metrics.execution_ms, metrics.wait_ms)
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    models = tuple(
+        _summarise(model.name, row, own_loads, own)
+        for model, row, own_loads, own in zip(scenario.models, rows, loads, latencies, strict=True)
+    )
     responses = metrics.responses.total()
     quantiles = [_quantiles(counts) for counts in (responses, metrics.executions.total())]
     families = {model.family: i for i, model in enumerate({m.family: m for m in scenario.models}.values())}
@@ -228,7 +234,7 @@ def from_metrics(  # noqa: PLR0913, PLR0917 - the parts of a result
     return PatternResult(
         pattern=pattern,
         duration_ms=duration_ms,
-        total=_summarise("all", metrics, sum(loads), slice(None), quantiles),
+        total=_summarise("all", [column.sum().item() for column in columns], sum(loads), quantiles),
         models=models,
         servers=servers,
         classes=tuple(_class_summaries(scenario.classes, metrics)),
@@ -312,22 +318,19 @@ def plain(record: Any) -> Any:
     return record
 
 
-def _summarise(
-    name: str,
-    metrics: RequestMetrics,
-    loads: int,
-    models: int | slice,
-    quantiles: Sequence[Sequence[float]],
-) -> RequestSummary:
-    """Return the summary of a model or of several, given the quantiles of response and execution times."""
-    arrivals, dropped, failed, late, cold = (
-        int(counts[models].sum())
-        for counts in (metrics.arrivals, metrics.dropped, metrics.failed, metrics.late, metrics.cold)
-    )
+def _summarise(name: str, sums: Sequence[Any], loads: int, quantiles: Sequence[Sequence[float]]) -> RequestSummary:
+    """Return the summary of a model or of several, given the quantiles of response and execution times.
+
+    Args:
+        name: Its name.
+        sums: The numbers of its requests, and of those that were dropped, failed, late and cold; the sums of their
+            response times, execution times and waits.
+        loads: Its loads.
+        quantiles: Those of response and of execution times.
+    """
+    arrivals, dropped, failed, late, cold, *times_ms = sums
     completed = arrivals - dropped - failed
-    response, execution, wait = (
-        _mean(sums[models].sum(), completed) for sums in (metrics.response_ms, metrics.execution_ms, metrics.wait_ms)
-    )
+    response, execution, wait = (_mean(total_ms, completed) for total_ms in times_ms)
     return RequestSummary(
         name=name,
         arrivals=arrivals,
@@ -350,7 +353,8 @@ def _class_summaries(names: Sequence[str], metrics: RequestMetrics) -> Iterator[
 
 
 def _server(engine: ClusterEngine, i: int, end_ms: float) -> ServerResult:
-    server, spec = engine.servers[i], engine.config.gpus[i]
+    server = engine.servers[i]
+    spec = server.host.spec
     on_gpu, on_cores = engine.metrics.gpu_ms[i], engine.metrics.cores_ms[i]
     width_ms, memory = server.memory.means(end_ms)
     return ServerResult(
