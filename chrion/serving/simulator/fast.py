@@ -109,7 +109,7 @@ def _state(engine: ClusterEngine, scenario: Scenario) -> State:
         cold=np.full((s, 2), -1),
         homes=np.full((m, 2), -1),
         areas=np.array([server.memory.areas for server in servers]),
-        counters=_ints([0, 0, -1, 0, 0, 0]),
+        counters=_ints([0, 0, -1, 0, 0, 0, -1]),
     )
     own, averages = state.servers, [server.memory for server in servers]
     own.budget, own.free = zip(*((server.budget_bytes, server.free_bytes) for server in servers), strict=True)

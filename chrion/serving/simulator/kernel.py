@@ -33,8 +33,9 @@ LOAD_ORDERS = ("fifo", "demand")
 ABSENT, COLD, LOADING, RESIDENT = range(4)
 #: Kinds of events.
 _END, _RELEASE, _LOADED = range(3)
-#: Positions of counters: events in the heap, the next event's number, the first free job, rows, requests, pairs.
-EVENTS, SEQUENCE, FREE_JOB, ROWS, REQUESTS, PAIRS = range(6)
+#: Positions of counters: events in the heap, the next event's number, the first free job, rows, requests, pairs, the
+#: first free one of these.
+EVENTS, SEQUENCE, FREE_JOB, ROWS, REQUESTS, PAIRS, FREE_PAIR = range(7)
 #: More requests than a server can have.
 _MANY = 1 << 62
 
@@ -73,9 +74,9 @@ SERVER = _layout(
     "budget free loads evictions",
     "free_slots free_cores loading ready_head ready_tail link",
 )
-#: A model that has been requested on a server. ``since_ms`` is the end of its last use in memory, or the arrival of the
-#: first request that waits for its load; ``value`` is the demand of these, or the rank while victims are chosen, whose
-#: list ``victim`` links.
+#: A model that waits for its load on a server or is in its memory, or with the policy ``lfu`` was. ``since_ms`` is the
+#: end of its last use in memory, or the arrival of the first request that waits for its load; ``value`` is the demand
+#: of these, or the rank while victims are chosen, whose list ``victim`` links, as it does that of free records.
 PAIR = _layout("since_ms value", "uses", "model server status in_use wait_head wait_tail victim")
 #: A request that waits or runs; ``next`` is the next job of its list, -1 at the end.
 JOB = _layout("arrival factor", "number", "pair next cold")
@@ -126,30 +127,58 @@ class Pools(NamedTuple):
 
 
 @inlined
+def _first_slot(state: State, pools: Pools, server: int, model: int) -> int:
+    """Return the place in the table from which on a pair is searched."""
+    # The constant is 2 ** 32 / the golden ratio (Knuth's multiplicative hashing); its product's middle bits are used.
+    return ((int(server) * len(state.models) + int(model)) * 2654435769 >> 12) & (len(pools.table) - 1)
+
+
+@inlined
 def _slot(state: State, pools: Pools, server: int, model: int) -> int:
     """Return the place of a pair in the table, or the empty place for it."""
-    mask = len(pools.table) - 1
-    # The constant is 2 ** 32 / the golden ratio (Knuth's multiplicative hashing); its product's middle bits are used.
-    slot = ((int(server) * len(state.models) + int(model)) * 2654435769 >> 12) & mask
+    slot = _first_slot(state, pools, server, model)
     while pools.table[slot] >= 0:
         pair = pools.table[slot]
         if pools.pairs[pair].model == model and pools.pairs[pair].server == server:
             break
-        slot = (slot + 1) & mask
-    return int(slot)
+        slot = (slot + 1) & (len(pools.table) - 1)
+    return slot
 
 
 @inlined
 def _find(state: State, pools: Pools, server: int, model: int) -> int:
-    """Return a pair, a new one for the first request of a model on a server."""
+    """Return a pair, a new one if the server does not know the model."""
     slot = _slot(state, pools, server, model)
     if pools.table[slot] < 0:
-        new = state.counters[PAIRS]
-        state.counters[PAIRS] += 1
+        new = state.counters[FREE_PAIR]
+        if new < 0:
+            new = state.counters[PAIRS]
+            state.counters[PAIRS] += 1
+        else:
+            state.counters[FREE_PAIR] = pools.pairs[new].victim
         pools.table[slot] = new
         pools.pairs[new].model, pools.pairs[new].server = model, server
+        pools.pairs[new].status, pools.pairs[new].in_use, pools.pairs[new].uses = ABSENT, 0, 0
         pools.pairs[new].wait_head = -1
     return int(pools.table[slot])
+
+
+@inlined
+def _forget(state: State, pools: Pools, pair: int) -> None:
+    """Make an evicted pair free, so that few records are used again and again, which are then in a cache."""
+    mask = len(pools.table) - 1
+    hole = _slot(state, pools, pools.pairs[pair].server, pools.pairs[pair].model)
+    slot = (hole + 1) & mask
+    while pools.table[slot] >= 0:  # those that would not be found beyond the hole move into it
+        other = pools.table[slot]
+        first = _first_slot(state, pools, pools.pairs[other].server, pools.pairs[other].model)
+        if (slot - first) & mask >= (slot - hole) & mask:
+            pools.table[hole] = other
+            hole = slot
+        slot = (slot + 1) & mask
+    pools.table[hole] = -1
+    pools.pairs[pair].server, pools.pairs[pair].victim = -1, state.counters[FREE_PAIR]
+    state.counters[FREE_PAIR] = pair
 
 
 @inlined
@@ -292,7 +321,7 @@ def _make_room(state: State, pools: Pools, server: int, needed: int, now: float)
         return False
     spare = -needed
     while last >= 0:
-        memory = state.models[pools.pairs[last].model].memory
+        memory, following = state.models[pools.pairs[last].model].memory, pools.pairs[last].victim
         if memory <= spare:
             spare -= memory
         else:
@@ -301,7 +330,9 @@ def _make_room(state: State, pools: Pools, server: int, needed: int, now: float)
             _remove(pools.at_home, state.homes, pools.pairs[last].model, last)
             state.servers[server].free += memory
             state.servers[server].evictions += 1
-        last = pools.pairs[last].victim
+            if state.policy[0] != 1:  # the uses of an evicted model count
+                _forget(state, pools, last)
+        last = following
     return True
 
 
@@ -489,7 +520,8 @@ def place_pairs(state: State, pools: Pools) -> None:
     """Enter all pairs into a new table."""
     pools.table[:] = -1
     for pair in range(state.counters[PAIRS]):
-        pools.table[_slot(state, pools, pools.pairs[pair].server, pools.pairs[pair].model)] = pair
+        if pools.pairs[pair].server >= 0:
+            pools.table[_slot(state, pools, pools.pairs[pair].server, pools.pairs[pair].model)] = pair
 
 
 @compiled
