@@ -139,7 +139,7 @@ def _place(engine: ClusterEngine, state: State) -> Pools:
     return pools
 
 
-def _chain(links: Counts, ends: Counts, pairs: Sequence[int]) -> None:
+def _chain(links: kernel.Small, ends: Counts, pairs: Sequence[int]) -> None:
     """Make a list of pairs."""
     for before, after in pairwise([-1, *pairs, -1]):
         if before >= 0:

@@ -218,8 +218,8 @@ def from_metrics(  # noqa: PLR0913, PLR0917 - the parts of a result
         *(histograms.quantiles(len(loads), _SHARES) for histograms in (metrics.responses, metrics.executions)),
         strict=True,
     )
-    columns = (metrics.arrivals, metrics.dropped, metrics.failed, metrics.late, metrics.cold)
-    columns += (metrics.response_ms, metrics.execution_ms, metrics.wait_ms)
+    counts = (metrics.arrivals, metrics.dropped, metrics.failed, metrics.late, metrics.cold)
+    columns = (*counts, metrics.response_ms, metrics.execution_ms, metrics.wait_ms)
     rows = zip(*(column.tolist() for column in columns), strict=True)
     models = tuple(
         _summarise(model.name, row, own_loads, own)
