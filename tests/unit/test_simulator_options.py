@@ -59,6 +59,16 @@ def test_availability_of_servers_that_fail_together(size: int, share: float, *, 
     assert np.array(found.series.servers_on) == pytest.approx(max(2, size))
 
 
+def test_domains_of_a_scenario_without_any_can_be_set() -> None:
+    """Keys of ``--set`` make a table of their section; a key of servers alone stays theirs."""
+    sets = {"domains.size": 4, "domains.mtbf_h": 100.0, "mtbf_h": 50.0}
+    scenario = scenario_of(TINY, **sets)
+    assert [(spec.size, spec.mtbf_h) for spec in scenario.domains] == [(4, 100.0)]
+    assert scenario.servers[0].mtbf_h == 50.0
+    with pytest.raises(ScenarioError, match=r"domains\[0\].mtbf_h is missing"):
+        scenario_of(TINY, **{"domains.size": 4})
+
+
 def test_requests_that_wait_on_a_failed_domain_are_sent_to_another() -> None:
     """Of two domains, the one that fails sends its waiting requests on; only those that run have failed."""
     variant = {"memory_mb": 100.0, "latency_ms": 500.0, "load_mb": 1e-6}

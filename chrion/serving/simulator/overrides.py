@@ -132,7 +132,7 @@ def _tables(content: dict[str, Any], path: list[str], key: str) -> list[dict[str
     if section not in SECTIONS:
         hint = did_you_mean(section, [*SECTIONS, "variants"])
         raise OptionError(f"key {key!r}: unknown section {section!r}", hint=hint)
-    default: Any = [{}] if section == "servers" else {}
+    default: Any = [{}] if section in ("servers", "classes", "domains") else {}
     tables = _entries(content.setdefault(section, default), rest[:-1] if len(rest) > 1 else ["*"])
     matches = list(tables)
     if not matches:
