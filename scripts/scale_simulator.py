@@ -2,8 +2,8 @@
 
     python scripts/scale_simulator.py [--most 10000000]
 
-The clusters have 500 models on 8 servers and 5000 models on 64 servers of 12 GB, Zipf popularity, resident-first
-routing and LRU eviction. Each size runs in a new process, so that its peak memory can be measured.
+The clusters have 500 models on 8 servers, 5000 on 64 and 10 000 on 1000 servers of 12 GB, Zipf popularity,
+resident-first routing and LRU eviction. With numba, runs of a million requests use the compiled kernel. Each size runs in a new process, so that its peak memory can be measured.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from chrion.serving.simulator.scenario import ScenarioSource
 
 SIZES = (100_000, 1_000_000, 10_000_000)
 #: Models and servers.
-CLUSTERS = ((500, 8), (5000, 64))
+CLUSTERS = ((500, 8), (5000, 64), (10_000, 1000))
 
 
 def content(models_number: int, servers: int, requests: int) -> dict[str, Any]:
-    """Return a scenario of models that need six to eight times the memory of the servers."""
+    """Return a scenario of models that need six times the memory of 8 servers, eight of 64, and that of 1000."""
     rng = np.random.default_rng(0)
     models = []
     for i in range(models_number):

@@ -1,7 +1,7 @@
 """Engines and scenarios for tests of the simulator."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +37,10 @@ def engine_of(  # every test sets another parameter
     return ClusterEngine(EngineConfig(servers, variants, policies, ROUTING["least-loaded"], seed, **setting))
 
 
-def scenario_of(variant: dict[str, Any], models: int = 1, **sets: Any) -> Scenario:
-    """Return a scenario of equal models on one server without fixed times of loads."""
+def scenario_of(
+    variant: dict[str, Any], models: int = 1, tables: Mapping[str, Any] | None = None, **sets: Any
+) -> Scenario:
+    """Return a scenario of equal models on one server without fixed times of loads, with further tables."""
     entries = [{"name": f"m{i}", "variants": {"gpu": variant}} for i in range(models)]
-    content = {"servers": [{"load_fixed_ms": 0.0}], "models": entries, "slo": {"latency_ms": 1e9}}
+    content = {"servers": [{"load_fixed_ms": 0.0}], "models": entries, "slo": {"latency_ms": 1e9}, **(tables or {})}
     return ScenarioSource("test", content, Path()).changed(sets).build()

@@ -161,6 +161,8 @@ def scenario_policies(name: str) -> tuple[PolicySpec, int]:
     scenario = find_scenario(name).build()
     if scenario.policies.eviction == "belady":
         raise OptionError(f"--scenario {name}: eviction 'belady' needs the future requests: a server cannot use it")
+    if scenario.policies.by_speed:
+        raise OptionError(f"--scenario {name}: policies.by_speed: the speeds of a server's replicas are not known")
     return scenario.policies, scenario.servers[0].budget_bytes
 
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 #: Families of models with a histogram of their own: as many as fit beside each other.
 _PANELS = 3
+#: Columns of the grid, which one to four panels divide.
+_GRID = 12
 #: Bins of a histogram between its ends: as many as are distinct at its width.
 _BARS = 60
 #: Maximum points of a line of violations over time: with more, single requests would show.
@@ -41,26 +43,27 @@ def plot_results(results: Sequence[PatternResult], path: Path) -> None:
     """Draw execution times by family (Figure 11), all response times, memory, and the load over time.
 
     The memory is that of every server, with their mean and range. The load is the rate of arrivals, the waiting
-    requests, and the violations; the latter two have a panel if there are any.
+    requests, the violations, and the servers that are on and available; all but the first have a panel if there are
+    any, or if servers come and go.
 
     Raises:
         OptionError: matplotlib is not installed, or the file cannot be written.
     """
     figure = new_figure(12, 9.0)
     families = _busiest_families(results)
-    grid = figure.add_gridspec(3, 6)
-    span = 6 // len(families)
+    grid = figure.add_gridspec(3, _GRID)
+    span = _GRID // len(families)
     for i, family in enumerate(families):
         axes = figure.add_subplot(grid[0, i * span : (i + 1) * span])
         _draw_histograms(axes, [(r.pattern, r.executions[family]) for r in results])
         _label(axes, f"{family}: execution time", "ms", "share of requests" if i == 0 else "")
-    axes = figure.add_subplot(grid[1, :3])
+    axes = figure.add_subplot(grid[1, : _GRID // 2])
     _draw_histograms(axes, [(r.pattern, r.responses) for r in results], log=True)
     _label(axes, "all models: response time", "ms, logarithmic", "share of requests")
-    memory = figure.add_subplot(grid[1, 3:])
+    memory = figure.add_subplot(grid[1, _GRID // 2 :])
     _draw_memory(memory, results)
     drawn = [_draw_arrivals, *(draw for draw, any_of in _SERIES if any(any_of(result) for result in results))]
-    span = 6 // len(drawn)
+    span = _GRID // len(drawn)
     for i, draw in enumerate(drawn):
         draw(figure.add_subplot(grid[2, i * span : (i + 1) * span]), results)
     handles, labels = axes.get_legend_handles_labels()
@@ -261,10 +264,20 @@ def _draw_violations(axes: Axes, results: Sequence[PatternResult]) -> None:
     _label(axes, "SLO violations", "time, s", "% of arrivals")
 
 
+def _draw_servers(axes: Axes, results: Sequence[PatternResult]) -> None:
+    for i, result in enumerate(results):
+        style = _series_style(i)
+        axes.plot(_ends_s(result.series), result.series.servers_available, **style)
+        axes.plot(_ends_s(result.series), result.series.servers_on, color=style["color"], alpha=0.4, linewidth=2.5)
+    axes.set_ylim(bottom=0)
+    _label(axes, "servers: on (wide), available", "time, s", "servers")
+
+
 #: Panels of a series that some patterns have, each with the test whether a result has any of it.
 _SERIES: tuple[tuple[Callable[[Axes, Sequence[PatternResult]], None], Callable[[PatternResult], bool]], ...] = (
     (_draw_waiting, lambda result: any(result.series.waiting)),
     (_draw_violations, lambda result: result.total.violation_rate > 0),
+    (_draw_servers, lambda result: bool(result.series.servers_on)),
 )
 
 

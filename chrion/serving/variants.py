@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -174,8 +174,8 @@ class Jitter:
         self._sigma = np.array([[_sigma(v) for v in row] for row in variants])
         self._exponential = np.array([[v.distribution == "exponential" for v in row] for row in variants])
 
-    def draw(self, models: npt.NDArray[np.int64]) -> list[Any]:
-        """Return factors of mean 1: one for each request, or with several levels, one for each level and request.
+    def draw(self, models: npt.NDArray[np.int64]) -> list[npt.NDArray[np.float64]]:
+        """Return factors of mean 1 by level. Shapes: [n].
 
         Args:
             models: The models of the requests. Shape [n].
@@ -186,8 +186,8 @@ class Jitter:
         for sigmas, is_exponential in zip(self._sigma, self._exponential, strict=True):
             sigma = sigmas[models]
             factors = np.exp(sigma * normal - sigma * sigma / 2)
-            levels.append(np.where(is_exponential[models], exponential, factors).tolist())
-        return list(zip(*levels, strict=True)) if len(levels) > 1 else levels[0]
+            levels.append(np.where(is_exponential[models], exponential, factors))
+        return levels
 
 
 def _sigma(variant: Variant) -> float:

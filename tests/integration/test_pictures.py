@@ -243,6 +243,20 @@ def test_the_memory_budget_and_the_load_are_drawn(
         assert np.nanmean(shown) / 100 == pytest.approx(total, abs=0.02)
 
 
+def test_servers_that_come_and_go_are_drawn(figures: list[Figure], picture: Path) -> None:
+    """The last panel has the servers that are available and those that are on, whose integral is the server hours."""
+    (result,) = simulate(find_scenario("elastic").changed({"requests": 3000, "patterns": ["gpu"]}).build())
+    simulation_plots.plot_results([result], picture)
+    check_legend(figures[0])
+    servers = figures[0].axes[-1]
+    assert servers.get_title() == "servers: on (wide), available"
+    available, on = (np.asarray(line.get_ydata()) for line in servers.lines)
+    assert (available <= on + 1e-9).all()
+    assert available.min() < on.max()
+    widths_ms = np.minimum(result.series.bin_ms, result.duration_ms - result.series.bin_ms * np.arange(len(on)))
+    assert (on * widths_ms).sum() / 3.6e6 == pytest.approx(result.usage.server_hours, rel=1e-6)
+
+
 def test_no_panel_is_empty(results: Sequence[PatternResult], figures: list[Figure], picture: Path) -> None:
     """Series that are zero throughout have no panel, and the others share the room."""
     calm = [replace(r, series=replace(r.series, waiting=(0,) * len(r.series.waiting))) for r in results]

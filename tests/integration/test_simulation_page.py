@@ -16,7 +16,7 @@ def test_the_page_has_scenarios_and_commands() -> None:
     """The search for blocks finds scenarios and commands on the page."""
     consoles = [block for block in blocks(PAGE) if block.language == "console"]
     assert len(SCENARIOS) == 2
-    assert len([command for block in consoles for command in commands(block) if "simulate" in command.words]) == 10
+    assert len([command for block in consoles for command in commands(block) if "simulate" in command.words]) == 11
 
 
 def test_the_template_names_every_key() -> None:

@@ -50,6 +50,19 @@ def test_times_between_arrivals(tmp_path: Path, kind: str, variation: float) -> 
     assert gaps_ms.std() / gaps_ms.mean() == pytest.approx(variation, rel=0.04, abs=1e-9)
 
 
+def test_arrivals_follow_a_curve(tmp_path: Path) -> None:
+    """Counts by hour are those of the Poisson process whose rate is the curve's; lengths are as without it."""
+    curve = [[0, 0.5], [3600, 0.5], [3600, 4.0], [7200, 4.0], [7200, 1.0], [10_800, 2.0]]
+    found = draw(tmp_path, rate_per_s=2.0, requests=86_400, curve=curve)
+    counts = np.histogram(found.arrivals_ms, bins=3.6e6 * np.arange(7))[0]
+    expected = np.array([3600, 28_800, 10_800] * 2)
+    assert np.abs((counts - expected) / np.sqrt(expected)).max() < 3.5
+    plain = draw(tmp_path, rate_per_s=2.0, requests=86_400)
+    np.testing.assert_array_equal(found.prompts, plain.prompts)
+    even = draw(tmp_path, kind="uniform", rate_per_s=1.0, requests=8, curve=[[0, 1], [2, 1], [2, 4], [4, 4]])
+    assert even.arrivals_ms == pytest.approx([1000, 2000, 2250, 2500, 2750, 3000, 3250, 3500])
+
+
 @pytest.mark.parametrize("lengths", ["lognormal", "gamma"])
 def test_lengths_have_their_mean_and_variation(tmp_path: Path, lengths: str) -> None:
     """Within wide ends, both are as given; narrow ends clip lengths, and the mean is their middle if none is given."""
@@ -187,6 +200,16 @@ def test_a_prompt_longer_than_the_memory_is_refused(azure: Path) -> None:
         ),
         ({"path": "trace.csv"}, AZURE, "requests.path: has no effect with kind = 'poisson' and lengths = 'uniform'"),
         ({"rate_scale": 2}, "", "requests.rate_scale: has no effect with kind = 'poisson'"),
+        (
+            {"curve": [[5, 1], [9, 1]]},
+            "",
+            "requests.curve: expected two or more points [time_s, factor] from time 0 on",
+        ),
+        (
+            {"kind": "azure-llm-2023", "path": "trace.csv", "curve": [[0, 1], [9, 1]]},
+            AZURE,
+            "requests.curve: has no effect with kind = 'azure-llm-2023'",
+        ),
         ({"burst_cv": 2}, "", "requests.burst_cv: has no effect with kind = 'poisson'"),
         ({"new_mean": 20}, "", "requests.new_mean: has no effect with kind = 'poisson' and lengths = 'uniform'"),
         ({"lengths": "zipf"}, "", "requests.lengths: expected one of uniform, lognormal, gamma, csv, azure-llm-2023"),

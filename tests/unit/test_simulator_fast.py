@@ -89,6 +89,19 @@ def test_requests_come_in_chunks(eviction: str) -> None:
     assert len({(row[1], row[2]) for row in np.concatenate(found[0])}) > 30
 
 
+def test_further_pairs_occur_after_a_long_queue() -> None:
+    """Room for pairs of a model and a server grows although fewer requests wait than before."""
+    built = scenario(100, routing="random")
+    times = np.concatenate([np.zeros(80), 1e5 * np.arange(1, 121)])
+    models = np.arange(200) % 100
+    parts = [(times[:80], models[:80]), *((times[i : i + 10], models[i : i + 10]) for i in range(80, 200, 10))]
+    engines = [ClusterEngine(built.engine_config("mixed")) for _ in range(2)]
+    found: list[list[Floats]] = [[], []]
+    fast.run_compiled(engines[0], built, parts, keep=found[0].append)
+    engines[1].run(parts, keep=found[1].append)
+    assert np.array_equal(*(np.concatenate(rows) for rows in found))
+
+
 class CompiledRunError(Exception):
     """The compiled kernel was to be used."""
 

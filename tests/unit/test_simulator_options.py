@@ -39,6 +39,93 @@ def test_availability(servers: int, share: float) -> None:
     assert found.total.completed + found.total.failed == requests
 
 
+@pytest.mark.parametrize(
+    ("size", "alone", "share"),
+    [(1, False, 0.04), (2, False, 0.2), (3, False, 0.2), (2, True, 0.2 + 0.8 * 0.04)],
+)
+def test_availability_of_servers_that_fail_together(size: int, share: float, *, alone: bool) -> None:
+    """Domains are independent, and so are failures of a domain and of its two or three servers alone."""
+    requests = repetitions(200_000)
+    process = {"mtbf_h": 0.002, "mttr_s": 1.8}
+    sets = {"servers.count": max(2, size)} | ({f"servers.{key}": value for key, value in process.items() if alone})
+    (found,) = simulate(
+        scenario_of(TINY, 1, {"domains": [{"size": size, **process}]}, requests=requests, rate_per_s=1.0, **sets)
+    )
+    tolerance = 0.06 * math.sqrt(200_000 / requests)
+    assert found.total.failed / found.total.arrivals == pytest.approx(share, rel=tolerance)
+    # A server is available while neither it nor its domain is being repaired.
+    available = np.mean(found.series.servers_available) / max(2, size)
+    assert available == pytest.approx(0.64 if alone else 0.8, rel=tolerance / 2)
+    assert np.array(found.series.servers_on) == pytest.approx(max(2, size))
+
+
+def test_domains_of_a_scenario_without_any_can_be_set() -> None:
+    """Keys of ``--set`` make a table of their section; a key of servers alone stays theirs."""
+    sets = {"domains.size": 4, "domains.mtbf_h": 100.0, "mtbf_h": 50.0}
+    scenario = scenario_of(TINY, **sets)
+    assert [(spec.size, spec.mtbf_h) for spec in scenario.domains] == [(4, 100.0)]
+    assert scenario.servers[0].mtbf_h == 50.0
+    with pytest.raises(ScenarioError, match=r"domains\[0\].mtbf_h is missing"):
+        scenario_of(TINY, **{"domains.size": 4})
+
+
+def test_requests_that_wait_on_a_failed_domain_are_sent_to_another() -> None:
+    """Of two domains, the one that fails sends its waiting requests on; only those that run have failed."""
+    variant = {"memory_mb": 100.0, "latency_ms": 500.0, "load_mb": 1e-6}
+    sets = {"servers.count": 6, "rate_per_s": 11.0, "requests": 3000, "preload": True, "routing": "least-loaded"}
+    rows: list[Any] = []
+    domains = [{"size": 3, "mtbf_h": 0.03, "mttr_s": 20.0}]
+    (found,) = simulate(scenario_of(variant, 1, {"domains": domains}, **sets), keep=lambda _, part: rows.append(part))
+    table = np.concatenate(rows)
+    failed_at = table[np.isnan(table[:, 4]) & (table[:, 2] < 6)][:, [2, 5]]
+    moments = [tuple(np.unique(failed_at[failed_at[:, 1] == at, 0] // 3)) for at in np.unique(failed_at[:, 1])]
+    assert set(moments) == {(0.0,), (1.0,)}
+    assert found.total.failed + found.total.completed == 3000
+    assert found.total.failed < 0.2 * 3000
+
+
+def literal_route(speeds: list[float], spill: float | None, arrival: Any, end: Any, model: Any) -> list[int]:
+    """Return the server of each request by the page's rule, given the ends of those that arrived before it."""
+    chosen: list[int] = []
+    for i, now in enumerate(arrival):
+        delays = [
+            (sum(chosen[j] == s and end[j] > now for j in range(i)) + 1) / speed for s, speed in enumerate(speeds)
+        ]
+        best = delays.index(min(delays))
+        homes = list(dict.fromkeys(chosen[j] for j in range(i) if model[j] == model[i]))
+        if spill is not None and homes:
+            home = min(homes, key=delays.__getitem__)
+            best = home if delays[home] < delays[best] + spill else best
+        chosen.append(best)
+    return chosen
+
+
+@pytest.mark.parametrize("routing", ["least-loaded", "resident-first"])
+def test_routing_that_knows_speeds(routing: str) -> None:
+    """Requests go to the server with the least (requests + 1) / speed, as a literal loop computes it."""
+    speeds = [1.0, 1.0, 2.5, 0.5, 2.5]
+    servers = [{"load_fixed_ms": 0.0, "gpu_speed": speed} for speed in speeds]
+    variant = {"memory_mb": 10.0, "latency_ms": 100.0, "jitter_cv": 0.5, "load_mb": 1.0}
+    sets = {"by_speed": True, "routing": routing, "spill": 1, "rate_per_s": 60.0, "requests": 600}
+    rows: list[Any] = []
+    simulate(scenario_of(variant, 4, {"servers": servers}, **sets), keep=lambda _, part: rows.append(part))
+    table = np.concatenate(rows)
+    table = table[np.argsort(table[:, 0])]
+    expected = literal_route(speeds, 1 if routing == "resident-first" else None, *table[:, [3, 5, 1]].T.tolist())
+    assert table[:, 2].tolist() == expected
+    assert len(set(expected)) == len(speeds)
+
+
+def test_an_idle_cluster_uses_its_fastest_gpu() -> None:
+    """Without queues every request runs on the fast GPU, so that the mean time is half of the slow one's."""
+    servers = [{"load_fixed_ms": 0.0, "gpu_speed": speed} for speed in (1.0, 2.0)]
+    variant = {"memory_mb": 10.0, "latency_ms": 50.0, "load_mb": 1e-6}
+    sets = {"by_speed": True, "kind": "uniform", "rate_per_s": 1.0, "requests": 50, "preload": True}
+    (found,) = simulate(scenario_of(variant, 1, {"servers": servers}, **sets))
+    assert found.total.response.mean_ms == pytest.approx(25.0)
+    assert [server.arrivals for server in found.servers] == [0, 50]
+
+
 def test_the_busy_time_of_a_batch_counts_once() -> None:
     """Eight requests in two batches of 2 s each keep the GPU busy for 4 s."""
     variant = {"memory_mb": 1.0, "latency_ms": 500.0, "batch_cost": 1.0, "load_mb": 1e-6}
@@ -190,6 +277,7 @@ def test_bad_columns(tmp_path: Path, text: str, message: str) -> None:
         ({"max_batch": 2, "admission": "deadline"}, r"models.m0.max_batch: not with policies.admission = 'deadline'"),
         ({"autoscaling.target": 2.0}, r"autoscaling.min_servers is missing"),
         ({"autoscaling.min_servers": 2}, r"autoscaling.min_servers: expected at most 1, the number"),
+        ({"by_speed": True, "routing": "random"}, r"policies.by_speed: has no effect with routing = 'random'"),
         ({"gpus": 0}, r"servers\[0\].gpus: expected a whole number of at least 1"),
         ({"gpu_speed": 0.0}, r"servers\[0\].gpu_speed: expected a number above 0"),
         ({"variants.gpu.batch_cost": -1.0}, r"batch_cost: expected a number of at least 0"),
@@ -199,3 +287,18 @@ def test_options_that_are_refused(sets: dict[str, Any], message: str) -> None:
     """Values out of range, and options that have no meaning together, are refused in one line."""
     with pytest.raises(ScenarioError, match=message):
         scenario_of(TINY, **sets)
+
+
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        ({"domains": [{"size": 0, "mtbf_h": 1.0}]}, r"domains\[0\].size: expected a whole number of at least 1"),
+        ({"domains": [{"size": 1}]}, r"domains\[0\].mtbf_h is missing"),
+        ({"domains": [{"size": 1, "mtbf_h": 0.0}]}, r"domains\[0\].mtbf_h: expected a number above 0"),
+        ({"domains": [{"size": 1, "mttr": 1.0}]}, r"domains\[0\]: unknown key 'mttr' .did you mean 'mttr_s'"),
+    ],
+)
+def test_domains_that_are_refused(tables: dict[str, Any], message: str) -> None:
+    """A domain has a size and a mean time between failures, both above 0."""
+    with pytest.raises(ScenarioError, match=message):
+        scenario_of(TINY, 1, tables)

@@ -216,14 +216,28 @@ def test_figures_of_functions_need_functions(tmp_path: Path) -> None:
         source.build()
 
 
-def test_cells_have_equal_loads() -> None:
-    """Every model is in one cell, and the loads of cells differ by at most the heaviest model."""
-    weights = (np.arange(1, 401) ** -0.8).tolist()
+@pytest.mark.parametrize("exponent", [0.0, 0.8, 1.2, 3.0])
+def test_cells_have_equal_loads(exponent: float) -> None:
+    """Every request is in one cell, and the loads of cells differ by at most a quarter, whatever the popularity is."""
+    weights = (np.arange(1, 401) ** -exponent).tolist()
     cells = divide(weights, 8)
-    assert sorted(model for cell in cells for model in cell) == list(range(400))
-    loads = [sum(weights[model] for model in cell) for cell in cells]
-    assert max(loads) - min(loads) <= max(weights)
-    assert divide([1.0] * 8, 4) == [[0, 4], [1, 5], [2, 6], [3, 7]]
+    parts = [sum(cell.get(model, 0.0) for cell in cells) for model in range(400)]
+    assert parts == pytest.approx([1.0] * 400)
+    loads = [sum(weights[model] * part for model, part in cell.items()) for cell in cells]
+    assert max(loads) - min(loads) <= 0.25 * sum(weights) / 8 * (1 + 1e-9)
+    popular = [model for model in range(400) if weights[model] > 0.25 * sum(weights) / 8]
+    assert all(sum(model in cell for cell in cells) == 1 for model in range(400) if model not in popular)
+
+
+def test_equal_models_are_divided_in_turn() -> None:
+    """As many models as cells have parts in each, if they have more than a quarter of its requests; more go in turn."""
+    assert divide([1.0] * 2, 2) == [{0: 0.5, 1: 0.5}] * 2
+    assert divide([1.0] * 5, 2, [3])[0] == {0: 0.5, 1: 0.5, 2: 0.5, 3: 0.5, 4: 0.5}
+    assert [sorted(cell) for cell in divide([1.0] * 18, 2, [0, 17])] == [
+        [0, *range(1, 17, 2), 17],
+        [0, *range(2, 17, 2), 17],
+    ]
+    assert [list(cell) for cell in divide([1.0] * 16, 4)] == [[at, at + 4, at + 8, at + 12] for at in range(4)]
 
 
 def fleet(**sets: Any) -> ScenarioSource:
@@ -233,10 +247,11 @@ def fleet(**sets: Any) -> ScenarioSource:
     )
 
 
-def test_the_cells_of_a_cluster_are_a_sample_of_it() -> None:
+@pytest.mark.parametrize("exponent", [0.0, 1.5])
+def test_the_cells_of_a_cluster_are_a_sample_of_it(exponent: float) -> None:
     """With random routing every server is an M/M/1 queue, in cells and in the cluster: its rate is in the interval."""
     expected = math.exp(-0.04 * 50)
-    found = sample_cells(fleet(cost_per_hour=2.0), 20, 5)["gpu"]
+    found = sample_cells(fleet(cost_per_hour=2.0, zipf_exponent=exponent), 20, 5)["gpu"]
     assert abs(found["violations"].mean - expected) < 2 * found["violations"].half_width
     assert found["violations"].half_width < 0.04
     assert found["cost_per_hour"].mean == pytest.approx(80.0)
@@ -249,6 +264,12 @@ def test_cells_divide_all_requests() -> None:
     sizes = [Cell(fleet(), 4, index).build() for index in range(4)]
     assert [len(cell.servers) for cell in sizes] == [10] * 4
     assert sum(len(cell.models) for cell in sizes) == 200
+    store = fleet(host_memory_gb=9.0).content | {"store": {"gb_per_s": 8.0}, "domains": [{"size": 5, "mtbf_h": 9.0}]}
+    shared = Cell(ScenarioSource("fleet", store, Path(), fleet(host_memory_gb=9.0).sets), 4, 1).build()
+    assert shared.store is not None
+    assert (shared.store.gb_per_s, shared.domains[0].size) == (2.0, 5)
+    with pytest.raises(ScenarioError, match="--cells: expected cells of whole domains of 5 servers, found 20"):
+        Cell(ScenarioSource("fleet", store, Path(), fleet(host_memory_gb=9.0).sets), 20, 1).build()
     assert sum(cell.workload.requests for cell in sizes) == 120_000
 
 
@@ -256,10 +277,10 @@ def test_functions_are_divided_with_their_models(tmp_path: Path) -> None:
     """The cells of a trace have all of its requests."""
     source = functions(tmp_path, **{"servers.count": 2})
     cells = [Cell(source, 2, index).build() for index in range(2)]
-    assert sorted(cell.workload.requests for cell in cells) == [4000, 12_010]
-    assert [len(cell.models) for cell in cells] == [1, 1]
+    assert sum(cell.workload.requests for cell in cells) == pytest.approx(16_010, abs=1)
+    assert [len(cell.models) for cell in cells] == [2, 2]
     (result,) = simulate(cells[0])
-    assert result.total.arrivals == cells[0].workload.requests
+    assert result.total.arrivals == pytest.approx(cells[0].workload.requests, abs=100)
 
 
 @pytest.mark.parametrize(
@@ -268,12 +289,6 @@ def test_functions_are_divided_with_their_models(tmp_path: Path) -> None:
         ({}, 3, 2, "--cells: expected a divisor of the number of servers of each group, 40, found 3"),
         ({}, 4, 5, "--replications: expected cells to simulate, from 2 to 4, found 5"),
         ({"servers.count": 400}, 400, 2, "--cells: expected at most the number of models, 200"),
-        (
-            {"zipf_exponent": 2.0},
-            10,
-            2,
-            r"expected fewer: the requests of a cell would be 0\.\d+ to 6\.\d+ times",
-        ),
     ],
 )
 def test_what_cannot_be_divided_is_refused(sets: dict[str, Any], cells: int, number: int, message: str) -> None:

@@ -25,6 +25,8 @@ class PolicySpec(Record, frozen=True):
     #: ``resident-first``: a server with the weights is preferred while it has fewer than this many requests more than
     #: the least loaded server.
     spill: PositiveCount = SPILL
+    #: Routing compares (requests + 1) / speed of the GPU instead of requests; only in the simulator.
+    by_speed: bool = False
     load_order: Literal[*LOAD_ORDER] = "fifo"  # type: ignore[valid-type] # its keys
     admission: Literal[*ADMISSION] = "none"  # type: ignore[valid-type] # these names
     #: Time after which an idle model leaves the memory; 0 if only others displace it.

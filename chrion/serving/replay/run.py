@@ -246,7 +246,8 @@ def _simulated_only(scenario: Scenario) -> list[str]:
     servers, models, details = scenario.servers, scenario.models, scenario.workload.details
     parts = {
         "servers with several GPUs, one memory is measured": any(spec.gpus > 1 for spec in servers),
-        "servers that fail, the server does not": any(spec.mtbf_h for spec in servers),
+        "servers that fail, the server does not": any(spec.mtbf_h for spec in servers) or bool(scenario.domains),
+        "a network store, the server reads its own files": scenario.store is not None,
         "autoscaling, the server has none": scenario.autoscaling is not None,
         "a keep-alive time, the server has none": scenario.policies.keep_alive_s > 0,
         "batches, which are not compared with the server's": any(model.spec.max_batch > 1 for model in models),

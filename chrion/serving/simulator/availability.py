@@ -1,4 +1,4 @@
-"""Servers that come and go: failures with repairs, and autoscaling with a cold start.
+"""Servers that come and go: failures with repairs, of one server or of several together, and autoscaling.
 
 A server receives requests while it is on, is not starting, not draining, and has not failed. With it goes the content
 of its memories: after a start or a repair it holds the pinned models alone.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from heapq import heappush
 
 import numpy as np
@@ -16,13 +17,23 @@ import numpy as np
 from chrion.serving.manager.policies import Route
 from chrion.serving.simulator.cluster_state import ClusterState, Job
 from chrion.serving.simulator.server import Host
-from chrion.serving.simulator.settings import AutoscalingSpec
+from chrion.serving.simulator.settings import AutoscalingSpec, DomainSpec
 
 _HOUR_MS = 3_600_000.0
 #: A request that waits on servers that fail is sent to another one so many times; then it fails
 #: (a choice, not measured).
 MAX_RETRIES = 3
 _NAN = float("nan")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FailureProcess:
+    """Failures and repairs, one after another, of servers that fail together, or of one."""
+
+    hosts: Sequence[Host]
+    mtbf_h: float
+    mttr_s: float
+    random: np.random.Generator
 
 
 class Availability:
@@ -34,6 +45,7 @@ class Availability:
         eligible: The GPUs that can serve each model, which this object changes.
         route: The routing policy.
         autoscaling: Its rules; None if all servers are always on.
+        domains: Groups of servers that fail together.
         seed: The seed of failures and of the routing after them.
     """
 
@@ -44,6 +56,7 @@ class Availability:
         eligible: list[Sequence[int]],
         route: Route,
         autoscaling: AutoscalingSpec | None,
+        domains: Sequence[DomainSpec],
         seed: np.random.SeedSequence,
     ) -> None:
         self._hosts = hosts
@@ -52,10 +65,20 @@ class Availability:
         self._policy = route
         self._spec = autoscaling
         self._host_of = [host for host in hosts for _ in host.gpus]
-        *failures, routing = seed.spawn(len(hosts) + 1)
-        self._failures = [np.random.default_rng(stream) for stream in failures]
-        self._draws = np.random.default_rng(routing)
-        self._failed: set[int] = set()
+        streams = [np.random.default_rng(child) for child in seed.spawn(len(hosts) + 1)]
+        self._draws = streams.pop()
+        self._processes = [
+            FailureProcess((host,), host.spec.mtbf_h, host.spec.mttr_s, stream)
+            for host, stream in zip(hosts, streams, strict=True)
+            if host.spec.mtbf_h
+        ]
+        for spec in domains:
+            groups = [hosts[first : first + spec.size] for first in range(0, len(hosts), spec.size)]
+            for own, child in zip(groups, seed.spawn(len(groups)), strict=True):
+                stream = np.random.default_rng(child)
+                self._processes.append(FailureProcess(own, spec.mtbf_h, spec.mttr_s, stream))
+        #: Failures of which each server waits for the repair.
+        self._failed: Counter[int] = Counter()
         self._draining: set[int] = set()
         self._starting: set[int] = set()
         self._retries: Counter[int] = Counter()
@@ -63,12 +86,13 @@ class Availability:
         self._targets: deque[tuple[float, int]] = deque()
         #: True while requests arrive.
         self.open = True
+        #: Times in ms, and the number of servers that are on and of those that receive requests from then on.
+        self.changes: list[tuple[float, int, int]] = []
 
     def begin(self) -> None:
         """Switch off the servers that are not needed at first, and schedule failures and decisions."""
-        for host in self._hosts:
-            if host.spec.mtbf_h:
-                self._schedule_failure(0.0, host)
+        for process in self._processes:
+            self._schedule_failure(0.0, process)
         if self._spec:
             for host in self._hosts[self._spec.min_servers :]:
                 host.on = False
@@ -76,7 +100,7 @@ class Availability:
         for host in self._hosts:
             for gpu in host.gpus:
                 gpu.on_left = self._note_left
-        self._refresh()
+        self._refresh(0.0)
 
     def route(self, outstanding: Sequence[int], eligible: Sequence[int], homes: Sequence[int], draw: float) -> int:
         """Return the GPU of a request, or the number of GPUs if none is available."""
@@ -99,25 +123,28 @@ class Availability:
     def _goes_on(self) -> bool:
         return self.open or any(self._cluster.outstanding)
 
-    def _schedule_failure(self, now: float, host: Host) -> None:
-        up_ms = float(self._failures[host.index].exponential(host.spec.mtbf_h * _HOUR_MS))
-        self._at(now + up_ms, self._fail, host)
+    def _schedule_failure(self, now: float, process: FailureProcess) -> None:
+        up_ms = float(process.random.exponential(process.mtbf_h * _HOUR_MS))
+        self._at(now + up_ms, self._fail, process)
 
-    def _fail(self, now: float, host: Host) -> None:
+    def _fail(self, now: float, process: FailureProcess) -> None:
         if not self._goes_on():
             return
-        down_ms = float(self._failures[host.index].exponential(host.spec.mttr_s * 1000))
-        self._at(now + down_ms, self._repair, host)
-        self._log(now, "fail", host)
-        self._failed.add(host.index)
-        waiting = self._reset(now, host)
-        self._refresh()
-        for job in waiting:
+        down_ms = float(process.random.exponential(process.mttr_s * 1000))
+        self._at(now + down_ms, self._repair, process)
+        self._failed.update(host.index for host in process.hosts)
+        stopped = [host for host in process.hosts if self._failed[host.index] == 1]
+        for host in stopped:
+            self._log(now, "fail", host)
+        waiting = [job for host in stopped for job in self._reset(now, host)]
+        self._refresh(now)
+        for job in sorted(waiting, key=lambda job: job[0]):
             self._send_again(now, job)
         self._note_left(now)
 
-    def _reset(self, now: float, host: Host) -> list[Job]:
-        waiting = sorted((job for gpu in host.gpus for job in gpu.reset(now)), key=lambda job: job[0])
+    @staticmethod
+    def _reset(now: float, host: Host) -> list[Job]:
+        waiting = [job for gpu in host.gpus for job in gpu.reset(now)]
         host.held.clear()
         return waiting
 
@@ -132,14 +159,17 @@ class Availability:
         host = self._host_of[target]
         next(gpu for gpu in host.gpus if gpu.index == target).offer(now, job)
 
-    def _repair(self, now: float, host: Host) -> None:
-        self._failed.discard(host.index)
-        self._log(now, "repair", host)
+    def _repair(self, now: float, process: FailureProcess) -> None:
+        self._failed.subtract(host.index for host in process.hosts)
+        self._failed = +self._failed
         if self._goes_on():
-            self._schedule_failure(now, host)
-        if host.on:
-            self._load_pinned(now, host)
-        self._refresh()
+            self._schedule_failure(now, process)
+        for host in process.hosts:
+            if host.index not in self._failed:
+                self._log(now, "repair", host)
+                if host.on:
+                    self._load_pinned(now, host)
+        self._refresh(now)
 
     def _load_pinned(self, now: float, host: Host) -> None:
         for model, pinned in enumerate(self._cluster.policies.pinned):
@@ -164,7 +194,7 @@ class Availability:
             for host in present[needed:]:
                 self._draining.add(host.index)
                 self._log(now, "drain", host)
-            self._refresh()
+            self._refresh(now)
             self._note_left(now)
 
     def _add(self, now: float, number: int, start_ms: float) -> None:
@@ -176,7 +206,7 @@ class Availability:
             self._starting.add(host.index)
             self._at(now + start_ms, self._started, (host, now))
             self._log(now, "start", host)
-        self._refresh()
+        self._refresh(now)
 
     def _started(self, now: float, begun: tuple[Host, float]) -> None:
         host, since_ms = begun
@@ -185,7 +215,7 @@ class Availability:
             if host.index not in self._failed:
                 self._load_pinned(now, host)
             self._log(now, "started", host)
-            self._refresh()
+            self._refresh(now)
 
     def _note_left(self, now: float) -> None:
         """Switch off draining servers whose requests have all left."""
@@ -197,17 +227,23 @@ class Availability:
                 host.on_ms += now - host.on_since_ms
                 host.on = False
                 self._log(now, "off", host)
+                self._note_change(now)
 
-    def _refresh(self) -> None:
+    def _refresh(self, now: float) -> None:
         """Update the servers that receive requests."""
-        gone = self._failed | self._draining | self._starting
+        gone = self._failed.keys() | self._draining | self._starting
         for host in self._hosts:
             host.available = host.on and host.index not in gone
+        self._note_change(now)
         known: dict[int, Sequence[int]] = {}
         for every in self._all_eligible:
             if id(every) not in known:
                 known[id(every)] = [i for i in every if self._host_of[i].available]
         self._eligible[:] = [known[id(every)] for every in self._all_eligible]
+
+    def _note_change(self, now: float) -> None:
+        on, available = (sum(getattr(host, name) for host in self._hosts) for name in ("on", "available"))
+        self.changes.append((now, on, available))
 
     def _log(self, now: float, event: str, host: Host) -> None:
         if self._cluster.journal:

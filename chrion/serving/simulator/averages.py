@@ -39,13 +39,9 @@ class BinnedAverage:
         """End the function at ``end_ms``; return the width of a bin in ms and the mean of each bin until then."""
         end_ms = max(end_ms, self.now)
         self._advance(end_ms)
-        width, filled = self.width_ms, []
-        for i, area in enumerate(self.areas):
-            covered = min(width, end_ms - i * width)
-            if covered <= 0:
-                break
-            filled.append(area / covered)
-        return width, filled
+        covered = np.minimum(self.width_ms, end_ms - np.arange(self.bins) * self.width_ms)
+        filled = covered > 0
+        return self.width_ms, (np.array(self.areas)[filled] / covered[filled]).tolist()
 
     def _advance(self, now: float) -> None:
         while now >= self.width_ms * self.bins:

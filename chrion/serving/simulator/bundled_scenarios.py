@@ -39,6 +39,6 @@ def _describe(name: str) -> ScenarioDescription:
         name=name,
         description=str(content.get("description", "")),
         servers=sum(spec.count for spec in servers),
-        models=sum(read_record(ModelSpec, spec, "models").copies for spec in specs),
+        models=content.get("total_models") or sum(read_record(ModelSpec, spec, "models").copies for spec in specs),
         requests=workload.requests if workload.kind in SYNTHETIC else None,
     )

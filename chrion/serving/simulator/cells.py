@@ -1,19 +1,21 @@
 """Large clusters by sampling: a few of many equal cells are simulated.
 
-The servers and the models are divided into cells, each with nearly the same share of the requests. Cells that are
-chosen at random are a sample of all cells, so the figures of the cluster have an interval (Student's t). It has no
-correction for a finite number of cells, since the figures of each are those of one random run. Cells whose shares
-differ are refused, since the mean over cells would not be that over requests. What the interval does not contain is the
-effect of the division itself: a request cannot be routed to a server of another cell. Larger cells show how much it is.
+The servers and the models are divided into cells, each with nearly the same share of the requests; a model that many
+requests ask for is in several cells, and a pinned one in all of them. Cells that are chosen at random are a sample of
+all cells, so the figures of the cluster have an interval (Student's t). It has no correction for a finite number of
+cells, since the figures of each are those of one random run. What the interval does not contain is the effect of the
+division itself: a request cannot be routed to a server of another cell. Larger cells show how much it is.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec import structs
 
 from chrion.common.wrong_values import wrong_value
 from chrion.errors import ScenarioError
@@ -26,8 +28,9 @@ from chrion.serving.simulator.sweep import SweepPoint, run_tasks
 from chrion.serving.simulator.workload import MinuteReplay, SyntheticWorkload, Workload
 
 CELLS_SCHEMA = "chrion.simulation-cells/1"
-#: The largest ratio of a cell's requests to the mean over cells (a choice, not measured).
-_MOST_SHARE = 1.25
+#: The largest part of the mean of a cell's requests that one model has; loads of cells differ by no more (a choice,
+#: not measured).
+_LARGEST_PART = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,32 +57,49 @@ class Cell:
             expected = f"at most the number of models, {len(scenario.models)}, and no autoscaling"
             raise wrong_value("--cells", expected, self.cells, failure=ScenarioError)
         groups = tuple(size // self.cells for size in scenario.groups)
+        for spec in scenario.domains:
+            if any(size % spec.size for size in groups):
+                expected = f"cells of whole domains of {spec.size} servers"
+                raise wrong_value("--cells", expected, self.cells, failure=ScenarioError)
+        store = scenario.store
         firsts = np.cumsum([0, *scenario.groups[:-1]]).tolist()
         servers = [scenario.servers[first] for first, size in zip(firsts, groups, strict=True) for _ in range(size)]
         weights = request_counts(scenario.workload, len(scenario.models))
-        chosen = divide(weights.tolist(), self.cells)[self.index]
+        pinned = [i for i, model in enumerate(scenario.models) if model.spec.pinned]
+        chosen = divide(weights.tolist(), self.cells, pinned)[self.index]
         return replace(
             scenario,
             servers=tuple(servers),
             groups=groups,
+            store=structs.replace(store, gb_per_s=store.gb_per_s / self.cells) if store else None,
             models=tuple(scenario.models[i] for i in chosen),
             workload=_part(scenario.workload, chosen, scenario.seed + self.index),
             seed=scenario.seed + self.index,
         )
 
 
-def divide(weights: Sequence[float], cells: int) -> list[list[int]]:
-    """Return the models of each cell, ascending: one after another in falling order of weight, to the lightest cell.
+def divide(weights: Sequence[float], cells: int, everywhere: Collection[int] = ()) -> list[dict[int, float]]:
+    """Return the models of each cell, ascending, with the parts of their requests that it serves.
 
-    The sums differ by at most the weight of one model (Graham's longest processing time first).
+    A model with more than :data:`_LARGEST_PART` of a cell's mean weight is divided equally, into as few parts as have
+    no more. The parts go one after another, in falling order of weight, to the lightest cell: the sums differ by at
+    most the weight of one part (Graham's longest processing time first).
+
+    Args:
+        weights: The weight of each model.
+        cells: The number of cells.
+        everywhere: Models that are divided among all cells: every server holds them.
     """
+    largest = max(sum(weights) / cells * _LARGEST_PART, 1e-300)
+    numbers = {at: max(1, min(cells, math.ceil(w / largest))) for at, w in enumerate(weights) if at not in everywhere}
+    found: list[dict[int, float]] = [dict.fromkeys(everywhere, 1 / cells) for _ in range(cells)]
     heap = [(0.0, cell) for cell in range(cells)]
-    found: list[list[int]] = [[] for _ in range(cells)]
-    for model in sorted(range(len(weights)), key=lambda model: -weights[model]):
-        total, cell = heap[0]
-        found[cell].append(model)
-        heapq.heapreplace(heap, (total + weights[model], cell))
-    return [sorted(own) for own in found]
+    for model in sorted(numbers, key=lambda model: -weights[model] / numbers[model]):
+        for _ in range(numbers[model]):
+            total, cell = heap[0]
+            found[cell][model] = found[cell].get(model, 0.0) + 1 / numbers[model]
+            heapq.heapreplace(heap, (total + weights[model] / numbers[model], cell))
+    return [dict(sorted(own.items())) for own in found]
 
 
 def sample_cells(
@@ -101,7 +121,7 @@ def sample_cells(
 
     Raises:
         OptionError: There are not so many cells, or fewer than two.
-        ScenarioError: The scenario cannot be divided, or not into cells of about equal requests.
+        ScenarioError: The scenario cannot be divided.
     """
     if not 2 <= number <= cells:
         raise wrong_value("--replications", f"cells to simulate, from 2 to {cells}", number)
@@ -109,7 +129,6 @@ def sample_cells(
     order = np.random.default_rng([scenario.seed, cells]).permutation(cells)[:number].tolist()
     tasks = [Cell(source, cells, index) for index in order]
     tasks[0].build()  # refuses what cannot be divided before the work begins
-    _check_shares(scenario, cells)
     points = [SweepPoint({}, 0, found) for found in run_tasks(tasks, workers=workers, progress=progress)]
     return {
         pattern: {name: _scaled(entry, cells if name == COST else 1) for name, entry in figures.items()}
@@ -117,29 +136,16 @@ def sample_cells(
     }
 
 
-def _check_shares(scenario: Scenario, cells: int) -> None:
-    """Raise an error if a cell has far more requests than others, or none.
-
-    Raises:
-        ScenarioError: One has.
-    """
-    weights = request_counts(scenario.workload, len(scenario.models))
-    shares = [float(weights[own].sum() * cells / weights.sum()) for own in divide(weights.tolist(), cells)]
-    if max(shares) > _MOST_SHARE or min(shares) < 1 / _MOST_SHARE:
-        expected = f"fewer: the requests of a cell would be {min(shares):.2f} to {max(shares):.2f} times the mean"
-        raise wrong_value("--cells", expected, cells, failure=ScenarioError)
-
-
 def _scaled(entry: Interval, factor: int) -> Interval:
     return Interval(entry.mean * factor, entry.half_width * factor)
 
 
-def _part(workload: Workload, models: Sequence[int], seed: int) -> Workload:
-    """Return the requests for some models."""
+def _part(workload: Workload, parts: Mapping[int, float], seed: int) -> Workload:
+    """Return the parts of the requests for some models."""
     if isinstance(workload, ClassifiedWorkload):
-        return replace(workload, whole=_part(workload.whole, models, seed), seed=seed)
+        return replace(workload, whole=_part(workload.whole, parts, seed), seed=seed)
     if isinstance(workload, SyntheticWorkload):
-        chances = workload.chances[list(models)]
+        chances = workload.chances[list(parts)] * list(parts.values())
         share = float(chances.sum())
         return replace(
             workload,
@@ -149,8 +155,8 @@ def _part(workload: Workload, models: Sequence[int], seed: int) -> Workload:
             seed=seed,
         )
     if isinstance(workload, MinuteReplay):
-        places = {model: place for place, model in enumerate(models)}
-        own = np.array([places.get(model, -1) for model in workload.models.tolist()])
-        counts = np.where(own[:, np.newaxis] >= 0, workload.counts, 0)
-        return replace(workload, counts=counts, models=np.maximum(own, 0), seed=seed)
+        places = {model: place for place, model in enumerate(parts)}
+        models = workload.models.tolist()
+        counts = workload.counts * np.array([[parts.get(model, 0.0)] for model in models])
+        return replace(workload, counts=counts, models=np.array([places.get(model, 0) for model in models]), seed=seed)
     raise ScenarioError("--cells: the requests cannot be divided: expected a synthetic workload, or counts by minute")

@@ -11,6 +11,7 @@ from itertools import count
 from typing import Any
 
 from chrion.serving.manager.policies import Order, Rank
+from chrion.serving.simulator.network_store import NetworkStore
 from chrion.serving.simulator.requests import Objectives
 from chrion.serving.simulator.service import ServiceTable
 
@@ -60,6 +61,8 @@ class Options:
     batch_cost: Sequence[Sequence[float]] = ()
     #: Time for which an idle model stays in memory; infinite if only others displace it.
     keep_alive_ms: float = math.inf
+    #: Whether there are groups of servers that fail together.
+    fail_together: bool = False
 
 
 @dataclass(slots=True)
@@ -83,6 +86,8 @@ class ClusterState:
     record: Callable[[tuple[float, ...]], None]
     #: ``journal(time_ms, event, server, kind)`` is called for ``load``, ``loaded``, ``shrink`` and ``evict``.
     journal: Callable[[float, str, int, int], None] | None = None
+    #: The store that servers with a limited host memory read; None if each has a disk.
+    store: NetworkStore | None = None
     #: Priority by number of the request; empty if all are equal.
     priorities: array[int] = field(default_factory=partial(array, "q"))
     #: Numbers of events.

@@ -13,6 +13,7 @@ from msgspec import Meta
 from chrion.common.records import Count, NonNegative, Positive, PositiveCount, Record
 from chrion.common.wrong_values import wrong_value
 from chrion.errors import ScenarioError, TraceError
+from chrion.serving.simulator.rate_curve import RateCurve
 from chrion.serving.simulator.requests import Floats, Indices
 from chrion.serving.simulator.settings import SYNTHETIC
 from chrion.serving.simulator.traces import Arrivals, Tokens, read_trace
@@ -23,7 +24,7 @@ MAX_REQUESTS = 10_000_000
 #: Distributions of lengths with a mean and a variation; the others are uniform, or from a trace.
 _SHAPED = ("lognormal", "gamma")
 #: Keys that have an effect with some kinds of arrivals or lengths only.
-_OF_DRAWN_TIMES = ("rate_per_s", "requests", "lengths", "sessions", "prefixes", "prefix_tokens")
+_OF_DRAWN_TIMES = ("rate_per_s", "requests", "curve", "lengths", "sessions", "prefixes", "prefix_tokens")
 _OF_REPLAYS = ("rate_scale", "time_scale")
 _OF_TRACES = ("path", "start_s", "length_s")
 _BOUNDS = ("prompt_least", "prompt_most", "new_least", "new_most")
@@ -36,6 +37,8 @@ class GenerationSpec(Record, frozen=True):
     kind: Literal["poisson", "uniform", "gamma", "csv", "azure-llm-2023"] = "poisson"
     rate_per_s: Positive = 1.0
     requests: Annotated[int, Meta(ge=1, le=MAX_REQUESTS)] = 1000
+    #: The rate over time relative to ``rate_per_s``, as times in s and factors.
+    curve: tuple[tuple[NonNegative, NonNegative], ...] = ()
     #: Standard deviation over mean of the gaps between arrivals, for ``gamma``.
     burst_cv: Positive = 4.0
     #: The distribution of lengths, or the format of a trace whose requests are drawn at random, with their lengths.
@@ -62,6 +65,11 @@ class GenerationSpec(Record, frozen=True):
     sessions: Count = 0
     prefixes: Count = 0
     prefix_tokens: Count = 0
+
+    @property
+    def rate_curve(self) -> RateCurve | None:
+        """The curve; None for a constant rate."""
+        return RateCurve(self.curve, "requests") if self.curve else None
 
     @property
     def is_replay(self) -> bool:
@@ -99,6 +107,7 @@ def check_requests(spec: GenerationSpec, given: Collection[str], folder: Path) -
     if useless := next((key for key in _useless(spec) if key in given), None):
         kinds = f"kind = {spec.kind!r}" + ("" if spec.is_replay else f" and lengths = {spec.lengths!r}")
         raise ScenarioError(f"requests.{useless}: has no effect with {kinds}", hint="leave it out")
+    _ = spec.rate_curve  # refuses what is none
     for name in ("prompt", "new"):
         minimum, maximum = (getattr(spec, f"{name}_{end}") for end in ("least", "most"))
         if minimum > maximum:
@@ -154,7 +163,10 @@ def draw_workload(spec: GenerationSpec, seed: int, folder: Path) -> DecoderWorkl
     sessions = rng.integers(0, spec.sessions, count) if spec.sessions else None
     prefixes = rng.integers(0, spec.prefixes, count) if spec.prefixes else None
     prefix_tokens = np.full(count, spec.prefix_tokens) if spec.prefixes else None
-    return DecoderWorkload(np.cumsum(gaps_ms), prompts, new, sessions, prefixes, prefix_tokens)
+    arrivals_ms, curve = np.cumsum(gaps_ms), spec.rate_curve
+    if curve:
+        arrivals_ms = 1000 * curve.times_s(arrivals_ms / 1000)
+    return DecoderWorkload(arrivals_ms, prompts, new, sessions, prefixes, prefix_tokens)
 
 
 def _useless(spec: GenerationSpec) -> Iterator[str]:

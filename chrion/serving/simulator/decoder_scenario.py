@@ -110,7 +110,7 @@ class DecoderScenario:
     @property
     def is_steady(self) -> bool:
         """Whether requests arrive at the same rate all the time."""
-        return not self.requests.is_replay
+        return not (self.requests.is_replay or self.requests.curve)
 
     @property
     def slots(self) -> int:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from chrion.common.units import format_count
 from chrion.errors import ScenarioError
 from chrion.serving.simulator.scenario_models import ServedModel
@@ -24,11 +22,11 @@ class Eligibility:
         kinds: dict[tuple[int, int, int], int] = {}
         keys = [(spec.budget_bytes, spec.cpu_cores, spec.gpu_slots) for spec in servers]
         #: The kind of each server, and the resources of each kind.
-        self._kinds = np.array([kinds.setdefault(key, len(kinds)) for key in keys])
-        self._bytes, self._cores, self._slots = np.array(list(kinds)).T
+        self._kinds = [kinds.setdefault(key, len(kinds)) for key in keys]
+        self._resources = list(kinds)
         self._known: dict[tuple[int, int, bool], Sequence[int]] = {}
-        #: Equal results are one object.
-        self._results: dict[bytes, Sequence[int]] = {}
+        #: By the kinds of servers; equal results are one object.
+        self._results: dict[tuple[bool, ...], Sequence[int]] = {}
 
     def of(self, levels: Sequence[Variant]) -> Sequence[int]:
         """Return the indices of the servers that can serve a model, in ascending order.
@@ -41,12 +39,14 @@ class Eligibility:
         on_gpu = any(v.gpu_busy_ms for v in levels)
         key = size, cores, on_gpu
         if key not in self._known:
-            possible = (size <= self._bytes) & (cores <= self._cores) & ((self._slots > 0) | (not on_gpu))
-            result = possible.tobytes()
-            if result not in self._results:
-                indices = np.flatnonzero(possible[self._kinds]).tolist()
-                self._results[result] = range(len(self._kinds)) if possible.all() else tuple(indices)
-            self._known[key] = self._results[result]
+            possible = tuple(
+                size <= own_bytes and cores <= own_cores and (own_slots > 0 or not on_gpu)
+                for own_bytes, own_cores, own_slots in self._resources
+            )
+            if possible not in self._results:
+                indices = tuple(i for i, kind in enumerate(self._kinds) if possible[kind])
+                self._results[possible] = range(len(self._kinds)) if all(possible) else indices
+            self._known[key] = self._results[possible]
         return self._known[key]
 
 

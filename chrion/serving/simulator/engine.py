@@ -13,7 +13,7 @@ import heapq
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any
 
 import numpy as np
@@ -23,10 +23,11 @@ from chrion.serving.simulator.availability import Availability
 from chrion.serving.simulator.cluster_state import ClusterState, Event, Options, ServerPolicies
 from chrion.serving.simulator.eligibility import eligible_by_model
 from chrion.serving.simulator.metrics import RequestMetrics
+from chrion.serving.simulator.network_store import NetworkStore
 from chrion.serving.simulator.requests import Floats, Indices, Requests
 from chrion.serving.simulator.server import Host, Server
 from chrion.serving.simulator.service import busy_shares, scaled_levels, service_table
-from chrion.serving.simulator.settings import AutoscalingSpec, ServerSpec
+from chrion.serving.simulator.settings import AutoscalingSpec, DomainSpec, ServerSpec, StoreSpec
 from chrion.serving.variants import Jitter, Variant
 
 #: Requests in order of arrival: times in ms and models, both of shape [n], and optionally their details.
@@ -82,6 +83,10 @@ class EngineConfig:
     options: Options = field(default_factory=Options)
     #: None if all servers are always on.
     autoscaling: AutoscalingSpec | None = None
+    #: Groups of servers that fail together.
+    domains: Sequence[DomainSpec] = ()
+    #: The network store that all servers read; None if each has a disk.
+    store: StoreSpec | None = None
 
     @property
     def gpus(self) -> list[ServerSpec]:
@@ -115,13 +120,15 @@ class ClusterEngine:
         self._events: list[Event] = []
         self._jitter = Jitter(levels, jitter)
         self._draws = np.random.default_rng(routing)
-        self._reference_ms = config.reference_ms or [variant.latency_ms for variant in config.variants]
+        self._reference_ms = np.array(config.reference_ms or [variant.latency_ms for variant in config.variants])
         self._number = 0
         #: The time of the last arrival in ms.
         self.arrived_ms = 0.0
         #: The time of the last event or arrival in ms.
         self.now = 0.0
         policies = replace(config.policies, next_use=self._next_use) if config.oracle else config.policies
+        sequence = count()
+        store = NetworkStore(config.store.gb_per_s, self._events, sequence) if config.store else None
         self.cluster = ClusterState(
             table=tables[0],
             policies=policies,
@@ -133,21 +140,23 @@ class ClusterEngine:
             loads=[0] * models,
             record=self.metrics.record,
             journal=journal,
+            store=store,
+            sequence=sequence,
         )
         self.eligible = eligible_by_model(levels, gpus)
         states = [self.cluster, *(replace(self.cluster, table=table) for table in tables[1:])]
         self.servers, self.hosts = _build_servers(config.servers, [states[i] for i in classes])
         self.availability: Availability | None = None
         self._route = config.route
-        if config.autoscaling or any(spec.mtbf_h for spec in config.servers):
+        if config.autoscaling or config.domains or any(spec.mtbf_h for spec in config.servers):
             seeds = np.random.SeedSequence([config.seed, 2])
             self.availability = Availability(
-                self.hosts, self.cluster, self.eligible, config.route, config.autoscaling, seeds
+                self.hosts, self.cluster, self.eligible, config.route, config.autoscaling, config.domains, seeds
             )
             self.availability.begin()
             self._route = self.availability.route
         #: Whether events of other things than requests and loads may remain at the end.
-        self._idles = self.availability is not None or config.options.keep_alive_ms < float("inf")
+        self._idles = bool(self.availability or store) or config.options.keep_alive_ms < float("inf")
         self._preload()
 
     def run(
@@ -170,10 +179,12 @@ class ClusterEngine:
         for chunk in chunks:
             requests = Requests(*chunk)
             factors, draws = self.draw(requests)
-            for first in range(0, len(factors), _PART):
+            for first in range(0, len(draws), _PART):
                 part = slice(first, first + _PART)
                 arrivals = requests.times_ms[part].tolist(), requests.models[part].tolist()
-                self._replay(*arrivals, factors[part], draws[part].tolist())
+                own = [level[part].tolist() for level in factors]
+                jobs = own[0] if len(own) == 1 else list(zip(*own, strict=True))
+                self._replay(*arrivals, jobs, draws[part].tolist())
                 self.metrics.pack()
             self.flush(keep)
             progress(self._number)
@@ -185,23 +196,19 @@ class ClusterEngine:
         self.flush(keep, force=True)
         return self.metrics
 
-    def draw(self, requests: Requests) -> tuple[list[Any], Floats]:
-        """Return the factors of a chunk's requests and the random numbers of its routing; note what they require."""
+    def draw(self, requests: Requests) -> tuple[list[Floats], Floats]:
+        """Return the factors of a chunk's requests by level and the random numbers of its routing.
+
+        Note what the requests require.
+        """
         self.arrived_ms = max([self.arrived_ms, *requests.times_ms[-1:].tolist()])
         factors, draws = self._jitter.draw(requests.models), self._draws.random(len(requests.models))
         if requests.details:
             self.metrics.objectives.add(requests.details)
             self.cluster.priorities.frombytes(requests.details.priority.astype(np.int64).tobytes())
-            self._set_durations(factors, requests)
+            given = requests.details.duration_ms / self._reference_ms[requests.models]
+            factors = [np.where(np.isnan(given), level, given) for level in factors]
         return factors, draws
-
-    def _set_durations(self, factors: list[Any], requests: Requests) -> None:
-        """Replace the random factors of requests whose duration is given."""
-        assert requests.details  # noqa: S101 # the caller has checked it
-        durations, levels = requests.details.duration_ms, len(self.cluster.table.variants)
-        for i in np.flatnonzero(~np.isnan(durations)).tolist():
-            factor = float(durations[i]) / self._reference_ms[requests.models[i]]
-            factors[i] = factor if levels == 1 else (factor,) * levels
 
     def _replay(self, times: list[float], models: list[int], factors: list[Any], draws: list[float]) -> None:
         events, pop, route = self._events, heapq.heappop, self._route

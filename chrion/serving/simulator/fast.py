@@ -16,6 +16,9 @@ from chrion.serving.simulator.metrics import COLUMNS, RequestMetrics
 from chrion.serving.simulator.requests import Requests
 from chrion.serving.simulator.scenario import Scenario
 
+#: Fields of a server's memory over time, and the attributes of its average.
+_AVERAGE = {name: name for name in ("now", "value", "peak", "area")} | {"width": "width_ms"}
+
 
 def covers(scenario: Scenario, pattern: str) -> bool:
     """Return whether the kernel can run a pattern: no deadlines, no shrinking, no oracle, no options of servers."""
@@ -45,9 +48,9 @@ def run_compiled(
     for chunk in chunks:
         requests = Requests(*chunk)
         times, models = requests.times_ms, requests.models
-        factors, draws = engine.draw(requests)
+        (factors,), draws = engine.draw(requests)
         pools = _enlarged(state, pools, len(times), max_early)
-        kernel.replay(state, pools, (times, models, np.array(factors), draws))
+        kernel.replay(state, pools, (times, models, factors, draws))
         engine.now = max([engine.now, *times[-1:].tolist()])
         _record(engine, state, pools)
         engine.flush(keep)
@@ -101,20 +104,22 @@ def _state(engine: ClusterEngine, scenario: Scenario) -> State:
         eligible=_ints([i for eligible in groups.values() for i in eligible]),
         load_ms=np.array(list(links.values()), np.float64),
         servers=_records(kernel.SERVER, s),
+        outstanding=np.zeros(s, np.int64),
         residents=np.full((s, 2), -1),
         cold=np.full((s, 2), -1),
         homes=np.full((m, 2), -1),
         areas=np.array([server.memory.areas for server in servers]),
-        counters=_ints([0, 0, -1, 0, 0, 0]),
+        counters=_ints([0, 0, -1, 0, 0, 0, -1]),
     )
-    for i, server in enumerate(servers):
-        own, average = state.servers[i], server.memory
-        own.budget, own.free = server.budget_bytes, server.free_bytes
-        own.free_slots, own.free_cores = server.free_slots, server.host.free_cores
-        own.link = link_of[id(server.load_ms)]
-        own.ready_head = own.ready_tail = -1
-        own.width, own.now, own.value = average.width_ms, average.now, average.value
-        own.peak, own.area = average.peak, average.area
+    own, averages = state.servers, [server.memory for server in servers]
+    own.budget, own.free = zip(*((server.budget_bytes, server.free_bytes) for server in servers), strict=True)
+    own.free_slots, own.free_cores = zip(
+        *((server.free_slots, server.host.free_cores) for server in servers), strict=True
+    )
+    own.link = [link_of[id(server.load_ms)] for server in servers]
+    own.ready_head = own.ready_tail = -1
+    for field, name in _AVERAGE.items():
+        own[field] = [getattr(average, name) for average in averages]
     return state
 
 
@@ -130,10 +135,11 @@ def _place(engine: ClusterEngine, state: State) -> Pools:
     for model, homes in enumerate(engine.cluster.homes):
         _chain(pools.at_home, state.homes[model], [pair_of[i, model] for i in homes])
     state.counters[kernel.PAIRS] = len(held)
+    kernel.place_pairs(state, pools)
     return pools
 
 
-def _chain(links: Counts, ends: Counts, pairs: Sequence[int]) -> None:
+def _chain(links: kernel.Small, ends: Counts, pairs: Sequence[int]) -> None:
     """Make a list of pairs."""
     for before, after in pairwise([-1, *pairs, -1]):
         if before >= 0:
@@ -149,42 +155,55 @@ def _records(kind: np.dtype[np.void], *shape: int) -> Any:
 
 
 def _pools(jobs: int, events: int, pairs: int) -> Pools:
-    in_memory, at_home = np.zeros((2, pairs, 2), np.int64)
-    table = np.full(1 << (2 * pairs).bit_length(), -1)
-    rows = np.zeros((jobs, COLUMNS))
+    in_memory, at_home = np.zeros((2, pairs, 2), np.int32)
     records = _records(kernel.JOB, jobs), _records(kernel.EVENT, events)
-    return Pools(*records, rows, _records(kernel.PAIR, pairs), in_memory, at_home, table)
+    return Pools(*records, np.zeros((jobs, COLUMNS)), _records(kernel.PAIR, pairs), in_memory, at_home, _table(pairs))
+
+
+def _table(pairs: int) -> kernel.Small:
+    return np.full(1 << (2 * pairs).bit_length(), -1, np.int32)
 
 
 def _enlarged(state: State, pools: Pools, arrivals: int, max_early: int) -> Pools:
     """Return pools for the requests that are waiting or running and for those of the next chunk."""
-    waiting = int(state.servers.outstanding.sum())
-    jobs, used = waiting + arrivals, len(pools.jobs)
+    jobs, used = int(state.outstanding.sum()) + arrivals, len(pools.jobs)
+    if jobs > used:
+        longer = _longer(pools.jobs, jobs + jobs // 2)
+        pools = pools._replace(jobs=longer, rows=np.zeros((len(longer), COLUMNS)))
+        # The new jobs are put before the free ones.
+        pools.jobs.next[used:] = np.arange(used + 1, len(pools.jobs) + 1)
+        pools.jobs.next[-1] = state.counters[kernel.FREE_JOB]
+        state.counters[kernel.FREE_JOB] = used
     events = (max_early + 1) * jobs + len(state.servers) + 1
-    pairs = min(int(state.counters[kernel.PAIRS]) + arrivals, len(state.servers) * len(state.models))
-    if jobs <= used and events <= len(pools.events) and pairs <= len(pools.pairs):
-        return pools
-    larger = _pools(2 * jobs, 2 * events, max(pairs, min(2 * pairs, len(state.servers) * len(state.models))))
-    for old, new in zip(pools[:-1], larger[:-1], strict=True):
-        new[: len(old)] = old
-    # The new jobs are put before the free ones.
-    larger.jobs.next[used:] = np.arange(used + 1, len(larger.jobs) + 1)
-    larger.jobs.next[-1] = state.counters[kernel.FREE_JOB]
-    state.counters[kernel.FREE_JOB] = used
-    kernel.place_pairs(state, larger)
-    return larger
+    if events > len(pools.events):
+        pools = pools._replace(events=_longer(pools.events, events + events // 2))
+    possible = len(state.servers) * len(state.models)
+    pairs = min(int(state.counters[kernel.PAIRS]) + arrivals, possible)
+    if pairs > len(pools.pairs):
+        size = min(pairs + pairs // 2, possible)
+        by_pair = {name: _longer(getattr(pools, name), size) for name in ("pairs", "in_memory", "at_home")}
+        pools = pools._replace(**by_pair, table=_table(size))
+        kernel.place_pairs(state, pools)
+    return pools
+
+
+def _longer(records: Any, size: int) -> Any:
+    longer = np.zeros_like(records, shape=(size, *records.shape[1:]))
+    longer[: len(records)] = records
+    return longer
 
 
 def _write_back(engine: ClusterEngine, state: State) -> None:
     """Give an engine the figures of its servers that results use."""
     engine.cluster.loads[:] = state.models.loads.tolist()
-    for i, server in enumerate(engine.servers):
-        own, average = state.servers[i], server.memory
-        server.loads, server.evictions = int(own.loads), int(own.evictions)
-        server.loaded_mb, server.link_busy_ms = float(own.loaded_mb), float(own.link_busy_ms)
-        average.areas[:] = state.areas[i].tolist()
-        average.width_ms, average.now = float(own.width), float(own.now)
-        average.value, average.peak, average.area = float(own.value), float(own.peak), float(own.area)
+    own = state.servers
+    figures = {name: own[name].tolist() for name in ("loads", "evictions", "loaded_mb", "link_busy_ms")}
+    averages = {name: own[field].tolist() for field, name in _AVERAGE.items()}
+    for i, (server, areas) in enumerate(zip(engine.servers, state.areas.tolist(), strict=True)):
+        server.memory.areas[:] = areas
+        for target, columns in ((server, figures), (server.memory, averages)):
+            for name, values in columns.items():
+                setattr(target, name, values[i])
 
 
 def _ints(values: Sequence[int]) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:

@@ -5,8 +5,9 @@ The rules of one memory are those of :mod:`chrion.serving.manager.device_memory`
 - The link carries one load at a time, while the GPUs and the cores continue. Each GPU proposes the first of its waiting
   loads; of the proposals for which there is memory, or for which it can be made, the first in the load order is carried
   out.
-- Host memory holds weights that were loaded before. A load of others first reads them from the disk, while it occupies
-  the link, and evicts the weights that no GPU of the server uses and that have been idle longest, then those in use.
+- Host memory holds weights that were loaded before. A load of others first reads them from the disk, or from a network
+  store (:mod:`chrion.serving.simulator.network_store`), while it occupies the link, and evicts the weights that no GPU
+  of the server uses and that have been idle longest, then those in use.
 - Evictions take no time: weights do not change, so nothing is written back. With several variants a model (shrinking),
   a model changes to a smaller variant at once. It changes to the next larger one by a load, which starts when a request
   for it ends, if the link is idle and the memory is free.
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
+from functools import partial
 from heapq import heappush
 
 from chrion.serving.manager.device_memory import DeviceMemory
@@ -168,16 +170,28 @@ class GpuMemory(DeviceMemory):
     def _load(self, now: float, kind: int, size: int, load_ms: float, load_mb: float) -> None:
         model = kind % self._models
         self.host.loading = self
+        store = self.cluster.store if self.host.has_disk and model not in self.host.held else None
         if self.host.has_disk:
-            load_ms += self.host.disk_ms(model, load_mb)
+            load_ms += self.host.disk_ms(model, 0.0 if store else load_mb)
             self.host.fetch(model)
         self._reserve(now, size)
-        self.loading_until_ms = now + load_ms
         self.link_busy_ms += load_ms
         self.loaded_mb += load_mb
         self.loads += 1
         self.cluster.loads[model] += 1
         self._log(now, "load", kind)
+        if store:
+            done = partial(self._on_read, now, kind, load_ms)
+            store.begin(now, self.index, load_mb, self.host.spec.disk_gb_per_s, done)
+        else:
+            self._transfer(now, kind, load_ms)
+
+    def _on_read(self, began: float, kind: int, load_ms: float, now: float) -> None:
+        self.link_busy_ms += now - began
+        self._transfer(now, kind, load_ms)
+
+    def _transfer(self, now: float, kind: int, load_ms: float) -> None:
+        self.loading_until_ms = now + load_ms
         heappush(self._events, (self.loading_until_ms, next(self._sequence), self._on_loaded, kind))
 
     def evict(self, now: float, resident: ResidentModel) -> None:
@@ -272,6 +286,8 @@ class GpuMemory(DeviceMemory):
         self.cold.clear()
         self.urgency.clear()
         self.loading = self.host.loading = None
+        if self.cluster.store:
+            self.cluster.store.cancel(now, self.index)
         self.free_bytes = self.budget_bytes
         self._reserve(now, 0)
         self._log(now, "reset", 0)

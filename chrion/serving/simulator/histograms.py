@@ -22,7 +22,8 @@ _ORIGIN_MS = 0.01
 _FIRST, _LAST = -926, 4400
 #: Bins of a histogram.
 BINS = _LAST - _FIRST
-#: Latencies that are kept before they are sorted into histograms, 1 MB, which costs less for many at a time.
+#: Latencies that are kept before they are sorted into histograms, 1 MB, or as many as there are bins with a count:
+#: many at a time cost less.
 _BUFFERED = 1 << 17
 _NONE: Counts = np.zeros(0, np.int64)
 
@@ -76,7 +77,7 @@ class SparseHistograms:
         """Count latencies, given their models and their bins. Shapes: [n]."""
         self._buffer.append(models * BINS + bins)
         self._buffered += len(models)
-        if self._buffered >= _BUFFERED:
+        if self._buffered >= max(_BUFFERED, len(self._keys)):
             self._sorted()
 
     def total(self, first: int = 0) -> Counts:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from chrion.serving.simulator.histograms import Counts, Floats
 
@@ -19,6 +20,7 @@ try:
 except ImportError:  # the extra ``fast`` is not installed
     numba = None
 
+Small = npt.NDArray[np.int32]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 #: Compiled functions allocate nothing, and without reference counts of their arrays they take an eighth of the time.
@@ -31,8 +33,11 @@ LOAD_ORDERS = ("fifo", "demand")
 ABSENT, COLD, LOADING, RESIDENT = range(4)
 #: Kinds of events.
 _END, _RELEASE, _LOADED = range(3)
-#: Positions of counters: events in the heap, the next event's number, the first free job, rows, requests, pairs.
-EVENTS, SEQUENCE, FREE_JOB, ROWS, REQUESTS, PAIRS = range(6)
+#: Positions of counters: events in the heap, the next event's number, the first free job, rows, requests, pairs, the
+#: first free one of these.
+EVENTS, SEQUENCE, FREE_JOB, ROWS, REQUESTS, PAIRS, FREE_PAIR = range(7)
+#: More requests than a server can have.
+_MANY = 1 << 62
 
 
 def compiled(function: Function) -> Function:
@@ -50,31 +55,32 @@ def inlined(function: Function) -> Function:
     return cast("Function", numba.njit(forceinline=True, **_OPTIONS)(function)) if numba else function
 
 
-_INT, _FLOAT = np.int64, np.float64
+def _layout(floats: str, integers: str, small: str) -> np.dtype[np.void]:
+    """Return a kind of records, given the names of its fields of each type; small integers have 4 bytes."""
+    types = (np.float64, floats), (np.int64, integers), (np.int32, small)
+    return np.dtype([(name, kind) for kind, names in types for name in names.split()], align=True)
+
+
+# Records are short, since most of the time goes into those that are not in a cache.
 #: What requests and loads of a model take.
-MODEL = np.dtype(
-    [(name, _INT) for name in ("memory", "slots", "cores", "last_slots", "last_cores", "pinned", "group")]
-    + [(name, _INT) for name in ("early_begin", "early_end", "loads")]
-    + [(name, _FLOAT) for name in ("latency", "load_mb", "weight")]
+MODEL = _layout(
+    "latency load_mb weight", "memory loads", "slots cores last_slots last_cores pinned group early_begin early_end"
 )
 #: GPU slots and cores that a request releases before its end, at a time since its start.
-EARLY = np.dtype([("at", _FLOAT), ("slots", _INT), ("cores", _INT)])
+EARLY = _layout("at", "", "slots cores")
 #: A server; ``width`` to ``area`` are memory over time, see :class:`chrion.serving.simulator.averages.BinnedAverage`.
-SERVER = np.dtype(
-    [(name, _INT) for name in ("budget", "free", "free_slots", "free_cores", "outstanding", "loading", "loads")]
-    + [(name, _INT) for name in ("evictions", "ready_head", "ready_tail", "link")]
-    + [(name, _FLOAT) for name in ("loaded_mb", "link_busy_ms", "width", "now", "value", "peak", "area")]
+SERVER = _layout(
+    "loaded_mb link_busy_ms width now value peak area",
+    "budget free loads evictions",
+    "free_slots free_cores loading ready_head ready_tail link",
 )
-#: A model that has been requested on a server; ``rank`` and ``victim`` are used while victims are chosen.
-PAIR = np.dtype(
-    [(name, _INT) for name in ("model", "server", "status", "in_use", "uses", "wait_head", "wait_tail", "victim")]
-    + [(name, _FLOAT) for name in ("idle_ms", "oldest_ms", "demand_ms", "rank")]
-)
+#: A model that waits for its load on a server or is in its memory, or with the policy ``lfu`` was. ``since_ms`` is the
+#: end of its last use in memory, or the arrival of the first request that waits for its load; ``value`` is the demand
+#: of these, or the rank while victims are chosen, whose list ``victim`` links, as it does that of free records.
+PAIR = _layout("since_ms value", "uses", "model server status in_use wait_head wait_tail victim")
 #: A request that waits or runs; ``next`` is the next job of its list, -1 at the end.
-JOB = np.dtype(
-    [(name, _INT) for name in ("number", "pair", "cold", "next")] + [("arrival", _FLOAT), ("factor", _FLOAT)]
-)
-EVENT = np.dtype([("at", _FLOAT), *((name, _INT) for name in ("sequence", "kind", "server", "a", "b"))])
+JOB = _layout("arrival factor", "number", "pair next cold")
+EVENT = _layout("at", "sequence", "kind server a b")
 
 
 class State(NamedTuple):
@@ -93,6 +99,8 @@ class State(NamedTuple):
     #: Time of a load by kind of link and model.
     load_ms: Floats
     servers: Any
+    #: Requests at each server, waiting or running.
+    outstanding: Counts
     #: The first and the last pair of each list, -1 if it is empty: of models in memory and of models that wait for a
     #: load by server, shape [S, 2], and of the servers that hold or await a model by model, shape [M, 2].
     residents: Counts
@@ -112,41 +120,69 @@ class Pools(NamedTuple):
     rows: Floats
     pairs: Any
     #: The previous and the next pair in the server's list and in the model's. Shape [pairs, 2].
-    in_memory: Counts
-    at_home: Counts
+    in_memory: Small
+    at_home: Small
     #: A hash table of pairs with open addressing, -1 where it is empty; its length is a power of two.
-    table: Counts
+    table: Small
+
+
+@inlined
+def _first_slot(state: State, pools: Pools, server: int, model: int) -> int:
+    """Return the place in the table from which on a pair is searched."""
+    # The constant is 2 ** 32 / the golden ratio (Knuth's multiplicative hashing); its product's middle bits are used.
+    return ((int(server) * len(state.models) + int(model)) * 2654435769 >> 12) & (len(pools.table) - 1)
 
 
 @inlined
 def _slot(state: State, pools: Pools, server: int, model: int) -> int:
     """Return the place of a pair in the table, or the empty place for it."""
-    mask = len(pools.table) - 1
-    # The constant is 2 ** 32 / the golden ratio (Knuth's multiplicative hashing); its product's middle bits are used.
-    slot = ((server * len(state.models) + model) * 2654435769 >> 12) & mask
+    slot = _first_slot(state, pools, server, model)
     while pools.table[slot] >= 0:
         pair = pools.table[slot]
         if pools.pairs[pair].model == model and pools.pairs[pair].server == server:
             break
-        slot = (slot + 1) & mask
-    return int(slot)
+        slot = (slot + 1) & (len(pools.table) - 1)
+    return slot
 
 
 @inlined
 def _find(state: State, pools: Pools, server: int, model: int) -> int:
-    """Return a pair, a new one for the first request of a model on a server."""
+    """Return a pair, a new one if the server does not know the model."""
     slot = _slot(state, pools, server, model)
     if pools.table[slot] < 0:
-        new = state.counters[PAIRS]
-        state.counters[PAIRS] += 1
+        new = state.counters[FREE_PAIR]
+        if new < 0:
+            new = state.counters[PAIRS]
+            state.counters[PAIRS] += 1
+        else:
+            state.counters[FREE_PAIR] = pools.pairs[new].victim
         pools.table[slot] = new
         pools.pairs[new].model, pools.pairs[new].server = model, server
+        pools.pairs[new].status, pools.pairs[new].in_use, pools.pairs[new].uses = ABSENT, 0, 0
         pools.pairs[new].wait_head = -1
     return int(pools.table[slot])
 
 
 @inlined
-def _append(links: Counts, ends: Counts, row: int, pair: int) -> None:
+def _forget(state: State, pools: Pools, pair: int) -> None:
+    """Make an evicted pair free, so that few records are used again and again, which are then in a cache."""
+    mask = len(pools.table) - 1
+    hole = _slot(state, pools, pools.pairs[pair].server, pools.pairs[pair].model)
+    slot = (hole + 1) & mask
+    while pools.table[slot] >= 0:  # those that would not be found beyond the hole move into it
+        other = pools.table[slot]
+        first = _first_slot(state, pools, pools.pairs[other].server, pools.pairs[other].model)
+        if (slot - first) & mask >= (slot - hole) & mask:
+            pools.table[hole] = other
+            hole = slot
+        slot = (slot + 1) & mask
+    pools.table[hole] = -1
+    pools.pairs[pair].server, pools.pairs[pair].victim = -1, state.counters[FREE_PAIR]
+    state.counters[FREE_PAIR] = pair
+
+
+@inlined
+def _append(links: Small, ends: Counts, row: int, pair: int) -> None:
     """Append a pair to a list; arrays without a view of a row are faster."""
     links[pair, 0], links[pair, 1] = ends[row, 1], -1
     if ends[row, 1] < 0:
@@ -157,7 +193,7 @@ def _append(links: Counts, ends: Counts, row: int, pair: int) -> None:
 
 
 @inlined
-def _remove(links: Counts, ends: Counts, row: int, pair: int) -> None:
+def _remove(links: Small, ends: Counts, row: int, pair: int) -> None:
     before, after = links[pair, 0], links[pair, 1]
     if before < 0:
         ends[row, 0] = after
@@ -245,37 +281,47 @@ def _rank(state: State, pools: Pools, pair: int, now: float) -> float:
     if not state.models[model].memory or pools.pairs[pair].in_use or state.models[model].pinned:
         return float(np.nan)
     if state.policy[0] == 0:
-        return float(pools.pairs[pair].idle_ms)
+        return float(pools.pairs[pair].since_ms)
     if state.policy[0] == 1:
         return float(pools.pairs[pair].uses)
     load_ms = state.load_ms[state.servers[pools.pairs[pair].server].link, model]
-    return float(-(now - pools.pairs[pair].idle_ms) / (load_ms * state.models[model].weight + 1e-9))
+    return float(-(now - pools.pairs[pair].since_ms) / (load_ms * state.models[model].weight + 1e-9))
+
+
+@inlined
+def _first(pools: Pools, best: int, pair: int) -> int:
+    """Return which of two models gives way first, the first one if ranks are equal; -1 and NaN stand for none."""
+    if np.isnan(pools.pairs[pair].value) or (best >= 0 and pools.pairs[best].value <= pools.pairs[pair].value):
+        return best
+    return pair
 
 
 @inlined
 def _make_room(state: State, pools: Pools, server: int, needed: int, now: float) -> bool:
     """Evict models until ``needed`` bytes are free, without unnecessary ones; evict none if that is not possible."""
+    best, last = -1, -1
     pair = state.residents[server, 0]
     while pair >= 0:
-        pools.pairs[pair].rank = _rank(state, pools, pair, now)
+        pools.pairs[pair].value = _rank(state, pools, pair, now)
+        best = _first(pools, best, pair)
         pair = pools.in_memory[pair, 1]
-    last = -1
-    while needed > 0:
-        best = -1
-        pair = state.residents[server, 0]
-        while pair >= 0:
-            if not np.isnan(pools.pairs[pair].rank) and (best < 0 or pools.pairs[pair].rank < pools.pairs[best].rank):
-                best = pair
-            pair = pools.in_memory[pair, 1]
-        if best < 0:
-            return False
-        pools.pairs[best].rank = np.nan
+    while best >= 0:
+        pools.pairs[best].value = np.nan
         pools.pairs[best].victim = last
         last = best
         needed -= state.models[pools.pairs[best].model].memory
+        if needed <= 0:
+            break
+        best = -1
+        pair = state.residents[server, 0]
+        while pair >= 0:
+            best = _first(pools, best, pair)
+            pair = pools.in_memory[pair, 1]
+    if needed > 0:
+        return False
     spare = -needed
     while last >= 0:
-        memory = state.models[pools.pairs[last].model].memory
+        memory, following = state.models[pools.pairs[last].model].memory, pools.pairs[last].victim
         if memory <= spare:
             spare -= memory
         else:
@@ -284,7 +330,9 @@ def _make_room(state: State, pools: Pools, server: int, needed: int, now: float)
             _remove(pools.at_home, state.homes, pools.pairs[last].model, last)
             state.servers[server].free += memory
             state.servers[server].evictions += 1
-        last = pools.pairs[last].victim
+            if state.policy[0] != 1:  # the uses of an evicted model count
+                _forget(state, pools, last)
+        last = following
     return True
 
 
@@ -297,9 +345,9 @@ def _load_next(state: State, pools: Pools, server: int, now: float) -> None:
     other = pools.in_memory[first, 1]
     while other >= 0:
         if state.policy[2] == 0:
-            earlier = pools.pairs[other].oldest_ms < pools.pairs[first].oldest_ms
+            earlier = pools.pairs[other].since_ms < pools.pairs[first].since_ms
         else:
-            earlier = pools.pairs[other].demand_ms > pools.pairs[first].demand_ms
+            earlier = pools.pairs[other].value > pools.pairs[first].value
         if earlier:
             first = other
         other = pools.in_memory[other, 1]
@@ -325,7 +373,7 @@ def _load_next(state: State, pools: Pools, server: int, now: float) -> None:
 @inlined
 def _add_resident(state: State, pools: Pools, pair: int, now: float) -> None:
     pools.pairs[pair].status = RESIDENT
-    pools.pairs[pair].idle_ms = now
+    pools.pairs[pair].since_ms = now
     _append(pools.in_memory, state.residents, pools.pairs[pair].server, pair)
 
 
@@ -371,10 +419,10 @@ def _handle(state: State, pools: Pools) -> float:
     elif kind == _END:
         state.servers[server].free_slots += state.models[pools.pairs[a].model].last_slots
         state.servers[server].free_cores += state.models[pools.pairs[a].model].last_cores
-        state.servers[server].outstanding -= 1
+        state.outstanding[server] -= 1
         pools.pairs[a].in_use -= 1
         if pools.pairs[a].in_use == 0:
-            pools.pairs[a].idle_ms = now
+            pools.pairs[a].since_ms = now
             _load_next(state, pools, server, now)
     else:
         state.servers[server].loading = 0
@@ -398,38 +446,38 @@ def _handle(state: State, pools: Pools) -> float:
 
 @inlined
 def _least_loaded(state: State, model: int) -> int:
+    """Return the first of the eligible servers with the fewest requests; the search ends at an idle one."""
     group = state.models[model].group
     first, last = state.first[group], state.first[group + 1]
     best = state.eligible[first]
     for i in range(first + 1, last):
-        if state.servers[state.eligible[i]].outstanding < state.servers[best].outstanding:
+        if state.outstanding[best] == 0:
+            break
+        if state.outstanding[state.eligible[i]] < state.outstanding[best]:
             best = state.eligible[i]
     return int(best)
 
 
 @inlined
 def _route(state: State, pools: Pools, model: int, draw: float) -> int:
+    """Return the pair of a request's model and server."""
+    home, fewest, pair = -1, _MANY, state.homes[model, 0]
     if state.policy[1] == 0:
         group = state.models[model].group
         first, last = state.first[group], state.first[group + 1]
-        return int(state.eligible[first + int(draw * (last - first))])
-    pair = state.homes[model, 0]
-    if state.policy[1] == 1 or pair < 0:
-        return _least_loaded(state, model)
-    home = pools.pairs[pair].server
-    while pair >= 0:
-        server = pools.pairs[pair].server
-        if state.servers[server].outstanding < state.servers[home].outstanding:
-            home = server
-        pair = pools.at_home[pair, 1]
-    if state.servers[home].outstanding < state.policy[3]:
-        return int(home)
-    least_loaded = _least_loaded(state, model)
-    return (
-        int(home)
-        if state.servers[home].outstanding < state.servers[least_loaded].outstanding + state.policy[3]
-        else least_loaded
-    )
+        return _find(state, pools, state.eligible[first + int(draw * (last - first))], model)
+    if state.policy[1] == 2:
+        while pair >= 0 and fewest > 0:
+            outstanding = state.outstanding[pools.pairs[pair].server]
+            if outstanding < fewest:
+                home, fewest = pair, outstanding
+            pair = pools.at_home[pair, 1]
+        if home >= 0 and fewest < state.policy[3]:
+            return home
+    server = _least_loaded(state, model)
+    if home >= 0 and fewest < state.outstanding[server] + state.policy[3]:
+        return home
+    return _find(state, pools, server, model)
 
 
 @inlined
@@ -438,7 +486,7 @@ def _offer(state: State, pools: Pools, job: int, now: float) -> None:
     server, model = pools.pairs[pair].server, pools.pairs[pair].model
     if pools.pairs[pair].status == ABSENT and state.models[model].memory == 0:
         _add_resident(state, pools, pair, 0.0)
-    state.servers[server].outstanding += 1
+    state.outstanding[server] += 1
     pools.jobs[job].next = -1
     if pools.pairs[pair].status == RESIDENT:
         pools.jobs[job].cold = 0
@@ -454,7 +502,7 @@ def _offer(state: State, pools: Pools, job: int, now: float) -> None:
     pools.jobs[job].cold = 1
     if pools.pairs[pair].status == ABSENT:
         pools.pairs[pair].status = COLD
-        pools.pairs[pair].oldest_ms, pools.pairs[pair].demand_ms = now, 0.0
+        pools.pairs[pair].since_ms, pools.pairs[pair].value = now, 0.0
         _append(pools.at_home, state.homes, model, pair)
         _append(pools.in_memory, state.cold, server, pair)
     if pools.pairs[pair].wait_head < 0:
@@ -463,7 +511,7 @@ def _offer(state: State, pools: Pools, job: int, now: float) -> None:
         pools.jobs[pools.pairs[pair].wait_tail].next = job
     pools.pairs[pair].wait_tail = job
     if pools.pairs[pair].status == COLD:
-        pools.pairs[pair].demand_ms += state.models[model].latency
+        pools.pairs[pair].value += state.models[model].latency
         _load_next(state, pools, server, now)
 
 
@@ -472,7 +520,8 @@ def place_pairs(state: State, pools: Pools) -> None:
     """Enter all pairs into a new table."""
     pools.table[:] = -1
     for pair in range(state.counters[PAIRS]):
-        pools.table[_slot(state, pools, pools.pairs[pair].server, pools.pairs[pair].model)] = pair
+        if pools.pairs[pair].server >= 0:
+            pools.table[_slot(state, pools, pools.pairs[pair].server, pools.pairs[pair].model)] = pair
 
 
 @compiled
@@ -493,7 +542,7 @@ def replay(state: State, pools: Pools, requests: tuple[Floats, Counts, Floats, F
         state.counters[FREE_JOB] = pools.jobs[job].next
         pools.jobs[job].number = state.counters[REQUESTS]
         pools.jobs[job].arrival, pools.jobs[job].factor = now, factors[i]
-        pools.jobs[job].pair = _find(state, pools, _route(state, pools, models[i], draws[i]), models[i])
+        pools.jobs[job].pair = _route(state, pools, models[i], draws[i])
         state.counters[REQUESTS] += 1
         _offer(state, pools, job, now)
 

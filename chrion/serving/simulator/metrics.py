@@ -152,7 +152,7 @@ class RequestMetrics:
             self.class_responses.add(classes, bins)
         self.responses.add(models, bins)
         self.executions.add(models, bin_index(execution))
-        np.add.at(self.cold_responses, bins[cold], 1)
+        self.cold_responses += _count(bins[cold], BINS)
         self._add_busy(execution, servers, kinds.astype(np.int64))
         self.end_ms = max(self.end_ms, float(end.max()))
         outcomes: Counts = late.astype(np.int64) * _LATE

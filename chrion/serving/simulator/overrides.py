@@ -1,8 +1,8 @@
 """Changes to the values of a scenario: ``--set key=value`` and ``--sweep key=a,b``.
 
 A key is a path (``servers.gpu_memory_gb``, ``models.baseline.copies``, ``variants.gpu.jitter_cv``), or its last part
-alone (``gpu_memory_gb``) if only one section has it, apart from classes. A path that names no server, model or variant
-changes all of them.
+alone (``gpu_memory_gb``) if only one section has it, apart from classes and domains. A path that names no server, model
+or variant changes all of them.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def server_path(key: str) -> list[str]:
         return path
     homes = ["variants"] if key in VARIANT_KEYS else []
     homes += [name for name, kind in SECTIONS.items() if key in kind.__struct_fields__]
-    if homes[1:] == ["classes"]:  # a key of models, too, that had no other meaning before there were classes
+    if homes[1:] in (["classes"], ["domains"]):  # a key of models or servers, too, which alone means theirs
         homes = homes[:1]
     if len(homes) != 1:
         if homes:
@@ -132,7 +132,7 @@ def _tables(content: dict[str, Any], path: list[str], key: str) -> list[dict[str
     if section not in SECTIONS:
         hint = did_you_mean(section, [*SECTIONS, "variants"])
         raise OptionError(f"key {key!r}: unknown section {section!r}", hint=hint)
-    default: Any = [{}] if section == "servers" else {}
+    default: Any = [{}] if section in ("servers", "classes", "domains") else {}
     tables = _entries(content.setdefault(section, default), rest[:-1] if len(rest) > 1 else ["*"])
     matches = list(tables)
     if not matches:

@@ -19,17 +19,20 @@ class RateCurve:
 
     Args:
         points: Times in s and factors. The first time is 0, times do not decrease, and equal ones make a step.
+        section: The section of the scenario's key ``curve``, for messages.
 
     Raises:
         ScenarioError: The points have another form, or the rate is zero at all times.
     """
 
-    def __init__(self, points: Sequence[tuple[float, float]]) -> None:
+    def __init__(self, points: Sequence[tuple[float, float]], section: str = "workload") -> None:
         times, factors = np.array(points, np.float64).reshape(-1, 2).T
         lengths = np.diff(times)
         if len(times) < 2 or times[0] or (lengths < 0).any() or not times[-1]:
             expected = "two or more points [time_s, factor] from time 0 on, whose times do not decrease"
-            raise ScenarioError(f"workload.curve: expected {expected}, found {[list(point) for point in points]}"[:300])
+            raise ScenarioError(
+                f"{section}.curve: expected {expected}, found {[list(point) for point in points]}"[:300]
+            )
         kept = lengths > 0
         #: Of each part: its begin in s, its first factor, and the change of the factor in a second.
         self._begins, self._factors = times[:-1][kept], factors[:-1][kept]
@@ -39,7 +42,7 @@ class RateCurve:
         self._sums = np.concatenate([[0.0], np.cumsum(areas)])
         self._period_s = float(times[-1])
         if not self._sums[-1]:
-            raise ScenarioError("workload.curve: expected a factor above 0")
+            raise ScenarioError(f"{section}.curve: expected a factor above 0")
 
     def times_s(self, integrals: Floats) -> Floats:
         """Return the times at which the integral of the factor has some values. Shape [n]."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -118,6 +118,9 @@ class Series:
     waiting: tuple[int, ...]
     #: Violations / arrivals, of the requests that arrive in the bin; NaN without arrivals.
     violation_rate: tuple[float, ...]
+    #: Servers that are on, and those that receive requests, in the mean; empty if all servers are always there.
+    servers_on: tuple[float, ...] = ()
+    servers_available: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +197,11 @@ def collect(scenario: Scenario, pattern: str, engine: ClusterEngine) -> PatternR
     duration_ms = max(engine.metrics.end_ms, engine.now)
     servers = tuple(_server(engine, i, duration_ms) for i in range(len(engine.servers)))
     usage = _usage(engine, duration_ms, scenario.groups)
-    return from_metrics(scenario, pattern, engine.metrics, engine.cluster.loads, servers, duration_ms, usage)
+    result = from_metrics(scenario, pattern, engine.metrics, engine.cluster.loads, servers, duration_ms, usage)
+    if not engine.availability:
+        return result
+    on, available = _mean_levels(engine.availability.changes, result.series, duration_ms)
+    return replace(result, series=replace(result.series, servers_on=on, servers_available=available))
 
 
 def from_metrics(  # noqa: PLR0913, PLR0917 - the parts of a result
@@ -211,7 +218,13 @@ def from_metrics(  # noqa: PLR0913, PLR0917 - the parts of a result
         *(histograms.quantiles(len(loads), _SHARES) for histograms in (metrics.responses, metrics.executions)),
         strict=True,
     )
-    models = tuple(_summarise(scenario.models[i].name, metrics, loads[i], i, own) for i, own in enumerate(latencies))
+    counts = (metrics.arrivals, metrics.dropped, metrics.failed, metrics.late, metrics.cold)
+    columns = (*counts, metrics.response_ms, metrics.execution_ms, metrics.wait_ms)
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    models = tuple(
+        _summarise(model.name, row, own_loads, own)
+        for model, row, own_loads, own in zip(scenario.models, rows, loads, latencies, strict=True)
+    )
     responses = metrics.responses.total()
     quantiles = [_quantiles(counts) for counts in (responses, metrics.executions.total())]
     families = {model.family: i for i, model in enumerate({m.family: m for m in scenario.models}.values())}
@@ -221,7 +234,7 @@ def from_metrics(  # noqa: PLR0913, PLR0917 - the parts of a result
     return PatternResult(
         pattern=pattern,
         duration_ms=duration_ms,
-        total=_summarise("all", metrics, sum(loads), slice(None), quantiles),
+        total=_summarise("all", [column.sum().item() for column in columns], sum(loads), quantiles),
         models=models,
         servers=servers,
         classes=tuple(_class_summaries(scenario.classes, metrics)),
@@ -305,22 +318,19 @@ def plain(record: Any) -> Any:
     return record
 
 
-def _summarise(
-    name: str,
-    metrics: RequestMetrics,
-    loads: int,
-    models: int | slice,
-    quantiles: Sequence[Sequence[float]],
-) -> RequestSummary:
-    """Return the summary of a model or of several, given the quantiles of response and execution times."""
-    arrivals, dropped, failed, late, cold = (
-        int(counts[models].sum())
-        for counts in (metrics.arrivals, metrics.dropped, metrics.failed, metrics.late, metrics.cold)
-    )
+def _summarise(name: str, sums: Sequence[Any], loads: int, quantiles: Sequence[Sequence[float]]) -> RequestSummary:
+    """Return the summary of a model or of several, given the quantiles of response and execution times.
+
+    Args:
+        name: Its name.
+        sums: The numbers of its requests, and of those that were dropped, failed, late and cold; the sums of their
+            response times, execution times and waits.
+        loads: Its loads.
+        quantiles: Those of response and of execution times.
+    """
+    arrivals, dropped, failed, late, cold, *times_ms = sums
     completed = arrivals - dropped - failed
-    response, execution, wait = (
-        _mean(sums[models].sum(), completed) for sums in (metrics.response_ms, metrics.execution_ms, metrics.wait_ms)
-    )
+    response, execution, wait = (_mean(total_ms, completed) for total_ms in times_ms)
     return RequestSummary(
         name=name,
         arrivals=arrivals,
@@ -343,7 +353,8 @@ def _class_summaries(names: Sequence[str], metrics: RequestMetrics) -> Iterator[
 
 
 def _server(engine: ClusterEngine, i: int, end_ms: float) -> ServerResult:
-    server, spec = engine.servers[i], engine.config.gpus[i]
+    server = engine.servers[i]
+    spec = server.host.spec
     on_gpu, on_cores = engine.metrics.gpu_ms[i], engine.metrics.cores_ms[i]
     width_ms, memory = server.memory.means(end_ms)
     return ServerResult(
@@ -407,6 +418,20 @@ def _series(metrics: RequestMetrics, duration_ms: float) -> Series:
         tuple(np.cumsum(arrivals - departures).tolist()),
         tuple(rates.tolist()),
     )
+
+
+def _mean_levels(changes: Sequence[tuple[float, ...]], series: Series, duration_ms: float) -> list[tuple[float, ...]]:
+    """Return the means over the bins of a series of levels that have new values at some times, from 0 on."""
+    times, *rows = np.array(changes, np.float64).T
+    edges = np.minimum(np.arange(len(series.waiting) + 1) * series.bin_ms, duration_ms)
+    at, lengths = np.searchsorted(times, edges, side="right") - 1, np.diff(edges)
+    means = []
+    for levels in rows:
+        areas = np.append(0.0, np.cumsum(levels[:-1] * np.diff(times)))
+        integrals = areas[at] + levels[at] * (edges - times[at])
+        mean = np.divide(np.diff(integrals), lengths, out=levels[at[1:]].copy(), where=lengths > 0)
+        means.append(tuple(mean.tolist()))
+    return means
 
 
 def _quantiles(counts: Counts) -> list[float]:

@@ -19,7 +19,7 @@ from chrion.common.suggestions import did_you_mean
 from chrion.common.units import format_count
 from chrion.common.wrong_values import wrong_value
 from chrion.errors import PlanError, ScenarioError
-from chrion.serving.manager.policies import EVICTION, LOAD_ORDER
+from chrion.serving.manager.policies import EVICTION, LOAD_ORDER, Route, SpeedRoute
 from chrion.serving.manager.policy_settings import PolicySpec, route_of
 from chrion.serving.simulator.cluster_state import Batching, Options, ServerPolicies
 from chrion.serving.simulator.eligibility import check_fit
@@ -43,9 +43,11 @@ from chrion.serving.simulator.server_hardware import DatasheetFigures, complete_
 from chrion.serving.simulator.settings import (
     SYNTHETIC,
     AutoscalingSpec,
+    DomainSpec,
     ModelSpec,
     ScenarioFile,
     ServerSpec,
+    StoreSpec,
     WorkloadSpec,
 )
 from chrion.serving.simulator.workload import MinuteReplay, Workload, build_workload
@@ -76,6 +78,10 @@ class Scenario:
     policies: PolicySpec
     #: None if all servers are always on.
     autoscaling: AutoscalingSpec | None
+    #: Groups of servers that fail together.
+    domains: tuple[DomainSpec, ...]
+    #: The network store of weights; None if each server has a disk.
+    store: StoreSpec | None
     #: The latency that is compared with the objective: ``response`` or ``execution``.
     measure: str
     models: tuple[ServedModel, ...]
@@ -121,11 +127,21 @@ class Scenario:
         plain = not any(spec.gpus > 1 or spec.host_memory_gb or spec.mtbf_h for spec in self.servers)
         details = self.workload.details
         prioritises = bool(details and details.priority.any())
-        return alike and plain and not (self.autoscaling or self._batches or prioritises or self.policies.keep_alive_s)
+        policies = self.policies.keep_alive_s or self.policies.by_speed
+        return alike and plain and not (self.autoscaling or self.domains or self._batches or prioritises or policies)
 
     @property
     def _batches(self) -> bool:
         return any(model.spec.max_batch > 1 for model in self.models)
+
+    @property
+    def _route(self) -> Route:
+        policies = self.policies
+        if not policies.by_speed:
+            return route_of(policies)
+        return SpeedRoute(
+            [spec.gpu_speed for spec in self.gpus], policies.spill if policies.routing == "resident-first" else None
+        )
 
     def _options(self, pattern: str) -> Options:
         """Return what servers do beyond first come, first served."""
@@ -136,6 +152,7 @@ class Scenario:
             batching=batching if self._batches else None,
             batch_cost=costs,
             keep_alive_ms=self.policies.keep_alive_s * 1000 or math.inf,
+            fail_together=bool(self.domains),
         )
 
     def engine_config(self, pattern: str) -> EngineConfig:
@@ -155,13 +172,15 @@ class Scenario:
             variants=first,
             smaller=smaller,
             policies=policies,
-            route=route_of(names),
+            route=self._route,
             seed=self.seed,
             from_arrival=self.measure == "response",
             preload=self.preload,
             reference_ms=[model.reference_ms for model in self.models],
             options=self._options(pattern),
             autoscaling=self.autoscaling,
+            domains=self.domains,
+            store=self.store,
             oracle=read_ahead(self.workload.chunks()) if names.eviction == "belady" else None,
         )
 
@@ -292,6 +311,8 @@ def _build(content: Mapping[str, Any], name: str, folder: Path) -> Scenario:
     policies, slo = file.policies, file.slo
     if policies.admission == "deadline" and slo.measure != "response":
         raise ScenarioError("policies.admission = 'deadline' requires slo.measure = 'response'")
+    if policies.by_speed and policies.routing == "random":
+        raise ScenarioError("policies.by_speed: has no effect with routing = 'random'", hint="leave it out")
     servers = _servers(file.servers)
     families = [read_family(entry, file.variants, folder) for entry in file.models]
     refuse_unknown(
@@ -336,6 +357,8 @@ def _build(content: Mapping[str, Any], name: str, folder: Path) -> Scenario:
         datasheets=tuple(datasheets),
         policies=policies,
         autoscaling=_autoscaling(file.autoscaling, servers),
+        domains=file.domains,
+        store=_store(file.store, servers, policies),
         measure=slo.measure,
         models=models,
         workload=workload,
@@ -363,6 +386,14 @@ def _autoscaling(spec: AutoscalingSpec | None, servers: Sequence[ServerSpec]) ->
     if spec and spec.min_servers > len(servers):
         expected = f"at most {len(servers)}, the number of servers"
         raise wrong_value("autoscaling.min_servers", expected, spec.min_servers, failure=ScenarioError)
+    return spec
+
+
+def _store(spec: StoreSpec | None, servers: Sequence[ServerSpec], policies: PolicySpec) -> StoreSpec | None:
+    if spec and not any(server.host_memory_gb for server in servers):
+        raise ScenarioError("store: has no effect: every host memory holds all weights", hint="set host_memory_gb")
+    if spec and policies.admission == "deadline":
+        raise ScenarioError("store: not with policies.admission = 'deadline'", hint="set admission = 'none'")
     return spec
 
 

@@ -106,7 +106,7 @@ class Server(GpuMemory):
         self.ready = ReadyQueue(options.batching, cluster.sequence)
         self._heap = self.ready.heap
         self._options = options
-        self._fails = host.spec.mtbf_h > 0
+        self._fails = host.spec.mtbf_h > 0 or options.fail_together
         #: Whether the queue is the only one of the server, and also whether requests enter it at once.
         self._is_alone = host.spec.gpus == 1
         self._is_plain = self._is_alone and not options.batching

@@ -37,6 +37,7 @@ class ServerSpec(Record, frozen=True):
     gpu_speed: Positive = 1.0
     #: Memory for the weights of models that are not on a GPU; others are on a disk. 0: it holds all models.
     host_memory_gb: NonNegative = 0.0
+    #: Also the most that the server reads from a network store.
     disk_gb_per_s: Positive = 2.0
     #: Fixed time of a load from the disk, in addition to its bytes over the bandwidth.
     disk_fixed_ms: NonNegative = 0.0
@@ -53,6 +54,22 @@ class ServerSpec(Record, frozen=True):
     def budget_bytes(self) -> int:
         """GPU memory that models share."""
         return round((self.gpu_memory_gb - self.reserved_gb) * 1e9)
+
+
+class StoreSpec(Record, frozen=True):
+    """``[store]``: a network store of weights that all servers share, in the place of their disks."""
+
+    gb_per_s: Positive
+
+
+class DomainSpec(Record, frozen=True):
+    """``[[domains]]``: servers that fail together, such as those of a rack or a zone."""
+
+    #: Servers of a domain, which follow each other in the scenario; the last domain may have fewer.
+    size: Annotated[int, Meta(ge=1, le=1_000_000)]
+    #: Mean time between the end of a repair and the next failure.
+    mtbf_h: Positive
+    mttr_s: Positive = 600.0
 
 
 class AutoscalingSpec(Record, frozen=True):
@@ -167,6 +184,8 @@ class ScenarioFile(Record, frozen=True):
     classes: Annotated[tuple[ClassSpec, ...], Meta(max_length=MAX_CLASSES)] = ()
     slo: SloSpec = SloSpec()
     autoscaling: AutoscalingSpec | None = None
+    domains: tuple[DomainSpec, ...] = ()
+    store: StoreSpec | None = None
     models: tuple[dict[str, Any], ...] = ()
     variants: dict[str, dict[str, Any]] = {}  # noqa: RUF012 - each record gets its own
 
@@ -180,4 +199,6 @@ SECTIONS: dict[str, type[Record]] = {
     "autoscaling": AutoscalingSpec,
     "models": ModelSpec,
     "classes": ClassSpec,
+    "domains": DomainSpec,
+    "store": StoreSpec,
 }

@@ -146,8 +146,8 @@ class TraceReplay:
 class MinuteReplay:
     """Requests counted by minute, at times drawn uniformly within each minute."""
 
-    #: Shape [functions, minutes].
-    counts: Indices
+    #: Shape [functions, minutes]; not whole if a part of a function's requests is replayed.
+    counts: Indices | Floats
     #: The model of each function. Shape [functions].
     models: Indices
     rate_scale: float

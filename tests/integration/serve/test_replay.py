@@ -358,6 +358,7 @@ def test_requests_are_judged_by_their_own_deadlines(tmp_path: Path) -> None:
     [
         ({"servers.gpus": 2}, "servers with several GPUs, one memory is measured"),
         ({"servers.mtbf_h": 1e6}, "servers that fail, the server does not"),
+        ({"host_memory_gb": 9.0, "store.gb_per_s": 1.0}, "a network store, the server reads its own files"),
         ({"autoscaling.min_servers": 1}, "autoscaling, the server has none"),
         ({"policies.keep_alive_s": 9.0}, "a keep-alive time, the server has none"),
         ({"models.m.max_batch": 4}, "batches, which are not compared with the server's"),
