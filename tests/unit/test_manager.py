@@ -406,6 +406,7 @@ def test_requests_without_a_key_run_alone() -> None:
     number = manager.add(0.0, ladder(5, max_batch=4, max_delay_ms=3.0))
     found = drive(manager, requests(*[(0.0, number)] * 3))
     assert [[request.id for request in run.requests] for run in found.batches] == [[0], [1], [2]]
+    assert [run.started_ms for run in found.batches] == [2.0, 3.0, 4.0]
 
 
 def test_batches_form_up_to_the_size_and_the_delay() -> None:

@@ -12,7 +12,8 @@ import pytest
 import simpy
 
 from chrion.serving.manager.policies import EVICTION, LOAD_ORDER, ROUTING
-from chrion.serving.simulator.cluster_state import Batching, Options, ServerPolicies
+from chrion.serving.manager.ready_queue import BatchLimits
+from chrion.serving.simulator.cluster_state import Options, ServerPolicies
 from chrion.serving.simulator.engine import ClusterEngine, EngineConfig
 from chrion.serving.simulator.settings import ServerSpec
 from chrion.serving.variants import Variant
@@ -229,7 +230,7 @@ def test_same_trace_same_results(rate_per_s: float, slots: int, memory_gb: float
     assert (notes["evict"] > requests / 30) == (memory_gb < 3 and not on_cpu)
 
 
-@pytest.mark.parametrize("options", [Options(), Options(Batching([1] * 4, [0.0] * 4))], ids=["requests", "batches"])
+@pytest.mark.parametrize("options", [Options(), Options([BatchLimits()] * 4)], ids=["requests", "batches"])
 def test_a_model_that_has_grown_back_starts_its_requests(options: Options) -> None:
     """A request waits for a core of the small variant until the large one, which needs none, is back in memory.
 

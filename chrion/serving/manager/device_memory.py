@@ -48,8 +48,6 @@ class DeviceMemory(ABC):
         self.residents: dict[int, ResidentModel] = {}
         #: Models that requests wait for and whose load has not started, in the order of their first requests.
         self.cold: dict[int, WaitingModel] = {}
-        #: The highest priority of the requests that wait for a load, by model, if requests have priorities.
-        self.urgency: dict[int, int] = {}
         #: The model that is being loaded, its variant, and the expected end.
         self.loading: int | None = None
         self.loading_level = 0
@@ -57,25 +55,26 @@ class DeviceMemory(ABC):
         self._rank, self._order, self._next_use = rank, order, next_use
         self._is_fifo = order is order_fifo
 
-    def wait_for_load(self, now: float, model: int, demand_ms: float) -> None:
+    def wait_for_load(self, now: float, model: int, demand_ms: float, priority: float = 0) -> None:
         """Count a request for a model that is missing, also one that was refused: the next one may be in time."""
         if self.loading != model:
             waiting = self.cold.get(model)
             if waiting is None:
-                waiting = self.cold[model] = WaitingModel(model, now)
+                waiting = self.cold[model] = WaitingModel(model, now, priority=priority)
             waiting.demand_ms += demand_ms
+            waiting.priority = max(waiting.priority, priority)
+            self._is_fifo = self._is_fifo and not priority
 
     def first_cold(self) -> int:
         """Return the first model of those that wait for a load."""
-        if self.urgency:
-            return min(self.cold, key=self.load_order)
         if self._is_fifo or len(self.cold) == 1:
             return next(iter(self.cold))
-        return min(self.cold.values(), key=self._order).key
+        return min(self.cold, key=self.load_order)
 
-    def load_order(self, model: int) -> tuple[int, float]:
+    def load_order(self, model: int) -> tuple[float, float]:
         """Return the numbers that order a waiting load."""
-        return -self.urgency.get(model, 0), self._order(self.cold[model])
+        waiting = self.cold[model]
+        return -waiting.priority, self._order(waiting)
 
     def start_load(self, now: float, model: int) -> bool:
         """Start the load of a waiting model if there is, or can be made, enough memory; return whether there is."""

@@ -185,7 +185,7 @@ class Residency(DeviceMemory):
     def request(self, now: float, number: int) -> list[Action]:
         """Request the load of a model that is not resident."""
         entry = self.entries[number]
-        self.wait_for_load(now, number, entry.latency_ms[entry.variant])
+        self.wait_for_load(now, number, entry.latency_ms[entry.variant], entry.model.priority)
         return self.next_load(now)
 
     def try_out(self, now: float, number: int) -> list[Action]:

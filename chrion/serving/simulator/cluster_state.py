@@ -11,6 +11,7 @@ from itertools import count
 from typing import Any
 
 from chrion.serving.manager.policies import Order, Rank
+from chrion.serving.manager.ready_queue import BatchLimits
 from chrion.serving.simulator.requests import Objectives
 from chrion.serving.simulator.service import ServiceTable
 
@@ -42,20 +43,11 @@ class ServerPolicies:
 
 
 @dataclass(frozen=True, slots=True)
-class Batching:
-    """Dynamic batching. Sequences are indexed by model."""
-
-    #: Maximum requests of a batch.
-    max_size: Sequence[int]
-    #: The longest time for which a request waits for others, while its batch has room.
-    delay_ms: Sequence[float]
-
-
-@dataclass(frozen=True, slots=True)
 class Options:
     """What servers do beyond first come, first served; the defaults stand for nothing."""
 
-    batching: Batching | None = None
+    #: Limits of batches by model; empty if each request starts alone.
+    batching: Sequence[BatchLimits] = ()
     #: Latency of each further request of a batch over that of the first, by model and level.
     batch_cost: Sequence[Sequence[float]] = ()
     #: Time for which an idle model stays in memory; infinite if only others displace it.

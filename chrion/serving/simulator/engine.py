@@ -147,7 +147,8 @@ class ClusterEngine:
             self.availability.begin()
             self._route = self.availability.route
         #: Whether events of other things than requests and loads may remain at the end.
-        self._idles = self.availability is not None or config.options.keep_alive_ms < float("inf")
+        options = config.options
+        self._idles = bool(self.availability or options.batching or options.keep_alive_ms < float("inf"))
         self._preload()
 
     def run(

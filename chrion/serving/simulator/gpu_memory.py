@@ -270,7 +270,6 @@ class GpuMemory(DeviceMemory):
         self.residents.clear()
         self.host.waiting_loads -= len(self.cold)
         self.cold.clear()
-        self.urgency.clear()
         self.loading = self.host.loading = None
         self.free_bytes = self.budget_bytes
         self._reserve(now, 0)

@@ -21,7 +21,8 @@ from chrion.common.wrong_values import wrong_value
 from chrion.errors import PlanError, ScenarioError
 from chrion.serving.manager.policies import EVICTION, LOAD_ORDER
 from chrion.serving.manager.policy_settings import PolicySpec, route_of
-from chrion.serving.simulator.cluster_state import Batching, Options, ServerPolicies
+from chrion.serving.manager.ready_queue import BatchLimits
+from chrion.serving.simulator.cluster_state import Options, ServerPolicies
 from chrion.serving.simulator.eligibility import check_fit
 from chrion.serving.simulator.engine import EngineConfig, read_ahead
 from chrion.serving.simulator.overrides import TOP_KEYS, apply_sets
@@ -130,10 +131,9 @@ class Scenario:
     def _options(self, pattern: str) -> Options:
         """Return what servers do beyond first come, first served."""
         specs = [model.spec for model in self.models]
-        batching = Batching([spec.max_batch for spec in specs], [spec.max_delay_ms for spec in specs])
         costs = [[model.variants[name].batch_cost for model in self.models] for name in self.levels(pattern)]
         return Options(
-            batching=batching if self._batches else None,
+            batching=[BatchLimits(spec.max_batch, spec.max_delay_ms) for spec in specs] if self._batches else (),
             batch_cost=costs,
             keep_alive_ms=self.policies.keep_alive_s * 1000 or math.inf,
         )
