@@ -19,13 +19,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from chrion.serving.manager.policies import EVICTION, LOAD_ORDER, is_in_time
-from chrion.serving.manager.queue_estimate import (
-    QueuedRequest,
-    Service,
-    expected_releases,
-    expected_start,
-    queued_request,
-)
+from chrion.serving.manager.queue_estimate import Service, expected_releases, expected_start
 from chrion.serving.manager.ready_queue import BatchLimits, Line, ReadyQueue
 from chrion.serving.manager.records import Action, ManagedModel, Reason, Refuse, Request, Run
 from chrion.serving.manager.residency import Place, Residency
@@ -299,8 +293,7 @@ class ModelManager:
 
     def _is_admitted(self, now: float, request: Request) -> bool:
         """Return whether a new request is expected to end in time, in one of the variants that may serve it."""
-        entry = self.memory.entries[request.model]
-        if entry.model.slo_ms == math.inf:
+        if self._objective_ms(request) == math.inf:
             return True
         return any(
             self._in_time(now, request, max(self._queue_wait_ms(now, request.model, level), ready_ms), level)
@@ -308,8 +301,12 @@ class ModelManager:
         )
 
     def _in_time(self, now: float, request: Request, wait_ms: float, variant: int) -> bool:
-        entry = self.memory.entries[request.model]
-        return is_in_time(now, request.arrival_ms + entry.model.slo_ms, wait_ms, entry.latency_ms[variant])
+        latency_ms = self.memory.entries[request.model].latency_ms[variant]
+        return is_in_time(now, self._objective_ms(request), wait_ms, latency_ms)
+
+    def _objective_ms(self, request: Request) -> float:
+        """Return the time by which a request should end."""
+        return request.arrival_ms + self.memory.entries[request.model].model.slo_ms
 
     def _queue_wait_ms(self, now: float, number: int, variant: int) -> float:
         """Return the expected wait of a request that becomes ready now, without batches."""
@@ -318,13 +315,12 @@ class ModelManager:
             return 0.0
         starts = ((r.started_ms, self._service(r.model, r.variant)) for r in self.running.values())
         running = (release for started_ms, service in starts for release in expected_releases(service, started_ms))
-        ahead = (self._queued(request) for request in self._ready.ahead_of(self._priority(number)))
+        ahead = (
+            (self._service(r.model, self._variant(r.model)), self._objective_ms(r))
+            for r in self._ready.ahead_of(self._priority(number))
+        )
         free = self._free_slots, len(self._free_cores)
         return expected_start(now, free, running, ahead, needed) - now
-
-    def _queued(self, request: Request) -> QueuedRequest:
-        entry = self.memory.entries[request.model]
-        return queued_request(self._service(request.model, entry.variant), request.arrival_ms + entry.model.slo_ms)
 
     def _service(self, number: int, variant: int) -> Service:
         """Return what a request is expected to take."""

@@ -19,7 +19,7 @@ from heapq import heapify, heappush
 from itertools import chain
 
 from chrion.serving.manager.policies import ResidentModel, is_in_time
-from chrion.serving.manager.queue_estimate import Release, Resources, expected_releases, expected_start, queued_request
+from chrion.serving.manager.queue_estimate import Release, Resources, expected_releases, expected_start
 from chrion.serving.manager.ready_queue import ALONE, Line, ReadyQueue
 from chrion.serving.simulator.cluster_state import ClusterState, Job
 from chrion.serving.simulator.gpu_memory import GpuMemory, HostMemory
@@ -190,7 +190,7 @@ class Server(GpuMemory):
             cores_only = (Release(at, 0, n) for values in others for at, _, n in chain.from_iterable(values))
             running = chain(running, cores_only)
         ahead = (
-            queued_request(self._service[self._kind(job[1])], job[2] + self._slo_ms(job[0], job[1]))
+            (self._service[self._kind(job[1])], job[2] + self._slo_ms(job[0], job[1]))
             for job in self.ready.ahead_of(self._priority(number))
         )
         return expected_start(now, free, running, ahead, self._service[kind][:2]) - now
