@@ -39,7 +39,7 @@ class ManagerPolicies:
     eviction: str = "lru"
     load_order: str = "demand"
     admission: str = "none"
-    #: Whether popular models are loaded in advance, and grow, while memory is free.
+    #: Whether popular models are loaded in advance while memory is free.
     prefetch: bool = True
 
 
@@ -194,7 +194,7 @@ class ModelManager:
         return actions + self._start_ready(now)
 
     def advance(self, now: float) -> list[Action]:
-        """Refuse requests whose deadline has passed, start batches that need not wait longer, and use free memory."""
+        """Refuse requests whose deadline has passed, and start batches that need not wait longer."""
         actions: list[Action] = []
         for number, requests in self._waiting.items():
             absent = self.memory.entries[number].place is Place.ABSENT
@@ -210,7 +210,7 @@ class ModelManager:
         for line in list(self._ready.lines.values()):
             actions += self._drop_late(now, line)
         actions += self._start_ready(now)
-        return actions + self.memory.next_load(now) + self.memory.rebalance(now)
+        return actions + self.memory.next_load(now)
 
     def next_event_ms(self, now: float) -> float:
         """Return the time after ``now`` of the next deadline or the end of a wait for a batch; infinite for none."""

@@ -52,6 +52,8 @@ class Options:
     batch_cost: Sequence[Sequence[float]] = ()
     #: Time for which an idle model stays in memory; infinite if only others displace it.
     keep_alive_ms: float = math.inf
+    #: Whether popular models are loaded in advance.
+    prefetch: bool = False
 
 
 @dataclass(slots=True)
@@ -73,7 +75,7 @@ class ClusterState:
     loads: list[int]
     #: Records a request; see :data:`chrion.serving.simulator.metrics.COLUMNS`.
     record: Callable[[tuple[float, ...]], None]
-    #: ``journal(time_ms, event, server, kind)`` is called for ``load``, ``loaded``, ``shrink`` and ``evict``.
+    #: ``journal(time_ms, event, server, kind)`` is called for ``load``, ``loaded``, ``shrink``, ``grow``, ``evict``.
     journal: Callable[[float, str, int, int], None] | None = None
     #: Priority by number of the request; empty if all are equal.
     priorities: array[int] = field(default_factory=partial(array, "q"))

@@ -148,7 +148,10 @@ class ClusterEngine:
             self._route = self.availability.route
         #: Whether events of other things than requests and loads may remain at the end.
         options = config.options
-        self._idles = bool(self.availability or options.batching or options.keep_alive_ms < float("inf"))
+        ticks = options.prefetch or bool(config.smaller)
+        self._idles = bool(ticks or self.availability or options.batching or options.keep_alive_ms < float("inf"))
+        for host in self.hosts if ticks else ():
+            host.use_free_memory(0.0)
         self._preload()
 
     def run(

@@ -122,7 +122,8 @@ class Scenario:
         plain = not any(spec.gpus > 1 or spec.host_memory_gb or spec.mtbf_h for spec in self.servers)
         details = self.workload.details
         prioritises = bool(details and details.priority.any())
-        return alike and plain and not (self.autoscaling or self._batches or prioritises or self.policies.keep_alive_s)
+        general = self._batches or prioritises or self.policies.keep_alive_s or self.policies.prefetch
+        return alike and plain and not (self.autoscaling or general)
 
     @property
     def _batches(self) -> bool:
@@ -136,6 +137,7 @@ class Scenario:
             batching=[BatchLimits(spec.max_batch, spec.max_delay_ms) for spec in specs] if self._batches else (),
             batch_cost=costs,
             keep_alive_ms=self.policies.keep_alive_s * 1000 or math.inf,
+            prefetch=self.policies.prefetch,
         )
 
     def engine_config(self, pattern: str) -> EngineConfig:
@@ -292,6 +294,8 @@ def _build(content: Mapping[str, Any], name: str, folder: Path) -> Scenario:
     policies, slo = file.policies, file.slo
     if policies.admission == "deadline" and slo.measure != "response":
         raise ScenarioError("policies.admission = 'deadline' requires slo.measure = 'response'")
+    if policies.prefetch and policies.keep_alive_s:
+        raise ScenarioError("policies.prefetch: not with keep_alive_s, after which models would be loaded again")
     servers = _servers(file.servers)
     families = [read_family(entry, file.variants, folder) for entry in file.models]
     refuse_unknown(

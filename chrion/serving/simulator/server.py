@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from heapq import heapify, heappush
 from itertools import chain
 
+from chrion.serving.manager.device_memory import TICK_MS
 from chrion.serving.manager.policies import ResidentModel, is_in_time
 from chrion.serving.manager.queue_estimate import Release, Resources, expected_releases, expected_start
 from chrion.serving.manager.ready_queue import ALONE, Line, ReadyQueue
@@ -71,6 +72,14 @@ class Host(HostMemory):
         self.gpus.append(gpu)
         self.memories.append(gpu)
 
+    def use_free_memory(self, now: float, _: None = None) -> None:
+        """Use free memory, now and after each interval."""
+        for gpu in self.gpus:
+            if self.available and self.loading is None and not self.waiting_loads:
+                gpu.use_free_memory(now)
+        events, sequence = self.gpus[0].cluster.events, self.gpus[0].cluster.sequence
+        heappush(events, (now + TICK_MS, next(sequence), self.use_free_memory, None))
+
     def start_ready(self, now: float) -> None:
         """Start batches at the heads of the queues of several GPUs while their slots and cores are free."""
         while head := self._next_head(now):
@@ -110,6 +119,7 @@ class Server(GpuMemory):
         self.ready = ReadyQueue[Job](_shape, tickets=cluster.sequence)
         self._lines = self.ready.lines
         self._options = options
+        self._counts = options.prefetch or self._levels > 1
         self._fails = host.spec.mtbf_h > 0
         #: Whether the queue is the only one of the server, and also whether requests enter it at once.
         self._is_alone = host.spec.gpus == 1
@@ -140,6 +150,8 @@ class Server(GpuMemory):
         if resident is None and not self._table.bytes[model]:
             resident = self._add_resident(0.0, model)  # a variant without GPU memory is never loaded
         self._outstanding[self.index] += 1
+        if self._counts:
+            self.count(now, model)
         if self._deadlines and not self._is_admitted(now, arrival + self._slo_ms(number, model), number, model):
             self._drop(number, model, arrival, cold=cold or resident is None)
             if resident is None:
@@ -197,34 +209,29 @@ class Server(GpuMemory):
 
     def _request_load(self, now: float, number: int, model: int) -> list[Job]:
         """Request a load, also for a request that was dropped. Return the model's waiting requests."""
-        waiters = self._waiters.get(model)
-        if waiters is None:
-            waiters = self._waiters[model] = []
-            self.cluster.homes[model].append(self.index)
+        if model not in self.cold and model != self.loading:
+            if model not in self.reserved:
+                self.cluster.homes[model].append(self.index)
             self.host.waiting_loads += 1
         self.wait_for_load(now, model, self._table.latency_ms[model], self._priority(number))
         if self.host.loading is None:
             self.host.load_next(now)
-        return waiters
+        return self._waiters.setdefault(model, [])
 
-    def _on_loaded(self, now: float, kind: int) -> None:
+    def _on_loaded(self, now: float, loaded: tuple[int, bool]) -> None:
         self.loading = self.host.loading = None
+        kind, changes = loaded
         level, model = divmod(kind, self._models)
         self._log(now, "loaded", kind)
-        resident = self.residents.get(model)
-        if resident is not None:  # it has grown
-            self._set_level(resident, level)
-            self.end_use(now, resident)
-        else:
-            resident = self._add_resident(now, model, level)
-            jobs = self._waiters.pop(model)
-            resident.in_use = len(jobs)
-            for job in jobs:
-                self._add_ready(now, job)
-            if not jobs:
-                self._expire_later(now, resident)
+        resident = self._add_resident(now, model, level, changes=changes)
+        jobs = self._waiters.pop(model, ())
+        resident.in_use = len(jobs)
+        for job in jobs:
+            self._add_ready(now, job)
+        if not jobs:
+            self._expire_later(now, resident)
         self.host.load_next(now)
-        self._start_ready(now)  # a model that has grown may need fewer cores now
+        self._start_ready(now)
 
     def needs(self, line: Line[Job]) -> tuple[int, int]:
         """Return the slots and cores of the first batch of a line."""
@@ -327,7 +334,7 @@ class Server(GpuMemory):
         heapify(self._events)
         for jobs, _, kind in filter(None, running):
             self._record_all(jobs, _NAN, now, kind % (self._models * self._levels))
-        self._clear_memory(now, self._waiters)
+        self._clear_memory(now)
         self._waiters.clear()
         self._running.clear()
         self._outstanding[self.index] = 0
