@@ -196,7 +196,7 @@ def test_the_server_does_what_the_simulator_does(
     pauses = 12_000.0 * (np.arange(number) // 30) if "pauses" in more else 0.0
     times = np.cumsum(rng.exponential(gap_ms, number)) + pauses
     models = rng.integers(0, 6, number)
-    batch = batch if admission == "none" and batch[0] > 1 else (1, 0.0)
+    batch = batch if batch[0] > 1 else (1, 0.0)
     prefetch = "prefetch" in more
     priorities = rng.integers(0, 3, 6) if "priorities" in more else np.zeros(6, np.int64)
     spec = ServerSpec(1, 10 / 1000, 0.0, slots, 2, 1.0, 1.0)

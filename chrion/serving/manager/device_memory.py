@@ -34,8 +34,6 @@ _HALF_LIFE_MS = 60_000.0
 _CALM_MS = 10_000.0
 #: Popularity, in recent requests, from which a model is loaded in advance: that of one request a half-life ago.
 _MIN_POPULARITY = 0.5
-#: There is enough free memory for the first variant.
-_ENOUGH = Room(0)
 
 
 class DeviceMemory(ABC):
@@ -75,6 +73,8 @@ class DeviceMemory(ABC):
         self.loading_until_ms = 0.0
         self._rank, self._order, self._next_use = rank, order, next_use
         self._is_fifo = order is order_fifo
+        #: Whether popular models are loaded in advance.
+        self.prefetch = False
 
     def wait_for_load(self, now: float, model: int, demand_ms: float, priority: float = 0) -> None:
         """Count a request for a model that is missing, also one that was refused: the next one may be in time."""
@@ -113,8 +113,7 @@ class DeviceMemory(ABC):
         room = Room(self.reserved[model]) if model in self.reserved else self.make_room(now, model)
         if room is None:
             return False
-        if room is not _ENOUGH:
-            self.apply(now, room)
+        self.apply(now, room)
         self.load(now, model, room.level)
         return True
 
@@ -122,7 +121,7 @@ class DeviceMemory(ABC):
         """Choose what gives way to a model, and in which variant it is loaded; None if there is not enough memory."""
         missing_bytes = self.sizes[0][model] - self.free_bytes
         if missing_bytes <= 0:
-            return _ENOUGH
+            return Room(0)
         self.short_at_ms = now
         held = self.residents.values()
         if self._next_use:
@@ -170,7 +169,8 @@ class DeviceMemory(ABC):
         """Load a popular model in advance, or replace one by a larger variant, if memory is free and nothing waits."""
         if self.loading is not None or self.cold or now < self.short_at_ms + _CALM_MS:
             return
-        popular = [(-self.popularity_of(now, model), model) for model in self.popularity]
+        models = self.popularity if self.prefetch else self.residents
+        popular = [(-self.popularity_of(now, model), model) for model in models]
         for _, model in sorted(entry for entry in popular if entry[0] <= -_MIN_POPULARITY):
             level = self.larger(now, model)
             if level is not None:

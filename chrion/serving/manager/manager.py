@@ -201,7 +201,7 @@ class ModelManager:
             if absent and not self.memory.fits(number):  # one was pinned since
                 actions += [self._refuse(r, Reason.TOO_LARGE) for r in requests]
                 self._waiting[number] = []
-                self.memory.forget(number)
+                self.memory.cold.pop(number, None)
                 continue
             late = [r for r in requests if r.deadline_ms <= now]
             actions += [self._refuse(r, Reason.EXPIRED) for r in late]

@@ -96,8 +96,8 @@ class Residency(DeviceMemory):
         self.primary = ACCELERATOR if ACCELERATOR in budgets else next(iter(budgets))
         self._rows: list[dict[int, int]] = []
         super().__init__(budgets[self.primary], rank, order, self._rows)
+        self.prefetch = prefetch
         self._actions: list[Action] = []
-        self._prefetch = prefetch
         #: Measured over stated time of the latest loads, and their median: the first load of a process takes long.
         self._load_factors: deque[float] = deque(maxlen=_LOADS)
         self._load_factor = 1.0
@@ -160,10 +160,6 @@ class Residency(DeviceMemory):
                     free[device] -= self._bytes(pinned, 0, device)
         return any(self._fits(entry, at, free) for at in range(entry.first, len(entry.model.variants)))
 
-    def forget(self, number: int) -> None:
-        """Give up the load of a model, whose memory is not reserved."""
-        self.cold.pop(number, None)
-
     def popularity_of(self, now: float, model: int) -> float:
         """Return the popularity of a model; pinned ones are the most popular."""
         return math.inf if self.entries[model].model.pinned else super().popularity_of(now, model)
@@ -221,7 +217,6 @@ class Residency(DeviceMemory):
         entry.failures = 0
         if not entry.replacing:
             entry.resident.idle_since_ms = now
-        entry.replacing = False
         entry.resident.load_ms = self.load_ms(entry, entry.variant)
         return self.remove(number) if entry.removed else []
 
@@ -235,7 +230,6 @@ class Residency(DeviceMemory):
         entry = self.entries[number]
         self._reserve(entry, -1)
         entry.place = Place.ABSENT
-        entry.replacing = False
         if entry.removed:
             return self.remove(number)
         if out_of_memory and entry.variant + 1 < len(entry.model.variants):
@@ -274,8 +268,7 @@ class Residency(DeviceMemory):
     def larger(self, now: float, model: int) -> int | None:
         """Return the first variant for which memory is free, of a missing model or before that of an idle one."""
         entry = self.entries[model]
-        wanted = self._prefetch or entry.model.pinned
-        if entry.place is Place.ABSENT and wanted and now >= entry.retry_at_ms and self.fits(model):
+        if entry.place is Place.ABSENT and now >= entry.retry_at_ms and self.fits(model):
             return self._largest_fitting(entry, self.free)
         if entry.place is not Place.RESIDENT or entry.resident.in_use:
             return None
@@ -310,7 +303,8 @@ class Residency(DeviceMemory):
         entry.trial = False
         self.trials.pop(model, None)
         self.cold.pop(model, None)  # one whose memory is reserved does not wait for its turn
-        if self.reserved.pop(model, None) is None:
+        entry.replacing = self.reserved.pop(model, None) is not None
+        if not entry.replacing:
             self._take_memory(entry, level)
         entry.place = Place.LOADING
         self.loading, self.loading_level, self.loading_until_ms = model, level, now + self.load_ms(entry, level)
@@ -393,7 +387,6 @@ class Residency(DeviceMemory):
         self._reserve(entry, -1)
         entry.place = Place.ABSENT
         entry.cores = ()
-        entry.replacing = cause in {"shrink", "grow"}
         return Unload(number, entry.variant, cause)
 
     def _take(self) -> list[Action]:

@@ -106,6 +106,7 @@ class GpuMemory(DeviceMemory):
     def __init__(self, index: int, host: HostMemory, load_ms: Sequence[float], cluster: ClusterState) -> None:
         policies, table = cluster.policies, cluster.table
         super().__init__(host.spec.budget_bytes, policies.rank, policies.order, table.sizes, policies.next_use)
+        self.prefetch = cluster.options.prefetch
         self.index = index
         self.host = host
         self.policies = policies
@@ -122,7 +123,6 @@ class GpuMemory(DeviceMemory):
         self.load_ms = load_ms
         #: Models that have been in memory, with the requests that this GPU has started for each and its last use.
         self._known: dict[int, ResidentModel] = {}
-        self._prefetch = cluster.options.prefetch
         self._keep_alive_ms, self._expires = cluster.options.keep_alive_ms, cluster.options.keep_alive_ms < _INFINITY
         self._events, self._sequence = cluster.events, cluster.sequence
 
@@ -186,7 +186,7 @@ class GpuMemory(DeviceMemory):
         """Return the first variant for which memory is free, of a missing model or before that of an idle one."""
         del now
         resident = self.residents.get(model)
-        if model in self.reserved or (resident.in_use if resident else not self._prefetch):
+        if model in self.reserved or (resident and resident.in_use):
             return None
         free = self.free_bytes + (resident.bytes if resident else 0)
         levels = range(resident.level if resident else self._levels)

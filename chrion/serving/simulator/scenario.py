@@ -301,7 +301,7 @@ def _build(content: Mapping[str, Any], name: str, folder: Path) -> Scenario:
     refuse_unknown(
         file.variants, list(dict.fromkeys(name for _, variants in families for name in variants)), "variants"
     )
-    _check_batches([spec for spec, _ in families], policies)
+    _check_batches([spec for spec, _ in families])
     shrink = file.shrink
     check_shrink(shrink, families)
     patterns = read_patterns(file.patterns, families, shrink)
@@ -370,9 +370,7 @@ def _autoscaling(spec: AutoscalingSpec | None, servers: Sequence[ServerSpec]) ->
     return spec
 
 
-def _check_batches(specs: Sequence[ModelSpec], policies: PolicySpec) -> None:
+def _check_batches(specs: Sequence[ModelSpec]) -> None:
     for spec in specs:
         if spec.max_delay_ms and spec.max_batch == 1:
             raise ScenarioError(f"models.{spec.name}.max_delay_ms = {spec.max_delay_ms:g}: only with max_batch above 1")
-        if spec.max_batch > 1 and policies.admission == "deadline":
-            raise ScenarioError(f"models.{spec.name}.max_batch: not with policies.admission = 'deadline'")

@@ -256,11 +256,11 @@ class Server(GpuMemory):
         host = self.host
         if slots > self.free_slots or cores > host.free_cores:
             return False
+        if self._deadlines and self._drop_late(now, job, kind, resident, line):
+            return True
         others: Sequence[Job] = ()
         if line:
             others = self.ready.take(line)[1:]
-        if self._deadlines and not self._starts_in_time(now, job, kind, resident):
-            return True
         self.free_slots -= slots
         host.free_cores -= cores
         uses = 1
@@ -287,19 +287,22 @@ class Server(GpuMemory):
         for number, model, arrival, _, cold in jobs:
             self._record((number, model, self.index, arrival, start, end, cold, kind))
 
-    def _starts_in_time(self, now: float, job: Job, kind: int, resident: ResidentModel) -> bool:
-        """Drop a ready request that cannot end by its deadline; return whether it was kept."""
-        number, model, arrival, _, cold = job
-        deadline = arrival + self._slo_ms(number, model)
-        admitted = is_in_time(now, deadline, 0.0, self._table.latency_ms[kind])
-        if admitted:
-            self._running[number] = deque(expected_releases(self._service[kind], now))
-        else:
+    def _drop_late(self, now: float, job: Job, kind: int, resident: ResidentModel, line: Line[Job] | None) -> bool:
+        """Drop the requests of a batch that cannot end by their deadlines; return whether there are any."""
+        latency_ms = self._table.latency_ms[kind]
+        batch = self.ready.batch(line)[0] if line else (job,)
+        late = [j for j in batch if not is_in_time(now, j[2] + self._slo_ms(j[0], j[1]), 0.0, latency_ms)]
+        if not late:
+            self._running[job[0]] = deque(expected_releases(self._service[kind], now))
+            return False
+        if line:
+            self.ready.remove(line, late)
+        for number, model, arrival, _, cold in late:
             self._drop(number, model, arrival, cold=cold)
-            self.end_use(now, resident)
-            if self.on_left:
-                self.on_left(now)
-        return admitted
+        self.end_use(now, resident, len(late))
+        if self.on_left:
+            self.on_left(now)
+        return True
 
     def _release(self, now: float, released: tuple[int, Resources]) -> None:
         number, (slots, cores) = released
