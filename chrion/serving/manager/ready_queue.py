@@ -73,7 +73,8 @@ class ReadyQueue(Generic[T]):
         tickets: Numbers that order the requests of all devices of a server.
 
     Attributes:
-        lines: Lines that are not empty, by name and priority.
+        lines: Lines by name and priority; one that all models share may be empty.
+        open: Entries of lines that may start, the next one first; empty if :meth:`head` has found none.
     """
 
     def __init__(
@@ -85,8 +86,8 @@ class ReadyQueue(Generic[T]):
         self.lines: dict[tuple[int, float], Line[T]] = {}
         self._shape, self._rank = shape, rank
         self._tickets = count() if tickets is None else tickets
-        #: Lines that may start, by their order, and lines that wait until a time. Both may have outdated entries.
-        self._open: list[tuple[float, int, Line[T]]] = []
+        #: Heaps, which may have outdated entries: lines by their order, and lines by the time until which they wait.
+        self.open: list[tuple[float, int, Line[T]]] = []
         self._delayed: list[tuple[float, int, Line[T]]] = []
 
     def add(self, now: float, request: T, name: int, priority: float, limits: BatchLimits = ALONE) -> None:
@@ -108,12 +109,12 @@ class ReadyQueue(Generic[T]):
             _, ticket, line = heappop(self._delayed)
             if line.opened < ticket:
                 line.opened = ticket
-                heappush(self._open, (-line.priority, ticket, line))
-        while self._open:
-            _, ticket, line = self._open[0]
+                heappush(self.open, (-line.priority, ticket, line))
+        while self.open:
+            _, ticket, line = self.open[0]
             if line.items and line.items[0][0] == ticket:
                 return line
-            heappop(self._open)
+            heappop(self.open)
         return None
 
     def batch(self, line: Line[T]) -> tuple[list[T], int]:
@@ -164,14 +165,15 @@ class ReadyQueue(Generic[T]):
     def clear(self) -> list[T]:
         """Remove all requests, and return them."""
         found = [request for line in self.lines.values() for request in line.requests]
-        for one in (self.lines, self._open, self._delayed):
+        for one in (self.lines, self.open, self._delayed):
             one.clear()
         return found
 
     def _settle(self, line: Line[T]) -> None:
         """Note when the first batch of a line may start, if it is another one."""
         if not line.items:
-            del self.lines[line.name, line.priority]
+            if line.limits is not ALONE or self._rank:
+                del self.lines[line.name, line.priority]
             return
         ticket, since_ms, _ = line.items[0]
         if line.opened == ticket:
@@ -179,7 +181,7 @@ class ReadyQueue(Generic[T]):
         delay_ms = line.limits.delay_ms
         if not delay_ms or self._is_complete(line):
             line.opened = ticket
-            heappush(self._open, (-line.priority, ticket, line))
+            heappush(self.open, (-line.priority, ticket, line))
         elif line.delayed != ticket:
             line.delayed = ticket
             heappush(self._delayed, (since_ms + delay_ms, ticket, line))

@@ -117,7 +117,7 @@ class Server(GpuMemory):
         options = cluster.options
         self.free_slots = host.spec.gpu_slots
         self.ready = ReadyQueue[Job](_shape, tickets=cluster.sequence)
-        self._lines = self.ready.lines
+        self._open = self.ready.open
         self._options = options
         self._counts = options.prefetch or self._levels > 1
         self._fails = host.spec.mtbf_h > 0
@@ -160,7 +160,7 @@ class Server(GpuMemory):
             self._request_load(now, number, model).append((number, model, arrival, factor, True))
         else:
             resident.in_use += 1
-            if not self._is_plain or self._lines or not self.start(now, job, resident):
+            if not self._is_plain or self._open or not self.start(now, job, resident):
                 self._add_ready(now, job)
                 if not self._is_plain or self._priorities:
                     self._start_ready(now)
@@ -310,7 +310,7 @@ class Server(GpuMemory):
         self.host.free_cores += cores
         if self._deadlines:
             self._running[number].popleft()
-        if self._lines or not self._is_alone:
+        if self._open or not self._is_alone:
             self._start_ready(now)
 
     def _end(self, now: float, execution: Execution) -> None:
@@ -324,7 +324,7 @@ class Server(GpuMemory):
             jobs, start, kind = unsure
             self._record_all(jobs, start, now, kind)
         self.end_use(now, resident, uses)
-        if self._lines or not self._is_alone:
+        if self._open or not self._is_alone:
             self._start_ready(now)
         if self.on_left:
             self.on_left(now)
