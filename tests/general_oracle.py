@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import simpy
@@ -43,8 +43,9 @@ class Request:
 class Group:
     """Requests that start together."""
 
-    requests: list[Request] = field(default_factory=list)
-    entered: int | None = None
+    requests: list[Request]
+    ticket: int
+    until: float
 
 
 class Gpu:
@@ -94,27 +95,27 @@ class Gpu:
                 if len(group.requests) == self.rules.max_batch:
                     self.enter(group)
                 return
-        group = Group([request])
+        group = Group([request], next(self.host.tickets), self.env.now + self.rules.max_delay_ms)
         self.forming.append(group)
         if self.rules.max_batch == 1 or not self.rules.max_delay_ms:
             self.enter(group)
         else:
-            self.env.process(self.delay(group))
+            self.env.process(self.delay())
 
     def enter(self, group: Group) -> None:
         """Put a group into the queue."""
         if group in self.forming:
             self.forming.remove(group)
-            group.entered = next(self.host.tickets)
             self.queue.append(group)
             self.queue.sort(key=rank)
 
-    def delay(self, group: Group) -> Wait:
-        """Wait for further requests of a group."""
+    def delay(self) -> Wait:
+        """Let groups start that have waited for the delay."""
         life = self.life
         yield self.env.timeout(self.rules.max_delay_ms)
         if life == self.life:
-            self.enter(group)
+            for group in [group for group in self.forming if group.until <= self.env.now]:
+                self.enter(group)
             self.host.dispatch()
 
     def execute(self, group: Group) -> Wait:
@@ -218,7 +219,7 @@ class Gpu:
 
 def rank(group: Group) -> tuple[int, int]:
     """Return what orders the groups of a server."""
-    return -group.requests[0].priority, group.entered or 0
+    return -group.requests[0].priority, group.ticket
 
 
 class Host:

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from chrion.serving.server.options import ClusterOptions, DeviceOptions, ServerOptions  # needs the extra
 
 _POLL = "15s"
-#: The policies without a scenario; in a simulation loads are in the order of requests by default.
-_SERVER_POLICIES = PolicySpec(load_order=ManagerPolicies().load_order)
+#: The policies without a scenario; in a simulation loads are in the order of requests by default, and none in advance.
+_SERVER_POLICIES = PolicySpec(load_order=ManagerPolicies().load_order, prefetch=ManagerPolicies().prefetch)
 #: Modules by the extra that has them.
 _LIBRARIES = {
     "serve": ("starlette", "uvicorn", "grpc", "h11", "prometheus_client"),
@@ -108,7 +108,7 @@ def serve(
     from chrion.serving.server import options  # noqa: PLC0415 - needs the extra
 
     base, scenario_bytes = scenario_policies(scenario) if scenario else (_SERVER_POLICIES, 0)
-    policies = ManagerPolicies(base.eviction, base.load_order, base.admission)
+    policies = ManagerPolicies(base.eviction, base.load_order, base.admission, base.prefetch)
     tls = _tls_files(tls_certificate, tls_key)
     if replicas != "nodes" and not ray:
         raise OptionError("--replicas: only with --ray")

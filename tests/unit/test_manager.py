@@ -28,10 +28,12 @@ from chrion.serving.manager import (
     Unload,
 )
 from chrion.serving.manager.policies import EVICTION, LOAD_ORDER, ROUTING
+from chrion.serving.manager.ready_queue import BatchLimits
 from chrion.serving.manager.records import ACCELERATOR, HOST
 from chrion.serving.manager.residency import Place
-from chrion.serving.simulator.cluster_state import ServerPolicies
+from chrion.serving.simulator.cluster_state import Options, ServerPolicies
 from chrion.serving.simulator.engine import ClusterEngine, EngineConfig
+from chrion.serving.simulator.requests import Details, Requests
 from chrion.serving.simulator.settings import ServerSpec
 from chrion.serving.variants import Variant
 from property_tests import examples
@@ -45,6 +47,7 @@ class Driver:
 
     manager: ModelManager
     load_fails: Any = lambda _: False
+    pins: bool = True
     events: list[tuple[float, int, str, Any]] = field(default_factory=list)
     journal: list[tuple[float, str, int]] = field(default_factory=list)
     ended: dict[int, str] = field(default_factory=dict)
@@ -56,7 +59,7 @@ class Driver:
     def pin(self, number: int) -> tuple[int, ...]:
         """Return the cores that a model's threads are pinned to: of every third one, as many as it takes."""
         entry = self.manager.memory.entries[number]
-        return tuple(range(entry.model.variants[entry.variant].cores)) if number % 3 == 2 else ()
+        return tuple(range(entry.model.variants[entry.variant].cores)) if self.pins and number % 3 == 2 else ()
 
     def push(self, at: float, kind: str, payload: Any) -> None:
         heapq.heappush(self.events, (at, next(self.sequence), kind, payload))
@@ -92,6 +95,8 @@ class Driver:
             actions = manager.finish(at, payload.id)
         elif kind == "trial":
             actions = manager.memory.try_out(at, payload) if payload in manager.memory.entries else []
+        elif kind == "tick":
+            actions = manager.memory.rebalance(at)
         elif kind == "remove":
             actions = manager.remove(at, payload)
         elif kind == "cancel":
@@ -163,7 +168,7 @@ def drive(manager: ModelManager, given_requests: Sequence[Request], **rest: Any)
     return driver
 
 
-@examples(60)
+@examples(100)
 @given(
     seed=st.integers(0, 10**6),
     eviction=st.sampled_from(["lru", "lfu", "cost"]),
@@ -171,46 +176,92 @@ def drive(manager: ModelManager, given_requests: Sequence[Request], **rest: Any)
     admission=st.sampled_from(["none", "deadline"]),
     slots=st.integers(1, 2),
     gap_ms=st.floats(1.0, 30.0),
+    levels=st.integers(1, 3),
+    batch=st.tuples(st.integers(1, 4), st.sampled_from([0.0, 6.0])),
+    more=st.sets(st.sampled_from(["priorities", "prefetch", "pauses"])),
 )
-def test_loads_evictions_and_drops_equal_the_simulators(
-    seed: int, eviction: str, order: str, admission: str, slots: int, gap_ms: float
+def test_the_server_does_what_the_simulator_does(
+    seed: int,
+    eviction: str,
+    order: str,
+    admission: str,
+    slots: int,
+    gap_ms: float,
+    levels: int,
+    batch: tuple[int, float],
+    more: set[str],
 ) -> None:
-    """With one variant for each model, loads, evictions and refusals are those of the simulator, at the same times."""
-    rng = np.random.default_rng(seed)
-    sizes = [int(size) for size in rng.integers(1, 5, 6)]
-    latencies = [float(x) for x in rng.uniform(1, 12, 6)]
-    weights = [float(x) for x in rng.uniform(0.5, 2, 6)]
-    objectives = [float(x) for x in rng.uniform(10, 60, 6)] if admission == "deadline" else [inf] * 6
-    times = np.cumsum(rng.exponential(gap_ms, 150))
-    models = rng.integers(0, 6, 150)
+    """Loads, changes of variants, evictions, refusals and starts of requests are the same, at the same times."""
+    rng, number = np.random.default_rng(seed), 150
+    pauses = 12_000.0 * (np.arange(number) // 30) if "pauses" in more else 0.0
+    times = np.cumsum(rng.exponential(gap_ms, number)) + pauses
+    models = rng.integers(0, 6, number)
+    batch = batch if batch[0] > 1 else (1, 0.0)
+    prefetch = "prefetch" in more
+    priorities = rng.integers(0, 3, 6) if "priorities" in more else np.zeros(6, np.int64)
     spec = ServerSpec(1, 10 / 1000, 0.0, slots, 2, 1.0, 1.0)
-    variants = [Variant("gpu", float(s), t, t, (), float(s)) for s, t in zip(sizes, latencies, strict=True)]
+    sizes, latencies = np.sort(rng.integers(1, 5, (levels, 6)), axis=0)[::-1], rng.uniform(1, 12, (levels, 6))
+    variants = [
+        [
+            Variant("v", float(mb), float(ms), float(ms), (float(ms),) * int(cores), float(mb), batch_cost=0.0)
+            for mb, ms, cores in zip(sizes[level], latencies[level], rng.integers(0, 3, 6), strict=True)
+        ]
+        for level in range(levels)
+    ]
     policies = ServerPolicies(
         EVICTION[eviction],
         LOAD_ORDER[order],
         deadlines=admission == "deadline",
-        slo_ms=objectives,
-        weights=weights,
+        slo_ms=rng.uniform(10, 60, 6).tolist() if admission == "deadline" else [inf] * 6,
+        weights=rng.uniform(0.5, 2, 6).tolist(),
         pinned=[False] * 6,
     )
     expected: list[tuple[float, str, int]] = []
+    options = Options(
+        [BatchLimits(*batch)] * 6 if batch[0] > 1 else (), batch_cost=[[0.0] * 6] * levels, prefetch=prefetch
+    )
     engine = ClusterEngine(
-        EngineConfig([spec], variants, policies, ROUTING["random"], seed),
-        lambda at, event, _, model: expected.append((at, event, model)),
+        EngineConfig([spec], variants[0], policies, ROUTING["random"], seed, smaller=variants[1:], options=options),
+        lambda at, event, _, kind: expected.append((at, event, kind % 6)),
     )
     rows: list[Any] = []
-    engine.run([(times, models)], keep=lambda found: rows.extend(found.tolist()))
-    dropped = {int(row[0]) for row in rows if np.isnan(row[4])}
+    unknown = np.full(number, np.nan)
+    engine.run(
+        [Requests(times, models, Details(unknown, unknown, priorities[models]))],
+        keep=lambda found: rows.extend(found.tolist()),
+    )
 
-    names = ManagerPolicies(eviction, order, admission, prefetch=False)
+    names = ManagerPolicies(eviction, order, admission, prefetch=prefetch)
     manager = ModelManager({ACCELERATOR: 10 * MB}, [0, 1], slots=slots, policies=names, max_waiting=10**6)
-    for size, variant, weight, slo in zip(sizes, variants, weights, objectives, strict=True):
-        load = variant.load_ms(spec.pcie_gb_per_s, spec.load_fixed_ms)
-        rest = {"weight": weight, "slo_ms": slo, "max_queue": 10**6}
-        manager.add(0.0, managed(size * MB, latency=variant.latency_ms, load=load, **rest))
-    found = drive(manager, requests(*zip(times.tolist(), models.tolist(), strict=True)))
-    assert found.journal == expected
-    assert {number for number, end in found.ended.items() if end != "served"} == dropped
+    for model in range(6):
+        managed_variants = tuple(
+            ManagedVariant(
+                v.name, {ACCELERATOR: v.memory_bytes}, v.latency_ms, v.load_ms(1.0, 1.0), len(v.core_busy_ms), 1
+            )
+            for v in (row[model] for row in variants)
+        )
+        manager.add(
+            0.0,
+            ManagedModel(
+                managed_variants,
+                policies.slo_ms[model],
+                policies.weights[model],
+                priority=int(priorities[model]),
+                max_batch=batch[0],
+                max_delay_ms=batch[1],
+                max_queue=10**6,
+            ),
+        )
+    driver = Driver(manager, pins=False)
+    for request in requests(*zip(times.tolist(), models.tolist(), strict=True), key="k"):
+        driver.push(request.arrival_ms, "submit", request)
+    for tick in np.arange(1000.0, times[-1], 1000.0).tolist():
+        driver.push(tick, "tick", None)
+    driver.run()
+    until = times[-1]
+    assert [note for note in driver.journal if note[0] <= until] == [note for note in expected if note[0] <= until]
+    starts = {request.id: run.started_ms for run in driver.batches for request in run.requests}
+    assert starts == {int(row[0]): row[4] for row in rows if not np.isnan(row[4])}
 
 
 @example(seed=13_866, eviction="lru", admission="none", budgets={ACCELERATOR: 6, HOST: 9})  # a trial that never fits
@@ -252,6 +303,7 @@ def test_invariants_on_random_events(seed: int, eviction: str, admission: str, b
     driver.push(at / 2, "remove", 0)
     for tick in range(int(at) + 40_000, int(at) + 80_000, 4000):
         driver.push(tick, "advance", None)
+        driver.push(tick, "tick", None)
     driver.run()
 
 
@@ -406,6 +458,7 @@ def test_requests_without_a_key_run_alone() -> None:
     number = manager.add(0.0, ladder(5, max_batch=4, max_delay_ms=3.0))
     found = drive(manager, requests(*[(0.0, number)] * 3))
     assert [[request.id for request in run.requests] for run in found.batches] == [[0], [1], [2]]
+    assert [run.started_ms for run in found.batches] == [2.0, 3.0, 4.0]
 
 
 def test_batches_form_up_to_the_size_and_the_delay() -> None:
@@ -465,7 +518,7 @@ def test_popular_models_grow_and_are_loaded_in_advance_once_memory_is_free() -> 
     driver.ended.clear()
     driver.push(100, "remove", 2)
     for at in (20_000, 20_010, 20_020):
-        driver.push(at, "advance", None)
+        driver.push(at, "tick", None)
     driver.run()
     assert [e.variant for e in manager.memory.entries.values()] == [0, 0]
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chrion.serving.manager.queue_estimate import QueuedRequest, Release, expected_start
+from chrion.serving.manager.queue_estimate import Release, expected_start
 from chrion.serving.simulator.settings import ServerSpec
 from chrion.serving.variants import Variant
 from simulator_support import engine_of
@@ -15,7 +15,7 @@ from simulator_support import engine_of
 
 def test_a_request_beside_another_does_not_wait_for_it() -> None:
     """With two slots that become free at 100 ms and one request ahead, the next starts at 100 ms as well."""
-    ahead = [QueuedRequest(1, 0, (Release(100.0, 1, 0),), math.inf)]
+    ahead = [((1, 0, 100.0, (), (1, 0)), math.inf)]
     running = [Release(100.0, 1, 0), Release(100.0, 1, 0)]
     assert expected_start(96.0, (0, 0), running, ahead, (1, 0)) == 100.0
     assert expected_start(96.0, (0, 0), running, ahead * 2, (1, 0)) == 200.0
@@ -23,13 +23,13 @@ def test_a_request_beside_another_does_not_wait_for_it() -> None:
 
 def test_a_request_that_will_be_dropped_takes_nothing() -> None:
     """A request ahead whose turn comes too late does not delay the next."""
-    ahead = [QueuedRequest(1, 0, (Release(100.0, 1, 0),), 99.0)]
+    ahead = [((1, 0, 100.0, (), (1, 0)), 199.0)]
     assert expected_start(0.0, (0, 0), [Release(100.0, 1, 0)], ahead, (1, 0)) == 100.0
 
 
 def test_the_head_blocks_those_behind() -> None:
     """A request that needs a free core waits for the head, which needs a slot."""
-    ahead = [QueuedRequest(1, 0, (Release(5.0, 1, 0),), math.inf)]
+    ahead = [((1, 0, 5.0, (), (1, 0)), math.inf)]
     assert expected_start(0.0, (0, 1), [Release(7.0, 1, 0)], ahead, (0, 1)) == 7.0
 
 

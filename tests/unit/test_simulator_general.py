@@ -10,7 +10,8 @@ import pytest
 from msgspec import structs
 
 from chrion.serving.manager.policies import EVICTION, LOAD_ORDER, ROUTING
-from chrion.serving.simulator.cluster_state import Batching, Options, ServerPolicies
+from chrion.serving.manager.ready_queue import BatchLimits
+from chrion.serving.simulator.cluster_state import Options, ServerPolicies
 from chrion.serving.simulator.engine import ClusterEngine, EngineConfig, NextUseOracle
 from chrion.serving.simulator.requests import Details, Requests
 from chrion.serving.simulator.settings import ServerSpec
@@ -72,7 +73,7 @@ def test_batches_of_one_request_are_requests(eviction: str, admission: str, rout
     own = policies(12, eviction=eviction, admission=admission, load_order="demand", pinned=True)
     oracle = NextUseOracle(models) if eviction == "belady" else None
     found = []
-    for options in (Options(), Options(batching=Batching([1] * 12, [0.0] * 12))):
+    for options in (Options(), Options(batching=[BatchLimits()] * 12)):
         config = EngineConfig(
             specs, variants, own, ROUTING[routing], 3, preload=True, oracle=oracle, smaller=smaller, options=options
         )
@@ -103,7 +104,7 @@ def compare(
         np.where(given, durations, np.nan), np.full(requests, np.nan), rng.integers(0, priorities, requests)
     )
     options = Options(
-        batching=Batching([rules.max_batch] * 12, [rules.max_delay_ms] * 12) if rules.max_batch > 1 else None,
+        batching=[BatchLimits(rules.max_batch, rules.max_delay_ms)] * 12 if rules.max_batch > 1 else (),
         batch_cost=[[batch_cost] * 12],
         keep_alive_ms=rules.keep_alive_ms or math.inf,
     )

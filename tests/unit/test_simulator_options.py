@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 
 from chrion.errors import ScenarioError, TraceError
+from chrion.serving.simulator.cluster_state import Options
 from chrion.serving.simulator.export import export_requests
 from chrion.serving.simulator.run import simulate
 from chrion.serving.simulator.service import scaled
+from chrion.serving.simulator.settings import ServerSpec
 from chrion.serving.variants import Variant
 from property_tests import repetitions
-from simulator_support import scenario_of
+from simulator_support import engine_of, scenario_of
 
 TINY = {"memory_mb": 100.0, "latency_ms": 0.001, "load_mb": 1e-6}
 
@@ -26,6 +28,24 @@ def test_a_keep_alive_time_makes_requests_cold() -> None:
     (found,) = simulate(scenario)
     gaps_ms = np.diff(np.concatenate([chunk.times_ms for chunk in scenario.workload.chunks()]))
     assert found.total.cold == 1 + (gaps_ms > 3000.0).sum()
+
+
+def test_popular_models_are_loaded_in_advance() -> None:
+    """Ten seconds after memory was short, the model that fits beside the one in memory is loaded without a request.
+
+    Models 0 and 2 leave for model 1 at 2 s, and model 1 leaves for model 0 at 3 s.
+    """
+    for prefetch in (False, True):
+        engine = engine_of(
+            [Variant("v", mb, 10.0, 10.0, load_mb=mb) for mb in (400.0, 900.0, 500.0)],
+            spec=ServerSpec(gpu_memory_gb=1.0),
+            options=Options(prefetch=prefetch),
+        )
+        journal: list[tuple[float, str, int, int]] = []
+        engine.cluster.journal = lambda *note, journal=journal: journal.append(note)
+        engine.run([(np.array([0.0, 1000.0, 2000.0, 3000.0, 20_000.0]), np.array([0, 2, 1, 0, 2]))])
+        loads = [(at // 1000, model) for at, what, _, model in journal if what == "load"]
+        assert loads == [(0, 0), (1, 2), (2, 1), (3, 0), (13 if prefetch else 20, 2)]
 
 
 @pytest.mark.parametrize(("servers", "share"), [(1, 0.2), (2, 0.04)])
@@ -274,7 +294,7 @@ def test_bad_columns(tmp_path: Path, text: str, message: str) -> None:
     ("sets", "message"),
     [
         ({"max_delay_ms": 5.0}, r"models.m0.max_delay_ms = 5: only with max_batch above 1"),
-        ({"max_batch": 2, "admission": "deadline"}, r"models.m0.max_batch: not with policies.admission = 'deadline'"),
+        ({"prefetch": True, "keep_alive_s": 9.0}, r"policies.prefetch: not with keep_alive_s"),
         ({"autoscaling.target": 2.0}, r"autoscaling.min_servers is missing"),
         ({"autoscaling.min_servers": 2}, r"autoscaling.min_servers: expected at most 1, the number"),
         ({"by_speed": True, "routing": "random"}, r"policies.by_speed: has no effect with routing = 'random'"),

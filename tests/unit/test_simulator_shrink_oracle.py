@@ -12,20 +12,20 @@ import pytest
 import simpy
 
 from chrion.serving.manager.policies import EVICTION, LOAD_ORDER, ROUTING
-from chrion.serving.simulator.cluster_state import Batching, Options, ServerPolicies
+from chrion.serving.simulator.cluster_state import Options, ServerPolicies
 from chrion.serving.simulator.engine import ClusterEngine, EngineConfig
 from chrion.serving.simulator.settings import ServerSpec
 from chrion.serving.variants import Variant
 from property_tests import repetitions
-from simulator_support import engine_of
 
 Wait = Generator[Any, Any, None]
 
 
 class ShrinkingServer:
-    """A GPU whose idle models change to smaller variants if memory is short."""
+    """A GPU whose idle models change to smaller variants if memory is short, and to larger ones if it is not."""
 
-    def __init__(self, spec: ServerSpec, levels: Sequence[Sequence[Variant]]) -> None:
+    def __init__(self, spec: ServerSpec, levels: Sequence[Sequence[Variant]], *, prefetch: bool) -> None:
+        self.prefetch = prefetch
         self.env = simpy.Environment()
         self.spec, self.levels = spec, levels
         self.slots, self.cores = spec.gpu_slots, spec.cpu_cores
@@ -35,8 +35,13 @@ class ShrinkingServer:
         self.users: Counter[int] = Counter()
         self.awaited: dict[int, list[int]] = {}
         self.waiting_loads: list[int] = []
-        #: MB that the load in progress adds; None if the link is free.
-        self.coming: float | None = None
+        #: Models that have left for another variant, in their order, with this variant.
+        self.changing: dict[int, int] = {}
+        #: The model and the variant that are being loaded; None if the link is free.
+        self.coming: tuple[int, int] | None = None
+        #: When memory was short, and the times of each model's requests.
+        self.short_at = -math.inf
+        self.seen: dict[int, list[float]] = {}
         self.queue: list[tuple[int, int]] = []
         self.log: dict[int, tuple[float, float]] = {}
         self.notes: Counter[str] = Counter()
@@ -44,12 +49,14 @@ class ShrinkingServer:
     def run(self, times: Sequence[float], models: Sequence[int]) -> None:
         """Serve all requests."""
         self.env.process(self.arrive(times, models))
+        self.env.process(self.look_for_free_memory(len(times)))
         self.env.run()
 
     def arrive(self, times: Sequence[float], models: Sequence[int]) -> Wait:
         """Receive requests at their times."""
         for number, (time, model) in enumerate(zip(times, models, strict=True)):
             yield self.env.timeout(time - self.env.now)
+            self.seen.setdefault(model, []).append(time)
             if model in self.held:
                 self.users[model] += 1
                 self.queue.append((number, model))
@@ -57,7 +64,8 @@ class ShrinkingServer:
                 continue
             if model not in self.awaited:
                 self.awaited[model] = []
-                self.waiting_loads.append(model)
+                if self.coming is None or self.coming[0] != model:
+                    self.waiting_loads.append(model)
             self.awaited[model].append(number)
             self.use_link()
 
@@ -95,14 +103,7 @@ class ShrinkingServer:
         if self.users[model]:
             return
         self.idle_since[model] = self.env.now
-        if self.waiting_loads:
-            self.use_link()
-        elif self.coming is None and self.held[model]:
-            larger = self.held[model] - 1
-            more = self.size(larger, model) - self.size(self.held[model], model)
-            if more <= self.free():
-                self.users[model] += 1
-                self.env.process(self.grow(model, larger, more))
+        self.use_link()
 
     def size(self, level: int, model: int) -> float:
         """Return the MB of a variant."""
@@ -110,12 +111,14 @@ class ShrinkingServer:
 
     def free(self, held: dict[int, int] | None = None) -> float:
         """Return the MB that are free, now or if the models had other variants."""
-        held = self.held if held is None else held
-        used = sum(self.size(level, model) for model, level in held.items())
-        return self.spec.gpu_memory_gb * 1000 - used - (self.coming or 0.0)
+        taken = [*(self.held if held is None else held).items(), *self.changing.items()]
+        taken += [] if self.coming is None else [self.coming]
+        return self.spec.gpu_memory_gb * 1000 - sum(self.size(level, model) for model, level in taken)
 
     def make_room(self, model: int) -> int | None:
         """Shrink models in rounds, or evict some; return the variant of the new model that fits then."""
+        if self.size(0, model) > self.free():
+            self.short_at = self.env.now
         held, last = dict(self.held), len(self.levels) - 1
         idle = sorted((m for m in held if not self.users[m]), key=self.idle_since.__getitem__)
         for level in range(last + 1):
@@ -134,45 +137,72 @@ class ShrinkingServer:
 
     def commit(self, held: dict[int, int]) -> None:
         """Carry out what was chosen."""
-        self.notes["shrink"] += sum(level != self.held[model] for model, level in held.items())
         self.notes["evict"] += len(self.held) - len(held)
-        self.held = held
+        for model in sorted(held, key=self.idle_since.__getitem__):
+            if held[model] != self.held[model]:
+                self.notes["shrink"] += 1
+                self.changing[model] = held[model]
+        self.held = {model: level for model, level in held.items() if model not in self.changing}
 
     def use_link(self) -> None:
-        """Start the first waiting load, if the link is free and there is memory."""
-        if self.coming is None and self.waiting_loads:
+        """Start the first waiting load, if the link is free and there is memory, or else that of a changed model."""
+        if self.coming is not None:
+            return
+        if self.waiting_loads:
             model = self.waiting_loads[0]
-            level = self.make_room(model)
+            level = self.changing[model] if model in self.changing else self.make_room(model)
             if level is not None:
-                self.waiting_loads.pop(0)
-                self.coming = self.size(level, model)
-                self.env.process(self.load(model, level))
+                self.start_load(model, level)
+                return
+        for model, level in self.changing.items():
+            self.start_load(model, level)
+            return
+
+    def look_for_free_memory(self, requests: int) -> Wait:
+        """Every second, let the most popular model grow that can."""
+        while len(self.log) < requests:
+            yield self.env.timeout(1000.0)
+            if self.coming is not None or self.waiting_loads or self.env.now < self.short_at + 10_000.0:
+                continue
+            now = self.env.now
+            popular = {m: sum(math.exp((t - now) * math.log(2) / 60_000.0) for t in ts) for m, ts in self.seen.items()}
+            for model in sorted(popular, key=popular.__getitem__, reverse=True):
+                if popular[model] < 0.5 or self.users[model] or not (model in self.held or self.prefetch):
+                    continue
+                present = self.held.get(model, len(self.levels))
+                room = self.free() + (self.size(present, model) if model in self.held else 0)
+                larger = [level for level in range(present) if self.size(level, model) <= room]
+                if larger:
+                    if model in self.held:
+                        self.notes["grow"] += 1
+                        del self.held[model]
+                        self.changing[model] = larger[0]
+                    self.start_load(model, larger[0])
+                    break
 
     def load_ms(self, level: int, model: int) -> float:
         """Return the time of a load."""
         return self.spec.load_fixed_ms + self.levels[level][model].load_mb / self.spec.pcie_gb_per_s
 
-    def load(self, model: int, level: int) -> Wait:
-        """Bring a model into memory."""
+    def start_load(self, model: int, level: int) -> None:
+        """Occupy the link."""
+        keeps = self.changing.pop(model, None) is not None
+        if model in self.waiting_loads:
+            self.waiting_loads.remove(model)
+        self.coming = model, level
+        self.env.process(self.load(model, level, keeps=keeps))
+
+    def load(self, model: int, level: int, *, keeps: bool) -> Wait:
+        """Bring a model into memory; one that has changed its variant stays idle since its last use."""
         self.notes["load"] += 1
         yield self.env.timeout(self.load_ms(level, model))
         self.coming = None
-        self.held[model], self.idle_since[model] = level, self.env.now
-        requests = self.awaited.pop(model)
+        self.held[model] = level
+        if not keeps:
+            self.idle_since[model] = self.env.now
+        requests = self.awaited.pop(model, [])
         self.users[model] += len(requests)
         self.queue += [(number, model) for number in requests]
-        self.use_link()
-        self.dispatch()
-
-    def grow(self, model: int, level: int, more: float) -> Wait:
-        """Bring what a larger variant needs into memory; the end is like that of a request."""
-        self.notes["load"] += 1
-        self.coming = more
-        difference = self.load_ms(level, model) - self.load_ms(level + 1, model)
-        yield self.env.timeout(self.spec.load_fixed_ms + difference)
-        self.coming = None
-        self.held[model] = level
-        self.leave(model)
         self.use_link()
         self.dispatch()
 
@@ -194,14 +224,19 @@ def random_levels(rng: np.random.Generator, models: int, *, on_cpu: bool) -> lis
 @pytest.mark.parametrize("rate_per_s", [4.0, 12.0])
 @pytest.mark.parametrize("slots", [1, 2])
 @pytest.mark.parametrize(("memory_gb", "on_cpu"), [(1.6, False), (2.4, False), (2.4, True), (6.0, False)])
-def test_same_trace_same_results(rate_per_s: float, slots: int, memory_gb: float, *, on_cpu: bool) -> None:
-    """Each request starts and ends as in the independent model, and as many models shrink and leave."""
+@pytest.mark.parametrize("prefetch", [False, True])
+def test_same_trace_same_results(
+    rate_per_s: float, slots: int, memory_gb: float, *, on_cpu: bool, prefetch: bool
+) -> None:
+    """Each request starts and ends as in the independent model, and as many models shrink, grow and leave."""
     requests = repetitions(3000)
     rng = np.random.default_rng(11)
     levels = random_levels(rng, 10, on_cpu=on_cpu)
     spec = ServerSpec(gpu_memory_gb=memory_gb, gpu_slots=slots, cpu_cores=3)
-    times, models = np.cumsum(rng.exponential(1000 / rate_per_s, requests)), rng.integers(0, 10, requests)
-    server = ShrinkingServer(spec, levels)
+    turns = np.arange(requests) // 20  # four models at a time, and twelve seconds between one turn and the next
+    times = np.cumsum(rng.exponential(1000 / rate_per_s, requests)) + 12_000.0 * turns
+    models = (rng.integers(0, 4, requests) + 3 * turns) % 10
+    server = ShrinkingServer(spec, levels, prefetch=prefetch)
     server.run(times.tolist(), models.tolist())
 
     policies = ServerPolicies(
@@ -213,7 +248,8 @@ def test_same_trace_same_results(rate_per_s: float, slots: int, memory_gb: float
         pinned=[False] * 10,
     )
     notes: Counter[str] = Counter()
-    config = EngineConfig([spec], levels[0], policies, ROUTING["least-loaded"], 1, smaller=levels[1:])
+    options = Options(prefetch=prefetch)
+    config = EngineConfig([spec], levels[0], policies, ROUTING["least-loaded"], 1, smaller=levels[1:], options=options)
     engine = ClusterEngine(config, lambda _, what, *__: notes.update([what]))
     rows: list[Any] = []
     engine.run([(times, models)], keep=rows.append)
@@ -222,27 +258,9 @@ def test_same_trace_same_results(rate_per_s: float, slots: int, memory_gb: float
     assert len(found) == len(server.log) == requests
     assert found[:, 4] == pytest.approx(expected[:, 0], rel=1e-9)
     assert found[:, 5] == pytest.approx(expected[:, 1], rel=1e-9)
-    assert [notes[what] for what in ("shrink", "evict", "load")] == [
-        server.notes[what] for what in ("shrink", "evict", "load")
-    ]
-    assert notes["shrink"] > 4
+    kinds = ("shrink", "grow", "evict", "load")
+    assert [notes[what] for what in kinds] == [server.notes[what] for what in kinds]
+    assert notes["shrink"] > 0
+    assert notes["shrink"] + notes["grow"] > 3
+
     assert (notes["evict"] > requests / 30) == (memory_gb < 3 and not on_cpu)
-
-
-@pytest.mark.parametrize("options", [Options(), Options(Batching([1] * 4, [0.0] * 4))], ids=["requests", "batches"])
-def test_a_model_that_has_grown_back_starts_its_requests(options: Options) -> None:
-    """A request waits for a core of the small variant until the large one, which needs none, is back in memory.
-
-    Model 1 makes model 0 shrink at 1000 ms; model 2 makes model 1 shrink at 2000 ms, so that model 0 grows back after
-    its request at 3000 ms. Model 3 keeps the only core from 3015 to 5015 ms.
-    """
-    core = Variant("cpu", 0.0, 2000.0, 0.0, (2000.0,))
-    large = [Variant("gpu", mb, 10.0, 10.0, (), mb) for mb in (900.0, 600.0, 100.0)]
-    small = [Variant("small", 400.0, 10.0, 5.0, (10.0,), 400.0), Variant("none", 0.0, 10.0, 0.0, (10.0,)), large[2]]
-    spec = ServerSpec(gpu_memory_gb=1.0, cpu_cores=1, pcie_gb_per_s=10.0, load_fixed_ms=0.0)
-    engine = engine_of([*large, core], spec=spec, smaller=[[*small, core]], options=options)
-    rows: list[Any] = []
-    times, models = [0.0, 1000.0, 2000.0, 3000.0, 3015.0, 3020.0], [0, 1, 2, 0, 3, 0]
-    engine.run([(np.array(times), np.array(models))], keep=rows.append)
-    starts = {int(row[0]): float(row[4]) for row in np.concatenate(rows)}
-    assert starts == pytest.approx({0: 90.0, 1: 1060.0, 2: 2010.0, 3: 3000.0, 4: 3015.0, 5: 3010.0 + 500 / 10})

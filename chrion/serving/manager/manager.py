@@ -6,29 +6,21 @@ The states of a request::
         |                            ^
         +--model missing--> waiting --load done
 
-Ready requests start in the order in which they became ready, those of models with a higher priority first. Those of one
-model that have a priority go before its others, and leave them their places in the order of all models. A request
-whose cores or slot are not free blocks those behind it, so that none starves; one that needs neither starts at once. A
-request that may share a batch waits a limited time for further requests of its model; meanwhile, requests behind it may
-start.
+Ready requests start in the order of :mod:`chrion.serving.manager.ready_queue`, those of models with a higher priority
+first. A request whose cores or slot are not free blocks those behind it, so that none starves; one that needs neither
+starts at once.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 
 from chrion.serving.manager.policies import EVICTION, LOAD_ORDER, is_in_time
-from chrion.serving.manager.queue_estimate import (
-    QueuedRequest,
-    Service,
-    expected_releases,
-    expected_start,
-    queued_request,
-)
+from chrion.serving.manager.queue_estimate import Service, expected_releases, expected_start
+from chrion.serving.manager.ready_queue import BatchLimits, Line, ReadyQueue
 from chrion.serving.manager.records import Action, ManagedModel, Reason, Refuse, Request, Run
 from chrion.serving.manager.residency import Place, Residency
 
@@ -47,7 +39,7 @@ class ManagerPolicies:
     eviction: str = "lru"
     load_order: str = "demand"
     admission: str = "none"
-    #: Whether popular models are loaded in advance, and grow, while memory is free.
+    #: Whether popular models are loaded in advance while memory is free.
     prefetch: bool = True
 
 
@@ -90,11 +82,9 @@ class ModelManager:
         self.max_waiting = max_waiting
         self._numbers = count()
         self._runs = count()
-        self._sequence = count()
         #: Requests that wait for a load, by model.
         self._waiting: dict[int, list[Request]] = {}
-        #: Ready requests by model, each with its place in the order of readiness.
-        self._ready: dict[int, deque[tuple[int, float, Request]]] = {}
+        self._ready = ReadyQueue[Request](lambda request: (request.batch_key, request.rows), _urgency)
         self._models_of: dict[int, int] = {}
 
     def add(self, now: float, model: ManagedModel) -> int:
@@ -111,7 +101,8 @@ class ModelManager:
 
     def waiting(self, number: int) -> int:
         """Return the number of a model's requests that have not started."""
-        return len(self._waiting.get(number, ())) + len(self._ready.get(number, ()))
+        line = self._line(number)
+        return len(self._waiting.get(number, ())) + (len(line.items) if line else 0)
 
     @property
     def pending(self) -> int:
@@ -156,9 +147,9 @@ class ModelManager:
         if number in self._waiting:
             self._waiting[number] = [r for r in self._waiting[number] if r.id != request]
             return []
-        queue = self._ready[number]
-        self._ready[number] = deque(item for item in queue if item[2].id != request)
-        self._forget_if_empty(number)
+        line = self._line(number)
+        assert line  # noqa: S101 # a request that neither waits for a load nor has started is ready
+        self._ready.remove(line, [r for r in line.requests if r.id == request])
         return self.memory.release(now, number) + self._start_ready(now)
 
     def loaded(
@@ -203,106 +194,77 @@ class ModelManager:
         return actions + self._start_ready(now)
 
     def advance(self, now: float) -> list[Action]:
-        """Refuse requests whose deadline has passed, start batches that need not wait longer, and use free memory."""
+        """Refuse requests whose deadline has passed, and start batches that need not wait longer."""
         actions: list[Action] = []
         for number, requests in self._waiting.items():
             absent = self.memory.entries[number].place is Place.ABSENT
             if absent and not self.memory.fits(number):  # one was pinned since
                 actions += [self._refuse(r, Reason.TOO_LARGE) for r in requests]
                 self._waiting[number] = []
-                self.memory.forget(number)
+                self.memory.cold.pop(number, None)
                 continue
             late = [r for r in requests if r.deadline_ms <= now]
             actions += [self._refuse(r, Reason.EXPIRED) for r in late]
             if late:
                 self._waiting[number] = [r for r in requests if r.deadline_ms > now]
-        for number in list(self._ready):
-            actions += self._drop_late(now, number)
+        for line in list(self._ready.lines.values()):
+            actions += self._drop_late(now, line)
         actions += self._start_ready(now)
-        return actions + self.memory.next_load(now) + self.memory.rebalance(now)
+        return actions + self.memory.next_load(now)
 
     def next_event_ms(self, now: float) -> float:
         """Return the time after ``now`` of the next deadline or the end of a wait for a batch; infinite for none."""
         if not self._models_of:
             return math.inf
         times = [r.deadline_ms for requests in self._waiting.values() for r in requests]
-        for number, queue in self._ready.items():
-            times += [item[2].deadline_ms for item in queue]
-            delay = self.memory.entries[number].model.max_delay_ms
-            if delay:
-                times.append(queue[0][1] + delay)
-        return min((at for at in times if at > now), default=math.inf)
+        times += [r.deadline_ms for line in self._ready.lines.values() for r in line.requests]
+        return min((at for at in (*times, self._ready.wait_ends_ms) if at > now), default=math.inf)
+
+    def _line(self, number: int) -> Line[Request] | None:
+        """Return the ready requests of a model; None if there are none."""
+        return self._ready.lines.get((number, self._priority(number))) if number in self.memory.entries else None
+
+    def _priority(self, number: int) -> float:
+        """Return the priority of a model; what needs no core and no slot waits for nothing."""
+        entry = self.memory.entries[number]
+        variant = entry.model.variants[entry.variant]
+        return entry.model.priority if variant.cores or variant.slots else math.inf
 
     def _add_ready(self, now: float, request: Request) -> None:
-        queue = self._ready.setdefault(request.model, deque())
-        queue.append((next(self._sequence), now, request))
-        if len(queue) > 1 and _urgency(request) < _urgency(queue[-2][2]):
-            requests = sorted((item[2] for item in queue), key=_urgency)
-            self._ready[request.model] = deque((*item[:2], r) for item, r in zip(queue, requests, strict=True))
+        model = self.memory.entries[request.model].model
+        limits = BatchLimits(model.max_batch, model.max_delay_ms)
+        self._ready.add(now, request, request.model, self._priority(request.model), limits)
 
     def _start_ready(self, now: float) -> list[Action]:
         actions: list[Action] = []
-        if not self._ready:
-            return actions
-        held: set[int] = set()
-        while True:
-            number = min((n for n in self._ready if n not in held), key=self._start_order, default=None)
-            if number is None:
-                return actions
-            actions += self._drop_late(now, number)
-            if number not in self._ready:
+        while line := self._ready.head(now):
+            dropped = self._drop_late(now, line)
+            actions += dropped
+            if dropped:
                 continue
-            batch = self._next_batch(now, number)
-            if not batch:
-                held.add(number)
-                continue
-            cores = self._free_lease(number)
+            cores = self._free_lease(line.name)
             if cores is None:
-                return actions
-            late = [r for r in batch if self._deadlines and not self._in_time(now, r, 0.0, self._variant(number))]
+                break
+            batch, _ = self._ready.batch(line)
+            late = [r for r in batch if self._deadlines and not self._in_time(now, r, 0.0, self._variant(line.name))]
             if late:
-                actions += self._drop(now, number, [(request, Reason.NO_TIME) for request in late])
-                continue
-            actions.append(self._start(now, number, batch, cores))
+                actions += self._drop(now, line, late, Reason.NO_TIME)
+            else:
+                actions.append(self._start(now, line, batch, cores))
+        return actions
 
-    def _start_order(self, number: int) -> tuple[bool, int, int]:
-        """Return what ready requests are sorted by: those that need no core and no slot are not behind others."""
-        entry = self.memory.entries[number]
-        variant = entry.model.variants[entry.variant]
-        return bool(variant.cores or variant.slots), -entry.model.priority, self._ready[number][0][0]
-
-    def _next_batch(self, now: float, number: int) -> list[Request]:
-        """Return the requests of a model's next batch; empty while it waits for more."""
-        model = self.memory.entries[number].model
-        queue = self._ready[number]
-        first = queue[0][2]
-        if model.max_batch <= 1 or first.batch_key is None:
-            return [first]
-        batch, rows = [first], first.rows
-        for _, _, request in list(queue)[1:]:
-            if request.batch_key != first.batch_key or rows + request.rows > model.max_batch:
-                continue
-            batch.append(request)
-            rows += request.rows
-        until = queue[0][1] + model.max_delay_ms
-        others = any(request.batch_key != first.batch_key for _, _, request in queue)
-        complete = rows >= model.max_batch or len(batch) < len(queue) or others
-        return batch if complete or now >= until else []
-
-    def _start(self, now: float, number: int, batch: Sequence[Request], cores: tuple[int, ...]) -> Run:
+    def _start(self, now: float, line: Line[Request], batch: Sequence[Request], cores: tuple[int, ...]) -> Run:
         """Take the cores and the slot of a batch, and the batch from the queue."""
-        taken = {request.id for request in batch}
-        self._ready[number] = deque(item for item in self._ready[number] if item[2].id not in taken)
-        self._forget_if_empty(number)
+        self._ready.remove(line, batch)
         for request in batch:
             self._models_of.pop(request.id, None)
-        entry = self.memory.entries[number]
+        entry = self.memory.entries[line.name]
         entry.resident.uses += len(batch)
         slots = entry.model.variants[entry.variant].slots
         self._free_cores = [core for core in self._free_cores if core not in cores]
         self._free_slots -= slots
         run_id = next(self._runs)
-        run = self.running[run_id] = Run(run_id, number, entry.variant, tuple(batch), cores, slots, now)
+        run = self.running[run_id] = Run(run_id, line.name, entry.variant, tuple(batch), cores, slots, now)
         return run
 
     def _free_lease(self, number: int) -> tuple[int, ...] | None:
@@ -318,22 +280,20 @@ class ModelManager:
     def _variant(self, number: int) -> int:
         return self.memory.entries[number].variant
 
-    def _drop_late(self, now: float, number: int) -> list[Action]:
+    def _drop_late(self, now: float, line: Line[Request]) -> list[Action]:
         """Refuse the ready requests of a model whose deadline has passed."""
-        late = [(r, Reason.EXPIRED) for _, _, r in self._ready[number] if r.deadline_ms <= now]
-        return self._drop(now, number, late) if late else []
+        late = [request for request in line.requests if request.deadline_ms <= now]
+        return self._drop(now, line, late, Reason.EXPIRED) if late else []
 
-    def _drop(self, now: float, number: int, late: Sequence[tuple[Request, Reason]]) -> list[Action]:
-        gone = {request.id for request, _ in late}
-        self._ready[number] = deque(item for item in self._ready[number] if item[2].id not in gone)
-        self._forget_if_empty(number)
-        actions: list[Action] = [self._refuse(r, reason, self._retry_ms(now, number)) for r, reason in late]
-        return actions + self.memory.release(now, number, len(late))
+    def _drop(self, now: float, line: Line[Request], late: Sequence[Request], reason: Reason) -> list[Action]:
+        self._ready.remove(line, late)
+        retry_ms = self._retry_ms(now, line.name)
+        actions: list[Action] = [self._refuse(request, reason, retry_ms) for request in late]
+        return actions + self.memory.release(now, line.name, len(late))
 
     def _is_admitted(self, now: float, request: Request) -> bool:
         """Return whether a new request is expected to end in time, in one of the variants that may serve it."""
-        entry = self.memory.entries[request.model]
-        if entry.model.slo_ms == math.inf:
+        if self._objective_ms(request) == math.inf:
             return True
         return any(
             self._in_time(now, request, max(self._queue_wait_ms(now, request.model, level), ready_ms), level)
@@ -341,24 +301,26 @@ class ModelManager:
         )
 
     def _in_time(self, now: float, request: Request, wait_ms: float, variant: int) -> bool:
-        entry = self.memory.entries[request.model]
-        return is_in_time(now, request.arrival_ms + entry.model.slo_ms, wait_ms, entry.latency_ms[variant])
+        latency_ms = self.memory.entries[request.model].latency_ms[variant]
+        return is_in_time(now, self._objective_ms(request), wait_ms, latency_ms)
+
+    def _objective_ms(self, request: Request) -> float:
+        """Return the time by which a request should end."""
+        return request.arrival_ms + self.memory.entries[request.model].model.slo_ms
 
     def _queue_wait_ms(self, now: float, number: int, variant: int) -> float:
-        """Return the expected wait of a request that becomes ready now, without batches and priorities."""
+        """Return the expected wait of a request that becomes ready now, without batches."""
         needed = self._service(number, variant)[:2]
         if not any(needed):
             return 0.0
         starts = ((r.started_ms, self._service(r.model, r.variant)) for r in self.running.values())
         running = (release for started_ms, service in starts for release in expected_releases(service, started_ms))
-        queued = sorted((item for queue in self._ready.values() for item in queue), key=lambda item: item[0])
-        ahead = (self._queued(request) for _, _, request in queued)
+        ahead = (
+            (self._service(r.model, self._variant(r.model)), self._objective_ms(r))
+            for r in self._ready.ahead_of(self._priority(number))
+        )
         free = self._free_slots, len(self._free_cores)
         return expected_start(now, free, running, ahead, needed) - now
-
-    def _queued(self, request: Request) -> QueuedRequest:
-        entry = self.memory.entries[request.model]
-        return queued_request(self._service(request.model, entry.variant), request.arrival_ms + entry.model.slo_ms)
 
     def _service(self, number: int, variant: int) -> Service:
         """Return what a request is expected to take."""
@@ -369,7 +331,7 @@ class ModelManager:
 
     def _retry_ms(self, now: float, number: int) -> float:
         """Return a rough estimate of the time until the present queue has been served."""
-        wait = sum(self._work_ms(n) * len(queue) for n, queue in self._ready.items())
+        wait = sum(self._work_ms(line.name) * len(line.items) for line in self._ready.lines.values())
         entry = self.memory.entries[number]
         if entry.place is not Place.RESIDENT:
             wait += self.memory.link_ms(now) + self.memory.load_ms(entry, entry.variant)
@@ -384,10 +346,6 @@ class ModelManager:
     def _refuse(self, request: Request, reason: Reason, retry_ms: float = 0.0) -> Refuse:
         self._models_of.pop(request.id, None)
         return Refuse(request, reason, retry_ms)
-
-    def _forget_if_empty(self, number: int) -> None:
-        if not self._ready[number]:
-            del self._ready[number]
 
 
 def _urgency(request: Request) -> tuple[bool, int]:

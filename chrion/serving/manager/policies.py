@@ -60,6 +60,8 @@ class WaitingModel:
     oldest_ms: float
     #: Total execution time of the requests that wait for it.
     demand_ms: float = 0.0
+    #: Their highest priority.
+    priority: float = 0
 
 
 #: ``rank(resident, now_ms)``: the model with the lowest rank is evicted first.

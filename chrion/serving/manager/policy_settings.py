@@ -31,6 +31,8 @@ class PolicySpec(Record, frozen=True):
     admission: Literal[*ADMISSION] = "none"  # type: ignore[valid-type] # these names
     #: Time after which an idle model leaves the memory; 0 if only others displace it.
     keep_alive_s: NonNegative = 0.0
+    #: Whether popular models are loaded in advance, as a server does.
+    prefetch: bool = False
 
 
 def route_of(policies: PolicySpec) -> Route:

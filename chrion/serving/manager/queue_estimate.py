@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from chrion.serving.manager.policies import rounding_ms
+from chrion.serving.manager.policies import is_in_time
 
 #: Slots of an accelerator and CPU cores.
 Resources = tuple[int, int]
@@ -25,19 +25,7 @@ class Release(NamedTuple):
     cores: int
 
 
-class QueuedRequest(NamedTuple):
-    """A request that is ready to run."""
-
-    #: GPU slots and CPU cores that it takes when it starts.
-    slots: int
-    cores: int
-    #: Its releases, with times since its start.
-    releases: tuple[Release, ...]
-    #: The time at or before which it must start to end in time; it is dropped if its turn comes later.
-    latest_start_ms: float
-
-
-def expected_releases(service: Service, start_ms: float = 0.0) -> Iterator[Release]:
+def expected_releases(service: Service, start_ms: float) -> Iterator[Release]:
     """Return the releases of a request that starts at a time."""
     _, _, latency_ms, early, last = service
     for at_ms, freed in early:
@@ -45,18 +33,12 @@ def expected_releases(service: Service, start_ms: float = 0.0) -> Iterator[Relea
     yield Release(start_ms + latency_ms, *last)
 
 
-def queued_request(service: Service, deadline_ms: float) -> QueuedRequest:
-    """Return a request that is dropped if it cannot end by its deadline when its turn comes."""
-    latest_ms = deadline_ms - service[2]
-    return QueuedRequest(*service[:2], tuple(expected_releases(service)), latest_ms + rounding_ms(latest_ms))
-
-
 def expected_start(
     now_ms: float,
     free: tuple[int, int],
     running: Iterable[Release],
-    ahead: Iterable[QueuedRequest],
-    needs: tuple[int, int],
+    ahead: Iterable[tuple[Service, float]],
+    needs: Resources,
 ) -> float:
     """Return the time at which a request starts if it joins a first-come-first-served queue now.
 
@@ -68,7 +50,7 @@ def expected_start(
         now_ms: The time.
         free: Slots and cores that are free now.
         running: The expected releases of the running requests; those in the past are expected now.
-        ahead: The requests before it, in order.
+        ahead: What the requests before it take, and their deadlines, in order; those that would be late are dropped.
         needs: Slots and cores that it takes. The device has as many.
 
     Complexity: O(n log n) for n releases of running requests and of requests ahead.
@@ -77,17 +59,17 @@ def expected_start(
     queue = [*ahead]
     if not queue and slots >= needs[0] and cores >= needs[1]:  # the most frequent case
         return now_ms
-    queue.append(QueuedRequest(*needs, (), float("inf")))
+    queue.append(((*needs, 0.0, (), (0, 0)), float("inf")))
     events = [release if release.at_ms > now_ms else release._replace(at_ms=now_ms) for release in running]
     heapq.heapify(events)
     time_ms = now_ms
-    for request in queue:
-        while slots < request.slots or cores < request.cores:
+    for service, deadline_ms in queue:
+        while slots < service[0] or cores < service[1]:
             release = heapq.heappop(events)
             time_ms = release.at_ms
             slots, cores = slots + release.slots, cores + release.cores
-        if time_ms <= request.latest_start_ms:
-            slots, cores = slots - request.slots, cores - request.cores
-            for release in request.releases:
-                heapq.heappush(events, release._replace(at_ms=time_ms + release.at_ms))
+        if is_in_time(time_ms, deadline_ms, 0.0, service[2]):
+            slots, cores = slots - service[0], cores - service[1]
+            for release in expected_releases(service, time_ms):
+                heapq.heappush(events, release)
     return time_ms

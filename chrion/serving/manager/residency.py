@@ -4,11 +4,8 @@ The rules of the device that variants differ in, the accelerator, or the host if
 :mod:`chrion.serving.manager.device_memory`, which the simulator has too. Beyond them:
 
 - If smaller variants take more memory of the other device, models are evicted from there.
-- A model that shrinks is loaded again after the models that requests wait for; its memory stays reserved.
 - While no request waits for a load, models that have to be tried are loaded once, one after another, and unloaded again
   if no request has come meanwhile.
-- While nothing else is to load, popular models are loaded in advance, or replaced by a larger variant, if memory is
-  free.
 """
 
 from __future__ import annotations
@@ -25,17 +22,9 @@ from chrion.serving.manager.policies import Order, Rank, ResidentModel, choose_v
 from chrion.serving.manager.records import ACCELERATOR, Action, Load, ManagedModel, Unload
 from chrion.serving.manager.shrinking import Room
 
-#: The popularity of a model, its number of requests, halves in this time (a choice, not measured): longer than
-#: most loads, and short compared with the change of traffic over a day.
-_HALF_LIFE_MS = 60_000.0
-#: No model is loaded in advance or grows within this time after memory was short: it would be evicted at once
-#: (a choice, not measured).
-_CALM_MS = 10_000.0
 #: After a failed load, the next attempt waits this long, twice as long after each further failure, up to the limit:
 #: short for a passing shortage of memory, and rare enough for a damaged file that its loads do not delay others.
 _FIRST_RETRY_MS, _LAST_RETRY_MS = 1000.0, 60_000.0
-#: Popularity, in recent requests, from which a model is loaded in advance: that of one request a half-life ago.
-_MIN_POPULARITY = 0.5
 _TOO_LARGE = 1 << 62
 #: Weight of a new measurement in the moving average of a model's loads, as for latencies, and the minimum expected
 #: time of one, since eviction policies divide by it.
@@ -66,8 +55,6 @@ class Entry:
     first: int = 0
     failures: int = 0
     retry_at_ms: float = 0.0
-    popularity: float = 0.0
-    counted_ms: float = 0.0
     removed: bool = False
     #: The cores that the threads of the session in memory are pinned to; empty if it runs on any.
     cores: tuple[int, ...] = ()
@@ -93,7 +80,7 @@ class Residency(DeviceMemory):
         budgets: Bytes for models by device; devices that are not named have no limit.
         rank: The eviction policy.
         order: The load order.
-        prefetch: Whether popular models are loaded in advance, and grow, while memory is free.
+        prefetch: Whether popular models are loaded in advance while memory is free.
 
     Attributes:
         free: Free bytes by device.
@@ -109,9 +96,8 @@ class Residency(DeviceMemory):
         self.primary = ACCELERATOR if ACCELERATOR in budgets else next(iter(budgets))
         self._rows: list[dict[int, int]] = []
         super().__init__(budgets[self.primary], rank, order, self._rows)
+        self.prefetch = prefetch
         self._actions: list[Action] = []
-        self._prefetch = prefetch
-        self._short_at_ms = -math.inf
         #: Measured over stated time of the latest loads, and their median: the first load of a process takes long.
         self._load_factors: deque[float] = deque(maxlen=_LOADS)
         self._load_factor = 1.0
@@ -122,7 +108,8 @@ class Residency(DeviceMemory):
             model = replace(model, variants=model.variants[:1])
         resident = ResidentModel(number, 0, model.variants[0].load_ms, model.weight, model.pinned, idle_since_ms=now)
         latency = [v.latency_ms for v in model.variants]
-        self.entries[number] = Entry(model, resident, counted_ms=now, latency_ms=latency)
+        self.entries[number] = Entry(model, resident, latency_ms=latency)
+        self.popularity[number] = 0.0, now
         self._tabulate(number)
 
     def remove(self, number: int) -> list[Action]:
@@ -138,7 +125,8 @@ class Residency(DeviceMemory):
             actions.append(self._unload(number, "remove"))
         elif entry.place is Place.RESERVED:
             self._reserve(entry, -1)
-        del self.entries[number]
+            del self.reserved[number]
+        del self.entries[number], self.popularity[number]
         for row in self._rows:
             del row[number]
         return actions
@@ -172,20 +160,14 @@ class Residency(DeviceMemory):
                     free[device] -= self._bytes(pinned, 0, device)
         return any(self._fits(entry, at, free) for at in range(entry.first, len(entry.model.variants)))
 
-    def forget(self, number: int) -> None:
-        """Give up the load of a model, whose memory is not reserved."""
-        self.cold.pop(number, None)
-
-    def count(self, now: float, number: int) -> None:
-        """Count a request in a model's popularity."""
-        entry = self.entries[number]
-        entry.popularity = self._popularity(entry, now) + 1.0
-        entry.counted_ms = now
+    def popularity_of(self, now: float, model: int) -> float:
+        """Return the popularity of a model; pinned ones are the most popular."""
+        return math.inf if self.entries[model].model.pinned else super().popularity_of(now, model)
 
     def request(self, now: float, number: int) -> list[Action]:
         """Request the load of a model that is not resident."""
         entry = self.entries[number]
-        self.wait_for_load(now, number, entry.latency_ms[entry.variant])
+        self.wait_for_load(now, number, entry.latency_ms[entry.first], entry.model.priority)
         return self.next_load(now)
 
     def try_out(self, now: float, number: int) -> list[Action]:
@@ -235,7 +217,6 @@ class Residency(DeviceMemory):
         entry.failures = 0
         if not entry.replacing:
             entry.resident.idle_since_ms = now
-        entry.replacing = False
         entry.resident.load_ms = self.load_ms(entry, entry.variant)
         return self.remove(number) if entry.removed else []
 
@@ -249,7 +230,6 @@ class Residency(DeviceMemory):
         entry = self.entries[number]
         self._reserve(entry, -1)
         entry.place = Place.ABSENT
-        entry.replacing = False
         if entry.removed:
             return self.remove(number)
         if out_of_memory and entry.variant + 1 < len(entry.model.variants):
@@ -268,13 +248,7 @@ class Residency(DeviceMemory):
         return self._take()
 
     def _use_link(self, now: float) -> None:
-        if self.loading is not None or (self.cold and self.start_load(now, self.first_cold())):
-            return
-        for number, entry in self.entries.items():
-            if entry.place is Place.RESERVED:
-                self.load(now, number, entry.variant)
-                return
-        if self.trials and not self.cold:
+        if self.loading is None and not self.start_next(now) and self.trials and not self.cold:
             self._start_trial(now)
 
     def link_ms(self, now: float) -> float:
@@ -288,26 +262,19 @@ class Residency(DeviceMemory):
 
     def rebalance(self, now: float) -> list[Action]:
         """Load a popular model in advance, or replace one by a larger variant, if memory is free and nothing waits."""
-        if not self._prefetch or self.loading is not None or self.cold or now < self._short_at_ms + _CALM_MS:
-            return []
-        by_popularity = sorted(self.entries, key=lambda n: (-self._popularity(self.entries[n], now), n))
-        for number in by_popularity:
-            entry = self.entries[number]
-            if self._popularity(entry, now) < _MIN_POPULARITY and not entry.model.pinned:
-                return []
-            if entry.place is Place.ABSENT and now >= entry.retry_at_ms and self.fits(number):
-                variant = self._largest_fitting(entry, self.free)
-                if variant is not None:
-                    self.load(now, number, variant)
-                    return self._take()
-            if entry.place is Place.RESIDENT and not entry.resident.in_use and entry.variant > entry.first:
-                room = {d: free + self._bytes(entry, entry.variant, d) for d, free in self.free.items()}
-                larger = self._largest_fitting(entry, room)
-                if larger is not None and larger < entry.variant:
-                    self._actions.append(self._unload(number, "grow"))
-                    self.load(now, number, larger)
-                    return self._take()
-        return []
+        self.use_free_memory(now)
+        return self._take()
+
+    def larger(self, now: float, model: int) -> int | None:
+        """Return the first variant for which memory is free, of a missing model or before that of an idle one."""
+        entry = self.entries[model]
+        if entry.place is Place.ABSENT and now >= entry.retry_at_ms and self.fits(model):
+            return self._largest_fitting(entry, self.free)
+        if entry.place is not Place.RESIDENT or entry.resident.in_use:
+            return None
+        room = {device: free + self._bytes(entry, entry.variant, device) for device, free in self.free.items()}
+        level = self._largest_fitting(entry, room)
+        return level if level is not None and level < entry.variant else None
 
     def used(self, device: str) -> int:
         """Return the bytes of a device that models hold or have reserved."""
@@ -336,7 +303,8 @@ class Residency(DeviceMemory):
         entry.trial = False
         self.trials.pop(model, None)
         self.cold.pop(model, None)  # one whose memory is reserved does not wait for its turn
-        if entry.place is not Place.RESERVED:
+        entry.replacing = self.reserved.pop(model, None) is not None
+        if not entry.replacing:
             self._take_memory(entry, level)
         entry.place = Place.LOADING
         self.loading, self.loading_level, self.loading_until_ms = model, level, now + self.load_ms(entry, level)
@@ -345,11 +313,9 @@ class Residency(DeviceMemory):
     def make_room(self, now: float, model: int, *, evict: bool = True) -> Room | None:
         """Choose what gives way to a model on all devices; None if one of them has not enough memory."""
         entry = self.entries[model]
-        if entry.place is Place.RESERVED:
-            return Room(entry.variant)
         if self._fits(entry, entry.first, self.free):
             return Room(entry.first)
-        self._short_at_ms = now
+        self.short_at_ms = now
         room = super().make_room(now, model, evict=evict)
         if room is None:
             return None
@@ -389,12 +355,13 @@ class Residency(DeviceMemory):
         del now
         self._actions.append(self._unload(resident.key, "evict"))
 
-    def shrink(self, now: float, resident: ResidentModel, level: int) -> None:
-        """Unload a model, and reserve the memory of a smaller variant, whose load follows."""
+    def change(self, now: float, resident: ResidentModel, level: int) -> None:
+        """Unload a model, and reserve the memory of another variant."""
         del now
-        self._actions.append(self._unload(resident.key, "shrink"))
+        self._actions.append(self._unload(resident.key, "shrink" if level > resident.level else "grow"))
         entry = self.entries[resident.key]
         entry.place = Place.RESERVED
+        self.reserved[resident.key] = level
         self._take_memory(entry, level)
 
     def _take_memory(self, entry: Entry, level: int) -> None:
@@ -420,7 +387,6 @@ class Residency(DeviceMemory):
         self._reserve(entry, -1)
         entry.place = Place.ABSENT
         entry.cores = ()
-        entry.replacing = cause in {"shrink", "grow"}
         return Unload(number, entry.variant, cause)
 
     def _take(self) -> list[Action]:
@@ -445,6 +411,3 @@ class Residency(DeviceMemory):
         for device in self.free:
             self.free[device] -= sign * self._bytes(entry, entry.variant, device)
         self.free_bytes = self.free[self.primary]
-
-    def _popularity(self, entry: Entry, now: float) -> float:
-        return float(entry.popularity * 0.5 ** ((now - entry.counted_ms) / _HALF_LIFE_MS))

@@ -4,8 +4,6 @@ A model has several variants that need less and less device memory: for example 
 latency-optimal plan, a memory-optimal plan, and the CPU alone. If a model has to be loaded and memory is short, idle
 models change to their next smaller variant, in the order of the eviction policy. No model gives up two variants before
 every idle model has given up one. Models are evicted only if the smallest variants of all do not fit.
-
-A change to a smaller variant takes no time: weights that the device no longer needs are dropped, and the host has them.
 """
 
 from __future__ import annotations

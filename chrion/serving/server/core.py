@@ -25,6 +25,7 @@ from chrion.graph.ort_sessions import first_line
 from chrion.runtime.options.terminable import TerminableRunOptions
 from chrion.runtime.shared_arena import SharedArena
 from chrion.serving.manager import Action, Load, ModelManager, Reason, Refuse, Request, Run, Unload
+from chrion.serving.manager.device_memory import TICK_MS
 from chrion.serving.manager.records import HOST
 from chrion.serving.manager.residency import Place
 from chrion.serving.server import batching
@@ -43,9 +44,6 @@ from chrion.serving.server.trials import try_session
 
 log = logging.getLogger("chrion.server")
 
-#: Interval at which the manager uses free memory, in seconds: its work is proportional to the models
-#: (a choice, not measured).
-_TICK_S = 1.0
 #: Memory of requests whose release leaves gaps that are worth returning to the system, in bytes: several of the blocks
 #: of 4 MB that :func:`chrion.machine.allocator.return_large_blocks` returns at once.
 _LARGE_BYTES = 1 << 24
@@ -579,8 +577,9 @@ class ServingCore:
 
     async def _tick(self) -> None:
         while True:
-            await asyncio.sleep(_TICK_S)
+            await asyncio.sleep(TICK_MS / 1000)
             self._advance()
+            self._apply(self.manager.memory.rebalance(_now_ms()))
             if not self._swept or self.account.peak > _LARGE_BYTES:
                 self._swept, self.account.peak = True, self.account.used
                 self._loader.submit(self._arena.sweep)

@@ -11,6 +11,7 @@ from itertools import count
 from typing import Any
 
 from chrion.serving.manager.policies import Order, Rank
+from chrion.serving.manager.ready_queue import BatchLimits
 from chrion.serving.simulator.network_store import NetworkStore
 from chrion.serving.simulator.requests import Objectives
 from chrion.serving.simulator.service import ServiceTable
@@ -43,26 +44,19 @@ class ServerPolicies:
 
 
 @dataclass(frozen=True, slots=True)
-class Batching:
-    """Dynamic batching. Sequences are indexed by model."""
-
-    #: Maximum requests of a batch.
-    max_size: Sequence[int]
-    #: The longest time for which a request waits for others, while its batch has room.
-    delay_ms: Sequence[float]
-
-
-@dataclass(frozen=True, slots=True)
 class Options:
     """What servers do beyond first come, first served; the defaults stand for nothing."""
 
-    batching: Batching | None = None
+    #: Limits of batches by model; empty if each request starts alone.
+    batching: Sequence[BatchLimits] = ()
     #: Latency of each further request of a batch over that of the first, by model and level.
     batch_cost: Sequence[Sequence[float]] = ()
     #: Time for which an idle model stays in memory; infinite if only others displace it.
     keep_alive_ms: float = math.inf
     #: Whether there are groups of servers that fail together.
     fail_together: bool = False
+    #: Whether popular models are loaded in advance.
+    prefetch: bool = False
 
 
 @dataclass(slots=True)
@@ -84,7 +78,7 @@ class ClusterState:
     loads: list[int]
     #: Records a request; see :data:`chrion.serving.simulator.metrics.COLUMNS`.
     record: Callable[[tuple[float, ...]], None]
-    #: ``journal(time_ms, event, server, kind)`` is called for ``load``, ``loaded``, ``shrink`` and ``evict``.
+    #: ``journal(time_ms, event, server, kind)`` is called for ``load``, ``loaded``, ``shrink``, ``grow``, ``evict``.
     journal: Callable[[float, str, int, int], None] | None = None
     #: The store that servers with a limited host memory read; None if each has a disk.
     store: NetworkStore | None = None

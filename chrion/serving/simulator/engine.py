@@ -156,7 +156,12 @@ class ClusterEngine:
             self.availability.begin()
             self._route = self.availability.route
         #: Whether events of other things than requests and loads may remain at the end.
-        self._idles = bool(self.availability or store) or config.options.keep_alive_ms < float("inf")
+        options = config.options
+        ticks = options.prefetch or bool(config.smaller)
+        expires = options.keep_alive_ms < float("inf")
+        self._idles = bool(ticks or store or self.availability or options.batching or expires)
+        for host in self.hosts if ticks else ():
+            host.use_free_memory(0.0)
         self._preload()
 
     def run(

@@ -8,15 +8,13 @@ The rules of one memory are those of :mod:`chrion.serving.manager.device_memory`
 - Host memory holds weights that were loaded before. A load of others first reads them from the disk, or from a network
   store (:mod:`chrion.serving.simulator.network_store`), while it occupies the link, and evicts the weights that no GPU
   of the server uses and that have been idle longest, then those in use.
-- Evictions take no time: weights do not change, so nothing is written back. With several variants a model (shrinking),
-  a model changes to a smaller variant at once. It changes to the next larger one by a load, which starts when a request
-  for it ends, if the link is idle and the memory is free.
+- Evictions take no time: weights do not change, so nothing is written back.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from heapq import heappush
 
@@ -52,15 +50,16 @@ class HostMemory:
 
     def load_next(self, now: float) -> None:
         """Start the next load if the link is free and a load has memory."""
-        if self.loading is not None or not self.waiting_loads:
+        if self.loading is not None:
             return
         if len(self.memories) == 1:
-            self.memories[0].start_load(now, self.memories[0].first_cold())
+            self.memories[0].start_next(now)
             return
         proposals = [(memory, memory.first_cold()) for memory in self.memories if memory.cold]
         for memory, model in sorted(proposals, key=lambda proposal: proposal[0].load_order(proposal[1])):
             if memory.start_load(now, model):
                 return
+        any(memory.load_reserved(now) for memory in self.memories)
 
     def disk_ms(self, model: int, load_mb: float) -> float:
         """Return the time of the disk in a load: zero if the weights are in host memory."""
@@ -109,6 +108,7 @@ class GpuMemory(DeviceMemory):
     def __init__(self, index: int, host: HostMemory, load_ms: Sequence[float], cluster: ClusterState) -> None:
         policies, table = cluster.policies, cluster.table
         super().__init__(host.spec.budget_bytes, policies.rank, policies.order, table.sizes, policies.next_use)
+        self.prefetch = cluster.options.prefetch
         self.index = index
         self.host = host
         self.policies = policies
@@ -144,7 +144,9 @@ class GpuMemory(DeviceMemory):
             return False
         if size:
             self.cluster.homes[model].append(self.index)
-        self.apply(now, room)
+        for resident, level in room.shrunk:
+            self.free_bytes += resident.bytes - self.sizes[level][resident.key]
+            self._set_level(resident, level)
         self._reserve(now, self.sizes[room.level][model])
         self.host.fill([model])
         self._expire_later(now, self._add_resident(now, model, room.level))
@@ -163,36 +165,47 @@ class GpuMemory(DeviceMemory):
     def load(self, now: float, model: int, level: int) -> None:
         """Start a load, for which there is memory."""
         kind = level * self._models + model
-        self.host.waiting_loads -= 1
-        self.loading, self.loading_level = model, level
-        self._load(now, kind, self._table.bytes[kind], self.load_ms[kind], self._table.load_mb[kind])
-
-    def _load(self, now: float, kind: int, size: int, load_ms: float, load_mb: float) -> None:
-        model = kind % self._models
-        self.host.loading = self
+        load_ms, load_mb = self.load_ms[kind], self._table.load_mb[kind]
+        self.loading, self.loading_level, self.host.loading = model, level, self
+        if self.cold.pop(model, None):
+            self.host.waiting_loads -= 1
+        elif model not in self.reserved:
+            self.cluster.homes[model].append(self.index)
         store = self.cluster.store if self.host.has_disk and model not in self.host.held else None
         if self.host.has_disk:
             load_ms += self.host.disk_ms(model, 0.0 if store else load_mb)
             self.host.fetch(model)
-        self._reserve(now, size)
+        changes = self.reserved.pop(model, None) is not None
+        self._reserve(now, 0 if changes else self._table.bytes[kind])
         self.link_busy_ms += load_ms
         self.loaded_mb += load_mb
         self.loads += 1
         self.cluster.loads[model] += 1
         self._log(now, "load", kind)
+        loaded = (kind, changes)
         if store:
-            done = partial(self._on_read, now, kind, load_ms)
+            done = partial(self._on_read, now, loaded, load_ms)
             store.begin(now, self.index, load_mb, self.host.spec.disk_gb_per_s, done)
         else:
-            self._transfer(now, kind, load_ms)
+            self._transfer(now, loaded, load_ms)
 
-    def _on_read(self, began: float, kind: int, load_ms: float, now: float) -> None:
+    def _on_read(self, began: float, loaded: tuple[int, bool], load_ms: float, now: float) -> None:
         self.link_busy_ms += now - began
-        self._transfer(now, kind, load_ms)
+        self._transfer(now, loaded, load_ms)
 
-    def _transfer(self, now: float, kind: int, load_ms: float) -> None:
+    def _transfer(self, now: float, loaded: tuple[int, bool], load_ms: float) -> None:
         self.loading_until_ms = now + load_ms
-        heappush(self._events, (self.loading_until_ms, next(self._sequence), self._on_loaded, kind))
+        heappush(self._events, (self.loading_until_ms, next(self._sequence), self._on_loaded, loaded))
+
+    def larger(self, now: float, model: int) -> int | None:
+        """Return the first variant for which memory is free, of a missing model or before that of an idle one."""
+        del now
+        resident = self.residents.get(model)
+        if model in self.reserved or (resident and resident.in_use):
+            return None
+        free = self.free_bytes + (resident.bytes if resident else 0)
+        levels = range(resident.level if resident else self._levels)
+        return next((level for level in levels if self.sizes[level][model] <= free), None)
 
     def evict(self, now: float, resident: ResidentModel) -> None:
         """Remove a model; the memory over time is updated when another one takes what it frees."""
@@ -210,48 +223,35 @@ class GpuMemory(DeviceMemory):
             return _INFINITY
         return known.idle_since_ms if known else -1.0
 
-    def shrink(self, now: float, resident: ResidentModel, level: int) -> None:
-        """Change a model to a smaller variant, at once."""
-        freed = resident.bytes
-        self._set_level(resident, level)
-        self.free_bytes += freed - resident.bytes
-        self._log(now, "shrink", level * self._models + resident.key)
+    def change(self, now: float, resident: ResidentModel, level: int) -> None:
+        """Remove a model from memory, and reserve that of another variant."""
+        model = resident.key
+        del self.residents[model]
+        self.reserved[model] = level
+        self._log(now, "shrink" if level > resident.level else "grow", level * self._models + model)
+        self._reserve(now, self.sizes[level][model] - resident.bytes)
 
     def _set_level(self, resident: ResidentModel, level: int) -> None:
         kind = level * self._models + resident.key
         resident.level, resident.bytes, resident.load_ms = level, self._table.bytes[kind], self.load_ms[kind]
 
-    def _grow(self, now: float, resident: ResidentModel) -> None:
-        """Start a load of the next larger variant, if the memory for it is free."""
-        kind = (resident.level - 1) * self._models + resident.key
-        missing = self._table.bytes[kind] - resident.bytes
-        if missing <= self.free_bytes:
-            resident.in_use += 1
-            load_mb = max(0.0, self._table.load_mb[kind] - self._table.load_mb[kind + self._models])
-            shorter_ms = self.load_ms[kind] - self.load_ms[kind + self._models]
-            self.loading, self.loading_level = resident.key, resident.level - 1
-            self._load(now, kind, missing, self.host.spec.load_fixed_ms + max(0.0, shorter_ms), load_mb)
-
     @abstractmethod
-    def _on_loaded(self, now: float, kind: int) -> None:
+    def _on_loaded(self, now: float, loaded: tuple[int, bool]) -> None:
         """Handle the end of a load."""
 
     def note_idle(self, now: float, resident: ResidentModel) -> None:
         """Start a load over the free link, now that a model is idle."""
         if self._expires:
             self._expire_later(now, resident)
-        if self.host.loading is not None:
-            return
         if self.host.waiting_loads:
             self.host.load_next(now)
-        elif resident.level:
-            self._grow(now, resident)
 
     def _expire_later(self, now: float, resident: ResidentModel) -> None:
-        """Evict a model that is idle from now on after the keep-alive time, if it stays idle."""
+        """Evict a model that is idle after the keep-alive time, if it stays idle."""
         if self._expires and resident.bytes and not resident.pinned:
-            at = now + self._keep_alive_ms
-            heappush(self._events, (at, next(self._sequence), self._on_expiry, (resident, now)))
+            since_ms = resident.idle_since_ms
+            at = max(now, since_ms + self._keep_alive_ms)
+            heappush(self._events, (at, next(self._sequence), self._on_expiry, (resident, since_ms)))
 
     def _on_expiry(self, now: float, expected: tuple[ResidentModel, float]) -> None:
         resident, idle_since_ms = expected
@@ -259,13 +259,15 @@ class GpuMemory(DeviceMemory):
             self.evict(now, resident)
             self._reserve(now, 0)
 
-    def _add_resident(self, now: float, model: int, level: int = 0) -> ResidentModel:
+    def _add_resident(self, now: float, model: int, level: int = 0, *, changes: bool = False) -> ResidentModel:
         resident = self._known.get(model)
         if resident is None:
             weight, pinned = self.policies.weights[model], self.policies.pinned[model]
             resident = self._known[model] = ResidentModel(model, 0, 0.0, weight, pinned)
         self._set_level(resident, level)
-        resident.in_use, resident.idle_since_ms = 0, now
+        if not changes:
+            resident.idle_since_ms = now
+        resident.in_use = 0
         self.residents[model] = resident
         return resident
 
@@ -277,14 +279,17 @@ class GpuMemory(DeviceMemory):
         if self.cluster.journal:
             self.cluster.journal(now, event, self.index, kind)
 
-    def _clear_memory(self, now: float, awaited: Iterable[int]) -> None:
-        """Lose the content of the memory, and the loads of models that requests await."""
-        for model in {*awaited, *(model for model, resident in self.residents.items() if resident.bytes)}:
-            self.cluster.homes[model].remove(self.index)
+    def _clear_memory(self, now: float) -> None:
+        """Lose the content of the memory, and all loads."""
+        loading = () if self.loading is None else (self.loading,)
+        for model in (*self.residents, *self.cold, *self.reserved, *loading):
+            if self.index in self.cluster.homes[model]:
+                self.cluster.homes[model].remove(self.index)
         self.residents.clear()
         self.host.waiting_loads -= len(self.cold)
         self.cold.clear()
-        self.urgency.clear()
+        self.reserved.clear()
+        self.popularity.clear()
         self.loading = self.host.loading = None
         if self.cluster.store:
             self.cluster.store.cancel(now, self.index)

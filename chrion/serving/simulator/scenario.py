@@ -21,7 +21,8 @@ from chrion.common.wrong_values import wrong_value
 from chrion.errors import PlanError, ScenarioError
 from chrion.serving.manager.policies import EVICTION, LOAD_ORDER, Route, SpeedRoute
 from chrion.serving.manager.policy_settings import PolicySpec, route_of
-from chrion.serving.simulator.cluster_state import Batching, Options, ServerPolicies
+from chrion.serving.manager.ready_queue import BatchLimits
+from chrion.serving.simulator.cluster_state import Options, ServerPolicies
 from chrion.serving.simulator.eligibility import check_fit
 from chrion.serving.simulator.engine import EngineConfig, read_ahead
 from chrion.serving.simulator.overrides import TOP_KEYS, apply_sets
@@ -127,8 +128,9 @@ class Scenario:
         plain = not any(spec.gpus > 1 or spec.host_memory_gb or spec.mtbf_h for spec in self.servers)
         details = self.workload.details
         prioritises = bool(details and details.priority.any())
-        policies = self.policies.keep_alive_s or self.policies.by_speed
-        return alike and plain and not (self.autoscaling or self.domains or self._batches or prioritises or policies)
+        own = self.policies
+        general = self._batches or prioritises or own.keep_alive_s or own.prefetch or own.by_speed
+        return alike and plain and not (self.autoscaling or self.domains or general)
 
     @property
     def _batches(self) -> bool:
@@ -146,13 +148,13 @@ class Scenario:
     def _options(self, pattern: str) -> Options:
         """Return what servers do beyond first come, first served."""
         specs = [model.spec for model in self.models]
-        batching = Batching([spec.max_batch for spec in specs], [spec.max_delay_ms for spec in specs])
         costs = [[model.variants[name].batch_cost for model in self.models] for name in self.levels(pattern)]
         return Options(
-            batching=batching if self._batches else None,
+            batching=[BatchLimits(spec.max_batch, spec.max_delay_ms) for spec in specs] if self._batches else (),
             batch_cost=costs,
             keep_alive_ms=self.policies.keep_alive_s * 1000 or math.inf,
             fail_together=bool(self.domains),
+            prefetch=self.policies.prefetch,
         )
 
     def engine_config(self, pattern: str) -> EngineConfig:
@@ -313,12 +315,14 @@ def _build(content: Mapping[str, Any], name: str, folder: Path) -> Scenario:
         raise ScenarioError("policies.admission = 'deadline' requires slo.measure = 'response'")
     if policies.by_speed and policies.routing == "random":
         raise ScenarioError("policies.by_speed: has no effect with routing = 'random'", hint="leave it out")
+    if policies.prefetch and policies.keep_alive_s:
+        raise ScenarioError("policies.prefetch: not with keep_alive_s, after which models would be loaded again")
     servers = _servers(file.servers)
     families = [read_family(entry, file.variants, folder) for entry in file.models]
     refuse_unknown(
         file.variants, list(dict.fromkeys(name for _, variants in families for name in variants)), "variants"
     )
-    _check_batches([spec for spec, _ in families], policies)
+    _check_batches([spec for spec, _ in families])
     shrink = file.shrink
     check_shrink(shrink, families)
     patterns = read_patterns(file.patterns, families, shrink)
@@ -397,9 +401,7 @@ def _store(spec: StoreSpec | None, servers: Sequence[ServerSpec], policies: Poli
     return spec
 
 
-def _check_batches(specs: Sequence[ModelSpec], policies: PolicySpec) -> None:
+def _check_batches(specs: Sequence[ModelSpec]) -> None:
     for spec in specs:
         if spec.max_delay_ms and spec.max_batch == 1:
             raise ScenarioError(f"models.{spec.name}.max_delay_ms = {spec.max_delay_ms:g}: only with max_batch above 1")
-        if spec.max_batch > 1 and policies.admission == "deadline":
-            raise ScenarioError(f"models.{spec.name}.max_batch: not with policies.admission = 'deadline'")

@@ -6,7 +6,7 @@ The states of a request::
        |                             ^
        +--weights missing--> cold --load done
 
-- Ready requests start in the order of :mod:`chrion.serving.simulator.ready_queue`. A request whose slot or cores are
+- Ready requests start in the order of :mod:`chrion.serving.manager.ready_queue`. A request whose slot or cores are
   not free blocks the requests behind it, so no request starves.
 - All requests for a model wait for the same load; see :mod:`chrion.serving.simulator.gpu_memory`.
 """
@@ -18,11 +18,12 @@ from collections.abc import Callable, Sequence
 from heapq import heapify, heappush
 from itertools import chain
 
+from chrion.serving.manager.device_memory import TICK_MS
 from chrion.serving.manager.policies import ResidentModel, is_in_time
-from chrion.serving.manager.queue_estimate import Release, Resources, expected_releases, expected_start, queued_request
+from chrion.serving.manager.queue_estimate import Release, Resources, expected_releases, expected_start
+from chrion.serving.manager.ready_queue import ALONE, Line, ReadyQueue
 from chrion.serving.simulator.cluster_state import ClusterState, Job
 from chrion.serving.simulator.gpu_memory import GpuMemory, HostMemory
-from chrion.serving.simulator.ready_queue import Batch, ReadyQueue
 from chrion.serving.simulator.settings import ServerSpec
 
 #: Records of requests whose end is not certain: the requests, the time of their start, and their kind.
@@ -31,6 +32,8 @@ Unsure = tuple[Sequence[Job], float, int]
 #: requests.
 Execution = tuple[int, ResidentModel, Resources, int, Unsure | None]
 
+#: The line of all requests that start alone.
+_ALL = -1
 _NAN, _INFINITY = float("nan"), float("inf")
 
 
@@ -69,21 +72,31 @@ class Host(HostMemory):
         self.gpus.append(gpu)
         self.memories.append(gpu)
 
+    def use_free_memory(self, now: float, _: None = None) -> None:
+        """Use free memory, now and after each interval."""
+        for gpu in self.gpus:
+            if self.available and self.loading is None and not self.waiting_loads:
+                gpu.use_free_memory(now)
+        events, sequence = self.gpus[0].cluster.events, self.gpus[0].cluster.sequence
+        heappush(events, (now + TICK_MS, next(sequence), self.use_free_memory, None))
+
     def start_ready(self, now: float) -> None:
         """Start batches at the heads of the queues of several GPUs while their slots and cores are free."""
-        while gpu := self._next_gpu():
-            gpu.start_head(now)
+        while head := self._next_head(now):
+            gpu, line = head
+            job = line.items[0][2]
+            gpu.start(now, job, gpu.residents[job[1]], line)
 
-    def _next_gpu(self) -> Server | None:
-        """Return the GPU whose head can start now and comes first."""
-        heads = sorted((gpu.ready.heap[0][:2], gpu.index, gpu) for gpu in self.gpus if gpu.ready.heap)
+    def _next_head(self, now: float) -> tuple[Server, Line[Job]] | None:
+        """Return the line whose first batch can start now and comes first, and its GPU."""
+        heads = [(line.order, gpu, line) for gpu in self.gpus if (line := gpu.ready.head(now))]
         awaited = False
-        for _, _, gpu in heads:
-            slots, cores = gpu.head_needs()
+        for _, gpu, line in sorted(heads, key=lambda head: head[0]):
+            slots, cores = gpu.needs(line)
             if slots > gpu.free_slots or (cores and awaited):
                 continue
             if cores <= self.free_cores:
-                return gpu
+                return gpu, line
             awaited = True
         return None
 
@@ -103,9 +116,10 @@ class Server(GpuMemory):
         self.host: Host = host
         options = cluster.options
         self.free_slots = host.spec.gpu_slots
-        self.ready = ReadyQueue(options.batching, cluster.sequence)
-        self._heap = self.ready.heap
+        self.ready = ReadyQueue[Job](_shape, tickets=cluster.sequence)
+        self._open = self.ready.open
         self._options = options
+        self._counts = options.prefetch or self._levels > 1
         self._fails = host.spec.mtbf_h > 0 or options.fail_together
         #: Whether the queue is the only one of the server, and also whether requests enter it at once.
         self._is_alone = host.spec.gpus == 1
@@ -136,18 +150,17 @@ class Server(GpuMemory):
         if resident is None and not self._table.bytes[model]:
             resident = self._add_resident(0.0, model)  # a variant without GPU memory is never loaded
         self._outstanding[self.index] += 1
+        if self._counts:
+            self.count(now, model)
         if self._deadlines and not self._is_admitted(now, arrival + self._slo_ms(number, model), number, model):
             self._drop(number, model, arrival, cold=cold or resident is None)
             if resident is None:
-                self._request_load(now, model)
+                self._request_load(now, number, model)
         elif resident is None:
-            if self._priorities:
-                urgency = self._priority(number)
-                self.urgency[model] = max(urgency, self.urgency.get(model, urgency))
-            self._request_load(now, model).append((number, model, arrival, factor, True))
+            self._request_load(now, number, model).append((number, model, arrival, factor, True))
         else:
             resident.in_use += 1
-            if not self._is_plain or self._heap or not self._start(now, job, (), resident):
+            if not self._is_plain or self._open or not self.start(now, job, resident):
                 self._add_ready(now, job)
                 if not self._is_plain or self._priorities:
                     self._start_ready(now)
@@ -156,15 +169,13 @@ class Server(GpuMemory):
         return self._priorities[number] if self._priorities else 0
 
     def _add_ready(self, now: float, job: Job) -> None:
-        priority = self._priority(job[0])
-        batch = self.ready.add(job, priority)
-        if batch:
-            until = now + self._options.batching.delay_ms[job[1]] if self._options.batching else now
-            heappush(self._events, (until, next(self._sequence), self._on_delay, (batch, priority)))
+        limits = self._options.batching[job[1]] if self._options.batching else ALONE
+        self.ready.add(now, job, _ALL if limits is ALONE else job[1], self._priority(job[0]), limits)
+        if limits.delay_ms:
+            heappush(self._events, (now + limits.delay_ms, next(self._sequence), self._on_delay, None))
 
-    def _on_delay(self, now: float, began: tuple[Batch, int]) -> None:
-        """Let a batch start although it has room."""
-        self.ready.enter(*began)
+    def _on_delay(self, now: float, _: object) -> None:
+        """Start batches that need not wait any longer."""
         self._start_ready(now)
 
     def _slo_ms(self, number: int, model: int) -> float:
@@ -190,68 +201,52 @@ class Server(GpuMemory):
             others = (gpu._running.values() for gpu in self.host.gpus if gpu is not self)  # noqa: SLF001 # of this class
             cores_only = (Release(at, 0, n) for values in others for at, _, n in chain.from_iterable(values))
             running = chain(running, cores_only)
-        first = -self._priority(number)
-        queued = sorted(self._heap) if self._heap else ()
         ahead = (
-            queued_request(self._service[self._kind(job[1])], job[2] + self._slo_ms(job[0], job[1]))
-            for less_priority, _, job, _ in queued
-            if less_priority <= first
+            (self._service[self._kind(job[1])], job[2] + self._slo_ms(job[0], job[1]))
+            for job in self.ready.ahead_of(self._priority(number))
         )
         return expected_start(now, free, running, ahead, self._service[kind][:2]) - now
 
-    def _request_load(self, now: float, model: int) -> list[Job]:
+    def _request_load(self, now: float, number: int, model: int) -> list[Job]:
         """Request a load, also for a request that was dropped. Return the model's waiting requests."""
-        waiters = self._waiters.get(model)
-        if waiters is None:
-            waiters = self._waiters[model] = []
-            self.cluster.homes[model].append(self.index)
+        if model not in self.cold and model != self.loading:
+            if model not in self.reserved:
+                self.cluster.homes[model].append(self.index)
             self.host.waiting_loads += 1
-        self.wait_for_load(now, model, self._table.latency_ms[model])
+        self.wait_for_load(now, model, self._table.latency_ms[model], self._priority(number))
         if self.host.loading is None:
             self.host.load_next(now)
-        return waiters
+        return self._waiters.setdefault(model, [])
 
-    def _on_loaded(self, now: float, kind: int) -> None:
+    def _on_loaded(self, now: float, loaded: tuple[int, bool]) -> None:
         self.loading = self.host.loading = None
+        kind, changes = loaded
         level, model = divmod(kind, self._models)
         self._log(now, "loaded", kind)
-        resident = self.residents.get(model)
-        if resident is not None:  # it has grown
-            self._set_level(resident, level)
-            self.end_use(now, resident)
-        else:
-            resident = self._add_resident(now, model, level)
-            jobs = self._waiters.pop(model)
-            resident.in_use = len(jobs)
-            self.urgency.pop(model, None)
-            for job in jobs:
-                self._add_ready(now, job)
-            if not jobs:
-                self._expire_later(now, resident)
+        resident = self._add_resident(now, model, level, changes=changes)
+        jobs = self._waiters.pop(model, ())
+        resident.in_use = len(jobs)
+        for job in jobs:
+            self._add_ready(now, job)
+        if not jobs:
+            self._expire_later(now, resident)
         self.host.load_next(now)
-        self._start_ready(now)  # a model that has grown may need fewer cores now
+        self._start_ready(now)
 
-    def head_needs(self) -> tuple[int, int]:
-        """Return the slots and cores of the batch at the head of the queue."""
-        return self._service[self._kind(self._heap[0][2][1])][:2]
+    def needs(self, line: Line[Job]) -> tuple[int, int]:
+        """Return the slots and cores of the first batch of a line."""
+        return self._service[self._kind(line.items[0][2][1])][:2]
 
     def start_heads(self, now: float) -> None:
         """Start batches from the head of the queue while their slots and cores are free."""
-        heap, residents = self._heap, self.residents
-        while heap:
-            _, _, job, others = heap[0]
-            if not self._start(now, job, others, residents[job[1]], queued=True):
+        head, residents = self.ready.head, self.residents
+        while line := head(now):
+            job = line.items[0][2]
+            if not self.start(now, job, residents[job[1]], line):
                 return
 
-    def start_head(self, now: float) -> None:
-        """Start the batch at the head of the queue, whose slot and cores are free, or drop it."""
-        _, _, job, others = self._heap[0]
-        self._start(now, job, others, self.residents[job[1]], queued=True)
-
-    def _start(
-        self, now: float, job: Job, others: Sequence[Job], resident: ResidentModel, *, queued: bool = False
-    ) -> bool:
-        """Start a batch, or drop it if it is too late; return false if its slot or cores are not free."""
+    def start(self, now: float, job: Job, resident: ResidentModel, line: Line[Job] | None = None) -> bool:
+        """Start a request, or the first batch of a line, or drop it if it is too late; return whether it was either."""
         number, model, arrival, factor, cold = job
         kind = model
         if self._levels > 1:
@@ -261,10 +256,11 @@ class Server(GpuMemory):
         host = self.host
         if slots > self.free_slots or cores > host.free_cores:
             return False
-        if queued:
-            self.ready.pop()
-        if self._deadlines and not self._starts_in_time(now, job, kind, resident):
+        if self._deadlines and self._drop_late(now, job, kind, resident, line):
             return True
+        others: Sequence[Job] = ()
+        if line:
+            others = self.ready.take(line)[1:]
         self.free_slots -= slots
         host.free_cores -= cores
         uses = 1
@@ -291,19 +287,22 @@ class Server(GpuMemory):
         for number, model, arrival, _, cold in jobs:
             self._record((number, model, self.index, arrival, start, end, cold, kind))
 
-    def _starts_in_time(self, now: float, job: Job, kind: int, resident: ResidentModel) -> bool:
-        """Drop a ready request that cannot end by its deadline; return whether it was kept."""
-        number, model, arrival, _, cold = job
-        deadline = arrival + self._slo_ms(number, model)
-        admitted = is_in_time(now, deadline, 0.0, self._table.latency_ms[kind])
-        if admitted:
-            self._running[number] = deque(expected_releases(self._service[kind], now))
-        else:
+    def _drop_late(self, now: float, job: Job, kind: int, resident: ResidentModel, line: Line[Job] | None) -> bool:
+        """Drop the requests of a batch that cannot end by their deadlines; return whether there are any."""
+        latency_ms = self._table.latency_ms[kind]
+        batch = self.ready.batch(line)[0] if line else (job,)
+        late = [j for j in batch if not is_in_time(now, j[2] + self._slo_ms(j[0], j[1]), 0.0, latency_ms)]
+        if not late:
+            self._running[job[0]] = deque(expected_releases(self._service[kind], now))
+            return False
+        if line:
+            self.ready.remove(line, late)
+        for number, model, arrival, _, cold in late:
             self._drop(number, model, arrival, cold=cold)
-            self.end_use(now, resident)
-            if self.on_left:
-                self.on_left(now)
-        return admitted
+        self.end_use(now, resident, len(late))
+        if self.on_left:
+            self.on_left(now)
+        return True
 
     def _release(self, now: float, released: tuple[int, Resources]) -> None:
         number, (slots, cores) = released
@@ -311,7 +310,7 @@ class Server(GpuMemory):
         self.host.free_cores += cores
         if self._deadlines:
             self._running[number].popleft()
-        if self._heap or not self._is_alone:
+        if self._open or not self._is_alone:
             self._start_ready(now)
 
     def _end(self, now: float, execution: Execution) -> None:
@@ -325,7 +324,7 @@ class Server(GpuMemory):
             jobs, start, kind = unsure
             self._record_all(jobs, start, now, kind)
         self.end_use(now, resident, uses)
-        if self._heap or not self._is_alone:
+        if self._open or not self._is_alone:
             self._start_ready(now)
         if self.on_left:
             self.on_left(now)
@@ -338,7 +337,7 @@ class Server(GpuMemory):
         heapify(self._events)
         for jobs, _, kind in filter(None, running):
             self._record_all(jobs, _NAN, now, kind % (self._models * self._levels))
-        self._clear_memory(now, self._waiters)
+        self._clear_memory(now)
         self._waiters.clear()
         self._running.clear()
         self._outstanding[self.index] = 0
@@ -351,3 +350,8 @@ class Server(GpuMemory):
     def _drop(self, number: int, model: int, arrival: float, *, cold: bool) -> None:
         self._outstanding[self.index] -= 1
         self._record((number, model, self.index, arrival, _NAN, _NAN, cold, model))
+
+
+def _shape(job: Job) -> tuple[int, int]:
+    """Return the key and the rows of a request: all requests of a model can share a batch."""
+    return job[1], 1
