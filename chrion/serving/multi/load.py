@@ -107,7 +107,7 @@ def measure_times(session: MultiSession, feeds: Mapping[str, Mapping[str, Any]])
     not have the cores for itself.
     """
     with session.record() as spans:
-        for level in {session.niceness.get(name) for name in feeds}:
+        for level in dict.fromkeys(map(session.niceness.get, feeds)):
             wait(_keep_busy(session, {name: own for name, own in feeds.items() if session.niceness.get(name) == level}))
     found: dict[tuple[str, int], list[float]] = {}
     for span in spans:
