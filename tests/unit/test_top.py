@@ -301,6 +301,7 @@ class TopMachine(RuleBasedStateMachine):
         self.now_ms = 0.0
         self.lanes: dict[int, tuple[int, int]] = {}
         self.done: Counter[int] = Counter()
+        self.failed: set[int] = set()
         self.submitted = 0
 
     def note(self, actions: Sequence[Action]) -> None:
@@ -308,6 +309,7 @@ class TopMachine(RuleBasedStateMachine):
             if isinstance(action, Run):
                 assert action.lane not in self.lanes
                 assert action.number not in self.done
+                assert action.number not in self.failed
                 self.lanes[action.lane] = action.number, action.block
             elif isinstance(action, Over):
                 self.done[action.number] += 1
@@ -326,7 +328,8 @@ class TopMachine(RuleBasedStateMachine):
     def end(self, data: st.DataObject, fails: bool) -> None:  # noqa: FBT001 - hypothesis passes it
         self.now_ms += 1
         lane = data.draw(st.sampled_from(sorted(self.lanes)))
-        del self.lanes[lane]
+        number, _ = self.lanes.pop(lane)
+        self.failed |= {number} if fails else set()
         self.note((self.dispatcher.fail if fails else self.dispatcher.finish)(lane, self.now_ms))
 
     @precondition(lambda self: self.submitted)
