@@ -113,8 +113,10 @@ def test_requests_in_blocks_do_not_wait_for_leased_cores(root: Path) -> None:
 def test_clients_that_leave_free_their_lanes(root: Path) -> None:
     """A request that runs ends, and one that waits is never begun, when its client has left."""
     with local_server(root) as server:
-        with busy_lanes(server), server.in_flight(INFER, ENDLESS):
-            wait_until(lambda: server.metric("nv_inference_pending_request_count", model="slow") == 1)
+        with busy_lanes(server):
+            with server.in_flight(INFER, ENDLESS):
+                wait_until(lambda: server.metric("nv_inference_pending_request_count", model="slow") == 1)
+            wait_until(lambda: server.metric("nv_inference_pending_request_count", model="slow") == 0)
         assert server.infer("quick", np.ones((1, 4)))[0] == 200
         assert server.infer("slow", [3.0])[1]["outputs"][0]["data"] == [3.0]
         wait_until(lambda: server.metric("chrion_request_cancelled_total", model="slow") == LANES + 1)
