@@ -90,8 +90,6 @@ def multi(
     targets = outputs.check_outputs({"--trace": trace}, force=force)
     if load not in LOADS:
         raise OptionError(f"--load: unknown load {load!r}", hint=did_you_mean(load, LOADS))
-    if background and find:
-        raise OptionError("--find: how the system shares the cores among threads of --background cannot be predicted")
     options: dict[str, Any] = {"queue": queue, "drop": drop, "drop_late": drop_late, "cores": cores, "block": block}
     with step(f"opening {', '.join(names)}" if background else f"cutting {', '.join(names)} into blocks"):
         session = MultiSession(
@@ -106,17 +104,15 @@ def multi(
     results = {}
     with session:
         feeds = {name: {i.name: synthetic_array(i) for i in inputs} for name, inputs in session.inputs.items()}
-        if not background:
-            with step("measuring blocks while all lanes are busy"):
-                times = measure_times(session, feeds)
-            if find:
-                factor = find_factor(session, per_s, seconds, times, load)
-                if not factor:
-                    raise OptionError(f"--find: no multiple of the rates {rates} is sustained", hint="allow more time")
-                per_s = {name: factor * rate for name, rate in per_s.items()}
+        with step("measuring models while all cores are busy"):
+            times = measure_times(session, feeds)
+        if find:
+            factor = find_factor(session, per_s, seconds, times, load)
+            if not factor:
+                raise OptionError(f"--find: no multiple of the rates {rates} is sustained", hint="allow more time")
+            per_s = {name: factor * rate for name, rate in per_s.items()}
         arrivals = build_arrivals(per_s, seconds, load)
-        if not background:
-            results["predicted"] = predict(session, arrivals, times)
+        results["predicted"] = predict(session, arrivals, times)
         with step(f"measuring {len(arrivals)} tasks in {seconds:g} s"):
             served, spans = measure(session, feeds, arrivals)
         results["measured"] = measured = summarise(served, spans, arrivals, session.lanes)

@@ -17,11 +17,28 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from chrion.common.units import parse_duration_ms
+from chrion.common.wrong_values import wrong_value
 from chrion.graph.dag import Dag, depth_first_order
 
 #: A block more costs as much as this many bytes across cuts: a call of about 50 us, and 5 GB/s to write and read values
 #: (a choice; it only matters if a later cut would pass less).
 _BLOCK_BYTES = 250_000
+#: The shortest limit of a block's time. The call of a shorter one would take a large part of it, and every operator
+#: would have a session of its own (a choice, not measured).
+_LEAST_MS = 0.1
+
+
+def parse_block_ms(text: str | float, name: str) -> float:
+    """Parse the limit of a block's time, as :func:`chrion.common.units.parse_duration_ms` does.
+
+    Raises:
+        OptionError: The text is not a duration, or a shorter one than a block may have.
+    """
+    limit_ms = parse_duration_ms(text, name)
+    if limit_ms < _LEAST_MS:
+        raise wrong_value(name, f"at least {_LEAST_MS:g} ms", text, hint="each block costs a call; 5ms is usual")
+    return limit_ms
 
 
 def cut_blocks(dag: Dag, times_ms: Sequence[float], limit_ms: float) -> tuple[tuple[int, ...], ...]:

@@ -13,12 +13,11 @@ from pathlib import Path
 
 import onnx
 import onnxruntime as ort
-from onnx.external_data_helper import load_external_data_for_tensor
 
 from chrion.graph.external import tensors_of
 from chrion.graph.ort_sessions import analysis_options, open_session, weights_folder_option
 from chrion.graph.rewrite import make_dense, rename_weights
-from chrion.graph.source_weights import SourceWeights, set_location
+from chrion.graph.source_weights import SourceWeights, embed, set_location
 from chrion.graph.weights_folder import INLINE_BYTES, WeightsFolder
 
 #: Integer weights of at most this many elements stay inside the model: they may be shapes.
@@ -120,9 +119,7 @@ def _inline_shapes(model: onnx.ModelProto, folder: Path) -> None:
     for tensor in model.graph.initializer:
         integer = tensor.data_type in {onnx.TensorProto.INT32, onnx.TensorProto.INT64}
         if integer and tensor.data_location == onnx.TensorProto.EXTERNAL and math.prod(tensor.dims) <= _SHAPE_ELEMENTS:
-            load_external_data_for_tensor(tensor, str(folder))
-            tensor.data_location = onnx.TensorProto.DEFAULT
-            del tensor.external_data[:]
+            embed(tensor, folder)
 
 
 def _unused_prefix(model: onnx.ModelProto) -> str:

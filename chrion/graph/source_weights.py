@@ -12,6 +12,7 @@ import math
 from pathlib import Path
 
 import onnx
+from onnx.external_data_helper import load_external_data_for_tensor
 
 from chrion.graph.file_states import stat_state
 from chrion.graph.rewrite import bodies_of
@@ -40,7 +41,7 @@ class SourceWeights:
 
     def __init__(self, proto: onnx.ModelProto, root: Path, folder: WeightsFolder) -> None:
         self.root = root
-        large = {t.name: t for t in proto.graph.initializer if _is_large(t)}
+        large = {t.name: t for t in proto.graph.initializer if is_large(t)}
         kept = _unaffected(proto, set(large)) if large else set()
         files = {name: _file(large[name], root) for name in sorted(kept)}
         self._files = {name: file for name, file in files.items() if file}
@@ -83,7 +84,15 @@ def _bytes(tensor: onnx.TensorProto) -> int:
     return math.prod(tensor.dims) * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
 
 
-def _is_large(tensor: onnx.TensorProto) -> bool:
+def embed(tensor: onnx.TensorProto, folder: Path) -> None:
+    """Move an external weight into the model, in place."""
+    load_external_data_for_tensor(tensor, str(folder))
+    del tensor.external_data[:]
+    tensor.data_location = onnx.TensorProto.DEFAULT
+
+
+def is_large(tensor: onnx.TensorProto) -> bool:
+    """Return whether a weight stays in its file wherever the model goes."""
     floats = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE}
     external = tensor.data_location == onnx.TensorProto.EXTERNAL and tensor.data_type in floats
     return external and _bytes(tensor) >= LARGE_BYTES

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -147,6 +148,32 @@ def test_wrong_models_are_refused(tmp_path: Path) -> None:
         open_chain(tmp_path / "damaged.onnx", 5.0)
     with pytest.raises(ShapeError):
         open_chain(free_model(), 5.0, {"m": 2})
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the maps of the process")
+def test_blocks_have_their_weights_in_memory(tmp_path: Path) -> None:
+    """Only weights of 16 MB and more stay in the model's file, which onnxruntime maps into memory."""
+
+    def mapped() -> set[str]:
+        return {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/" in line}
+
+    generator = np.random.default_rng(0)
+    weights = [generator.standard_normal(shape, np.float32) for shape in ((256, 256), (256, 20_000))]
+    graph = onnx.parser.parse_graph(
+        "g (float[1, 256] x) => (float[1, 20000] y) { t = MatMul(x, small) u = Relu(t) y = MatMul(u, large) }"
+    )
+    named = zip(weights, ("small", "large"), strict=True)
+    graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for array, name in named)
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    x = generator.standard_normal((1, 256), np.float32)
+    expected = plain(model).run(None, {"x": x})[0]
+    path = tmp_path / "model.onnx"
+    onnx.save(model, path, save_as_external_data=True, location="model.data", size_threshold=0)
+    before = mapped()
+    chain = open_chain(path, 1e-9)
+    assert len(chain.block_ms) > 1
+    assert {Path(file).name for file in mapped() - before} <= {"model.data"}
+    np.testing.assert_array_equal(served(chain, {"x": x})[0], expected)
 
 
 @pytest.mark.parametrize(("name", "modules"), [("inception-v3", 13), ("googlenet", 11)])

@@ -129,6 +129,32 @@ def test_a_cancelled_task_is_neither_done_nor_failed() -> None:
         assert event(dispatcher, 0, 1) == [Over(0, "cancelled")]
 
 
+def test_at_most_as_many_tasks_of_a_model_as_lanes_have_begun() -> None:
+    """A task that is due earlier waits for a begun one of its model, so that the values of two suffice on two lanes."""
+    dispatcher = Dispatcher({"heavy": HEAVY}, 2, "edf")
+    for deadline_ms in (100, 90, 10):
+        dispatcher.submit("heavy", 0, deadline_ms)
+    assert runs(dispatcher.finish(0, 1)) == [(0, 0, 1)]
+    assert runs(dispatcher.finish(1, 1)) == [(1, 1, 1)]
+
+
+def test_removed_models_leave_nothing_behind() -> None:
+    """After 2 000 models have come and gone, each while its task ran, the dispatcher is as large as after 100."""
+    dispatcher = Dispatcher({}, 1, "static")
+
+    def serve(count: int) -> int:
+        for at in range(count):
+            dispatcher.add(f"m{at}", HEAVY)
+            dispatcher.submit(f"m{at}", at)
+            dispatcher.remove(f"m{at}", at)
+            dispatcher.finish(0, at)
+        gc.collect()
+        return sys.getallocatedblocks()
+
+    first = serve(100)
+    assert serve(2_000) < first + 100
+
+
 def test_models_come_and_go() -> None:
     """A removed model's tasks are over, the running one after its block; a new model is served at once."""
     dispatcher = Dispatcher({"heavy": HEAVY}, 1, "static")

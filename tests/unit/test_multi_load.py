@@ -15,10 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chrion.errors import OptionError
-from chrion.serving.multi.dispatcher import Dispatcher, ModelRules
+from chrion.serving.multi.dispatcher import BlockSpan, Dispatcher, ModelRules
 from chrion.serving.multi.load import submit_all, summarise
 from chrion.serving.multi.policies import POLICIES
-from chrion.serving.multi.session import BlockSpan
 from chrion.serving.multi.simulation import LOADS, Arrival, Served, build_arrivals, simulate
 from property_tests import examples
 

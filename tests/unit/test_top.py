@@ -158,6 +158,17 @@ def test_the_launcher_keeps_its_interval() -> None:
     assert [task.end_ms for task in served] == [2.0, 12.0, 22.0]
 
 
+def test_nothing_is_held_back_in_a_hurry() -> None:
+    """Tasks that wait for the launcher follow at once, and are not late because of the times that it had for them."""
+    dispatcher = top({"a": ModelRules((1.0,), deadline_ms=10)}, TopPlan({"a": 100.0}, ((("a", 0),),)), drop_late=True)
+    for _ in range(3):
+        dispatcher.submit("a", 0)
+    assert dispatcher.finish(0, 1) == [Over(0, "done")]
+    assert runs(dispatcher.hurry(1)) == [(0, 1, 0)]
+    assert dispatcher.finish(0, 2) == [Over(1, "done"), Run(0, 2, "a", 0)]
+    assert dispatcher.finish(0, 3) == [Over(2, "done")]
+
+
 def test_the_block_with_more_of_its_inputs_runs_first() -> None:
     """Of a combined block with one of two tasks and one with its only task, the latter has the higher Ratio_in."""
     rules = {name: ModelRules((1.0,)) for name in "abc"}
@@ -290,6 +301,7 @@ class TopMachine(RuleBasedStateMachine):
         self.now_ms = 0.0
         self.lanes: dict[int, tuple[int, int]] = {}
         self.done: Counter[int] = Counter()
+        self.failed: set[int] = set()
         self.submitted = 0
 
     def note(self, actions: Sequence[Action]) -> None:
@@ -297,6 +309,7 @@ class TopMachine(RuleBasedStateMachine):
             if isinstance(action, Run):
                 assert action.lane not in self.lanes
                 assert action.number not in self.done
+                assert action.number not in self.failed
                 self.lanes[action.lane] = action.number, action.block
             elif isinstance(action, Over):
                 self.done[action.number] += 1
@@ -315,7 +328,8 @@ class TopMachine(RuleBasedStateMachine):
     def end(self, data: st.DataObject, fails: bool) -> None:  # noqa: FBT001 - hypothesis passes it
         self.now_ms += 1
         lane = data.draw(st.sampled_from(sorted(self.lanes)))
-        del self.lanes[lane]
+        number, _ = self.lanes.pop(lane)
+        self.failed |= {number} if fails else set()
         self.note((self.dispatcher.fail if fails else self.dispatcher.finish)(lane, self.now_ms))
 
     @precondition(lambda self: self.submitted)

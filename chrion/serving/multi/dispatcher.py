@@ -204,6 +204,10 @@ class Dispatcher:
         """Note that :attr:`wake_ms` has come, and return what follows."""
         return self._assign(now_ms)
 
+    def hurry(self, now_ms: float) -> list[Action]:
+        """Hold no task back from now on, since no further one comes, and return what follows."""
+        return self._assign(now_ms)
+
     def rules(self, model: str) -> ModelRules:
         """Return how the tasks of a model are treated."""
         return self._queues[model].rules

@@ -15,7 +15,8 @@ import numpy as np
 
 from chrion.serving.multi.dispatcher import BlockSpan
 from chrion.serving.multi.session import MultiSession
-from chrion.serving.multi.simulation import MAX_ARRIVALS, Arrival, BlockTimes, Served, build_arrivals, simulate
+from chrion.serving.multi.simulation import MAX_ARRIVALS, Arrival, Served, build_arrivals, simulate
+from chrion.serving.multi.virtual_lanes import BlockTimes
 
 #: A rate is sustained if at most this share of the tasks misses its deadline or is dropped, and no more are open at the
 #: end than this share, one for each lane, and the others of a burst.
@@ -100,9 +101,14 @@ def _recorder(
 
 
 def measure_times(session: MultiSession, feeds: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the times of the blocks alone, and measure them while all lanes are busy with tasks of all models."""
+    """Return the times of the blocks alone, and measure them while all cores are busy.
+
+    They are busy with tasks of all models, or of one priority class after another: beside those of others, a class does
+    not have the cores for itself.
+    """
     with session.record() as spans:
-        wait(_keep_busy(session, feeds))
+        for level in dict.fromkeys(map(session.niceness.get, feeds)):
+            wait(_keep_busy(session, {name: own for name, own in feeds.items() if session.niceness.get(name) == level}))
     found: dict[tuple[str, int], list[float]] = {}
     for span in spans:
         found.setdefault((span.model, span.block), []).append(span.end_ms - span.start_ms)
@@ -150,7 +156,8 @@ def summarise(
 
 def predict(session: MultiSession, arrivals: Sequence[Arrival], times: BlockTimes) -> LoadResult:
     """Return the figures of a load as predicted."""
-    served, spans = simulate(session.new_dispatcher(), session.lanes, arrivals, times)
+    virtual = session.virtual_lanes(times)
+    served, spans = simulate(session.new_dispatcher(), session.lanes, arrivals, times, virtual=virtual)
     return summarise(served, spans, arrivals, session.lanes)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,14 +11,12 @@ from chrion.common.suggestions import did_you_mean
 from chrion.errors import OptionError
 from chrion.serving.multi.dispatcher import Action, BlockSpan, Dispatcher, Over, Replan, Run
 from chrion.serving.multi.top import TopDispatcher
+from chrion.serving.multi.virtual_lanes import BlockTimes, PinnedLanes, VirtualLanes
 
 #: The most arrivals of one load.
 MAX_ARRIVALS = 1_000_000
 #: Tasks of a model that come together in a bursty load.
 _BURST = 4
-
-#: The time of a block in ms, by model and block: alone on the machine, and with all lanes busy.
-BlockTimes = Mapping[str, tuple[Sequence[float], Sequence[float]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +113,26 @@ LOADS: dict[str, Callable[[float, float, random.Random], Iterator[float]]] = {
 
 
 def simulate(
-    dispatcher: Dispatcher, lanes: int, arrivals: Sequence[Arrival], times: BlockTimes
+    dispatcher: Dispatcher,
+    lanes: int,
+    arrivals: Sequence[Arrival],
+    times: BlockTimes,
+    *,
+    virtual: VirtualLanes | None = None,
 ) -> tuple[list[Served], list[BlockSpan]]:
-    """Serve a load on a virtual clock; the time of a block depends on the number of busy lanes when it begins."""
-    events: list[tuple[float, int, int]] = []  # (end, count, lane) of the blocks that run
+    """Serve a load on a virtual clock.
+
+    Args:
+        dispatcher: A dispatcher without tasks.
+        lanes: The number of its lanes.
+        arrivals: The tasks, in the order of their times.
+        times: The times of blocks.
+        virtual: The lanes; if None, each has a core of its own.
+
+    Returns:
+        What became of the tasks, and the blocks that ran.
+    """
+    running = virtual or PinnedLanes(lanes, times)
     waiting: dict[int, Arrival] = {}
     served: list[Served] = []
     spans: list[BlockSpan] = []
@@ -132,27 +145,18 @@ def simulate(
                 had_ms = math.inf if deadline_ms is None else deadline_ms
                 served.append(Served(arrival.model, arrival.time_ms, now_ms, action.outcome, had_ms))
             elif isinstance(action, Run):
-                alone, busy = times[action.model]
-                share = (dispatcher.busy - 1) / max(1, lanes - 1)
-                block_ms = (1 - share) * alone[action.block] + share * busy[action.block]
-                heapq.heappush(events, (now_ms + block_ms, len(spans), action.lane))
-                spans.append(
-                    BlockSpan(action.lane, action.model, action.number, action.block, now_ms, now_ms + block_ms)
-                )
+                running.begin(action, now_ms, dispatcher.busy)
             else:
                 carry_out(_replan(dispatcher, action, now_ms), now_ms)
 
     for arrival in [*arrivals, None]:
         until = arrival.time_ms if arrival else math.inf
-        while events or dispatcher.wake_ms < math.inf:
-            wake_ms, end_ms = dispatcher.wake_ms, events[0][0] if events else math.inf
-            if min(wake_ms, end_ms) > until:
-                break
+        while (at_ms := min(wake_ms := dispatcher.wake_ms, end_ms := running.end_ms)) < math.inf and at_ms <= until:
             if wake_ms < end_ms:
                 carry_out(dispatcher.wake(wake_ms), wake_ms)
             else:
-                _, _, lane = heapq.heappop(events)
-                carry_out(dispatcher.finish(lane, end_ms), end_ms)
+                spans.append(running.end())
+                carry_out(dispatcher.finish(spans[-1].lane, end_ms), end_ms)
         if arrival:
             number, actions = dispatcher.submit(arrival.model, arrival.time_ms)
             waiting[number] = arrival

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from chrion.graph.blocks import ModuleChain
 from chrion.serving.multi.combined import Group, StageTable, SubBlock, TopPlan
@@ -115,6 +115,12 @@ class TopDispatcher(Dispatcher):
         self._replanning = False
         self._launch_ms = {name: min(at, now_ms + plan.intervals_ms[name]) for name, at in self._launch_ms.items()}
         return self._assign(now_ms)
+
+    def hurry(self, now_ms: float) -> list[Action]:
+        """Take tasks from the queues without intervals from now on; see :meth:`Dispatcher.hurry`."""
+        actions = self.adopt(replace(self._plan, intervals_ms=dict.fromkeys(self._plan.intervals_ms, 0.0)), now_ms)
+        self._replanning = True  # the plan stays
+        return actions
 
     def _use(self, plan: TopPlan) -> None:
         self._plan = plan

@@ -36,8 +36,9 @@ from chrion.serving.multi.combined import (
     sub_blocks,
 )
 from chrion.serving.multi.dispatcher import BlockSpan, ModelRules, Replan
-from chrion.serving.multi.simulation import Arrival, BlockTimes, Served, build_arrivals, simulate
+from chrion.serving.multi.simulation import Arrival, Served, build_arrivals, simulate
 from chrion.serving.multi.top import TopDispatcher
+from chrion.serving.multi.virtual_lanes import BlockTimes
 
 #: a, b and c of Equation 2: the weights of utilisation, latency and variance.
 WEIGHTS = (0.4, 0.4, 0.2)

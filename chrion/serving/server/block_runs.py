@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import itertools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,8 +21,8 @@ from chrion.runtime.options.terminable import TerminableRunOptions
 from chrion.runtime.requests import check_feed
 from chrion.serving.manager import Reason
 from chrion.serving.manager.manager import MIN_RETRY_MS
+from chrion.serving.multi.block_lanes import BlockLanes, TaskFuture
 from chrion.serving.multi.dispatcher import Dispatcher, ModelRules
-from chrion.serving.multi.session import BlockLanes, TaskFuture
 from chrion.serving.server.batching import BatchResult
 from chrion.serving.server.tensors import Array, TensorSpec
 
@@ -35,6 +34,8 @@ _REASONS = {
     "expired": Reason.EXPIRED,
 }
 _NO_TIME = 0.0, 0.0, 0.0
+#: Time that blocks have to end after they were terminated: at their next operator, which may take longer.
+_LAST_BLOCK_S = 1.0
 
 
 class Limits(NamedTuple):
@@ -74,9 +75,6 @@ class BlockRuns:
         self._cores = tuple(cores)
         self._drop_late = drop_late
         self._lanes: BlockLanes | None = None
-        #: The name of each model in the dispatcher. Each load has its own, since a block of the last one may still run.
-        self._names: dict[int, str] = {}
-        self._loads = itertools.count()
 
     def add(self, number: int, chain: BlockChain, max_queue: int) -> None:
         """Add a model that is in memory."""
@@ -84,26 +82,26 @@ class BlockRuns:
             count = len(self._cores)
             new_dispatcher = functools.partial(Dispatcher, {}, count, "edf", drop_late=self._drop_late)
             self._lanes = BlockLanes({}, {}, count, new_dispatcher, cores=self._cores)
-        self._names[number] = f"{number}-{next(self._loads)}"
-        self._lanes.add(self._names[number], chain, ModelRules(chain.block_ms, queue=max_queue))
+        self._lanes.add(str(number), chain, ModelRules(chain.block_ms, queue=max_queue))
 
     def remove(self, number: int) -> None:
-        """Forget a model, if it is one in blocks."""
-        if self._lanes is not None and number in self._names:
-            self._lanes.remove(self._names.pop(number))
+        """Forget a model, none of whose requests runs, if it is one in blocks."""
+        if self._lanes and str(number) in self._lanes.chains:
+            self._lanes.remove(str(number))
 
     def count(self, number: int) -> int:
         """Return the number of a model's blocks; 0 if it is not in memory, or not in blocks."""
-        return len(self._lanes.chains[self._names[number]].block_ms) if self._lanes and number in self._names else 0
+        chain = self._lanes.chains.get(str(number)) if self._lanes else None
+        return len(chain.block_ms) if chain else 0
 
     def waiting(self, number: int) -> int:
         """Return the number of a model's requests of which no block has begun."""
-        return self._lanes.waiting(self._names[number]) if self._lanes and number in self._names else 0
+        return self._lanes.waiting(str(number)) if self._lanes and str(number) in self._lanes.chains else 0
 
     @property
     def pending(self) -> int:
         """Number of requests of which no block has begun."""
-        return sum(map(self.waiting, self._names))
+        return sum(map(self._lanes.waiting, self._lanes.chains)) if self._lanes else 0
 
     def busy_ms(self, core: int) -> float:
         """Return the time for which the lane of a core has run blocks."""
@@ -111,12 +109,12 @@ class BlockRuns:
 
     def retry_ms(self, number: int) -> float:
         """Return a rough estimate of the time in which a model's waiting requests are served."""
-        rules = self._lanes.rules.get(self._names.get(number, "")) if self._lanes else None
+        rules = self._lanes.rules.get(str(number)) if self._lanes else None
         work_ms = self.waiting(number) * rules.total_ms / len(self._cores) if rules else 0.0
         return max(MIN_RETRY_MS, work_ms)
 
     def start(self, number: int, job: BlockJob) -> TaskFuture | None:
-        """Submit a request of a model; return a future with which it can be cancelled, or None if it failed at once."""
+        """Submit a request of a model; return a future with which it can be stopped, or None if it failed at once."""
         loop = asyncio.get_running_loop()
         try:
             task = self._submit(number, job)
@@ -125,9 +123,10 @@ class BlockRuns:
             return None
         late: list[Exception] = []
 
-        def report(_: object) -> None:
-            took_ms = 0.0 if task.begun_ms is None else time.perf_counter() * 1e3 - task.begun_ms
-            result = BatchResult([*late], _NO_TIME) if late else _result(task, job.outputs, took_ms)
+        def report(done: object) -> None:
+            assert isinstance(done, TaskFuture)  # noqa: S101 - the task, which must not hold itself
+            took_ms = 0.0 if done.begun_ms is None else time.perf_counter() * 1e3 - done.begun_ms
+            result = BatchResult([*late], _NO_TIME) if late else _result(done, job.outputs, took_ms)
             if not loop.is_closed():
                 loop.call_soon_threadsafe(end, result, took_ms)
 
@@ -139,7 +138,7 @@ class BlockRuns:
         def expire() -> None:
             if task.begun_ms is None:
                 late.append(DroppedError("it did not start in time", outcome="expired"))
-                task.cancel()
+                task.stop()
 
         start_ms = job.limits.start_ms
         timer = loop.call_later(max(0.0, start_ms) / 1000, expire) if start_ms < math.inf else None
@@ -157,20 +156,19 @@ class BlockRuns:
         if self._lanes.open >= job.limits.waiting <= self.pending:
             raise DroppedError("too many requests wait", outcome="full")
         arrays = {name: np.require(array, requirements="C") for name, (_, array) in job.feeds.items()}
-        name = self._names[number]
-        check_feed(self._lanes.chains[name].inputs, arrays)
+        check_feed(self._lanes.chains[str(number)].inputs, arrays)
         objective_ms = job.limits.objective_ms
-        return self._lanes.submit(name, arrays, objective_ms if objective_ms < math.inf else None, job.options)
+        return self._lanes.submit(str(number), arrays, objective_ms if objective_ms < math.inf else None, job.options)
 
     def close(self) -> None:
-        """End the lanes when the requests that were submitted are over."""
+        """End the lanes; wait for a short time for blocks that were terminated."""
         if self._lanes is not None:
-            self._lanes.close()
+            self._lanes.close(_LAST_BLOCK_S)
 
 
 def _result(task: TaskFuture, outputs: Sequence[TensorSpec], took_ms: float) -> BatchResult:
     """Return the outputs of a request that is over, or what it raised."""
-    error = InterruptedError("cancelled") if task.cancelled() else task.exception()
+    error = task.exception()
     if error is not None:
         return BatchResult([error if isinstance(error, Exception) else RuntimeError(str(error))], _NO_TIME)
     named = task.result()

@@ -312,8 +312,6 @@ class ServingCore:
         except asyncio.CancelledError:
             served.statistics.cancelled.add(_now_ms() - arrival)
             self._apply(self.manager.cancel(_now_ms(), request.id))
-            if pending.task:
-                pending.task.cancel()
             if pending.run:
                 pending.run.end_if_unwanted()
             raise
@@ -441,7 +439,7 @@ class ServingCore:
         self._watch.add(action.id, run)
         session = served.session
         if batch and session is not None and session.chain:
-            self._start_blocks(served, action, batch[0], options)
+            self._start_blocks(served, action, batch[0], run)
             return
         job = batching.Batch([p.feeds for p in batch], [p.outputs for p in batch], served.version.outputs)
 
@@ -453,7 +451,7 @@ class ServingCore:
 
         self._in_background(self._workers, work, functools.partial(self._finished, served, action, batch))
 
-    def _start_blocks(self, served: Served, run: Run, pending: Pending, options: TerminableRunOptions) -> None:
+    def _start_blocks(self, served: Served, run: Run, pending: Pending, watched: WatchedRun) -> None:
         """Submit a request to the dispatcher of blocks; it runs when its first block begins."""
 
         def ended(result: batching.BatchResult, took_ms: float) -> None:
@@ -466,16 +464,14 @@ class ServingCore:
             served.version.managed.slo_ms - waited_ms,
             self.manager.max_waiting - self.manager.pending,
         )
-        job = BlockJob(pending.feeds, pending.outputs, options, limits, ended)
-        pending.task = self.blocks.start(served.number, job)
+        job = BlockJob(pending.feeds, pending.outputs, watched.options, limits, ended)
+        watched.task = self.blocks.start(served.number, job)
 
     def _expired(self, served: Served, batch: list[Pending], limit_ms: float) -> None:
         """Answer the requests of a terminated run at once, since it may be in an operator that takes long."""
         log.warning("run terminated", extra=_fields(served, requests=len(batch), limit_ms=limit_ms))
         text = f"model {served.version.name!r}: a run took longer than its max_run of {format_ms(limit_ms)}"
         for pending in batch:
-            if pending.task:
-                pending.task.cancel()
             self._fail(pending, RequestFailure(Status.EXPIRED, text))
 
     def _finished(self, served: Served, run: Run, batch: list[Pending], done: Future[batching.BatchResult]) -> None:
@@ -489,7 +485,7 @@ class ServingCore:
     def _ended(self, served: Served, run: Run, batch: list[Pending], result: batching.BatchResult) -> None:
         self._watch.remove(run.id)
         for pending in batch:
-            pending.run = pending.task = None  # else a cycle would hold the outputs until the next garbage collection
+            pending.run = None  # else a cycle would hold the outputs until the next garbage collection
         now = _now_ms()
         self._swept = False
         for core in run.cores:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from chrion.serving.manager import Request
-from chrion.serving.multi.session import TaskFuture
 from chrion.serving.server.repository import ServedVersion
 from chrion.serving.server.request_timing import RequestTiming
 from chrion.serving.server.run_watch import WatchedRun
@@ -65,5 +64,3 @@ class Pending:
     run: WatchedRun | None = None
     #: End of the load that the request waited for.
     loaded_ms: float | None = None
-    #: The request in the dispatcher of blocks.
-    task: TaskFuture | None = None

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from chrion.runtime.options.terminable import TerminableRunOptions
+from chrion.serving.multi.block_lanes import TaskFuture
 
 
 @dataclass(slots=True)  # one for each run: to freeze it would cost more than the rest of the watch
@@ -25,11 +27,26 @@ class WatchedRun:
     limit_ms: float
     #: Called when that time is over, after the run was told to end.
     expired: Callable[[], None]
+    #: The task of a run in blocks; its time counts from the first one.
+    task: TaskFuture | None = None
+
+    def end(self) -> None:
+        """Terminate the run at its next operator."""
+        self.options.end()
+        if self.task:
+            self.task.stop()
 
     def end_if_unwanted(self) -> None:
         """Terminate the run if none of its requests waits for an answer any more."""
         if all(answer.done() for answer in self.answers):
-            self.options.end()
+            self.end()
+
+    def left_ms(self) -> float:
+        """Return what is left of the limit when it seems to be over: a run in blocks may have begun late."""
+        if self.task is None:
+            return 0.0
+        begun_ms = self.task.begun_ms
+        return self.limit_ms if begun_ms is None else begun_ms + self.limit_ms - time.perf_counter() * 1e3
 
 
 class RunWatch:
@@ -53,7 +70,7 @@ class RunWatch:
     def close(self) -> None:
         """Terminate all runs, and watch them no longer."""
         for run, _ in self._runs.values():
-            run.options.end()
+            run.end()
         if self._timer:
             self._timer.cancel()
 
@@ -67,9 +84,11 @@ class RunWatch:
         """Terminate the runs whose time is over, and set the timer for the others."""
         self._timer = None
         now_s = asyncio.get_running_loop().time()
-        for run, end_s in list(self._runs.values()):
+        for number, (run, planned_s) in list(self._runs.items()):
+            end_s = planned_s if planned_s > now_s else now_s + run.left_ms() / 1000
             if end_s > now_s:
+                self._runs[number] = run, end_s
                 self._set_timer(end_s)
             elif not run.options.terminate:
-                run.options.end()
+                run.end()
                 run.expired()

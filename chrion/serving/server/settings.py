@@ -12,14 +12,12 @@ from msgspec import Meta
 from chrion.common.files import read_toml
 from chrion.common.records import NonNegative, Positive, Record, read_record
 from chrion.common.units import parse_duration_ms, parse_size_mb
-from chrion.common.wrong_values import wrong_value
 from chrion.errors import InputError, ModelError
+from chrion.graph.blocks import parse_block_ms
 from chrion.profiler.precision import Precision
 
 #: Faults of a file that its message has.
 _NAMED = 5
-#: Shorter blocks would have a session for each operator (a choice, not measured).
-_LEAST_BLOCK_MS = 0.01
 
 
 class BatchingSettings(Record, frozen=True):
@@ -102,10 +100,7 @@ class ModelSettings(Record, frozen=True):
     @property
     def block_ms(self) -> float | None:
         """Limit of a block's time; None if the model is served whole."""
-        limit_ms = parse_duration_ms(self.blocks, "blocks") if self.blocks else None
-        if limit_ms is not None and limit_ms < _LEAST_BLOCK_MS:
-            raise wrong_value("blocks", f"at least {_LEAST_BLOCK_MS:g} ms", self.blocks)
-        return limit_ms
+        return parse_block_ms(self.blocks, "blocks") if self.blocks else None
 
     @property
     def max_run_ms(self) -> float | None:

@@ -70,12 +70,13 @@ def test_loads_are_served(cli: Chrion, models: list[str], load: str) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads have no niceness of their own")
-def test_models_in_the_background_are_measured_only(cli: Chrion, models: list[str]) -> None:
-    """Whole models run side by side on threads of their classes; nothing is predicted."""
+def test_models_in_the_background_are_predicted(cli: Chrion, models: list[str]) -> None:
+    """Whole models run side by side on threads of their classes, as predicted; rates that fit are found."""
     options = ["--rates", "20,10", "--deadline", "5s,10s", "--duration", "500ms", "--background"]
-    code, out, err = cli("multi", *models, *options, "--json")
-    assert code == 0, err
-    assert "predicted" not in json.loads(out)
+    code, out, err = cli("multi", *models, *options, "--json", "--find")
+    content = json.loads(out)
+    assert content["predicted"]["sustained"], err
+    assert content["rates"]["squeezenet"] == pytest.approx(2 * content["rates"]["googlenet"])
     code, out, err = cli("multi", *models, *options)
     assert (code, "niceness 19" in out) == (0, True), err
 
@@ -100,10 +101,7 @@ def test_wrong_options_are_refused(cli: Chrion, models: list[str]) -> None:
             (["multi", *models, "--rates", "1", "--drop", "all"], "drop"),
             (["multi", *models, "--rates", "1", "--load", "burst"], "did you mean 'bursty'"),
             (["multi", *models, "--rates", "1", "--background"], "different priorities or deadlines"),
-            (
-                ["multi", *models, "--rates", "1", "--deadline", "1s,2s", "--background", "--find"],
-                "cannot be predicted",
-            ),
+            (["multi", *models, "--rates", "1", "--block", "10us"], "block: expected at least 0.1 ms"),
             (["multi", *models, "--rates", "1", "--accelerator", "a,b,c"], "expected 1 or 2 values"),
             (["multi", *models, "--rates", "1", "--accelerator", "gpux"], "unknown accelerator 'gpux'"),
             (["multi", "absent.onnx", "--rates", "1"], "absent.onnx"),

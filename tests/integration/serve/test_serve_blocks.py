@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from chrion.machine.cores import physical_cores
+from chrion.runtime.block_chain import BlockChain
 from chrion.serving.manager import ManagerPolicies
 from chrion.zoo import build
 from local_server import LocalServer, local_server
@@ -49,6 +51,23 @@ def busy_lanes(server: LocalServer, count: int = LANES) -> Iterator[None]:
 
 
 @pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, threading.Event]]:
+    """Return an event without which the first block of a request does not end, and one that is set when one begins."""
+    free, begun = threading.Event(), threading.Event()
+    begin = BlockChain.begin
+
+    def late(self: BlockChain, feed: Any) -> Any:
+        begun.set()
+        assert free.wait(200)
+        return begin(self, feed)
+
+    free.set()
+    monkeypatch.setattr(BlockChain, "begin", late)
+    yield free, begun
+    free.set()
+
+
+@pytest.fixture
 def root(tmp_path: Path) -> Path:
     """Return a repository of an endless model and a quick one, both in blocks."""
     put(tmp_path, "slow", counting(), toml=BLOCKS)
@@ -58,10 +77,10 @@ def root(tmp_path: Path) -> Path:
 
 def test_answers_are_those_of_onnxruntime(tmp_path: Path) -> None:
     """Answers of a model in blocks are bit for bit those of a plain session; the page and the metrics show it."""
-    model = build("squeezenet", {"resolution": 32, "width": 0.25})
-    put(tmp_path, "net", model, toml='blocks = "50us"\n')
+    model = build("squeezenet", {"resolution": 64, "width": 0.25})
+    put(tmp_path, "net", model, toml='blocks = "100us"\n')
     put(tmp_path, "whole", product())
-    image = np.random.default_rng(0).random((1, 3, 32, 32), np.float32)
+    image = np.random.default_rng(0).random((1, 3, 64, 64), np.float32)
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     plain = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
@@ -94,8 +113,10 @@ def test_requests_in_blocks_do_not_wait_for_leased_cores(root: Path) -> None:
 def test_clients_that_leave_free_their_lanes(root: Path) -> None:
     """A request that runs ends, and one that waits is never begun, when its client has left."""
     with local_server(root) as server:
-        with busy_lanes(server), server.in_flight(INFER, ENDLESS):
-            wait_until(lambda: server.metric("nv_inference_pending_request_count", model="slow") == 1)
+        with busy_lanes(server):
+            with server.in_flight(INFER, ENDLESS):
+                wait_until(lambda: server.metric("nv_inference_pending_request_count", model="slow") == 1)
+            wait_until(lambda: server.metric("nv_inference_pending_request_count", model="slow") == 0)
         assert server.infer("quick", np.ones((1, 4)))[0] == 200
         assert server.infer("slow", [3.0])[1]["outputs"][0]["data"] == [3.0]
         wait_until(lambda: server.metric("chrion_request_cancelled_total", model="slow") == LANES + 1)
@@ -148,6 +169,41 @@ def test_a_run_that_takes_too_long_is_terminated(root: Path) -> None:
         assert server.infer("quick", np.ones((1, 4)))[0] == 200
 
 
+def test_the_wait_for_a_lane_is_no_part_of_a_run(root: Path) -> None:
+    """A request that waits for longer than ``max_run`` before its first block is served."""
+    (root / "quick" / "model.toml").write_text(f'{BLOCKS}max_run = "50ms"\n', encoding="utf-8")
+    with local_server(root) as server, ThreadPoolExecutor(1) as pool:
+        with busy_lanes(server):
+            waits = pool.submit(server.infer, "quick", np.ones((1, 4)))
+            wait_until(lambda: server.metric("nv_inference_pending_request_count", model="quick") == 1)
+            time.sleep(0.2)
+            assert not waits.done()
+        assert waits.result(60)[0] == 200
+
+
+def test_a_model_stays_in_memory_while_a_block_of_it_runs(
+    tmp_path: Path, held: tuple[threading.Event, threading.Event]
+) -> None:
+    """Also if the client has left: it is evicted for another model when the block has ended."""
+    free, begun = held
+    put(tmp_path, "a", fixed(product()), toml=BLOCKS)
+    put(tmp_path, "b", product())
+    with local_server(tmp_path, memory_mb=6.0) as server, ThreadPoolExecutor(1) as pool:
+        assert server.infer("a", np.ones((1, 4)))[0] == 200
+        before = server.metric("chrion_model_evictions_total", model="a")
+        free.clear()
+        begun.clear()
+        with server.in_flight("/v2/models/a/infer", infer_body(np.ones((1, 4)))):
+            wait_until(begun.is_set)
+        wait_until(lambda: server.metric("chrion_request_cancelled_total", model="a") == 1)
+        other = pool.submit(server.infer, "b", np.ones((1, 4)))
+        wait_until(lambda: server.metric("nv_inference_pending_request_count", model="b") == 1)
+        assert server.metric("chrion_model_evictions_total", model="a") == before
+        free.set()
+        assert other.result(60)[0] == 200
+        assert server.metric("chrion_model_evictions_total", model="a") == before + 1
+
+
 def test_a_block_that_raises_fails_its_own_request(tmp_path: Path) -> None:
     """The answer has the message of onnxruntime, and other requests are served."""
     indices = helper.make_tensor_value_info("x", TensorProto.INT64, [1])
@@ -186,6 +242,22 @@ def test_the_end_of_a_server_ends_endless_requests(root: Path) -> None:
         assert [future.result(60)[0] for future in asked] == [503] * (LANES + 1)
 
 
+def test_the_end_of_a_server_does_not_wait_for_a_block(
+    root: Path, held: tuple[threading.Event, threading.Event]
+) -> None:
+    """A block that cannot be terminated, such as a single long operator, does not keep the server from its end."""
+    free, _ = held
+    with ThreadPoolExecutor(LANES + 1) as pool:
+        with local_server(root, drain_s=0.2) as server:
+            assert server.infer("quick", np.ones((1, 4)))[0] == 200
+            free.clear()
+            asked = [pool.submit(server.infer, "quick", np.ones((1, 4))) for _ in range(LANES + 1)]
+            wait_until(lambda: server.metric("nv_inference_pending_request_count", model="quick") == 1)
+            begin = time.monotonic()
+        assert time.monotonic() - begin < 60
+        assert [future.result(60)[0] for future in asked] == [503] * (LANES + 1)
+
+
 @pytest.mark.parametrize(
     ("model", "toml", "reason"),
     [
@@ -193,6 +265,7 @@ def test_the_end_of_a_server_ends_endless_requests(root: Path) -> None:
         (product(), 'blocks = "5ms"\ncores = 2\n', "one core"),
         (product(), 'blocks = "5ms"\n[variants.gpu]\ndevice = "accelerator"\n[variants.cpu]\ncores = 3\n', "one core"),
         (product(), 'blocks = "short"\n', "expected a duration"),
+        (product(), 'blocks = "10us"\n', "at least 0.1 ms"),
         (identity("BF16"), 'blocks = "5ms"\n', "BF16"),
     ],
 )
