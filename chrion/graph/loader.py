@@ -60,7 +60,7 @@ def load(
         ModelError: The file does not exist or is too large, it is not an ONNX model, onnxruntime refuses it, or one of
             its values is a map.
         ShapeError: A shape names no input or free dimension, or contradicts the model.
-        UnsafeModelError: The model refers to files outside its own folder.
+        UnsafeModelError: The model names files outside of its folder, or its trees would end the process.
         SpaceError: The folder of temporary files has no space for the weights.
     """
     given = {name: as_shape(name, shape) for name, shape in (shapes or {}).items()}

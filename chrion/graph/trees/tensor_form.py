@@ -28,8 +28,9 @@ from chrion.errors import ModelError
 from chrion.graph.model import Graph
 from chrion.graph.rewrite import STANDARD, RewriteError, Rewriter, standard_opset
 from chrion.graph.trees.ensemble import Array, Rule, TreeEnsemble
-from chrion.graph.trees.operators import is_tree_ensemble, read_ensemble
+from chrion.graph.trees.operators import read_ensemble
 from chrion.graph.trees.scores import ScoreWriter, check_scores
+from chrion.graph.unsafe_trees import is_tree_ensemble
 
 log = logging.getLogger(__name__)
 
