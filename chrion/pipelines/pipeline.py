@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime as ort
+from onnx import numpy_helper
 
 from chrion.errors import DataError, ModelError
 from chrion.graph.model import TensorInfo
@@ -317,10 +318,12 @@ def _loss(ensemble: TreeEnsemble, node: onnx.NodeProto) -> Loss:
 def _check_results(graph: onnx.GraphProto, node: onnx.NodeProto) -> None:
     """Raise a RewriteError if other operators compute the last result of a model from the scores of its ensemble."""
     made = {name: own for own in graph.node for name in own.output}
+    ones = {t.name for t in graph.initializer if not t.dims and numpy_helper.to_array(t) == 1}
     at = graph.output[-1].name
     while at in made and at not in node.output:
         own = made[at]
-        if own.op_type not in _PASSED:
+        by_one = own.op_type == "Mul" and own.input[1] in ones  # onnxmltools writes it
+        if own.op_type not in _PASSED and not by_one:
             raise RewriteError(f"has scores from which {describe(own)} computes the last result", node)
         at = own.input[0]
     if at != node.output[-1]:
