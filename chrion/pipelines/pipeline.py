@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime as ort
-from onnx import numpy_helper
 
 from chrion.errors import DataError, ModelError
 from chrion.graph.model import TensorInfo
 from chrion.graph.ort_sessions import first_line
 from chrion.graph.reading import read_model, serialise
-from chrion.graph.rewrite import RewriteError, describe
+from chrion.graph.rewrite import RewriteError
 from chrion.graph.trees import TreeEnsemble, is_tree_ensemble, read_ensemble, write_ensemble
 from chrion.pipelines import leaves
 from chrion.pipelines.leaves import Loss
@@ -29,8 +28,6 @@ Feeds = dict[str, Array]
 _MOST_LEAVES = 1 << 24
 #: The name of the value that holds the leaves.
 _LEAVES = "chrion/leaves"
-#: Operators that pass scores on.
-_PASSED = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze", "ZipMap"})
 
 
 class Pipeline:
@@ -66,7 +63,6 @@ class Pipeline:
         try:
             self.ensemble = _completed(read_ensemble(self.node, self._dtype()))
             self.loss = _loss(self.ensemble, self.node)
-            _check_results(self.proto.graph, self.node)
         except RewriteError as refusal:
             raise ModelError(f"{self.name}: {refusal.message}") from refusal
         #: The columns of the first table, in whose order a single input has its features.
@@ -313,21 +309,6 @@ def _loss(ensemble: TreeEnsemble, node: onnx.NodeProto) -> Loss:
     elif scored == ensemble.targets > 1 and ensemble.transform == "NONE" and positive:
         return leaves.BRIER
     raise RewriteError(f"has no loss for {ensemble.targets} classes and the transform {ensemble.transform}", node)
-
-
-def _check_results(graph: onnx.GraphProto, node: onnx.NodeProto) -> None:
-    """Raise a RewriteError if other operators compute the last result of a model from the scores of its ensemble."""
-    made = {name: own for own in graph.node for name in own.output}
-    ones = {t.name for t in graph.initializer if not t.dims and numpy_helper.to_array(t) == 1}
-    at = graph.output[-1].name
-    while at in made and at not in node.output:
-        own = made[at]
-        by_one = own.op_type == "Mul" and own.input[1] in ones  # onnxmltools writes it
-        if own.op_type not in _PASSED and not by_one:
-            raise RewriteError(f"has scores from which {describe(own)} computes the last result", node)
-        at = own.input[0]
-    if at != node.output[-1]:
-        raise RewriteError(f"has scores that are not the last result, {graph.output[-1].name!r}", node)
 
 
 def _base(ensemble: TreeEnsemble, targets: Array) -> Array:
