@@ -63,7 +63,7 @@ class ShapeError(ModelError):
 
 
 class UnsafeModelError(ModelError):
-    """A model refers to files outside its own folder."""
+    """A model refers to files outside its own folder, or would end the process that opens it."""
 
 
 class ProfileError(InputError):

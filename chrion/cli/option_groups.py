@@ -110,7 +110,9 @@ class ModelOptions:
         given = [parse_shape(text) for text in self.shape or ()]
         names = [name for name, _ in given]
         if twice := [name for name in names if names.count(name) > 1]:
-            raise OptionError(f"--shape: {twice[0]} is given {names.count(twice[0])} times", hint="give one shape a name")
+            raise OptionError(
+                f"--shape: {twice[0]} is given {names.count(twice[0])} times", hint="give one shape a name"
+            )
         return dict(given)
 
 

@@ -86,6 +86,11 @@ def tensors_of(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     yield from _of_nodes(node for function in proto.functions for node in function.node)
 
 
+def nodes_of(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    """Yield every node of a model, and those of nested graphs and functions."""
+    yield from _with_nested([*proto.graph.node, *(node for function in proto.functions for node in function.node)])
+
+
 def _locations(proto: onnx.ModelProto) -> Iterator[onnx.StringStringEntryProto]:
     return (entry for tensor in tensors_of(proto) for entry in tensor.external_data if entry.key == "location")
 
@@ -114,3 +119,11 @@ def _of_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorProto]:
             yield from (attribute.t, *attribute.tensors)
             for graph in (attribute.g, *attribute.graphs):
                 yield from _of_graph(graph)
+
+
+def _with_nested(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            for graph in (attribute.g, *attribute.graphs):
+                yield from _with_nested(graph.node)

@@ -24,7 +24,7 @@ from chrion.errors import ModelError
 from chrion.graph.assemble import assemble
 from chrion.graph.description import describe_session
 from chrion.graph.external import follow_links
-from chrion.graph.input_shapes import as_shape, declared_shape, fix_shapes
+from chrion.graph.input_shapes import as_shape, declared_shape, fix_shapes, free_negative_sizes
 from chrion.graph.model import Graph, TensorInfo
 from chrion.graph.opened_model import OpenedModel
 from chrion.graph.optimise import name_nodes, optimise_model
@@ -60,7 +60,7 @@ def load(
         ModelError: The file does not exist or is too large, it is not an ONNX model, onnxruntime refuses it, or one of
             its values is a map.
         ShapeError: A shape names no input or free dimension, or contradicts the model.
-        UnsafeModelError: The model refers to files outside its own folder.
+        UnsafeModelError: The model names files outside of its folder, or its trees would end the process.
         SpaceError: The folder of temporary files has no space for the weights.
     """
     given = {name: as_shape(name, shape) for name, shape in (shapes or {}).items()}
@@ -96,6 +96,7 @@ def _load(
     level: ort.GraphOptimizationLevel = _BASIC,
 ) -> Graph:
     proto, path = read_model(content)
+    free_negative_sizes(proto)
     file = Path(opened.path) if opened.path else None
     values = (*proto.graph.input, *proto.graph.output) if given else proto.graph.input
     declared = {v.name: declared_shape(v) for v in values if v.type.HasField("tensor_type")}

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from chrion.errors import ModelError
+from chrion.errors import ModelError, UnsafeModelError
 from chrion.graph.external import check_external, external_files, has_weights_beside
 from chrion.graph.file_states import stat_state
 from chrion.graph.model_digest import MAX_BYTES, model_digest
@@ -35,8 +35,8 @@ _DIGEST_BYTES = 1 << 20
 _CHUNK_BYTES = 1 << 24
 #: Without waiting for the other end of a pipe that has taken the place of a file.
 _READ = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
-#: The key of every weight that is in another file.
-_EXTERNAL = b"location"
+#: The key of every weight that is in another file, and what the names of all operators with trees begin with.
+_EXTERNAL, _TREES = b"location", b"TreeEnsemble"
 
 
 class OpenedModel:
@@ -61,7 +61,11 @@ class OpenedModel:
         #: The link or the file that it leads to, whichever has the external weights beside it.
         self._beside = self.path
         self.files: dict[str, Identity] = {}
-        if self.path:
+        #: Why no session may open the model.
+        self._refusal: UnsafeModelError | None = None
+        if isinstance(source, bytes):
+            _, _, self._refusal = _inspect(source if _EXTERNAL in source or _TREES in source else b"", "")
+        else:
             self._open()
         if files and self.path:
             self.files = {path: _as_identity(*identity) for path, identity in files.items()}
@@ -119,8 +123,11 @@ class OpenedModel:
 
         Raises:
             ModelError: A file has changed, and what it was can no longer be read.
+            UnsafeModelError: The model names files outside of its folder, or its trees would end the process.
             Exception: Raised by the function.
         """
+        if self._refusal:
+            raise self._refusal
         if isinstance(self.source, bytes):
             return function(self.source)
         if not self.files:  # not a readable file: the function reports why
@@ -143,7 +150,7 @@ class OpenedModel:
             return
         try:
             files = {self.path: _identity(descriptor)}
-            external, self._beside = _external_files(descriptor, self.path)
+            external, self._beside, self._refusal = _inspect(_marked(descriptor), self.path)
             for path in external:
                 if (identity := _identity_of(str(path))) is not None:
                     files[str(path)] = identity
@@ -246,26 +253,36 @@ def _part(descriptor: int, at: int, count: int = _CHUNK_BYTES) -> bytes:
     return os.read(descriptor, count)
 
 
-def _external_files(descriptor: int, path: str) -> tuple[list[Path], str]:
-    """Return the files of a model's external weights, and the path that they are beside.
+def _marked(descriptor: int) -> bytes:
+    """Return the content of an open file that has external weights or trees, and is not too large; else nothing."""
+    if os.fstat(descriptor).st_size <= MAX_BYTES:
+        at, before = 0, b""
+        while part := _part(descriptor, at):  # a mapped file could be cut off meanwhile
+            if _EXTERNAL in (near := before + part) or _TREES in near:
+                return _read(descriptor)
+            at, before = at + len(part), part[-len(_TREES) :]
+    return b""
 
-    There are none if it is no model, is larger than any, or names impossible files.
+
+def _inspect(content: bytes, path: str) -> tuple[list[Path], str, UnsafeModelError | None]:
+    """Return the files of a model's external weights, the path that they are beside, and why no session may open it.
+
+    There are no such files if it is no model, or names impossible files.
     """
-    if os.fstat(descriptor).st_size > MAX_BYTES:
-        return [], path
-    at, before = 0, b""
-    while part := _part(descriptor, at):  # a mapped file could be cut off meanwhile
-        if _EXTERNAL in before + part:
-            break
-        at, before = at + len(part), part[-len(_EXTERNAL) :]
-    else:
-        return [], path
-    from chrion.graph.reading import parse  # noqa: PLC0415 - onnx is slow to import, and few models have such files
+    if not content:
+        return [], path, None
+    from chrion.graph.reading import parse  # noqa: PLC0415 - onnx is slow to import, and few models need it
+    from chrion.graph.unsafe_trees import check_trees  # noqa: PLC0415 - as above
 
     try:
-        proto = parse(_read(descriptor), path)
-        beside = Path(path) if has_weights_beside(proto, Path(path)) else Path(path).resolve()
-        check_external(proto, beside)
-        return external_files(proto, beside), str(beside)
+        proto = parse(content, path)
+        check_trees(proto, path or "model")
+        file = Path(path) if path else None
+        if file and not has_weights_beside(proto, file):
+            file = file.resolve()
+        check_external(proto, file)
+        return external_files(proto, file) if file else [], str(file or ""), None
+    except UnsafeModelError as refusal:
+        return [], path, refusal
     except (ModelError, OSError, ValueError, RuntimeError):
-        return [], path
+        return [], path, None

@@ -12,6 +12,7 @@ from chrion.common.files import read_bytes
 from chrion.errors import ModelError
 from chrion.graph.external import check_external, has_weights_beside
 from chrion.graph.model_digest import MAX_BYTES
+from chrion.graph.unsafe_trees import check_trees
 
 #: The hint for a model that is larger than a protobuf file can be.
 _TOO_LARGE = "save it with its weights as external data and give its path"
@@ -26,10 +27,11 @@ def read_model(source: str | Path | bytes | onnx.ModelProto) -> tuple[onnx.Model
 
     Raises:
         ModelError: The file does not exist or is too large, or it is not an ONNX model.
-        UnsafeModelError: The model refers to files outside its own folder.
+        UnsafeModelError: The model refers to files outside its own folder, or its trees would end the process.
     """
     proto, path = _read(source)
     check_external(proto, path)
+    check_trees(proto, str(path or "model"))
     return proto, path
 
 

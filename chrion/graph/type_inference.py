@@ -15,7 +15,8 @@ import onnxruntime as ort
 
 from chrion.graph.model import ELEMENT_BYTES, TensorInfo, element_code
 from chrion.graph.ort_sessions import analysis_options, open_session, weights_folder_option
-from chrion.graph.trees.operators import CLASSIFIER, is_tree_ensemble, target_count
+from chrion.graph.trees.operators import target_count
+from chrion.graph.unsafe_trees import CLASSIFIER, is_tree_ensemble
 
 #: Operators of com.microsoft whose second and third outputs are caches of shape (batch, heads, length, size).
 _CACHING = frozenset(

@@ -218,7 +218,7 @@ def open_chain(
     Raises:
         ModelError: The model cannot be read, or onnxruntime refuses it.
         ShapeError: A shape names no input or free dimension, or contradicts the model.
-        UnsafeModelError: The model names files outside of its folder.
+        UnsafeModelError: The model names files outside of its folder, or its trees would end the process.
     """
     opened = source if isinstance(source, OpenedModel) else open_model(source)
     if accelerator:

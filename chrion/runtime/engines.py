@@ -474,13 +474,7 @@ class Engines:
             usable_provider(config.accelerator[0])
         reason = session_reason(config.options, config.rest)
         cached_only = self._tune == "never"
-        try:
-            engine = self.plain(reason or (NOT_CACHED if cached_only else NOT_TUNED))
-        except Exception as error:
-            from chrion.runtime.selection.model_loading import raise_if_unsafe  # noqa: PLC0415 - as above
-
-            raise_if_unsafe(config.model, error)
-            raise
+        engine = self.plain(reason or (NOT_CACHED if cached_only else NOT_TUNED))
         self._describe(describe_session(engine.session))
         self.current = self.plain()  # itself, not a copy: tuning replaces it
         if not reason and all(info.type.startswith("tensor(") for info in self._table.inputs):

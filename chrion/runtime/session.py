@@ -81,7 +81,7 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
         PlanError: The plan is damaged, not for this model, or requires more cores than there are.
         ProviderError: ``strict`` is true, and the accelerator does not work on this machine.
         OptionError: An argument has an invalid value.
-        UnsafeModelError: The model names files outside of its folder.
+        UnsafeModelError: The model names files outside of its folder, or its trees would end the process.
         Exception: Raised by InferenceSession for a model that it cannot run either.
     """
 

@@ -19,16 +19,9 @@ from onnx import helper, numpy_helper
 from chrion.graph.rewrite import RewriteError
 from chrion.graph.trees.checks import AGGREGATES, TRANSFORMS, check_ensemble, with_own_leaves
 from chrion.graph.trees.ensemble import Array, Rule, TreeEnsemble
+from chrion.graph.unsafe_trees import CLASSIFIER, ENSEMBLE, LEAF, attributes_of
 
-DOMAIN = "ai.onnx.ml"
-REGRESSOR, CLASSIFIER, ENSEMBLE = "TreeEnsembleRegressor", "TreeEnsembleClassifier", "TreeEnsemble"
-_LEAF = "LEAF"
 _FLOATS = {onnx.TensorProto.FLOAT: np.dtype(np.float32), onnx.TensorProto.DOUBLE: np.dtype(np.float64)}
-
-
-def is_tree_ensemble(node: onnx.NodeProto) -> bool:
-    """Return whether a node holds a tree ensemble."""
-    return node.domain == DOMAIN and node.op_type in {REGRESSOR, CLASSIFIER, ENSEMBLE}
 
 
 def target_count(node: onnx.NodeProto) -> int:
@@ -43,7 +36,7 @@ def read_ensemble(node: onnx.NodeProto, dtype: np.dtype[Any] | None = None) -> T
     """Return the ensemble of a node.
 
     Args:
-        node: A node for which :func:`is_tree_ensemble` is true.
+        node: A node for which :func:`chrion.graph.unsafe_trees.is_tree_ensemble` is true.
         dtype: The type in which onnxruntime compares: float64 for an input of float64. By default it is the type of the
             attributes.
 
@@ -51,7 +44,7 @@ def read_ensemble(node: onnx.NodeProto, dtype: np.dtype[Any] | None = None) -> T
         RewriteError: The ensemble is malformed, or it has what Chrion does not read. The message names the operator.
     """
     try:
-        attributes = {a.name: _value(a) for a in node.attribute}
+        attributes = attributes_of(node)
         ensemble = (_read_ensemble if node.op_type == ENSEMBLE else _read_classic)(node, attributes, dtype)
         check_ensemble(ensemble)
     except (TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
@@ -79,21 +72,6 @@ def write_ensemble(ensemble: TreeEnsemble, like: onnx.NodeProto) -> onnx.NodePro
         elif not isinstance(value, Sequence) or len(value):  # an empty list has no type
             written.attribute.append(helper.make_attribute(name, value))
     return written
-
-
-def _value(attribute: onnx.AttributeProto) -> Any:
-    if attribute.type == onnx.AttributeProto.TENSOR:
-        if attribute.t.data_location == onnx.TensorProto.EXTERNAL:
-            raise ValueError(f"{attribute.name} is in another file")
-        return numpy_helper.to_array(attribute.t)
-    value = helper.get_attribute_value(attribute)
-    if attribute.type == onnx.AttributeProto.FLOATS:
-        return np.array(value, np.float32)
-    if attribute.type == onnx.AttributeProto.INTS:
-        return np.array(value, np.int64)
-    if attribute.type == onnx.AttributeProto.STRINGS:
-        return [text.decode() for text in value]
-    return value.decode() if isinstance(value, bytes) else value
 
 
 def _column(attributes: Mapping[str, Any], name: str, length: int | None = None) -> Array:
@@ -131,7 +109,7 @@ def _read_classic(node: onnx.NodeProto, attributes: Mapping[str, Any], dtype: np
     starts = np.flatnonzero(np.diff(trees, prepend=trees[0] - 1))
     if len(np.unique(trees)) < len(starts):
         raise ValueError("the nodes of a tree do not follow each other")
-    leaf = np.array([mode == _LEAF for mode in modes])
+    leaf = np.array([mode == LEAF for mode in modes])
 
     def children(name: str) -> Array:
         """Return the row of the child of each row; a leaf is its own."""
@@ -344,7 +322,7 @@ def _classic(ensemble: TreeEnsemble, like: onnx.NodeProto) -> dict[str, Any]:
     def position(children: Array) -> Array:
         return numbers[np.where(children < 0, inner + ~children, children)]
 
-    modes = [f"BRANCH_{Rule(rule).name}" for rule in nodes.rules.tolist()] + [_LEAF] * leaves
+    modes = [f"BRANCH_{Rule(rule).name}" for rule in nodes.rules.tolist()] + [LEAF] * leaves
     kind = "class" if ensemble.labels is not None else "target"
     entries = np.lexsort((ensemble.entry_targets, numbers[inner + ensemble.entry_leaves]))
     entries = entries[np.argsort(ensemble.leaf_trees[ensemble.entry_leaves[entries]], kind="stable")]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from onnx import TensorProto, helper
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 
 from chrion.devices import CPU_PROVIDER
-from chrion.graph.external import tensors_of
+from chrion.graph.external import nodes_of, tensors_of
 
 #: Rank of the placeholder for a weight. All its dimensions are 0, so it has no elements, and no weight of a real model
 #: has its shape.
@@ -34,7 +34,7 @@ _IR_VERSION, _OPSET = 8, 17
 def weight_names(model: onnx.ModelProto) -> list[str]:
     """Return the names under which session options can hold weights of a model: its initialisers and constants."""
     names = [tensor.name for tensor in tensors_of(model) if tensor.name]
-    constants = [output for node in _nodes(model.graph) if node.op_type == "Constant" for output in node.output]
+    constants = [output for node in nodes_of(model) if node.op_type == "Constant" for output in node.output]
     return sorted({*names, *constants})
 
 
@@ -150,15 +150,6 @@ def _held(options: ort.SessionOptions, name: str) -> bool:
         except Exception:  # noqa: BLE001 - there is no such file
             return False
     return True
-
-
-def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """Yield a graph's nodes, and those of its subgraphs."""
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            for inner in (attribute.g, *attribute.graphs):
-                yield from _nodes(inner)
 
 
 def _constant(name: str = "y") -> onnx.ModelProto:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from chrion.errors import InputError, SpaceError, UnsafeModelError
 from chrion.graph.model import Graph
-from chrion.graph.opened_model import OpenedModel
 from chrion.graph.optimise import original_name
 from chrion.graph.reading import read_model
 from chrion.machine.allocator import trim
@@ -29,21 +28,19 @@ def load_to_cut(config: SessionConfig, graph: Graph | None = None) -> tuple[Grap
     Raises:
         InputError: The caller gave a plan, and the model cannot be loaded for it.
         SpaceError: The same, since a disk is full.
-        UnsafeModelError: The model names files outside of its folder.
+        UnsafeModelError: The model names files outside of its folder, or its trees would end the process.
     """
-    reason = session_reason(config.options, config.rest)
+    if reason := session_reason(config.options, config.rest):
+        return None, reason
     try:
-        if reason:
-            config.model.use(read_model)  # raises if the model is unsafe, which plain onnxruntime would not notice
-            return None, reason
         if graph is None:
             graph = config.load(config.plan.shapes, optimise=True) if isinstance(config.plan, Plan) else config.load({})
         reason = reason_of_options(config, graph)
     except Exception as error:
-        planned = isinstance(config.plan, Plan) and not reason
-        if isinstance(error, UnsafeModelError) or (planned and isinstance(error, InputError | SpaceError)):
+        planned = isinstance(config.plan, Plan) and isinstance(error, InputError | SpaceError)
+        if isinstance(error, UnsafeModelError) or planned:
             raise
-        return None, reason or why_plain(error)
+        return None, why_plain(error)
     finally:
         trim()
     return (None, reason) if reason else (graph, "")
@@ -55,17 +52,3 @@ def reason_of_options(config: SessionConfig, graph: Graph) -> str:
         return ""
     names = {original_name(weight) for weight in graph.weight_names}
     return hidden_reason(config.options, config.model.use(read_model)[0], names, config.accelerator)
-
-
-def raise_if_unsafe(model: OpenedModel, error: Exception) -> None:
-    """Raise if onnxruntime refused a model because it names files outside of its folder.
-
-    Raises:
-        UnsafeModelError: The model names such files.
-    """
-    try:
-        model.use(read_model)
-    except UnsafeModelError as reason:
-        raise reason from error
-    except Exception:  # noqa: BLE001 - onnxruntime's error is raised
-        return

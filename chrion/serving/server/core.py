@@ -39,7 +39,7 @@ from chrion.serving.server.request_memory import ByteAccount
 from chrion.serving.server.request_timing import RequestTiming
 from chrion.serving.server.run_watch import RunWatch, WatchedRun
 from chrion.serving.server.sessions import OpenedFiles, Session, is_out_of_memory, pin_worker, run_failure
-from chrion.serving.server.tensors import Array, TensorSpec, check_request
+from chrion.serving.server.tensors import Array, TensorSpec, check_request, unequal_sizes
 from chrion.serving.server.trials import try_session
 
 log = logging.getLogger("chrion.server")
@@ -505,7 +505,8 @@ class ServingCore:
             if isinstance(outcome, Exception) and (reason := drop_reason(outcome)):
                 self._refuse(Refuse(pending.request, reason, self.blocks.retry_ms(served.number)))
             elif isinstance(outcome, Exception):
-                self._fail(pending, run_failure(served.version.name, outcome, self._arena.limit))
+                unequal = unequal_sizes(served.version.inputs, pending.feeds)
+                self._fail(pending, run_failure(served.version.name, outcome, self._arena.limit, unequal))
             else:
                 answered.append((pending, outcome))
         if answered:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import onnx
 
-from chrion.graph.rewrite import bodies_of
+from chrion.graph.external import nodes_of
 
 #: Operators of onnxruntime 1.31 that abort, divide by zero or read foreign memory if a dimension is 0, found with the
 #: test cases of ONNX for all operators.
@@ -25,11 +25,10 @@ def fragile_operators(models: Iterable[onnx.ModelProto], name: str) -> frozenset
     """
     types: set[str] = set()
     for model in models:
-        for nodes in (model.graph.node, *(function.node for function in model.functions)):
-            for node in _with_bodies(nodes):
-                fatal = node.op_type in _ANY_DIMENSION or (node.op_type in _SECOND_DIMENSION and name in node.input)
-                if fatal and node.domain in _ONNX:
-                    types.add(node.op_type)
+        for node in nodes_of(model):
+            fatal = node.op_type in _ANY_DIMENSION or (node.op_type in _SECOND_DIMENSION and name in node.input)
+            if fatal and node.domain in _ONNX:
+                types.add(node.op_type)
     return frozenset(types)
 
 
@@ -42,10 +41,3 @@ def fatal_operator(shape: Sequence[int], operators: Iterable[str]) -> str:
         elif len(shape) >= _SECOND_DIMENSION[operator] and shape[1] == 0:
             return operator
     return ""
-
-
-def _with_bodies(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    for node in nodes:
-        yield node
-        for body in bodies_of(node):
-            yield from _with_bodies(body.node)

@@ -61,6 +61,8 @@ DATATYPES = {
 compact_json = json.JSONEncoder(separators=(",", ":")).encode
 #: Maximum number of dimensions, that of numpy.
 _MAX_DIMENSIONS = 64
+#: The most inputs of a size that a message names.
+_NAMED = 5
 #: Elements that are converted in one call, which holds the GIL.
 _PIECE = 1 << 12
 #: Bytes of an element of BYTES beside its content: objects of 49 and 33 bytes and their pointers in a list and an
@@ -272,6 +274,26 @@ def check_request(
         if name not in offered:
             raise invalid(f"unknown output {name[:200]!r}: expected one of {', '.join(offered)}")
     return tuple(offered[name] for name in dict.fromkeys(names)) if names else tuple(outputs)
+
+
+def unequal_sizes(inputs: Sequence[TensorSpec], feeds: Mapping[str, tuple[str, Array]]) -> str:
+    """Return which inputs of a request differ in the size of a dimension that they share; empty if none do.
+
+    A name of a free dimension means one size, and so does a free first dimension without a name, as that of columns.
+    Some models run nevertheless, so that this explains a failure.
+    """
+    shared: dict[str, dict[int, list[str]]] = {}
+    for spec in inputs:
+        for axis, size in enumerate(spec.shape or ()):
+            if size < 0 and (spec.names[axis] or not axis):
+                sizes = shared.setdefault(spec.names[axis], {})
+                sizes.setdefault(feeds[spec.name][1].shape[axis], []).append(spec.name)
+    for dimension, sizes in shared.items():
+        if len(sizes) > 1:
+            found = (f"{n} in {', '.join(own[:_NAMED])}{', ...' * (len(own) > _NAMED)}" for n, own in sizes.items())
+            where = f"dimension {dimension!r}" if dimension else "the first dimension"
+            return f"inputs differ in {where}: {'; '.join(found)}"
+    return ""
 
 
 def _array(name: str, datatype: str, values: list[Any]) -> Array:

@@ -56,7 +56,7 @@ def test_a_column_that_does_not_fit_is_refused_in_one_line(pipeline: Server) -> 
     for cities, distances, expected, about in (
         ([7], [0.5], 400, "city"),
         (["Oslo"], ["far"], 400, "distance"),
-        (["Oslo", "Rome"], [0.5], 500, "mismatched dimensions of 1 and 2"),
+        (["Oslo", "Rome"], [0.5], 400, "inputs differ in dimension 'rows': 2 in city; 1 in distance"),
     ):
         status, document = ask(pipeline, cities, distances)
         assert (status, about in document["error"]) == (expected, True), document
