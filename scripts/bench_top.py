@@ -179,14 +179,14 @@ def compare_stages(machine: str, cases: Sequence[Case], others: Sequence[Case], 
     reference = [ms for ms, _, _ in next(iter(found.values()))]
     best = [min(results[at][0] for results in found.values()) for at in range(len(cases))]
     rows = []
-    for (name, budget), results in found.items():
+    for (name, text), results in found.items():
         ratios = [ms / first for (ms, _, _), first in zip(results, reference, strict=True)]
         wins = sum(ms <= least * 1.0001 for (ms, _, _), least in zip(results, best, strict=True))
         cells = [f"{statistics.geometric_mean(ratios):.3f}", f"{max(ratios):.3f}", f"{wins} of {len(cases)}"]
         seconds = [passed for _, _, passed in results]
         cells += [f"{statistics.median(count for _, count, _ in results):.0f}"]
         cells += [f"{1e3 * statistics.median(seconds):.1f}", f"{1e3 * max(seconds):.0f}"]
-        rows.append([machine, name, budget, *cells])
+        rows.append([machine, name, text, *cells])
     return rows, curves
 
 

@@ -114,13 +114,15 @@ def log_probabilities(networks: GpgNetworks, embeddings: Any, seen: Any) -> Any:
         seen: Arrays with a row for each recursion: 1 for each leaf; for each ending, 1 for each member, and its further
             numbers; the number of endings.
     """
+    assert networks.h3 is not None  # noqa: S101 - as all networks of the corrected form
+    of_members = networks.h3
     sent_leaves, sent = jax.vmap(networks.g2)(embeddings), jax.vmap(networks.g3)(embeddings)
 
     def of_recursion(leaves: Any, members: Any, numbers: Any, count: Any) -> Any:
         z = networks.h2(leaves @ sent_leaves)
 
         def score(own: Any, further: Any) -> Any:
-            return networks.policy(jnp.concatenate([z, networks.h3(own @ sent), further]))[0]
+            return networks.policy(jnp.concatenate([z, of_members(own @ sent), further]))[0]
 
         scores = jax.vmap(score)(members, numbers)
         return jax.nn.log_softmax(jnp.where(jnp.arange(len(scores)) < count, scores, -1e9))
@@ -168,7 +170,7 @@ class Gpg:
         """
         curve: list[float] = []
         while len(curve) < walks:
-            task = blocks[self._pick.integers(len(blocks))]
+            task = blocks[int(self._pick.integers(len(blocks)))]
             done = self._walk(task, WALKS if self._sees else 1, self._pick)
             if self._sees:
                 curve += self._learn(task, done)

@@ -79,7 +79,7 @@ class TopEnvironment:
         self.reference = problem.reference
         self.state_size = len(first.state) * len(first.state[0])
         chains = problem.chains
-        self.action_sizes = [len(chains), *(len(chain.modules) for chain in chains.values())]
+        self.action_sizes: Sequence[int] = [len(chains), *(len(chain.modules) for chain in chains.values())]
         self.start = np.array(encode(separate(chains), chains), np.float32)
         self._waiting: dict[str, int] | None = None
         self._first = self._state = np.array(first.state, np.float32).ravel()
@@ -301,9 +301,10 @@ def _begin_at(layers: Layers, action: Array) -> Layers:
     """Return layers whose sigmoid is an action in every state."""
     last = layers.layers[-1]
     biases = jnp.asarray(np.log(action / (1 - action)), last.bias.dtype)
-    return eqx.tree_at(
+    begun: Layers = eqx.tree_at(
         lambda own: (own.layers[-1].weight, own.layers[-1].bias), layers, (jnp.zeros_like(last.weight), biases)
     )
+    return begun
 
 
 def search(problem: TopProblem, evaluations: int, seed: int = 0, form: Form = "corrected") -> TopPlan:

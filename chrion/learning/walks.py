@@ -110,9 +110,10 @@ class TrainingBlock:
         """Add one operator after another, until no further one fits; each set on the way is an ending."""
         found: dict[int, tuple[int, ...]] = {}
         for _ in range(_GROWTHS):
-            grown: Ending | None = (0, ())
-            while grown := self._grown(remaining, *grown, pick):
+            grown = self._grown(remaining, 0, (), pick)
+            while grown:
                 found.setdefault(*grown)
+                grown = self._grown(remaining, *grown, pick)
             if len(found) >= SEEN:
                 break
         return list(found.items())[:SEEN]
@@ -134,7 +135,8 @@ class TrainingBlock:
 
     def numbers(self, remaining: int, seen: Sequence[Ending]) -> list[tuple[float, ...]]:
         """Return the further numbers of endings."""
-        left, rows = self.work_ms(remaining), []
+        left = self.work_ms(remaining)
+        rows: list[tuple[float, ...]] = []
         for ending, groups in seen:
             parts = [self.work_ms(group) for group in groups]
             work = sum(parts)
