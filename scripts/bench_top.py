@@ -1,39 +1,53 @@
 """Compare searches of TOP's plans under the same budgets of evaluations, on estimated machines.
 
-    python scripts/bench_top.py [-o docs/data] [--cases 50] [--only stages]
+    python scripts/bench_top.py [-o docs/data] [--cases 50] [--only stages] [--agents FOLDER]
 
 Stages: combined blocks of one to four modules of GoogLeNet, Inception-v3, ResNet-50 and SqueezeNet, on four streams of
 an accelerator and on four cores. An evaluation is a request for the latency of a stage. A plan is judged by the latency
-that the evaluator predicts for it, compared with that of IOS's dynamic programme with its usual cap.
+that the evaluator predicts for it, compared with that of IOS's dynamic programme with its usual cap. GPG learns from
+as many other blocks, with 400 evaluations for each case, and is then applied to the cases: with evaluations of single
+operators only, or with a budget for walks by its probabilities.
 
 Launcher settings: three of the models at random rates on two and four cores. An evaluation is a trial of a plan on the
-virtual clock; 0 is the plan that combines nothing. The last table has problems that are small enough to try all plans.
+virtual clock; 0 is the plan that combines nothing. MADDPG learns from the trials of its budget. The last table has
+problems that are small enough to try all plans.
 
-``-o`` writes the results ``top-stages`` and ``top-launcher``. Takes about ten minutes on two idle cores.
+``-o`` writes the results ``top-stages`` and ``top-launcher``; ``--agents`` writes checkpoints and learning curves of
+GPG. Needs the extras evolve and learn. Takes about half an hour on two idle cores.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import itertools
+import math
+import multiprocessing
+import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 
-from command_arguments import add_output, positive
+from command_arguments import add_output, existing_folder, one_line_errors, positive
 from page_markers import markdown_table
 from result_files import write_results
 
 import chrion
 from chrion.graph import Dag, Graph
-from chrion.graph.blocks import ModuleChain, combine, cut_modules, cut_pieces
+from chrion.graph.blocks import ModuleChain, cut_modules, cut_pieces
 from chrion.hardware import hardware
+from chrion.learning import gpg, maddpg
+from chrion.learning.networks import save_networks
+from chrion.learning.operators import BlockGraph, read_block
+from chrion.learning.walks import TrainingBlock
 from chrion.profiler import Costs
 from chrion.profiler.costs import combine_costs
 from chrion.profiler.hardware_profile import estimate_profile
+from chrion.report.learning_curve import plot_agents
 from chrion.scheduler.evaluation.solution import Problem
 from chrion.scheduler.policies.heft import heft
 from chrion.scheduler.policies.ios_search import search_stages
@@ -49,7 +63,10 @@ MODELS = ("googlenet", "inception-v3", "resnet-50", "squeezenet")
 #: Name, hardware and cores of the machines.
 MACHINES = (("A100, 4 streams", "a100-40+epyc-16", 1), ("4 cores", "epyc-16", 4))
 STAGE_BUDGETS = (100, 400)
-PLAN_BUDGETS = (32,)
+#: Evaluations of GPG's training for each case, and the most walks of it in both forms (the printed one is slow).
+TRAINING_BUDGET = 400
+TRAINING_WALKS: Mapping[gpg.Form, int] = {"corrected": 2000, "printed": 500}
+PLAN_BUDGETS, SMALL_BUDGETS = (32,), (32, 320)
 #: Modules of the small problems, each of two models.
 SMALL = 3
 
@@ -58,8 +75,18 @@ SMALL = 3
 class Case:
     """A combined block and what it costs."""
 
-    dag: Dag
+    block: BlockGraph
     costs: Costs
+
+    @property
+    def dag(self) -> Dag:
+        """Its operators."""
+        return self.block.dag
+
+    @functools.cached_property
+    def device(self) -> DeviceLanes:
+        """The lanes that it runs on."""
+        return DeviceLanes(self.dag, self.costs)
 
 
 def combined_blocks(graphs: Mapping[str, Graph], costs: Mapping[str, Costs], count: int, seed: int) -> list[Case]:
@@ -69,15 +96,14 @@ def combined_blocks(graphs: Mapping[str, Graph], costs: Mapping[str, Costs], cou
     cases = []
     for at in range(count):
         chosen = pick.sample(modules, 1 + at % 4)
-        dag = combine([(graphs[name].dag, own) for name, own in chosen])
         joined = combine_costs([(costs[name], own) for name, own in chosen])
-        cases.append(Case(dag, joined))
+        cases.append(Case(read_block([(graphs[name], own) for name, own in chosen]), joined))
     return cases
 
 
-def latency_ms(case: Case, device: DeviceLanes, stages: Sequence[Stage]) -> float:
+def latency_ms(case: Case, stages: Sequence[Stage]) -> float:
     """Return the latency that the evaluator predicts for stages."""
-    schedule = schedule_stages(case.dag, device, stages)
+    schedule = schedule_stages(case.dag, case.device, stages)
     return Problem(case.dag, case.costs).evaluate(schedule).timeline.latency_ms
 
 
@@ -86,51 +112,87 @@ def heft_ms(case: Case) -> float:
     return Problem(case.dag, case.costs).evaluate(heft(case.dag, case.costs, 0.0)).timeline.latency_ms
 
 
+def train(form: gpg.Form, blocks: Sequence[Case], budget: int) -> tuple[gpg.Gpg, list[float]]:
+    """Return an agent that has learned from blocks under a budget of evaluations, and its learning curve."""
+    tasks = [TrainingBlock(case.block, CountedCost(case.device.stage_ms)) for case in blocks]
+    agent, curve = gpg.Gpg(form), list[float]()
+    while len(curve) < TRAINING_WALKS[form] and sum(task.cost.evaluations for task in tasks) < budget:
+        curve += agent.train(tasks, gpg.WALKS)
+    return agent, curve
+
+
 #: Returns the latency of a case by some method, which asks for the latencies of stages.
-Method = Callable[[Case, DeviceLanes, CountedCost], float]
+Method = Callable[[Case, CountedCost], float]
 
 
-def stage_methods() -> dict[tuple[str, str], Method]:
-    """Return the methods by name and budget; the first one is the reference."""
-    found: dict[tuple[str, str], Method] = {
-        ("IOS, usual cap", ""): lambda case, device, cost: latency_ms(case, device, search_stages(case.dag, cost)),
-        ("HEFT, no stages", ""): lambda case, device, cost: heft_ms(case),  # noqa: ARG005 - as the others
+def stage_methods(agents: Mapping[gpg.Form, gpg.Gpg]) -> dict[tuple[str, str], tuple[float, Method]]:
+    """Return the methods by name and budget, with the most evaluations of each; the first one is the reference."""
+    found: dict[tuple[str, str], tuple[float, Method]] = {
+        ("IOS, usual cap", ""): (math.inf, lambda case, cost: latency_ms(case, search_stages(case.dag, cost))),
+        ("HEFT, no stages", ""): (math.inf, lambda case, cost: heft_ms(case)),  # noqa: ARG005 - as the others
     }
+    for form, agent in agents.items():
+        name = "GPG" if form == "corrected" else "GPG, printed form"
+        found[name, ""] = math.inf, _chosen(agent)
     for budget in STAGE_BUDGETS:
         for name, search in SEARCHES.items():
-            found[name, "" if search is generation_stages else str(budget)] = _within(search, budget)
+            once = search is generation_stages
+            found[name, "" if once else str(budget)] = math.inf, _within(search, budget)
+        found["GPG", str(budget)] = budget, _walked(agents["corrected"])
     return found
 
 
 def _within(search: Search, budget: int) -> Method:
-    return lambda case, device, cost: latency_ms(case, device, search(case.dag, cost, budget, 0))
+    return lambda case, cost: latency_ms(case, search(case.dag, cost, budget, 0))
 
 
-def stage_table(cases: Mapping[str, Sequence[Case]], methods: Mapping[tuple[str, str], Method]) -> str:
-    """Return the table of stage searches."""
-    head = ["machine", "search", "budget", "latency / IOS", "worst", "best of all", "evaluations", "ms", "most ms"]
-    rows: list[list[str]] = []
-    for machine, own in cases.items():
-        #: For each case: latency, evaluations and seconds.
-        found: dict[tuple[str, str], list[tuple[float, int, float]]] = {key: [] for key in methods}
-        for case in own:
-            device = DeviceLanes(case.dag, case.costs)
-            for key, method in methods.items():
-                begin = time.perf_counter()
-                counted = CountedCost(device.stage_ms)
-                ms = method(case, device, counted)
-                found[key].append((ms, counted.evaluations, time.perf_counter() - begin))
-        reference = [ms for ms, _, _ in next(iter(found.values()))]
-        best = [min(results[at][0] for results in found.values()) for at in range(len(own))]
-        for (name, budget), results in found.items():
-            ratios = [ms / first for (ms, _, _), first in zip(results, reference, strict=True)]
-            wins = sum(ms <= least * 1.0001 for (ms, _, _), least in zip(results, best, strict=True))
-            cells = [f"{statistics.geometric_mean(ratios):.3f}", f"{max(ratios):.3f}", f"{wins} of {len(own)}"]
-            seconds = [passed for _, _, passed in results]
-            cells += [f"{statistics.median(count for _, count, _ in results):.0f}"]
-            cells += [f"{1e3 * statistics.median(seconds):.1f}", f"{1e3 * max(seconds):.0f}"]
-            rows.append([machine, name, budget, *cells])
-    return markdown_table([head, *rows])
+def _chosen(agent: gpg.Gpg) -> Method:
+    return lambda case, cost: latency_ms(case, agent.stages(TrainingBlock(case.block, cost)))
+
+
+def _walked(agent: gpg.Gpg) -> Method:
+    return lambda case, cost: latency_ms(case, agent.search(TrainingBlock(case.block, cost)))
+
+
+#: A row of the table of stages, and learning curves by agent.
+Stages = tuple[list[list[str]], dict[str, list[float]]]
+
+
+def compare_stages(machine: str, cases: Sequence[Case], others: Sequence[Case], folder: Path | None) -> Stages:
+    """Return the rows of a machine in the table of stage searches, and the learning curves of its agents."""
+    agents: dict[gpg.Form, gpg.Gpg] = {}
+    curves: dict[str, list[float]] = {}
+    for form in TRAINING_WALKS:
+        agents[form], curves[f"{machine}, {form}"] = train(form, others, TRAINING_BUDGET * len(cases))
+        if folder:
+            save_networks(
+                folder / f"gpg-{form}-{machine.replace(', ', '-').replace(' ', '-')}.safetensors", agents[form].networks
+            )
+    methods = stage_methods(agents)
+    #: For each case: latency, evaluations and seconds.
+    found: dict[tuple[str, str], list[tuple[float, int, float]]] = {key: [] for key in methods}
+    for case, (key, (budget, method)) in itertools.product(cases, methods.items()):
+        begin = time.perf_counter()
+        counted = CountedCost(case.device.stage_ms, budget)
+        ms = method(case, counted)
+        found[key].append((ms, counted.evaluations, time.perf_counter() - begin))
+    reference = [ms for ms, _, _ in next(iter(found.values()))]
+    best = [min(results[at][0] for results in found.values()) for at in range(len(cases))]
+    rows = []
+    for (name, text), results in found.items():
+        ratios = [ms / first for (ms, _, _), first in zip(results, reference, strict=True)]
+        wins = sum(ms <= least * 1.0001 for (ms, _, _), least in zip(results, best, strict=True))
+        cells = [f"{statistics.geometric_mean(ratios):.3f}", f"{max(ratios):.3f}", f"{wins} of {len(cases)}"]
+        seconds = [passed for _, _, passed in results]
+        cells += [f"{statistics.median(count for _, count, _ in results):.0f}"]
+        cells += [f"{1e3 * statistics.median(seconds):.1f}", f"{1e3 * max(seconds):.0f}"]
+        rows.append([machine, name, text, *cells])
+    return rows, curves
+
+
+def new_pool() -> ProcessPoolExecutor:
+    """Return new processes, one a core; threads of JAX do not outlive a fork."""
+    return ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn"))
 
 
 def chains_and_times(
@@ -150,6 +212,7 @@ def chains_and_times(
 def problem(
     chains: Mapping[str, ModuleChain],
     times: Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]],
+    table: StageTable,
     lanes: int,
     seed: int,
 ) -> TopProblem:
@@ -161,7 +224,14 @@ def problem(
     rates = {
         name: load * lanes * 1e3 * share / sum(shares.values()) / rules[name].total_ms for name, share in shares.items()
     }
-    return TopProblem(rules, lanes, chains, times, rates, StageTable(chains, times, lanes), seed=seed)
+    return TopProblem(rules, lanes, chains, times, rates, table, seed=seed)
+
+
+PLAN_SEARCHES: Mapping[str, Callable[[TopProblem, int, int], TopPlan]] = {
+    **LAUNCHER_SEARCHES,
+    "MADDPG": maddpg.search,
+    "MADDPG, printed form": functools.partial(maddpg.search, form="printed"),
+}
 
 
 @dataclass(frozen=True)
@@ -174,13 +244,13 @@ class Found:
     seconds: float
 
 
-def solve(task: TopProblem, *, exhaustive: bool) -> list[Found]:
+def solve(task: TopProblem, budgets: Sequence[int], *, exhaustive: bool) -> list[Found]:
     """Return the plans of all searches for a problem."""
     found = [Found("nothing combined", "", task.score(separate(task.chains)), 0.0)]
     methods: list[tuple[str, str, Callable[[], TopPlan]]] = [
         (name, str(budget), functools.partial(search, task, budget, 0))
-        for budget in PLAN_BUDGETS
-        for name, search in LAUNCHER_SEARCHES.items()
+        for budget in budgets
+        for name, search in PLAN_SEARCHES.items()
     ]
     if exhaustive:
         methods.append(("exhaustive", "all", functools.partial(exhaust, task)))
@@ -192,11 +262,13 @@ def solve(task: TopProblem, *, exhaustive: bool) -> list[Found]:
     return found
 
 
-def launcher_table(problems: Sequence[TopProblem], *, exhaustive: bool) -> str:
+def launcher_table(problems: Sequence[TopProblem], budgets: Sequence[int], *, exhaustive: bool) -> str:
     """Return the table of searches of launcher settings and combined blocks."""
     head = ["search", "evaluations", "objective", "worst", "best of all", "s"]
-    with ProcessPoolExecutor() as pool:
-        found = list(pool.map(functools.partial(solve, exhaustive=exhaustive), problems))
+    chunk = -(-len(problems) // (os.cpu_count() or 1))  # the problems of a chunk share their tables of stages
+    with new_pool() as pool:
+        solved = functools.partial(solve, budgets=budgets, exhaustive=exhaustive)
+        found = list(pool.map(solved, problems, chunksize=chunk))
     best = [max(own.objective for own in results) for results in found]
     rows = []
     for results in zip(*found, strict=True):
@@ -220,6 +292,7 @@ def main() -> None:
     add_output(parser)
     parser.add_argument("--cases", type=positive, default=50, help="combined blocks, and launcher settings")
     parser.add_argument("--only", choices=("stages", "launcher"), help="one of the two tables")
+    parser.add_argument("--agents", type=existing_folder, help="folder to write checkpoints and learning curves to")
     arguments = parser.parse_args()
     graphs = {name: chrion.load(build(name)) for name in MODELS}
     profiles = {
@@ -227,27 +300,38 @@ def main() -> None:
         for title, parts, cores in MACHINES
     }
     costs = {title: {name: own[name].costs(graphs[name].dag) for name in graphs} for title, own in profiles.items()}
-    cases = {title: combined_blocks(graphs, own, arguments.cases, 0) for title, own in costs.items()}
     if arguments.only != "launcher":
-        stages = stage_table(cases, stage_methods())
+        cases, others = (
+            [combined_blocks(graphs, own, arguments.cases, seed) for own in costs.values()] for seed in (0, 1)
+        )
+        with new_pool() as pool:
+            found = list(pool.map(compare_stages, costs, cases, others, itertools.repeat(arguments.agents)))
+        head = ["machine", "search", "budget", "latency / IOS", "worst", "best of all", "evaluations", "ms", "most ms"]
+        stages = markdown_table([head, *(row for rows, _ in found for row in rows)])
         print(stages, flush=True)
         write_results(arguments.output, {"top-stages": stages})
+        if arguments.agents:
+            curves = {name: curve for _, own in found for name, curve in own.items()}
+            plot_agents(curves, "walk", "latency / one after another", arguments.agents / "top-gpg.png")
     if arguments.only == "stages":
         return
     chains, times = chains_and_times(graphs, costs[MACHINES[1][0]])
     pick = Random(0)  # noqa: S311 - not a secret
+    few = {name: truncated(chain, SMALL) for name, chain in chains.items()}
+    short = {name: tuple(row[: len(few[name].before)] for row in times[name]) for name in few}
+    tables = {lanes: StageTable(chains, times, lanes) for lanes in (2, 4)}
+    small_table = StageTable(few, short, 2)  # type: ignore[arg-type] # two rows each
     problems, small = [], []
     for seed in range(arguments.cases):
         names = pick.sample(MODELS, 3)
         lanes = (2, 4)[seed % 2]
-        problems.append(problem({name: chains[name] for name in names}, times, lanes, seed))
+        problems.append(problem({name: chains[name] for name in names}, times, tables[lanes], lanes, seed))
         if seed % 5 == 0:
-            few = {name: truncated(chains[name], SMALL) for name in names[:2]}
-            short = {name: tuple(row[: len(few[name].before)] for row in times[name]) for name in few}
-            small.append(problem(few, short, 2, seed))  # type: ignore[arg-type] # two rows each
-    table = launcher_table(problems, exhaustive=False)
+            pair = {name: few[name] for name in names[:2]}
+            small.append(problem(pair, short, small_table, 2, seed))  # type: ignore[arg-type] # two rows each
+    table = launcher_table(problems, PLAN_BUDGETS, exhaustive=False)
     print(f"\n{table}", flush=True)
-    tiny = launcher_table(small, exhaustive=True)
+    tiny = launcher_table(small, SMALL_BUDGETS, exhaustive=True)
     print(f"\n{tiny}", flush=True)
     texts = (
         f"{len(problems)} problems of three models.",
@@ -257,4 +341,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with one_line_errors():
+        main()

@@ -13,7 +13,7 @@ LAYERS: Layers = (
     ("runtime",),
     ("generation",),
     ("serving",),
-    ("report", "backend"),
+    ("backend", "learning", "report"),
     ("cli", "__main__"),
 )
 #: Layers inside three packages; modules that are not listed belong to the highest. Entries of one layer do not import

@@ -39,7 +39,7 @@ _ENDINGS_PER_EVALUATION = 20
 Search = Callable[[Dag, StageCost, int, int], list[Stage]]
 
 
-class _SpentError(Exception):
+class SpentError(Exception):
     """The budget of evaluations is spent."""
 
 
@@ -65,7 +65,7 @@ class CountedCost:
         key = frozenset(map(tuple, groups))
         if key not in self._known:
             if len(self._known) >= self._budget:
-                raise _SpentError
+                raise SpentError
             self._known[key] = self._stage_ms(groups)
         return self._known[key]
 
@@ -180,7 +180,7 @@ class _Best:
         self.stages = self.stages or stages
         try:
             ms = sum(self._cost(stage.groups) for stage in stages)
-        except _SpentError:
+        except SpentError:
             self._spent = True
             return math.inf
         if ms < self._least:
@@ -226,7 +226,7 @@ def beam_stages(dag: Dag, stage_ms: StageCost, budget: int, seed: int = 0) -> li
                     elif rest not in longer or entry[:2] < longer[rest][:2]:
                         longer[rest] = entry
             kept = sorted(longer.values(), key=lambda entry: entry[:3])[:_WIDTH]
-    except _SpentError:
+    except SpentError:
         if best[0] == math.inf:
             kept = sorted([*kept, *longer.values()], key=lambda entry: (entry[2].bit_count(), *entry[:2]))[:1]
             _, _, remaining, later = kept[0]

@@ -42,6 +42,8 @@ from chrion.serving.multi.virtual_lanes import BlockTimes
 
 #: a, b and c of Equation 2: the weights of utilisation, latency and variance.
 WEIGHTS = (0.4, 0.4, 0.2)
+#: The longest interval of the launcher that is tried, over the time between two arrivals.
+LONGEST_SHARE = 1.1
 #: n: the times at which the state is sampled.
 SAMPLES = 10
 #: Tasks of all models in a trial of a plan; evaluations of a search at the opening of a session, and of a later one.
@@ -210,7 +212,7 @@ def neighbour(plan: TopPlan, problem: TopProblem, pick: Random) -> TopPlan:
     """Return a plan that differs in one interval, or in the combined block of one sub-block."""
     if pick.random() < 0.3:
         name = pick.choice(list(plan.intervals_ms))
-        interval_ms = pick.choice((0.0, pick.uniform(0, 1.1) * problem.periods_ms.get(name, 0.0)))
+        interval_ms = pick.choice((0.0, pick.uniform(0, LONGEST_SHARE) * problem.periods_ms.get(name, 0.0)))
         return replace(plan, intervals_ms={**plan.intervals_ms, name: min(interval_ms, LONGEST_INTERVAL_MS)})
     block = pick.choice(sub_blocks(problem.chains))
     rest = [tuple(b for b in members if b != block) for members in plan.combined]
