@@ -60,7 +60,7 @@ def _is_on_cpu_alone(plan: Plan) -> bool:
 
 
 def reference_lines(plan: Plan) -> list[str]:
-    """Return lines on streams, on native operators, and on what the table compares a plan with, if a plan needs them."""
+    """Return lines on streams, native operators and what the table compares a plan with, if a plan needs them."""
     streams = len(set(filter(is_accelerator_lane, plan.schedule.lanes)))
     lines = [f"streams of the accelerator: {streams}"] if streams > 1 else []
     if plan.native:
