@@ -32,7 +32,7 @@ def damaged(model: onnx.ModelProto, rng: random.Random) -> onnx.ModelProto:
     changed.CopyFrom(model)
     nodes = [node for node in changed.graph.node if node.domain == "ai.onnx.ml"]
     for _ in range(rng.choice([1, 1, 2, 4])):
-        node = rng.choice(nodes)
+        node = rng.choice([node for node in nodes if node.attribute])
         own = rng.randrange(len(node.attribute))
         attribute = node.attribute[own]
         kind = rng.choice(["value", "value", "value", "shorter", "longer", "type", "gone"])
