@@ -44,6 +44,14 @@ def fix_shapes(proto: onnx.ModelProto, given: Mapping[str, tuple[int, ...]]) -> 
                 dim.dim_value = sizes[dim.dim_param]
 
 
+def free_negative_sizes(proto: onnx.ModelProto) -> None:
+    """Make dimensions free, in place, whose size is negative: ML.NET writes -1, as onnxruntime reads it."""
+    for value in (*proto.graph.input, *proto.graph.output, *proto.graph.value_info):
+        for dim in _dims(value):
+            if dim.dim_value < 0:
+                dim.ClearField("dim_value")
+
+
 def as_shape(name: str, given: object) -> tuple[int, ...]:
     """Return a given shape, or one size, as a tuple.
 

@@ -24,7 +24,7 @@ from chrion.errors import ModelError
 from chrion.graph.assemble import assemble
 from chrion.graph.description import describe_session
 from chrion.graph.external import follow_links
-from chrion.graph.input_shapes import as_shape, declared_shape, fix_shapes
+from chrion.graph.input_shapes import as_shape, declared_shape, fix_shapes, free_negative_sizes
 from chrion.graph.model import Graph, TensorInfo
 from chrion.graph.opened_model import OpenedModel
 from chrion.graph.optimise import name_nodes, optimise_model
@@ -96,6 +96,7 @@ def _load(
     level: ort.GraphOptimizationLevel = _BASIC,
 ) -> Graph:
     proto, path = read_model(content)
+    free_negative_sizes(proto)
     file = Path(opened.path) if opened.path else None
     values = (*proto.graph.input, *proto.graph.output) if given else proto.graph.input
     declared = {v.name: declared_shape(v) for v in values if v.type.HasField("tensor_type")}
