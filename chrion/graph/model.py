@@ -165,7 +165,7 @@ class Graph:
     unrolled: dict[int, Graph | None] = field(default_factory=dict, repr=False)
     #: Cached variants with merged operators, by their groups; see :mod:`chrion.graph.merge`.
     merged: dict[tuple[tuple[int, ...], ...], Graph] = field(default_factory=dict, repr=False)
-    #: Cached variants with tree ensembles as tensor operators, by form; see :mod:`chrion.graph.trees`.
+    #: Cached variants with tree ensembles in other forms, by form; see :mod:`chrion.graph.trees`.
     tensor_trees: dict[str, Graph] = field(default_factory=dict, repr=False)
 
     @cached_property

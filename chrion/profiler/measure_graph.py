@@ -94,7 +94,7 @@ def profile(  # noqa: PLR0913 - optional arguments are keyword-only
     """Measure the costs of a graph's operators on this machine.
 
     Recurrent operators are also measured in some of the chunks that a plan may cut them into, and interpolated for
-    chunks of other lengths. With an accelerator, tree ensembles are also measured as tensor operators. A measurement is
+    chunks of other lengths. Tree ensembles are also measured in their other forms. A measurement is
     cached unless other processes used the cores meanwhile.
 
     Args:
@@ -133,7 +133,7 @@ def profile(  # noqa: PLR0913 - optional arguments are keyword-only
     machine = this_machine(provider)
     cache = MeasurementCache(machine.fingerprint, len(lanes), used)
     choices = chunk_choices(graph)
-    forms = tree_variants(graph).values() if device else ()
+    forms = tree_variants(graph, 0 if device else len(lanes)).values()
     first = representatives(graph, measured_chunks(graph), [*variants, *forms])
     known = {} if fresh else {s: cost for s in first if (cost := cache.get(s)) is not None}
     unknown = [operator for signature, operator in first.items() if signature not in known]

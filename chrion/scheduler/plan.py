@@ -102,7 +102,7 @@ class Plan:
     native: tuple[str, ...] = ()
     #: Whether alpha was given, and is a part of the objective.
     priced: bool = True
-    #: The form of tree ensembles as tensor operators; empty if they are not changed. See :mod:`chrion.graph.trees`.
+    #: The form of tree ensembles, tensor operators or parts; empty for none. See :mod:`chrion.graph.trees`.
     trees: str = ""
     #: The precision of products in native kernels.
     precision: Precision = "float32"
@@ -412,10 +412,10 @@ def _from_json(content: Mapping[str, Any]) -> Plan:
 def _form(name: object) -> str:
     if name == "":
         return ""
-    from chrion.graph.trees import FORMS  # noqa: PLC0415 - as above
+    from chrion.graph.trees import FORMS, PARTS  # noqa: PLC0415 - as above
 
-    if name not in FORMS:
-        raise ValueError(f"trees must be one of {', '.join(FORMS)}, or empty")
+    if name not in [*FORMS, *PARTS]:
+        raise ValueError(f"trees must be one of {', '.join([*FORMS, *PARTS])}, or empty")
     return str(name)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from onnx import TensorProto, helper
 import chrion
 from chrion.errors import PlanError
 from chrion.graph.rewrite import RewriteError
-from chrion.graph.trees import FORMS, TreeEnsemble, read_ensemble, tensor_trees, tree_variants, write_ensemble
+from chrion.graph.trees import FORMS, PARTS, TreeEnsemble, read_ensemble, tensor_trees, tree_variants, write_ensemble
 from chrion.graph.trees.tensor_form import with_tensor_trees
 from chrion.hardware import hardware
 from chrion.profiler.hardware_profile import estimate_profile
@@ -33,7 +34,7 @@ TYPES: dict[Any, str] = {
 SEEDS = st.integers(0, 2**32)
 
 
-def random_model(seed: int) -> tuple[onnx.ModelProto, TreeEnsemble, Any, Any]:
+def random_model(seed: int, trees: Sequence[int] = (1, 2, 3, 7, 40)) -> tuple[onnx.ModelProto, TreeEnsemble, Any, Any]:
     """Return a model of a random ensemble, the ensemble, rows, and the type of their elements."""
     rng = random.Random(seed)
     kind = rng.choice(list(VERSIONS))
@@ -42,7 +43,7 @@ def random_model(seed: int) -> tuple[onnx.ModelProto, TreeEnsemble, Any, Any]:
     ensemble = random_ensemble(
         rng,
         kind,
-        trees=rng.choice([1, 2, 3, 7, 40]),
+        trees=rng.choice(trees),
         depth=rng.randint(0, 5),
         targets=targets,
         dtype=np.float64 if dtype is np.float64 else np.float32,
@@ -130,6 +131,24 @@ def test_tensor_forms_are_equal_to_the_kernel(form: str, seed: int) -> None:
     tensors = with_tensor_trees(model, form, {"x": TYPES[dtype]})
     assert not any(node.op_type.startswith("TreeEnsemble") for node in tensors.graph.node)
     assert_same(run(tensors, {"x": rows}), run(model, {"x": rows}))
+
+
+@pytest.mark.parametrize("form", PARTS)
+@given(seed=SEEDS)
+@examples(100)
+def test_parts_are_equal_to_the_kernel(form: str, seed: int) -> None:
+    """Labels and scores are onnxruntime's; few trees, extremes and sums that are rounded to float32 are refused."""
+    model, ensemble, rows, dtype = random_model(seed, (20, 40, 130))
+    node = model.graph.node[0]
+    rounded = dtype is np.float64 and node.op_type != "TreeEnsemble"
+    summed = ensemble.aggregate in {"SUM", "AVERAGE"} and ensemble.trees >= 16 * PARTS[form]
+    if not has_form(ensemble) or rounded or not summed:
+        with pytest.raises(RewriteError):
+            with_tensor_trees(model, form, {"x": TYPES[dtype]})
+        return
+    parts = with_tensor_trees(model, form, {"x": TYPES[dtype]})
+    assert sum(own.op_type.startswith("TreeEnsemble") for own in parts.graph.node) == PARTS[form]
+    assert_same(run(parts, {"x": rows}), run(model, {"x": rows}))
 
 
 def one_tree(**attributes: Any) -> onnx.NodeProto:
@@ -284,7 +303,7 @@ def test_a_chain_of_many_levels_has_no_form_of_gathers() -> None:
 
 def test_an_unknown_form_is_refused_with_those_that_exist() -> None:
     """A form that does not exist is named, and the hint has those that do."""
-    with pytest.raises(RewriteError, match=r"no form 'sparse' \(one of gathers, gemm\)"):
+    with pytest.raises(RewriteError, match=r"no form 'sparse' \(one of gathers, gemm, 2 parts, 4 parts, 8 parts\)"):
         with_tensor_trees(model_of(one_tree()), "sparse", {})
 
 
@@ -362,6 +381,29 @@ def test_the_planner_keeps_the_kernel_for_a_row_and_takes_tensors_for_many(tmp_p
         chrion.Plan.load(tmp_path / "damaged.plan.json")
     cpu = estimate_profile(chrion.load(model, {"rows": 20_000}), hardware("epyc-16"), 2)
     assert not chrion.partition(chrion.load(model, {"rows": 20_000}), cpu).trees
+
+
+def test_the_planner_takes_parts_where_they_are_measured_to_be_faster() -> None:
+    """Two cores run a half each; costs that are not known do not compete."""
+    made = random_ensemble(random.Random(2), "TreeEnsembleRegressor", trees=100, depth=6, targets=1)
+    model = tree_model(replace(made, aggregate="AVERAGE"), "TreeEnsembleRegressor")
+    graph = chrion.load(model, {"rows": 40})
+    machine, variants = hardware("epyc-16"), tree_variants(graph, 2)
+    assert list(variants) == ["2 parts"]
+    profile = estimate_profile(graph, machine, 2, variants=list(variants.values()))
+    for whole_ms, form in ((1.0, "2 parts"), (0.3, "")):
+        times = {graph.dag.signatures[0]: whole_ms}
+        costs = {
+            name: replace(cost, cpu_ms=(times.get(name, 0.5),) * 2, wide_ms=())
+            if cost.op_type.startswith("TreeEnsemble")
+            else cost
+            for name, cost in profile.operators.items()
+        }
+        plan = chrion.partition(graph, replace(profile, operators=costs))
+        assert plan.trees == form
+        rows = random_rows(random.Random(1), 40)
+        with chrion.HybridSession(graph, plan=plan, strict=True) as session:
+            assert_same(session.run(None, {"x": rows}), run(model, {"x": rows}))
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -3,11 +3,12 @@
 from chrion.graph.trees.ensemble import Rule, TreeEnsemble
 from chrion.graph.trees.joined import joined
 from chrion.graph.trees.operators import read_ensemble, write_ensemble
-from chrion.graph.trees.tensor_form import FORMS, tensor_trees, tree_variants
+from chrion.graph.trees.tensor_form import FORMS, PARTS, tensor_trees, tree_variants
 from chrion.graph.unsafe_trees import is_tree_ensemble
 
 __all__ = [
     "FORMS",
+    "PARTS",
     "Rule",
     "TreeEnsemble",
     "is_tree_ensemble",

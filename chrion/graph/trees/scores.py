@@ -64,8 +64,14 @@ class ScoreWriter:
 
     def write(self, leaves: str) -> None:
         """Write the operators from the leaf of each row in each tree, [rows, trees], to the outputs of the node."""
+        self.write_totals(self._aggregate(leaves))
+
+    def write_totals(self, totals: str) -> None:
+        """Write the operators from sums, or the least or the largest values, over trees, [rows, targets]."""
         ensemble = self.ensemble
-        scores = self._add_base(self._aggregate(leaves))
+        if ensemble.aggregate == "AVERAGE":
+            totals = self.add("Div", [totals, self._number(ensemble.trees)], "average")
+        scores = self._add_base(totals)
         if ensemble.labels is None:
             if ensemble.targets > 1:  # onnxruntime applies no other transform than PROBIT to one target
                 scores = self._transformed(scores)
@@ -96,7 +102,7 @@ class ScoreWriter:
             self.rewriter.add("Identity", [scores], output)
 
     def _aggregate(self, leaves: str) -> str:
-        """Return the aggregates over trees, [rows, targets]."""
+        """Return sums, or the least or the largest values, over trees, [rows, targets]."""
         ensemble = self.ensemble
         reduce, empty = _EXTREMES.get(ensemble.aggregate, ("ReduceSum", 0.0))
         of_tree = self._targets_of_trees()
@@ -112,8 +118,6 @@ class ScoreWriter:
             weights = np.where(ensemble.leaf_entries, ensemble.leaf_weights, np.array(empty, ensemble.dtype))
             own = self.add("Gather", [self.rewriter.weight(f"{self.name}/weights", weights), leaves], "own", axis=0)
             total = self._reduce(reduce, own, 1)
-        if ensemble.aggregate == "AVERAGE":
-            return self.add("Div", [total, self._number(ensemble.trees)], "average")
         return total
 
     def _targets_of_trees(self) -> Any:

@@ -1,4 +1,4 @@
-"""Exact tensor forms of tree ensembles, for devices without a kernel for them.
+"""Exact forms of tree ensembles: as tensors, for devices without a kernel for them, and in parts, for several cores.
 
 onnxruntime runs tree ensembles on the CPU only. As ordinary tensor operators they run on an accelerator, and their
 inputs and outputs stay there. There are two forms, with the comparisons of the original in its element type:
@@ -11,6 +11,9 @@ inputs and outputs stay there. There are two forms, with the comparisons of the 
   is proportional to nodes times leaves of a tree (Nakandala et al., OSDI 2020, section 4.1). Counts are small integers,
   so that the result is exact in any precision that devices multiply in.
 
+On cores, onnxruntime's kernel runs batches of up to about 50 rows on one thread, however many it has. In **parts**, of
+some trees each, an ensemble runs on several lanes.
+
 Leaves are equal to those of the original. The sums over trees are in another order, so that scores differ by rounding.
 """
 
@@ -18,24 +21,30 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx import version_converter
+from onnx import helper, version_converter
 
 from chrion.errors import ModelError
 from chrion.graph.model import Graph
 from chrion.graph.rewrite import STANDARD, RewriteError, Rewriter, standard_opset
 from chrion.graph.trees.ensemble import Array, Rule, TreeEnsemble
-from chrion.graph.trees.operators import read_ensemble
+from chrion.graph.trees.joined import part_of
+from chrion.graph.trees.operators import read_ensemble, write_ensemble
 from chrion.graph.trees.scores import ScoreWriter, check_scores
-from chrion.graph.unsafe_trees import is_tree_ensemble
+from chrion.graph.unsafe_trees import ENSEMBLE, REGRESSOR, is_tree_ensemble
 
 log = logging.getLogger(__name__)
 
 #: The tensor forms by name.
 FORMS = ("gathers", "gemm")
+#: The numbers of parts by form.
+PARTS = {f"{count} parts": count for count in (2, 4, 8)}
+#: The fewest trees of a part.
+_LEAST_TREES = 16
 #: The opset from which on all operators have the form that is used, and onnxruntime infers their shapes.
 _OPSET = 16
 #: The most elements of a constant of a tensor form.
@@ -54,7 +63,7 @@ def tensor_trees(graph: Graph, form: str) -> Graph:
 
     Args:
         graph: The graph.
-        form: One of :data:`FORMS`.
+        form: One of :data:`FORMS` or :data:`PARTS`.
 
     Returns:
         A graph with the same results except for rounding, or the graph itself if it has no tree ensembles. The other
@@ -81,11 +90,11 @@ def with_tensor_trees(model: onnx.ModelProto, form: str, types: dict[str, str]) 
 
     Args:
         model: The model.
-        form: One of :data:`FORMS`.
+        form: One of :data:`FORMS` or :data:`PARTS`.
         types: The types of the values that ensembles read, as onnxruntime writes them.
     """
-    if form not in FORMS:
-        raise RewriteError(f"tree ensembles have no form {form!r}", hint=f"one of {', '.join(FORMS)}")
+    if form not in {*FORMS, *PARTS}:
+        raise RewriteError(f"tree ensembles have no form {form!r}", hint=f"one of {', '.join([*FORMS, *PARTS])}")
     rewriter = Rewriter(with_tensor_opset(model))
     for node in rewriter.model.graph.node:
         if is_tree_ensemble(node):
@@ -125,10 +134,16 @@ def with_tensor_opset(model: onnx.ModelProto) -> onnx.ModelProto:
     return whole
 
 
-def tree_variants(graph: Graph) -> dict[str, Graph]:
-    """Return the graph in each form that its tree ensembles have, by form; nothing for a graph without ensembles."""
+def tree_variants(graph: Graph, cores: int = 0) -> dict[str, Graph]:
+    """Return the graph in each form that its tree ensembles have, by form; nothing for a graph without ensembles.
+
+    Args:
+        graph: The graph.
+        cores: The number of cores of a machine without an accelerator, for parts; 0 for tensor forms.
+    """
     variants = {}
-    for form in FORMS if any(map(is_tree_ensemble, graph.model.graph.node)) else ():
+    forms = [form for form, count in PARTS.items() if count <= cores] if cores else FORMS
+    for form in forms if any(map(is_tree_ensemble, graph.model.graph.node)) else ():
         try:
             variants[form] = tensor_trees(graph, form)
         except ModelError as refusal:  # of the rewrite, or of onnxruntime for the rewritten model
@@ -155,6 +170,9 @@ class _TreeWriter:
         if self.kind != ("tensor(double)" if wanted == onnx.TensorProto.DOUBLE else "tensor(float)"):
             x = self.add("Cast", [x], "x", to=wanted)
         ensemble = self.ensemble
+        if form in PARTS:
+            self._parts(x, PARTS[form])
+            return
         if not len(ensemble.features):
             leaves = self._single_leaves(x)
         elif form == "gathers":
@@ -172,6 +190,22 @@ class _TreeWriter:
         if value.size > _MOST_ELEMENTS:
             raise RewriteError(f"is too large for this form: {value.size:,} numbers in one constant", self.node)
         return self.rewriter.weight(f"{self.name}/{name}", value)
+
+    def _parts(self, x: str, count: int) -> None:
+        """Write the parts of the ensemble and the operators after them."""
+        ensemble, node = self.ensemble, self.node
+        if ensemble.aggregate not in {"SUM", "AVERAGE"} or ensemble.trees < _LEAST_TREES * count:
+            raise RewriteError("has too few trees for parts, or no sum over them", node)
+        if ensemble.dtype == np.float64 and node.op_type != ENSEMBLE:
+            raise RewriteError("returns sums of float64 as float32, so that parts would be less exact", node)
+        ends = np.linspace(0, ensemble.trees, count + 1).astype(int).tolist()
+        totals = []
+        for at, (first, last) in enumerate(pairwise(ends)):
+            kind = ENSEMBLE if node.op_type == ENSEMBLE else REGRESSOR
+            totals.append(f"{self.name}/part{at}")
+            like = helper.make_node(kind, [x], totals[-1:], totals[-1], domain=node.domain)
+            self.rewriter.nodes.append(write_ensemble(part_of(ensemble, slice(first, last)), like))
+        ScoreWriter(self.rewriter, node, ensemble, self.name).write_totals(self.add("Sum", totals, "sum"))
 
     def _single_leaves(self, x: str) -> str:
         """Return the leaf of each row in each tree, [rows, trees], of trees without inner nodes."""

@@ -1,7 +1,7 @@
 """The default policy: a portfolio of initial solutions, the best of them improved by local search.
 
 For each sub-machine (see :mod:`chrion.scheduler.search.machines`), from one core to the whole machine, and each variant
-of the graph (recurrent operators in chunks of several lengths; for an accelerator, tree ensembles as tensor operators):
+of the graph (recurrent operators in chunks of several lengths; tree ensembles as tensors or in parts):
 
 1. Make initial solutions, published policies as they stand among them.
 2. Keep those that no known solution dominates in latency and memory, including those of smaller machines.
@@ -252,15 +252,15 @@ def balanced_alpha(costs: Costs) -> float:
 
 
 def variants_of(task: PlanningTask) -> dict[Variant, Graph]:
-    """Return the graph as it is, with every promising chunk length and, for an accelerator, trees as tensors.
+    """Return the graph as it is, with every promising chunk length and tree ensembles in their other forms.
 
     A variant that adds operators whose costs are estimates does not compete with the graph: a profile of the cells of
     an unfolded network does not have the costs of the folded one. If all costs of the graph are estimates, it does.
     """
     graph = task.graph
     variants: dict[Variant, Graph] = {chunk: unroll(graph, chunk) for chunk in chunk_choices(graph)}
-    if task.costs_of(graph.dag).accelerator_ms is not None:
-        variants.update(tree_variants(graph))
+    costs = task.costs_of(graph.dag)
+    variants.update(tree_variants(graph, costs.cores if costs.accelerator_ms is None else 0))
     known = task.unmeasured(graph.dag)
     if known < {s for s, flops in zip(graph.dag.signatures, graph.dag.flops, strict=True) if flops}:
         variants = {name: variant for name, variant in variants.items() if task.unmeasured(variant.dag) <= known}
