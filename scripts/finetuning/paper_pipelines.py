@@ -17,27 +17,8 @@ Array = np.ndarray[Any, Any]
 #: Returns the probability of class 1.
 Predict = Callable[[Array], Array]
 TREES, LEAVES, RATE = 100, 64, 0.25
-_FACTORS, _FACTOR_RATE, _BATCH, _EPOCHS, _PATIENCE = 20, 1e-3, 4096, 1000, 5
-
-
-def fit_pipeline(name: str, x: Array, y: Array, chosen: tuple[Array, Array], seed: int) -> Predict:
-    """Return a fitted pipeline.
-
-    Args:
-        name: ``Pipe1``, ``Pipe2`` or ``Pipe3``.
-        x: The features, [rows, features].
-        y: The class of each row.
-        chosen: The features and classes of the rows to choose with; only the factorisation machine needs them.
-        seed: The seed of the libraries.
-    """
-    if name == "Pipe1":
-        return _logistic(x, y)
-    trees = fit_trees(x, y, seed)
-    if name == "Pipe2":
-        return lambda rows: np.asarray(trees.predict(rows))
-    machine = FactorisationMachine(TREES * LEAVES, seed)
-    machine.fit(leaf_ones(trees, x), y, (leaf_ones(trees, chosen[0]), chosen[1]))
-    return lambda rows: machine.predict(leaf_ones(trees, rows))
+FACTORS = 20
+_FACTOR_RATE, _BATCH, _EPOCHS, _PATIENCE = 1e-3, 4096, 1000, 5
 
 
 def fit_trees(x: Array, y: Array, seed: int) -> Any:
@@ -48,6 +29,21 @@ def fit_trees(x: Array, y: Array, seed: int) -> Any:
     return lgb.train({**parameters, "num_threads": 2}, lgb.Dataset(x, y), TREES)
 
 
+def fit_machine(trees: Any, x: Array, y: Array, chosen: tuple[Array, Array], seed: int) -> FactorisationMachine:
+    """Return a factorisation machine of the leaves that rows reach, fitted.
+
+    Args:
+        trees: The trees of :func:`fit_trees`.
+        x: The features, [rows, features].
+        y: The class of each row.
+        chosen: The features and classes of the rows to choose with.
+        seed: The seed of its factors.
+    """
+    machine = FactorisationMachine(TREES * LEAVES, seed)
+    machine.fit(leaf_ones(trees, x), y, (leaf_ones(trees, chosen[0]), chosen[1]))
+    return machine
+
+
 def leaf_ones(trees: Any, x: Array) -> sparse.csr_matrix:
     """Return a one for each leaf that a row reaches, [rows, trees times leaves]."""
     reached = np.asarray(trees.predict(x, pred_leaf=True), np.int64).reshape(len(x), -1)
@@ -56,8 +52,9 @@ def leaf_ones(trees: Any, x: Array) -> sparse.csr_matrix:
     return sparse.csr_matrix((np.ones(reached.size), columns, starts), (len(x), TREES * LEAVES))
 
 
-def _logistic(x: Array, y: Array) -> Predict:
-    from sklearn.impute import SimpleImputer  # noqa: PLC0415 - the others do without
+def fit_logistic(x: Array, y: Array) -> Predict:
+    """Return the function of a logistic regression."""
+    from sklearn.impute import SimpleImputer  # noqa: PLC0415 - trees do without
     from sklearn.linear_model import LogisticRegression  # noqa: PLC0415
     from sklearn.pipeline import make_pipeline  # noqa: PLC0415
     from sklearn.preprocessing import StandardScaler  # noqa: PLC0415
@@ -77,7 +74,7 @@ class FactorisationMachine:
         self.weights = {
             "bias": np.zeros(1),
             "linear": np.zeros(features),
-            "factors": 0.01 * self._rng.standard_normal((features, _FACTORS)),
+            "factors": 0.01 * self._rng.standard_normal((features, FACTORS)),
         }
 
     def fit(self, z: sparse.csr_matrix, y: Array, chosen: tuple[sparse.csr_matrix, Array]) -> None:

@@ -46,3 +46,27 @@ def test_its_scores_are_those_of_all_pairs() -> None:
     pairs = sum(factors[i] @ factors[j] * z[:, i] * z[:, j] for i in range(5) for j in range(i))
     expected = 1 / (1 + np.exp(-(z @ machine.weights["linear"] + pairs)))
     np.testing.assert_allclose(machine.predict(sparse.csr_matrix(z)), expected)
+
+
+def test_its_differentiable_form_has_its_scores_where_decisions_are_certain() -> None:
+    """At low temperatures each row reaches one leaf of a tree, and the network is the machine of LightGBM's leaves."""
+    for library in ("jax", "lightgbm", "onnxmltools"):
+        pytest.importorskip(library, reason=f"no {library} in this environment")
+    from finetuning import paper_networks as networks  # noqa: PLC0415 - needs them
+    from finetuning.paper_pipelines import LEAVES, TREES, fit_trees, leaf_ones  # noqa: PLC0415
+
+    rng = np.random.default_rng(2)
+    x = rng.standard_normal((1500, 6)).astype(np.float32)
+    booster = fit_trees(x, (x[:, 0] * x[:, 1] + x[:, 2] > 0).astype(int), seed=0)
+    machine = FactorisationMachine(TREES * LEAVES, seed=2)
+    machine.weights = {name: 0.1 * rng.standard_normal(own.shape) for name, own in machine.weights.items()}
+    declared = [("x", networks.FloatTensorType([None, 6]))]
+    ensemble = networks.Pipeline(networks.convert_lightgbm(booster, initial_types=declared, zipmap=False)).ensemble
+    soft = networks.soften(ensemble, x, targets=[0], softness=networks.Softness(1e-4, 0.05))
+    places = networks.leaf_places(booster.predict(x, pred_leaf=True), ensemble, x)
+    trees, factors = networks.with_machine(soft, machine.weights, places)
+    network = networks.Machine(trees, networks.LOGISTIC, 0.0, factors)
+    found = np.asarray(network.probabilities(network.raw({}, x)))[:, 1]
+    certain = (np.abs(network.reached({}, x)) > 0.999).all(axis=(0, 1))
+    assert certain.mean() > 0.9
+    np.testing.assert_allclose(found[certain], machine.predict(leaf_ones(booster, x))[certain], atol=1e-3)

@@ -59,13 +59,21 @@ class Network:
             x: The features, [rows, features].
             key: The random key of dropout; nothing is dropped if None.
         """
-        np_, trees, own = self._jax.numpy, self._trees, self._constants
+        return self.sums(parameters, self.reached(parameters, x, key))
+
+    def reached(self, parameters: Mapping[str, Any], x: Any, key: Any = None) -> Any:
+        """Return how far each leaf is reached, [trees, leaves, rows]: from -1 to 1; see :meth:`raw`."""
+        np_, own = self._jax.numpy, self._constants
         keys = (None, None) if key is None else self._jax.random.split(key)
         decisions = self._drop(self._decisions(parameters, x), keys[0])
         paths = own["paths"] + parameters.get("paths", 0.0)
         offsets = own["offsets"] + parameters.get("offsets", 0.0)
         agreeing = np_.einsum("tli,tin->tln", paths, decisions) + offsets[..., None]
-        reached = self._drop(np_.tanh(agreeing / trees.leaf_temperature), keys[1])
+        return self._drop(np_.tanh(agreeing / self._trees.leaf_temperature), keys[1])
+
+    def sums(self, parameters: Mapping[str, Any], reached: Any) -> Any:
+        """Return the sums of the values of leaves, [rows, targets]."""
+        np_, trees, own = self._jax.numpy, self._trees, self._constants
         values = own["values"] + trees.unit * np_.where(own["entries"], parameters.get("values", 0.0), 0.0)
         bias = trees.bias + trees.unit * parameters.get("bias", 0.0)
         return bias + np_.einsum("tlk,tln->nk", values, reached)
