@@ -76,6 +76,8 @@ def translate(pipeline: Any) -> onnx.ModelProto:
         raise
     except Exception as error:
         raise OptionError(f"{type(pipeline).__name__}: cannot be translated: {first_line(error)}") from error
+    results = 2 if base.is_classifier(steps[-1]) else 1 if base.is_regressor(steps[-1]) else len(model.graph.output)
+    del model.graph.output[:-results]  # leaves that a step encodes are an output, too
     _check_outputs(model, columns)
     _rename_inner(model, columns)
     model = _with_names(model, columns) if chooses else _by_column(model, columns)
@@ -87,9 +89,11 @@ def translate(pipeline: Any) -> onnx.ModelProto:
 
 
 def _mended(pipeline: Any) -> Any:
-    """Return a copy with votes as skl2onnx takes them: weights in an array, without those of dropped estimators."""
+    """Return a copy as skl2onnx takes it: dense codes of leaves, and weights of votes without dropped estimators."""
     mended = copy.deepcopy(pipeline)
     for part in _parts(mended):
+        if type(part).__name__ == "RandomTreesEmbedding":
+            part.sparse_output = part.one_hot_encoder_.sparse_output = False
         if type(part).__name__ == "VotingClassifier":
             part.flatten_transform = False  # which scores do not depend on
         if type(part).__name__.startswith("Voting") and part.weights is not None:

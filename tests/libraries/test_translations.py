@@ -108,6 +108,9 @@ TRANSFORMERS: dict[str, Callable[[Any, random.Random], Any]] = {
     ),
     "splines": lambda p, draw: splines(p, draw, draw.choice(["constant", "linear", "continue", "periodic"])),
     "components": lambda *_: sk("decomposition").PCA(2),
+    "leaves": lambda _, draw: sk("ensemble").RandomTreesEmbedding(
+        draw.choice([1, 5]), max_depth=draw.randint(1, 4), sparse_output=draw.random() < 0.7
+    ),
 }
 
 
@@ -204,6 +207,12 @@ ENSEMBLES: dict[str, Callable[[Any, random.Random], Any]] = {
     ),
     "mean": lambda e, draw: e.VotingRegressor(numbers_parts(e), weights=draw.choice([None, [1.0, 3.0]])),
     "stack": lambda e, draw: e.StackingClassifier(parts(e), cv=2, passthrough=draw.random() < 0.5),
+    "leaves": lambda e, _: sk("pipeline").make_pipeline(
+        e.RandomTreesEmbedding(5, max_depth=3), sk("linear_model").LogisticRegression()
+    ),
+    "leaves of numbers": lambda e, _: sk("pipeline").make_pipeline(
+        e.RandomTreesEmbedding(5, max_depth=3), sk("linear_model").Ridge()
+    ),
     "stack of numbers": lambda e, _: e.StackingRegressor(numbers_parts(e), cv=2),
     "stack of stacks": lambda e, _: e.StackingClassifier(
         [*parts(e), ("votes", e.VotingClassifier(parts(e), voting="soft"))],
