@@ -48,6 +48,7 @@ from chrion.serving.simulator.settings import (
     ModelSpec,
     ScenarioFile,
     ServerSpec,
+    SloSpec,
     StoreSpec,
     WorkloadSpec,
 )
@@ -311,12 +312,7 @@ def _build(content: Mapping[str, Any], name: str, folder: Path) -> Scenario:
         datasheets = [figures for _, figures in completed if figures]
     file = read_record(ScenarioFile, content if groups is None else {**content, "servers": groups})
     policies, slo = file.policies, file.slo
-    if policies.admission == "deadline" and slo.measure != "response":
-        raise ScenarioError("policies.admission = 'deadline' requires slo.measure = 'response'")
-    if policies.by_speed and policies.routing == "random":
-        raise ScenarioError("policies.by_speed: has no effect with routing = 'random'", hint="leave it out")
-    if policies.prefetch and policies.keep_alive_s:
-        raise ScenarioError("policies.prefetch: not with keep_alive_s, after which models would be loaded again")
+    _check_policies(policies, slo)
     servers = _servers(file.servers)
     families = [read_family(entry, file.variants, folder) for entry in file.models]
     refuse_unknown(
@@ -399,6 +395,15 @@ def _store(spec: StoreSpec | None, servers: Sequence[ServerSpec], policies: Poli
     if spec and policies.admission == "deadline":
         raise ScenarioError("store: not with policies.admission = 'deadline'", hint="set admission = 'none'")
     return spec
+
+
+def _check_policies(policies: PolicySpec, slo: SloSpec) -> None:
+    if policies.admission == "deadline" and slo.measure != "response":
+        raise ScenarioError("policies.admission = 'deadline' requires slo.measure = 'response'")
+    if policies.by_speed and policies.routing == "random":
+        raise ScenarioError("policies.by_speed: has no effect with routing = 'random'", hint="leave it out")
+    if policies.prefetch and policies.keep_alive_s:
+        raise ScenarioError("policies.prefetch: not with keep_alive_s, after which models would be loaded again")
 
 
 def _check_batches(specs: Sequence[ModelSpec]) -> None:
