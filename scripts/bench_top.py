@@ -28,9 +28,10 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from command_arguments import add_output, existing_folder, one_line_errors, positive
 from page_markers import markdown_table
@@ -45,7 +46,6 @@ from chrion.learning.networks import save_networks
 from chrion.learning.operators import BlockGraph, read_block
 from chrion.learning.walks import TrainingBlock
 from chrion.profiler import Costs
-from chrion.profiler.costs import combine_costs
 from chrion.profiler.hardware_profile import estimate_profile
 from chrion.report.learning_curve import plot_agents
 from chrion.scheduler.evaluation.solution import Problem
@@ -99,6 +99,24 @@ def combined_blocks(graphs: Mapping[str, Graph], costs: Mapping[str, Costs], cou
         joined = combine_costs([(costs[name], own) for name, own in chosen])
         cases.append(Case(read_block([(graphs[name], own) for name, own in chosen]), joined))
     return cases
+
+
+def combine_costs(parts: Sequence[tuple[Costs, Sequence[int]]]) -> Costs:
+    """Return the costs of parts of several graphs on one machine, as :func:`chrion.graph.blocks.combine` joins them."""
+    first = parts[0][0]
+
+    def joined(rows: Callable[[Costs], Sequence[Any]]) -> tuple[Any, ...]:
+        return tuple(rows(costs)[i] for costs, own in parts for i in own)
+
+    return replace(
+        first,
+        accelerator_ms=None if first.accelerator_ms is None else joined(lambda costs: costs.accelerator_ms or ()),
+        cpu_ms=tuple(zip(*joined(lambda costs: tuple(zip(*costs.cpu_ms, strict=True))), strict=True)),
+        memory=joined(lambda costs: costs.memory),
+        accelerator_share=joined(lambda costs: costs.accelerator_share) if first.accelerator_share else (),
+        widths=(),
+        wide_ms=(),
+    )
 
 
 def latency_ms(case: Case, stages: Sequence[Stage]) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from importlib.util import find_spec
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -21,7 +22,7 @@ import chrion
 from chrion.graph.trees import is_tree_ensemble, read_ensemble
 from chrion.pipelines.measures import Measures, measure
 from finetuning.eras import DATA, Eras
-from finetuning.outcomes import Gain, Run
+from finetuning.outcomes import Gain, Run, Seconds
 
 Array = np.ndarray[Any, Any]
 #: The rows of a request whose latency is compared.
@@ -48,7 +49,9 @@ def run(name: str, seed: int) -> Run:
     eras = DATA[name].draw(seed)
     pipeline = fitted(eras.old, seed)
     model = chrion.translate(pipeline)
-    returned, report = chrion.finetune(model, eras.new, seed=seed)
+    clock = _Clock()
+    returned, report = chrion.finetune(model, eras.new, seed=seed, progress=clock)
+    fitted_rows = eras.new[: sum(report.rows[:2])]
     y = eras.later["y"].to_numpy(np.float64)
     before = measure(_scores(model, eras.later), y)
     tuned, full = chrion.finetune(model, eras.new, validation=eras.later, seed=seed)
@@ -63,7 +66,7 @@ def run(name: str, seed: int) -> Run:
         adopted=report.adopted,
         returned=_gain(before, measure(_scores(returned, eras.later), y)),
         methods=methods,
-        seconds=(report.seconds, _refit_seconds(pipeline, eras, seed)),
+        seconds=Seconds(clock.leaves, _refit_seconds(pipeline, eras.old, fitted_rows, seed), report.seconds),
         latency=_latency(model, returned, eras.later) if report.adopted else 1.0,
         equal=_equal(tuned, eras.later) if full.adopted else 1.0,
         encoded=bool(_texts(eras.old)),
@@ -121,13 +124,29 @@ def _equal(model: Any, rows: pd.DataFrame) -> float:
     return float(np.mean((raw > 0) == np.asarray(label).astype(bool)))
 
 
-def _refit_seconds(pipeline: Any, eras: Eras, seed: int) -> float:
-    """Return the seconds of LightGBM's ``refit`` of as many trees, with the reading of features that it needs."""
-    x, y = pipeline[0].transform(eras.old.drop(columns="y")), eras.old["y"].to_numpy()
+class _Clock:
+    """Takes the times of the stages of a fine-tuning."""
+
+    def __init__(self) -> None:
+        self._begins: list[tuple[str, float]] = []
+
+    def __call__(self, _done: int, _total: int, name: str) -> None:
+        self._begins.append((name, time.perf_counter()))
+
+    @property
+    def leaves(self) -> float:
+        """The seconds in which rows were read, their leaves were found, and the leaves were fitted (L1)."""
+        own = {"leaves of all rows", "leaves"}
+        return sum(end - begin for (name, begin), (_, end) in pairwise(self._begins) if name in own)
+
+
+def _refit_seconds(pipeline: Any, old: pd.DataFrame, rows: pd.DataFrame, seed: int) -> float:
+    """Return the seconds of LightGBM's ``refit`` of as many trees, with the encoding of the rows that it needs."""
+    x, y = pipeline[0].transform(old.drop(columns="y")), old["y"].to_numpy()
     parameters = {"objective": "binary", "num_leaves": 16, "seed": seed, "num_threads": 2, "verbose": -1}
     booster = lgb.train(parameters, lgb.Dataset(x, y), pipeline[-1].n_iter_)
     begin = time.perf_counter()
-    booster.refit(pipeline[0].transform(eras.new.drop(columns="y")), eras.new["y"].to_numpy())
+    booster.refit(pipeline[0].transform(rows.drop(columns="y")), rows["y"].to_numpy())
     return time.perf_counter() - begin
 
 
