@@ -275,6 +275,7 @@ class Pipeline:
 def _open(model: onnx.ModelProto, where: str) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.log_severity_level = 4  # exporters declare shapes of outputs for one row
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # the calls are few and long
     try:
         return ort.InferenceSession(serialise(model, where), options, providers=["CPUExecutionProvider"])
     except ModelError:

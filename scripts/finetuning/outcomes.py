@@ -23,17 +23,18 @@ class Gain:
 
 @dataclass(frozen=True, slots=True)
 class Seconds:
-    """The times of a run.
+    """The times of a run, of the processor.
 
     Attributes:
-        leaves: From the rows in memory to fitted leaves (L1): the encoders and the leaves of all rows, fits for each
-            ridge, and the last one.
-        refit: Of ``Booster.refit`` of LightGBM with as many trees, from the same rows to fit, with the encoders.
-        whole: Of the whole command, without other methods: model, tables, new trees, and the comparison, too.
+        fit: From the rows to fit in memory to fitted leaves (L1), with the ridge that was chosen.
+        refit: Of ``Booster.refit`` of LightGBM with as many trees and the same rows.
+        choice: Of the fits for each ridge and the last one, for leaves that are found.
+        whole: Of the whole command, without other methods: model, encoders, tables, new trees, and the comparison.
     """
 
-    leaves: float = 1.0
+    fit: float = 1.0
     refit: float = 1.0
+    choice: float = 1.0
     whole: float = 1.0
 
 
@@ -138,9 +139,12 @@ def _gains(runs: Sequence[Run]) -> list[Aim]:
 def _costs(runs: Sequence[Run]) -> list[Aim]:
     if not runs:
         return []
-    ratio = median(r.seconds.leaves / r.seconds.refit for r in runs)
+    ratio = median(r.seconds.fit / r.seconds.refit for r in runs)
+    choice = median(r.seconds.choice / r.seconds.refit for r in runs)
     whole, seconds = median(r.seconds.whole / r.seconds.refit for r in runs), median(r.seconds.whole for r in runs)
-    times = f"{ratio:.1f} times; the whole command {whole:.0f} times, in {seconds:.1f} s"
+    times = (
+        f"{ratio:.1f} times; to choose the ridge {choice:.0f}, the whole command {whole:.0f} times ({seconds:.1f} s)"
+    )
     equal = min(r.equal for r in runs)
     latency = median([r.latency for r in runs if r.adopted] or [1.0]) - 1
     return [
