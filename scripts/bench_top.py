@@ -28,11 +28,11 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any
 
+from combined_costs import combine_costs
 from command_arguments import add_output, existing_folder, one_line_errors, positive
 from page_markers import markdown_table
 from result_files import write_results
@@ -99,24 +99,6 @@ def combined_blocks(graphs: Mapping[str, Graph], costs: Mapping[str, Costs], cou
         joined = combine_costs([(costs[name], own) for name, own in chosen])
         cases.append(Case(read_block([(graphs[name], own) for name, own in chosen]), joined))
     return cases
-
-
-def combine_costs(parts: Sequence[tuple[Costs, Sequence[int]]]) -> Costs:
-    """Return the costs of parts of several graphs on one machine, as :func:`chrion.graph.blocks.combine` joins them."""
-    first = parts[0][0]
-
-    def joined(rows: Callable[[Costs], Sequence[Any]]) -> tuple[Any, ...]:
-        return tuple(rows(costs)[i] for costs, own in parts for i in own)
-
-    return replace(
-        first,
-        accelerator_ms=None if first.accelerator_ms is None else joined(lambda costs: costs.accelerator_ms or ()),
-        cpu_ms=tuple(zip(*joined(lambda costs: tuple(zip(*costs.cpu_ms, strict=True))), strict=True)),
-        memory=joined(lambda costs: costs.memory),
-        accelerator_share=joined(lambda costs: costs.accelerator_share) if first.accelerator_share else (),
-        widths=(),
-        wide_ms=(),
-    )
 
 
 def latency_ms(case: Case, stages: Sequence[Stage]) -> float:

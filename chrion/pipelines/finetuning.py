@@ -44,7 +44,7 @@ from chrion.pipelines.table import Table
 
 #: The ridges to choose from, in rows: leaves in which fewer rows fall move less than half of the way.
 _RIDGES = (10_000.0, 3000.0, 1000.0, 300.0, 100.0, 30.0, 10.0, 3.0)
-#: The gradient at which fits stop, relative to the first one; a tenth of it changes gains by at most 0.04 points of AUC.
+#: The gradient at which fits stop, relative to the first one; a tenth of it changes AUC by 0.04 points at most.
 TOLERANCE = 1e-2
 #: The most rows that rivals are trained with, which are in memory.
 _RIVAL_ROWS = 200_000

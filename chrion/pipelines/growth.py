@@ -129,7 +129,7 @@ def _edges(values: Array) -> Array:
     """Return the edges between bins: in the middle between few values, else quantiles."""
     few = np.unique(values)
     if len(few) <= _BINS:
-        return few[:-1] + (few[1:] - few[:-1]) / 2
+        return np.asarray(few[:-1] + (few[1:] - few[:-1]) / 2)
     shares = np.linspace(0, 1, _BINS + 1)[1:-1]
     return np.unique(np.quantile(values, shares, method="averaged_inverted_cdf").astype(np.float32))
 

@@ -19,7 +19,7 @@ from chrion.graph.trees import TreeEnsemble
 from chrion.graph.trees.tensor_form import padded
 from chrion.pipelines.leaves import LOGISTIC, Loss
 from chrion.pipelines.pipeline import Pipeline
-from chrion.pipelines.soft import PRINTED, Softness
+from chrion.pipelines.soft import Softness
 from chrion.pipelines.soft.features import Embedding, Features
 from chrion.pipelines.soft.network import Network
 from chrion.pipelines.soft.soft_trees import SoftTrees, soften
@@ -48,7 +48,7 @@ class Form:
     machine: bool = False
     tables: bool = True
     warm: bool = True
-    softness: Softness = PRINTED
+    softness: Softness = Softness(1.0, 1.0, relative=False)
 
 
 NODES = Softness()

@@ -214,7 +214,8 @@ def test_numbers_are_also_categories_of_32_bins() -> None:
 def test_aims_hold_by_what_was_found() -> None:
     """Harm counts in the runs with drift and without, gains are compared with the best rival, times with refit."""
     good = Run(
-        drifts=True, encoded=True, adopted=True, returned=Gain(3.0, -2.0), seconds=Seconds(1.5, 1.0, 4.0, 9.0), latency=1.01,
+        drifts=True, encoded=True, adopted=True, returned=Gain(3.0, -2.0), seconds=Seconds(1.5, 1.0, 4.0, 9.0),
+        latency=1.01,
         methods={
             "tuned": Gain(3.0, -2.0), "refit": Gain(1.0, -1.0), "continued": Gain(3.1, -2.0),
             "old and new rows": Gain(3.5, -2.5),
@@ -224,7 +225,12 @@ def test_aims_hold_by_what_was_found() -> None:
     results = {"clicks": [good], "none": [still]}
     assert all(aim.holds for aim in aims_of(results))
     harmed = Run(
-        drifts=True, encoded=False, adopted=True, returned=Gain(1.0, 0.2), seconds=Seconds(3.0, 1.0, 4.0, 9.0), equal=0.99
+        drifts=True,
+        encoded=False,
+        adopted=True,
+        returned=Gain(1.0, 0.2),
+        equal=0.99,
+        seconds=Seconds(3.0, 1.0, 4.0, 9.0),
     )
     found = {aim.text: aim.holds for aim in aims_of({"clicks": [harmed]})}
     assert found == {

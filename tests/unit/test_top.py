@@ -10,7 +10,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from bench_top import combine_costs
+from combined_costs import combine_costs
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
