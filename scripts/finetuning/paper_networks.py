@@ -32,6 +32,10 @@ Array = np.ndarray[Any, Any]
 _DROPOUT, _RATE, _COLD_FACTORS = 0.1, 1e-3, 0.01
 
 
+#: The form of the text.
+PRINTED = Softness(1.0, 1.0, relative=False)
+
+
 @dataclass(frozen=True, slots=True)
 class Form:
     """What is tuned, and from where.
@@ -48,7 +52,7 @@ class Form:
     machine: bool = False
     tables: bool = True
     warm: bool = True
-    softness: Softness = Softness(1.0, 1.0, relative=False)
+    softness: Softness = PRINTED
 
 
 NODES = Softness()
