@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
+from combined_costs import combine_costs
 from command_arguments import add_output, existing_folder, one_line_errors, positive
 from page_markers import markdown_table
 from result_files import write_results
@@ -45,7 +46,6 @@ from chrion.learning.networks import save_networks
 from chrion.learning.operators import BlockGraph, read_block
 from chrion.learning.walks import TrainingBlock
 from chrion.profiler import Costs
-from chrion.profiler.costs import combine_costs
 from chrion.profiler.hardware_profile import estimate_profile
 from chrion.report.learning_curve import plot_agents
 from chrion.scheduler.evaluation.solution import Problem

@@ -146,11 +146,13 @@ def _shares(text: str) -> float | dict[str | int, float]:
 
 
 def _parts(report: FinetuningReport) -> str:
+    tables = sum(prior is not None for prior in report.priors)
+    kind = "thresholds" if report.cost is None else "a network"
     parts = [
-        format_count(report.tables, "table") if report.tables else "",
+        format_count(tables, "table") if tables else "",
         "leaves" if report.ridge is not None else "",
         format_count(report.trees, "new tree") if report.trees else "",
-        f"a network ({report.level}, {format_count(report.epochs, 'epoch')})" if report.level != "L1" else "",
+        f"{kind} ({report.level}, {format_count(report.epochs, 'epoch')})" if report.level != "L1" else "",
     ]
     return ", ".join(filter(None, parts)) or "nothing"
 

@@ -4,26 +4,29 @@ The raw score of a row and target is the sum of the weights of the leaves that i
 
     sum of losses(y, base + scale * A w) + ridge / 2 * |w - w0|^2,
 
-in which A, with a 1 for each leaf that a row reaches, has one entry for each row and tree. It is never stored as a
-matrix: scores are sums of gathered weights, and gradients are counted by ``bincount``. The solver is L-BFGS (Liu and
-Nocedal, 1989) with the diagonal of a bound of the Hessian as its first approximation. Leaves that no row reaches keep
-their weights.
+in which A, with a 1 for each leaf that a row reaches, has one entry for each row and tree. It is a sparse matrix of a
+few thousand rows at a time. The solver is SciPy's L-BFGS (Liu and Nocedal, 1989), in units in which the diagonal of a
+bound of the Hessian is 1. Leaves that no row reaches keep their weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import importlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from chrion.common.installation import install_hint
+from chrion.errors import OptionError
+
 Array = np.ndarray[Any, Any]
-#: Rows that are computed at once.
-_BLOCK = 1 << 15
-#: Pairs of steps and gradients that L-BFGS keeps, the most steps, and the gradient relative to the first one at which
-#: it stops.
-_PAIRS, _STEPS, _TOLERANCE = 10, 40, 1e-4
+#: The entries of the matrix of a block of rows, and the most entries of all blocks that are kept.
+_BLOCK, _KEPT = 1 << 20, 1 << 24
+#: The most steps of the solver, and the gradient relative to that of the original at which it stops.
+_STEPS, _TOLERANCE = 100, 1e-4
 #: LightGBM's default share of the old leaf value in ``refit``, and its least sum of second derivatives.
 _DECAY, _LEAST_HESSIAN = 0.9, 1e-3
 
@@ -123,97 +126,89 @@ class LeafProblem:
 
     def predict(self, weights: Array) -> Array:
         """Return the predictions of all rows."""
-        blocks = [self.loss.predict(self.raw(weights, rows)) for rows in self._blocks()]
-        return np.concatenate(blocks)
+        return np.concatenate([self.loss.predict(self._sums(weights, own)) for _, own in self._blocks()])
 
     def evaluate(self, weights: Array) -> tuple[float, Array]:
         """Return the sum of the losses, and its gradient by weights."""
         total, gradient = 0.0, np.zeros(len(weights))
-        for rows in self._blocks():
-            loss, slopes = self.loss.evaluate(self.raw(weights, rows), self.y[rows])
+        for rows, own in self._blocks():
+            loss, slopes = self.loss.evaluate(self._sums(weights, own), self.y[rows])
             total += loss
-            gradient += self._sums(slopes, rows)
+            for matrix, slope in zip(own, slopes.T, strict=True):
+                gradient += matrix.T @ slope
         return total, self.scale * gradient
 
     def counts(self) -> Array:
         """Return how many rows reach each weight."""
-        ones = np.ones((len(self.y), len(self.columns)))
-        return sum((self._sums(ones[rows], rows) for rows in self._blocks()), np.zeros(len(self.original)))
-
-    def _sums(self, values: Array, rows: slice) -> Array:
-        """Return the sum over rows of their values, [rows, targets], by the weights that they reach."""
-        reached = self.reached[rows]
         total = np.zeros(len(self.original))
-        for target, columns in enumerate(self.columns):
-            chosen = reached[:, columns]
-            repeated = np.repeat(values[:, target], chosen.shape[1])
-            total += np.bincount(chosen.ravel(), repeated, minlength=len(total))
+        for _, own in self._blocks():
+            for matrix in own:
+                total += np.bincount(matrix.indices, minlength=len(total))
         return total
 
-    def _blocks(self) -> list[slice]:
-        return [slice(at, at + _BLOCK) for at in range(0, len(self.y), _BLOCK)]
+    def _sums(self, weights: Array, own: Sequence[Any]) -> Array:
+        return self.base + self.scale * np.stack([matrix @ weights for matrix in own], axis=1)
+
+    def _blocks(self) -> Iterable[tuple[slice, Sequence[Any]]]:
+        """Return rows, and the matrix of each target for them."""
+        return self._all_blocks if self.reached.size <= _KEPT else self._made_blocks()
+
+    @cached_property
+    def _all_blocks(self) -> list[tuple[slice, Sequence[Any]]]:
+        return list(self._made_blocks())
+
+    def _made_blocks(self) -> Iterator[tuple[slice, Sequence[Any]]]:
+        size = max(1, _BLOCK // max(1, self.reached.shape[1]))
+        for at in range(0, len(self.y), size):
+            rows = slice(at, at + size)
+            yield rows, [_sparse(self.reached[rows, columns], len(self.original)) for columns in self.columns]
 
 
-def fit_leaves(problem: LeafProblem, ridge: float, start: Array | None = None) -> Array:
+def _sparse(reached: Array, weights: int) -> Any:
+    """Return the matrix with a 1 for each weight that a row reaches."""
+    rows, each = reached.shape
+    ends = np.arange(rows + 1, dtype=np.int32) * each
+    return _scipy("sparse").csr_matrix(
+        (np.ones(rows * each), reached.astype(np.int32).ravel(), ends), shape=(rows, weights)
+    )
+
+
+def _scipy(module: str) -> Any:
+    """Return a module of SciPy, which scikit-learn requires.
+
+    Raises:
+        OptionError: It is not installed.
+    """
+    try:
+        return importlib.import_module(f"scipy.{module}")
+    except ImportError as error:
+        raise OptionError("fitting leaves needs the package scipy", hint=install_hint("finetune")) from error
+
+
+def fit_leaves(problem: LeafProblem, ridge: float, start: Array | None = None, tolerance: float = _TOLERANCE) -> Array:
     """Return the weights that minimise the losses plus the ridge towards the original ones.
 
     Args:
         problem: The problem.
         ridge: The weight of the squared distance to the original weights, in units of rows.
         start: The first weights; the original ones if missing.
+        tolerance: The largest gradient, relative to that of the original weights, at which the solver stops.
     """
     ridge *= problem.loss.curvature
-
-    def evaluate(weights: Array) -> tuple[float, Array]:
-        loss, gradient = problem.evaluate(weights)
-        step = weights - problem.original
-        return loss + ridge / 2 * float(step @ step), gradient + ridge * step
-
     trees = problem.reached.shape[1] / len(problem.columns)
     diagonal = problem.loss.curvature * problem.scale**2 * problem.counts() * np.sqrt(trees) + ridge
-    return _minimise(evaluate, problem.original if start is None else start, diagonal)
+    unit = 1 / np.sqrt(diagonal)
 
+    def evaluate(steps: Array) -> tuple[float, Array]:
+        moved = unit * steps
+        loss, gradient = problem.evaluate(problem.original + moved)
+        return loss + ridge / 2 * float(moved @ moved), unit * (gradient + ridge * moved)
 
-def _minimise(evaluate: Callable[[Array], tuple[float, Array]], start: Array, diagonal: Array) -> Array:
-    """Return the minimum of a convex function by L-BFGS with backtracking."""
-    point = start.copy()
-    value, gradient = evaluate(point)
-    enough = _TOLERANCE * float(np.abs(gradient).max(initial=0.0))
-    pairs: list[tuple[Array, Array]] = []
-    for _ in range(_STEPS):
-        if float(np.abs(gradient).max(initial=0.0)) <= enough:
-            break
-        direction = -_product(gradient, pairs, diagonal)
-        slope, length = float(gradient @ direction), 1.0
-        while length > 1e-6:
-            after = point + length * direction
-            value_after, gradient_after = evaluate(after)
-            if value_after <= value + 1e-4 * length * slope:
-                break
-            length /= 2
-        else:
-            break
-        step, change = after - point, gradient_after - gradient
-        if float(step @ change) > 0:
-            pairs = [*pairs, (step, change)][-_PAIRS:]
-        point, value, gradient = after, value_after, gradient_after
-    return point
-
-
-def _product(gradient: Array, pairs: Sequence[tuple[Array, Array]], diagonal: Array) -> Array:
-    """Return the approximate inverse Hessian times a gradient: the two loops of L-BFGS."""
-    left, factors = gradient.copy(), []
-    for step, change in reversed(pairs):
-        factor = float(step @ left) / float(step @ change)
-        factors.append(factor)
-        left = left - factor * change
-    left = left / diagonal
-    if pairs:
-        step, change = pairs[-1]
-        left *= float(step @ change) / float(change @ (change / diagonal))
-    for (step, change), factor in zip(pairs, reversed(factors), strict=True):
-        left = left + step * (factor - float(change @ left) / float(step @ change))
-    return left
+    first = np.zeros(len(unit)) if start is None else (start - problem.original) / unit
+    enough = tolerance * float(np.abs(unit * problem.evaluate(problem.original)[1]).max(initial=0.0))
+    options = {"maxiter": _STEPS, "gtol": enough, "ftol": 0.0}
+    found = _scipy("optimize").minimize(evaluate, first, jac=True, method="L-BFGS-B", options=options)
+    return np.asarray(problem.original + unit * found.x)
 
 
 def refit(problem: LeafProblem, shrinkage: float) -> Array:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 Array = np.ndarray[Any, Any]
-#: Bootstrap samples of an interval, and its level.
-_SAMPLES, _LEVEL = 1000, 0.95
+#: Bootstrap samples of an interval, its level, and how many rows of samples are computed at once.
+_SAMPLES, _LEVEL, _BLOCK = 1000, 0.95, 1 << 16
 #: Probabilities are at least this in a logarithm.
 _LEAST = 1e-7
 #: A base rate differs from another one if a two-sided test of both says so at this level.
@@ -51,7 +53,7 @@ def measure(scores: Array, y: Array, weights: Array | None = None) -> Measures:
     weights = np.ones(len(y)) if weights is None else weights
     loss = float(_losses(scores, y) @ weights / weights.sum())
     calibration = _calibration(scores, y, weights) if scores.ndim > 1 else None
-    return Measures(_Ranks(scores, y).gain(weights), loss, calibration)
+    return Measures(float(_Ranks(scores, y).gain(weights[None])[0]), loss, calibration)
 
 
 def compare(new: Array, old: Array, y: Array, seed: int, weights: Array | None = None) -> tuple[Interval, Interval]:
@@ -65,15 +67,23 @@ def compare(new: Array, old: Array, y: Array, seed: int, weights: Array | None =
         weights: What each row counts; all the same if None.
     """
     own = np.ones(len(y)) if weights is None else weights
-    rng = np.random.default_rng(seed)
-    gains, losses = np.empty(_SAMPLES + 1), np.empty(_SAMPLES + 1)
     ranked = [_Ranks(new, y), _Ranks(old, y)]
     difference = _losses(new, y) - _losses(old, y)
-    for at in range(_SAMPLES + 1):
-        drawn = own * (rng.multinomial(len(y), np.full(len(y), 1 / len(y))) if at else 1)
-        gains[at] = ranked[0].gain(drawn) - ranked[1].gain(drawn)
-        losses[at] = difference @ drawn / max(drawn.sum(), 1e-300)
-    return _interval(gains), _interval(losses)
+    gains, losses = [], []
+    for drawn in chain([own[None]], _samples(np.random.default_rng(seed), own)):
+        gains.append(ranked[0].gain(drawn) - ranked[1].gain(drawn))
+        losses.append(drawn @ difference / np.maximum(drawn.sum(axis=1), 1e-300))
+    return _interval(np.concatenate(gains)), _interval(np.concatenate(losses))
+
+
+def _samples(rng: np.random.Generator, weights: Array) -> Iterator[Array]:
+    """Yield what rows count in bootstrap samples, [samples, rows]."""
+    rows, left = len(weights), _SAMPLES
+    while left:
+        count = min(left, max(1, _BLOCK // rows))
+        drawn = rng.integers(0, rows, (count, rows)) + rows * np.arange(count)[:, None]
+        yield weights * np.bincount(drawn.ravel(), minlength=count * rows).reshape(count, rows)
+        left -= count
 
 
 def prior_shift(earlier: Array, recent: Array, classes: int) -> tuple[float, float] | None:
@@ -98,10 +108,12 @@ class _Ranks:
             columns = [1] if scores.shape[1] == 2 else range(scores.shape[1])
             self._sorted = [_sorted(scores[:, column], y == column) for column in columns]
 
-    def gain(self, weights: Array) -> float:
+    def gain(self, weights: Array) -> Array:
+        """Return the AUC or R2 for each of several weights of rows, [samples, rows]."""
         if self._scores.ndim == 1:
             return _r2(self._scores, self._y, weights)
-        return float(np.mean([_auc(weights[order], ends, positive) for order, ends, positive in self._sorted]))
+        found = [_auc(weights[:, order], ends, positive) for order, ends, positive in self._sorted]
+        return np.asarray(np.mean(found, axis=0))
 
 
 def _sorted(scores: Array, positive: Array) -> tuple[Array, Array, Array]:
@@ -111,19 +123,20 @@ def _sorted(scores: Array, positive: Array) -> tuple[Array, Array, Array]:
     return order, ends, positive[order]
 
 
-def _auc(weights: Array, ends: Array, positive: Array) -> float:
-    """Return the area under the ROC curve of sorted rows with weights; 0.5 if there is one class only."""
-    up = np.diff(np.cumsum(weights * positive)[ends], prepend=0)
-    down = np.diff(np.cumsum(weights * ~positive)[ends], prepend=0)
-    total = up.sum() * down.sum()
-    below = np.cumsum(down) - down
-    return float((up * (below + 0.5 * down)).sum() / total) if total else 0.5
+def _auc(weights: Array, ends: Array, positive: Array) -> Array:
+    """Return the area under the ROC curve of sorted rows by their weights; 0.5 if there is one class only."""
+    up = np.diff(np.cumsum(weights * positive, axis=1)[:, ends], prepend=0)
+    down = np.diff(np.cumsum(weights * ~positive, axis=1)[:, ends], prepend=0)
+    total = up.sum(axis=1) * down.sum(axis=1)
+    below = np.cumsum(down, axis=1) - down
+    pairs = (up * (below + 0.5 * down)).sum(axis=1)
+    return np.where(total > 0, pairs / np.where(total > 0, total, 1), 0.5)
 
 
-def _r2(predicted: Array, y: Array, weights: Array) -> float:
-    mean = weights @ y / weights.sum()
-    spread = weights @ (y - mean) ** 2
-    return float(1 - weights @ (y - predicted) ** 2 / spread) if spread else 0.0
+def _r2(predicted: Array, y: Array, weights: Array) -> Array:
+    mean = weights @ y / weights.sum(axis=1)
+    spread = (weights * (y - mean[:, None]) ** 2).sum(axis=1)
+    return np.where(spread > 0, 1 - weights @ (y - predicted) ** 2 / np.where(spread > 0, spread, 1), 0.0)
 
 
 def _losses(scores: Array, y: Array) -> Array:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime as ort
+from onnx import TensorProto, helper
 
 from chrion.errors import DataError, ModelError
 from chrion.graph.model import TensorInfo
@@ -82,7 +83,7 @@ class Pipeline:
         """Return the type that onnxruntime compares in, if it is not that of the attributes."""
         source = self.node.input[0]
         given = {info.name: info.type for info in self.inputs}
-        kind = given.get(source) or _open(self._until_trees(self.proto, [source]), self.name).get_outputs()[0].type
+        kind = given.get(source) or _open(self._until_trees([source]), self.name).get_outputs()[0].type
         return np.dtype(np.float64) if kind == "tensor(double)" else None
 
     @property
@@ -120,14 +121,14 @@ class Pipeline:
             )
         return np.array(found, np.float64)
 
-    def leaf_runner(self, model: onnx.ModelProto | None = None) -> Callable[[Feeds], Array]:
+    def leaf_runner(self, given: Collection[str] = ()) -> Callable[[Feeds], Array]:
         """Return a function that returns the entries that rows reach, [rows, columns]; see :attr:`columns`.
 
         Args:
-            model: A model with other tables before the ensemble, in place of this one.
+            given: Values before the ensemble that are among the feeds instead of being computed.
         """
         trees, lookup = self._target_trees(), self._lookup()
-        session = _open(self._leaf_model(model or self.proto), self.name)
+        session = _open(self._leaf_model(given), self.name)
 
         def run(feeds: Feeds) -> Array:
             found = self.run(session, feeds)[0].astype(np.int64)
@@ -135,12 +136,19 @@ class Pipeline:
 
         return run
 
-    def feature_runner(self, model: onnx.ModelProto | None = None) -> Callable[[Feeds], Array]:
-        """Return a function that returns the features which the ensemble reads, [rows, features]; see above."""
+    def feature_runner(
+        self, model: onnx.ModelProto | None = None, given: Collection[str] = ()
+    ) -> Callable[[Feeds], Array]:
+        """Return a function that returns the features which the ensemble reads, [rows, features].
+
+        Args:
+            model: A model with other tables before the ensemble, in place of this one.
+            given: As for :meth:`leaf_runner`.
+        """
         source = self.node.input[0]
-        if source in {info.name for info in self.inputs}:
+        if source in {*given, *(info.name for info in self.inputs)}:
             return lambda feeds: feeds[source]
-        session = _open(self._until_trees(model or self.proto, [source]), self.name)
+        session = _open(self._until_trees([source], model, given), self.name)
         return lambda feeds: np.asarray(self.run(session, feeds)[0])
 
     @property
@@ -162,7 +170,7 @@ class Pipeline:
         lookup[place, ensemble.entry_leaves] = np.arange(len(ensemble.entry_leaves))
         return lookup
 
-    def _leaf_model(self, model: onnx.ModelProto) -> onnx.ModelProto:
+    def _leaf_model(self, given: Collection[str]) -> onnx.ModelProto:
         """Return the model with an ensemble in place of its own that returns the number of the leaf in each tree."""
         ensemble = self.ensemble
         numbered = replace(
@@ -179,7 +187,7 @@ class Pipeline:
         kind = self.node.op_type if self.node.op_type == "TreeEnsemble" else "TreeEnsembleRegressor"
         like = onnx.NodeProto(op_type=kind, domain=self.node.domain, name="leaves", input=self.node.input[:1])
         like.output.append(_LEAVES)
-        changed = self._until_trees(model, [_LEAVES])
+        changed = self._until_trees([_LEAVES], given=given)
         changed.graph.node.append(write_ensemble(numbered, like))
         return changed
 
@@ -188,11 +196,16 @@ class Pipeline:
         """The index of the ensemble's node."""
         return next(at for at, node in enumerate(self.proto.graph.node) if is_tree_ensemble(node))
 
-    def _until_trees(self, model: onnx.ModelProto, outputs: Iterable[str]) -> onnx.ModelProto:
-        """Return what precedes the ensemble of a model, with other outputs."""
+    def _until_trees(
+        self, outputs: Iterable[str], model: onnx.ModelProto | None = None, given: Collection[str] = ()
+    ) -> onnx.ModelProto:
+        """Return what precedes the ensemble of a model, with other outputs, and with some values as inputs."""
         changed = onnx.ModelProto()
-        changed.CopyFrom(model)
-        del changed.graph.node[self.place :]
+        changed.CopyFrom(model or self.proto)
+        kept = [node for node in changed.graph.node[: self.place] if not set(node.output) & set(given)]
+        del changed.graph.node[:]
+        changed.graph.node.extend(kept)
+        changed.graph.input.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in given)
         del changed.graph.output[:]
         for name in outputs:
             changed.graph.output.add().name = name
@@ -202,7 +215,7 @@ class Pipeline:
         """Return a function that returns values before the ensemble."""
         given = {info.name for info in self.inputs}
         inner = [name for name in names if name not in given]
-        session = _open(self._until_trees(self.proto, inner), self.name) if inner else None
+        session = _open(self._until_trees(inner), self.name) if inner else None
 
         def run(feeds: Feeds) -> list[Array]:
             found = feeds | (dict(zip(inner, self.run(session, feeds), strict=True)) if session else {})
@@ -262,6 +275,7 @@ class Pipeline:
 def _open(model: onnx.ModelProto, where: str) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.log_severity_level = 4  # exporters declare shapes of outputs for one row
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # the calls are few and long
     try:
         return ort.InferenceSession(serialise(model, where), options, providers=["CPUExecutionProvider"])
     except ModelError:

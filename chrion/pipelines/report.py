@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from chrion.pipelines.encoders import Prior
 from chrion.pipelines.measures import Interval, Measures
 
 
@@ -40,13 +41,12 @@ class FinetuningReport:
     rivals: tuple[Rival, ...]
     #: The time without that of other methods.
     seconds: float
-    #: What the tuned model is: ``L1`` for trees, ``L2`` to ``L4`` for a differentiable network.
+    #: What was tuned: ``L1`` for leaves, ``L2`` to ``L4`` in a differentiable network.
     level: str = "L1"
     #: The weight of the ridge, in rows; None if no leaves were fitted.
     ridge: float | None = None
-    #: The tables of target encoders that were updated, and the rows that an old value is worth; None for no table.
-    tables: int = 0
-    strength: float | None = None
+    #: What counts beside new rows in each table of a target encoder, None if it stays; empty if no table was updated.
+    priors: tuple[Prior | None, ...] = ()
     #: The trees that were appended.
     trees: int = 0
     #: The epochs that a network was trained for, and the losses after each epoch: of the rows to fit while training,

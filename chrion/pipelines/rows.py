@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import onnx
 
 from chrion.errors import DataError
-from chrion.pipelines.encoders import find_encoders, folds, tables_of, with_tables
+from chrion.pipelines.encoders import EncodedRows, Prior, find_encoders, with_tables
 from chrion.pipelines.leaves import LeafProblem
 from chrion.pipelines.pipeline import Array, Feeds, Pipeline
 from chrion.pipelines.scratch import allocate
-from chrion.pipelines.table import Table
+from chrion.pipelines.table import Table, categories_of
 
 #: The share of the rows that are held out, and that of those to choose with.
 _SHARE = 5
 #: The fewest rows of each of them.
 _LEAST_ROWS = 100
-#: The rows that an old value of a table is worth, to choose from.
-_STRENGTHS = (1000.0, 300.0, 100.0, 30.0, 10.0)
-#: Models with other tables before the ensemble, and the rows that each of them encodes, as a mask.
-Encoded = Iterable[tuple[onnx.ModelProto, Array]]
+#: The most values of the model's inputs that are kept, so that they are read once.
+_MOST_KEPT = 1 << 21
+#: Values before the ensemble that are not computed by the model, of all rows.
+Given = Mapping[str, Array]
 
 
 class Rows:
@@ -57,7 +58,8 @@ class Rows:
                 hint=f"at least {_LEAST_ROWS} of each are needed",
             )
         self.y = np.concatenate(labels)
-        self.problem = self.reach([(pipeline.proto, np.ones(len(self.y), bool))])
+        self._kept: list[Feeds] | None = None
+        self.problem = self.reach({})
 
     @property
     def fit(self) -> slice:
@@ -79,13 +81,13 @@ class Rows:
         """The held-out rows."""
         return slice(self.sizes[0] + self.sizes[1], sum(self.sizes))
 
-    def reach(self, models: Encoded) -> LeafProblem:
-        """Return the problem of the leaves that rows reach; those of rows that no model encodes are of no meaning."""
+    def reach(self, given: Given) -> LeafProblem:
+        """Return the problem of the leaves that rows reach."""
         pipeline = self.pipeline
         weights = pipeline.ensemble.entry_weights.astype(np.float64)
         kind = np.min_scalar_type(max(1, len(weights) - 1))
         return LeafProblem(
-            reached=self._filled(pipeline.columns[-1].stop, kind, models, pipeline.leaf_runner),
+            reached=self._filled(pipeline.columns[-1].stop, kind, pipeline.leaf_runner(given), given),
             columns=pipeline.columns,
             y=self.y,
             base=pipeline.base,
@@ -94,31 +96,40 @@ class Rows:
             original=weights,
         )
 
-    def features(self, models: Encoded) -> Array:
-        """Return the features that the ensemble reads, [rows, features]."""
+    def features(self, model: onnx.ModelProto | None = None, given: Given | None = None) -> Array:
+        """Return the features that the ensemble reads, [rows, features].
+
+        Args:
+            model: A model with other tables before the ensemble, in place of the pipeline.
+            given: Values that it does not compute.
+        """
         first = next(iter(self.feeds()))
         width = self.pipeline.feature_runner()({name: values[:1] for name, values in first.items()}).shape[1]
-        return self._filled(width, np.float32, models, self.pipeline.feature_runner)
+        given = given or {}
+        return self._filled(width, np.float32, self.pipeline.feature_runner(model, given), given)
 
-    def _filled(
-        self, width: int, dtype: object, models: Encoded, make: Callable[[onnx.ModelProto], Callable[[Feeds], Array]]
-    ) -> Array:
-        """Return what models make of the rows, [rows, width]."""
-        filled = allocate((len(self.y), width), dtype, self.pipeline.name)
-        for model, mask in models:
-            run, at = make(model), 0
-            for feeds in self.feeds():
-                size = len(next(iter(feeds.values())))
-                own = np.flatnonzero(mask[at : at + size])
-                if len(own):
-                    filled[at + own] = run({name: values[own] for name, values in feeds.items()})
-                at += size
+    def _filled(self, width: int, dtype: object, run: Callable[[Feeds], Array], given: Given) -> Array:
+        """Return what a model makes of the rows, [rows, width]."""
+        filled, at = allocate((len(self.y), width), dtype, self.pipeline.name), 0
+        for feeds in self.feeds():
+            own = slice(at, at + len(next(iter(feeds.values()))))
+            filled[own] = run(feeds | {name: values[own] for name, values in given.items()})
+            at = own.stop
         return filled
 
     def feeds(self) -> Iterator[Feeds]:
-        """Yield the inputs of the model for some rows at a time."""
+        """Yield the inputs of the model for some rows at a time; those of a small table are kept."""
+        if self._kept is not None:
+            yield from self._kept
+            return
+        kept, size = [], 0
         for table in self.tables:
-            yield from self.pipeline.feeds(table, self.target)
+            for feeds in self.pipeline.feeds(table, self.target):
+                size += sum(values.size for values in feeds.values())
+                if size <= _MOST_KEPT:
+                    kept.append(feeds)
+                yield feeds
+        self._kept = kept if size <= _MOST_KEPT else None
 
     def values(self, names: Sequence[str]) -> list[Array]:
         """Return values before the ensemble, of all rows."""
@@ -138,47 +149,48 @@ class Rows:
         return np.concatenate(parts)
 
 
+@dataclass(frozen=True, eq=False)
+class UpdatedTables:
+    """A pipeline with updated tables, what they make of all rows, and the priors of the tables."""
+
+    model: onnx.ModelProto
+    given: Given
+    priors: tuple[Prior | None, ...]
+
+
 class EncoderTables:
-    """The tables of a pipeline's target encoders, updated with rows.
+    """The tables of a pipeline's target encoders, to be updated with rows.
 
     Args:
         rows: The rows.
+        moved: Whether a change of the mean target is left to the leaves.
     """
 
-    def __init__(self, rows: Rows) -> None:
-        self._rows, pipeline = rows, rows.pipeline
-        low, high = (0.0, 1.0) if pipeline.classes else (float(rows.y.min()), float(rows.y.max()))
+    def __init__(self, rows: Rows, *, moved: bool) -> None:
+        pipeline, y = rows.pipeline, rows.y
+        self._proto = pipeline.proto
+        low, high = (0.0, 1.0) if pipeline.classes else (float(y.min()), float(y.max()))
         several = pipeline.classes > 2  # one table a class
-        self.encoders = [] if several else find_encoders(pipeline.proto, pipeline.place, low, high)
-        names = list(dict.fromkeys(encoder.source for encoder in self.encoders))
+        encoders = [] if several else find_encoders(pipeline.proto, pipeline.place, low, high)
+        names = list(dict.fromkeys(encoder.source for encoder in encoders))
         found = dict(zip(names, rows.values(names), strict=True)) if names else {}
-        self._categories = [found[encoder.source].reshape(len(rows.y)) for encoder in self.encoders]
+        self._shapes = {encoder.output: found[encoder.source].shape for encoder in encoders}
+        self._columns = [
+            EncodedRows(encoder, *categories_of(found[encoder.source]), y, fractions=pipeline.classes > 0, moved=moved)
+            for encoder in encoders
+            if found[encoder.source].size == len(y)
+        ]
 
-    def choose(self) -> float | None:
-        """Return the strength of the old tables with the least loss on the rows to choose with; None to keep them."""
-        rows, strength = self._rows, None
-        if not self.encoders:
+    def updated(self, fitted: slice) -> UpdatedTables | None:
+        """Return the tables that the first rows update; None if all of them stay.
+
+        Args:
+            fitted: These rows. What is made of them is cross-fitted.
+        """
+        found = [(column.encoder, column.updated(fitted.stop)) for column in self._columns]
+        priors = tuple(own.prior for _, own in found)
+        if not any(priors):
             return None
-        original = rows.problem.original
-        best = rows.problem.part(rows.chosen).evaluate(original)[0]
-        mask = np.zeros(len(rows.y), bool)
-        mask[rows.chosen] = True
-        for candidate in _STRENGTHS:
-            problem = rows.reach([(self.model(rows.fit, candidate), mask)])
-            loss = problem.part(rows.chosen).evaluate(original)[0]
-            if loss < best:
-                best, strength = loss, candidate
-        return strength
-
-    def model(self, rows: slice | Array, strength: float) -> onnx.ModelProto:
-        """Return the pipeline with tables that some rows update."""
-        mask = np.zeros(len(self._rows.y), bool)
-        mask[rows] = True
-        return with_tables(
-            self._rows.pipeline.proto, tables_of(self.encoders, self._categories, self._rows.y, mask, strength)
-        )
-
-    def encoded(self, fitted: slice, strength: float) -> Encoded:
-        """Yield models that encode the fitted rows by cross-fitted tables, and the others by tables of these."""
-        for mask, own in folds(len(self._rows.y), fitted.stop):
-            yield self.model(mask, strength), own
+        model = with_tables(self._proto, {encoder.at: own.table for encoder, own in found})
+        given = {encoder.output: own.values.reshape(self._shapes[encoder.output]) for encoder, own in found}
+        return UpdatedTables(model, given, priors)

@@ -169,6 +169,12 @@ class Feeder:
             raise DataError(f"{where}: expected {info.type}, found {values.dtype}") from error
 
 
+def categories_of(values: Array) -> tuple[list[Any], Array]:
+    """Return the categories of texts or integers, and the number of each value's own."""
+    found = _pyarrow().array(values.reshape(-1)).dictionary_encode()
+    return found.dictionary.to_pylist(), found.indices.to_numpy().astype(np.int64)
+
+
 def _missing(value: object) -> bool:
     return value is None or value != value  # noqa: PLR0124 - NaN
 

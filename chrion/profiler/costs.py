@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from chrion.common.lane_numbers import is_accelerator_lane
 from chrion.graph.dag import Dag
@@ -23,7 +22,6 @@ class CopyCost:
         return self.latency_ms + size * self.ms_per_byte
 
 
-T = TypeVar("T")
 #: A copy that takes no time.
 FREE = CopyCost()
 #: The default number of lanes (streams) of an accelerator: a choice, not measured; each lane
@@ -190,22 +188,4 @@ def uniform_costs(
             for i in range(n)
         ),
         **machine,  # type: ignore[arg-type] # the fields' own types
-    )
-
-
-def combine_costs(parts: Sequence[tuple[Costs, Sequence[int]]]) -> Costs:
-    """Return the costs of parts of several graphs on one machine, as :func:`chrion.graph.blocks.combine` joins them."""
-    first = parts[0][0]
-
-    def joined(rows: Callable[[Costs], Sequence[T]]) -> tuple[T, ...]:
-        return tuple(rows(costs)[i] for costs, own in parts for i in own)
-
-    return replace(
-        first,
-        accelerator_ms=None if first.accelerator_ms is None else joined(lambda costs: costs.accelerator_ms or ()),
-        cpu_ms=tuple(zip(*joined(lambda costs: tuple(zip(*costs.cpu_ms, strict=True))), strict=True)),
-        memory=joined(lambda costs: costs.memory),
-        accelerator_share=joined(lambda costs: costs.accelerator_share) if first.accelerator_share else (),
-        widths=(),
-        wide_ms=(),
     )

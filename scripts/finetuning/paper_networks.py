@@ -19,7 +19,7 @@ from chrion.graph.trees import TreeEnsemble
 from chrion.graph.trees.tensor_form import padded
 from chrion.pipelines.leaves import LOGISTIC, Loss
 from chrion.pipelines.pipeline import Pipeline
-from chrion.pipelines.soft import PRINTED, Softness
+from chrion.pipelines.soft import Softness
 from chrion.pipelines.soft.features import Embedding, Features
 from chrion.pipelines.soft.network import Network
 from chrion.pipelines.soft.soft_trees import SoftTrees, soften
@@ -30,6 +30,10 @@ from finetuning.paper_pipelines import FACTORS, LEAVES, FactorisationMachine
 
 Array = np.ndarray[Any, Any]
 _DROPOUT, _RATE, _COLD_FACTORS = 0.1, 1e-3, 0.01
+
+
+#: The form of the text.
+PRINTED = Softness(1.0, 1.0, relative=False)
 
 
 @dataclass(frozen=True, slots=True)

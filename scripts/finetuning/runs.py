@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from importlib.util import find_spec
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -19,13 +20,18 @@ from sklearn.preprocessing import TargetEncoder
 
 import chrion
 from chrion.graph.trees import is_tree_ensemble, read_ensemble
+from chrion.pipelines.finetuning import TOLERANCE
+from chrion.pipelines.leaves import LeafProblem, fit_leaves
 from chrion.pipelines.measures import Measures, measure
+from chrion.pipelines.pipeline import Pipeline
 from finetuning.eras import DATA, Eras
-from finetuning.outcomes import Gain, Run
+from finetuning.outcomes import Gain, Run, Seconds
 
 Array = np.ndarray[Any, Any]
 #: The rows of a request whose latency is compared.
 _REQUEST = 1000
+#: The turns of methods whose times are compared, and the ridge if none was better than the original.
+_TURNS, _RIDGE = 7, 100.0
 
 
 def fitted(rows: pd.DataFrame, seed: int) -> Any:
@@ -63,7 +69,7 @@ def run(name: str, seed: int) -> Run:
         adopted=report.adopted,
         returned=_gain(before, measure(_scores(returned, eras.later), y)),
         methods=methods,
-        seconds=(report.seconds, _refit_seconds(pipeline, eras, seed)),
+        seconds=seconds_of(pipeline, eras, seed),
         latency=_latency(model, returned, eras.later) if report.adopted else 1.0,
         equal=_equal(tuned, eras.later) if full.adopted else 1.0,
         encoded=bool(_texts(eras.old)),
@@ -121,14 +127,58 @@ def _equal(model: Any, rows: pd.DataFrame) -> float:
     return float(np.mean((raw > 0) == np.asarray(label).astype(bool)))
 
 
-def _refit_seconds(pipeline: Any, eras: Eras, seed: int) -> float:
-    """Return the seconds of LightGBM's ``refit`` of as many trees, with the reading of features that it needs."""
+class Clock:
+    """Takes the times of the stages of a fine-tuning that follows; of the processor, since other programs may run."""
+
+    def __init__(self) -> None:
+        self._begins = [("model", time.process_time())]
+
+    def __call__(self, _done: int, _total: int, name: str) -> None:
+        """Note that a stage begins."""
+        self._begins.append((name, time.process_time()))
+
+    @property
+    def leaves(self) -> float:
+        """The seconds in which leaves were fitted for each ridge, and once more."""
+        return sum(end - begin for (name, begin), (_, end) in pairwise(self._begins) if name == "leaves")
+
+    @property
+    def whole(self) -> float:
+        """The seconds until other methods are measured."""
+        return dict(self._begins)["other methods"] - self._begins[0][1]
+
+
+def seconds_of(pipeline: Any, eras: Eras, seed: int) -> Seconds:
+    """Return the times of a fine-tuning beside that of LightGBM's ``refit`` of as many trees, of the processor.
+
+    Both begin with the rows to fit in memory and a model that is loaded, encode the rows, find their leaves, and fit
+    these on one thread. They take turns, and the fastest of several times of each counts.
+    """
+    model, clock = chrion.translate(pipeline), Clock()
+    _, report = chrion.finetune(model, eras.new, seed=seed, progress=clock)
+    rows = eras.new[: sum(report.rows[:2])]
     x, y = pipeline[0].transform(eras.old.drop(columns="y")), eras.old["y"].to_numpy()
-    parameters = {"objective": "binary", "num_leaves": 16, "seed": seed, "num_threads": 2, "verbose": -1}
+    parameters = {"objective": "binary", "num_leaves": 16, "seed": seed, "num_threads": 1, "verbose": -1}
     booster = lgb.train(parameters, lgb.Dataset(x, y), pipeline[-1].n_iter_)
-    begin = time.perf_counter()
-    booster.refit(pipeline[0].transform(eras.new.drop(columns="y")), eras.new["y"].to_numpy())
-    return time.perf_counter() - begin
+    own = Pipeline(model)
+    reach, feeds, weights = own.leaf_runner(), _feeds(own.session, rows), own.ensemble.entry_weights.astype(np.float64)
+    labels = rows["y"].to_numpy()
+
+    def fit() -> None:
+        found = reach(feeds)
+        problem = LeafProblem(found, own.columns, labels.astype(float), own.base, own.scale, own.loss, weights)
+        fit_leaves(problem, report.ridge or _RIDGE, tolerance=TOLERANCE)
+
+    def refit() -> None:
+        booster.refit(pipeline[0].transform(rows.drop(columns="y")), labels)
+
+    times: list[list[float]] = [[], []]
+    for _ in range(_TURNS):
+        for call, taken in zip((fit, refit), times, strict=True):
+            begin = time.process_time()
+            call()
+            taken.append(time.process_time() - begin)
+    return Seconds(min(times[0]), min(times[1]), clock.leaves, clock.whole)
 
 
 def _network(eras: Eras, seed: int) -> Array:

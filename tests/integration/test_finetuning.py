@@ -23,6 +23,7 @@ from random_trees import run, tree_model
 
 pa = pytest.importorskip("pyarrow", reason="no pyarrow in this environment")
 csv = pytest.importorskip("pyarrow.csv")
+pytest.importorskip("scipy", reason="no SciPy in this environment")
 parquet = pytest.importorskip("pyarrow.parquet")
 
 
@@ -273,19 +274,20 @@ def test_tables_of_target_encoders_are_updated_with_the_old_ones_as_prior() -> N
     y = (rng.random(5000) < np.array([rates[name] for name in city])).astype(np.int64)
     model = with_target_encoder()
     tuned, report = chrion.finetune(model, pa.table({"city": city, "y": y}), scope="encoders")
-    assert (report.adopted, report.tables, report.ridge) == (True, 1, None)
+    assert (report.adopted, report.ridge) == (True, None)
+    [prior] = report.priors
+    mean = y[:4000].mean()
     attributes = {a.name: helper.get_attribute_value(a) for a in tuned.graph.node[0].attribute}
     found = dict(zip([key.decode() for key in attributes["keys_strings"]], attributes["values_floats"], strict=True))
     old = {"a": 0.1, "b": 0.4, "c": 0.6, "d": 0.9, "new": 0.5}
     for name, value in found.items():
         own = y[:4000][city[:4000] == name]
-        assert value == pytest.approx(
-            (report.strength * old[name] + own.sum()) / (report.strength + len(own)), abs=1e-6
-        )
+        total = prior.old * len(own) * old[name] + prior.mean * mean + own.sum()
+        assert value == pytest.approx(total / (prior.old * len(own) + prior.mean + len(own)), abs=1e-6)
     assert attributes["default_float"] == 0.5
     assert [a.name for a in tuned.graph.node[1].attribute].count("nodes_values") == 1
     _, both = chrion.finetune(model, pa.table({"city": city, "y": y}))
-    assert (both.tables, both.adopted) == (1, True)
+    assert (len(both.priors), both.adopted) == (1, True)
 
 
 def test_rare_categories_do_not_leak_their_targets_into_leaves() -> None:

@@ -41,6 +41,7 @@ def test_damaged_trees_are_planned_or_refused_in_one_line(seed: int) -> None:
 @examples(100)
 def test_damaged_trees_are_tuned_or_refused_in_one_line(seed: int) -> None:
     """Fine-tuning of a damaged ensemble reads no value beyond the features, and ends."""
+    pytest.importorskip("scipy", reason="no SciPy in this environment")
     pa = pytest.importorskip("pyarrow", reason="no pyarrow in this environment")
     rng = random.Random(seed)
     kind = rng.choice(["TreeEnsembleRegressor", "TreeEnsembleClassifier"])

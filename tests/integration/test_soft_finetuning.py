@@ -269,6 +269,39 @@ def test_an_interrupt_keeps_the_best_network() -> None:
     assert (report.interrupted, report.adopted, len(report.curve)) == (True, True, 5)
 
 
+def test_an_interrupt_before_the_second_training_keeps_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while the network of all rows is made returns the one of the rows to fit, trained."""
+    rows = rows_of_pipeline(tree_model(binary(), MODEL), moved())
+    start, options, read = Start(rows.pipeline.proto, rows.problem.original), SoftOptions(training=FEW), rows.features
+    calls = 0
+
+    def features(*given: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise KeyboardInterrupt
+        return read(*given)
+
+    monkeypatch.setattr(rows, "features", features)
+    found = tune_soft(rows, start, start, options, lambda _done, _total: None)
+    assert (found.interrupted, found.epochs > 0) == (True, True)
+    monkeypatch.undo()
+    losses = [
+        rows.pipeline.loss.evaluate(own.raw(rows.held), rows.y[rows.held])[0]
+        for own in (found, as_soft(rows, start, options))
+    ]
+    assert losses[0] < losses[1] - 1
+
+
+def test_moved_thresholds_are_handed_back_as_trees() -> None:
+    """Where the network is not better than its trees, the model has these: other thresholds, and the same operators."""
+    model = tree_model(binary(), MODEL)
+    tuned, report = chrion.finetune(model, moved(6000), level="L2")
+    assert "soft, as trees" in [rival.name for rival in report.rivals] or report.cost is None
+    if report.cost is None:
+        assert [node.op_type for node in tuned.graph.node] == [node.op_type for node in model.graph.node]
+
+
 def test_options_of_networks_are_checked() -> None:
     """Unknown levels, and a state for trees."""
     model, table = tree_model(binary(), MODEL), moved(1000)

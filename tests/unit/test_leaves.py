@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+pytest.importorskip("scipy", reason="no SciPy in this environment")
+
 from chrion.pipelines.leaves import BRIER, LOGISTIC, PROBABILITY, SOFTMAX, SQUARED, LeafProblem, Loss, fit_leaves
 from property_tests import examples
 

@@ -19,7 +19,7 @@ from chrion.pipelines import leaves
 from chrion.pipelines.leaves import Loss
 from chrion.pipelines.soft.export import with_soft_trees
 from chrion.pipelines.soft.network import Network
-from chrion.pipelines.soft.soft_trees import LEVELS, PRINTED, Softness, SoftTrees, soften
+from chrion.pipelines.soft.soft_trees import LEVELS, Softness, SoftTrees, soften
 from property_tests import examples
 from random_trees import FEATURES, random_ensemble, random_rows, run, tree_model
 
@@ -27,6 +27,8 @@ pytest.importorskip("jax", reason="no JAX in this environment")
 pytest.importorskip("optax", reason="no optax in this environment")
 
 CLASSIFIER = "TreeEnsembleClassifier"
+#: The paper's form.
+PRINTED = Softness(1.0, 1.0, relative=False)
 KINDS: dict[str, tuple[str, Loss, dict[str, Any]]] = {
     "numbers": ("TreeEnsembleRegressor", leaves.SQUARED, {}),
     "version 5": ("TreeEnsemble", leaves.SQUARED, {}),

@@ -10,13 +10,14 @@ from dataclasses import replace
 from random import Random
 
 import pytest
+from combined_costs import combine_costs
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from chrion.graph.blocks import ModuleChain, combine, cut_modules, cut_pieces, split_into_blocks
 from chrion.graph.dag import Dag
-from chrion.profiler.costs import combine_costs, uniform_costs
+from chrion.profiler.costs import uniform_costs
 from chrion.scheduler.policies.endings import Block, endings
 from chrion.serving.multi.combined import StageTable, TopPlan, decode, separate, sub_blocks
 from chrion.serving.multi.dispatcher import Action, ModelRules, Over, Replan, Run

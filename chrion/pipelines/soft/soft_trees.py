@@ -8,7 +8,7 @@ base and half of all values as bias. With signs in place of 0 and 1, dropout mak
 The paper has temperature 1 on features as they are. That destroys an ensemble whose features are not of unit scale,
 since decisions are then undecided or constant. So the temperature of a node is a share of the deviation of its feature
 among the rows that reach it. And a threshold moves to the middle between its neighbours in the data: an encoded
-category is often equal to a threshold, which would leave its decision undecided. :data:`PRINTED` is the paper's form.
+category is often equal to a threshold, which would leave its decision undecided.
 
 What is trained are deviations from the ensemble, which are zero in the beginning:
 
@@ -47,16 +47,13 @@ _ROWS = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Softness:
-    """The temperatures of decisions and leaves."""
+    """The temperatures of decisions and leaves; the paper's form is ``Softness(1.0, 1.0, relative=False)``."""
 
     #: Of decisions: the share of the deviation of the feature among the rows of the node.
     nodes: float = 0.1
     leaves: float = 1.0
     #: False if ``nodes`` is the temperature itself, and thresholds stay as they are.
     relative: bool = True
-
-
-PRINTED = Softness(1.0, 1.0, relative=False)
 
 
 @dataclass(frozen=True, eq=False)

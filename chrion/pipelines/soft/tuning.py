@@ -17,6 +17,7 @@ import onnx
 
 from chrion.common.version import __version__
 from chrion.graph.reading import serialise
+from chrion.graph.trees import TreeEnsemble
 from chrion.pipelines.leaves import Loss
 from chrion.pipelines.rows import Rows
 from chrion.pipelines.soft.embeddings import embedded
@@ -80,6 +81,16 @@ class SoftPipeline:
         parameters = {**self.parameters, "bias": bias.astype(np.float32)}
         return with_soft_trees(self.model, self.trees, parameters, self.loss, self.features.embeddings)
 
+    def hardened(self, ensemble: TreeEnsemble) -> tuple[TreeEnsemble, Array] | None:
+        """Return the trees with what was trained, and what to add to their scores; None if they cannot have it.
+
+        Args:
+            ensemble: The ensemble that was softened.
+        """
+        if self.features.embeddings or not set(self.parameters) <= set(self.trees.shapes("L2")):
+            return None
+        return self.trees.hardened(ensemble, self.parameters)
+
     def trained(self, found: Trained) -> SoftPipeline:
         """Return the pipeline with what a training found."""
         return replace(
@@ -115,10 +126,13 @@ def tune_soft(
     soft = soft.trained(best)
     if best.interrupted or not best.epoch:
         return soft if best.interrupted else replace(as_soft(rows, whole, options), curve=best.curve)
-    both = as_soft(rows, whole, options)
-    found = _training(rows, both, options).run(
-        rows.tuned, epochs=best.epoch, checkpoint=checkpoint, name="whole", progress=progress
-    )
+    try:
+        both = as_soft(rows, whole, options)
+        found = _training(rows, both, options).run(
+            rows.tuned, epochs=best.epoch, checkpoint=checkpoint, name="whole", progress=progress
+        )
+    except KeyboardInterrupt:  # between epochs, the training itself returns
+        return replace(soft, interrupted=True)
     if found.interrupted:
         return replace(soft, interrupted=True)
     return replace(both.trained(found), curve=best.curve)
@@ -127,7 +141,7 @@ def tune_soft(
 def as_soft(rows: Rows, start: Start, options: SoftOptions) -> SoftPipeline:
     """Return a pipeline in its soft form, as it is."""
     pipeline = rows.pipeline
-    x = rows.features([(start.model, np.ones(len(rows.y), bool))])
+    x = rows.features(start.model)
     features = Features(x)
     if options.scope != "leaves":
         features = embedded(rows, x, pipeline.feature_runner(start.model))
