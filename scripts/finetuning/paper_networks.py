@@ -153,7 +153,7 @@ class Networks:
         """Return a table for each column of categories."""
         found, first = [], self._numbers
         for at, vectors in enumerate(self._vectors if form.tables else []):
-            table = (vectors if form.warm else rng.standard_normal(vectors.shape)).astype(np.float32)
+            table = np.asarray(vectors if form.warm else rng.standard_normal(vectors.shape), np.float32)
             columns = np.arange(first, first + table.shape[1])
             first += table.shape[1]
             found.append(Embedding(f"c{at}", at, [], columns, table, self._codes[:, at]))
