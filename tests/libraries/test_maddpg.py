@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,14 @@ check_grads = importlib.import_module("jax.test_util").check_grads
 maddpg, networks_of = (importlib.import_module(f"chrion.learning.{name}") for name in ("maddpg", "networks"))
 
 SMALL = ((32,), (32,))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick_compilation() -> Iterator[None]:
+    """Compile without optimisation: the tests compute little, and compile much."""
+    jax.config.update("jax_disable_most_optimizations", True)  # noqa: FBT003 - JAX's interface
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)  # noqa: FBT003
 
 
 def test_the_td_error_is_in_the_critic_s_gradient() -> None:
