@@ -57,6 +57,7 @@ def test_the_server_has_its_interface(build: Callable[[], onnx.ModelProto], tmp_
 def test_a_regression_is_fine_tuned() -> None:
     """The label, which is an input of the model, too, is the target; results stay those of the model's trees."""
     pa = pytest.importorskip("pyarrow", reason="no pyarrow in this environment")
+    pytest.importorskip("scipy", reason="no SciPy in this environment")
     columns = rows(3000)
     score = run_plain(regression(), columns)[-1][:, 0]
     table = pa.table(
@@ -81,6 +82,7 @@ def test_a_regression_is_fine_tuned() -> None:
 def test_what_cannot_be_fine_tuned_is_named(build: Callable[[], onnx.ModelProto], reason: str) -> None:
     """Leaves of calibrated scores would be fitted to the wrong results."""
     pa = pytest.importorskip("pyarrow", reason="no pyarrow in this environment")
+    pytest.importorskip("scipy", reason="no SciPy in this environment")
     columns = rows(1000)
     table = pa.table({name: own[:, 0].tolist() for name, own in columns.items()})
     with pytest.raises(ModelError, match=reason):

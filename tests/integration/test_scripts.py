@@ -23,6 +23,8 @@ def test_help_is_printed_without_running_the_script(
     if path.stem.endswith("_serve"):
         for module in ("grpc", "prometheus_client"):
             pytest.importorskip(module, reason=f"no {module} in this environment (extra serve)")
+    if path.stem == "bench_top":
+        pytest.importorskip("equinox", reason="no equinox in this environment (extra learn)")
     set_arguments(monkeypatch, path.name, "--help")
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(str(path), run_name="__main__")
