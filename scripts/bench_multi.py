@@ -7,7 +7,7 @@ with 2 and 4 tasks always in flight. *Deadlines*: sets of models in given propor
 capacity (the cores over the times of one thread), by constant intervals with jitter, random, bursty and stepping; each
 model has three times its own time. *In flight*: one model with 1 to 8 tasks always in flight. Each candidate has the
 machine to itself for a window, is opened and warmed up for it, and candidates alternate; figures are those of all
-windows together. All of it takes hours on two cores: ``--sets``, ``--loads`` and ``--arrivals`` choose a part.
+windows together. All of it takes hours on two cores: ``--sets``, ``--loads``, ``--arrivals`` and ``--only`` choose a part.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import itertools
 import multiprocessing
 import os
 import random
+import re
 import statistics
 import threading
 import time
@@ -250,9 +251,9 @@ def _submitting(open_session: Callable[[], MultiSession], feeds: Feeds) -> Itera
 
 
 def candidates(
-    models: Models, feeds: Feeds, deadlines: Mapping[str, float], rates: Mapping[str, float]
+    models: Models, feeds: Feeds, deadlines: Mapping[str, float], rates: Mapping[str, float], only: str
 ) -> dict[str, Open]:
-    """Return the candidates, each as a function that opens it."""
+    """Return the candidates whose names match a regular expression anywhere, each as a function that opens it."""
 
     def plain(threads: int, nice: Sequence[int] = ()) -> Open:
         return lambda: side_by_side({n: plain_session(m, threads) for n, m in models.items()}, feeds, nice)
@@ -277,7 +278,7 @@ def candidates(
         del found["the same, nice by hand"], found["background"], found["one combined graph, all threads"]
     found |= {f"blocks, {policy}": blocks(policy) for policy in POLICIES}
     found["blocks, edf, late tasks dropped"] = blocks("edf", drop_late=True)
-    return found
+    return {name: open_candidate for name, open_candidate in found.items() if re.search(only, name)}
 
 
 def repeat_in_flight(submit: Submit, name: str, in_flight: int, stop: threading.Event) -> Callable[[], int]:
@@ -312,32 +313,33 @@ def run_light_and_heavy(submit: Submit, seconds: float, in_flight: int, seed: in
     return served, finish() / took
 
 
-def light_and_heavy(windows: int, seconds: float) -> str:
+def light_and_heavy(windows: int, seconds: float, only: str) -> str:
     """Return the table of a light model beside a heavy one."""
     models = {"squeezenet": serialised("squeezenet", _LIGHT), "googlenet": serialised("googlenet")}
     feeds = {name: feed(model) for name, model in models.items()}
     own = {name: one_thread_ms(models[name], feeds[name]) for name in models}
-    opened = candidates(models, feeds, {n: _DEADLINE * own[n] for n in models}, {n: 1e3 / own[n] for n in models})
-    del opened["blocks, edf, late tasks dropped"]
+    deadlines, rates = {n: _DEADLINE * own[n] for n in models}, {n: 1e3 / own[n] for n in models}
+    opened = candidates(models, feeds, deadlines, rates, only)
+    opened.pop("blocks, edf, late tasks dropped", None)
     lines = [*head("candidate", "in flight", "p50", "p99", "max", "heavy tasks per second")]
     for in_flight in (2, 4):
         latencies: dict[str, list[float]] = {name: [] for name in opened}
-        rates: dict[str, list[float]] = {name: [] for name in opened}
+        heavy_rates: dict[str, list[float]] = {name: [] for name in opened}
         for window, (name, open_candidate) in itertools.product(range(windows), opened.items()):
             with open_candidate() as submit:
                 wait([submit(model) for model in models for _ in range(4)])
                 served, rate = run_light_and_heavy(submit, seconds, in_flight, window)
             latencies[name] += [task.latency_ms for task in served]
-            rates[name].append(rate)
+            heavy_rates[name].append(rate)
         for name, found in latencies.items():
             p50, p99 = np.percentile(found, [50, 99])
-            heavy = statistics.median(rates[name])
+            heavy = statistics.median(heavy_rates[name])
             lines.append(f"| {name} | {in_flight} | {p50:.1f} | {p99:.1f} | {max(found):.1f} | {heavy:.1f} |")
     return "\n".join(lines)
 
 
 def with_deadlines(
-    windows: int, seconds: float, sets: Sequence[str], loads: Sequence[float], kinds: Sequence[str]
+    windows: int, seconds: float, only: str, sets: Sequence[str], loads: Sequence[float], kinds: Sequence[str]
 ) -> str:
     """Return the table of sets of models with deadlines at shares of the capacity."""
     columns = ("done per second", "mean", "p99", "missed", "of the worst model", "dropped", "variance of queues")
@@ -351,7 +353,7 @@ def with_deadlines(
         capacity = len(physical_cores()) / sum(proportion[name] * own[name] / 1e3 for name in models)
         for kind, load_ in itertools.product(kinds, loads):
             rates = {name: load_ * capacity * proportion[name] for name in models}
-            opened = candidates(models, feeds, deadlines, rates)
+            opened = candidates(models, feeds, deadlines, rates, only)
             served: dict[str, list[list[Served]]] = {name: [] for name in opened}
             for window, (name, open_candidate) in itertools.product(range(windows), opened.items()):
                 with open_candidate() as submit:
@@ -389,14 +391,14 @@ def queue_variance(tasks: Sequence[Served]) -> float:
     return float(np.mean(np.var(lengths, axis=0))) if len(times) else 0.0
 
 
-def in_flight(windows: int, seconds: float) -> str:
+def in_flight(windows: int, seconds: float, only: str) -> str:
     """Return the table of one model with several tasks in flight: tasks per second."""
     counts = (1, 2, 4, 8)
     models = {_ALONE: serialised(_ALONE)}
     feeds = {_ALONE: feed(models[_ALONE])}
     own = one_thread_ms(models[_ALONE], feeds[_ALONE])
-    opened = candidates(models, feeds, {_ALONE: _DEADLINE * own}, {_ALONE: 1e3 / own})
-    del opened["blocks, edf, late tasks dropped"]
+    opened = candidates(models, feeds, {_ALONE: _DEADLINE * own}, {_ALONE: 1e3 / own}, only)
+    opened.pop("blocks, edf, late tasks dropped", None)
     rates: dict[tuple[str, int], list[float]] = {}
     for _, (name, open_candidate), count in itertools.product(range(windows), opened.items(), counts):
         with open_candidate() as submit:
@@ -485,13 +487,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--arrivals", type=chosen(kinds), default=["jittered", "bursty", "stepping"], help="of tasks")
     loads = [0.7, 0.8, 0.9, 0.95, 1.05, 1.1]
     parser.add_argument("--loads", type=lambda text: [*map(float, text.split(","))], default=loads, help="of capacity")
+    parser.add_argument("--only", default="", metavar="REGEX", help="only candidates whose names match")
     parser.add_argument("-o", "--output", type=Path, metavar="FOLDER", help="write FOLDER/multi.json")
     given = parser.parse_args(arguments)
-    windows, seconds = given.windows, given.seconds
+    each = given.windows, given.seconds, given.only
     measure = {
-        "light": lambda: light_and_heavy(windows, seconds),
-        "deadlines": lambda: with_deadlines(windows, seconds, given.sets, given.loads, given.arrivals),
-        "flight": lambda: in_flight(windows, seconds),
+        "light": lambda: light_and_heavy(*each),
+        "deadlines": lambda: with_deadlines(*each, given.sets, given.loads, given.arrivals),
+        "flight": lambda: in_flight(*each),
     }
     found = []
     for name in given.tables:
