@@ -7,7 +7,8 @@ with 2 and 4 tasks always in flight. *Deadlines*: sets of models in given propor
 capacity (the cores over the times of one thread), by constant intervals with jitter, random, bursty and stepping; each
 model has three times its own time. *In flight*: one model with 1 to 8 tasks always in flight. Each candidate has the
 machine to itself for a window, is opened and warmed up for it, and candidates alternate; figures are those of all
-windows together. All of it takes hours on two cores: ``--sets``, ``--loads``, ``--arrivals`` and ``--only`` choose a part.
+windows together. All of it takes hours on two cores: ``--sets``, ``--loads``, ``--arrivals`` and ``--only`` choose a
+part.
 """
 
 from __future__ import annotations
@@ -339,9 +340,9 @@ def light_and_heavy(windows: int, seconds: float, only: str) -> str:
 
 
 def with_deadlines(
-    windows: int, seconds: float, only: str, sets: Sequence[str], loads: Sequence[float], kinds: Sequence[str]
+    windows: int, seconds: float, only: str, sets: Sequence[str], arrivals: Sequence[tuple[str, float]]
 ) -> str:
-    """Return the table of sets of models with deadlines at shares of the capacity."""
+    """Return the table of sets of models with deadlines, by kinds of arrivals at shares of the capacity."""
     columns = ("done per second", "mean", "p99", "missed", "of the worst model", "dropped", "variance of queues")
     lines = [*head("set", "arrivals", "load", "candidate", *columns)]
     for chosen in sets:
@@ -351,7 +352,7 @@ def with_deadlines(
         deadlines = {name: _DEADLINE * own[name] for name in models}
         proportion = {name: share for name, (_, share) in SETS[chosen].items()}
         capacity = len(physical_cores()) / sum(proportion[name] * own[name] / 1e3 for name in models)
-        for kind, load_ in itertools.product(kinds, loads):
+        for kind, load_ in arrivals:
             rates = {name: load_ * capacity * proportion[name] for name in models}
             opened = candidates(models, feeds, deadlines, rates, only)
             served: dict[str, list[list[Served]]] = {name: [] for name in opened}
@@ -490,10 +491,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", default="", metavar="REGEX", help="only candidates whose names match")
     parser.add_argument("-o", "--output", type=Path, metavar="FOLDER", help="write FOLDER/multi.json")
     given = parser.parse_args(arguments)
+    arrivals = [*itertools.product(given.arrivals, given.loads)]
     each = given.windows, given.seconds, given.only
     measure = {
         "light": lambda: light_and_heavy(*each),
-        "deadlines": lambda: with_deadlines(*each, given.sets, given.loads, given.arrivals),
+        "deadlines": lambda: with_deadlines(*each, given.sets, arrivals),
         "flight": lambda: in_flight(*each),
     }
     found = []
