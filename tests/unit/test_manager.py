@@ -471,6 +471,27 @@ def test_batches_form_up_to_the_size_and_the_delay() -> None:
     assert found.batches[2].started_ms == pytest.approx(54.6)
 
 
+def test_a_wait_that_has_ended_is_due_at_once() -> None:
+    """A batch whose delay is over when the next event is asked for starts then, and so do later ones."""
+    manager = ModelManager({HOST: 10}, [0, 1])
+    first, second = (manager.add(0.0, ladder(5, max_batch=4, max_delay_ms=delay)) for delay in (0.05, 5.0))
+    for number in (first, second):
+        manager.submit(0.0, Request(number, number, 0.0, batch_key="k"))
+        manager.loaded(1.0, number)
+    for run in manager.advance(10.0):
+        assert isinstance(run, Run)
+        manager.finish(20.0, run.id)
+    manager.submit(100.0, Request(2, first, 100.0, batch_key="k"))
+    manager.submit(100.0, Request(3, second, 100.0, 102.0, batch_key="k"))
+    assert manager.next_event_ms(100.2) == 100.2
+    assert [action.requests[0].id for action in manager.advance(100.2) if isinstance(action, Run)] == [2]
+    assert manager.next_event_ms(100.2) == 102.0
+    assert manager.next_event_ms(103.0) == 103.0
+    (expired,) = manager.advance(103.0)
+    assert isinstance(expired, Refuse)
+    assert manager.next_event_ms(103.0) == inf
+
+
 def test_a_deadline_passes_while_the_model_loads() -> None:
     """A request whose deadline passes during the load is refused, and the load still ends."""
     manager = ModelManager({HOST: 10}, [0])
