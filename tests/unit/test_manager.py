@@ -544,6 +544,21 @@ def test_popular_models_grow_and_are_loaded_in_advance_once_memory_is_free() -> 
     assert [e.variant for e in manager.memory.entries.values()] == [0, 0]
 
 
+def test_a_missing_pinned_model_is_loaded_without_prefetch() -> None:
+    """Of models without requests only a pinned one is loaded into free memory; unpinned it is as popular as used."""
+    manager = ModelManager({HOST: 20}, [0], policies=ManagerPolicies(prefetch=False))
+    memory = manager.memory
+    manager.add(0.0, ladder(5))
+    number = manager.add(0.0, ladder(5, pinned=True))
+    assert memory.rebalance(20_000.0) == [Load(number, 0)]
+    manager.loaded(20_001.0, number)
+    assert memory.rebalance(21_000.0) == []
+    manager.submit(30_000.0, Request(0, number, 30_000.0))
+    memory.pin(number, pinned=False)
+    assert memory.popularity_of(30_000.0, number) == 1.0
+    assert memory.popularity_of(90_000.0, number) == 0.5
+
+
 def test_higher_priority_starts_first() -> None:
     """Of requests that are ready together, those of the model with the higher priority start first."""
     manager = ModelManager({HOST: 100}, [0])
