@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 from urllib.parse import urlsplit
 
 import typer
+from msgspec import structs
 
 from chrion.cli.console import note
 from chrion.cli.options import GpuBudgetOption
@@ -152,6 +153,8 @@ def serve(
 def scenario_policies(name: str) -> tuple[PolicySpec, int]:
     """Return the policies of a scenario, and the accelerator memory of its first server in bytes.
 
+    A scenario that does not set ``prefetch`` leaves the server's default.
+
     Raises:
         ScenarioError: The scenario is invalid.
         OptionError: Its policy needs the future.
@@ -163,7 +166,10 @@ def scenario_policies(name: str) -> tuple[PolicySpec, int]:
         raise OptionError(f"--scenario {name}: eviction 'belady' needs the future requests: a server cannot use it")
     if scenario.policies.by_speed:
         raise OptionError(f"--scenario {name}: policies.by_speed: the speeds of a server's replicas are not known")
-    return scenario.policies, scenario.servers[0].budget_bytes
+    policies = scenario.policies
+    if "prefetch" not in scenario.content.get("policies", {}):
+        policies = structs.replace(policies, prefetch=_SERVER_POLICIES.prefetch)
+    return policies, scenario.servers[0].budget_bytes
 
 
 def require_libraries(command: str, *, ray: bool = False, otel: bool = False) -> None:

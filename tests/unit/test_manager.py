@@ -471,6 +471,27 @@ def test_batches_form_up_to_the_size_and_the_delay() -> None:
     assert found.batches[2].started_ms == pytest.approx(54.6)
 
 
+def test_a_wait_that_has_ended_is_due_at_once() -> None:
+    """A batch whose delay is over when the next event is asked for starts then, and so do later ones."""
+    manager = ModelManager({HOST: 10}, [0, 1])
+    first, second = (manager.add(0.0, ladder(5, max_batch=4, max_delay_ms=delay)) for delay in (0.05, 5.0))
+    for number in (first, second):
+        manager.submit(0.0, Request(number, number, 0.0, batch_key="k"))
+        manager.loaded(1.0, number)
+    for run in manager.advance(10.0):
+        assert isinstance(run, Run)
+        manager.finish(20.0, run.id)
+    manager.submit(100.0, Request(2, first, 100.0, batch_key="k"))
+    manager.submit(100.0, Request(3, second, 100.0, 102.0, batch_key="k"))
+    assert manager.next_event_ms(100.2) == 100.2
+    assert [action.requests[0].id for action in manager.advance(100.2) if isinstance(action, Run)] == [2]
+    assert manager.next_event_ms(100.2) == 102.0
+    assert manager.next_event_ms(103.0) == 103.0
+    (expired,) = manager.advance(103.0)
+    assert isinstance(expired, Refuse)
+    assert manager.next_event_ms(103.0) == inf
+
+
 def test_a_deadline_passes_while_the_model_loads() -> None:
     """A request whose deadline passes during the load is refused, and the load still ends."""
     manager = ModelManager({HOST: 10}, [0])
@@ -521,6 +542,21 @@ def test_popular_models_grow_and_are_loaded_in_advance_once_memory_is_free() -> 
         driver.push(at, "tick", None)
     driver.run()
     assert [e.variant for e in manager.memory.entries.values()] == [0, 0]
+
+
+def test_a_missing_pinned_model_is_loaded_without_prefetch() -> None:
+    """Of models without requests only a pinned one is loaded into free memory; unpinned it is as popular as used."""
+    manager = ModelManager({HOST: 20}, [0], policies=ManagerPolicies(prefetch=False))
+    memory = manager.memory
+    manager.add(0.0, ladder(5))
+    number = manager.add(0.0, ladder(5, pinned=True))
+    assert memory.rebalance(20_000.0) == [Load(number, 0)]
+    manager.loaded(20_001.0, number)
+    assert memory.rebalance(21_000.0) == []
+    manager.submit(30_000.0, Request(0, number, 30_000.0))
+    memory.pin(number, pinned=False)
+    assert memory.popularity_of(30_000.0, number) == 1.0
+    assert memory.popularity_of(90_000.0, number) == 0.5
 
 
 def test_higher_priority_starts_first() -> None:

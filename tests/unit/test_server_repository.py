@@ -249,8 +249,8 @@ def test_a_folder_that_cannot_be_read_is_left_out(tmp_path: Path) -> None:
 
 
 def test_a_scenario_gives_its_policies_and_memory(tmp_path: Path) -> None:
-    """The server uses what was simulated."""
-    assert scenario_policies("table7") == (PolicySpec(), 8_000_000_000)
+    """The server uses what was simulated, and its default of what the scenario does not set."""
+    assert scenario_policies("table7") == (PolicySpec(prefetch=True), 8_000_000_000)
     scenario = tmp_path / "s.toml"
     scenario.write_text("[policies]\neviction = 'belady'\n", encoding="utf-8")
     with pytest.raises(OptionError, match="future"):

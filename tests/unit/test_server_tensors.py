@@ -16,7 +16,8 @@ from hypothesis.extra import numpy as arrays
 from chrion.serving.server import tensors
 from chrion.serving.server.failures import RequestFailure, Status
 from chrion.serving.server.rest_codec import parse_request
-from chrion.serving.server.tensors import DTYPES, TensorSpec
+from chrion.serving.server.sessions import run_failure
+from chrion.serving.server.tensors import DTYPES, TensorSpec, unequal_sizes
 
 NUMBERS = sorted(set(DTYPES) - {"BYTES", "BF16"})
 
@@ -112,3 +113,22 @@ def test_huge_shapes_without_elements_are_refused(datatype: str) -> None:
             data: Any = b"" if build is tensors.from_raw else []
             with pytest.raises(RequestFailure, match=r"shape: .* although it has no elements|at least 0"):
                 build("x", datatype, shape, data)
+
+
+@pytest.mark.parametrize(
+    ("names", "status", "where"),
+    [
+        (("rows", ""), Status.INVALID, "dimension 'rows'"),
+        (("", ""), Status.INTERNAL, "the first dimension"),
+        (("", "width"), Status.INVALID, "dimension 'width'"),
+    ],
+)
+def test_only_a_named_dimension_makes_a_failure_the_clients(names: tuple[str, str], status: Status, where: str) -> None:
+    """Inputs whose free first dimensions have no name may differ, so that the failure stays the server's."""
+    inputs = [TensorSpec(name, "FP32", (-1, -1), names) for name in "ab"]
+    feeds = {"a": ("FP32", np.zeros((2, 2), np.float32)), "b": ("FP32", np.zeros((1, 1), np.float32))}
+    failure = run_failure("m", RuntimeError("broken"), 1 << 30, unequal_sizes(inputs, feeds))
+    assert failure.status is status
+    assert f"broken; inputs differ in {where}: 2 in a; 1 in b" in str(failure)
+    equal = run_failure("m", RuntimeError("broken"), 1 << 30, unequal_sizes(inputs, dict.fromkeys("ab", feeds["a"])))
+    assert (equal.status, str(equal)) == (Status.INTERNAL, "model 'm': broken")

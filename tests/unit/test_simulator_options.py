@@ -11,6 +11,7 @@ import pytest
 
 from chrion.errors import ScenarioError, TraceError
 from chrion.serving.simulator.cluster_state import Options
+from chrion.serving.simulator.engine import ClusterEngine
 from chrion.serving.simulator.export import export_requests
 from chrion.serving.simulator.run import simulate
 from chrion.serving.simulator.service import scaled
@@ -46,6 +47,27 @@ def test_popular_models_are_loaded_in_advance() -> None:
         engine.run([(np.array([0.0, 1000.0, 2000.0, 3000.0, 20_000.0]), np.array([0, 2, 1, 0, 2]))])
         loads = [(at // 1000, model) for at, what, _, model in journal if what == "load"]
         assert loads == [(0, 0), (1, 2), (2, 1), (3, 0), (13 if prefetch else 20, 2)]
+
+
+def test_a_model_that_a_preload_has_shrunk_grows_as_soon_as_memory_is_free() -> None:
+    """At 2 s one of two models has been idle for the keep-alive time and leaves, and the other one grows."""
+    large, small = (Variant("v", mb, 10.0, 10.0, load_mb=mb) for mb in (600.0, 300.0))
+    engine = engine_of(
+        [large, large],
+        spec=ServerSpec(gpu_memory_gb=1.0),
+        options=Options(keep_alive_ms=1990.0),
+        smaller=[[small, small]],
+        preload=True,
+    )
+    journal: list[tuple[float, str, int, int]] = []
+    engine.cluster.journal = lambda *note: journal.append(note)
+    kept = next(model for model, resident in engine.servers[0].residents.items() if resident.level)
+    times = np.arange(0.5, 6.0) * 1000
+    engine.run([(times, np.full(len(times), kept))])
+    assert [(at, event) for at, event, *_ in journal if event in {"evict", "grow"}] == [
+        (1990.0, "evict"),
+        (2000.0, "grow"),
+    ]
 
 
 @pytest.mark.parametrize(("servers", "share"), [(1, 0.2), (2, 0.04)])
@@ -153,6 +175,14 @@ def test_the_busy_time_of_a_batch_counts_once() -> None:
     (found,) = simulate(scenario_of(variant, **sets))
     assert found.servers[0].gpu_busy * found.duration_ms == pytest.approx(4000.0)
     assert found.total.execution.mean_ms == pytest.approx(2000.0)
+
+
+def test_a_server_that_is_switched_on_has_an_empty_host_memory() -> None:
+    """A preload fills the host memory of the servers that are on at the start."""
+    sets = {"preload": True, "servers.count": 3, "gpu_memory_gb": 0.1, "host_memory_gb": 1.0}
+    scenario = scenario_of({"memory_mb": 100.0, "latency_ms": 1.0}, 5, {"autoscaling": {"min_servers": 2}}, **sets)
+    engine = ClusterEngine(scenario.engine_config("gpu"))
+    assert [len(host.held) for host in engine.hosts] == [5, 5, 0]
 
 
 def test_disk_reads_are_the_misses_of_an_lru_cache() -> None:

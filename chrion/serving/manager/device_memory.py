@@ -12,7 +12,7 @@ These rules are those of the model server (:mod:`chrion.serving.manager.residenc
   wait for go before those of models that have shrunk.
 - The use of a model ends with its last request. Its idle time starts then, and a load that waits for memory may start.
 - Every :data:`TICK_MS`, if no load is in progress or waits, the most popular model for which memory is free is replaced
-  by a larger variant while it is idle, or loaded in advance.
+  by a larger variant while it is idle, or loaded in advance; a server's pinned models are the most popular ones.
 """
 
 from __future__ import annotations
@@ -75,6 +75,8 @@ class DeviceMemory(ABC):
         self._is_fifo = order is order_fifo
         #: Whether popular models are loaded in advance.
         self.prefetch = False
+        #: Models that are loaded in advance in any case, and before others.
+        self.pinned: set[int] = set()
 
     def wait_for_load(self, now: float, model: int, demand_ms: float, priority: float = 0) -> None:
         """Count a request for a model that is missing, also one that was refused: the next one may be in time."""
@@ -169,8 +171,8 @@ class DeviceMemory(ABC):
         """Load a popular model in advance, or replace one by a larger variant, if memory is free and nothing waits."""
         if self.loading is not None or self.cold or now < self.short_at_ms + _CALM_MS:
             return
-        models = self.popularity if self.prefetch else self.residents
-        popular = [(-self.popularity_of(now, model), model) for model in models]
+        models = self.popularity if self.prefetch else self.residents.keys() | self.pinned
+        popular = [(-inf if model in self.pinned else -self.popularity_of(now, model), model) for model in models]
         for _, model in sorted(entry for entry in popular if entry[0] <= -_MIN_POPULARITY):
             level = self.larger(now, model)
             if level is not None:

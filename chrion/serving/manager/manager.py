@@ -213,12 +213,15 @@ class ModelManager:
         return actions + self.memory.next_load(now)
 
     def next_event_ms(self, now: float) -> float:
-        """Return the time after ``now`` of the next deadline or the end of a wait for a batch; infinite for none."""
+        """Return the time of the next deadline or end of a wait for a batch, at least ``now``; infinite for none.
+
+        :meth:`advance` handles all that has passed, so that what is overdue is due at once.
+        """
         if not self._models_of:
             return math.inf
         times = [r.deadline_ms for requests in self._waiting.values() for r in requests]
         times += [r.deadline_ms for line in self._ready.lines.values() for r in line.requests]
-        return min((at for at in (*times, self._ready.wait_ends_ms) if at > now), default=math.inf)
+        return max(now, min(*times, self._ready.wait_ends_ms, math.inf))
 
     def _line(self, number: int) -> Line[Request] | None:
         """Return the ready requests of a model; None if there are none."""

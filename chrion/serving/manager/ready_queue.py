@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import count, islice
 from math import inf
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -35,6 +35,8 @@ class BatchLimits(NamedTuple):
 
 #: A request starts alone.
 ALONE = BatchLimits()
+#: Outdated entries of lines that may start that are kept beyond twice the number of lines (a choice, not measured).
+_OUTDATED = 64
 
 
 class Line(Generic[T]):
@@ -107,7 +109,9 @@ class ReadyQueue(Generic[T]):
         """Return the line whose first batch is the next to start; None if all batches wait."""
         while self._delayed and self._delayed[0][0] <= now:
             _, ticket, line = heappop(self._delayed)
-            if line.opened < ticket:
+            if line.delayed == ticket:
+                line.delayed = -1
+            if line.items and line.opened < ticket == line.items[0][0]:
                 line.opened = ticket
                 heappush(self.open, (-line.priority, ticket, line))
         while self.open:
@@ -143,13 +147,20 @@ class ReadyQueue(Generic[T]):
         return first[2:]
 
     def remove(self, line: Line[T], requests: Sequence[T]) -> None:
-        """Remove requests of a line."""
+        """Remove requests of a line; the rest of a batch that had no room waits again."""
         for request in requests:
             if line.items[0][2] is request:
                 line.items.popleft()
             else:
                 del line.items[line.requests.index(request)]
+        if line.limits.delay_ms and line.items and line.opened == line.items[0][0] and not self._is_complete(line):
+            self.open.remove((-line.priority, line.opened, line))
+            heapify(self.open)
+            line.opened = -1
         self._settle(line)
+        if len(self.open) > 2 * len(self.lines) + _OUTDATED:
+            self.open[:] = [entry for entry in self.open if entry[2].items and entry[2].items[0][0] == entry[1]]
+            heapify(self.open)
 
     def ahead_of(self, priority: float) -> list[T]:
         """Return the requests that precede one of a priority that becomes ready now, in order, apart from batches."""
@@ -172,7 +183,7 @@ class ReadyQueue(Generic[T]):
     def _settle(self, line: Line[T]) -> None:
         """Note when the first batch of a line may start, if it is another one."""
         if not line.items:
-            if line.limits is not ALONE or self._rank:
+            if line.limits is not ALONE or self._rank or line.priority:
                 del self.lines[line.name, line.priority]
             return
         ticket, since_ms, _ = line.items[0]

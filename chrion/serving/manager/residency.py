@@ -10,7 +10,6 @@ The rules of the device that variants differ in, the accelerator, or the host if
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -110,6 +109,8 @@ class Residency(DeviceMemory):
         latency = [v.latency_ms for v in model.variants]
         self.entries[number] = Entry(model, resident, latency_ms=latency)
         self.popularity[number] = 0.0, now
+        if model.pinned:
+            self.pinned.add(number)
         self._tabulate(number)
 
     def remove(self, number: int) -> list[Action]:
@@ -127,6 +128,7 @@ class Residency(DeviceMemory):
             self._reserve(entry, -1)
             del self.reserved[number]
         del self.entries[number], self.popularity[number]
+        self.pinned.discard(number)
         for row in self._rows:
             del row[number]
         return actions
@@ -160,10 +162,6 @@ class Residency(DeviceMemory):
                     free[device] -= self._bytes(pinned, 0, device)
         return any(self._fits(entry, at, free) for at in range(entry.first, len(entry.model.variants)))
 
-    def popularity_of(self, now: float, model: int) -> float:
-        """Return the popularity of a model; pinned ones are the most popular."""
-        return math.inf if self.entries[model].model.pinned else super().popularity_of(now, model)
-
     def request(self, now: float, number: int) -> list[Action]:
         """Request the load of a model that is not resident."""
         entry = self.entries[number]
@@ -191,6 +189,7 @@ class Residency(DeviceMemory):
         entry = self.entries[number]
         entry.model = replace(entry.model, pinned=pinned)
         entry.resident.pinned = pinned
+        (self.pinned.add if pinned else self.pinned.discard)(number)
 
     def acquire(self, number: int, uses: int = 1) -> None:
         """Protect a model from eviction for some requests."""

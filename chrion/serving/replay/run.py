@@ -234,8 +234,11 @@ def _differences(scenario: Scenario, server: ServerFigures, device: str) -> list
     budget = server.budget.get(device, 0.0)
     if abs(budget - budgets[0]) > 0.01 * budgets[0]:
         differences.append(f"memory for models: scenario {budgets[0] / 1e6:g} MB, server {budget / 1e6:g} MB")
-    for kind in ("eviction", "load_order", "admission"):
-        expected, given = getattr(scenario.policies, kind), server.policies.get(kind, "unknown")
+    own = scenario.policies
+    prefetch = str(own.prefetch).lower()
+    kinds = {"eviction": own.eviction, "load_order": own.load_order, "admission": own.admission, "prefetch": prefetch}
+    for kind, expected in kinds.items():
+        given = server.policies.get(kind, "unknown")
         if expected != given:
             differences.append(f"{kind.replace('_', ' ')}: scenario {expected}, server {given}")
     return [*differences, *(f"the scenario has {part}" for part in _simulated_only(scenario))]

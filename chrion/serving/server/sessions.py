@@ -193,14 +193,17 @@ def _array(value: ort.OrtValue) -> Array:
     return np.frombuffer(content, np.uint16).reshape(shape)
 
 
-def run_failure(model: str, error: BaseException, limit: int, unequal: str = "") -> RequestFailure:
+def run_failure(
+    model: str, error: BaseException, limit: int, unequal: tuple[str, bool] = ("", False)
+) -> RequestFailure:
     """Return the failure of a request.
 
     Args:
         model: The name of the model.
         error: What its run raised.
         limit: Memory of models and requests together, in bytes.
-        unequal: Which of its inputs differ in the size of a dimension that they share; see :func:`unequal_sizes`.
+        unequal: Which of its inputs differ in the size of a dimension that they share, and whether that has a name:
+            without one, the failure may be the server's; see :func:`unequal_sizes`.
     """
     missing = missing_bytes(error)
     if missing is not None:
@@ -212,6 +215,6 @@ def run_failure(model: str, error: BaseException, limit: int, unequal: str = "")
         return RequestFailure(Status.INVALID, text)
     if is_out_of_memory(error):
         return RequestFailure(Status.UNAVAILABLE, text, retry_s=1.0)
-    if unequal:
-        return RequestFailure(Status.INVALID, f"{text}; {unequal}")
-    return RequestFailure(Status.INTERNAL, text)
+    explanation, is_named = unequal
+    text = f"{text}; {explanation}" if explanation else text
+    return RequestFailure(Status.INVALID if is_named else Status.INTERNAL, text)

@@ -276,11 +276,14 @@ def check_request(
     return tuple(offered[name] for name in dict.fromkeys(names)) if names else tuple(outputs)
 
 
-def unequal_sizes(inputs: Sequence[TensorSpec], feeds: Mapping[str, tuple[str, Array]]) -> str:
-    """Return which inputs of a request differ in the size of a dimension that they share; empty if none do.
+def unequal_sizes(inputs: Sequence[TensorSpec], feeds: Mapping[str, tuple[str, Array]]) -> tuple[str, bool]:
+    """Return which inputs of a request differ in the size of a dimension that they share, empty if none do.
 
-    A name of a free dimension means one size, and so does a free first dimension without a name, as that of columns.
+    A name of a free dimension means one size; a free first dimension without a name may mean one, as that of columns.
     Some models run nevertheless, so that this explains a failure.
+
+    Returns:
+        The explanation, and whether the dimension has a name.
     """
     shared: dict[str, dict[int, list[str]]] = {}
     for spec in inputs:
@@ -288,12 +291,12 @@ def unequal_sizes(inputs: Sequence[TensorSpec], feeds: Mapping[str, tuple[str, A
             if size < 0 and (spec.names[axis] or not axis):
                 sizes = shared.setdefault(spec.names[axis], {})
                 sizes.setdefault(feeds[spec.name][1].shape[axis], []).append(spec.name)
-    for dimension, sizes in shared.items():
+    for dimension, sizes in sorted(shared.items(), key=lambda entry: not entry[0]):
         if len(sizes) > 1:
             found = (f"{n} in {', '.join(own[:_NAMED])}{', ...' * (len(own) > _NAMED)}" for n, own in sizes.items())
             where = f"dimension {dimension!r}" if dimension else "the first dimension"
-            return f"inputs differ in {where}: {'; '.join(found)}"
-    return ""
+            return f"inputs differ in {where}: {'; '.join(found)}", bool(dimension)
+    return "", False
 
 
 def _array(name: str, datatype: str, values: list[Any]) -> Array:

@@ -91,7 +91,8 @@ def divide(weights: Sequence[float], cells: int, everywhere: Collection[int] = (
         everywhere: Models that are divided among all cells: every server holds them.
     """
     largest = max(sum(weights) / cells * _LARGEST_PART, 1e-300)
-    numbers = {at: max(1, min(cells, math.ceil(w / largest))) for at, w in enumerate(weights) if at not in everywhere}
+    common = frozenset(everywhere)
+    numbers = {at: max(1, min(cells, math.ceil(w / largest))) for at, w in enumerate(weights) if at not in common}
     found: list[dict[int, float]] = [dict.fromkeys(everywhere, 1 / cells) for _ in range(cells)]
     heap = [(0.0, cell) for cell in range(cells)]
     for model in sorted(numbers, key=lambda model: -weights[model] / numbers[model]):

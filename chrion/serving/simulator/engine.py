@@ -278,7 +278,8 @@ class ClusterEngine:
                 free[best] = self.servers[best].free_bytes
         self._fill()
         for host in self.hosts:
-            host.fill(range(len(pinned)))
+            if host.on:
+                host.fill(range(len(pinned)))
 
     def _fill(self) -> None:
         """Load further copies of models, in their order, into free memory."""

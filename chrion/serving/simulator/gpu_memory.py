@@ -140,6 +140,8 @@ class GpuMemory(DeviceMemory):
             return True
         size = self.sizes[0][model]
         room = self.make_room(now, model, evict=False) if shrink or size <= self.free_bytes else None
+        if shrink:
+            self.short_at_ms = -_INFINITY  # no load has been
         if room is None:
             return False
         if size:

@@ -79,7 +79,7 @@ def scenario(tmp_path: Path, cli: Chrion, monkeypatch: pytest.MonkeyPatch) -> Pa
 
 def test_measured_beside_predicted(scenario: Path, cli: Chrion) -> None:
     """All requests are sent and answered, and what the replay reports is what the server has counted."""
-    policies = ManagerPolicies(load_order="fifo")
+    policies = ManagerPolicies(load_order="fifo", prefetch=False)
     with local_server(scenario.parent / "models", memory_mb=55.0, policies=policies, http=True) as server:
         code, out, err = cli("replay", str(scenario), "--url", server.url, "--json")
         assert code == 0, err
@@ -114,6 +114,7 @@ def test_tables_and_limits(scenario: Path, cli: Chrion) -> None:
         assert "shrink" not in out
         assert "differs: memory for models: scenario 55 MB, server 44 MB" in out
         assert "differs: eviction: scenario lru, server lfu" in out
+        assert "differs: prefetch: scenario false, server true" in out
         _, out, err = cli("replay", str(scenario), "--url", server.url, "--duration", "40ms", "--json")
         assert json.loads(out)["patterns"][-1]["arrivals"] == 3  # at 10, 20 and 30 ms
         assert "simulating small, 3 requests in each of 2 patterns" in err

@@ -16,10 +16,20 @@ from pathlib import Path
 
 import pytest
 
+from chrion.serving.server.options import ServerOptions
 from command_line import Chrion, assert_refused
 from local_server import local_server
 from model_repository import product, put
 from server_client import wait_until
+
+_SCENARIO = """
+patterns = ["gpu"]
+[[models]]
+name = "m"
+[models.variants.gpu]
+memory_mb = 24.0
+latency_ms = 2.0
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -99,6 +109,18 @@ def test_wrong_options_are_one_line(cli: Chrion, tmp_path: Path) -> None:
             (["models", *tls], "TLS certificate"),
         ):
             assert_refused(cli("serve", *arguments), about)
+
+
+def test_only_a_scenario_that_says_so_stops_loading_in_advance(
+    cli: Chrion, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server's default is used with a scenario that does not set ``prefetch``."""
+    found: list[ServerOptions] = []
+    monkeypatch.setattr("chrion.serving.server.run.run", lambda options, _: found.append(options))
+    for name, line in (("unset", ""), ("on", "prefetch = true"), ("off", "prefetch = false")):
+        (tmp_path / f"{name}.toml").write_text(f"{_SCENARIO}[policies]\n{line}\n", encoding="utf-8")
+        assert cli("serve", ".", "--scenario", f"{name}.toml", "--accelerator", "none")[0] == 0
+    assert [options.policies.prefetch for options in found] == [True, True, False]
 
 
 def test_a_repository_without_models_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
