@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
@@ -255,6 +257,21 @@ def test_weights_of_inner_graphs_and_functions_are_checked(folder: Path) -> None
         onnx.save(model, folder / "m.onnx")
         with pytest.raises(UnsafeModelError):
             load(folder / "m.onnx")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
+def test_weights_whose_name_is_not_utf8_are_read(folder: Path) -> None:
+    """A session reads them as onnxruntime does, and protects the folder as for other names."""
+    path = folder / "m.onnx"
+    path.write_bytes(weights_elsewhere("w?.bin").SerializeToString().replace(b"w?.bin", b"w\xff.bin"))
+    (folder / os.fsdecode(b"w\xff.bin")).write_bytes((folder / "w.bin").read_bytes())
+    feed = {"x": np.ones(1000, np.float32)}
+    for mode in ("never", "now"):
+        with HybridSession(path, tune=mode) as session:
+            assert_equal(session.run(None, feed), ort.InferenceSession(path).run(None, feed))
+    path.write_bytes(weights_elsewhere("../secret/w?.bin").SerializeToString().replace(b"w?.bin", b"w\xff.bin"))
+    with pytest.raises(UnsafeModelError, match="weight 'w' is outside"):
+        HybridSession(path, tune="never")
 
 
 @pytest.mark.parametrize("location", ["w.bin", "./w.bin", "inner.bin"])

@@ -123,6 +123,7 @@ REFUSED = [
     (ENSEMBLE, {"nodes_falseleafs": GONE}, "nodes_falseleafs has 0 values, expected 1"),
     (ENSEMBLE, {"leaf_targetids": [0, 3]}, "leaf_targetids has 3"),
     (ENSEMBLE, {"nodes_modes": np.array([200], np.uint8)}, "nodes_modes has 200"),
+    (ENSEMBLE, {"nodes_modes": onnx.TensorProto(data_type=999, dims=[1])}, "KeyError(999)"),
     (ENSEMBLE, {"nodes_modes": MEMBER}, "membership_values has no members"),
     (ENSEMBLE, {"nodes_modes": MEMBER, "membership_values": np.array([np.nan], np.float32)}, "has no members"),
 ]
