@@ -233,6 +233,19 @@ def test_weights_outside_the_folder_are_refused(folder: Path, location: str) -> 
             read(path)
 
 
+@pytest.mark.parametrize("location", ["../secret/w.bin", "/nowhere/w.bin"])
+def test_weights_that_options_hold_need_no_file(location: str) -> None:
+    """A model in memory whose weights are in memory is served; without them it is refused."""
+    model, weight = weights_elsewhere(location).SerializeToString(), np.ones(1000, np.float32).tobytes()
+    options = ort.SessionOptions()
+    options.add_external_initializers_from_files_in_memory([location], [weight], [len(weight)])
+    for mode in ("never", "now"):
+        with HybridSession(model, options, tune=mode) as session:
+            assert_equal(session.run(None, {"x": np.ones(1000, np.float32)}), [np.full(1000, 2, np.float32)])
+        with pytest.raises(UnsafeModelError, match="weight 'w' is outside"):
+            HybridSession(model, tune=mode)
+
+
 @pytest.mark.parametrize("location", ["a" * 300, "a/" * 3000 + "b", "w.bin/b"])
 def test_weights_with_impossible_names_are_refused(folder: Path, location: str) -> None:
     """No file can have such a name; the model is refused like others whose weights are missing."""
