@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import FrameType
+from typing import Any
 
 import numpy as np
 import onnx
@@ -145,6 +148,37 @@ def test_operators_that_cannot_be_called(reason: str) -> None:
     with pytest.raises(ValueError, match="cannot be called"):
         NativeCalls(bound.session, bound.binding, 2 if reason == "number" else 1)
     bound.run()
+
+
+def test_an_interrupt_leaves_operators_that_compute() -> None:
+    """Wherever Ctrl-C interrupts the recording, the operators of this thread compute afterwards."""
+    cell = Cell("GRU")
+    bound, at = bind_cell(cell, cell.feed(3, 2)), 0
+    plain = bound.run()
+
+    def trace(frame: FrameType, event: str, _: object) -> Callable[..., Any] | None:
+        nonlocal at
+        if frame.f_code is not NativeCalls.__init__.__code__:
+            return None
+        at -= event == "line"
+        if at < 0:
+            raise KeyboardInterrupt
+        return trace
+
+    for line in range(40):
+        at = line
+        sys.settrace(trace)
+        try:
+            NativeCalls(bound.session, bound.binding, 1)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+        for array in bound.outputs.values():
+            array.fill(np.nan)
+        for found, wanted in zip(bound.run(), plain, strict=True):
+            np.testing.assert_array_equal(found, wanted)
+    assert at > 0  # the last ones were not interrupted
 
 
 def test_a_run_that_fails_leaves_no_calls() -> None:
