@@ -280,3 +280,21 @@ def test_the_axis_of_directions_is_removed_by_the_operator(opset: int, others: s
     for found, wanted in zip(run_model(native, feed), run_plain(model, feed), strict=True):
         assert found.shape == wanted.shape
         np.testing.assert_allclose(found, wanted, atol=1e-6)
+
+
+def test_native_operators_that_were_there_before_are_kept() -> None:
+    """Another rewrite of a model changes neither the model nor the native operators that it has."""
+    model = Cell("GRU").model()
+    other = onnx.NodeProto()
+    other.CopyFrom(model.graph.node[0])
+    other.name = "other"
+    other.output[:] = ["other Y"]
+    native = with_native_operators(model)
+    native.graph.initializer.append(onnx.numpy_helper.from_array(np.array([1]), "axes"))
+    native.graph.node.extend([node("Squeeze", ["Y", "axes"], ["y"], "squeeze"), other])
+    del native.graph.output[:]
+    native.graph.output.extend(value(name, FLOAT, None) for name in ("y", "other Y"))
+    before = native.SerializeToString(deterministic=True)
+    again = with_native_operators(native)
+    assert native.SerializeToString(deterministic=True) == before
+    assert [n.op_type for n in again.graph.node] == ["Recurrent", "Squeeze", "Recurrent"]
