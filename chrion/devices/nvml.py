@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from chrion.common.imports import importing
+
 #: The time between two readings during a run; a reading takes some tenths of a millisecond.
 _INTERVAL_S = 0.001
 
@@ -139,7 +141,8 @@ def _shows_processes() -> bool:
 def _library() -> Any:
     """Return the initialised NVML module, or None if it is not installed or cannot be initialised."""
     try:
-        import pynvml  # noqa: PLC0415 - an optional dependency
+        with importing:
+            import pynvml  # noqa: PLC0415 - an optional dependency
 
         pynvml.nvmlInit()
     except Exception:  # noqa: BLE001 - not installed, or no driver

@@ -37,8 +37,8 @@ def check_external(proto: onnx.ModelProto, path: Path | None) -> None:
     folder = path.parent if path else Path.cwd()
     own = {folder.resolve(), *([path.resolve().parent] if path else [])}
     for tensor in tensors_of(proto):
-        for entry in tensor.external_data:
-            if entry.key == "location" and not _inside(entry.value, folder, own):
+        for entry in _locations([tensor]):
+            if not _inside(_location(entry), folder, own):
                 raise UnsafeModelError(
                     f"{path or 'model'}: weight {tensor.name!r} is outside the model's folder: {entry.value[:200]!r}",
                     hint="weights are read only from the folder of the model",
@@ -48,7 +48,7 @@ def check_external(proto: onnx.ModelProto, path: Path | None) -> None:
 def has_weights_beside(proto: onnx.ModelProto, path: Path) -> bool:
     """Return whether all files that a model names are beside a path to it."""
     # os.path.exists, unlike Path.exists, returns False for a name that no file can have: the names are not checked yet.
-    return all(os.path.exists(path.parent / entry.value) for entry in _locations(proto))  # noqa: PTH110
+    return all(os.path.exists(path.parent / _location(entry)) for entry in _locations(tensors_of(proto)))  # noqa: PTH110
 
 
 def external_files(proto: onnx.ModelProto, path: Path) -> list[Path]:
@@ -58,7 +58,7 @@ def external_files(proto: onnx.ModelProto, path: Path) -> list[Path]:
         proto: A model that :func:`check_external` accepts.
         path: Its file, beside which the weights are.
     """
-    return sorted({(path.parent / entry.value).resolve() for entry in _locations(proto)})
+    return sorted({(path.parent / _location(entry)).resolve() for entry in _locations(tensors_of(proto))})
 
 
 def follow_links(proto: onnx.ModelProto, path: Path) -> Path:
@@ -75,8 +75,8 @@ def follow_links(proto: onnx.ModelProto, path: Path) -> Path:
     if all(file.is_relative_to(own) for file in external_files(proto, path)):
         return own
     folder = path.resolve().parent
-    for entry in _locations(proto):
-        entry.value = os.path.relpath((path.parent / entry.value).resolve(), folder)
+    for entry in _locations(tensors_of(proto)):
+        entry.value = os.path.relpath((path.parent / _location(entry)).resolve(), folder)
     return folder
 
 
@@ -91,8 +91,13 @@ def nodes_of(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
     yield from _with_nested([*proto.graph.node, *(node for function in proto.functions for node in function.node)])
 
 
-def _locations(proto: onnx.ModelProto) -> Iterator[onnx.StringStringEntryProto]:
-    return (entry for tensor in tensors_of(proto) for entry in tensor.external_data if entry.key == "location")
+def _locations(tensors: Iterable[onnx.TensorProto]) -> Iterator[onnx.StringStringEntryProto]:
+    return (entry for tensor in tensors for entry in tensor.external_data if entry.key == "location")
+
+
+def _location(entry: onnx.StringStringEntryProto) -> str:
+    """Return the name of a file, which protobuf returns as bytes if it is not UTF-8."""
+    return os.fsdecode(entry.value)
 
 
 def _inside(location: str, folder: Path, own: Collection[Path]) -> bool:

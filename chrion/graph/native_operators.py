@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 
 import onnx
 from onnx import helper, numpy_helper
@@ -62,22 +62,25 @@ def with_native_operators(
         for node in chosen
     }
     rewriter = Rewriter(model)
-    rewriter.nodes = _without_squeezes([replaced.get(id(node), node) for node in model.graph.node], model)
+    nodes = [replaced.get(id(node), node) for node in model.graph.node]
+    rewriter.nodes = _without_squeezes(nodes, replaced.values(), model)
     rewritten = rewriter.finish()
     if not has_native_operators(rewritten):
         rewritten.opset_import.append(helper.make_opsetid(NATIVE, 1))
     return rewritten
 
 
-def _without_squeezes(nodes: list[onnx.NodeProto], model: onnx.ModelProto) -> list[onnx.NodeProto]:
-    """Return nodes without those that remove the axis of directions from Y, if native operators can return it so."""
+def _without_squeezes(
+    nodes: list[onnx.NodeProto], made: Iterable[onnx.NodeProto], model: onnx.ModelProto
+) -> list[onnx.NodeProto]:
+    """Return nodes without those that remove the axis of directions from Y, if operators just made can return it so."""
     if any(True for node in nodes for _ in bodies_of(node)):  # a body may read any value
         return nodes
     reading, removed = readers(nodes), set[int]()
     results = {result.name for result in model.graph.output}
     weights = {tensor.name: tensor for tensor in model.graph.initializer}
-    for node in nodes:
-        if node.domain != NATIVE or node.op_type != OPERATOR or not node.output[0] or node.output[0] in results:
+    for node in made:
+        if node.op_type != OPERATOR or not node.output[0] or node.output[0] in results:
             continue
         squeezes = reading.get(node.output[0], [])
         single = int_attribute(node, "directions", 1) == 1 and not int_attribute(node, "layout", 0)

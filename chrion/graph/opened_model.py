@@ -37,6 +37,8 @@ _CHUNK_BYTES = 1 << 24
 _READ = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
 #: The key of every weight that is in another file, and what the names of all operators with trees begin with.
 _EXTERNAL, _TREES = b"location", b"TreeEnsemble"
+#: What follows the first four bytes of a model in onnxruntime's own format.
+_ORT_FORMAT = b"ORTM"
 
 
 class OpenedModel:
@@ -45,6 +47,8 @@ class OpenedModel:
     Args:
         source: A file, which need not exist, or the bytes of a model.
         files: The identities of its files, if the model was opened before, in another process for example.
+        weights_given: Whether session options may hold the external weights of a model in memory, whose names are then
+            not those of files.
 
     Attributes:
         source: The file or the bytes, as given.
@@ -53,7 +57,13 @@ class OpenedModel:
         note: What has happened to the files; empty if nothing was noticed.
     """
 
-    def __init__(self, source: str | Path | bytes, files: Mapping[str, Identity] | None = None) -> None:
+    def __init__(
+        self,
+        source: str | Path | bytes,
+        files: Mapping[str, Identity] | None = None,
+        *,
+        weights_given: bool = False,
+    ) -> None:
         self.source = source if isinstance(source, bytes) else os.fspath(source)
         self.path = "" if isinstance(source, bytes) else os.path.abspath(source)  # noqa: PTH100 - links stay
         self.note = ""
@@ -64,7 +74,8 @@ class OpenedModel:
         #: Why no session may open the model.
         self._refusal: UnsafeModelError | None = None
         if isinstance(source, bytes):
-            _, _, self._refusal = _inspect(source if _EXTERNAL in source or _TREES in source else b"", "")
+            marked = _TREES in source or (_EXTERNAL in source and not weights_given)
+            _, _, self._refusal = _inspect(source if marked else b"", "", external=not weights_given)
         else:
             self._open()
         if files and self.path:
@@ -264,23 +275,28 @@ def _marked(descriptor: int) -> bytes:
     return b""
 
 
-def _inspect(content: bytes, path: str) -> tuple[list[Path], str, UnsafeModelError | None]:
+def _inspect(content: bytes, path: str, *, external: bool = True) -> tuple[list[Path], str, UnsafeModelError | None]:
     """Return the files of a model's external weights, the path that they are beside, and why no session may open it.
 
     There are no such files if it is no model, or names impossible files.
     """
     if not content:
         return [], path, None
+    where = path or "model"
+    if content[4:8] == _ORT_FORMAT and _TREES in content:
+        reason = f"{where}: a model in ORT format with tree ensembles, which cannot be checked"
+        return [], path, UnsafeModelError(reason, hint="give its .onnx file")
     from chrion.graph.reading import parse  # noqa: PLC0415 - onnx is slow to import, and few models need it
     from chrion.graph.unsafe_trees import check_trees  # noqa: PLC0415 - as above
 
     try:
         proto = parse(content, path)
-        check_trees(proto, path or "model")
+        check_trees(proto, where)
         file = Path(path) if path else None
         if file and not has_weights_beside(proto, file):
             file = file.resolve()
-        check_external(proto, file)
+        if external:
+            check_external(proto, file)
         return external_files(proto, file) if file else [], str(file or ""), None
     except UnsafeModelError as refusal:
         return [], path, refusal

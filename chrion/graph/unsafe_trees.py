@@ -48,8 +48,9 @@ def check_trees(proto: onnx.ModelProto, where: str) -> None:
         if is_tree_ensemble(node):
             try:
                 (_check_ensemble if node.op_type == ENSEMBLE else _check_classic)(node, attributes_of(node))
-            except (TypeError, ValueError, OverflowError) as error:
-                reason = f"{where}: {describe(node)} cannot be run safely: {error}"
+            except Exception as error:  # whatever an attribute may be
+                found = str(error) if isinstance(error, TypeError | ValueError) else repr(error)
+                reason = f"{where}: {describe(node)} cannot be run safely: {found}"
                 raise UnsafeModelError(reason, hint="onnxruntime could end the process") from error
 
 

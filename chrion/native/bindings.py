@@ -88,7 +88,7 @@ def _library() -> ctypes.CDLL | None:
         ),
         "start": (pointer, ctypes.c_int, ctypes.POINTER(_Part), ctypes.c_double, ctypes.c_double, ctypes.c_int),
         "stop": (ctypes.c_bool, pointer, ctypes.c_double),
-        "run_session": (ctypes.c_bool, pointer, pointer, failure),
+        "record_session": (ctypes.c_bool, *[pointer] * 4, ctypes.c_size_t, failure, ctypes.POINTER(pointer)),
         "frame": (pointer, ctypes.c_int, ctypes.c_int, *[ctypes.POINTER(pointer)] * 3, pointer),
         "free_frame": (None, pointer),
         "run": (ctypes.c_int, pointer, pointer, pointer, pointer, failure),
@@ -226,6 +226,9 @@ class NativeCalls:
         binding: Its tensors, on which the session is run once to record the calls.
         count: The number of its operators.
 
+    Attributes:
+        function: The function that carries them out.
+
     Raises:
         NativeError: onnxruntime refuses the binding.
         ValueError: Some of the operators cannot be called: their inputs may change how they run.
@@ -234,18 +237,20 @@ class NativeCalls:
     def __init__(self, session: NativeSession, binding: NativeBinding, count: int) -> None:
         operators, failure = operators_library(), _Failure()
         assert operators is not None  # noqa: S101 - the session has its operators
-        operators.chrion_begin_recording()
-        try:
-            ran = _loaded().chrion_run_session(session.resource.pointer, binding.resource.pointer, failure)
-        finally:
-            pointer = operators.chrion_end_recording(count)
-        resource = _Resource(pointer, operators.chrion_free_calls, session.resource, binding.resource)
+        begin, end, self.function = (
+            ctypes.cast(function, ctypes.c_void_p)
+            for function in (operators.chrion_begin_recording, operators.chrion_end_recording, operators.chrion_call)
+        )
+        calls = ctypes.c_void_p()
+        ran = _loaded().chrion_record_session(
+            session.resource.pointer, binding.resource.pointer, begin, end, count, failure, calls
+        )
+        pointer = calls.value
+        resource = _Resource(pointer or 0, operators.chrion_free_calls, session.resource, binding.resource)
         if not ran:
             raise failure.error()
         if not pointer:
             raise ValueError("the operators of the segment cannot be called")
-        #: The function that carries them out.
-        self.function = ctypes.cast(operators.chrion_call, ctypes.c_void_p)
         self.resource = resource
         _finalise(self, resource)
 

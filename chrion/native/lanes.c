@@ -401,10 +401,16 @@ static OrtStatus *run_session(OrtSession *session, const Options *options, const
       session, options ? options->runs : NULL, binding);
 }
 
-/* Run a session on this thread, outside of any request. Return false on failure. */
-EXPORT bool chrion_run_session(OrtSession *session, const OrtIoBinding *binding, Failure *failure) {
+/* Run a session on this thread, outside of any request, while its operators record their calls, which the last argument
+ * receives; NULL if their number is not the expected one. A single function, so that no signal is handled between its
+ * parts. Return false on failure. */
+EXPORT bool chrion_record_session(OrtSession *session, const OrtIoBinding *binding, void (*begin)(void),
+                                  void *(*end)(size_t), size_t expected, Failure *failure, void **calls) {
   failure->code = 0;
-  return succeeded(run_session(session, NULL, binding), failure);
+  begin();
+  OrtStatus *status = run_session(session, NULL, binding);
+  *calls = end(expected);
+  return succeeded(status, failure);
 }
 
 static void run(Frame *frame, int32_t segment) {

@@ -220,18 +220,16 @@ EXPORT void chrion_free_calls(Call *call) {
 }
 
 /* Record the operators that this thread runs, until chrion_end_recording. */
-EXPORT void chrion_begin_recording(void) {
-  recorded = NULL;
-  calls = 0;
-  next_call = &recorded;
-}
+EXPORT void chrion_begin_recording(void) { next_call = &recorded; }
 
 /* Return the calls, or NULL if their number is another one. */
 EXPORT Call *chrion_end_recording(size_t expected) {
+  Call *found = calls == expected ? recorded : NULL;
+  if (!found) chrion_free_calls(recorded);
   next_call = NULL;
-  if (calls == expected) return recorded;
-  chrion_free_calls(recorded);
-  return NULL;
+  recorded = NULL;
+  calls = 0;
+  return found;
 }
 
 /* Carry out recorded calls, also on several threads at the same time. */

@@ -17,8 +17,6 @@ def operators_library() -> ctypes.CDLL | None:
     """Return the library of the operators; None if they were not compiled when Chrion was installed."""
     library = load_library(_NAME, "native operators")
     if library is not None:
-        library.chrion_end_recording.argtypes = (ctypes.c_size_t,)
-        library.chrion_end_recording.restype = ctypes.c_void_p
         library.chrion_free_calls.argtypes = (ctypes.c_void_p,)
     return library
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 
+from chrion.common.imports import importing
 from chrion.machine.cores import physical_cores
 
 
@@ -54,10 +55,11 @@ def this_machine(accelerator: str | None = None) -> Machine:
         accelerator: The execution provider in use, or None. A GPU that NVML lists is described by its own name.
     """
     # Planning reads descriptions of machines, but needs no onnxruntime.
-    import onnxruntime as ort  # noqa: PLC0415
+    with importing:
+        import onnxruntime as ort  # noqa: PLC0415
 
-    from chrion.devices.cuda import CUDA_PROVIDER  # noqa: PLC0415
-    from chrion.devices.nvml import gpus  # noqa: PLC0415
+        from chrion.devices.cuda import CUDA_PROVIDER  # noqa: PLC0415
+        from chrion.devices.nvml import gpus  # noqa: PLC0415
 
     cards = gpus() if accelerator == CUDA_PROVIDER else ()
     return Machine(

@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from chrion.common.imports import importing
 from chrion.common.units import format_ms
 from chrion.machine.allocator import trim
 from chrion.machine.cgroups import cpu_quota
@@ -421,7 +422,12 @@ class BackgroundTuner:
             plain = self._table.plain(decision.evidence)
             # With free dimensions it serves other shapes as well.
             return plain if named else plain_sessions.compare_live(plain, decision)
-        from chrion.runtime.selection.model_loading import reason_of_options  # noqa: PLC0415 - as above
+        with importing:
+            import chrion.graph.loader  # noqa: PLC0415 - as above
+            import chrion.graph.merge  # noqa: PLC0415
+            import chrion.graph.recurrent  # noqa: PLC0415
+            import chrion.runtime.execution.cut_engine  # noqa: PLC0415, F401
+            from chrion.runtime.selection.model_loading import reason_of_options  # noqa: PLC0415
 
         graph = self._config.load(named)
         if reason := reason_of_options(self._config, graph):

@@ -37,6 +37,7 @@ from chrion.runtime.selection.decisions import Decision
 from chrion.runtime.selection.plain_sessions import PLAIN
 from chrion.runtime.selection.plan_memory import explain_refusal
 from chrion.runtime.selection.selector import EngineSelector, warn_of_slo, why_plain
+from chrion.runtime.selection.tuning_lock import BusyError
 from chrion.scheduler.plan import Plan
 
 log = logging.getLogger(__name__)
@@ -396,7 +397,10 @@ class Engines:
         except Exception:  # noqa: BLE001 - the error is raised when the model is loaded
             return None
         if all(info.type.startswith("tensor(") and not info.free for info in self._table.inputs):
-            decision = decide_now(config)
+            try:
+                decision = decide_now(config)
+            except BusyError:
+                self._selector.patience_s = 0.0  # it was waited for
             if decision is None or decision.winner != PLAIN:
                 self._plain_sessions.forget()
         return decision

@@ -110,7 +110,7 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
         limits = PlanOptions(slo, alpha, gpu_budget=gpu_budget, memory=memory).limits
         given = Plan.load(plan) if isinstance(plan, str | Path) else plan
         config = SessionConfig(
-            open_model(path_or_bytes),
+            open_model(path_or_bytes, weights_given=sess_options is not None),
             sess_options,
             providers,
             provider_options,

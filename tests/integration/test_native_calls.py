@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import FrameType
+from typing import Any
 
 import numpy as np
 import onnx
@@ -147,6 +150,37 @@ def test_operators_that_cannot_be_called(reason: str) -> None:
     bound.run()
 
 
+def test_an_interrupt_leaves_operators_that_compute() -> None:
+    """Wherever Ctrl-C interrupts the recording, the operators of this thread compute afterwards."""
+    cell = Cell("GRU")
+    bound, at = bind_cell(cell, cell.feed(3, 2)), 0
+    plain = bound.run()
+
+    def trace(frame: FrameType, event: str, _: object) -> Callable[..., Any] | None:
+        nonlocal at
+        if frame.f_code is not NativeCalls.__init__.__code__:
+            return None
+        at -= event == "line"
+        if at < 0:
+            raise KeyboardInterrupt
+        return trace
+
+    for line in range(40):
+        at = line
+        sys.settrace(trace)
+        try:
+            NativeCalls(bound.session, bound.binding, 1)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+        for array in bound.outputs.values():
+            array.fill(np.nan)
+        for found, wanted in zip(bound.run(), plain, strict=True):
+            np.testing.assert_array_equal(found, wanted)
+    assert at > 0  # the last ones were not interrupted
+
+
 def test_a_run_that_fails_leaves_no_calls() -> None:
     """The error of the run is raised, and operators compute again afterwards."""
     cell = Cell("GRU")
@@ -246,3 +280,21 @@ def test_the_axis_of_directions_is_removed_by_the_operator(opset: int, others: s
     for found, wanted in zip(run_model(native, feed), run_plain(model, feed), strict=True):
         assert found.shape == wanted.shape
         np.testing.assert_allclose(found, wanted, atol=1e-6)
+
+
+def test_native_operators_that_were_there_before_are_kept() -> None:
+    """Another rewrite of a model changes neither the model nor the native operators that it has."""
+    model = Cell("GRU").model()
+    other = onnx.NodeProto()
+    other.CopyFrom(model.graph.node[0])
+    other.name = "other"
+    other.output[:] = ["other Y"]
+    native = with_native_operators(model)
+    native.graph.initializer.append(onnx.numpy_helper.from_array(np.array([1]), "axes"))
+    native.graph.node.extend([node("Squeeze", ["Y", "axes"], ["y"], "squeeze"), other])
+    del native.graph.output[:]
+    native.graph.output.extend(value(name, FLOAT, None) for name in ("y", "other Y"))
+    before = native.SerializeToString(deterministic=True)
+    again = with_native_operators(native)
+    assert native.SerializeToString(deterministic=True) == before
+    assert [n.op_type for n in again.graph.node] == ["Recurrent", "Squeeze", "Recurrent"]

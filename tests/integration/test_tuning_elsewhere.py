@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
+import filelock
 import numpy as np
 import onnxruntime as ort
 import pytest
@@ -15,7 +17,16 @@ from chrion.runtime.selection.decisions import Decision, TimedCandidate
 from chrion.runtime.selection.tuning_lock import tuning_lock
 from chrion.scheduler import fixed_plan
 from helpers import alternating_lanes, assert_same_as_plain, branches, free_branches
-from seams.sessions import decide_by, decide_in_this_process, engine_of, replace_tuning_process, shorten_waits
+from seams.sessions import (
+    decide_by,
+    decide_in_this_process,
+    engine_of,
+    fail_at,
+    replace_step,
+    replace_tuning_process,
+    shorten_waits,
+    use_interpreter,
+)
 from tuning_support import alternate
 
 ONE_THREAD = "plain, threads: 1"
@@ -42,8 +53,8 @@ def choose_plan(graph: Graph) -> Decision:
     return Decision("plan 1", plan, "by the test", timings=(timed,))
 
 
-def refuse(_: Graph) -> NoReturn:
-    """Fail, as a process that cannot decide does."""
+def end(_: Graph) -> NoReturn:
+    """Fail, as the request to a process that ends does."""
     raise OSError("by the test")
 
 
@@ -78,21 +89,59 @@ def test_a_plain_session_is_selected(monkeypatch: pytest.MonkeyPatch, winner: st
     assert asked == [{}]
 
 
-@pytest.mark.parametrize("reason", ["failure", "nothing was timed", "another process tunes"])
+@pytest.mark.parametrize("reason", ["failure", "another process tunes"])
 def test_this_process_decides_otherwise(monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
-    """If the other process cannot, so that its errors are raised here."""
-    answer: dict[str, Any] = {"failure": refuse, "nothing was timed": lambda _: Decision("plain", None, "untimed")}
-    asked = replace_tuning_process(monkeypatch, answer.get(reason, choose_plan))
+    """If the other process answers that it cannot, so that its errors are raised here; the lock is waited for once."""
+    asked = replace_tuning_process(monkeypatch, (lambda _: "by the test") if reason == "failure" else choose_plan)
     decided = decide_by(monkeypatch, alternate)
     shorten_waits(monkeypatch)
-    if reason == "another process tunes":
-        with tuning_lock(), HybridSession(branches().SerializeToString(), tune="now") as session:
-            assert session.plan
-    else:
+    waits: list[float] = []
+    acquire = filelock.FileLock.acquire
+
+    def record(lock: filelock.FileLock, timeout: float) -> Any:
+        waits.append(timeout)
+        return acquire(lock, timeout=timeout)
+
+    with tuning_lock() if reason != "failure" else nullcontext():
+        replace_step(monkeypatch, "lock a file", record)
         with HybridSession(branches().SerializeToString(), tune="now") as session:
             assert session.plan
-    assert len(asked) == (reason != "another process tunes")
+    assert len(asked) == (reason == "failure")
     assert len(decided) == 1
+    assert sum(timeout > 0 for timeout in waits) == (reason != "failure")
+
+
+def test_a_process_that_ends_is_not_replaced_by_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has ended it could end this one, too: the session is plain, and another process is asked next time."""
+    asked = replace_tuning_process(monkeypatch, end)
+    decided = decide_by(monkeypatch, alternate)
+    for _ in range(2):
+        with HybridSession(branches().SerializeToString(), tune="now") as session:
+            assert session.plan is None
+            assert "by the test" in session.explain()
+    assert asked == [{}, {}]
+    assert decided == []
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_model_that_cannot_be_cut_is_not_loaded(monkeypatch: pytest.MonkeyPatch, *, strict: bool) -> None:
+    """The reason of the other process suffices, unless failures are to be raised."""
+    asked = replace_tuning_process(monkeypatch, lambda _: Decision("plain", None, "cannot be cut"))
+    decided = decide_by(monkeypatch, alternate)
+    for _ in range(2):
+        with HybridSession(branches().SerializeToString(), tune="now", strict=strict) as session:
+            assert (session.plan is None) == (not strict)
+    assert asked == [{}]
+    assert len(decided) == strict
+
+
+def test_errors_while_this_process_decides_are_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no process can be started, a failure of the profiler leaves the session plain."""
+    use_interpreter(monkeypatch, "application")
+    fail_at(monkeypatch, "profile", ZeroDivisionError("by the test"))
+    with HybridSession(branches().SerializeToString(), tune="now") as session:
+        assert session.plan is None
+        assert "by the test" in session.explain()
 
 
 @pytest.mark.parametrize("case", ["free dimensions", "a plan", "a graph", "options", "never"])

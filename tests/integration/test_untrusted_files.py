@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
@@ -231,6 +233,19 @@ def test_weights_outside_the_folder_are_refused(folder: Path, location: str) -> 
             read(path)
 
 
+@pytest.mark.parametrize("location", ["../secret/w.bin", "/nowhere/w.bin"])
+def test_weights_that_options_hold_need_no_file(location: str) -> None:
+    """A model in memory whose weights are in memory is served; without them it is refused."""
+    model, weight = weights_elsewhere(location).SerializeToString(), np.ones(1000, np.float32).tobytes()
+    options = ort.SessionOptions()
+    options.add_external_initializers_from_files_in_memory([location], [weight], [len(weight)])
+    for mode in ("never", "now"):
+        with HybridSession(model, options, tune=mode) as session:
+            assert_equal(session.run(None, {"x": np.ones(1000, np.float32)}), [np.full(1000, 2, np.float32)])
+        with pytest.raises(UnsafeModelError, match="weight 'w' is outside"):
+            HybridSession(model, tune=mode)
+
+
 @pytest.mark.parametrize("location", ["a" * 300, "a/" * 3000 + "b", "w.bin/b"])
 def test_weights_with_impossible_names_are_refused(folder: Path, location: str) -> None:
     """No file can have such a name; the model is refused like others whose weights are missing."""
@@ -255,6 +270,21 @@ def test_weights_of_inner_graphs_and_functions_are_checked(folder: Path) -> None
         onnx.save(model, folder / "m.onnx")
         with pytest.raises(UnsafeModelError):
             load(folder / "m.onnx")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
+def test_weights_whose_name_is_not_utf8_are_read(folder: Path) -> None:
+    """A session reads them as onnxruntime does, and protects the folder as for other names."""
+    path = folder / "m.onnx"
+    path.write_bytes(weights_elsewhere("w?.bin").SerializeToString().replace(b"w?.bin", b"w\xff.bin"))
+    (folder / os.fsdecode(b"w\xff.bin")).write_bytes((folder / "w.bin").read_bytes())
+    feed = {"x": np.ones(1000, np.float32)}
+    for mode in ("never", "now"):
+        with HybridSession(path, tune=mode) as session:
+            assert_equal(session.run(None, feed), ort.InferenceSession(path).run(None, feed))
+    path.write_bytes(weights_elsewhere("../secret/w?.bin").SerializeToString().replace(b"w?.bin", b"w\xff.bin"))
+    with pytest.raises(UnsafeModelError, match="weight 'w' is outside"):
+        HybridSession(path, tune="never")
 
 
 @pytest.mark.parametrize("location", ["w.bin", "./w.bin", "inner.bin"])

@@ -7,8 +7,40 @@ import subprocess
 import sys
 from pathlib import Path
 
+import onnx
 import pytest
 
+from chrion import load
+from chrion.graph.opened_model import OpenedModel
+from chrion.runtime.selection.configuration import SessionConfig
+from chrion.runtime.selection.decisions import Decision
+from chrion.runtime.selection.known_decisions import KnownDecisions
+from chrion.scheduler import fixed_plan
+from helpers import alternating_lanes, branches
+
+#: Forks while the tuning thread imports onnx, in order to open a plan; the child imports it as well.
+_FORK_DURING_IMPORT = """
+import faulthandler, os, sys, threading, time
+import numpy as np
+from chrion import HybridSession
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name.startswith("onnx.") and threading.current_thread() is not threading.main_thread():
+            begun.set()
+            time.sleep(0.02)
+begun = threading.Event()
+sys.meta_path.insert(0, Finder())
+session = HybridSession(sys.argv[1], tune="never")
+assert begun.wait(30)
+if os.fork() == 0:
+    faulthandler.dump_traceback_later(30, exit=True)
+    import onnx.helper
+    print("imported", flush=True)
+    os._exit(0)
+os.wait()
+print(session.wait_until_tuned(30), session.plan is not None, flush=True)
+os._exit(0)
+"""
 TESTS = Path(__file__).parent.parent
 CLOSED, SHAPE = "this session is closed", "(600, 600)"
 
@@ -96,3 +128,17 @@ def test_a_forked_child_exits_at_once_while_the_parent_tunes() -> None:
 def test_a_fork_while_live_requests_compare_a_plan() -> None:
     """The plain session serves the child, which has no lanes; the parent goes on and decides."""
     assert run_process("fork_comparing") == (0, ["child: served False", "parent: served True"], "")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_fork_while_the_tuning_thread_imports_modules(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The child can import the same modules: without a lock at the fork, it waits for the parent's thread forever."""
+    monkeypatch.setenv("CHRION_CACHE", str(tmp_path / "cache"))
+    path = tmp_path / "m.onnx"
+    onnx.save(branches(), path)
+    graph = load(path)
+    decision = Decision("plan 1", fixed_plan(graph, alternating_lanes(graph)), "by the test")
+    KnownDecisions(SessionConfig(OpenedModel(path))).of_source({}).keep(decision)
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", _FORK_DURING_IMPORT, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)  # noqa: S603 - our own
+    assert done.stdout.splitlines() == ["imported", "True True"], done.stderr

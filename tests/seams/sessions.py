@@ -192,13 +192,14 @@ def decide_by(monkeypatch: pytest.MonkeyPatch, decide: Decide) -> list[Graph]:
 
 
 def replace_tuning_process(
-    monkeypatch: pytest.MonkeyPatch, decide: Decide, gate: threading.Event | None = None
+    monkeypatch: pytest.MonkeyPatch, decide: Callable[[Graph], Decision | str], gate: threading.Event | None = None
 ) -> list[NamedShapes]:
     """Replace the tuning process by a stand-in.
 
     Args:
         monkeypatch: The fixture.
-        decide: Makes the decision on a graph of known shapes; what it raises, the request to the process raises.
+        decide: Makes the decision on a graph of known shapes, or returns why it cannot; what it raises, the request to
+            the process raises.
         gate: The stand-in answers once this event is set, as it is when the process is ended; None to answer at once.
 
     Returns:
@@ -215,6 +216,8 @@ def replace_tuning_process(
             if gate:
                 gate.wait(30)
             decision = decide(self._config.load({name: tuple(shape) for name, shape in shapes.items()}))
+            if isinstance(decision, str):
+                return {"failure": decision}
             return {"decision": json.loads(json.dumps(decision.to_json()))}
 
         def kill(self) -> None:

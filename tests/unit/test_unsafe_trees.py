@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
@@ -14,6 +15,7 @@ from chrion import HybridSession, load
 from chrion.errors import UnsafeModelError
 from chrion.graph.opened_model import OpenedModel
 from chrion.serving.server.repository import BadVersion, scan
+from helpers import branches
 from model_repository import put
 from random_trees import VERSIONS, model_of
 
@@ -123,6 +125,7 @@ REFUSED = [
     (ENSEMBLE, {"nodes_falseleafs": GONE}, "nodes_falseleafs has 0 values, expected 1"),
     (ENSEMBLE, {"leaf_targetids": [0, 3]}, "leaf_targetids has 3"),
     (ENSEMBLE, {"nodes_modes": np.array([200], np.uint8)}, "nodes_modes has 200"),
+    (ENSEMBLE, {"nodes_modes": onnx.TensorProto(data_type=999, dims=[1])}, "KeyError(999)"),
     (ENSEMBLE, {"nodes_modes": MEMBER}, "membership_values has no members"),
     (ENSEMBLE, {"nodes_modes": MEMBER, "membership_values": np.array([np.nan], np.float32)}, "has no members"),
 ]
@@ -199,3 +202,18 @@ def test_a_file_with_such_trees_is_refused_with_its_path(tmp_path: Path) -> None
     onnx.save(stump(REGRESSOR, **LOOP), path)
     with pytest.raises(UnsafeModelError, match=r"m\.onnx: TreeEnsembleRegressor 'trees'"):
         HybridSession(path, tune="background")
+
+
+def test_trees_in_ort_format_are_refused(tmp_path: Path) -> None:
+    """They cannot be checked; the line tells what to give instead. Other models in this format are opened."""
+    for kind, model in ((REGRESSOR, stump(REGRESSOR)), ("", branches())):
+        path, options = tmp_path / f"m{kind}.ort", ort.SessionOptions()
+        options.optimized_model_filepath = str(path)
+        options.add_session_config_entry("session.save_model_format", "ORT")
+        ort.InferenceSession(model.SerializeToString(), options)
+        for source in (path, path.read_bytes()):
+            if kind:
+                with pytest.raises(UnsafeModelError, match=r"in ORT format .* \(give its \.onnx file\)"):
+                    HybridSession(source, tune="never")
+            else:
+                HybridSession(source, tune="never").close()

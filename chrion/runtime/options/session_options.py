@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import onnxruntime as ort
 
+from chrion.common.imports import importing
 from chrion.graph.ort_sessions import first_line
 from chrion.runtime.options.thread_limit import given_threads
 
@@ -185,13 +186,14 @@ def hidden_reason(
     """
     if options is None:
         return ""
-    from chrion.runtime.options.probe import (  # noqa: PLC0415 - most sessions have no options
-        fixes_dimensions,
-        holds_files,
-        replaces_weights,
-        weight_files,
-        weight_names,
-    )
+    with importing:
+        from chrion.runtime.options.probe import (  # noqa: PLC0415 - most sessions have no options
+            fixes_dimensions,
+            holds_files,
+            replaces_weights,
+            weight_files,
+            weight_names,
+        )
 
     try:
         fixed = fixes_dimensions(options, model)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import onnxruntime as ort
 
+from chrion.common.imports import importing
 from chrion.devices import CPU_PROVIDER
 from chrion.errors import ModelError
 from chrion.graph.model import Graph
@@ -166,7 +167,8 @@ class SessionConfig:
         if self.model.size > _SHARE_OF_FREE_MEMORY * free_memory():
             return None
         if self.options is not None:
-            from chrion.graph.reading import read_model  # noqa: PLC0415 - as above
+            with importing:
+                from chrion.graph.reading import read_model  # noqa: PLC0415 - as above
 
             if hidden_reason(self.options, self.model.use(read_model)[0], (), None):
                 return None
@@ -187,8 +189,12 @@ class SessionConfig:
         return self.slo_ms, self.alpha, self.cores, self.budget_mb, accelerator, fingerprint(self.options), *rest
 
 
-def open_model(model: str | Path | bytes | onnx.ModelProto | Graph) -> OpenedModel:
+def open_model(model: str | Path | bytes | onnx.ModelProto | Graph, *, weights_given: bool = False) -> OpenedModel:
     """Return the model that a session answers from.
+
+    Args:
+        model: The model.
+        weights_given: As for :class:`chrion.graph.opened_model.OpenedModel`.
 
     Raises:
         TypeError: The argument is neither a model nor a path.
@@ -200,11 +206,11 @@ def open_model(model: str | Path | bytes | onnx.ModelProto | Graph) -> OpenedMod
         found = f"the folder {model}" if os.fspath(model) else "an empty path"
         raise ModelError(f"path_or_bytes: expected an ONNX model, found {found}")
     if isinstance(model, str | bytes | os.PathLike):
-        return OpenedModel(model)
+        return OpenedModel(model, weights_given=weights_given)
     from onnx import ModelProto  # noqa: PLC0415 - the caller has imported it if the argument is a model
 
     if isinstance(model, ModelProto):
-        return OpenedModel(bytes(model.SerializeToString()))
+        return OpenedModel(bytes(model.SerializeToString()), weights_given=weights_given)
     raise TypeError(f"Unable to load from type '{type(model)}'")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import NamedTuple
 
+from chrion.common.imports import importing
 from chrion.errors import ChrionError
 from chrion.runtime.options.session_options import fingerprint
 from chrion.runtime.selection.configuration import SessionConfig
@@ -39,16 +40,27 @@ def decide_now(config: SessionConfig) -> Decision | None:
     """Return the decision for a model of fixed shapes, made by another process unless it is known.
 
     Returns:
-        None if another process tunes, or if no candidate could be timed: then the caller finds the reason.
+        None if that process cannot decide, or the caller wants its errors: then the caller finds the reason. If the
+        process ends, an uncertain decision for the plain session: what ended it could end the caller.
+
+    Raises:
+        BusyError: Another process tunes.
     """
     source = DecisionSource(config, cached_only=False)
     try:
-        decision = source.decide({}, Load(), anew=False, patience_s=PATIENCE_S)
+        for anew in (False, True):  # a cached decision for which nothing could be timed is made again
+            decision = source.decide({}, Load(), anew=anew, patience_s=PATIENCE_S)
+            if decision.plan or decision.timings or not decision.uncertain or source.failure is not None:
+                break
     except BusyError:
+        raise
+    except Exception:  # noqa: BLE001 - the caller raises it if it concerns the caller
         return None
     finally:
         source.close()
-    return decision if decision.plan or decision.timings else None
+    if decision.plan or decision.timings:
+        return decision
+    return None if source.failure or config.strict else decision
 
 
 class DecisionSource:
@@ -61,10 +73,13 @@ class DecisionSource:
     Attributes:
         closed: Whether decisions are no longer used. A flag without a lock: garbage collection may close it in any
             thread at any moment, and another thread may fork.
+        failure: Why the tuning process could not decide, as it has answered; empty if it has decided or ended; None if
+            it was not asked.
     """
 
     def __init__(self, config: SessionConfig, *, cached_only: bool) -> None:
         self.closed = False
+        self.failure: str | None = None
         self._config = config
         self._known = KnownDecisions(config)
         #: State of the options now. The caller may change them later, when InferenceSession has copied them already.
@@ -143,7 +158,7 @@ class DecisionSource:
         Raises:
             RuntimeError: The session was closed meanwhile.
         """
-        spare = load.spare or load.own
+        self.failure, spare = "", load.spare or load.own
         # A process cannot raise its own priority. One that competes stays, since one in spare time may starve again.
         if self._process and self._process.spare and not spare:
             self.stop_process()
@@ -156,7 +171,7 @@ class DecisionSource:
             answer = self._process.ask(shapes, anew=anew, busy=load.busy)
             if "decision" in answer:
                 return decision_from_json(answer["decision"])
-            failure = str(answer["failure"])
+            self.failure = failure = str(answer["failure"])
         except StarvedError:
             self._require_open()
             self.stop_process()
@@ -171,7 +186,13 @@ class DecisionSource:
 
     def _decide_in_process(self, shapes: NamedShapes, load: Load, reason: str, *, anew: bool) -> Decision:
         self._require_open()
-        from chrion.runtime.selection.worker import Decider  # noqa: PLC0415 - usually only the tuning process needs it
+        with importing:
+            import numpy.random  # noqa: F401, PLC0415
+
+            import chrion.profiler.measure_graph  # noqa: PLC0415 - usually only the tuning process needs them
+            import chrion.runtime.selection.proposals  # noqa: PLC0415
+            import chrion.scheduler.native_kernels  # noqa: PLC0415, F401
+            from chrion.runtime.selection.worker import Decider  # noqa: PLC0415
 
         log.info("tuning in this process: %s", reason)
         return Decider(self._config).decide(shapes, anew=anew, busy=load.busy)

@@ -28,7 +28,8 @@ def load_to_cut(config: SessionConfig, graph: Graph | None = None) -> tuple[Grap
     Raises:
         InputError: The caller gave a plan, and the model cannot be loaded for it.
         SpaceError: The same, since a disk is full.
-        UnsafeModelError: The model names files outside of its folder, or its trees would end the process.
+        UnsafeModelError: The model names files outside of its folder, or its trees would end the process. If session
+            options may hold its weights, that is left to the plain session.
     """
     if reason := session_reason(config.options, config.rest):
         return None, reason
@@ -38,7 +39,7 @@ def load_to_cut(config: SessionConfig, graph: Graph | None = None) -> tuple[Grap
         reason = reason_of_options(config, graph)
     except Exception as error:
         planned = isinstance(config.plan, Plan) and isinstance(error, InputError | SpaceError)
-        if isinstance(error, UnsafeModelError) or planned:
+        if planned or (isinstance(error, UnsafeModelError) and config.options is None):
             raise
         return None, why_plain(error)
     finally:

@@ -58,11 +58,13 @@ class EngineSelector:
 
     Attributes:
         plain_sessions: The plain sessions of the model, and the configuration in use.
+        patience_s: Longest time to wait for another process that tunes, in seconds.
     """
 
     def __init__(self, config: SessionConfig, *, of_file: bool = True) -> None:
         self._of_file = of_file
         self.plain_sessions = PlainSessions(config)
+        self.patience_s = PATIENCE_S
         #: Profile of the first shapes; the costs of further shapes are scaled from it.
         self._profile: Profile | None = None
         #: Whether the profile is one of those that are measured beside other work.
@@ -177,7 +179,7 @@ class EngineSelector:
         waits: list[None] = []
         with ExitStack() as held:
             with suppress(BusyError):  # another process tunes other models, or hangs
-                held.enter_context(tuning_lock(PATIENCE_S, lambda: waits.append(None)))
+                held.enter_context(tuning_lock(self.patience_s, lambda: waits.append(None)))
             return (self.known.recall(graph) if waits else None) or self._decide_anew(graph)
 
     def _decide_anew(self, graph: Graph, *, busy: bool = False) -> Decision:
