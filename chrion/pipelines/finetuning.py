@@ -90,7 +90,8 @@ def finetune(  # noqa: PLR0913 - optional arguments are keyword-only
     Returns:
         The tuned model if it is better than the original in both measures by intervals that exclude zero, else the
         original; and the report. The measures are AUC and log loss, for a regressor R2 and the mean absolute error.
-        With a base rate, log loss alone decides on scores that are moved to it.
+        With a base rate, all scores are moved to it, and the tuned model must also have a lower log loss than the
+        original with moved scores; else that one is returned if its log loss is lower than the original's.
 
     Raises:
         ModelError: The model cannot be read or run, or its trees cannot be fine-tuned.
@@ -345,10 +346,12 @@ def _decide(tuning: Tuning, shares: ClassShares | None, seed: int) -> tuple[Cand
     verdict = guard.judge(chosen)
     if chosen is tuning.original:
         verdict = replace(verdict, adopted=False, reason="nothing fitted on the new rows is better on later rows")
-    if not verdict.adopted and shares:
+    if shares:
         moved = tuning.original.moved(shares, rows)
-        other = guard.judge(moved, moved=True)
-        if other.adopted:
+        if verdict.adopted and not guard.compare(chosen, moved)[1].high < 0:
+            reason = "its log loss is not lower than the original's with scores moved to the base rate, beyond chance"
+            verdict = replace(verdict, adopted=False, reason=reason)
+        if not verdict.adopted and (other := guard.judge(moved, moved=True)).adopted:
             chosen, verdict, figures = moved, other, {"level": "L1"}
     if chosen is not grown:
         figures.pop("trees", None)

@@ -337,6 +337,22 @@ def test_a_base_rate_weights_the_measures() -> None:
     assert losses[1] < losses[0]
 
 
+def test_a_tuned_model_must_beat_the_original_with_moved_scores() -> None:
+    """Leaves fitted to rows that are too certain rank later ones better, but moving scores alone has a lower loss."""
+    made, rng = binary(), np.random.default_rng(0)
+    other = replace(made, entry_weights=made.entry_weights + 0.5 * rng.standard_normal(made.leaf_count))
+    sharp, flat = (replace(other, entry_weights=factor * other.entry_weights) for factor in (6.0, 0.8))
+    data, later = drifted(sharp, 0.0), drifted(flat, 0.0, rows=6000, seed=1)
+    model = tree_model(made, "TreeEnsembleClassifier")
+    _, report = chrion.finetune(model, data, validation=later, base_rate=0.03)
+    measures = {rival.name: rival.measures for rival in report.rivals}
+    tuned, returned = measures["without new trees"], measures["tuned"]
+    assert tuned and returned
+    assert tuned.gain > returned.gain + 0.01
+    assert tuned.loss > returned.loss
+    assert (report.adopted, report.ridge, report.gain.value) == (True, None, pytest.approx(0, abs=1e-4))
+
+
 @pytest.mark.parametrize(
     ("rate", "about"),
     [
