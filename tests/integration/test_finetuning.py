@@ -483,6 +483,20 @@ def test_new_trees_are_appended_where_they_are_better(kind: str) -> None:
     assert report.to_json()["trees"] == report.trees
 
 
+@pytest.mark.parametrize("rows", [ROWS, 1920])
+def test_columns_without_values_gain_no_splits(rows: int) -> None:
+    """A sensor that fails, in all rows or in those to fit, does not keep trees from growing on other features."""
+    pytest.importorskip("sklearn", reason="no scikit-learn in this environment")
+    made = replace(binary(), features=binary().features % 3)
+    x, rng = rows_of(), np.random.default_rng(0)
+    x[:rows, 3] = np.nan
+    y = (rng.random(ROWS) < 1 / (1 + np.exp(-3 * np.sign(x[:, 4])))).astype(int)
+    table = pa.table({**dict(zip(NAMES, x.T, strict=True)), "y": y})
+    tuned, report = chrion.finetune(tree_model(made, "TreeEnsembleClassifier"), table)
+    features = read_ensemble(tuned.graph.node[0]).features
+    assert (report.adopted, report.trees > 0, 4 in features, 3 in features) == (True, True, True, False)
+
+
 def two_ensembles() -> onnx.ModelProto:
     """Return a model with a second tree ensemble."""
     model = tree_model(binary(), "TreeEnsembleClassifier")
