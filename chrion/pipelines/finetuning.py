@@ -27,7 +27,7 @@ import numpy as np
 import onnx
 
 from chrion.common.wrong_values import wrong_value
-from chrion.errors import OptionError
+from chrion.errors import ModelError, OptionError
 from chrion.graph.rewrite import refusals_of
 from chrion.graph.trees import TreeEnsemble, joined
 from chrion.pipelines import leaves
@@ -260,6 +260,8 @@ class Tuning:
         return Candidate(name, soft.raw, soft.predict, soft.exported, np.zeros(len(self.rows.pipeline.targets)))
 
     def _hardened(self, soft: SoftPipeline) -> Candidate | None:
+        if self.rows.pipeline.ensemble.dtype != np.float32:
+            return None  # the features of the soft form are in float32, and trees in float64 may compare them otherwise
         found = soft.hardened(self._with_weights(self._weights[1]))
         if found is None:
             return None
@@ -328,12 +330,22 @@ def _decide(tuning: Tuning, shares: ClassShares | None, seed: int) -> tuple[Cand
     """Return the preferred candidate, and the report on the held-out rows, which says whether it is adopted."""
     rows, guard = tuning.rows, Guard(tuning.rows, tuning.original, shares, seed)
 
-    def final(candidate: Candidate | None) -> Candidate | None:
-        return candidate.moved(shares, rows) if candidate and shares else candidate
+    notes = [*tuning.notes]
 
-    plain, grown, hard, soft, softened = map(
-        final, (tuning.tuned, tuning.grown, tuning.hard, tuning.soft, tuning.softened)
-    )
+    def final(candidate: Candidate | None) -> Candidate | None:
+        """Return a candidate with moved scores; None if its model has others than it was fitted with."""
+        if candidate is None:
+            return None
+        candidate = candidate.moved(shares, rows) if shares else candidate
+        try:
+            guard.scores(candidate)
+        except ModelError:
+            notes.append(Rival(candidate.name, None, "failed: its model has other scores"))
+            return None
+        return candidate
+
+    plain = tuning.tuned.moved(shares, rows) if tuning.tuned and shares else tuning.tuned
+    grown, hard, soft, softened = map(final, (tuning.grown, tuning.hard, tuning.soft, tuning.softened))
     chosen, figures = plain or tuning.original, {**tuning.figures, "level": "L1"}
     for more in (grown, hard):
         if more and guard.is_better(more, chosen):
@@ -370,7 +382,7 @@ def _decide(tuning: Tuning, shares: ClassShares | None, seed: int) -> tuple[Cand
             Rival("original", guard.measure(tuning.original)),
             Rival("tuned", guard.measure(chosen)),
             *(Rival(own.name, guard.measure(own)) for own in others),
-            *tuning.notes,
+            *notes,
         ),
         seconds=0.0,
         **figures,

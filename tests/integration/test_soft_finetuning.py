@@ -17,7 +17,7 @@ import chrion
 from chrion.errors import OptionError
 from chrion.pipelines.pipeline import Pipeline
 from chrion.pipelines.rows import Rows
-from chrion.pipelines.soft import SoftOptions, Start, as_soft
+from chrion.pipelines.soft import SoftOptions, SoftPipeline, Start, as_soft
 from chrion.pipelines.soft.training import Checkpoint, TrainingOptions
 from chrion.pipelines.soft.tuning import tune_soft
 from chrion.pipelines.table import Table
@@ -300,6 +300,30 @@ def test_moved_thresholds_are_handed_back_as_trees() -> None:
     assert "soft, as trees" in [rival.name for rival in report.rivals] or report.cost is None
     if report.cost is None:
         assert [node.op_type for node in tuned.graph.node] == [node.op_type for node in model.graph.node]
+
+
+def test_trees_in_float64_are_not_handed_back_from_features_in_float32() -> None:
+    """Seconds since 1970 are no numbers in float32: the network and tuned leaves are compared, its trees are not."""
+    made, x = ensemble("TreeEnsembleRegressor"), rows_of().astype(np.float64)
+    early = made.features == 0
+    thresholds = np.where(early, 1.7e9 + 30 * made.thresholds.astype(np.float64), made.thresholds)
+    made = replace(made, thresholds=thresholds, entry_weights=made.entry_weights.astype(np.float64))
+    x[:, 0] = 1.7e9 + np.round(30 * x[:, 0])
+    y = -made.entry_weights[made.leaves_of(x)].sum(axis=1)
+    model = tree_model(made, "TreeEnsemble", np.float64)
+    _, report = chrion.finetune(model, pa.table({**dict(zip(NAMES, x.T, strict=True)), "y": y}), level="L2")
+    assert report.adopted
+    assert "soft, as trees" not in [rival.name for rival in report.rivals]
+
+
+def test_a_network_with_other_scores_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tuned leaves are returned where the exported network does not compute what was trained; a note says so."""
+    export = SoftPipeline.exported
+    monkeypatch.setattr(SoftPipeline, "exported", lambda own, constants: export(own, constants + 1))
+    _, report = chrion.finetune(tree_model(binary(), MODEL), drifted(binary(), 1.0), level="L2")
+    assert (report.adopted, report.cost) == (True, None)
+    notes = {rival.name: rival.note for rival in report.rivals if rival.measures is None}
+    assert "its model has other scores" in notes["soft"]
 
 
 def test_options_of_networks_are_checked() -> None:
