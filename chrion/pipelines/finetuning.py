@@ -351,7 +351,7 @@ def _decide(tuning: Tuning, shares: ClassShares | None, seed: int) -> tuple[Cand
         if more and guard.is_better(more, chosen):
             chosen = more
     adopted = guard.judge(chosen).adopted
-    if soft and (not adopted or guard.is_better(soft, chosen) or (chosen is not hard and guard.judge(soft).adopted)):
+    if soft and (not adopted or guard.is_better(soft, chosen)):
         chosen = soft
     if chosen in {hard, soft}:
         figures["level"] = tuning.figures["level"]
