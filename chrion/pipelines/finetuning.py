@@ -69,7 +69,8 @@ def finetune(  # noqa: PLR0913 - optional arguments are keyword-only
 ) -> tuple[onnx.ModelProto, FinetuningReport]:
     """Adapt a pipeline to new rows: the tables of its target encoders, and its trees.
 
-    A keyboard interrupt ends the tuning, and the best model until then is compared with the original.
+    A keyboard interrupt ends the tuning, and the best model until then is compared with the original. One during the
+    comparison with other methods ends that.
 
     Args:
         model: A model with one tree ensemble: a file, its bytes, or a ModelProto.
@@ -117,11 +118,14 @@ def finetune(  # noqa: PLR0913 - optional arguments are keyword-only
     update(2, 4, "comparison")
     chosen, report = _decide(tuning, shares, seed)
     report = replace(report, seconds=time.perf_counter() - begin)
-    update(3, 4, "other methods")
-    if sum(report.rows) <= _RIVAL_ROWS and not tuning.interrupted:
-        weights = None if shares is None else shares.weights(tuning.rows.y[tuning.rows.held])
-        others = rivals(tuning.rows.problem, tuning.rows.features(), report.rows, seed, weights)
-        report = replace(report, rivals=(*report.rivals, *others))
+    try:
+        update(3, 4, "other methods")
+        if sum(report.rows) <= _RIVAL_ROWS and not tuning.interrupted:
+            weights = None if shares is None else shares.weights(tuning.rows.y[tuning.rows.held])
+            for other in rivals(tuning.rows.problem, tuning.rows.features(), report.rows, seed, weights):
+                report = replace(report, rivals=(*report.rivals, other))
+    except KeyboardInterrupt:
+        report = replace(report, interrupted=True)
     return (chosen.model if report.adopted else pipeline.proto), report
 
 
@@ -206,22 +210,26 @@ class Tuning:
         rows, pipeline = self.rows, self.rows.pipeline
         fit, choose = first.problem.part(rows.fit), first.problem.part(rows.chosen)
         start = weights = fit.original
-        best, ridge = choose.evaluate(weights)[0], None
-        for candidate in _RIDGES if self._scope != "encoders" else ():
-            start = fit_leaves(fit, candidate, start, TOLERANCE)
-            loss = choose.evaluate(start)[0]
-            if loss > best:
-                break
-            best, ridge, weights = loss, candidate, start
-        if not best < self._best:
-            return
-        stage, both = whole(), weights
-        if ridge is not None:
-            both = fit_leaves(stage.problem.part(rows.tuned), ridge, weights, TOLERANCE)
-        self._best, self._first, self._whole = best, first, stage
-        self._weights = _as_probabilities(pipeline, weights), _as_probabilities(pipeline, both)
-        self.figures = {"ridge": ridge, "priors": stage.tables.priors if stage.tables else ()}
-        self.tuned = self._candidate("without new trees", stage, self._weights[1])
+        best, ridge, found = choose.evaluate(weights)[0], None, None
+        try:
+            for candidate in _RIDGES if self._scope != "encoders" else ():
+                start = fit_leaves(fit, candidate, start, TOLERANCE)
+                loss = choose.evaluate(start)[0]
+                if loss > best:
+                    break
+                best, ridge, weights = loss, candidate, start
+            if best < self._best:
+                stage, both = whole(), weights
+                if ridge is not None:
+                    both = fit_leaves(stage.problem.part(rows.tuned), ridge, weights, TOLERANCE)
+                found = stage, both
+        finally:  # after a keyboard interrupt, what the rows to fit have made is kept
+            if best < self._best:
+                stage, both = found or (first, weights)
+                self._best, self._first, self._whole = best, first, stage
+                self._weights = _as_probabilities(pipeline, weights), _as_probabilities(pipeline, both)
+                self.figures = {"ridge": ridge, "priors": stage.tables.priors if stage.tables else ()}
+                self.tuned = self._candidate("without new trees", stage, self._weights[1])
 
     def _grow(self) -> None:
         """Append new trees."""

@@ -17,6 +17,7 @@ from onnx import TensorProto, helper
 import chrion
 from chrion.errors import ChrionError, DataError, ModelError, OptionError, SpaceError
 from chrion.graph.trees import TreeEnsemble, joined, read_ensemble
+from chrion.pipelines.leaves import fit_leaves
 from command_line import Chrion, assert_refused
 from drifted_rows import NAMES, ROWS, binary, drifted, ensemble, rows_of
 from random_trees import run, tree_model
@@ -449,6 +450,39 @@ def test_an_interrupt_keeps_the_best_until_then() -> None:
     _, report = chrion.finetune(model, table, progress=interrupt)
     assert (report.interrupted, report.adopted, report.trees) == (True, True, 0)
     assert report.ridge is not None
+
+
+def test_an_interrupt_of_other_methods_keeps_the_decision() -> None:
+    """Ctrl-C while other methods are measured returns the tuned model."""
+    model, table = tree_model(binary(), "TreeEnsembleClassifier"), drifted(binary(), 1.0)
+
+    def interrupt(_done: int, _total: int, name: str) -> None:
+        if name == "other methods":
+            raise KeyboardInterrupt
+
+    tuned, report = chrion.finetune(model, table, progress=interrupt)
+    assert (report.interrupted, report.adopted) == (True, True)
+    expected, whole = chrion.finetune(model, table)
+    assert tuned.SerializeToString() == expected.SerializeToString()
+    assert set(report.rivals) < set(whole.rivals)
+
+
+@pytest.mark.parametrize("fits", [3, 5])
+def test_an_interrupt_between_ridges_keeps_the_best_of_them(fits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C in a fit returns the leaves of the fits before, which are better than the original, too."""
+    calls = 0
+
+    def fit(*given: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == fits:
+            raise KeyboardInterrupt
+        return fit_leaves(*given)
+
+    monkeypatch.setattr("chrion.pipelines.finetuning.fit_leaves", fit)
+    _, report = chrion.finetune(tree_model(binary(), "TreeEnsembleClassifier"), drifted(binary(), 1.0))
+    assert (report.interrupted, report.adopted, calls) == (True, True, fits)
+    assert report.ridge == [10_000, 3000, 1000, 300][fits - 2]
 
 
 @pytest.mark.parametrize("kind", ["binary", "numbers", "softmax"])
