@@ -291,6 +291,24 @@ def test_tables_of_target_encoders_are_updated_with_the_old_ones_as_prior() -> N
     assert (len(both.priors), both.adopted) == (1, True)
 
 
+@pytest.mark.parametrize("held", ["as before", "wider"])
+def test_held_out_numbers_do_not_decide_which_tables_are_updated(held: str) -> None:
+    """A table of 0.1 to 0.9 is none of means of numbers from 0.3 to 0.7, whatever range later numbers have."""
+    model, rng = with_target_encoder(), np.random.default_rng(0)
+    made = replace(read_ensemble(model.graph.node[1]), targets=1, labels=None, transform="NONE")
+    trees = tree_model(made, "TreeEnsembleRegressor")
+    model.graph.node[1].CopyFrom(trees.graph.node[0])
+    model.graph.node[1].input[0] = "code"
+    del model.graph.output[:]
+    model.graph.output.extend(trees.graph.output)
+    city = rng.choice(["a", "b", "c", "d"], 5000)
+    y = np.where(city == "a", 0.7, 0.3)
+    if held == "wider":
+        y[-2:] = 0.0, 1.0
+    _, report = chrion.finetune(model, pa.table({"city": city, "y": y}), scope="encoders")
+    assert (report.priors, report.adopted) == ((), False)
+
+
 def test_rare_categories_do_not_leak_their_targets_into_leaves() -> None:
     """Categories that occur twice and say nothing do not make a model that is worse on held-out rows."""
     rng = np.random.default_rng(1)
