@@ -34,7 +34,7 @@ from chrion.pipelines import leaves
 from chrion.pipelines.base_rate import BaseRate, ClassShares
 from chrion.pipelines.growth import grow
 from chrion.pipelines.guard import Candidate, Guard
-from chrion.pipelines.leaves import LeafProblem, fit_leaves
+from chrion.pipelines.leaves import LeafProblem, blocks, fit_leaves
 from chrion.pipelines.pipeline import Array, Pipeline
 from chrion.pipelines.report import FinetuningReport, Rival
 from chrion.pipelines.rivals import rivals
@@ -277,8 +277,10 @@ class Tuning:
         pipeline, x = self.rows.pipeline, soft.features.fixed
 
         def raw(rows: slice) -> Array:
-            reached = ensemble.leaf_weights.astype(np.float64)[:, pipeline.targets][ensemble.leaves_of(x[rows])]
-            return np.asarray(pipeline.base + pipeline.scale * reached.sum(axis=1))
+            own, weights = x[rows], ensemble.leaf_weights.astype(np.float64)[:, pipeline.targets]
+            parts = blocks(len(own), ensemble.trees * len(pipeline.targets))
+            sums = [weights[ensemble.leaves_of(own[part])].sum(axis=1) for part in parts]
+            return np.asarray(pipeline.base + pipeline.scale * np.concatenate(sums))
 
         return Candidate("soft, as trees", raw, pipeline.loss.predict, self._maker(soft.model, ensemble), constants)
 

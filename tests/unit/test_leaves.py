@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -79,3 +80,18 @@ def test_a_large_ridge_keeps_the_original() -> None:
     moves = [np.abs(fit_leaves(given_here, ridge) - given_here.original).max() for ridge in (1.0, 100.0, 1e6)]
     assert moves[0] > moves[1] > moves[2]
     assert moves[2] < 1e-3
+
+
+def test_raw_scores_of_many_rows_take_little_memory() -> None:
+    """Weights of 20 000 rows and 300 trees would take 48 MB at once; the sums are those of each tree after another."""
+    rng = np.random.default_rng(3)
+    reached, weights = rng.integers(0, 900, (20_000, 300), np.uint16), rng.standard_normal(900)
+    given_here = LeafProblem(reached, [slice(0, 200), slice(200, 300)], np.zeros(20_000), np.ones(2), 0.5, BRIER, weights)
+    tracemalloc.start()
+    found = given_here.raw(weights, slice(10, None))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 20e6
+    for at, columns in enumerate(given_here.columns):
+        expected = 1 + 0.5 * sum(weights[reached[10:, column]] for column in range(columns.start, columns.stop))
+        np.testing.assert_allclose(found[:, at], expected)
