@@ -228,7 +228,7 @@ def refit(problem: LeafProblem, shrinkage: float) -> Array:
         problem: A problem with one target.
         shrinkage: The learning rate of the original.
     """
-    weights = problem.original.copy()
+    weights = _DECAY * problem.original
     raw = np.repeat(problem.base[None, :], len(problem.y), axis=0)
     for tree in range(problem.reached.shape[1]):
         chosen = problem.reached[:, tree]
@@ -237,6 +237,6 @@ def refit(problem: LeafProblem, shrinkage: float) -> Array:
         hessian = np.bincount(chosen, problem.loss.curvatures(raw)[:, 0], minlength=len(weights))
         own = np.unique(chosen)
         newton = -gradient[own] / np.maximum(hessian[own], _LEAST_HESSIAN)
-        weights[own] = _DECAY * weights[own] + (1 - _DECAY) * shrinkage * newton
+        weights[own] += (1 - _DECAY) * shrinkage * newton
         raw = raw + problem.scale * weights[chosen][:, None]
     return weights
