@@ -44,7 +44,7 @@ from chrion.learning.networks import AGGREGATE, DISCOUNT, POLICY, RATE, VALUE, L
 from chrion.learning.operators import NUMBERS
 from chrion.learning.walks import ENDING_NUMBERS, SEEN, Choice, Ending, TrainingBlock, Walk, rows_of
 from chrion.scheduler.policies.stages import Stage
-from chrion.scheduler.search.stages import SpentError
+from chrion.scheduler.search.stages import SpentError, generation_stages
 
 Form = Literal["corrected", "printed"]
 #: Walks through a block before an update.
@@ -186,23 +186,25 @@ class Gpg:
         """Return the best of those stages and of walks by the policy's probabilities, until the budget is spent.
 
         Args:
-            task: The combined block; its cost has the budget.
+            task: The combined block; its cost has the budget. If it does not suffice for the operators, of which the
+                policy sees the latencies, the generations of the graph are returned.
             seed: The seed of the walks.
         """
-        pick = np.random.default_rng(seed)
-        walks, idle = self._walk(task, 1, None), 0
-        best, least = walks[0].stages, math.inf
-        while walks:
-            before = task.cost.evaluations
-            for walk in walks:
-                try:
+        pick, idle = np.random.default_rng(seed), 0
+        best, least = generation_stages(task.block.dag, task.cost, 0), math.inf
+        try:
+            walks = self._walk(task, 1, None)
+            best = walks[0].stages
+            while walks:
+                before = task.cost.evaluations
+                for walk in walks:
                     ms = sum(task.cost(stage.groups) for stage in walk.stages)
-                except SpentError:
-                    return best
-                if ms < least:
-                    best, least = walk.stages, ms
-            idle = idle + 1 if task.cost.evaluations == before else 0
-            walks = self._walk(task, WALKS, pick) if idle < _IDLE else []
+                    if ms < least:
+                        best, least = walk.stages, ms
+                idle = idle + 1 if task.cost.evaluations == before else 0
+                walks = self._walk(task, WALKS, pick) if idle < _IDLE else []
+        except SpentError:
+            pass
         return best
 
     def _walk(self, task: TrainingBlock, count: int, pick: np.random.Generator | None) -> list[Walk]:
@@ -251,7 +253,7 @@ class Gpg:
 
     def _learn(self, task: TrainingBlock, walks: Sequence[Walk]) -> list[float]:
         """Update the networks after several walks, and return the ratio of latency to work of each."""
-        serial_ms = task.work_ms(task.units.whole)
+        serial_ms = task.work_ms(task.units.whole) or 1.0
         stage_ms = [np.array([task.cost(stage.groups) for stage in walk.backwards]) / serial_ms for walk in walks]
         left = [np.array([task.work_ms(c.remaining) for c in walk.choices]) / serial_ms for walk in walks]
         advantages = advantages_of(stage_ms, left)
@@ -266,7 +268,7 @@ class Gpg:
 
     def _learn_steps(self, task: TrainingBlock, walk: Walk) -> float:
         """Update the networks after each recursion of a walk, and return its ratio of latency to work."""
-        serial_ms = task.work_ms(task.units.whole)
+        serial_ms = task.work_ms(task.units.whole) or 1.0
         stage_ms = [task.cost(stage.groups) for stage in walk.backwards]
         leaves = rows_of([choice.leaves for choice in walk.choices] + [0], task.size)
         for at, (choice, ms) in enumerate(zip(walk.choices, stage_ms, strict=True)):

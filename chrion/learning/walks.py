@@ -135,12 +135,13 @@ class TrainingBlock:
 
     def numbers(self, remaining: int, seen: Sequence[Ending]) -> list[tuple[float, ...]]:
         """Return the further numbers of endings."""
-        left = self.work_ms(remaining)
+        left = self.work_ms(remaining) or 1.0  # operators may take no time
         rows: list[tuple[float, ...]] = []
         for ending, groups in seen:
             parts = [self.work_ms(group) for group in groups]
             work = sum(parts)
-            rows.append((len(groups) / S, ending.bit_count() / (R * S), work / left, max(parts) / work))
+            longest = max(parts) / (work or 1.0)
+            rows.append((len(groups) / S, ending.bit_count() / (R * S), work / left, longest))
         return rows
 
 

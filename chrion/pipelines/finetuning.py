@@ -27,14 +27,14 @@ import numpy as np
 import onnx
 
 from chrion.common.wrong_values import wrong_value
-from chrion.errors import OptionError
+from chrion.errors import ModelError, OptionError
 from chrion.graph.rewrite import refusals_of
 from chrion.graph.trees import TreeEnsemble, joined
 from chrion.pipelines import leaves
 from chrion.pipelines.base_rate import BaseRate, ClassShares
 from chrion.pipelines.growth import grow
 from chrion.pipelines.guard import Candidate, Guard
-from chrion.pipelines.leaves import LeafProblem, fit_leaves
+from chrion.pipelines.leaves import LeafProblem, blocks, fit_leaves
 from chrion.pipelines.pipeline import Array, Pipeline
 from chrion.pipelines.report import FinetuningReport, Rival
 from chrion.pipelines.rivals import rivals
@@ -69,7 +69,8 @@ def finetune(  # noqa: PLR0913 - optional arguments are keyword-only
 ) -> tuple[onnx.ModelProto, FinetuningReport]:
     """Adapt a pipeline to new rows: the tables of its target encoders, and its trees.
 
-    A keyboard interrupt ends the tuning, and the best model until then is compared with the original.
+    A keyboard interrupt ends the tuning, and the best model until then is compared with the original. One during the
+    comparison with other methods ends that.
 
     Args:
         model: A model with one tree ensemble: a file, its bytes, or a ModelProto.
@@ -90,7 +91,8 @@ def finetune(  # noqa: PLR0913 - optional arguments are keyword-only
     Returns:
         The tuned model if it is better than the original in both measures by intervals that exclude zero, else the
         original; and the report. The measures are AUC and log loss, for a regressor R2 and the mean absolute error.
-        With a base rate, log loss alone decides on scores that are moved to it.
+        With a base rate, all scores are moved to it, and the tuned model must also have a lower log loss than the
+        original with moved scores; else that one is returned if its log loss is lower than the original's.
 
     Raises:
         ModelError: The model cannot be read or run, or its trees cannot be fine-tuned.
@@ -116,11 +118,14 @@ def finetune(  # noqa: PLR0913 - optional arguments are keyword-only
     update(2, 4, "comparison")
     chosen, report = _decide(tuning, shares, seed)
     report = replace(report, seconds=time.perf_counter() - begin)
-    update(3, 4, "other methods")
-    if sum(report.rows) <= _RIVAL_ROWS and not tuning.interrupted:
-        weights = None if shares is None else shares.weights(tuning.rows.y[tuning.rows.held])
-        others = rivals(tuning.rows.problem, tuning.rows.features(), report.rows, seed, weights)
-        report = replace(report, rivals=(*report.rivals, *others))
+    try:
+        update(3, 4, "other methods")
+        if sum(report.rows) <= _RIVAL_ROWS and not tuning.interrupted:
+            weights = None if shares is None else shares.weights(tuning.rows.y[tuning.rows.held])
+            for other in rivals(tuning.rows.problem, tuning.rows.features(), report.rows, seed, weights):
+                report = replace(report, rivals=(*report.rivals, other))
+    except KeyboardInterrupt:
+        report = replace(report, interrupted=True)
     return (chosen.model if report.adopted else pipeline.proto), report
 
 
@@ -205,22 +210,26 @@ class Tuning:
         rows, pipeline = self.rows, self.rows.pipeline
         fit, choose = first.problem.part(rows.fit), first.problem.part(rows.chosen)
         start = weights = fit.original
-        best, ridge = choose.evaluate(weights)[0], None
-        for candidate in _RIDGES if self._scope != "encoders" else ():
-            start = fit_leaves(fit, candidate, start, TOLERANCE)
-            loss = choose.evaluate(start)[0]
-            if loss > best:
-                break
-            best, ridge, weights = loss, candidate, start
-        if not best < self._best:
-            return
-        stage, both = whole(), weights
-        if ridge is not None:
-            both = fit_leaves(stage.problem.part(rows.tuned), ridge, weights, TOLERANCE)
-        self._best, self._first, self._whole = best, first, stage
-        self._weights = _as_probabilities(pipeline, weights), _as_probabilities(pipeline, both)
-        self.figures = {"ridge": ridge, "priors": stage.tables.priors if stage.tables else ()}
-        self.tuned = self._candidate("without new trees", stage, self._weights[1])
+        best, ridge, found = choose.evaluate(weights)[0], None, None
+        try:
+            for candidate in _RIDGES if self._scope != "encoders" else ():
+                start = fit_leaves(fit, candidate, start, TOLERANCE)
+                loss = choose.evaluate(start)[0]
+                if loss > best:
+                    break
+                best, ridge, weights = loss, candidate, start
+            if best < self._best:
+                stage, both = whole(), weights
+                if ridge is not None:
+                    both = fit_leaves(stage.problem.part(rows.tuned), ridge, weights, TOLERANCE)
+                found = stage, both
+        finally:  # after a keyboard interrupt, what the rows to fit have made is kept
+            if best < self._best:
+                stage, both = found or (first, weights)
+                self._best, self._first, self._whole = best, first, stage
+                self._weights = _as_probabilities(pipeline, weights), _as_probabilities(pipeline, both)
+                self.figures = {"ridge": ridge, "priors": stage.tables.priors if stage.tables else ()}
+                self.tuned = self._candidate("without new trees", stage, self._weights[1])
 
     def _grow(self) -> None:
         """Append new trees."""
@@ -259,6 +268,8 @@ class Tuning:
         return Candidate(name, soft.raw, soft.predict, soft.exported, np.zeros(len(self.rows.pipeline.targets)))
 
     def _hardened(self, soft: SoftPipeline) -> Candidate | None:
+        if self.rows.pipeline.ensemble.dtype != np.float32:
+            return None  # the features of the soft form are in float32, and trees in float64 may compare them otherwise
         found = soft.hardened(self._with_weights(self._weights[1]))
         if found is None:
             return None
@@ -266,8 +277,10 @@ class Tuning:
         pipeline, x = self.rows.pipeline, soft.features.fixed
 
         def raw(rows: slice) -> Array:
-            reached = ensemble.leaf_weights.astype(np.float64)[:, pipeline.targets][ensemble.leaves_of(x[rows])]
-            return np.asarray(pipeline.base + pipeline.scale * reached.sum(axis=1))
+            own, weights = x[rows], ensemble.leaf_weights.astype(np.float64)[:, pipeline.targets]
+            parts = blocks(len(own), ensemble.trees * len(pipeline.targets))
+            sums = [weights[ensemble.leaves_of(own[part])].sum(axis=1) for part in parts]
+            return np.asarray(pipeline.base + pipeline.scale * np.concatenate(sums))
 
         return Candidate("soft, as trees", raw, pipeline.loss.predict, self._maker(soft.model, ensemble), constants)
 
@@ -327,28 +340,40 @@ def _decide(tuning: Tuning, shares: ClassShares | None, seed: int) -> tuple[Cand
     """Return the preferred candidate, and the report on the held-out rows, which says whether it is adopted."""
     rows, guard = tuning.rows, Guard(tuning.rows, tuning.original, shares, seed)
 
-    def final(candidate: Candidate | None) -> Candidate | None:
-        return candidate.moved(shares, rows) if candidate and shares else candidate
+    notes = [*tuning.notes]
 
-    plain, grown, hard, soft, softened = map(
-        final, (tuning.tuned, tuning.grown, tuning.hard, tuning.soft, tuning.softened)
-    )
+    def final(candidate: Candidate | None) -> Candidate | None:
+        """Return a candidate with moved scores; None if its model has others than it was fitted with."""
+        if candidate is None:
+            return None
+        candidate = candidate.moved(shares, rows) if shares else candidate
+        try:
+            guard.scores(candidate)
+        except ModelError:
+            notes.append(Rival(candidate.name, None, "failed: its model has other scores"))
+            return None
+        return candidate
+
+    plain = tuning.tuned.moved(shares, rows) if tuning.tuned and shares else tuning.tuned
+    grown, hard, soft, softened = map(final, (tuning.grown, tuning.hard, tuning.soft, tuning.softened))
     chosen, figures = plain or tuning.original, {**tuning.figures, "level": "L1"}
     for more in (grown, hard):
         if more and guard.is_better(more, chosen):
             chosen = more
     adopted = guard.judge(chosen).adopted
-    if soft and (not adopted or guard.is_better(soft, chosen) or (chosen is not hard and guard.judge(soft).adopted)):
+    if soft and (not adopted or guard.is_better(soft, chosen)):
         chosen = soft
     if chosen in {hard, soft}:
         figures["level"] = tuning.figures["level"]
     verdict = guard.judge(chosen)
     if chosen is tuning.original:
         verdict = replace(verdict, adopted=False, reason="nothing fitted on the new rows is better on later rows")
-    if not verdict.adopted and shares:
+    if shares:
         moved = tuning.original.moved(shares, rows)
-        other = guard.judge(moved, moved=True)
-        if other.adopted:
+        if verdict.adopted and not guard.compare(chosen, moved)[1].high < 0:
+            reason = "its log loss is not lower than the original's with scores moved to the base rate, beyond chance"
+            verdict = replace(verdict, adopted=False, reason=reason)
+        if not verdict.adopted and (other := guard.judge(moved, moved=True)).adopted:
             chosen, verdict, figures = moved, other, {"level": "L1"}
     if chosen is not grown:
         figures.pop("trees", None)
@@ -367,7 +392,7 @@ def _decide(tuning: Tuning, shares: ClassShares | None, seed: int) -> tuple[Cand
             Rival("original", guard.measure(tuning.original)),
             Rival("tuned", guard.measure(chosen)),
             *(Rival(own.name, guard.measure(own)) for own in others),
-            *tuning.notes,
+            *notes,
         ),
         seconds=0.0,
         **figures,

@@ -163,6 +163,8 @@ def _boost(  # noqa: PLR0913, PLR0917 - as documented above
     """Yield the trees of each round, one a target."""
     from sklearn.ensemble import HistGradientBoostingRegressor  # noqa: PLC0415 - part of an extra
 
+    missing = np.isnan(x).all(axis=0)
+    x = np.where(missing, 0.0, x) if missing.any() else x  # scikit-learn has no bins for features without values
     for _ in range(rounds):
         slopes, curvatures = loss.evaluate(raw, y)[1], loss.curvatures(raw)
         trees = []

@@ -121,8 +121,11 @@ class LeafProblem:
     def raw(self, weights: Array, rows: slice = slice(None)) -> Array:
         """Return raw scores, [rows, targets]."""
         reached = self.reached[rows]
-        sums = [weights[reached[:, columns]].sum(axis=1) for columns in self.columns]
-        return self.base + self.scale * np.stack(sums, axis=1)
+        sums = np.empty((len(reached), len(self.columns)))
+        for own in blocks(*reached.shape):
+            for at, columns in enumerate(self.columns):
+                sums[own, at] = weights[reached[own, columns]].sum(axis=1)
+        return self.base + self.scale * sums
 
     def predict(self, weights: Array) -> Array:
         """Return the predictions of all rows."""
@@ -158,10 +161,14 @@ class LeafProblem:
         return list(self._made_blocks())
 
     def _made_blocks(self) -> Iterator[tuple[slice, Sequence[Any]]]:
-        size = max(1, _BLOCK // max(1, self.reached.shape[1]))
-        for at in range(0, len(self.y), size):
-            rows = slice(at, at + size)
+        for rows in blocks(*self.reached.shape):
             yield rows, [_sparse(self.reached[rows, columns], len(self.original)) for columns in self.columns]
+
+
+def blocks(rows: int, each: int) -> Iterator[slice]:
+    """Yield the rows of blocks with about a million entries, of which each row has so many."""
+    size = max(1, _BLOCK // max(1, each))
+    return (slice(at, at + size) for at in range(0, rows, size))
 
 
 def _sparse(reached: Array, weights: int) -> Any:
@@ -221,7 +228,7 @@ def refit(problem: LeafProblem, shrinkage: float) -> Array:
         problem: A problem with one target.
         shrinkage: The learning rate of the original.
     """
-    weights = problem.original.copy()
+    weights = _DECAY * problem.original
     raw = np.repeat(problem.base[None, :], len(problem.y), axis=0)
     for tree in range(problem.reached.shape[1]):
         chosen = problem.reached[:, tree]
@@ -230,6 +237,6 @@ def refit(problem: LeafProblem, shrinkage: float) -> Array:
         hessian = np.bincount(chosen, problem.loss.curvatures(raw)[:, 0], minlength=len(weights))
         own = np.unique(chosen)
         newton = -gradient[own] / np.maximum(hessian[own], _LEAST_HESSIAN)
-        weights[own] = _DECAY * weights[own] + (1 - _DECAY) * shrinkage * newton
+        weights[own] += (1 - _DECAY) * shrinkage * newton
         raw = raw + problem.scale * weights[chosen][:, None]
     return weights

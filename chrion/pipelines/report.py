@@ -55,7 +55,7 @@ class FinetuningReport:
     curve: tuple[tuple[float, float], ...] = ()
     #: How many times as long as the original a network takes for one row, and for a thousand; None for trees.
     cost: tuple[float, float] | None = None
-    #: Whether a keyboard interrupt ended the tuning.
+    #: Whether a keyboard interrupt ended the tuning, or the comparison with other methods.
     interrupted: bool = False
 
     def to_json(self) -> dict[str, Any]:

@@ -168,8 +168,8 @@ class EncoderTables:
 
     def __init__(self, rows: Rows, *, moved: bool) -> None:
         pipeline, y = rows.pipeline, rows.y
-        self._proto = pipeline.proto
-        low, high = (0.0, 1.0) if pipeline.classes else (float(y.min()), float(y.max()))
+        self._proto, tuned = pipeline.proto, y[rows.tuned]
+        low, high = (0.0, 1.0) if pipeline.classes else (float(tuned.min()), float(tuned.max()))
         several = pipeline.classes > 2  # one table a class
         encoders = [] if several else find_encoders(pipeline.proto, pipeline.place, low, high)
         names = list(dict.fromkeys(encoder.source for encoder in encoders))

@@ -17,6 +17,7 @@ from onnx import TensorProto, helper
 import chrion
 from chrion.errors import ChrionError, DataError, ModelError, OptionError, SpaceError
 from chrion.graph.trees import TreeEnsemble, joined, read_ensemble
+from chrion.pipelines.leaves import fit_leaves
 from command_line import Chrion, assert_refused
 from drifted_rows import NAMES, ROWS, binary, drifted, ensemble, rows_of
 from random_trees import run, tree_model
@@ -290,6 +291,24 @@ def test_tables_of_target_encoders_are_updated_with_the_old_ones_as_prior() -> N
     assert (len(both.priors), both.adopted) == (1, True)
 
 
+@pytest.mark.parametrize("held", ["as before", "wider"])
+def test_held_out_numbers_do_not_decide_which_tables_are_updated(held: str) -> None:
+    """A table of 0.1 to 0.9 is none of means of numbers from 0.3 to 0.7, whatever range later numbers have."""
+    model, rng = with_target_encoder(), np.random.default_rng(0)
+    made = replace(read_ensemble(model.graph.node[1]), targets=1, labels=None, transform="NONE")
+    trees = tree_model(made, "TreeEnsembleRegressor")
+    model.graph.node[1].CopyFrom(trees.graph.node[0])
+    model.graph.node[1].input[0] = "code"
+    del model.graph.output[:]
+    model.graph.output.extend(trees.graph.output)
+    city = rng.choice(["a", "b", "c", "d"], 5000)
+    y = np.where(city == "a", 0.7, 0.3)
+    if held == "wider":
+        y[-2:] = 0.0, 1.0
+    _, report = chrion.finetune(model, pa.table({"city": city, "y": y}), scope="encoders")
+    assert (report.priors, report.adopted) == ((), False)
+
+
 def test_rare_categories_do_not_leak_their_targets_into_leaves() -> None:
     """Categories that occur twice and say nothing do not make a model that is worse on held-out rows."""
     rng = np.random.default_rng(1)
@@ -335,6 +354,22 @@ def test_a_base_rate_weights_the_measures() -> None:
     wanted = (y == 0) | (rng.random(len(y)) < (y == 0).sum() / 9 / (y == 1).sum())
     losses = [-np.log(run(m, {"x": x[wanted]})[1][np.arange(wanted.sum()), y[wanted]]).mean() for m in (model, moved)]
     assert losses[1] < losses[0]
+
+
+def test_a_tuned_model_must_beat_the_original_with_moved_scores() -> None:
+    """Leaves fitted to rows that are too certain rank later ones better, but moving scores alone has a lower loss."""
+    made, rng = binary(), np.random.default_rng(0)
+    other = replace(made, entry_weights=made.entry_weights + 0.5 * rng.standard_normal(made.leaf_count))
+    sharp, flat = (replace(other, entry_weights=factor * other.entry_weights) for factor in (6.0, 0.8))
+    data, later = drifted(sharp, 0.0), drifted(flat, 0.0, rows=6000, seed=1)
+    model = tree_model(made, "TreeEnsembleClassifier")
+    _, report = chrion.finetune(model, data, validation=later, base_rate=0.03)
+    measures = {rival.name: rival.measures for rival in report.rivals}
+    tuned, returned = measures["without new trees"], measures["tuned"]
+    assert tuned and returned
+    assert tuned.gain > returned.gain + 0.01
+    assert tuned.loss > returned.loss
+    assert (report.adopted, report.ridge, report.gain.value) == (True, None, pytest.approx(0, abs=1e-4))
 
 
 @pytest.mark.parametrize(
@@ -435,6 +470,39 @@ def test_an_interrupt_keeps_the_best_until_then() -> None:
     assert report.ridge is not None
 
 
+def test_an_interrupt_of_other_methods_keeps_the_decision() -> None:
+    """Ctrl-C while other methods are measured returns the tuned model."""
+    model, table = tree_model(binary(), "TreeEnsembleClassifier"), drifted(binary(), 1.0)
+
+    def interrupt(_done: int, _total: int, name: str) -> None:
+        if name == "other methods":
+            raise KeyboardInterrupt
+
+    tuned, report = chrion.finetune(model, table, progress=interrupt)
+    assert (report.interrupted, report.adopted) == (True, True)
+    expected, whole = chrion.finetune(model, table)
+    assert tuned.SerializeToString() == expected.SerializeToString()
+    assert set(report.rivals) < set(whole.rivals)
+
+
+@pytest.mark.parametrize("fits", [3, 5])
+def test_an_interrupt_between_ridges_keeps_the_best_of_them(fits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C in a fit returns the leaves of the fits before, which are better than the original, too."""
+    calls = 0
+
+    def fit(*given: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == fits:
+            raise KeyboardInterrupt
+        return fit_leaves(*given)
+
+    monkeypatch.setattr("chrion.pipelines.finetuning.fit_leaves", fit)
+    _, report = chrion.finetune(tree_model(binary(), "TreeEnsembleClassifier"), drifted(binary(), 1.0))
+    assert (report.interrupted, report.adopted, calls) == (True, True, fits)
+    assert report.ridge == [10_000, 3000, 1000, 300][fits - 2]
+
+
 @pytest.mark.parametrize("kind", ["binary", "numbers", "softmax"])
 def test_new_trees_are_appended_where_they_are_better(kind: str) -> None:
     """A feature that no tree splits on begins to matter: at most a tenth of new trees, proven by the held-out rows."""
@@ -465,6 +533,20 @@ def test_new_trees_are_appended_where_they_are_better(kind: str) -> None:
     assert after.trees == made.trees + report.trees
     assert 4 in after.features
     assert report.to_json()["trees"] == report.trees
+
+
+@pytest.mark.parametrize("rows", [ROWS, 1920])
+def test_columns_without_values_gain_no_splits(rows: int) -> None:
+    """A sensor that fails, in all rows or in those to fit, does not keep trees from growing on other features."""
+    pytest.importorskip("sklearn", reason="no scikit-learn in this environment")
+    made = replace(binary(), features=binary().features % 3)
+    x, rng = rows_of(), np.random.default_rng(0)
+    x[:rows, 3] = np.nan
+    y = (rng.random(ROWS) < 1 / (1 + np.exp(-3 * np.sign(x[:, 4])))).astype(int)
+    table = pa.table({**dict(zip(NAMES, x.T, strict=True)), "y": y})
+    tuned, report = chrion.finetune(tree_model(made, "TreeEnsembleClassifier"), table)
+    features = read_ensemble(tuned.graph.node[0]).features
+    assert (report.adopted, report.trees > 0, 4 in features, 3 in features) == (True, True, True, False)
 
 
 def two_ensembles() -> onnx.ModelProto:

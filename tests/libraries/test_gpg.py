@@ -18,7 +18,7 @@ from chrion.graph.blocks import cut_modules
 from chrion.graph.dag import Dag
 from chrion.scheduler.policies.endings import endings
 from chrion.scheduler.policies.ios_search import search_stages
-from chrion.scheduler.search.stages import CountedCost
+from chrion.scheduler.search.stages import SEARCHES, CountedCost
 from chrion.zoo import build
 from property_tests import examples
 from strategies import dags
@@ -275,6 +275,23 @@ def test_a_search_obeys_its_budget() -> None:
     assert limited.cost.evaluations <= 60
     assert sum(task.cost(stage.groups) for stage in found) <= chosen
     assert agent.search(walks.TrainingBlock(task.block, CountedCost(task.cost, 60))) == found
+
+
+def test_a_budget_below_the_number_of_operators_returns_generations() -> None:
+    """The policy does not see the latencies of all operators then, as other searches do not; nothing is raised."""
+    task = branches(6)
+    limited = walks.TrainingBlock(task.block, CountedCost(task.cost, 3))
+    dag = task.block.dag
+    assert gpg.Gpg(hidden=SMALL).search(limited) == SEARCHES["generations"](dag, task.cost, 3, 0)
+    assert limited.cost.evaluations <= 3
+
+
+def test_operators_without_latency_are_planned() -> None:
+    """Shares of no work are 0: stages hold each operator once, and a training has finite parameters."""
+    agent, task = gpg.Gpg(hidden=SMALL), walks.TrainingBlock(branches(2).block, CountedCost(lambda _: 0.0))
+    assert agent.train([task], gpg.WALKS) == [0.0] * gpg.WALKS
+    assert sorted(i for stage in agent.search(task) for group in stage.groups for i in group) == [0, 1, 2, 3]
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(agent.networks) if eqx.is_array(leaf))
 
 
 def test_gpg_plans_real_modules() -> None:
