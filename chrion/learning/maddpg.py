@@ -75,8 +75,8 @@ class TopEnvironment:
 
     def __init__(self, problem: TopProblem, *, divide: bool) -> None:
         self._problem, self._divide = problem, divide
-        first = problem.trial(separate(problem.chains))
-        self.reference = problem.reference
+        first = problem.first
+        self.reference = first.figures
         self.state_size = len(first.state) * len(first.state[0])
         chains = problem.chains
         self.action_sizes: Sequence[int] = [len(chains), *(len(chain.modules) for chain in chains.values())]

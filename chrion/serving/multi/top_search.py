@@ -118,7 +118,7 @@ class TopProblem:
         served = {name: rate for name, rate in rates.items() if rate}
         self._waiting = waiting or {}
         self._arrivals = build_arrivals(served, _TASKS / sum(served.values()), seed=seed)
-        self._reference: Figures | None = None
+        self._first: Trial | None = None
 
     def trial(self, plan: TopPlan, waiting: Mapping[str, int] | None = None) -> Trial:
         """Serve the tasks by a plan, after those that wait: the problem's, or others."""
@@ -138,12 +138,17 @@ class TopProblem:
         return objective(self.trial(plan).figures, self.reference)
 
     @property
-    def reference(self) -> Figures:
-        """The figures of the plan that combines nothing."""
-        if self._reference is None:
-            self._reference = self.trial(separate(self.chains)).figures
+    def first(self) -> Trial:
+        """The trial of the plan that combines nothing."""
+        if self._first is None:
+            self._first = self.trial(separate(self.chains))
             self.evaluations -= 1  # every search needs it
-        return self._reference
+        return self._first
+
+    @property
+    def reference(self) -> Figures:
+        """Its figures."""
+        return self.first.figures
 
 
 def objective(figures: Figures, reference: Figures, model: str | None = None) -> float:
