@@ -18,7 +18,7 @@ The stages of :func:`finetune`:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from chrion.graph.trees import TreeEnsemble, joined
 from chrion.pipelines import leaves
 from chrion.pipelines.base_rate import BaseRate, ClassShares
 from chrion.pipelines.growth import grow
-from chrion.pipelines.guard import Candidate, Guard
+from chrion.pipelines.guard import Candidate, Guard, Verdict
 from chrion.pipelines.leaves import LeafProblem, blocks, fit_leaves
 from chrion.pipelines.pipeline import Array, Pipeline
 from chrion.pipelines.report import FinetuningReport, Rival
@@ -336,45 +336,57 @@ def _as_probabilities(pipeline: Pipeline, weights: Array) -> Array:
     return clipped * (before / np.where(sums > 0, sums, 1))[of]
 
 
+def _final(
+    candidate: Candidate | None, guard: Guard, rows: Rows, shares: ClassShares | None, notes: list[Rival]
+) -> Candidate | None:
+    """Return a candidate with moved scores; None, and a note, if its model has others than it was fitted with."""
+    if candidate is None:
+        return None
+    candidate = candidate.moved(shares, rows) if shares else candidate
+    try:
+        guard.scores(candidate)
+    except ModelError:
+        notes.append(Rival(candidate.name, None, "failed: its model has other scores"))
+        return None
+    return candidate
+
+
+def _preferred(guard: Guard, first: Candidate, more: Iterable[Candidate | None], soft: Candidate | None) -> Candidate:
+    """Return the first candidate, or one that is better; a network, which is slower, also if none is adopted."""
+    chosen = first
+    for other in more:
+        if other and guard.is_better(other, chosen):
+            chosen = other
+    return soft if soft and (not guard.judge(chosen).adopted or guard.is_better(soft, chosen)) else chosen
+
+
+def _beside_moved(guard: Guard, chosen: Candidate, verdict: Verdict, moved: Candidate) -> tuple[Candidate, Verdict]:
+    """Compare a candidate with the original whose scores are moved to the base rate; return the one to adopt."""
+    if verdict.adopted and not guard.compare(chosen, moved)[1].high < 0:
+        reason = "its log loss is not lower than the original's with scores moved to the base rate, beyond chance"
+        verdict = replace(verdict, adopted=False, reason=reason)
+    if not verdict.adopted and (other := guard.judge(moved, moved=True)).adopted:
+        return moved, other
+    return chosen, verdict
+
+
 def _decide(tuning: Tuning, shares: ClassShares | None, seed: int) -> tuple[Candidate, FinetuningReport]:
     """Return the preferred candidate, and the report on the held-out rows, which says whether it is adopted."""
     rows, guard = tuning.rows, Guard(tuning.rows, tuning.original, shares, seed)
-
     notes = [*tuning.notes]
-
-    def final(candidate: Candidate | None) -> Candidate | None:
-        """Return a candidate with moved scores; None if its model has others than it was fitted with."""
-        if candidate is None:
-            return None
-        candidate = candidate.moved(shares, rows) if shares else candidate
-        try:
-            guard.scores(candidate)
-        except ModelError:
-            notes.append(Rival(candidate.name, None, "failed: its model has other scores"))
-            return None
-        return candidate
-
     plain = tuning.tuned.moved(shares, rows) if tuning.tuned and shares else tuning.tuned
-    grown, hard, soft, softened = map(final, (tuning.grown, tuning.hard, tuning.soft, tuning.softened))
-    chosen, figures = plain or tuning.original, {**tuning.figures, "level": "L1"}
-    for more in (grown, hard):
-        if more and guard.is_better(more, chosen):
-            chosen = more
-    adopted = guard.judge(chosen).adopted
-    if soft and (not adopted or guard.is_better(soft, chosen)):
-        chosen = soft
-    if chosen in {hard, soft}:
-        figures["level"] = tuning.figures["level"]
+    optional = (tuning.grown, tuning.hard, tuning.soft, tuning.softened)
+    grown, hard, soft, softened = (_final(own, guard, rows, shares, notes) for own in optional)
+    chosen = _preferred(guard, plain or tuning.original, (grown, hard), soft)
     verdict = guard.judge(chosen)
     if chosen is tuning.original:
         verdict = replace(verdict, adopted=False, reason="nothing fitted on the new rows is better on later rows")
     if shares:
-        moved = tuning.original.moved(shares, rows)
-        if verdict.adopted and not guard.compare(chosen, moved)[1].high < 0:
-            reason = "its log loss is not lower than the original's with scores moved to the base rate, beyond chance"
-            verdict = replace(verdict, adopted=False, reason=reason)
-        if not verdict.adopted and (other := guard.judge(moved, moved=True)).adopted:
-            chosen, verdict, figures = moved, other, {"level": "L1"}
+        chosen, verdict = _beside_moved(guard, chosen, verdict, tuning.original.moved(shares, rows))
+    fitted = chosen in {plain or tuning.original, grown, hard, soft}  # else the original with moved scores
+    figures = {**(tuning.figures if fitted else {}), "level": "L1"}
+    if chosen in {hard, soft}:
+        figures["level"] = tuning.figures["level"]
     if chosen is not grown:
         figures.pop("trees", None)
     others = [own for own in (plain, grown, hard, softened, soft) if own and own is not chosen]

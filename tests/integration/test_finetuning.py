@@ -366,7 +366,8 @@ def test_a_tuned_model_must_beat_the_original_with_moved_scores() -> None:
     _, report = chrion.finetune(model, data, validation=later, base_rate=0.03)
     measures = {rival.name: rival.measures for rival in report.rivals}
     tuned, returned = measures["without new trees"], measures["tuned"]
-    assert tuned and returned
+    assert tuned
+    assert returned
     assert tuned.gain > returned.gain + 0.01
     assert tuned.loss > returned.loss
     assert (report.adopted, report.ridge, report.gain.value) == (True, None, pytest.approx(0, abs=1e-4))

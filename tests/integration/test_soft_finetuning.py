@@ -301,7 +301,8 @@ def test_moved_thresholds_are_handed_back_as_trees() -> None:
     assert [node.op_type for node in tuned.graph.node] == [node.op_type for node in model.graph.node]
     measures = {rival.name: rival.measures for rival in report.rivals}
     soft, original = measures["soft"], measures["original"]
-    assert soft and original
+    assert soft
+    assert original
     assert soft.gain > original.gain
 
 

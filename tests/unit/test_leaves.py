@@ -86,7 +86,9 @@ def test_raw_scores_of_many_rows_take_little_memory() -> None:
     """Weights of 20 000 rows and 300 trees would take 48 MB at once; the sums are those of each tree after another."""
     rng = np.random.default_rng(3)
     reached, weights = rng.integers(0, 900, (20_000, 300), np.uint16), rng.standard_normal(900)
-    given_here = LeafProblem(reached, [slice(0, 200), slice(200, 300)], np.zeros(20_000), np.ones(2), 0.5, BRIER, weights)
+    given_here = LeafProblem(
+        reached, [slice(0, 200), slice(200, 300)], np.zeros(20_000), np.ones(2), 0.5, BRIER, weights
+    )
     tracemalloc.start()
     found = given_here.raw(weights, slice(10, None))
     peak = tracemalloc.get_traced_memory()[1]
