@@ -213,7 +213,8 @@ class Maddpg:
             for part in (self.networks.critics, self.networks.policies)
         )
         self._buffer: deque[tuple[Array, Array, Figures | None, Array]] = deque(maxlen=_KEPT)
-        self._figures: list[list[float]] = []
+        #: The number of steps that were served, and the mean and summed squared deviations of their figures.
+        self._served, self._mean, self._squares = 0, np.zeros(()), np.zeros(())
         self._update = eqx.filter_jit(self._descend)
         self._act = eqx.filter_jit(lambda networks, state: jnp.concatenate(networks.actions(state)))
         #: The best action so far and what it is worth by the corrected reward of agent 0.
@@ -253,7 +254,11 @@ class Maddpg:
         worth = objective(figures, self._environment.reference) if figures else float("nan")
         curve.append(worth)
         if figures:
-            self._figures.append([figures.utilisation, figures.variance, *figures.latency_ms.values()])
+            if self._settings.form == "printed":
+                change = _figures(figures) - self._mean
+                self._served += 1
+                self._mean = self._mean + change / self._served
+                self._squares = self._squares + change * (_figures(figures) - self._mean)
             if self.best is None or worth > self.best[0]:
                 self.best = worth, action
 
@@ -276,9 +281,8 @@ class Maddpg:
                 for own in figures
             ]
         else:
-            known = np.array(self._figures or [[0.0] * (1 + agents)])
-            mean, spread = known.mean(axis=0), known.std(axis=0) + 1e-8
-            rows = [printed_rewards(own, mean, spread) if own else [0.0] * agents for own in figures]
+            spread = np.sqrt(self._squares / max(1, self._served)) + 1e-8
+            rows = [printed_rewards(own, self._mean, spread) if own else [0.0] * agents for own in figures]
         return np.array(rows, np.float32)
 
     def _descend(self, networks: Networks, targets: Networks, states: Any, batch: Batch) -> Any:
@@ -330,6 +334,10 @@ def search(problem: TopProblem, evaluations: int, seed: int = 0, form: Form = "c
 def printed_rewards(figures: Figures, mean: Array, spread: Array) -> list[float]:
     """Return the rewards of all agents by Equation 2, with the mean and spread of utilisation, variance, latencies."""
     a, b, c = WEIGHTS
-    scores = (np.array([figures.utilisation, figures.variance, *figures.latency_ms.values()]) - mean) / spread
+    scores = (_figures(figures) - mean) / spread
     shared = a * scores[0] - c * scores[1]
     return [float(np.exp(shared - b * own)) for own in (scores[2:].mean(), *scores[2:])]
+
+
+def _figures(figures: Figures) -> Array:
+    return np.array([figures.utilisation, figures.variance, *figures.latency_ms.values()])

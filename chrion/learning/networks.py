@@ -78,7 +78,7 @@ def load_networks(path: str | Path, like: M) -> M:
 
     try:
         stored = load(Path(path).read_bytes())
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, KeyError) as error:  # a KeyError is a type that NumPy does not have
         raise OptionError(f"checkpoint {str(path)!r}: {error}") from error
     expected = _arrays(like)
     for name in sorted(expected.keys() | stored.keys()):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import json
 import math
+import struct
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -242,9 +244,11 @@ def test_foreign_checkpoints_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "n.safetensors"
     with pytest.raises(OptionError, match="No such file"):
         networks_of.load_networks(path, layers)
-    path.write_bytes(b"nothing")
-    with pytest.raises(OptionError, match="checkpoint"):
-        networks_of.load_networks(path, layers)
+    header = json.dumps({"x": {"dtype": "F8_E4M3", "shape": [2], "data_offsets": [0, 2]}}).encode()
+    for content in (b"nothing", struct.pack("<Q", len(header)) + header + bytes(2)):
+        path.write_bytes(content)
+        with pytest.raises(OptionError, match="checkpoint"):
+            networks_of.load_networks(path, layers)
     networks_of.save_networks(path, networks_of.Layers((2, 4, 1), jax.random.key(0)))
     with pytest.raises(OptionError, match=r"expected float32 \(3,\), found float32 \(4,\)"):
         networks_of.load_networks(path, layers)
