@@ -13,7 +13,8 @@ virtual clock; 0 is the plan that combines nothing. MADDPG learns from the trial
 problems that are small enough to try all plans.
 
 ``-o`` writes the results ``top-stages`` and ``top-launcher``; ``--agents`` writes checkpoints and learning curves of
-GPG. Needs the extras evolve and learn. Takes about half an hour on two idle cores.
+GPG, and applies the checkpoints that are there already without training. Needs the extras evolve and learn. Takes about
+half an hour on two idle cores.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from chrion.graph import Dag, Graph
 from chrion.graph.blocks import ModuleChain, cut_modules, cut_pieces
 from chrion.hardware import hardware
 from chrion.learning import gpg, maddpg
-from chrion.learning.networks import save_networks
+from chrion.learning.networks import load_networks, save_networks
 from chrion.learning.operators import BlockGraph, read_block
 from chrion.learning.walks import TrainingBlock
 from chrion.profiler import Costs
@@ -163,11 +164,14 @@ def compare_stages(machine: str, cases: Sequence[Case], others: Sequence[Case], 
     agents: dict[gpg.Form, gpg.Gpg] = {}
     curves: dict[str, list[float]] = {}
     for form in TRAINING_WALKS:
+        path = folder and folder / f"gpg-{form}-{machine.replace(', ', '-').replace(' ', '-')}.safetensors"
+        if path and path.exists():
+            agents[form] = gpg.Gpg(form)
+            agents[form].networks = load_networks(path, agents[form].networks)
+            continue
         agents[form], curves[f"{machine}, {form}"] = train(form, others, TRAINING_BUDGET * len(cases))
-        if folder:
-            save_networks(
-                folder / f"gpg-{form}-{machine.replace(', ', '-').replace(' ', '-')}.safetensors", agents[form].networks
-            )
+        if path:
+            save_networks(path, agents[form].networks)
     methods = stage_methods(agents)
     #: For each case: latency, evaluations and seconds.
     found: dict[tuple[str, str], list[tuple[float, int, float]]] = {key: [] for key in methods}
@@ -292,7 +296,7 @@ def main() -> None:
     add_output(parser)
     parser.add_argument("--cases", type=positive, default=50, help="combined blocks, and launcher settings")
     parser.add_argument("--only", choices=("stages", "launcher"), help="one of the two tables")
-    parser.add_argument("--agents", type=existing_folder, help="folder to write checkpoints and learning curves to")
+    parser.add_argument("--agents", type=existing_folder, help="folder of checkpoints and learning curves")
     arguments = parser.parse_args()
     graphs = {name: chrion.load(build(name)) for name in MODELS}
     profiles = {
@@ -310,8 +314,8 @@ def main() -> None:
         stages = markdown_table([head, *(row for rows, _ in found for row in rows)])
         print(stages, flush=True)
         write_results(arguments.output, {"top-stages": stages})
-        if arguments.agents:
-            curves = {name: curve for _, own in found for name, curve in own.items()}
+        curves = {name: curve for _, own in found for name, curve in own.items()}
+        if arguments.agents and curves:
             plot_agents(curves, "walk", "latency / one after another", arguments.agents / "top-gpg.png")
     if arguments.only == "stages":
         return
