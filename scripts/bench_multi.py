@@ -489,7 +489,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     loads = [0.7, 0.8, 0.9, 0.95, 1.05, 1.1]
     parser.add_argument("--loads", type=lambda text: [*map(float, text.split(","))], default=loads, help="of capacity")
     parser.add_argument("--only", default="", metavar="REGEX", help="only candidates whose names match")
-    parser.add_argument("-o", "--output", type=Path, metavar="FOLDER", help="write FOLDER/multi.json")
+    parser.add_argument("-o", "--output", type=Path, metavar="FOLDER", help="write FOLDER/multi-TABLE.json")
     given = parser.parse_args(arguments)
     arrivals = [*itertools.product(given.arrivals, given.loads)]
     each = given.windows, given.seconds, given.only
@@ -498,11 +498,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "deadlines": lambda: with_deadlines(*each, given.sets, arrivals),
         "flight": lambda: in_flight(*each),
     }
-    found = []
     for name in given.tables:
-        found.append(measure[name]())
-        print(f"{found[-1]}\n", flush=True)
-    write_results(given.output, {"multi": "\n\n".join(found)})
+        table = measure[name]()
+        print(f"{table}\n", flush=True)
+        write_results(given.output, {f"multi-{name}": table})
 
 
 if __name__ == "__main__":
