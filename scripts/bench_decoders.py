@@ -45,7 +45,7 @@ from decoding.orca_experiment import (
     read_points,
     workload_lengths,
 )
-from decoding.prediction import PREDICTION_HEAD, prediction_rows
+from decoding.prediction import PREDICTION_HEAD, SHARE, prediction_rows
 from decoding.scheduling_gain import simulate_points
 from page_markers import markdown_table
 from result_files import write_results
@@ -146,7 +146,7 @@ def beside_prediction(arguments: argparse.Namespace) -> tuple[str, dict[str, str
     for size in arguments.size:
         rows += prediction_rows(size, arguments.requests, arguments.repeats, arguments.threads)
         print(*(" | ".join(row) for row in rows[-5:]), sep="\n", flush=True)
-    what = f"{here()}; {arguments.repeats} runs of {arguments.requests} requests"
+    what = f"{here()}; {arguments.repeats} runs of {arguments.requests} requests at {SHARE:.0%} of the capacity"
     return what, {"decoders-prediction": markdown_table(rows)}
 
 
