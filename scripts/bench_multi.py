@@ -1,14 +1,15 @@
 """Measure several models on the cores of one machine: policies of a MultiSession beside plain sessions.
 
-    python scripts/bench_multi.py [--windows 5] [--seconds 5] [--tables light,deadlines,flight] [-o FOLDER]
+    python scripts/bench_multi.py [--windows 5] [--seconds 5] [--tables light,deadlines,flight,prediction] [-o FOLDER]
 
-Prints three tables. *Light beside heavy*: SqueezeNet on images of 112 x 112 every 30 ms, with jitter, beside GoogLeNet
+Prints four tables. *Light beside heavy*: SqueezeNet on images of 112 x 112 every 30 ms, with jitter, beside GoogLeNet
 with 2 and 4 tasks always in flight. *Deadlines*: sets of models in given proportions of their rates, at shares of the
 capacity (the cores over the times of one thread), by constant intervals with jitter, random, bursty and stepping; each
-model has three times its own time. *In flight*: one model with 1 to 8 tasks always in flight. Each candidate has the
-machine to itself for a window, is opened and warmed up for it, and candidates alternate; figures are those of all
-windows together. All of it takes hours on two cores: ``--sets``, ``--loads``, ``--arrivals`` and ``--only`` choose a
-part.
+model has three times its own time. *In flight*: one model with 1 to 8 tasks always in flight. *Prediction*: the shares
+of tasks that miss their deadlines, as ``chrion multi`` predicts and measures them. Each candidate has the machine to
+itself for a window, is opened and warmed up for it (by *prediction*, once for all windows), and candidates alternate;
+figures are those of all windows together. All of it takes hours on two cores: ``--sets``, ``--loads``, ``--arrivals``
+and ``--only`` choose a part.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +39,7 @@ from result_files import write_results
 
 from chrion import HybridSession, partition, profile
 from chrion.machine.cores import physical_cores
-from chrion.serving.multi.load import submit_all
+from chrion.serving.multi.load import measure, measure_times, predict, submit_all, summarise
 from chrion.serving.multi.policies import POLICIES
 from chrion.serving.multi.session import MultiSession
 from chrion.serving.multi.simulation import LOADS, Arrival, Served, build_arrivals
@@ -346,22 +348,75 @@ def with_deadlines(
     columns = ("done per second", "mean", "p99", "missed", "of the worst model", "dropped", "variance of queues")
     lines = [*head("set", "arrivals", "load", "candidate", *columns)]
     for chosen in sets:
-        models = {name: serialised(name, parameters) for name, (parameters, _) in SETS[chosen].items()}
-        feeds = {name: feed(model) for name, model in models.items()}
-        own = {name: one_thread_ms(models[name], feeds[name]) for name in models}
-        deadlines = {name: _DEADLINE * own[name] for name in models}
-        proportion = {name: share for name, (_, share) in SETS[chosen].items()}
-        capacity = len(physical_cores()) / sum(proportion[name] * own[name] / 1e3 for name in models)
+        found = open_set(chosen)
         for kind, load_ in arrivals:
-            rates = {name: load_ * capacity * proportion[name] for name in models}
-            opened = candidates(models, feeds, deadlines, rates, only)
+            rates = {name: load_ * rate for name, rate in found.full_rates.items()}
+            opened = candidates(found.models, found.feeds, found.deadlines, rates, only)
             served: dict[str, list[list[Served]]] = {name: [] for name in opened}
             for window, (name, open_candidate) in itertools.product(range(windows), opened.items()):
                 with open_candidate() as submit:
-                    wait([submit(model) for model in models for _ in range(4)])
-                    served[name].append(submit_all(submit, draw(kind, rates, seconds, window), deadlines)[0])
+                    wait([submit(model) for model in found.models for _ in range(4)])
+                    served[name].append(submit_all(submit, draw(kind, rates, seconds, window), found.deadlines)[0])
             rows = (f"| {chosen} | {kind} | {load_:g} | {name} | {figures(own_)} |" for name, own_ in served.items())
             lines += rows
+    return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedSet:
+    """Models that run together, their inputs, and the times and rates that follow from sessions with one thread."""
+
+    models: Models
+    feeds: Feeds
+    #: Three times the time of each model, in ms.
+    deadlines: dict[str, float]
+    #: Tasks per second of each model that fill the cores.
+    full_rates: dict[str, float]
+
+
+def open_set(name: str) -> OpenedSet:
+    """Return one of :data:`SETS`."""
+    models = {model: serialised(model, parameters) for model, (parameters, _) in SETS[name].items()}
+    feeds = {model: feed(content) for model, content in models.items()}
+    own = {model: one_thread_ms(content, feeds[model]) for model, content in models.items()}
+    proportion = {model: share for model, (_, share) in SETS[name].items()}
+    capacity = len(physical_cores()) / sum(proportion[model] * own[model] / 1e3 for model in models)
+    deadlines = {model: _DEADLINE * own[model] for model in models}
+    return OpenedSet(models, feeds, deadlines, {model: capacity * share for model, share in proportion.items()})
+
+
+def beside_prediction(
+    windows: int, seconds: float, only: str, sets: Sequence[str], arrivals: Sequence[tuple[str, float]]
+) -> str:
+    """Return the table of predicted and measured shares of missed tasks: of all, and of the model worst predicted."""
+    columns = ("predicted missed", "measured", "of the model worst predicted", "measured")
+    lines = [*head("set", "arrivals", "load", "candidate", *columns)]
+    options = {
+        "background": {"background": True},
+        **{f"blocks, {name}": {"policy": name} for name in ("edf", "priority")},
+    }
+    for chosen in sets:
+        found = open_set(chosen)
+        names = list(found.models)
+        common = {"deadlines": found.deadlines, "queue": _QUEUE, "priorities": {n: at for at, n in enumerate(names)}}
+        for (kind, load_), (candidate, how) in itertools.product(arrivals, options.items()):
+            if not re.search(only, candidate):
+                continue
+            rates = {name: load_ * rate for name, rate in found.full_rates.items()}
+            missed, tasks = np.zeros((2, len(names))), np.zeros((2, len(names)))
+            with MultiSession(found.models, rates=rates, **common, **how) as session:
+                for window in range(windows):
+                    drawn = draw(kind, rates, seconds, window)
+                    times = measure_times(session, found.feeds)
+                    predicted = predict(session, drawn, times)
+                    measured = summarise(*measure(session, found.feeds, drawn), drawn, session.lanes)
+                    for at, result in enumerate((predicted, measured)):
+                        missed[at] += [result.models[name].missed for name in names]
+                        tasks[at] += [result.models[name].tasks for name in names]
+            of_all, of_each = missed.sum(1) / tasks.sum(1), missed / tasks
+            worst = of_each[:, np.abs(of_each[0] - of_each[1]).argmax()]
+            cells = " | ".join(f"{share:.1%}" for share in (*of_all, *worst))
+            lines.append(f"| {chosen} | {kind} | {load_:g} | {candidate} | {cells} |")
     return "\n".join(lines)
 
 
@@ -480,7 +535,7 @@ def chosen(known: Sequence[str]) -> Callable[[str], list[str]]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print and write the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    tables, kinds = ("light", "deadlines", "flight"), ("jittered", *LOADS)
+    tables, kinds = ("light", "deadlines", "flight", "prediction"), ("jittered", *LOADS)
     parser.add_argument("--windows", type=int, default=5, help="windows of each candidate and case")
     parser.add_argument("--seconds", type=float, default=5.0, help="length of a window")
     parser.add_argument("--tables", type=chosen(tables), default=list(tables), help=", ".join(tables))
@@ -493,13 +548,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     arrivals = [*itertools.product(given.arrivals, given.loads)]
     each = given.windows, given.seconds, given.only
-    measure = {
+    tabulate = {
         "light": lambda: light_and_heavy(*each),
         "deadlines": lambda: with_deadlines(*each, given.sets, arrivals),
         "flight": lambda: in_flight(*each),
+        "prediction": lambda: beside_prediction(*each, given.sets, arrivals),
     }
     for name in given.tables:
-        table = measure[name]()
+        table = tabulate[name]()
         print(f"{table}\n", flush=True)
         write_results(given.output, {f"multi-{name}": table})
 

@@ -1,12 +1,13 @@
-"""Measure HybridSession beside OpenVINO and plain onnxruntime on the CPU cores of this machine.
+"""Measure HybridSession beside OpenVINO, PyTorch and plain onnxruntime on the CPU cores of this machine.
 
-    pip install openvino
-    python scripts/bench_openvino.py [-o docs/data] [--only REGEX] [--rounds N]
+    pip install openvino torch
+    python scripts/bench_peers.py [-o docs/data] [--only REGEX] [--rounds N]
 
-Takes a quarter of an hour on two cores; ``-o`` writes the results ``openvino``. Models are those of ``bench_cpu.py``.
-OpenVINO is timed in float32 with one thread, with as many as there are cores and with its own choice, and with its
-default precision, which is bfloat16 where the CPU has it; its inputs and outputs share memory with numpy. Each
-candidate runs alone, in alternating rounds; trials count as in ``bench_cpu.py``.
+Takes half an hour on two cores; ``-o`` writes the results ``peers``. Models are those of ``bench_cpu.py``. OpenVINO is
+timed in float32 with one thread, with as many as there are cores and with its own choice, and with its default
+precision, which is bfloat16 where the CPU has it; its inputs and outputs share memory with numpy. PyTorch is timed on
+stacks of LSTMs and GRUs, as a module of the same sizes, eager and compiled, with one thread and with all cores, and is
+left out if it is not installed. Each candidate runs alone, in alternating rounds; trials count as in ``bench_cpu.py``.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 from bench_cpu import CASES, HYBRID, LEAST, Case, RecordingMonitor, hybrid_factory, run_rounds
 from command_arguments import add_output
@@ -37,24 +39,33 @@ try:
     import openvino
 except ImportError:
     openvino = None
+try:
+    import torch
+except ImportError:
+    torch = None
 
-PLAIN, FLOAT32, DEFAULT = "onnxruntime", "OpenVINO float32", "OpenVINO default"
+PLAIN, FLOAT32, DEFAULT, TORCH = "onnxruntime", "OpenVINO float32", "OpenVINO default", "PyTorch"
+PEERS = (FLOAT32, DEFAULT, TORCH)
 #: One model of each kind.
 MODELS = (
-    r"LSTM (64|128|192|256)|GRU (128|192)|LSTM 128, 6 layers.*|LSTM 64, batch 8|resnet50|squeezenet|transformer block"
+    r"LSTM (64|128|192|256|512)|GRU (128|192)|LSTM 128, 6 layers.*|(LSTM|GRU) (64|128), batch 8|resnet50|squeezenet|"
+    r"transformer block"
 )
-HEAD = ["model", "onnxruntime, ms", "OpenVINO float32, ms", "OpenVINO default, ms", "hybrid, ms", "chosen"]
-HEAD += ["hybrid / float32", "90 %", "hybrid / default", "90 %", "difference of default"]
+#: Operators of a stack that PyTorch's module does itself.
+STACK = {"LSTM", "GRU", "Squeeze", "Concat", "Identity"}
+HEAD = ["model", *(f"{kind}, ms" for kind in (PLAIN, *PEERS)), "hybrid, ms", "chosen"]
+HEAD += [*(f"hybrid / {kind}" for kind in PEERS), "difference of default"]
 
-TEXT = """Written by `scripts/bench_openvino.py` on {machine} (shared, noisy: only ratios mean anything), onnxruntime
-{ort}, OpenVINO {openvino}.
+TEXT = """Written by `scripts/bench_peers.py` on {machine} (shared, noisy: only ratios mean anything), onnxruntime
+{ort}, OpenVINO {openvino}{torch}.
 
 HybridSession, given the model alone, beside the fastest plain onnxruntime session and the fastest OpenVINO session in
-float32, each of 1 thread, all threads and the library's default, and beside OpenVINO with its default precision. Ratios
-below 1 are in HybridSession's favour. *difference of default* is the largest difference of OpenVINO's default outputs
-from onnxruntime's, relative to the largest output; in float32 it is at most {largest:.1e}. It says nothing for resnet50
-and squeezenet, which come without trained weights. *chosen* is the guard's choice, as in the table of HybridSession and
-plain sessions; the method is the same.
+float32, each of 1 thread, all threads and the library's default, beside OpenVINO with its default precision, and beside
+the fastest of PyTorch's modules of the same sizes, eager or compiled, with 1 thread or all (its GRU resets after the
+product, which costs no more). Ratios below 1 are in HybridSession's favour, with 90 % intervals. *difference of
+default* is the largest difference of OpenVINO's default outputs from onnxruntime's, relative to the largest output; in
+float32 it is at most {largest:.1e}. It says nothing for resnet50 and squeezenet, which come without trained weights.
+*chosen* is the guard's choice, as in the table of HybridSession and plain sessions; the method is the same.
 
 {table}"""
 
@@ -79,10 +90,47 @@ def openvino_factory(source: bytes, feed: Feed, properties: Mapping[str, Any]) -
     return make
 
 
+def stack_module(source: bytes) -> Any:
+    """Return PyTorch's module of the same sizes if a model is a stack of LSTMs or GRUs, else None."""
+    graph = onnx.load_from_string(source).graph
+    cells = [node for node in graph.node if node.op_type in {"LSTM", "GRU"}]
+    directions = [
+        next((attribute.s.decode() for attribute in cell.attribute if attribute.name == "direction"), "forward")
+        for cell in cells
+    ]
+    if torch is None or not cells or any(node.op_type not in STACK for node in graph.node):
+        return None
+    width = next(w.dims[2] for w in graph.initializer if w.name == cells[0].input[1])
+    hidden = next(r.dims[2] for r in graph.initializer if r.name == cells[0].input[2])
+    layers = directions.count("forward")
+    kind = getattr(torch.nn, cells[0].op_type)
+    return kind(width, hidden, layers, bidirectional="reverse" in directions).eval()
+
+
+def torch_factory(module: Any, feed: Feed, threads: int) -> SessionFactory:
+    """Return a factory of calls of a module with a number of threads."""
+    (array,) = feed.values()
+    tensor = torch.from_numpy(array)
+
+    def run() -> Sequence[Any]:
+        torch.set_num_threads(threads)
+        with torch.inference_mode():
+            return [module(tensor)[0].numpy()]
+
+    return lambda: (run, lambda: None)
+
+
 def candidates(source: bytes, feed: Feed) -> dict[str, SessionFactory]:
     """Return the candidates by name."""
+    module = stack_module(source)
+    modules = {"eager": module, "compiled": torch.compile(module)} if module else {}
     cores, float32 = len(physical_cores()), {"INFERENCE_PRECISION_HINT": "f32"}
     return {
+        **{
+            f"{TORCH} {kind}, {threads} threads": torch_factory(one, feed, threads)
+            for kind, one in modules.items()
+            for threads in (1, cores)
+        },
         HYBRID: hybrid_factory(source, feed),
         **plain_baselines(source, feed, PLAIN),
         f"{FLOAT32}, 1 thread": openvino_factory(source, feed, float32 | {"INFERENCE_NUM_THREADS": 1}),
@@ -100,6 +148,11 @@ def relative_difference(factory: SessionFactory, expected: Sequence[Any]) -> flo
     return largest_difference(found, expected) / max(float(np.abs(array).max()) for array in expected)
 
 
+def fastest(times: Mapping[str, Sequence[float]]) -> str:
+    """Return the smallest median as text, or nothing where nothing was timed."""
+    return f"{min(float(np.median(own)) for own in times.values()):.3g}" if times else ""
+
+
 def measure(case: Case, monitor: RecordingMonitor, rounds: int) -> tuple[list[str], float]:
     """Return a model's line of the table, and the difference of OpenVINO's outputs in float32."""
     source = case.build().SerializeToString()
@@ -111,14 +164,17 @@ def measure(case: Case, monitor: RecordingMonitor, rounds: int) -> tuple[list[st
         known = candidates(source, feed)
         trials = [trial for _ in range(rounds) for trial in run_rounds(known, monitor)]
     counted = undisturbed_trials(trials, monitor.fastest_ms, LEAST)
-    row, groups = [case.name], {}
-    for kind in (PLAIN, FLOAT32, DEFAULT):
-        groups[kind] = {name: times for name, times in counted.items() if name.startswith(kind)}
-        row.append(f"{min(float(np.median(times)) for times in groups[kind].values()):.3g}")
+    groups = {
+        kind: {name: times for name, times in counted.items() if name.startswith(kind)} for kind in (PLAIN, *PEERS)
+    }
+    row = [case.name, *(fastest(groups[kind]) for kind in (PLAIN, *PEERS))]
     row += [f"{float(np.median(counted[HYBRID])):.3g}", chosen]
-    for kind in (FLOAT32, DEFAULT):
-        ratio, low, high = ratio_to_best(groups[kind] | {HYBRID: counted[HYBRID]}, HYBRID)
-        row += [f"{ratio:.2f}", f"{low:.2f} to {high:.2f}"]
+    for kind in PEERS:
+        if groups[kind]:
+            ratio, low, high = ratio_to_best(groups[kind] | {HYBRID: counted[HYBRID]}, HYBRID)
+            row.append(f"{ratio:.2f} [{low:.2f} to {high:.2f}]")
+        else:
+            row.append("")
     row.append(f"{relative_difference(known[DEFAULT], expected):.1e}")
     print(" | ".join(row), flush=True)
     return row, relative_difference(known[f"{FLOAT32}, default"], expected)
@@ -144,10 +200,11 @@ def main() -> None:
         machine=this_machine(),
         ort=ort.get_version_string(),
         openvino=openvino.__version__.partition("-")[0],
+        torch=f", PyTorch {torch.__version__}" if torch else "",
         largest=max(difference for _, difference in found),
         table=markdown_table([HEAD, *(row for row, _ in found)]),
     )
-    write_results(arguments.output, {"openvino": content})
+    write_results(arguments.output, {"peers": content})
 
 
 if __name__ == "__main__":
