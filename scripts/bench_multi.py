@@ -391,14 +391,18 @@ def beside_prediction(
     """Return the table of predicted and measured shares of missed tasks: of all, and of the model worst predicted."""
     columns = ("predicted missed", "measured", "of the model worst predicted", "measured")
     lines = [*head("set", "arrivals", "load", "candidate", *columns)]
-    options = {
+    options: dict[str, dict[str, Any]] = {
         "background": {"background": True},
         **{f"blocks, {name}": {"policy": name} for name in ("edf", "priority")},
     }
     for chosen in sets:
         found = open_set(chosen)
         names = list(found.models)
-        common = {"deadlines": found.deadlines, "queue": _QUEUE, "priorities": {n: at for at, n in enumerate(names)}}
+        common: dict[str, Any] = {
+            "deadlines": found.deadlines,
+            "queue": _QUEUE,
+            "priorities": {n: at for at, n in enumerate(names)},
+        }
         for (kind, load_), (candidate, how) in itertools.product(arrivals, options.items()):
             if not re.search(only, candidate):
                 continue
