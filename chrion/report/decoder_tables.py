@@ -64,9 +64,9 @@ def decoder_sweep_table(points: Sequence[DecoderPoint]) -> FigureTable:
     return table
 
 
-def decoder_replications_table(number: int, by_policy: Mapping[str, Mapping[str, Interval]]) -> FigureTable:
-    """Return a table with the mean of each figure and its 95 % confidence interval, a row for each figure."""
-    title = f"means of {number} replications, and half the width of their 95 % confidence intervals"
+def decoder_replications_table(sample: str, by_policy: Mapping[str, Mapping[str, Interval]]) -> FigureTable:
+    """Return a table with the mean of each figure and its 95 % confidence interval, given the sample in words."""
+    title = f"{sample}, and half the width of their 95 % confidence intervals"
     table = FigureTable(title, [key("figure"), *by_policy])
     for name in next(iter(by_policy.values())):
         entries = [intervals[name] for intervals in by_policy.values()]

@@ -12,9 +12,9 @@ import numpy as np
 from chrion.common.wrong_values import wrong_value
 from chrion.report.categories import COLOURS
 from chrion.report.figures import new_figure, plain_text, save_figure, shorten_name
-from chrion.serving.simulator.find import GROWS, SHARES, Condition, Limit, Searched
+from chrion.serving.simulator.find import GROWS, Condition, Limit, Searched
 from chrion.serving.simulator.histograms import Counts, bin_edges
-from chrion.serving.simulator.results import PatternResult, Series, ServerResult
+from chrion.serving.simulator.results import SHARES, PatternResult, Series, ServerResult
 from chrion.serving.simulator.sweep import SweepPoint
 
 if TYPE_CHECKING:

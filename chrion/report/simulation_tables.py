@@ -11,8 +11,7 @@ from chrion.common.records import read_record
 from chrion.common.units import format_count
 from chrion.report.figure_table import Column, FigureTable, key
 from chrion.serving.simulator.confidence import Interval
-from chrion.serving.simulator.replications import COST
-from chrion.serving.simulator.results import PatternResult, RequestSummary
+from chrion.serving.simulator.results import COST, SHARES, PatternResult, RequestSummary
 from chrion.serving.simulator.scenario import Scenario
 from chrion.serving.simulator.settings import SloSpec
 from chrion.serving.simulator.sweep import SweepPoint
@@ -207,7 +206,7 @@ def figure_text(name: str, value: float, half_width: float) -> str:
     """Return a figure of a run with half the width of its interval, if that is not NaN."""
     if math.isnan(value):
         return "-"
-    if name in {"violations", "swapping"}:
+    if name in SHARES:
         text, width = f"{value:.2%}", f"{100 * half_width:.2f}"
     elif name == COST:
         text, width = f"{value:.2f}", f"{half_width:.2f}"

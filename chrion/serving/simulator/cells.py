@@ -21,10 +21,10 @@ from chrion.common.wrong_values import wrong_value
 from chrion.errors import ScenarioError
 from chrion.serving.simulator.confidence import Interval
 from chrion.serving.simulator.planned import request_counts
-from chrion.serving.simulator.replications import COST, intervals
 from chrion.serving.simulator.request_classes import ClassifiedWorkload
+from chrion.serving.simulator.results import COST
 from chrion.serving.simulator.scenario import Scenario, ScenarioSource
-from chrion.serving.simulator.sweep import SweepPoint, run_tasks
+from chrion.serving.simulator.sweep import intervals, run_tasks, simulate_task
 from chrion.serving.simulator.workload import MinuteReplay, SyntheticWorkload, Workload
 
 CELLS_SCHEMA = "chrion.simulation-cells/1"
@@ -130,10 +130,10 @@ def sample_cells(
     order = np.random.default_rng([scenario.seed, cells]).permutation(cells)[:number].tolist()
     tasks = [Cell(source, cells, index) for index in order]
     tasks[0].build()  # refuses what cannot be divided before the work begins
-    points = [SweepPoint({}, 0, found) for found in run_tasks(tasks, workers=workers, progress=progress)]
+    simulated = run_tasks(simulate_task, tasks, workers=workers, progress=progress)
     return {
         pattern: {name: _scaled(entry, cells if name == COST else 1) for name, entry in figures.items()}
-        for pattern, figures in intervals(points).items()
+        for pattern, figures in intervals(simulated).items()
     }
 
 
