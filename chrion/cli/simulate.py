@@ -22,13 +22,20 @@ from chrion.report.figure_table import FigureTable, key, text
 from chrion.serving.simulator import cells as sampling
 from chrion.serving.simulator import decoder_results, overrides, results, run, sweep
 from chrion.serving.simulator import find as limits
-from chrion.serving.simulator.bundled_scenarios import scenario_descriptions
 from chrion.serving.simulator.confidence import CONFIDENCE
 from chrion.serving.simulator.decoder_find import DECODERS
 from chrion.serving.simulator.decoder_scenario import DECODER, DecoderScenario, build_decoder_scenario, decoder_path
 from chrion.serving.simulator.export import export_requests, write_curve
 from chrion.serving.simulator.iterations import draw_requests, simulate_decoder
-from chrion.serving.simulator.scenario import Scenario, ScenarioSource, find_scenario
+from chrion.serving.simulator.scenario import Scenario, ScenarioSource, find_scenario, scenario_descriptions
+
+#: Kinds of simulations, and the options that each can be combined with.
+_COMPANIONS = {
+    "--find": ("--replications", "--export", "--keep-warm-up", "--plot"),
+    "--sweep": ("--plot",),
+    "--cells": ("--replications",),
+    "--replications": (),
+}
 
 
 def simulate(
@@ -152,21 +159,13 @@ def _check_combination(find: str | None, until: str | None, ray: str | None, oth
         missing, given = ("--until", "--find") if find else ("--find", "--until")
         example = "--find servers --until 'violations<=1%'"
         raise OptionError(f"{given}: {missing} is missing", hint=f"for example {example}")
-    used = {"--find": find, **others}
-    given_options = [option for option, value in used.items() if value]
-    if find:  # it repeats the values that it tries, and exports them
-        own = {"--replications", "--export", "--keep-warm-up"}
-        given_options = [option for option in given_options if option not in own]
-    elif "--keep-warm-up" in given_options:
+    given_options = [option for option, value in {"--find": find, **others}.items() if value]
+    if "--keep-warm-up" in given_options and not find:
         raise OptionError("--keep-warm-up: only --find leaves out the warm-up of runs")
-    if "--cells" in given_options:  # it says how many of the cells are simulated
-        given_options = [option for option in given_options if option != "--replications"]
-    kinds = [option for option in given_options if option in {"--find", "--sweep", "--cells", "--replications"}]
-    if len(kinds) > 1:
-        raise OptionError(f"{kinds[0]} and {kinds[1]} cannot be combined", hint="use one of them")
-    for option in ("--plot", "--export", "--details"):
-        if option in given_options and kinds and not (option == "--plot" and kinds[0] in {"--sweep", "--find"}):
-            raise OptionError(f"{option} cannot be combined with {kinds[0]}")
+    kind = next((option for option in _COMPANIONS if option in given_options), None)
+    for option in given_options:
+        if kind and option not in {kind, *_COMPANIONS[kind]}:
+            raise OptionError(f"{kind} and {option} cannot be combined", hint="use one of them")
 
 
 def _find(

@@ -21,11 +21,10 @@ from chrion.common.wrong_values import wrong_value
 from chrion.errors import ScenarioError
 from chrion.serving.simulator.confidence import Interval
 from chrion.serving.simulator.planned import request_counts
-from chrion.serving.simulator.request_classes import ClassifiedWorkload
 from chrion.serving.simulator.results import COST
 from chrion.serving.simulator.scenario import Scenario, ScenarioSource
 from chrion.serving.simulator.sweep import intervals, run_tasks, simulate_task
-from chrion.serving.simulator.workload import MinuteReplay, SyntheticWorkload, Workload
+from chrion.serving.simulator.workload import ClassifiedWorkload, MinuteReplay, SyntheticWorkload, Workload
 
 CELLS_SCHEMA = "chrion.simulation-cells/1"
 #: The largest part of the mean of a cell's requests that one model has; loads of cells differ by no more (a choice,

@@ -27,7 +27,6 @@ from chrion.serving.simulator.eligibility import check_fit
 from chrion.serving.simulator.engine import EngineConfig, read_ahead
 from chrion.serving.simulator.overrides import TOP_KEYS, apply_sets
 from chrion.serving.simulator.planned import with_planned
-from chrion.serving.simulator.request_classes import ClassifiedWorkload
 from chrion.serving.simulator.scenario_models import (
     PLANNED,
     SHRINK,
@@ -52,7 +51,7 @@ from chrion.serving.simulator.settings import (
     StoreSpec,
     WorkloadSpec,
 )
-from chrion.serving.simulator.workload import MinuteReplay, Workload, build_workload
+from chrion.serving.simulator.workload import ClassifiedWorkload, MinuteReplay, Workload, build_workload
 
 _DEFAULT_CATALOGUE = "table6"
 #: Keys whose values are paths of files.
@@ -255,6 +254,41 @@ def find_scenario(name: str) -> ScenarioSource:
 def scenario_names() -> list[str]:
     """Return the names of the bundled scenarios."""
     return sorted(path.stem for path in bundled_folder("scenarios").glob("*.toml"))
+
+
+@dataclass(frozen=True, slots=True)
+class ScenarioDescription:
+    """The subject and the size of a scenario."""
+
+    #: The name that ``chrion simulate`` accepts.
+    name: str
+    #: The subject of the scenario, in one line.
+    description: str
+    servers: int
+    #: Models in the cluster; every copy counts.
+    models: int
+    #: Requests of one pattern; None if they come from a trace file that the user names.
+    requests: int | None
+
+
+def scenario_descriptions() -> tuple[ScenarioDescription, ...]:
+    """Return the description of every scenario that comes with Chrion, sorted by name. No trace file is read."""
+    return tuple(_describe(name) for name in scenario_names())
+
+
+def _describe(name: str) -> ScenarioDescription:
+    source = find_scenario(name)
+    content = with_catalogue(source.content, source.folder)
+    servers = [read_record(ServerSpec, group, "servers") for group in content.get("servers", [{}])]
+    specs = [{key: value for key, value in entry.items() if key != "variants"} for entry in content["models"]]
+    workload = read_record(WorkloadSpec, content.get("workload", {}), "workload")
+    return ScenarioDescription(
+        name=name,
+        description=str(content.get("description", "")),
+        servers=sum(spec.count for spec in servers),
+        models=content.get("total_models") or sum(read_record(ModelSpec, spec, "models").copies for spec in specs),
+        requests=workload.requests if workload.kind in SYNTHETIC else None,
+    )
 
 
 def with_catalogue(content: Mapping[str, Any], folder: Path) -> dict[str, Any]:
