@@ -51,9 +51,9 @@ def replay(
     """Send a scenario's requests to a running server; print what it does beside what the simulation predicts."""
     require_libraries("replay")
     source = find_scenario(scenario).changed(dict(map(overrides.parse_set, set_ or [])))
-    built = _of_pattern(source.build(), "" if write_models else pattern)
+    built = _of_pattern(source.build(), pattern)
     if write_models:
-        _write_models(built, write_models, pattern)
+        _write_models(built, write_models)
         return
     from chrion.serving.replay import run as replays  # noqa: PLC0415 - needs the extra
 
@@ -85,11 +85,11 @@ def _of_pattern(scenario: Scenario, pattern: str) -> Scenario:
     return replace(scenario, patterns=(pattern,)) if pattern else scenario
 
 
-def _write_models(scenario: Scenario, folder: Path, pattern: str) -> None:
+def _write_models(scenario: Scenario, folder: Path) -> None:
     from chrion.serving.replay import stand_ins  # noqa: PLC0415 - needs the extra
 
     with step(f"writing {format_count(len(scenario.models), 'model')} to {folder}"):
-        stand_ins.write_stand_ins(scenario, folder, pattern)
+        stand_ins.write_stand_ins(scenario, folder)
     spec, policies = scenario.servers[0], scenario.policies
     names = f"{policies.eviction},{policies.load_order},{policies.admission}"
     note(f"serve them: chrion serve {folder} --host-budget {spec.budget_bytes / 1e6:g}MB --serving-policy {names}")

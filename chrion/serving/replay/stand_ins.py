@@ -19,7 +19,6 @@ import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
 from chrion.common.files import write_atomically
-from chrion.common.wrong_values import wrong_value
 from chrion.errors import OptionError, ScenarioError
 from chrion.serving.replay.target import served_name
 from chrion.serving.server.repository import session_bytes
@@ -39,34 +38,27 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _OPSET, _IR = 17, 9
 
 
-def write_stand_ins(scenario: Scenario, folder: Path, pattern: str = "") -> int:
-    """Write a repository with a stand-in for every model of a scenario.
+def write_stand_ins(scenario: Scenario, folder: Path) -> None:
+    """Write a repository with a stand-in for every model of a scenario, of its pattern ``shrink`` or its first one.
 
     Args:
         scenario: The scenario.
         folder: The repository; it must not exist, or be empty.
-        pattern: The pattern whose variants are served; by default ``shrink`` if the scenario has it, else its first.
-
-    Returns:
-        The number of models.
 
     Raises:
-        OptionError: The folder is not empty or cannot be written, or the scenario has no such pattern.
+        OptionError: The folder is not empty or cannot be written.
         ScenarioError: A name cannot be that of a model of a repository.
     """
-    pattern = pattern or (SHRINK if SHRINK in scenario.patterns else scenario.patterns[0])
-    if pattern not in scenario.patterns:
-        raise wrong_value("--pattern", f"one of {', '.join(scenario.patterns)}", pattern)
+    levels = scenario.levels(SHRINK if SHRINK in scenario.patterns else scenario.patterns[0])
     _check_names(scenario)
     try:
         if folder.exists() and any(folder.iterdir()):
             raise OptionError(f"--write-models {folder}: the folder is not empty")
         round_ms = measure_round_ms()
         for model in scenario.models:
-            _write_model(scenario, model, folder / served_name(model.name), scenario.levels(pattern), round_ms)
+            _write_model(scenario, model, folder / served_name(model.name), levels, round_ms)
     except OSError as error:
         raise OptionError(f"--write-models {folder}: cannot be written: {error.strerror}") from error
-    return len(scenario.models)
 
 
 def measure_round_ms() -> float:

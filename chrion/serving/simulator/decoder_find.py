@@ -13,7 +13,7 @@ from chrion.errors import OptionError
 from chrion.serving.simulator.decoder_requests import MAX_REQUESTS, DecoderWorkload
 from chrion.serving.simulator.decoder_results import METRICS, WORTHWHILE, summarise
 from chrion.serving.simulator.decoder_scenario import MAX_REPLICAS, DecoderScenario, build_decoder_scenario
-from chrion.serving.simulator.find import Condition, Kind, Replication, Searched
+from chrion.serving.simulator.find import RATE_STEP, RATES, Condition, Kind, Replication, Searched, searched_rate
 from chrion.serving.simulator.histograms import bin_index
 from chrion.serving.simulator.iterations import DecoderResult, draw_requests, simulate_decoder
 from chrion.serving.simulator.request_batches import RequestBatches
@@ -21,8 +21,8 @@ from chrion.serving.simulator.scenario import ScenarioSource
 
 #: The largest max batch that is tried (a choice, not measured).
 _LARGEST_BATCH = 1024
-#: The ratio of two rates that are tried, and the fewest requests that are left of a trace.
-_STEP, _FEWEST = 1.01, 30
+#: The fewest requests that are left of a trace.
+_FEWEST = 30
 #: Simulations of a search, in the order of magnitude.
 _RUNS = 50
 #: Figures that a larger batch makes worse: it takes longer from token to token. It shortens the wait for the first one.
@@ -32,38 +32,26 @@ _OF_BATCHES = ("between_", "gap_")
 def _quantities(condition: Condition, scenario: DecoderScenario) -> Mapping[str, Searched]:
     """Return the quantities; if a larger batch makes the condition harder, the largest max batch is searched."""
     spec = scenario.requests
-    rate_key, unit, rate = "rate_per_s", "requests/s", spec.rate_per_s
-    lowest, highest = -900, 900
+    key, unit, numbers = "rate_per_s", "requests/s", RATES
     if spec.is_replay:
-        rate_key, unit, rate = "rate_scale", "requests for each of the trace", spec.rate_scale
+        key, unit = "rate_scale", "requests for each of the trace"
         count = len(draw_requests(scenario).arrivals_ms)
-        lowest = max(lowest, math.ceil(math.log(min(_FEWEST, count) / count, _STEP)))
-        highest = min(highest, math.floor(math.log(MAX_REQUESTS / count, _STEP)))
+        lowest = math.ceil(math.log(min(_FEWEST, count) / count, RATE_STEP))
+        highest = math.floor(math.log(MAX_REQUESTS / count, RATE_STEP))
+        numbers = range(max(RATES[0], lowest), min(RATES[-1], highest) + 1)
     return {
-        "rate": Searched(
-            unit=unit,
-            smallest=False,
-            numbers=range(lowest, highest + 1),
-            begin=0,
-            sets=lambda n: {f"requests.{rate_key}": rate * _STEP**n},
-            amount=lambda s: float(getattr(s.requests, rate_key)),
-            relative=True,
+        "rate": searched_rate(
+            f"requests.{key}", unit, getattr(spec, key), lambda s: float(getattr(s.requests, key)), numbers
         ),
         "replicas": Searched(
-            unit="replicas",
-            smallest=True,
-            numbers=range(1, MAX_REPLICAS + 1),
-            begin=1,
-            sets=lambda n: {"replicas.count": n},
-            amount=lambda s: s.replicas.count,
+            "replicas", range(1, MAX_REPLICAS + 1), lambda n: {"replicas.count": n}, lambda s: s.replicas.count
         ),
         "max_batch": Searched(
-            unit="requests a batch",
+            "requests a batch",
+            range(1, _LARGEST_BATCH + 1),
+            lambda n: {"batching.max_batch": n},
+            lambda s: s.batching.max_batch,
             smallest=not condition.metric.startswith(_OF_BATCHES),
-            numbers=range(1, _LARGEST_BATCH + 1),
-            begin=1,
-            sets=lambda n: {"batching.max_batch": n},
-            amount=lambda s: s.batching.max_batch,
         ),
     }
 

@@ -42,6 +42,8 @@ _SCANNED = 48
 _RESOLUTION = 100
 #: Replications of a value by default, and those after which a clear result is accepted.
 REPLICATIONS, FIRST = 5, 3
+#: The ratio of two rates that are tried, and the permitted powers of it.
+RATE_STEP, RATES = 1.01, range(-900, 901)
 #: Utilisation below which a cluster idles: if each model was loaded once at most, more servers are not tried, since
 #: requests wait by the choice of routing alone (a choice, not measured).
 _IDLE = 0.01
@@ -79,17 +81,23 @@ class Searched:
 
     #: Its name and unit, as they are printed.
     unit: str
-    #: True to find the smallest value that meets the condition, false to find the largest.
-    smallest: bool
-    #: The permitted numbers, and the one to begin with.
+    #: The permitted numbers.
     numbers: range
-    begin: int
     #: The change of the scenario for a number.
     sets: Callable[[int], dict[str, Any]]
     #: The quantity of a scenario, as it is reported.
     amount: Callable[[Any], float]
+    #: True to find the smallest value that meets the condition, false to find the largest.
+    smallest: bool = True
+    #: The number to begin with.
+    begin: int = 1
     #: Whether successive numbers differ by 1 %, so that no coarser steps are needed for large ones.
     relative: bool = False
+
+
+def searched_rate(key: str, unit: str, rate: float, amount: Callable[[Any], float], numbers: range = RATES) -> Searched:
+    """Return the rate of arrivals as a quantity, of which ``key`` is ``rate`` at present."""
+    return Searched(unit, numbers, lambda n: {key: rate * RATE_STEP**n}, amount, smallest=False, begin=0, relative=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,43 +222,23 @@ class Kind:
 
 def _quantities(_: Condition, scenario: Scenario) -> Mapping[str, Searched]:
     workload = read_record(WorkloadSpec, scenario.content.get("workload", {}), "workload")
-    rate_key, rate_unit = ("rate_per_s", "requests/s")
+    key, unit = "rate_per_s", "requests/s"
     if workload.kind not in SYNTHETIC:
-        rate_key, rate_unit = ("rate_scale", "requests for each of the trace")
-    rate: float = getattr(workload, rate_key)
+        key, unit = "rate_scale", "requests for each of the trace"
     return {
-        "servers": Searched(
-            unit="servers",
-            smallest=True,
-            numbers=range(1, 10_001),
-            begin=1,
-            sets=lambda n: {"servers.count": n},
-            amount=lambda s: len(s.servers),
-        ),
+        "servers": Searched("servers", range(1, 10_001), lambda n: {"servers.count": n}, lambda s: len(s.servers)),
         "memory": Searched(
-            unit="GB a GPU",
-            smallest=True,
-            numbers=range(1, 100_001),
+            "GB a GPU",
+            range(1, 100_001),
+            lambda n: {"servers.gpu_memory_gb": n / 10},
+            lambda s: s.servers[0].gpu_memory_gb,
             begin=10,
-            sets=lambda n: {"servers.gpu_memory_gb": n / 10},
-            amount=lambda s: s.servers[0].gpu_memory_gb,
         ),
         "models": Searched(
-            unit="models",
-            smallest=False,
-            numbers=range(1, MAX_MODELS + 1),
-            begin=1,
-            sets=lambda n: {"total_models": n},
-            amount=lambda s: len(s.models),
+            "models", range(1, MAX_MODELS + 1), lambda n: {"total_models": n}, lambda s: len(s.models), smallest=False
         ),
-        "rate": Searched(
-            unit=rate_unit,
-            smallest=False,
-            numbers=range(-900, 901),
-            begin=0,
-            sets=lambda n: {f"workload.{rate_key}": rate * 1.01**n},
-            amount=lambda s: float(s.content["workload"][rate_key]),
-            relative=True,
+        "rate": searched_rate(
+            f"workload.{key}", unit, getattr(workload, key), lambda s: float(s.content["workload"][key])
         ),
     }
 
