@@ -11,8 +11,8 @@ import numpy as np
 from chrion.common.units import format_count
 from chrion.report.figure_table import FigureTable, key
 from chrion.report.figures import new_figure, plain_text, save_figure
-from chrion.report.simulation_plots import line_style
-from chrion.report.simulation_tables import figure_text
+from chrion.report.simulation_plots import label_axes, line_style
+from chrion.report.simulation_tables import figure_text, ms_text
 from chrion.serving.simulator.confidence import Interval
 from chrion.serving.simulator.decoder_results import VIOLATIONS, DecoderPoint, DecoderSummary
 from chrion.serving.simulator.decoder_scenario import DecoderScenario
@@ -25,8 +25,6 @@ _FIGURES = (
 _GOODPUT, _PREEMPTED = "goodput/s", "preempted"
 #: The keys of the rate of arrival.
 _RATES = ("rate_per_s", "rate_scale")
-#: Latencies from here on have no decimals.
-_LARGE_MS = 1000.0
 
 
 def decoder_table(scenario: DecoderScenario, summaries: Sequence[DecoderSummary]) -> FigureTable:
@@ -97,11 +95,8 @@ def plot_decoder_sweep(points: Sequence[DecoderPoint], path: Path) -> None:
         style = line_style(policies.index(policy), settings.index(setting))
         axes.plot(x, y, **style, label=plain_text(f"{policy} {setting}".strip()))
     axes.set_yscale("log")
-    axes.set_xlabel("requests per second")
-    axes.set_ylabel("median latency per generated token, ms")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.set_title("latency against throughput", fontsize=11)
-    axes.grid(visible=True, alpha=0.3)
+    title, unit = "latency against throughput", "median latency per generated token, ms"
+    label_axes(axes, title, "requests per second", unit)
     figure.legend(loc="outside right upper", frameon=False, fontsize=9, handlelength=3.5)
     save_figure(figure, path)
 
@@ -140,7 +135,7 @@ def _figures(summary: DecoderSummary, more: Sequence[str]) -> list[str]:
     others = {_GOODPUT: goodput, _PREEMPTED: f"{summary.preemptions}"}
     return [
         *(f"{summary.requests_per_s:.2f}", f"{summary.tokens_per_s:.1f}"),
-        *("-" if np.isnan(value) else f"{value:.1f}" if value < _LARGE_MS else f"{value:.0f}" for value in latencies),
+        *map(ms_text, latencies),
         *(f"{summary.mean_batch:.2f}", f"{summary.mean_reserved:.0f}", f"{summary.most_reserved}"),
         *(others[name] for name in more),
     ]

@@ -116,7 +116,7 @@ def pattern_table(scenario: Scenario, results: Sequence[PatternResult]) -> Figur
     columns += [*(["server hours"] if scenario.autoscaling else []), *(["cost", "cost per hour"] if priced else [])]
     table = FigureTable(title, columns, sparse=True)
     for result in results:
-        total, cold_p95 = result.total, _ms(result.cold_response.p95_ms)
+        total, cold_p95 = result.total, ms_text(result.cold_response.p95_ms)
         traffic = _rate(result.loads_per_s), str(result.models_missing)
         failed = [str(total.failed)] if failures else []
         hours = [f"{result.usage.server_hours:.2f}"] if scenario.autoscaling else []
@@ -172,7 +172,7 @@ def class_table(results: Sequence[PatternResult]) -> FigureTable:
         for result in results:
             own = result.classes[at]
             name = first.name if result is results[0] else ""
-            latencies = map(_ms, (own.p50_ms, own.p95_ms, own.p99_ms))
+            latencies = map(ms_text, (own.p50_ms, own.p95_ms, own.p99_ms))
             table.add_row(name, result.pattern, str(own.arrivals), f"{own.violation_rate:.2%}", *latencies)
     return table
 
@@ -211,7 +211,7 @@ def figure_text(name: str, value: float, half_width: float) -> str:
     elif name == COST:
         text, width = f"{value:.2f}", f"{half_width:.2f}"
     else:
-        text, width = _ms(value), _ms(half_width)
+        text, width = ms_text(value), ms_text(half_width)
     return text if math.isnan(half_width) else f"{text} ±{width}"
 
 
@@ -220,5 +220,6 @@ def _rate(value: float) -> str:
     return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
 
 
-def _ms(value: float) -> str:
+def ms_text(value: float) -> str:
+    """Return a latency without its unit; large ones have no decimals."""
     return "-" if math.isnan(value) else f"{value:.1f}" if value < 1000 else f"{value:.0f}"
