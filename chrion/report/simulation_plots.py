@@ -137,30 +137,26 @@ def plot_sweep(points: Sequence[SweepPoint], path: Path) -> None:
         for result in point.results:
             rate, interval = result.total.violation_rate, result.intervals.get("violations")
             width = interval.half_width if interval and math.isfinite(interval.half_width) else 0.0
-            rates = (rate, result.total.swapping_rate, max(0.0, rate - width), rate + width)
-            row = (x, *(100 * rate for rate in rates), result.cost_per_hour)
-            lines.setdefault((result.pattern, setting), []).append(row)
+            ends = 100 * max(0.0, rate - width), 100 * (rate + width)
+            row = (100 * rate, 100 * result.total.swapping_rate, result.cost_per_hour, *ends)
+            lines.setdefault((result.pattern, setting), []).append((x, *row))
     patterns = list(dict.fromkeys(pattern for pattern, _ in lines))
     settings = list(dict.fromkeys(setting for _, setting in lines))
     entries = len(patterns) + (len(settings) if others else 0)
-    priced = any(row[-1] for rows in lines.values() for row in rows)
-    figure = new_figure(15 if priced else 11, max(3.8, 0.8 + 0.21 * entries))
-    left, right, *third = figure.subplots(1, 3 if priced else 2)
+    panels = [("SLO violations", "% of requests"), ("swapping", "loads in % of requests")]
+    if any(result.cost_per_hour for point in points for result in point.results):
+        panels.append(("cost of the servers that are on", "per hour"))
+    figure = new_figure(3 + 4 * len(panels), max(3.8, 0.8 + 0.21 * entries))
+    row_of_axes = figure.subplots(1, len(panels))
     for (pattern, setting), rows in lines.items():
-        x, violations, swapping, low, high, cost = zip(*sorted(rows), strict=True)
+        x, *columns, low, high = zip(*sorted(rows), strict=True)
         at = patterns.index(pattern)
         style = line_style(at, settings.index(setting) if others else at)
-        left.plot(x, violations, **style)
-        left.fill_between(x, low, high, color=style["color"], alpha=0.15, linewidth=0)
-        right.plot(x, swapping, **style)
-        for axes in third:
-            axes.plot(x, cost, **style)
-    label = "models" if is_copies else key
-    for axes in third:
-        label_axes(axes, "cost of the servers that are on", label, "per hour")
-    label_axes(left, "SLO violations", label, "% of requests")
-    label_axes(right, "swapping", label, "loads in % of requests")
-    for axes in (left, right, *third):
+        for axes, y in zip(row_of_axes, columns, strict=False):
+            axes.plot(x, y, **style)
+        row_of_axes[0].fill_between(x, low, high, color=style["color"], alpha=0.15, linewidth=0)
+    for axes, (title, unit) in zip(row_of_axes, panels, strict=True):
+        label_axes(axes, title, "models" if is_copies else key, unit)
         axes.set_ylim(bottom=0)
     _add_sweep_legend(figure, patterns, settings if others else [])
     save_figure(figure, path)
