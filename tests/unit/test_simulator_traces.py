@@ -95,6 +95,11 @@ def test_azure_llm(tmp_path: Path) -> None:
         ),
         (
             "azure-llm-2023",
+            LLM_HEAD + "2023-11-16 18:15:46,,1\n",
+            "line 2, column ContextTokens: expected a whole number of at least 0, found ''",
+        ),
+        (
+            "azure-llm-2023",
             LLM_HEAD + "2023-11-16 18:15:46,1,1\n2023-11-16 18:15:45,1,1\n",
             "line 3, column TIMESTAMP: expected a time of at least the previous one",
         ),

@@ -94,13 +94,11 @@ def _without(result: DecoderResult, first: int) -> DecoderResult:
     """Return a result without its first requests. Times of single tokens stay those of the whole run."""
     if not first:
         return result
-    columns = (getattr(result.workload, name) for name in DecoderWorkload.__dataclass_fields__)
-    rows: list[Any] = [None if values is None else values[first:] for values in columns]
-    workload = DecoderWorkload(*rows)
+    rows: list[Any] = [None if own is None else own[first:] for own in result.workload]
     ends_ms = result.ends_ms[first:]
     return replace(
         result,
-        workload=workload,
+        workload=DecoderWorkload(*rows),
         first_ms=result.first_ms[first:],
         ends_ms=ends_ms,
         refused=int(np.isnan(ends_ms).sum()),

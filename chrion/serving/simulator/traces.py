@@ -30,7 +30,7 @@ from datetime import datetime
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -53,8 +53,7 @@ _LAST_S = 1e12
 _DIGITS = 9
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Tokens:
+class Tokens(NamedTuple):
     """What the requests of a trace are to a decoder. All of shape [n]."""
 
     #: Tokens of prompts, and tokens to generate.
@@ -280,8 +279,10 @@ def _read_requests(file: _File, columns: Sequence[str], least_tokens: int = 1) -
                 own.append(known.setdefault(cell, len(known) - (column in _GROUPS)))
             elif column in _DETAILS:
                 own.append(_detail(file, line, at, column, cell))
+            elif column == "prefix_tokens":  # without a cell there is no prefix
+                own.append(_tokens(file, line, at, cell or "0", 0))
             else:
-                own.append(_tokens(file, line, at, cell, 0 if column == "prefix_tokens" else least_tokens))
+                own.append(_tokens(file, line, at, cell, least_tokens))
 
     def read(column: str, default: float) -> npt.NDArray[Any]:
         kind = np.float64 if column in _DETAILS else np.int64
@@ -310,10 +311,9 @@ def _detail(file: _File, line: int, at: int, column: str, text: str) -> float:
 
 
 def _tokens(file: _File, line: int, at: int, text: str, least: int) -> int:
-    """Return a number of tokens; an empty cell of prefixes is none."""
-    if not _is_count(text or "0") or int(text or 0) < least:
+    if not _is_count(text) or int(text) < least:
         raise file.bad(line, file.header[at], f"a whole number of at least {least}", text)
-    return int(text or 0)
+    return int(text)
 
 
 def _seconds(file: _File, line: int, text: str) -> float:
