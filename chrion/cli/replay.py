@@ -10,9 +10,8 @@ from typing import Annotated
 
 import typer
 
-from chrion.cli.completion import complete_scenario
 from chrion.cli.console import note, show, show_json, step
-from chrion.cli.options import JsonOption, SetOption
+from chrion.cli.options import JsonOption, ScenarioArgument, SetOption
 from chrion.cli.serve import read_token, require_libraries
 from chrion.common.units import format_count, parse_duration_ms
 from chrion.common.wrong_values import wrong_value
@@ -23,14 +22,7 @@ from chrion.serving.simulator.scenario import Scenario, find_scenario
 
 
 def replay(
-    scenario: Annotated[
-        str,
-        typer.Argument(
-            help="A scenario file, or the name of a bundled scenario.",
-            autocompletion=complete_scenario,
-            show_default=False,
-        ),
-    ],
+    scenario: ScenarioArgument,
     url: Annotated[str, typer.Option(metavar="URL", help="The running server.")] = "http://127.0.0.1:8000",
     set_: SetOption = None,
     pattern: Annotated[

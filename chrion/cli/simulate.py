@@ -12,9 +12,8 @@ import typer
 from msgspec import structs
 
 from chrion.cli import outputs
-from chrion.cli.completion import complete_scenario
 from chrion.cli.console import note, show, show_json, step
-from chrion.cli.options import PICTURE, ForceOption, JsonOption, SetOption
+from chrion.cli.options import PICTURE, ForceOption, JsonOption, ScenarioArgument, SetOption
 from chrion.common.units import format_count
 from chrion.errors import OptionError
 from chrion.report import capacity_tables, decoder_tables, simulation_plots, simulation_tables
@@ -39,14 +38,7 @@ _COMPANIONS = {
 
 
 def simulate(
-    scenario: Annotated[
-        str,
-        typer.Argument(
-            help="A scenario file, or the name of a bundled scenario; see --list.",
-            autocompletion=complete_scenario,
-            show_default=False,
-        ),
-    ] = "",
+    scenario: ScenarioArgument = "",
     set_: SetOption = None,
     sweep_: Annotated[
         list[str] | None,
