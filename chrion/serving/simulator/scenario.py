@@ -22,7 +22,7 @@ from chrion.errors import PlanError, ScenarioError
 from chrion.serving.manager.policies import EVICTION, LOAD_ORDER, Route, SpeedRoute
 from chrion.serving.manager.policy_settings import PolicySpec, route_of
 from chrion.serving.manager.ready_queue import BatchLimits
-from chrion.serving.simulator.cluster_state import Options, ServerPolicies
+from chrion.serving.simulator.cluster_state import ServerPolicies
 from chrion.serving.simulator.eligibility import check_fit
 from chrion.serving.simulator.engine import EngineConfig, read_ahead
 from chrion.serving.simulator.overrides import TOP_KEYS, apply_sets
@@ -145,29 +145,23 @@ class Scenario:
             [spec.gpu_speed for spec in self.gpus], policies.spill if policies.routing == "resident-first" else None
         )
 
-    def _options(self, pattern: str) -> Options:
-        """Return what servers do beyond first come, first served."""
-        specs = [model.spec for model in self.models]
-        costs = [[model.variants[name].batch_cost for model in self.models] for name in self.levels(pattern)]
-        return Options(
-            batching=[BatchLimits(spec.max_batch, spec.max_delay_ms) for spec in specs] if self._batches else (),
-            batch_cost=costs,
-            keep_alive_ms=self.policies.keep_alive_s * 1000 or math.inf,
-            fail_together=bool(self.domains),
-            prefetch=self.policies.prefetch,
-        )
-
     def engine_config(self, pattern: str) -> EngineConfig:
         """Return the inputs of an engine that runs one pattern."""
         names = self.policies
         first, *smaller = [[model.variants[name] for model in self.models] for name in self.levels(pattern)]
+        specs = [model.spec for model in self.models]
         policies = ServerPolicies(
             rank=EVICTION[names.eviction],
             order=LOAD_ORDER[names.load_order],
             deadlines=names.admission == "deadline",
             slo_ms=[model.slo_ms for model in self.models],
-            weights=[model.spec.weight for model in self.models],
-            pinned=[model.spec.pinned for model in self.models],
+            weights=[spec.weight for spec in specs],
+            pinned=[spec.pinned for spec in specs],
+            batching=[BatchLimits(spec.max_batch, spec.max_delay_ms) for spec in specs] if self._batches else (),
+            batch_cost=[[variant.batch_cost for variant in level] for level in (first, *smaller)],
+            keep_alive_ms=names.keep_alive_s * 1000 or math.inf,
+            fail_together=bool(self.domains),
+            prefetch=names.prefetch,
         )
         return EngineConfig(
             servers=self.servers,
@@ -179,7 +173,6 @@ class Scenario:
             from_arrival=self.measure == "response",
             preload=self.preload,
             reference_ms=[model.reference_ms for model in self.models],
-            options=self._options(pattern),
             autoscaling=self.autoscaling,
             domains=self.domains,
             store=self.store,
