@@ -23,7 +23,7 @@ from chrion.serving.simulator.confidence import Interval
 from chrion.serving.simulator.planned import request_counts
 from chrion.serving.simulator.results import COST
 from chrion.serving.simulator.scenario import Scenario, ScenarioSource
-from chrion.serving.simulator.sweep import intervals, run_tasks, simulate_task
+from chrion.serving.simulator.sweep import intervals, run_tasks, simulate_built
 from chrion.serving.simulator.workload import ClassifiedWorkload, MinuteReplay, SyntheticWorkload, Workload
 
 CELLS_SCHEMA = "chrion.simulation-cells/1"
@@ -129,7 +129,7 @@ def sample_cells(
     order = np.random.default_rng([scenario.seed, cells]).permutation(cells)[:number].tolist()
     tasks = [Cell(source, cells, index) for index in order]
     tasks[0].build()  # refuses what cannot be divided before the work begins
-    simulated = run_tasks(simulate_task, tasks, workers=workers, progress=progress)
+    simulated = run_tasks(simulate_built, [task.build for task in tasks], workers=workers, progress=progress)
     return {
         pattern: {name: _scaled(entry, cells if name == COST else 1) for name, entry in figures.items()}
         for pattern, figures in intervals(simulated).items()

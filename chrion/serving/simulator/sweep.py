@@ -8,7 +8,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from multiprocessing import active_children, get_context
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from chrion.common.wrong_values import wrong_value
 from chrion.serving.ray_cluster import connected
@@ -24,13 +24,6 @@ REPLICATIONS_SCHEMA = "chrion.simulation-replications/1"
 _END_TIMEOUT_S = 5.0
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
-
-
-class Task(Protocol):
-    """What a process builds and simulates."""
-
-    def build(self) -> Scenario:
-        """Return the scenario."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,9 +69,9 @@ def run_sweep(
         InputError: The scenario of a point is invalid.
         OptionError: Ray is not installed, or its cluster is not reachable.
     """
-    tasks = [source.changed(values) for values in points]
-    sizes = [len(task.build().models) for task in tasks]
-    results = run_tasks(simulate_task, tasks, workers=workers, ray_address=ray_address, progress=progress)
+    builds = [source.changed(values).build for values in points]
+    sizes = [len(build().models) for build in builds]
+    results = run_tasks(simulate_built, builds, workers=workers, ray_address=ray_address, progress=progress)
     return [SweepPoint(*of_point) for of_point in zip(points, sizes, results, strict=True)]
 
 
@@ -124,9 +117,9 @@ def run_tasks(
     return [done[i] for i in range(len(tasks))]
 
 
-def simulate_task(task: Task) -> tuple[PatternResult, ...]:
+def simulate_built(build: Callable[[], Scenario]) -> tuple[PatternResult, ...]:
     """Build and simulate a scenario."""
-    return simulate(task.build())
+    return simulate(build())
 
 
 def _in_processes(
