@@ -21,9 +21,10 @@ def engine_of(  # every test sets another parameter
     admission: str = "none",
     slo_ms: float = math.inf,
     seed: int = 1,
+    rules: Mapping[str, Any] | None = None,
     **setting: Any,
 ) -> ClusterEngine:
-    """Return an engine of one server with simple policies."""
+    """Return an engine of one server with simple policies, and some others."""
     size = len(variants)
     policies = ServerPolicies(
         rank=EVICTION[eviction],
@@ -32,6 +33,7 @@ def engine_of(  # every test sets another parameter
         slo_ms=[slo_ms] * size,
         weights=[1.0] * size,
         pinned=[False] * size,
+        **(rules or {}),
     )
     servers = [spec or ServerSpec()]
     return ClusterEngine(EngineConfig(servers, variants, policies, ROUTING["least-loaded"], seed, **setting))

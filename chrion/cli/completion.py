@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from chrion.devices.providers import PROVIDER_NAMES
 from chrion.hardware import known_parts
 from chrion.scheduler import describe_policies, policy_names
-from chrion.serving.simulator.bundled_scenarios import scenario_descriptions
+from chrion.serving.simulator.scenario import scenario_descriptions
 from chrion.zoo import names
 
 

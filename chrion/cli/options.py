@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from chrion.cli.completion import complete_accelerator
+from chrion.cli.completion import complete_accelerator, complete_scenario
 from chrion.devices.providers import SHORT_NAMES
 
 #: The end of the help of an option that names a picture.
@@ -17,6 +17,14 @@ ModelArgument = Annotated[Path, typer.Argument(help="An ONNX model.", metavar="M
 PlanArgument = Annotated[
     Path,
     typer.Argument(help="A plan, as `chrion partition` writes it.", metavar="PLAN", show_default=False),
+]
+ScenarioArgument = Annotated[
+    str,
+    typer.Argument(
+        help="A scenario file, or the name of a bundled scenario; see `chrion simulate --list`.",
+        autocompletion=complete_scenario,
+        show_default=False,
+    ),
 ]
 ShapeOption = Annotated[
     list[str] | None,

@@ -10,9 +10,8 @@ from typing import Annotated
 
 import typer
 
-from chrion.cli.completion import complete_scenario
 from chrion.cli.console import note, show, show_json, step
-from chrion.cli.options import JsonOption, SetOption
+from chrion.cli.options import JsonOption, ScenarioArgument, SetOption
 from chrion.cli.serve import read_token, require_libraries
 from chrion.common.units import format_count, parse_duration_ms
 from chrion.common.wrong_values import wrong_value
@@ -23,14 +22,7 @@ from chrion.serving.simulator.scenario import Scenario, find_scenario
 
 
 def replay(
-    scenario: Annotated[
-        str,
-        typer.Argument(
-            help="A scenario file, or the name of a bundled scenario.",
-            autocompletion=complete_scenario,
-            show_default=False,
-        ),
-    ],
+    scenario: ScenarioArgument,
     url: Annotated[str, typer.Option(metavar="URL", help="The running server.")] = "http://127.0.0.1:8000",
     set_: SetOption = None,
     pattern: Annotated[
@@ -51,9 +43,9 @@ def replay(
     """Send a scenario's requests to a running server; print what it does beside what the simulation predicts."""
     require_libraries("replay")
     source = find_scenario(scenario).changed(dict(map(overrides.parse_set, set_ or [])))
-    built = _of_pattern(source.build(), "" if write_models else pattern)
+    built = _of_pattern(source.build(), pattern)
     if write_models:
-        _write_models(built, write_models, pattern)
+        _write_models(built, write_models)
         return
     from chrion.serving.replay import run as replays  # noqa: PLC0415 - needs the extra
 
@@ -85,11 +77,11 @@ def _of_pattern(scenario: Scenario, pattern: str) -> Scenario:
     return replace(scenario, patterns=(pattern,)) if pattern else scenario
 
 
-def _write_models(scenario: Scenario, folder: Path, pattern: str) -> None:
+def _write_models(scenario: Scenario, folder: Path) -> None:
     from chrion.serving.replay import stand_ins  # noqa: PLC0415 - needs the extra
 
     with step(f"writing {format_count(len(scenario.models), 'model')} to {folder}"):
-        stand_ins.write_stand_ins(scenario, folder, pattern)
+        stand_ins.write_stand_ins(scenario, folder)
     spec, policies = scenario.servers[0], scenario.policies
     names = f"{policies.eviction},{policies.load_order},{policies.admission}"
     note(f"serve them: chrion serve {folder} --host-budget {spec.budget_bytes / 1e6:g}MB --serving-policy {names}")

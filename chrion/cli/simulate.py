@@ -3,43 +3,42 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from msgspec import structs
 
 from chrion.cli import outputs
-from chrion.cli.completion import complete_scenario
 from chrion.cli.console import note, show, show_json, step
-from chrion.cli.options import PICTURE, ForceOption, JsonOption, SetOption
-from chrion.cli.simulate_decoder import DecoderOptions, refuse_for_decoders, simulate_decoders
-from chrion.cli.simulated_limits import show_limits
+from chrion.cli.options import PICTURE, ForceOption, JsonOption, ScenarioArgument, SetOption
 from chrion.common.units import format_count
 from chrion.errors import OptionError
-from chrion.report import capacity_tables, simulation_plots, simulation_tables
+from chrion.report import capacity_tables, decoder_tables, simulation_plots, simulation_tables
 from chrion.report.figure_table import FigureTable, key, text
 from chrion.serving.simulator import cells as sampling
+from chrion.serving.simulator import decoder_results, overrides, results, run, sweep
 from chrion.serving.simulator import find as limits
-from chrion.serving.simulator import overrides, results, run, sweep
-from chrion.serving.simulator import replications as repeated
-from chrion.serving.simulator.bundled_scenarios import scenario_descriptions
 from chrion.serving.simulator.confidence import CONFIDENCE
-from chrion.serving.simulator.decoder_scenario import is_decoder_scenario
-from chrion.serving.simulator.export import export_requests
-from chrion.serving.simulator.scenario import Scenario, ScenarioSource, find_scenario
+from chrion.serving.simulator.decoder_find import DECODERS
+from chrion.serving.simulator.decoder_scenario import DECODER, DecoderScenario, build_decoder_scenario, decoder_path
+from chrion.serving.simulator.export import export_requests, write_curve
+from chrion.serving.simulator.iterations import draw_requests, simulate_decoder
+from chrion.serving.simulator.scenario import Scenario, ScenarioSource, find_scenario, scenario_descriptions
+
+#: Kinds of simulations, and the options that each can be combined with.
+_COMPANIONS = {
+    "--find": ("--replications", "--export", "--keep-warm-up", "--plot"),
+    "--sweep": ("--plot",),
+    "--cells": ("--replications",),
+    "--replications": (),
+}
 
 
 def simulate(
-    scenario: Annotated[
-        str,
-        typer.Argument(
-            help="A scenario file, or the name of a bundled scenario; see --list.",
-            autocompletion=complete_scenario,
-            show_default=False,
-        ),
-    ] = "",
+    scenario: ScenarioArgument = "",
     set_: SetOption = None,
     sweep_: Annotated[
         list[str] | None,
@@ -109,19 +108,20 @@ def simulate(
     search = limits.SearchOptions(
         limits.REPLICATIONS if replications is None else replications, keep_warm_up, processes
     )
-    if not sweep_ and not is_decoder_scenario(source):
+    kind = DECODERS if DECODER in source.content else limits.SERVERS
+    if kind is DECODERS:
+        _check_decoder(
+            plot is not None and not find, sweep_ or [], {"--ray": ray, "--cells": cells, "--details": details}
+        )
+    elif not sweep_:
         _note_replaced(source, [source.build()])
-    if is_decoder_scenario(source):
-        refuse_for_decoders({"--ray": ray, "--cells": cells, "--details": details or None})
-        chosen = DecoderOptions(find, until, sweep_ or [], replications, plot, export, search)
-        simulate_decoders(source, chosen, as_json=as_json)
-    elif find and until:
-        _find(source, find, limits.parse_until(until), search, export, plot, as_json=as_json)
+    if find and until:
+        _find(kind, source, find, until, search, export, plot, as_json=as_json)
     elif cells is not None:
         number = min(cells, limits.REPLICATIONS) if replications is None else replications
         _sample(source, cells, number, workers=processes, as_json=as_json)
     elif replications is not None:
-        _replicate(source, replications, workers=processes, as_json=as_json)
+        _replicate(kind, source, replications, workers=processes, as_json=as_json)
     elif sweep_:
         _sweep(source, sweep_, plot, workers=processes, ray=ray, as_json=as_json)
     else:
@@ -151,55 +151,74 @@ def _check_combination(find: str | None, until: str | None, ray: str | None, oth
         missing, given = ("--until", "--find") if find else ("--find", "--until")
         example = "--find servers --until 'violations<=1%'"
         raise OptionError(f"{given}: {missing} is missing", hint=f"for example {example}")
-    used = {"--find": find, **others}
-    given_options = [option for option, value in used.items() if value]
-    if find:  # it repeats the values that it tries, and exports them
-        own = {"--replications", "--export", "--keep-warm-up"}
-        given_options = [option for option in given_options if option not in own]
-    elif "--keep-warm-up" in given_options:
+    given_options = [option for option, value in {"--find": find, **others}.items() if value]
+    if "--keep-warm-up" in given_options and not find:
         raise OptionError("--keep-warm-up: only --find leaves out the warm-up of runs")
-    if "--cells" in given_options:  # it says how many of the cells are simulated
-        given_options = [option for option in given_options if option != "--replications"]
-    kinds = [option for option in given_options if option in {"--find", "--sweep", "--cells", "--replications"}]
-    if len(kinds) > 1:
-        raise OptionError(f"{kinds[0]} and {kinds[1]} cannot be combined", hint="use one of them")
-    for option in ("--plot", "--export", "--details"):
-        if option in given_options and kinds and not (option == "--plot" and kinds[0] in {"--sweep", "--find"}):
-            raise OptionError(f"{option} cannot be combined with {kinds[0]}")
+    kind = next((option for option in _COMPANIONS if option in given_options), None)
+    for option in given_options:
+        if kind and option not in {kind, *_COMPANIONS[kind]}:
+            raise OptionError(f"{kind} and {option} cannot be combined", hint="use one of them")
 
 
 def _find(
+    kind: limits.Kind,
     source: ScenarioSource,
     name: str,
-    condition: limits.Condition,
+    until: str,
     options: limits.SearchOptions,
     export: Path | None,
     plot: Path | None,
     *,
     as_json: bool,
 ) -> None:
-    scenario = source.build()
-    quantity = limits.searched(name, scenario)  # refuses an unknown quantity before the work begins
-    repeated.seeds(scenario.seed, options.replications)  # refuses a single one
+    condition = limits.parse_until(until, kind.metrics)
+    scenario = kind.build(source)
+    quantity = kind.searched(name, condition, scenario)  # refuses an unknown quantity before the work begins
+    sweep.seeds(scenario.seed, options.replications)  # refuses a single one
+    of_decoder = isinstance(scenario, DecoderScenario)
+    if of_decoder and condition.metric == decoder_results.VIOLATIONS and not any(structs.astuple(scenario.slo)):
+        raise OptionError("--until violations: the scenario has no objectives", hint="set slo.first_token_ms")
     with step(f"searching the limit of {name} of {source.name}") as update:
-        found = limits.find_limits(source, name, condition, options, lambda done, text: update(done, done, text))
-    show_limits(source.name, name, quantity, condition, found, export=export, plot=plot, as_json=as_json)
-    if not as_json:
-        show(*capacity_tables.search_lines(name, scenario, found, keep_warm_up=options.keep_warm_up))
+        found = limits.find_limits(kind, source, name, condition, options, lambda done, text: update(done, done, text))
+    if export:
+        write_curve(export, quantity.unit, condition.metric, found)
+    if plot:
+        simulation_plots.plot_search(quantity, condition, found, plot)
+    if as_json:
+        head = {"schema": limits.FIND_SCHEMA, "scenario": source.name, "find": name, "unit": quantity.unit}
+        until_ = {"figure": condition.metric, "limit": condition.limit}
+        show_json({**head, "until": until_, "limits": [results.plain(limit) for limit in found]})
+        return
+    if any(limit.curve for limit in found):
+        show(capacity_tables.curve_table(quantity, condition, found))
+    show(*capacity_tables.limit_lines(quantity, condition, found))
+    show(*capacity_tables.search_lines(name, scenario, found, keep_warm_up=options.keep_warm_up))
+    if not of_decoder:
         show(simulation_tables.definitions(scenario), *simulation_tables.datasheet_lines(scenario))
 
 
-def _replicate(source: ScenarioSource, number: int, *, workers: int, as_json: bool) -> None:
-    points = repeated.seeds(source.build().seed, number)
+def _replicate(kind: limits.Kind, source: ScenarioSource, number: int, *, workers: int, as_json: bool) -> None:
+    points, of_decoder = sweep.seeds(kind.build(source).seed, number), kind is DECODERS
     with step(f"simulating {format_count(number, 'replication')} of {source.name}") as update:
-        simulated = sweep.run_sweep(source, points, workers=workers, progress=_counting(update, number))
-    intervals = repeated.intervals(simulated)
-    if as_json:
-        head = {"schema": repeated.REPLICATIONS_SCHEMA, "scenario": source.name, "confidence": CONFIDENCE}
-        rows = {p: {name: results.plain(entry) for name, entry in row.items()} for p, row in intervals.items()}
-        show_json({**head, "intervals": rows, "replications": [point.to_json() for point in simulated]})
-    else:
-        show(capacity_tables.intervals_table(f"means of {number} replications", intervals))
+        progress = _counting(update, number)
+        if of_decoder:
+            runs = decoder_results.sweep_decoder(source, points, progress, workers)
+            intervals = decoder_results.intervals([point.summaries for point in runs])
+        else:
+            simulated = sweep.run_sweep(source, points, workers=workers, progress=progress)
+            intervals = sweep.intervals([point.results for point in simulated])
+    if not as_json:
+        table = decoder_tables.decoder_replications_table if of_decoder else capacity_tables.intervals_table
+        show(table(f"means of {number} replications", intervals))
+        return
+    schema = decoder_results.REPLICATIONS_SCHEMA if of_decoder else sweep.REPLICATIONS_SCHEMA
+    points_json = number if of_decoder else [point.to_json() for point in simulated]
+    show_json({**_intervals_json(schema, source, intervals), "replications": points_json})
+
+
+def _intervals_json(schema: str, source: ScenarioSource, intervals: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    rows = {name: {figure: results.plain(entry) for figure, entry in row.items()} for name, row in intervals.items()}
+    return {"schema": schema, "scenario": source.name, "confidence": CONFIDENCE, "intervals": rows}
 
 
 def _sample(source: ScenarioSource, cells: int, number: int, *, workers: int, as_json: bool) -> None:
@@ -207,9 +226,8 @@ def _sample(source: ScenarioSource, cells: int, number: int, *, workers: int, as
         progress = _counting(update, number)
         intervals = sampling.sample_cells(source, cells, number, workers=workers, progress=progress)
     if as_json:
-        head = {"schema": sampling.CELLS_SCHEMA, "scenario": source.name, "cells": cells, "simulated": number}
-        rows = {p: {name: results.plain(entry) for name, entry in row.items()} for p, row in intervals.items()}
-        show_json({**head, "confidence": CONFIDENCE, "intervals": rows})
+        body = _intervals_json(sampling.CELLS_SCHEMA, source, intervals)
+        show_json({**body, "cells": cells, "simulated": number})
     else:
         show(capacity_tables.intervals_table(f"{number} of {cells} cells", intervals), capacity_tables.CELLS_LINE)
 
@@ -217,6 +235,9 @@ def _sample(source: ScenarioSource, cells: int, number: int, *, workers: int, as
 def _simulate_once(
     source: ScenarioSource, plot: Path | None, export: Path | None, *, details: bool, as_json: bool
 ) -> None:
+    if DECODER in source.content:
+        _simulate_decoder(source, export, as_json=as_json)
+        return
     scenario = source.build()
     requests = scenario.workload.requests * len(scenario.patterns)
     with ExitStack() as stack:
@@ -238,6 +259,9 @@ def _sweep(
     source: ScenarioSource, texts: list[str], plot: Path | None, *, workers: int, ray: str | None, as_json: bool
 ) -> None:
     swept = [overrides.parse_sweep(text) for text in texts]
+    if DECODER in source.content:
+        _sweep_decoder(source, overrides.parameter_grid(swept, decoder_path), plot, workers=workers, as_json=as_json)
+        return
     if plot:
         simulation_plots.check_axis(*swept[0])
     points = overrides.parameter_grid(swept)
@@ -257,6 +281,42 @@ def _sweep(
         show(simulation_tables.sweep_table(simulated))
         show(definitions.pop() if len(definitions) == 1 else "violations: as each point of the sweep defines them")
         show(*dict.fromkeys(line for built in scenarios for line in simulation_tables.datasheet_lines(built)))
+
+
+def _simulate_decoder(source: ScenarioSource, export: Path | None, *, as_json: bool) -> None:
+    scenario = build_decoder_scenario(source)
+    workload = draw_requests(scenario)
+    total = len(workload.arrivals_ms) * len(scenario.policies)
+    with step(f"simulating {source.name}, {format_count(total, 'request')}") as update:
+        simulated = simulate_decoder(scenario, _counting(update, total), workload=workload)
+        summaries = [decoder_results.summarise(result) for result in simulated]
+    if export:
+        decoder_results.export_requests(export, simulated)
+    if as_json:
+        show_json(decoder_results.to_json(scenario, summaries))
+    else:
+        show(decoder_tables.decoder_table(scenario, summaries))
+
+
+def _sweep_decoder(
+    source: ScenarioSource, points: list[dict[str, Any]], plot: Path | None, *, workers: int, as_json: bool
+) -> None:
+    with step(f"simulating {format_count(len(points), 'variant')} of {source.name}") as update:
+        simulated = decoder_results.sweep_decoder(source, points, _counting(update, len(points)), workers)
+    if plot:
+        decoder_tables.plot_decoder_sweep(simulated, plot)
+    if as_json:
+        show_json(decoder_results.sweep_to_json(source.name, simulated))
+    else:
+        show(decoder_tables.decoder_sweep_table(simulated))
+
+
+def _check_decoder(draws: bool, texts: Sequence[str], options: Mapping[str, Any]) -> None:
+    """Refuse options that a scenario with a decoder does not have, and a picture without a sweep of its rate."""
+    if given := next((option for option, value in options.items() if value not in {None, False}), None):
+        raise OptionError(f"{given}: not for a scenario with a decoder")
+    if draws and not decoder_tables.sweeps_rate(overrides.parse_sweep(text)[0] for text in texts):
+        raise OptionError("--plot: a decoder is drawn over a sweep of its rate", hint="add --sweep rate_per_s=1,2,4")
 
 
 def _note_replaced(source: ScenarioSource, scenarios: Sequence[Scenario]) -> None:

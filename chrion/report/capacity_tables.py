@@ -10,7 +10,7 @@ from chrion.serving.simulator import find
 from chrion.serving.simulator.confidence import Interval
 from chrion.serving.simulator.decoder_scenario import DecoderScenario
 from chrion.serving.simulator.find import Condition, Limit, Probe, Searched
-from chrion.serving.simulator.replications import COST
+from chrion.serving.simulator.results import COST, SHARES
 from chrion.serving.simulator.scenario import Scenario
 
 #: What an interval of cells does not contain.
@@ -113,8 +113,7 @@ def intervals_table(sample: str, by_pattern: Mapping[str, Mapping[str, Interval]
     """Return a table with the mean of each figure and its 95 % confidence interval, given the sample in words."""
     names = list(next(iter(by_pattern.values())))
     title = f"{sample}, and half the width of their 95 % confidence intervals"
-    units = {"violations": "", "swapping": "", COST: ""}
-    columns = [f"{name.replace('_', ' ')}{units.get(name, ' ms')}" for name in names]
+    columns = [f"{name.replace('_', ' ')}{'' if name in (*SHARES, COST) else ' ms'}" for name in names]
     table = FigureTable(title, [key("pattern"), *columns])
     for pattern, intervals in by_pattern.items():
         table.add_row(pattern, *(figure_text(name, entry.mean, entry.half_width) for name, entry in intervals.items()))

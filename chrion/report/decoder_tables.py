@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,22 +11,32 @@ import numpy as np
 from chrion.common.units import format_count
 from chrion.report.figure_table import FigureTable, key
 from chrion.report.figures import new_figure, plain_text, save_figure
-from chrion.report.simulation_plots import line_style
-from chrion.report.simulation_tables import figure_text
+from chrion.report.simulation_plots import label_axes, line_style
+from chrion.report.simulation_tables import figure_text, ms_text
 from chrion.serving.simulator.confidence import Interval
 from chrion.serving.simulator.decoder_results import VIOLATIONS, DecoderPoint, DecoderSummary
 from chrion.serving.simulator.decoder_scenario import DecoderScenario
 
-_FIGURES = (
-    *("requests/s", "tokens/s", "ms/token p50", "ms/token p99", "first ms p50", "first ms p99"),
-    *("between ms p50", "between ms p99", "batch", "slots", "most"),
-)
-#: Columns of tables in which they have values.
-_GOODPUT, _PREEMPTED = "goodput/s", "preempted"
+#: The cells of tables by column.
+_COLUMNS: Mapping[str, Callable[[DecoderSummary], str]] = {
+    "requests/s": lambda summary: f"{summary.requests_per_s:.2f}",
+    "tokens/s": lambda summary: f"{summary.tokens_per_s:.1f}",
+    "ms/token p50": lambda summary: ms_text(summary.normalised_p50_ms),
+    "ms/token p99": lambda summary: ms_text(summary.normalised_p99_ms),
+    "first ms p50": lambda summary: ms_text(summary.first_token_p50_ms),
+    "first ms p99": lambda summary: ms_text(summary.first_token_p99_ms),
+    "between ms p50": lambda summary: ms_text(summary.between_tokens_p50_ms),
+    "between ms p99": lambda summary: ms_text(summary.between_tokens_p99_ms),
+    "batch": lambda summary: f"{summary.mean_batch:.2f}",
+    "slots": lambda summary: f"{summary.mean_reserved:.0f}",
+    "most": lambda summary: f"{summary.most_reserved}",
+    "goodput/s": lambda summary: "-" if np.isnan(summary.goodput_per_s) else f"{summary.goodput_per_s:.2f}",
+    "preempted": lambda summary: f"{summary.preemptions}",
+}
+#: Columns that a table has if any of their cells differs from these.
+_SOMETIMES = {"goodput/s": "-", "preempted": "0"}
 #: The keys of the rate of arrival.
 _RATES = ("rate_per_s", "rate_scale")
-#: Latencies from here on have no decimals.
-_LARGE_MS = 1000.0
 
 
 def decoder_table(scenario: DecoderScenario, summaries: Sequence[DecoderSummary]) -> FigureTable:
@@ -46,27 +56,28 @@ def decoder_table(scenario: DecoderScenario, summaries: Sequence[DecoderSummary]
         title += f"; {', '.join(scenario.estimated_hardware)}: estimated from datasheets"
     if scenario.replicas.count > 1:
         title += f"; {scenario.replicas.count} replicas"
-    more = _more(summaries)
-    table = FigureTable(title, [key("policy"), *_FIGURES, *more])
+    columns = _columns(summaries)
+    table = FigureTable(title, [key("policy"), *columns])
     for summary in summaries:
-        table.add_row(summary.policy, *_figures(summary, more))
+        table.add_row(summary.policy, *(_COLUMNS[name](summary) for name in columns))
     return table
 
 
 def decoder_sweep_table(points: Sequence[DecoderPoint]) -> FigureTable:
     """Return a table with a row for each point and policy."""
-    more = _more([summary for point in points for summary in point.summaries])
+    columns = _columns([summary for point in points for summary in point.summaries])
     keys = [key(name, is_text=False) for name in points[0].values]
-    table = FigureTable("", [*keys, key("policy"), *_FIGURES, *more])
+    table = FigureTable("", [*keys, key("policy"), *columns])
     for point in points:
         for summary in point.summaries:
-            table.add_row(*map(str, point.values.values()), summary.policy, *_figures(summary, more))
+            cells = (_COLUMNS[name](summary) for name in columns)
+            table.add_row(*map(str, point.values.values()), summary.policy, *cells)
     return table
 
 
-def decoder_replications_table(number: int, by_policy: Mapping[str, Mapping[str, Interval]]) -> FigureTable:
-    """Return a table with the mean of each figure and its 95 % confidence interval, a row for each figure."""
-    title = f"means of {number} replications, and half the width of their 95 % confidence intervals"
+def decoder_replications_table(sample: str, by_policy: Mapping[str, Mapping[str, Interval]]) -> FigureTable:
+    """Return a table with the mean of each figure and its 95 % confidence interval, given the sample in words."""
+    title = f"{sample}, and half the width of their 95 % confidence intervals"
     table = FigureTable(title, [key("figure"), *by_policy])
     for name in next(iter(by_policy.values())):
         entries = [intervals[name] for intervals in by_policy.values()]
@@ -97,11 +108,8 @@ def plot_decoder_sweep(points: Sequence[DecoderPoint], path: Path) -> None:
         style = line_style(policies.index(policy), settings.index(setting))
         axes.plot(x, y, **style, label=plain_text(f"{policy} {setting}".strip()))
     axes.set_yscale("log")
-    axes.set_xlabel("requests per second")
-    axes.set_ylabel("median latency per generated token, ms")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.set_title("latency against throughput", fontsize=11)
-    axes.grid(visible=True, alpha=0.3)
+    title, unit = "latency against throughput", "median latency per generated token, ms"
+    label_axes(axes, title, "requests per second", unit)
     figure.legend(loc="outside right upper", frameon=False, fontsize=9, handlelength=3.5)
     save_figure(figure, path)
 
@@ -124,23 +132,6 @@ def _setting(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} = {value}" for name, value in values.items() if not _is_rate(name))
 
 
-def _more(summaries: Sequence[DecoderSummary]) -> list[str]:
-    """Return the columns that only some tables have."""
-    more = [_GOODPUT] if any(not np.isnan(summary.goodput_per_s) for summary in summaries) else []
-    return [*more, *([_PREEMPTED] if any(summary.preemptions for summary in summaries) else [])]
-
-
-def _figures(summary: DecoderSummary, more: Sequence[str]) -> list[str]:
-    latencies = (
-        *(summary.normalised_p50_ms, summary.normalised_p99_ms),
-        *(summary.first_token_p50_ms, summary.first_token_p99_ms),
-        *(summary.between_tokens_p50_ms, summary.between_tokens_p99_ms),
-    )
-    goodput = "-" if np.isnan(summary.goodput_per_s) else f"{summary.goodput_per_s:.2f}"
-    others = {_GOODPUT: goodput, _PREEMPTED: f"{summary.preemptions}"}
-    return [
-        *(f"{summary.requests_per_s:.2f}", f"{summary.tokens_per_s:.1f}"),
-        *("-" if np.isnan(value) else f"{value:.1f}" if value < _LARGE_MS else f"{value:.0f}" for value in latencies),
-        *(f"{summary.mean_batch:.2f}", f"{summary.mean_reserved:.0f}", f"{summary.most_reserved}"),
-        *(others[name] for name in more),
-    ]
+def _columns(summaries: Sequence[DecoderSummary]) -> list[str]:
+    """Return the columns of a table."""
+    return [name for name, cell in _COLUMNS.items() if any(cell(own) != _SOMETIMES.get(name) for own in summaries)]

@@ -12,9 +12,9 @@ import numpy as np
 from chrion.common.wrong_values import wrong_value
 from chrion.report.categories import COLOURS
 from chrion.report.figures import new_figure, plain_text, save_figure, shorten_name
-from chrion.serving.simulator.find import GROWS, SHARES, Condition, Limit, Searched
+from chrion.serving.simulator.find import GROWS, Condition, Limit, Searched
 from chrion.serving.simulator.histograms import Counts, bin_edges
-from chrion.serving.simulator.results import PatternResult, Series, ServerResult
+from chrion.serving.simulator.results import SHARES, PatternResult, Series, ServerResult
 from chrion.serving.simulator.sweep import SweepPoint
 
 if TYPE_CHECKING:
@@ -56,10 +56,10 @@ def plot_results(results: Sequence[PatternResult], path: Path) -> None:
     for i, family in enumerate(families):
         axes = figure.add_subplot(grid[0, i * span : (i + 1) * span])
         _draw_histograms(axes, [(r.pattern, r.executions[family]) for r in results])
-        _label(axes, f"{family}: execution time", "ms", "share of requests" if i == 0 else "")
+        label_axes(axes, f"{family}: execution time", "ms", "share of requests" if i == 0 else "")
     axes = figure.add_subplot(grid[1, : _GRID // 2])
     _draw_histograms(axes, [(r.pattern, r.responses) for r in results], log=True)
-    _label(axes, "all models: response time", "ms, logarithmic", "share of requests")
+    label_axes(axes, "all models: response time", "ms, logarithmic", "share of requests")
     memory = figure.add_subplot(grid[1, _GRID // 2 :])
     _draw_memory(memory, results)
     drawn = [_draw_arrivals, *(draw for draw, any_of in _SERIES if any(any_of(result) for result in results))]
@@ -86,7 +86,7 @@ def plot_histograms(panels: Mapping[str, Sequence[tuple[str, Counts]]], path: Pa
     row = figure.subplots(1, len(panels), squeeze=False)[0]
     for i, (axes, (title, named)) in enumerate(zip(row, panels.items(), strict=True)):
         _draw_histograms(axes, named)
-        _label(axes, title, "execution time, ms", "share of requests" if i == 0 else "")
+        label_axes(axes, title, "execution time, ms", "share of requests" if i == 0 else "")
     _add_legend(figure, *row[0].get_legend_handles_labels())
     save_figure(figure, path)
 
@@ -110,7 +110,7 @@ def plot_search(quantity: Searched, condition: Condition, limits: Sequence[Limit
         axes.fill_between(x, low, high, color=COLOURS[i % len(COLOURS)], alpha=0.2, linewidth=0)
     axes.axhline(unit * condition.limit, color="black", linewidth=1.0, linestyle=(0, (1, 2)), label="limit")
     axes.set_ylim(0, 4 * unit * condition.limit or None)
-    _label(axes, condition.metric, quantity.unit, "%" if unit == 100 else "ms")
+    label_axes(axes, condition.metric, quantity.unit, "%" if unit == 100 else "ms")
     _add_legend(figure, *axes.get_legend_handles_labels())
     save_figure(figure, path)
 
@@ -137,30 +137,26 @@ def plot_sweep(points: Sequence[SweepPoint], path: Path) -> None:
         for result in point.results:
             rate, interval = result.total.violation_rate, result.intervals.get("violations")
             width = interval.half_width if interval and math.isfinite(interval.half_width) else 0.0
-            rates = (rate, result.total.swapping_rate, max(0.0, rate - width), rate + width)
-            row = (x, *(100 * rate for rate in rates), result.cost_per_hour)
-            lines.setdefault((result.pattern, setting), []).append(row)
+            ends = 100 * max(0.0, rate - width), 100 * (rate + width)
+            row = (100 * rate, 100 * result.total.swapping_rate, result.cost_per_hour, *ends)
+            lines.setdefault((result.pattern, setting), []).append((x, *row))
     patterns = list(dict.fromkeys(pattern for pattern, _ in lines))
     settings = list(dict.fromkeys(setting for _, setting in lines))
     entries = len(patterns) + (len(settings) if others else 0)
-    priced = any(row[-1] for rows in lines.values() for row in rows)
-    figure = new_figure(15 if priced else 11, max(3.8, 0.8 + 0.21 * entries))
-    left, right, *third = figure.subplots(1, 3 if priced else 2)
+    panels = [("SLO violations", "% of requests"), ("swapping", "loads in % of requests")]
+    if any(result.cost_per_hour for point in points for result in point.results):
+        panels.append(("cost of the servers that are on", "per hour"))
+    figure = new_figure(3 + 4 * len(panels), max(3.8, 0.8 + 0.21 * entries))
+    row_of_axes = figure.subplots(1, len(panels))
     for (pattern, setting), rows in lines.items():
-        x, violations, swapping, low, high, cost = zip(*sorted(rows), strict=True)
+        x, *columns, low, high = zip(*sorted(rows), strict=True)
         at = patterns.index(pattern)
         style = line_style(at, settings.index(setting) if others else at)
-        left.plot(x, violations, **style)
-        left.fill_between(x, low, high, color=style["color"], alpha=0.15, linewidth=0)
-        right.plot(x, swapping, **style)
-        for axes in third:
-            axes.plot(x, cost, **style)
-    label = "models" if is_copies else key
-    for axes in third:
-        _label(axes, "cost of the servers that are on", label, "per hour")
-    _label(left, "SLO violations", label, "% of requests")
-    _label(right, "swapping", label, "loads in % of requests")
-    for axes in (left, right, *third):
+        for axes, y in zip(row_of_axes, columns, strict=False):
+            axes.plot(x, y, **style)
+        row_of_axes[0].fill_between(x, low, high, color=style["color"], alpha=0.15, linewidth=0)
+    for axes, (title, unit) in zip(row_of_axes, panels, strict=True):
+        label_axes(axes, title, "models" if is_copies else key, unit)
         axes.set_ylim(bottom=0)
     _add_sweep_legend(figure, patterns, settings if others else [])
     save_figure(figure, path)
@@ -247,21 +243,21 @@ def _draw_arrivals(axes: Axes, results: Sequence[PatternResult]) -> None:
     series = results[0].series
     axes.plot(_ends_s(series), series.arrivals_per_s, color="black", linewidth=1.2)
     axes.set_ylim(0, 1.15 * max([*series.arrivals_per_s, 1.0]))
-    _label(axes, "arrivals", "time, s", "requests per second")
+    label_axes(axes, "arrivals", "time, s", "requests per second")
 
 
 def _draw_waiting(axes: Axes, results: Sequence[PatternResult]) -> None:
     for i, result in enumerate(results):
         axes.plot(_ends_s(result.series), result.series.waiting, **_series_style(i))
     axes.set_ylim(bottom=0)
-    _label(axes, "waiting requests", "time, s", "requests")
+    label_axes(axes, "waiting requests", "time, s", "requests")
 
 
 def _draw_violations(axes: Axes, results: Sequence[PatternResult]) -> None:
     for i, result in enumerate(results):
         axes.plot(*_violations(result.series), **_series_style(i))
     axes.set_ylim(bottom=0)
-    _label(axes, "SLO violations", "time, s", "% of arrivals")
+    label_axes(axes, "SLO violations", "time, s", "% of arrivals")
 
 
 def _draw_servers(axes: Axes, results: Sequence[PatternResult]) -> None:
@@ -270,7 +266,7 @@ def _draw_servers(axes: Axes, results: Sequence[PatternResult]) -> None:
         axes.plot(_ends_s(result.series), result.series.servers_available, **style)
         axes.plot(_ends_s(result.series), result.series.servers_on, color=style["color"], alpha=0.4, linewidth=2.5)
     axes.set_ylim(bottom=0)
-    _label(axes, "servers: on (wide), available", "time, s", "servers")
+    label_axes(axes, "servers: on (wide), available", "time, s", "servers")
 
 
 #: Panels of a series that some patterns have, each with the test whether a result has any of it.
@@ -309,7 +305,7 @@ def _draw_memory(axes: Axes, results: Sequence[PatternResult]) -> None:
     axes.set_ylim(0, 1.05 * budgets_gb[-1] or None)
     one = len(results[0].servers) == 1
     title = "GPU memory held by models" if one else "GPU memory held by models: each server, mean and range"
-    _label(axes, title, "time, s", "GB")
+    label_axes(axes, title, "time, s", "GB")
 
 
 def _memory_over_time(servers: Sequence[ServerResult]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -354,7 +350,8 @@ def _add_sweep_legend(figure: Figure, patterns: Sequence[str], settings: Sequenc
     figure.legend(handles=handles, loc="outside right upper", fontsize=9, frameon=False, handlelength=3.5)
 
 
-def _label(axes: Axes, title: str, x: str, y: str) -> None:
+def label_axes(axes: Axes, title: str, x: str, y: str) -> None:
+    """Give axes a title, names, and a grid."""
     axes.set_title(plain_text(title), fontsize=11)
     axes.set_xlabel(plain_text(x))
     axes.set_ylabel(y)

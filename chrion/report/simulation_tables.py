@@ -9,10 +9,9 @@ from rich.console import Group
 
 from chrion.common.records import read_record
 from chrion.common.units import format_count
-from chrion.report.figure_table import Column, FigureTable, key
+from chrion.report.figure_table import FigureTable, key
 from chrion.serving.simulator.confidence import Interval
-from chrion.serving.simulator.replications import COST
-from chrion.serving.simulator.results import PatternResult, RequestSummary
+from chrion.serving.simulator.results import COST, SHARES, PatternResult, RequestSummary
 from chrion.serving.simulator.scenario import Scenario
 from chrion.serving.simulator.settings import SloSpec
 from chrion.serving.simulator.sweep import SweepPoint
@@ -101,30 +100,16 @@ def pattern_table(scenario: Scenario, results: Sequence[PatternResult]) -> Figur
     title += "".join(f"\n{line}" for line in datasheet_lines(scenario))
     if any(result.intervals for result in results):
         title += "\n±: half the width of the 95 % confidence interval (batch means)"
-    columns: list[Column | str] = [
-        key("pattern"),
-        "requests",
-        "dropped",
-        *_RATES,
-        "cold p95 ms",
-        "loads/s",
-        _MISSING,
-    ]
-    failures = any(result.total.failed for result in results)
-    if failures:
-        columns.insert(3, "failed")
-    priced = any(result.usage.cost for result in results)
-    columns += [*(["server hours"] if scenario.autoscaling else []), *(["cost", "cost per hour"] if priced else [])]
-    table = FigureTable(title, columns, sparse=True)
+    hours = ["server hours"] if scenario.autoscaling else []
+    columns = ["requests", "dropped", "failed", *_RATES, "cold p95 ms", "loads/s", _MISSING, *hours]
+    table = FigureTable(title, [key("pattern"), *columns, "cost", "cost per hour"], sparse=True)
     for result in results:
-        total, cold_p95 = result.total, _ms(result.cold_response.p95_ms)
-        traffic = _rate(result.loads_per_s), str(result.models_missing)
-        failed = [str(total.failed)] if failures else []
-        hours = [f"{result.usage.server_hours:.2f}"] if scenario.autoscaling else []
-        cost = [f"{result.usage.cost:.2f}", f"{result.cost_per_hour:.2f}"] if priced else []
-        counts = str(total.arrivals), str(total.dropped), *failed
-        rates = _rates(total, result.intervals)
-        table.add_row(result.pattern, *counts, *rates, cold_p95, *traffic, *hours, *cost)
+        total, usage = result.total, result.usage
+        counts = str(total.arrivals), str(total.dropped), str(total.failed)
+        loads = ms_text(result.cold_response.p95_ms), _rate(result.loads_per_s), str(result.models_missing)
+        on = [f"{usage.server_hours:.2f}"] if scenario.autoscaling else []
+        cost = f"{usage.cost:.2f}", f"{result.cost_per_hour:.2f}"
+        table.add_row(result.pattern, *counts, *_rates(total, result.intervals), *loads, *on, *cost)
     return table
 
 
@@ -145,17 +130,8 @@ def _model_table(results: Sequence[PatternResult]) -> FigureTable:
 def _server_table(results: Sequence[PatternResult], unit: str) -> FigureTable:
     servers = results[0].servers
     listed = range(min(_LISTED, len(servers)))
-    busy_columns = ("GPU busy", "cores busy", "link busy")
-    columns: list[Column | str] = [
-        key(unit),
-        key("pattern"),
-        "requests",
-        "loads",
-        *busy_columns,
-        "mean GB",
-        "peak GB",
-    ]
-    table = FigureTable(_title(unit, len(listed), len(servers)), columns)
+    columns = ["requests", "loads", "GPU busy", "cores busy", "link busy", "mean GB", "peak GB"]
+    table = FigureTable(_title(unit, len(listed), len(servers)), [key(unit), key("pattern"), *columns])
     for i in listed:
         for result in (result for result in results if i < len(result.servers)):
             server = result.servers[i]
@@ -173,15 +149,15 @@ def class_table(results: Sequence[PatternResult]) -> FigureTable:
         for result in results:
             own = result.classes[at]
             name = first.name if result is results[0] else ""
-            latencies = map(_ms, (own.p50_ms, own.p95_ms, own.p99_ms))
+            latencies = map(ms_text, (own.p50_ms, own.p95_ms, own.p99_ms))
             table.add_row(name, result.pattern, str(own.arrivals), f"{own.violation_rate:.2%}", *latencies)
     return table
 
 
 def _group_table(results: Sequence[PatternResult]) -> FigureTable:
     """Return a table of the use and the price of each ``[[servers]]`` table."""
-    columns: list[Column | str] = [key("servers"), key("pattern"), "number", "server hours", "cost"]
-    table = FigureTable("By group of servers", columns, sparse=True)
+    keys = key("servers"), key("pattern")
+    table = FigureTable("By group of servers", [*keys, "number", "server hours", "cost"], sparse=True)
     for i in range(max(len(result.usage.groups) for result in results)):
         for result in (result for result in results if i < len(result.usage.groups)):
             group = result.usage.groups[i]
@@ -207,12 +183,12 @@ def figure_text(name: str, value: float, half_width: float) -> str:
     """Return a figure of a run with half the width of its interval, if that is not NaN."""
     if math.isnan(value):
         return "-"
-    if name in {"violations", "swapping"}:
+    if name in SHARES:
         text, width = f"{value:.2%}", f"{100 * half_width:.2f}"
     elif name == COST:
         text, width = f"{value:.2f}", f"{half_width:.2f}"
     else:
-        text, width = _ms(value), _ms(half_width)
+        text, width = ms_text(value), ms_text(half_width)
     return text if math.isnan(half_width) else f"{text} ±{width}"
 
 
@@ -221,5 +197,6 @@ def _rate(value: float) -> str:
     return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
 
 
-def _ms(value: float) -> str:
+def ms_text(value: float) -> str:
+    """Return a latency without its unit; large ones have no decimals."""
     return "-" if math.isnan(value) else f"{value:.1f}" if value < 1000 else f"{value:.0f}"

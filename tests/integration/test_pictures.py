@@ -27,7 +27,7 @@ from chrion.report.figures import PICTURE_FORMATS
 from chrion.runtime import Event
 from chrion.scheduler import Prediction, fixed_plan
 from chrion.serving.simulator import find_scenario, run_sweep, simulate
-from chrion.serving.simulator.find import GROWS, Condition, find_limits, searched
+from chrion.serving.simulator.find import GROWS, SERVERS, Condition, find_limits
 from chrion.serving.simulator.overrides import parameter_grid
 from chrion.serving.simulator.results import PatternResult
 from helpers import MACHINE, alternating_lanes, branches
@@ -192,8 +192,9 @@ def test_a_search_is_drawn_with_its_limit_and_intervals(figures: list[Figure], p
     """The line of a pattern has the values whose queues do not grow, and the limit is a line of its own."""
     sets = {"requests": 100, "rate_per_s": 40.0, "patterns": ["gpu"], "measure": "response", "slo.factor": 5.0}
     source = find_scenario("table7").changed(sets)
-    condition, quantity = Condition("violations", 0.1), searched("servers", source.build())
-    limits = find_limits(source, "servers", condition)
+    condition = Condition("violations", 0.1)
+    quantity = SERVERS.searched("servers", condition, source.build())
+    limits = find_limits(SERVERS, source, "servers", condition)
     simulation_plots.plot_search(quantity, condition, limits, picture)
     check_legend(figures[0])
     (axes,) = figures[0].axes

@@ -34,7 +34,7 @@ from chrion.report.simulation_tables import simulation_tables, sweep_table
 from chrion.scheduler import Prediction, fixed_plan
 from chrion.serving.simulator import find_scenario, run_sweep, simulate
 from chrion.serving.simulator.confidence import Interval
-from chrion.serving.simulator.find import MET, MISSED, UNFIT, Condition, Limit, Probe, Searched, searched
+from chrion.serving.simulator.find import MET, MISSED, SERVERS, UNFIT, Condition, Limit, Probe, Searched
 from chrion.serving.simulator.overrides import parameter_grid
 from chrion.serving.simulator.results import to_json
 from helpers import MACHINE, alternating_lanes, branches
@@ -82,7 +82,7 @@ def test_the_plan_table_without_an_accelerator_compares_with_the_cores(plan: Pla
 def searched_values(name: str, *amounts: float, met: str = MISSED) -> tuple[Searched, Limit]:
     """Return a quantity, and a limit of its values with figures of 1.37 %, all of which are clear from the first on."""
     probes = [Probe(amount, Interval(0.0137, 0.0), MET, 3) for amount in amounts]
-    quantity = searched(name, find_scenario("table7").build())
+    quantity = SERVERS.searched(name, Condition("violations", 0.02), find_scenario("table7").build())
     beyond = Probe(math.nan, Interval(math.nan, math.nan), UNFIT) if met == UNFIT else None
     return quantity, Limit("arena", probes[0], probes[0], probes[0], beyond, tuple(probes), None)
 

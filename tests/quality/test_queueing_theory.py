@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chrion.serving.simulator.decoder_find import find_decoder_limits
+from chrion.serving.simulator.decoder_find import DECODERS
 from chrion.serving.simulator.decoder_scenario import build_decoder_scenario
-from chrion.serving.simulator.find import Condition, SearchOptions
+from chrion.serving.simulator.find import Condition, SearchOptions, find_limits
 from chrion.serving.simulator.iterations import simulate_decoder
 from chrion.serving.simulator.run import simulate
 from chrion.serving.simulator.scenario import ScenarioSource
@@ -149,8 +149,8 @@ def test_the_rate_that_meets_an_objective() -> None:
     rates = np.arange(30, 100, 0.01)
     shares = np.array([share_within(objective_ms - service_ms, service_ms, rate * service_ms / 1e3) for rate in rates])
     expected = rates[shares >= 0.95][-1]
-    (limit,) = find_decoder_limits(
-        ScenarioSource("queue", content, Path()), "rate", Condition("violations", 0.05), SearchOptions()
+    (limit,) = find_limits(
+        DECODERS, ScenarioSource("queue", content, Path()), "rate", Condition("violations", 0.05), SearchOptions()
     )
     assert limit.possible is not None
     assert limit.certain is not None

@@ -10,13 +10,13 @@ import pytest
 
 from chrion.errors import OptionError
 from chrion.serving.simulator.confidence import interval
-from chrion.serving.simulator.decoder_find import find_decoder_limits, searched_of_decoder
-from chrion.serving.simulator.decoder_results import METRICS, replicate, summarise
+from chrion.serving.simulator.decoder_find import DECODERS
+from chrion.serving.simulator.decoder_results import METRICS, intervals, summarise, sweep_decoder
 from chrion.serving.simulator.decoder_scenario import build_decoder_scenario
-from chrion.serving.simulator.find import GROWS, MET, Condition, Limit, SearchOptions, parse_until
+from chrion.serving.simulator.find import GROWS, MET, Condition, Limit, SearchOptions, find_limits, parse_until
 from chrion.serving.simulator.iterations import simulate_decoder
-from chrion.serving.simulator.replications import seeds
 from chrion.serving.simulator.scenario import ScenarioSource
+from chrion.serving.simulator.sweep import seeds
 
 
 def source(*, new: int = 1, max_batch: int = 1, **requests: Any) -> ScenarioSource:
@@ -34,7 +34,8 @@ def source(*, new: int = 1, max_batch: int = 1, **requests: Any) -> ScenarioSour
 
 def find(scenario: ScenarioSource, name: str, condition: str) -> Limit:
     """Return the limit of a scenario with one policy."""
-    (limit,) = find_decoder_limits(scenario, name, parse_until(condition, METRICS), SearchOptions(replications=2))
+    until = parse_until(condition, METRICS)
+    (limit,) = find_limits(DECODERS, scenario, name, until, SearchOptions(replications=2))
     return limit
 
 
@@ -79,7 +80,7 @@ def test_the_smallest_batch() -> None:
 def test_the_largest_batch_is_searched_if_it_makes_the_condition_harder(metric: str, smallest: bool) -> None:  # noqa: FBT001
     """A larger batch shortens the wait for the first token and lengthens the time between tokens."""
     scenario = build_decoder_scenario(source())
-    assert searched_of_decoder("max_batch", Condition(metric, 1.0), scenario).smallest is smallest
+    assert DECODERS.searched("max_batch", Condition(metric, 1.0), scenario).smallest is smallest
 
 
 def test_the_rate_of_a_trace_is_scaled(tmp_path: Path) -> None:
@@ -90,7 +91,7 @@ def test_the_rate_of_a_trace_is_scaled(tmp_path: Path) -> None:
     scenario = ScenarioSource("made", content, tmp_path)
     for scale in (1.0, 1000.0):
         built = build_decoder_scenario(scenario.changed({"rate_scale": scale}))
-        searched = searched_of_decoder("rate", Condition("first_p99", 1.0), built)
+        searched = DECODERS.searched("rate", Condition("first_p99", 1.0), built)
         assert searched.sets(10) == {"requests.rate_scale": pytest.approx(scale * 1.01**10)}
         least, most = (200 * scale * 1.01**number for number in (searched.numbers[0], searched.numbers[-1]))
         assert 30 <= least < 31 or searched.numbers[0] == -900
@@ -100,13 +101,13 @@ def test_the_rate_of_a_trace_is_scaled(tmp_path: Path) -> None:
 def test_an_unknown_quantity_is_refused() -> None:
     """The message names the known ones."""
     with pytest.raises(OptionError, match="--find: expected one of rate, replicas, max_batch, found 'servers'"):
-        searched_of_decoder("servers", Condition("first_p99", 1.0), build_decoder_scenario(source()))
+        DECODERS.searched("servers", Condition("first_p99", 1.0), build_decoder_scenario(source()))
 
 
 def test_replications_are_independent_simulations() -> None:
     """The interval of a figure is that of simulations with successive seeds."""
     scenario = source(kind="poisson", rate_per_s=60.0)
-    found = replicate(scenario, seeds(5, 4))["iteration"]
+    found = intervals([point.summaries for point in sweep_decoder(scenario, seeds(5, 4))])["iteration"]
     values: dict[str, list[float]] = {name: [] for name in METRICS}
     for seed in range(5, 9):
         (result,) = simulate_decoder(build_decoder_scenario(scenario.changed({"seed": seed})))

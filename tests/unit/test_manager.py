@@ -31,7 +31,7 @@ from chrion.serving.manager.policies import EVICTION, LOAD_ORDER, ROUTING
 from chrion.serving.manager.ready_queue import BatchLimits
 from chrion.serving.manager.records import ACCELERATOR, HOST
 from chrion.serving.manager.residency import Place
-from chrion.serving.simulator.cluster_state import Options, ServerPolicies
+from chrion.serving.simulator.cluster_state import ServerPolicies
 from chrion.serving.simulator.engine import ClusterEngine, EngineConfig
 from chrion.serving.simulator.requests import Details, Requests
 from chrion.serving.simulator.settings import ServerSpec
@@ -215,13 +215,13 @@ def test_the_server_does_what_the_simulator_does(
         slo_ms=rng.uniform(10, 60, 6).tolist() if admission == "deadline" else [inf] * 6,
         weights=rng.uniform(0.5, 2, 6).tolist(),
         pinned=[False] * 6,
+        batching=[BatchLimits(*batch)] * 6 if batch[0] > 1 else (),
+        batch_cost=[[0.0] * 6] * levels,
+        prefetch=prefetch,
     )
     expected: list[tuple[float, str, int]] = []
-    options = Options(
-        [BatchLimits(*batch)] * 6 if batch[0] > 1 else (), batch_cost=[[0.0] * 6] * levels, prefetch=prefetch
-    )
     engine = ClusterEngine(
-        EngineConfig([spec], variants[0], policies, ROUTING["random"], seed, smaller=variants[1:], options=options),
+        EngineConfig([spec], variants[0], policies, ROUTING["random"], seed, smaller=variants[1:]),
         lambda at, event, _, kind: expected.append((at, event, kind % 6)),
     )
     rows: list[Any] = []

@@ -18,19 +18,18 @@ from chrion.serving.simulator.find import (
     MET,
     MISSED,
     OPEN,
+    SERVERS,
     Condition,
     Limit,
     SearchOptions,
     find_limits,
     first_true,
     parse_until,
-    searched,
 )
-from chrion.serving.simulator.replications import intervals, seeds
 from chrion.serving.simulator.results import PatternResult
 from chrion.serving.simulator.run import simulate
 from chrion.serving.simulator.scenario import ScenarioSource, find_scenario
-from chrion.serving.simulator.sweep import run_sweep
+from chrion.serving.simulator.sweep import intervals, run_sweep, seeds
 
 
 @pytest.mark.parametrize("begin", [1, 7, 50, 100])
@@ -72,7 +71,7 @@ def source(**sets: object) -> ScenarioSource:
 
 def search(name: str, condition: Condition, scenario: ScenarioSource | None = None, **options: Any) -> Limit:
     """Return the limit of a scenario with one pattern."""
-    (limit,) = find_limits(scenario or source(), name, condition, SearchOptions(**options))
+    (limit,) = find_limits(SERVERS, scenario or source(), name, condition, SearchOptions(**options))
     return limit
 
 
@@ -221,7 +220,7 @@ def test_a_rate_above_the_capacity_is_no_limit() -> None:
     assert (limit.beyond.met, limit.beyond.figure.high < 1e5) == (GROWS, True)
     assert limit.certain.amount * latency_ms / 1000 == pytest.approx(limit.certain.offered_load, rel=0.01)
     assert limit.certain.offered_load < 1 <= limit.beyond.offered_load < 1.02
-    bracket, line = limit_lines(searched("rate", alone.build()), condition, [limit])
+    bracket, line = limit_lines(SERVERS.searched("rate", condition, alone.build()), condition, [limit])
     assert "requests/s; " in bracket
     assert "queues grow" in line
 
@@ -259,13 +258,14 @@ def test_the_rate_of_a_trace_is_its_scale(tmp_path: Path) -> None:
     """A workload that a change made a trace is searched by its scale, which begins at the changed value."""
     (tmp_path / "trace.csv").write_text("time_s,model\n" + "".join(f"{i}.0,baseline\n" for i in range(60)))
     replayed = source(kind="csv", path=str(tmp_path / "trace.csv"), rate_scale=3.0)
-    limit = search("rate", Condition("p99", 150.0), replayed)
-    assert searched("rate", replayed.build()).unit == "requests for each of the trace"
+    condition = Condition("p99", 150.0)
+    limit = search("rate", condition, replayed)
+    assert SERVERS.searched("rate", condition, replayed.build()).unit == "requests for each of the trace"
     assert limit.best is not None
     steps = math.log(limit.best.amount / 3.0) / math.log(1.01)
     assert steps == pytest.approx(round(steps), abs=1e-6)
     with pytest.raises(ScenarioError, match="rate_per_s"):
-        find_limits(source(**{"workload.rate_per_s": "fast"}), "rate", Condition("p99", 150.0))
+        find_limits(SERVERS, source(**{"workload.rate_per_s": "fast"}), "rate", condition)
 
 
 @pytest.mark.parametrize("name", ["servers", "memory"])
@@ -304,19 +304,20 @@ def test_memory_for_faster_variants_is_searched_although_no_request_waits(tmp_pa
 def test_an_unknown_quantity_is_refused() -> None:
     """The message lists the quantities."""
     with pytest.raises(OptionError, match="expected one of servers, memory, models, rate"):
-        find_limits(source(), "cores", Condition("p99", 1.0))
+        find_limits(SERVERS, source(), "cores", Condition("p99", 1.0))
 
 
 def test_replications_are_the_scenario_with_other_seeds() -> None:
     """The interval of a figure is that of the figures of single runs."""
-    points = run_sweep(source(), seeds(7, 3))
-    found = intervals(points)["gpu"]["swapping"]
+    runs = [point.results for point in run_sweep(source(), seeds(7, 3))]
+    found = intervals(runs)["gpu"]["swapping"]
     alone = [simulate(source(seed=7 + i).build())[0].total.swapping_rate for i in range(3)]
     assert found == interval(alone)
     assert found.half_width > 0
     with pytest.raises(OptionError, match="--replications: expected 2 or more, found 1"):
         seeds(0, 1)
-    priced = intervals(run_sweep(source(cost_per_hour=3.0), seeds(7, 2)))["gpu"]
+    runs = [point.results for point in run_sweep(source(cost_per_hour=3.0), seeds(7, 2))]
+    priced = intervals(runs)["gpu"]
     assert priced["cost_per_hour"].mean == pytest.approx(3.0)
 
 

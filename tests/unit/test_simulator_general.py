@@ -11,7 +11,7 @@ from msgspec import structs
 
 from chrion.serving.manager.policies import EVICTION, LOAD_ORDER, ROUTING
 from chrion.serving.manager.ready_queue import BatchLimits
-from chrion.serving.simulator.cluster_state import Options, ServerPolicies
+from chrion.serving.simulator.cluster_state import ServerPolicies
 from chrion.serving.simulator.engine import ClusterEngine, EngineConfig, NextUseOracle
 from chrion.serving.simulator.requests import Details, Requests
 from chrion.serving.simulator.settings import ServerSpec
@@ -73,10 +73,8 @@ def test_batches_of_one_request_are_requests(eviction: str, admission: str, rout
     own = policies(12, eviction=eviction, admission=admission, load_order="demand", pinned=True)
     oracle = NextUseOracle(models) if eviction == "belady" else None
     found = []
-    for options in (Options(), Options(batching=[BatchLimits()] * 12)):
-        config = EngineConfig(
-            specs, variants, own, ROUTING[routing], 3, preload=True, oracle=oracle, smaller=smaller, options=options
-        )
+    for rules in (own, replace(own, batching=[BatchLimits()] * 12)):
+        config = EngineConfig(specs, variants, rules, ROUTING[routing], 3, preload=True, oracle=oracle, smaller=smaller)
         journal: list[Any] = []
         engine = ClusterEngine(config, lambda *note, journal=journal: journal.append(note))
         found.append((records(engine, (times, models)), journal, engine.now, engine.metrics.gpu_ms.tolist()))
@@ -103,12 +101,13 @@ def compare(
     details = Details(
         np.where(given, durations, np.nan), np.full(requests, np.nan), rng.integers(0, priorities, requests)
     )
-    options = Options(
+    own = replace(
+        policies(12),
         batching=[BatchLimits(rules.max_batch, rules.max_delay_ms)] * 12 if rules.max_batch > 1 else (),
         batch_cost=[[batch_cost] * 12],
         keep_alive_ms=rules.keep_alive_ms or math.inf,
     )
-    config = EngineConfig(specs, variants, policies(12), ROUTING["resident-first"], 1, options=options)
+    config = EngineConfig(specs, variants, own, ROUTING["resident-first"], 1)
     notes: list[Any] = []
     engine = ClusterEngine(config, lambda *note: notes.append(note))
     rows = records(engine, Requests(times, models, details))

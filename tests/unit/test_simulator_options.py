@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from chrion.errors import ScenarioError, TraceError
-from chrion.serving.simulator.cluster_state import Options
 from chrion.serving.simulator.engine import ClusterEngine
 from chrion.serving.simulator.export import export_requests
 from chrion.serving.simulator.run import simulate
@@ -40,7 +39,7 @@ def test_popular_models_are_loaded_in_advance() -> None:
         engine = engine_of(
             [Variant("v", mb, 10.0, 10.0, load_mb=mb) for mb in (400.0, 900.0, 500.0)],
             spec=ServerSpec(gpu_memory_gb=1.0),
-            options=Options(prefetch=prefetch),
+            rules={"prefetch": prefetch},
         )
         journal: list[tuple[float, str, int, int]] = []
         engine.cluster.journal = lambda *note, journal=journal: journal.append(note)
@@ -55,7 +54,7 @@ def test_a_model_that_a_preload_has_shrunk_grows_as_soon_as_memory_is_free() -> 
     engine = engine_of(
         [large, large],
         spec=ServerSpec(gpu_memory_gb=1.0),
-        options=Options(keep_alive_ms=1990.0),
+        rules={"keep_alive_ms": 1990.0},
         smaller=[[small, small]],
         preload=True,
     )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from chrion.errors import InputError, OptionError, ScenarioError, TraceError
-from chrion.serving.simulator.cells import Cell, divide, sample_cells
+from chrion.serving.simulator.cells import build_cell, divide, sample_cells
 from chrion.serving.simulator.function_durations import FunctionDurations
 from chrion.serving.simulator.rate_curve import RateCurve
 from chrion.serving.simulator.run import simulate
@@ -261,22 +261,22 @@ def test_cells_divide_all_requests() -> None:
     """All cells together have the servers, models and requests of the cluster; each is one random run."""
     found = sample_cells(fleet(requests=4000), 4, 4)["gpu"]
     assert found["violations"].half_width > 0.0
-    sizes = [Cell(fleet(), 4, index).build() for index in range(4)]
+    sizes = [build_cell(fleet(), 4, index) for index in range(4)]
     assert [len(cell.servers) for cell in sizes] == [10] * 4
     assert sum(len(cell.models) for cell in sizes) == 200
     store = fleet(host_memory_gb=9.0).content | {"store": {"gb_per_s": 8.0}, "domains": [{"size": 5, "mtbf_h": 9.0}]}
-    shared = Cell(ScenarioSource("fleet", store, Path(), fleet(host_memory_gb=9.0).sets), 4, 1).build()
+    shared = build_cell(ScenarioSource("fleet", store, Path(), fleet(host_memory_gb=9.0).sets), 4, 1)
     assert shared.store is not None
     assert (shared.store.gb_per_s, shared.domains[0].size) == (2.0, 5)
     with pytest.raises(ScenarioError, match="--cells: expected cells of whole domains of 5 servers, found 20"):
-        Cell(ScenarioSource("fleet", store, Path(), fleet(host_memory_gb=9.0).sets), 20, 1).build()
+        build_cell(ScenarioSource("fleet", store, Path(), fleet(host_memory_gb=9.0).sets), 20, 1)
     assert sum(cell.workload.requests for cell in sizes) == 120_000
 
 
 def test_functions_are_divided_with_their_models(tmp_path: Path) -> None:
     """The cells of a trace have all of its requests."""
     source = functions(tmp_path, **{"servers.count": 2})
-    cells = [Cell(source, 2, index).build() for index in range(2)]
+    cells = [build_cell(source, 2, index) for index in range(2)]
     assert sum(cell.workload.requests for cell in cells) == pytest.approx(16_010, abs=1)
     assert [len(cell.models) for cell in cells] == [2, 2]
     (result,) = simulate(cells[0])

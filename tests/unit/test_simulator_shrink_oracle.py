@@ -12,7 +12,7 @@ import pytest
 import simpy
 
 from chrion.serving.manager.policies import EVICTION, LOAD_ORDER, ROUTING
-from chrion.serving.simulator.cluster_state import Options, ServerPolicies
+from chrion.serving.simulator.cluster_state import ServerPolicies
 from chrion.serving.simulator.engine import ClusterEngine, EngineConfig
 from chrion.serving.simulator.settings import ServerSpec
 from chrion.serving.variants import Variant
@@ -246,10 +246,10 @@ def test_same_trace_same_results(
         slo_ms=[math.inf] * 10,
         weights=[1.0] * 10,
         pinned=[False] * 10,
+        prefetch=prefetch,
     )
     notes: Counter[str] = Counter()
-    options = Options(prefetch=prefetch)
-    config = EngineConfig([spec], levels[0], policies, ROUTING["least-loaded"], 1, smaller=levels[1:], options=options)
+    config = EngineConfig([spec], levels[0], policies, ROUTING["least-loaded"], 1, smaller=levels[1:])
     engine = ClusterEngine(config, lambda _, what, *__: notes.update([what]))
     rows: list[Any] = []
     engine.run([(times, models)], keep=rows.append)

@@ -87,11 +87,16 @@ def test_azure_llm(tmp_path: Path) -> None:
             FUNCTIONS_HEAD.replace("482", "490"),
             "line 1, column 490: expected consecutive numbers of minutes, found '490'",
         ),
-        ("azure-llm-2023", LLM_HEAD + "noon,1,1\n", "line 2, column TIMESTAMP: expected a time like 2023-11-16"),
+        ("azure-llm-2023", LLM_HEAD + "noon,1,1\n", "line 2, column TIMESTAMP: expected a time in ISO 8601 like"),
         (
             "azure-llm-2023",
             LLM_HEAD + "2023-11-16 18:15:46,1,x\n",
             "line 2, column GeneratedTokens: expected a whole number of at least 0, found 'x'",
+        ),
+        (
+            "azure-llm-2023",
+            LLM_HEAD + "2023-11-16 18:15:46,,1\n",
+            "line 2, column ContextTokens: expected a whole number of at least 0, found ''",
         ),
         (
             "azure-llm-2023",
@@ -148,7 +153,10 @@ def test_iso_timestamps(tmp_path: Path, rows: str) -> None:
     [
         ("timestamp,model\n12,a\n", "line 2, column timestamp: expected a time in ISO 8601 like"),
         ("timestamp\n2024-03-01T10:00:00\n2024-03-01T10:00:00Z\n", "line 3, .*with or without a time zone as in"),
-        ("timestamp\n2024-03-01T10:00:01\n2024-03-01T10:00:00\n", "line 3, .* at least the previous one"),
+        (
+            "timestamp\n2024-03-01T10:00:01\n2024-03-01T10:00:00\n",
+            "line 3, .* at least the previous one, 2024-03-01T10:00:01, found",
+        ),
         ("model,time_s\n", "line 1: expected the header time_s or timestamp"),
     ],
 )

@@ -26,7 +26,7 @@ from chrion.serving.replay.open_loop import (
 )
 from chrion.serving.replay.target import HttpCall, ServerFigures, calls_of, read_figures, served_name, wait_until_ready
 from chrion.serving.simulator.metrics import RequestMetrics
-from chrion.serving.simulator.results import PatternResult, ServerResult, from_metrics
+from chrion.serving.simulator.results import PatternResult, ServerResult, from_metrics, plain
 from chrion.serving.simulator.scenario import Scenario
 
 #: The name of the measured pattern.
@@ -276,8 +276,8 @@ def to_json(results: Mapping[str, Any], replayed: Replay) -> dict[str, Any]:
     figures = {
         "refused": dict(replayed.refused),
         "failed": dict(replayed.failed),
-        "lag_p50_ms": _plain(replayed.lag_ms[0]),
-        "lag_p99_ms": _plain(replayed.lag_ms[1]),
+        "lag_p50_ms": plain(replayed.lag_ms[0]),
+        "lag_p99_ms": plain(replayed.lag_ms[1]),
         "differences": list(replayed.differences),
     }
     return {**results, "schema": "chrion.serving.replay/1", "replay": figures}
@@ -290,7 +290,3 @@ def remarks(replayed: Replay) -> Sequence[str]:
     lines += [f"differs: {text}" for text in replayed.differences]
     p50, p99 = replayed.lag_ms
     return [*lines, f"requests were sent late by {p50:.1f} ms (median) and {p99:.1f} ms (p99)"]
-
-
-def _plain(value: float) -> float | None:
-    return None if math.isnan(value) else value

@@ -14,12 +14,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import onnx
+import onnx.parser
 import onnxruntime as ort
-from onnx import TensorProto, helper, numpy_helper
+from onnx import numpy_helper
 
 from chrion.common.files import write_atomically
-from chrion.common.wrong_values import wrong_value
 from chrion.errors import OptionError, ScenarioError
 from chrion.serving.replay.target import served_name
 from chrion.serving.server.repository import session_bytes
@@ -39,34 +38,27 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _OPSET, _IR = 17, 9
 
 
-def write_stand_ins(scenario: Scenario, folder: Path, pattern: str = "") -> int:
-    """Write a repository with a stand-in for every model of a scenario.
+def write_stand_ins(scenario: Scenario, folder: Path) -> None:
+    """Write a repository with a stand-in for every model of a scenario, of its pattern ``shrink`` or its first one.
 
     Args:
         scenario: The scenario.
         folder: The repository; it must not exist, or be empty.
-        pattern: The pattern whose variants are served; by default ``shrink`` if the scenario has it, else its first.
-
-    Returns:
-        The number of models.
 
     Raises:
-        OptionError: The folder is not empty or cannot be written, or the scenario has no such pattern.
+        OptionError: The folder is not empty or cannot be written.
         ScenarioError: A name cannot be that of a model of a repository.
     """
-    pattern = pattern or (SHRINK if SHRINK in scenario.patterns else scenario.patterns[0])
-    if pattern not in scenario.patterns:
-        raise wrong_value("--pattern", f"one of {', '.join(scenario.patterns)}", pattern)
+    levels = scenario.levels(SHRINK if SHRINK in scenario.patterns else scenario.patterns[0])
     _check_names(scenario)
     try:
         if folder.exists() and any(folder.iterdir()):
             raise OptionError(f"--write-models {folder}: the folder is not empty")
         round_ms = measure_round_ms()
         for model in scenario.models:
-            _write_model(scenario, model, folder / served_name(model.name), scenario.levels(pattern), round_ms)
+            _write_model(scenario, model, folder / served_name(model.name), levels, round_ms)
     except OSError as error:
         raise OptionError(f"--write-models {folder}: cannot be written: {error.strerror}") from error
-    return len(scenario.models)
 
 
 def measure_round_ms() -> float:
@@ -92,70 +84,41 @@ def compute_model(rounds: int, weights_mb: float) -> onnx.ModelProto:
         rounds: Multiplications of the small matrix.
         weights_mb: Size of the weights; they are in the file ``weights.bin`` beside the model.
     """
-    eye = numpy_helper.from_array(np.eye(_SIDE, dtype=np.float32), "eye")
-    loop_inputs = [_info("i", TensorProto.INT64), _info("condition", TensorProto.BOOL), _matrix("state")]
-    body = helper.make_graph(
-        [
-            helper.make_node("Identity", ["condition"], ["continues"]),
-            helper.make_node("MatMul", ["state", "eye"], ["next"]),
-        ],
-        "body",
-        loop_inputs,
-        [_info("continues", TensorProto.BOOL), _matrix("next")],
-    )
-    nodes = [
-        helper.make_node("Mul", ["eye", "x"], ["first"]),
-        helper.make_node("Loop", ["rounds", "", "first"], ["last"], body=body),
-        helper.make_node("ReduceMean", ["last"], ["mean"], keepdims=0),
-        *_branch_nodes(weights_mb),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "stand-in",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])],
-        [_info("y", TensorProto.FLOAT)],
-        [eye, numpy_helper.from_array(np.array(rounds, np.int64), "rounds")],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=_IR)
+    matrix = f"float[{_SIDE}, {_SIDE}]"
+    model = onnx.parser.parse_model(f"""
+        <ir_version: {_IR}, opset_import: ["": {_OPSET}]>
+        stand_in (float[1] x) => (float y) <int64 rounds = {{{rounds}}}, bool always = {{1}}> {{
+          first = Mul(eye, x)
+          last = Loop (rounds, always, first) <
+            body: graph = body (int64 i, bool condition, {matrix} state) => (bool continues, {matrix} next) {{
+              continues = Identity(condition)
+              next = MatMul(state, eye)
+            }}
+          >
+          mean = ReduceMean <keepdims: int = 0> (last)
+          {_branch(round(weights_mb * 1e6 / _ROW_BYTES))}
+        }}""")
+    model.graph.initializer.append(numpy_helper.from_array(np.eye(_SIDE, dtype=np.float32), "eye"))
+    return model
 
 
-def _branch_nodes(weights_mb: float) -> list[onnx.NodeProto]:
+def _branch(rows: int) -> str:
     """Return the nodes of the branch with the weights, which runs only if the input is NaN; replays send no NaN."""
-    rows = round(weights_mb * 1e6 / _ROW_BYTES)
     if not rows:
-        return [helper.make_node("Identity", ["mean"], ["y"])]
-    nodes: list[onnx.NodeProto] = []
-    weights: list[TensorProto] = []
-    at = 0
-    while at < rows:
-        size = min(_MAX_ROWS, rows - at)
-        name = f"w{len(weights)}"
-        weights.append(_external(name, size, at))
-        nodes += [
-            helper.make_node("Expand", ["mean", f"shape_{name}"], [f"row_{name}"]),
-            helper.make_node("MatMul", [f"row_{name}", name], [f"product_{name}"]),
-            helper.make_node("ReduceMean", [f"product_{name}"], [f"mean_{name}"], keepdims=0),
-        ]
-        weights.append(numpy_helper.from_array(np.array([1, size], np.int64), f"shape_{name}"))
-        at += size
-    nodes.append(helper.make_node("Sum", [n.output[0] for n in nodes if n.op_type == "ReduceMean"], ["taken"]))
-    taken = helper.make_graph(nodes, "taken", [], [_info("taken", TensorProto.FLOAT)], weights)
-    other = helper.make_graph(
-        [helper.make_node("Identity", ["mean"], ["other"])], "other", [], [_info("other", TensorProto.FLOAT)]
-    )
-    return [
-        helper.make_node("IsNaN", ["mean"], ["never"]),
-        helper.make_node("If", ["never"], ["y"], then_branch=taken, else_branch=other),
-    ]
-
-
-def _external(name: str, rows: int, at: int) -> onnx.TensorProto:
-    tensor = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=[rows, _ROW])
-    tensor.data_location = TensorProto.EXTERNAL
-    entries = {"location": _WEIGHTS, "offset": str(at * _ROW_BYTES), "length": str(rows * _ROW_BYTES)}
-    for key, value in entries.items():
-        tensor.external_data.add(key=key, value=value)
-    return tensor
+        return "y = Identity(mean)"
+    parts = [(at, min(_MAX_ROWS, rows - at)) for at in range(0, rows, _MAX_ROWS)]
+    weights, nodes = [], []
+    for i, (at, size) in enumerate(parts):
+        place = f'"location": "{_WEIGHTS}", "offset": "{at * _ROW_BYTES}", "length": "{size * _ROW_BYTES}"'
+        weights += [f"float[{size}, {_ROW}] w{i} = [{place}]", f"int64[2] shape{i} = {{1, {size}}}"]
+        nodes += [f"row{i} = Expand(mean, shape{i})", f"product{i} = MatMul(row{i}, w{i})"]
+        nodes += [f"mean{i} = ReduceMean <keepdims: int = 0> (product{i})"]
+    nodes.append(f"taken = Sum({', '.join(f'mean{i}' for i in range(len(parts)))})")
+    return f"""never = IsNaN(mean)
+          y = If (never) <
+            then_branch: graph = taken () => (float taken) <{", ".join(weights)}> {{ {" ".join(nodes)} }},
+            else_branch: graph = other () => (float other) {{ other = Identity(mean) }}
+          >"""
 
 
 def _write_model(scenario: Scenario, model: ServedModel, folder: Path, levels: Sequence[str], round_ms: float) -> None:
@@ -201,11 +164,3 @@ def _session(proto: onnx.ModelProto) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     return ort.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
-
-
-def _info(name: str, kind: int) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, kind, [])
-
-
-def _matrix(name: str) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, TensorProto.FLOAT, [_SIDE, _SIDE])

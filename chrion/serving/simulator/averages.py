@@ -23,15 +23,7 @@ class BinnedAverage:
 
     def step(self, now: float, value: float) -> None:
         """Set the function's value from ``now`` on; times must not decrease."""
-        width = self.width_ms
-        index = int(self.now / width)
-        if now <= (index + 1) * width and now < width * self.bins:  # within a bin, as most steps are
-            area = self.value * (now - self.now)
-            self.area += area
-            self.areas[index] += area
-            self.now = now
-        else:
-            self._advance(now)
+        self._advance(now)
         self.value = value
         self.peak = max(self.peak, value)
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from msgspec import structs
@@ -21,11 +22,10 @@ from chrion.common.wrong_values import wrong_value
 from chrion.errors import ScenarioError
 from chrion.serving.simulator.confidence import Interval
 from chrion.serving.simulator.planned import request_counts
-from chrion.serving.simulator.replications import COST, intervals
-from chrion.serving.simulator.request_classes import ClassifiedWorkload
+from chrion.serving.simulator.results import COST
 from chrion.serving.simulator.scenario import Scenario, ScenarioSource
-from chrion.serving.simulator.sweep import SweepPoint, run_tasks
-from chrion.serving.simulator.workload import MinuteReplay, SyntheticWorkload, Workload
+from chrion.serving.simulator.sweep import intervals, run_tasks, simulate_built
+from chrion.serving.simulator.workload import ClassifiedWorkload, MinuteReplay, SyntheticWorkload, Workload
 
 CELLS_SCHEMA = "chrion.simulation-cells/1"
 #: The largest part of the mean of a cell's requests that one model has; loads of cells differ by no more (a choice,
@@ -33,49 +33,40 @@ CELLS_SCHEMA = "chrion.simulation-cells/1"
 _LARGEST_PART = 0.25
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One cell of a scenario."""
+def build_cell(source: ScenarioSource, cells: int, index: int) -> Scenario:
+    """Return the scenario of one cell.
 
-    source: ScenarioSource
-    cells: int
-    index: int
-
-    def build(self) -> Scenario:
-        """Return the scenario of the cell.
-
-        Raises:
-            ScenarioError: A group of servers, or the models, cannot be divided into so many cells, or the workload
-                cannot.
-        """
-        scenario = self.source.build()
-        for size in scenario.groups:
-            if size % self.cells:
-                expected = f"a divisor of the number of servers of each group, {size}"
-                raise wrong_value("--cells", expected, self.cells, failure=ScenarioError)
-        if len(scenario.models) < self.cells or scenario.autoscaling:
-            expected = f"at most the number of models, {len(scenario.models)}, and no autoscaling"
-            raise wrong_value("--cells", expected, self.cells, failure=ScenarioError)
-        groups = tuple(size // self.cells for size in scenario.groups)
-        for spec in scenario.domains:
-            if any(size % spec.size for size in groups):
-                expected = f"cells of whole domains of {spec.size} servers"
-                raise wrong_value("--cells", expected, self.cells, failure=ScenarioError)
-        store = scenario.store
-        firsts = np.cumsum([0, *scenario.groups[:-1]]).tolist()
-        servers = [scenario.servers[first] for first, size in zip(firsts, groups, strict=True) for _ in range(size)]
-        weights = request_counts(scenario.workload, len(scenario.models))
-        pinned = [i for i, model in enumerate(scenario.models) if model.spec.pinned]
-        chosen = divide(weights.tolist(), self.cells, pinned)[self.index]
-        return replace(
-            scenario,
-            servers=tuple(servers),
-            groups=groups,
-            store=structs.replace(store, gb_per_s=store.gb_per_s / self.cells) if store else None,
-            models=tuple(scenario.models[i] for i in chosen),
-            workload=_part(scenario.workload, chosen, scenario.seed + self.index),
-            seed=scenario.seed + self.index,
-        )
+    Raises:
+        ScenarioError: A group of servers, or the models, cannot be divided into so many cells, or the workload cannot.
+    """
+    scenario = source.build()
+    for size in scenario.groups:
+        if size % cells:
+            expected = f"a divisor of the number of servers of each group, {size}"
+            raise wrong_value("--cells", expected, cells, failure=ScenarioError)
+    if len(scenario.models) < cells or scenario.autoscaling:
+        expected = f"at most the number of models, {len(scenario.models)}, and no autoscaling"
+        raise wrong_value("--cells", expected, cells, failure=ScenarioError)
+    groups = tuple(size // cells for size in scenario.groups)
+    for spec in scenario.domains:
+        if any(size % spec.size for size in groups):
+            expected = f"cells of whole domains of {spec.size} servers"
+            raise wrong_value("--cells", expected, cells, failure=ScenarioError)
+    store = scenario.store
+    firsts = np.cumsum([0, *scenario.groups[:-1]]).tolist()
+    servers = [scenario.servers[first] for first, size in zip(firsts, groups, strict=True) for _ in range(size)]
+    weights = request_counts(scenario.workload, len(scenario.models))
+    pinned = [i for i, model in enumerate(scenario.models) if model.spec.pinned]
+    chosen = divide(weights.tolist(), cells, pinned)[index]
+    return replace(
+        scenario,
+        servers=tuple(servers),
+        groups=groups,
+        store=structs.replace(store, gb_per_s=store.gb_per_s / cells) if store else None,
+        models=tuple(scenario.models[i] for i in chosen),
+        workload=_part(scenario.workload, chosen, scenario.seed + index),
+        seed=scenario.seed + index,
+    )
 
 
 def divide(weights: Sequence[float], cells: int, everywhere: Collection[int] = ()) -> list[dict[int, float]]:
@@ -128,12 +119,12 @@ def sample_cells(
         raise wrong_value("--replications", f"cells to simulate, from 2 to {cells}", number)
     scenario = source.build()
     order = np.random.default_rng([scenario.seed, cells]).permutation(cells)[:number].tolist()
-    tasks = [Cell(source, cells, index) for index in order]
-    tasks[0].build()  # refuses what cannot be divided before the work begins
-    points = [SweepPoint({}, 0, found) for found in run_tasks(tasks, workers=workers, progress=progress)]
+    builds = [partial(build_cell, source, cells, index) for index in order]
+    builds[0]()  # refuses what cannot be divided before the work begins
+    simulated = run_tasks(simulate_built, builds, workers=workers, progress=progress)
     return {
         pattern: {name: _scaled(entry, cells if name == COST else 1) for name, entry in figures.items()}
-        for pattern, figures in intervals(points).items()
+        for pattern, figures in intervals(simulated).items()
     }
 
 

@@ -27,7 +27,7 @@ Event = tuple[float, int, Action, Any]
 
 @dataclass(frozen=True, slots=True)
 class ServerPolicies:
-    """The policies of a server, and the figures that they need."""
+    """The policies of a server, and the figures that they need; by default, first come, first served."""
 
     rank: Rank
     order: Order
@@ -41,12 +41,6 @@ class ServerPolicies:
     pinned: Sequence[bool]
     #: The number of a model's next request; for Belady's policy only.
     next_use: Callable[[int], float] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What servers do beyond first come, first served; the defaults stand for nothing."""
-
     #: Limits of batches by model; empty if each request starts alone.
     batching: Sequence[BatchLimits] = ()
     #: Latency of each further request of a batch over that of the first, by model and level.
@@ -73,7 +67,6 @@ class ClusterState:
     #: By model: the servers that hold its weights, or have a pending load of them.
     homes: list[list[int]]
     objectives: Objectives
-    options: Options
     #: Loads by model.
     loads: list[int]
     #: Records a request; see :data:`chrion.serving.simulator.metrics.COLUMNS`.

@@ -8,14 +8,16 @@ correlation of neighbouring batches widens it, as in SBatch (Lada, Steiger and W
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, mean, stdev
+from typing import TypeVar
 
 import numpy as np
 
 from chrion.serving.simulator.histograms import Floats
 
+_Result = TypeVar("_Result")
 #: The probability that an interval contains the expected value.
 CONFIDENCE = 0.95
 #: Quantiles of Student's t distribution at 0.975, for 1 to 12 degrees of freedom.
@@ -52,6 +54,16 @@ def interval(values: Sequence[float]) -> Interval:
     if any(math.isinf(value) for value in values):
         return Interval(math.inf, 0.0)
     return Interval(mean(values), t_quantile(len(values) - 1) * stdev(values) / math.sqrt(len(values)))
+
+
+def intervals(
+    names: Sequence[str], runs: Sequence[Sequence[_Result]], figures: Mapping[str, Callable[[_Result], float]]
+) -> dict[str, dict[str, Interval]]:
+    """Return the interval of each figure by name, given independent runs, each with one result for every name."""
+    return {
+        name: {figure: interval([value(run[at]) for run in runs]) for figure, value in figures.items()}
+        for at, name in enumerate(names)
+    }
 
 
 def batch_half_width(means: Floats) -> float:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 from msgspec import Meta
@@ -77,8 +76,7 @@ class GenerationSpec(Record, frozen=True):
         return self.kind not in SYNTHETIC
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class DecoderWorkload:
+class DecoderWorkload(NamedTuple):
     """The requests, in the order of their arrival. All of shape [n]."""
 
     #: Times of arrival in ms.
@@ -232,5 +230,4 @@ def _trace(spec: GenerationSpec, folder: Path) -> tuple[Floats, Tokens]:
         if (empty := np.flatnonzero(part & (counts < 1))).size:
             found = f"request {empty[0] + 1} has no {name} tokens"
             raise TraceError(f"{path}: {found}: expected at least one", hint="remove such requests from the trace")
-    fields = [getattr(trace.tokens, name)[part] for name in Tokens.__dataclass_fields__]
-    return trace.times_s[part], Tokens(*fields)
+    return trace.times_s[part], Tokens(*(own[part] for own in trace.tokens))

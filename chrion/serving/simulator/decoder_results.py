@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,14 +11,15 @@ from typing import Any
 import numpy as np
 
 from chrion.common.version import __version__
-from chrion.serving.simulator.confidence import Interval, interval
+from chrion.serving.simulator import confidence
+from chrion.serving.simulator.confidence import Interval
 from chrion.serving.simulator.decoder_scenario import DecoderScenario, build_decoder_scenario
 from chrion.serving.simulator.export import csv_rows
 from chrion.serving.simulator.histograms import Floats, quantile
 from chrion.serving.simulator.iterations import DecoderResult, draw_requests, simulate_decoder
 from chrion.serving.simulator.results import plain
 from chrion.serving.simulator.scenario import ScenarioSource
-from chrion.serving.simulator.sweep import worker_pool
+from chrion.serving.simulator.sweep import run_tasks
 
 #: Generated tokens from which several processes save more time than they take to start: one takes 2 to 3 us.
 WORTHWHILE = 1_000_000
@@ -145,12 +145,9 @@ def sweep_decoder(
     sources = [source.changed(values) for values in points]
     scenarios = [build_decoder_scenario(one) for one in sources]
     tokens = sum(int(draw_requests(scenario).new.sum()) for scenario in scenarios) if workers > 1 else 0
-    results = []
-    with worker_pool(workers) if tokens >= WORTHWHILE else nullcontext() as pool:
-        for values, summaries in zip(points, (pool.map if pool else map)(simulate_source, sources), strict=True):
-            results.append(DecoderPoint(values, summaries))
-            progress(len(results))
-    return results
+    parallel = workers if tokens >= WORTHWHILE else 1
+    simulated = run_tasks(simulate_source, sources, workers=parallel, progress=progress)
+    return [DecoderPoint(values, summaries) for values, summaries in zip(points, simulated, strict=True)]
 
 
 def simulate_source(source: ScenarioSource) -> tuple[DecoderSummary, ...]:
@@ -181,29 +178,9 @@ def _rows(result: DecoderResult) -> Iterator[tuple[object, ...]]:
         yield result.policy, number, "" if refused else replica, *shown, prompt, new, preempted, outcome
 
 
-def replicate(
-    source: ScenarioSource,
-    points: Sequence[Mapping[str, Any]],
-    progress: Callable[[int], None] = lambda _: None,
-    workers: int = 1,
-) -> dict[str, dict[str, Interval]]:
-    """Return the intervals of figures by policy, over simulations with several seeds.
-
-    Args:
-        source: The scenario.
-        points: The seeds; see :func:`chrion.serving.simulator.replications.seeds`.
-        progress: Called with the number of simulations that are done.
-        workers: As in :func:`sweep_decoder`.
-
-    Raises:
-        InputError: The scenario is invalid.
-    """
-    done = [point.summaries for point in sweep_decoder(source, points, progress, workers)]
-    figures = {**_RATES, **METRICS}
-    return {
-        first.policy: {name: interval([figure(row[at]) for row in done]) for name, figure in figures.items()}
-        for at, first in enumerate(done[0])
-    }
+def intervals(runs: Sequence[tuple[DecoderSummary, ...]]) -> dict[str, dict[str, Interval]]:
+    """Return the intervals of figures by policy, over runs with several seeds."""
+    return confidence.intervals([summary.policy for summary in runs[0]], runs, {**_RATES, **METRICS})
 
 
 def to_json(scenario: DecoderScenario, summaries: Sequence[DecoderSummary]) -> dict[str, Any]:

@@ -123,11 +123,6 @@ class DecoderScenario:
         return costs.iteration_ms(tokens, past, chosen)
 
 
-def is_decoder_scenario(source: ScenarioSource) -> bool:
-    """Return whether a scenario has a decoder."""
-    return DECODER in source.content
-
-
 def build_decoder_scenario(source: ScenarioSource) -> DecoderScenario:
     """Return the scenario of a source, with all changes and defaults, checked.
 

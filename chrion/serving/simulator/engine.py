@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import count, pairwise
 from typing import Any
 
@@ -20,7 +20,7 @@ import numpy as np
 
 from chrion.serving.manager.policies import Route
 from chrion.serving.simulator.availability import Availability
-from chrion.serving.simulator.cluster_state import ClusterState, Event, Options, ServerPolicies
+from chrion.serving.simulator.cluster_state import ClusterState, Event, ServerPolicies
 from chrion.serving.simulator.eligibility import eligible_by_model
 from chrion.serving.simulator.metrics import RequestMetrics
 from chrion.serving.simulator.network_store import NetworkStore
@@ -79,8 +79,6 @@ class EngineConfig:
     smaller: Sequence[Sequence[Variant]] = ()
     #: The latency in ms, by model, to which the duration of a request refers; default: of the variants.
     reference_ms: Sequence[float] = ()
-    #: What servers do beyond first come, first served.
-    options: Options = field(default_factory=Options)
     #: None if all servers are always on.
     autoscaling: AutoscalingSpec | None = None
     #: Groups of servers that fail together.
@@ -133,7 +131,6 @@ class ClusterEngine:
             table=tables[0],
             policies=policies,
             objectives=self.metrics.objectives,
-            options=config.options,
             events=self._events,
             outstanding=[0] * len(gpus),
             homes=[[] for _ in range(models)],
@@ -156,10 +153,9 @@ class ClusterEngine:
             self.availability.begin()
             self._route = self.availability.route
         #: Whether events of other things than requests and loads may remain at the end.
-        options = config.options
-        ticks = options.prefetch or bool(config.smaller)
-        expires = options.keep_alive_ms < float("inf")
-        self._idles = bool(ticks or store or self.availability or options.batching or expires)
+        ticks = policies.prefetch or bool(config.smaller)
+        expires = policies.keep_alive_ms < float("inf")
+        self._idles = bool(ticks or store or self.availability or policies.batching or expires)
         for host in self.hosts if ticks else ():
             host.use_free_memory(0.0)
         self._preload()

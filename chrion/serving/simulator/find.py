@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +24,7 @@ from chrion.common.records import read_record
 from chrion.common.wrong_values import wrong_value
 from chrion.errors import ScenarioError
 from chrion.serving.simulator.confidence import Interval, interval
-from chrion.serving.simulator.results import PatternResult
+from chrion.serving.simulator.results import METRICS, SHARES, PatternResult
 from chrion.serving.simulator.run import simulate
 from chrion.serving.simulator.scenario import Scenario, ScenarioSource
 from chrion.serving.simulator.scenario_models import PLANNED, SHRINK
@@ -33,17 +33,6 @@ from chrion.serving.simulator.sweep import worker_pool
 
 FIND_SCHEMA = "chrion.simulation-find/2"
 
-#: Figures of a condition, as a share or in ms.
-METRICS: dict[str, Callable[[PatternResult], float]] = {
-    "violations": lambda result: result.total.violation_rate,
-    "swapping": lambda result: result.total.swapping_rate,
-    "mean": lambda result: result.total.response.mean_ms,
-    "p50": lambda result: result.total.response.p50_ms,
-    "p95": lambda result: result.total.response.p95_ms,
-    "p99": lambda result: result.total.response.p99_ms,
-}
-#: Figures that are shares; the others are in ms.
-SHARES = ("violations", "swapping")
 #: Values in a row beyond a limit that must clearly not meet the condition, and before it that clearly must (a choice,
 #: not measured).
 BEYOND = 6
@@ -53,6 +42,8 @@ _SCANNED = 48
 _RESOLUTION = 100
 #: Replications of a value by default, and those after which a clear result is accepted.
 REPLICATIONS, FIRST = 5, 3
+#: The ratio of two rates that are tried, and the permitted powers of it.
+RATE_STEP, RATES = 1.01, range(-900, 901)
 #: Utilisation below which a cluster idles: if each model was loaded once at most, more servers are not tried, since
 #: requests wait by the choice of routing alone (a choice, not measured).
 _IDLE = 0.01
@@ -68,7 +59,7 @@ MET, OPEN, MISSED, GROWS, UNFIT = "yes", "open", "no", "queues grow", "models do
 class Condition:
     """An upper limit of a figure."""
 
-    #: A key of :data:`METRICS`.
+    #: A key of the kind's ``metrics``.
     metric: str
     #: The limit: a share, or ms.
     limit: float
@@ -90,17 +81,23 @@ class Searched:
 
     #: Its name and unit, as they are printed.
     unit: str
-    #: True to find the smallest value that meets the condition, false to find the largest.
-    smallest: bool
-    #: The permitted numbers, and the one to begin with.
+    #: The permitted numbers.
     numbers: range
-    begin: int
     #: The change of the scenario for a number.
     sets: Callable[[int], dict[str, Any]]
     #: The quantity of a scenario, as it is reported.
     amount: Callable[[Any], float]
+    #: True to find the smallest value that meets the condition, false to find the largest.
+    smallest: bool = True
+    #: The number to begin with.
+    begin: int = 1
     #: Whether successive numbers differ by 1 %, so that no coarser steps are needed for large ones.
     relative: bool = False
+
+
+def searched_rate(key: str, unit: str, rate: float, amount: Callable[[Any], float], numbers: range = RATES) -> Searched:
+    """Return the rate of arrivals as a quantity, of which ``key`` is ``rate`` at present."""
+    return Searched(unit, numbers, lambda n: {key: rate * RATE_STEP**n}, amount, smallest=False, begin=0, relative=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,58 +192,59 @@ def parse_until(text: str, metrics: Collection[str] = tuple(METRICS)) -> Conditi
     return Condition(match[1], float(match[2]) / (100 if unit == "%" else 1))
 
 
-def searched(name: str, scenario: Scenario) -> Searched:
-    """Return a quantity by its name: ``servers``, ``memory``, ``models`` or ``rate``.
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of scenarios, as it is built, searched and simulated."""
 
-    Raises:
-        OptionError: There is no such quantity.
-    """
+    build: Callable[[ScenarioSource], Any]
+    #: The quantities by name, given the condition and a scenario.
+    quantities: Callable[[Condition, Any], Mapping[str, Searched]]
+    #: Figures that a condition can limit.
+    metrics: Collection[str]
+    #: The changes of a scenario that leave one of its patterns, by the name of the pattern.
+    patterns: Callable[[Any], Mapping[str, Mapping[str, Any]]]
+    #: Whether a simulation takes so long that several processes save more time than they take to start.
+    is_long: Callable[[Any], bool]
+    #: Simulates a source, also in another process.
+    measure: Callable[..., Replication]
+
+    def searched(self, name: str, condition: Condition, scenario: Any) -> Searched:
+        """Return a quantity by its name.
+
+        Raises:
+            OptionError: There is no such quantity.
+        """
+        known = self.quantities(condition, scenario)
+        if name not in known:
+            raise wrong_value("--find", f"one of {', '.join(known)}", name)
+        return known[name]
+
+
+def _quantities(_: Condition, scenario: Scenario) -> Mapping[str, Searched]:
     workload = read_record(WorkloadSpec, scenario.content.get("workload", {}), "workload")
-    rate_key, rate_unit = ("rate_per_s", "requests/s")
+    key, unit = "rate_per_s", "requests/s"
     if workload.kind not in SYNTHETIC:
-        rate_key, rate_unit = ("rate_scale", "requests for each of the trace")
-    rate: float = getattr(workload, rate_key)
-    known: dict[str, Searched] = {
-        "servers": Searched(
-            unit="servers",
-            smallest=True,
-            numbers=range(1, 10_001),
-            begin=1,
-            sets=lambda n: {"servers.count": n},
-            amount=lambda s: len(s.servers),
-        ),
+        key, unit = "rate_scale", "requests for each of the trace"
+    return {
+        "servers": Searched("servers", range(1, 10_001), lambda n: {"servers.count": n}, lambda s: len(s.servers)),
         "memory": Searched(
-            unit="GB a GPU",
-            smallest=True,
-            numbers=range(1, 100_001),
+            "GB a GPU",
+            range(1, 100_001),
+            lambda n: {"servers.gpu_memory_gb": n / 10},
+            lambda s: s.servers[0].gpu_memory_gb,
             begin=10,
-            sets=lambda n: {"servers.gpu_memory_gb": n / 10},
-            amount=lambda s: s.servers[0].gpu_memory_gb,
         ),
         "models": Searched(
-            unit="models",
-            smallest=False,
-            numbers=range(1, MAX_MODELS + 1),
-            begin=1,
-            sets=lambda n: {"total_models": n},
-            amount=lambda s: len(s.models),
+            "models", range(1, MAX_MODELS + 1), lambda n: {"total_models": n}, lambda s: len(s.models), smallest=False
         ),
-        "rate": Searched(
-            unit=rate_unit,
-            smallest=False,
-            numbers=range(-900, 901),
-            begin=0,
-            sets=lambda n: {f"workload.{rate_key}": rate * 1.01**n},
-            amount=lambda s: float(s.content["workload"][rate_key]),
-            relative=True,
+        "rate": searched_rate(
+            f"workload.{key}", unit, getattr(workload, key), lambda s: float(s.content["workload"][key])
         ),
     }
-    if name not in known:
-        raise wrong_value("--find", f"one of {', '.join(known)}", name)
-    return known[name]
 
 
-def find_limits(
+def find_limits(  # noqa: PLR0913, PLR0917 - the parts of a search
+    kind: Kind,
     source: ScenarioSource,
     name: str,
     condition: Condition,
@@ -256,8 +254,9 @@ def find_limits(
     """Return the limit of every pattern of a scenario.
 
     Args:
+        kind: The kind of the scenario.
         source: The scenario.
-        name: The quantity; see :func:`searched`.
+        name: The quantity; see :attr:`Kind.quantities`.
         condition: What has to hold.
         options: How values are simulated.
         progress: Called after each value with the number of those that were tried, and the last one's text.
@@ -265,14 +264,12 @@ def find_limits(
     Raises:
         InputError: The scenario is invalid.
     """
-    scenario = source.build()
-    quantity = searched(name, scenario)
-    parallel = options.workers > 1 and scenario.workload.requests >= _WORTHWHILE
+    scenario = kind.build(source)
+    quantity = kind.searched(name, condition, scenario)
     limits: list[Limit] = []
-    with worker_pool(options.workers) if parallel else nullcontext() as pool:
-        for pattern in scenario.patterns:
-            sets = {"patterns": [pattern], "slo.of": scenario.reference}
-            search = Search(source.changed(sets), quantity, condition, options, pool.map if pool else map)
+    with worker_pool(options.workers) if options.workers > 1 and kind.is_long(scenario) else nullcontext() as pool:
+        for pattern, sets in kind.patterns(scenario).items():
+            search = Search(kind, source.changed(sets), quantity, condition, options, pool.map if pool else map)
             search.note = lambda number, text: progress(sum(len(known.curve) for known in limits) + number, text)
             search.ends_early = quantity.smallest and pattern not in (PLANNED, SHRINK)
             limits.append(search.limit(pattern))
@@ -282,12 +279,12 @@ def find_limits(
 class Search:
     """The search of one pattern. Positions are numbers of values, negated if the largest value is searched.
 
-    So the condition becomes easier with the position. Another kind of scenario overrides :meth:`build` and
-    :attr:`measure`.
+    So the condition becomes easier with the position.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - the parts of a search
         self,
+        kind: Kind,
         source: ScenarioSource,
         quantity: Searched,
         condition: Condition,
@@ -295,7 +292,7 @@ class Search:
         map_: Callable[..., Iterator[Replication]],
     ) -> None:
         self._source, self._quantity, self._condition, self._options = source, quantity, condition, options
-        self._map = map_
+        self._kind, self._map = kind, map_
         self._sign = 1 if quantity.smallest else -1
         ends = sorted((self._sign * quantity.numbers[0], self._sign * quantity.numbers[-1]))
         self._first, self._last = ends
@@ -305,15 +302,6 @@ class Search:
         self.ends_early = False
         self.note: Callable[[int, str], None] = lambda _number, _text: None
         self._probes: dict[int, Probe] = {}
-
-    def build(self, source: ScenarioSource) -> Any:
-        """Return the scenario of a source."""
-        return source.build()
-
-    @property
-    def measure(self) -> Callable[..., Replication]:
-        """The function that simulates a source, also in another process."""
-        return _measure
 
     def limit(self, pattern: str) -> Limit:
         """Return the limit."""
@@ -384,11 +372,11 @@ class Search:
         """Return a value, and whether an easier one may have another figure."""
         source = self._source.changed(self._quantity.sets(number))
         try:
-            scenario = self.build(source)
+            scenario = self._kind.build(source)
         except ScenarioError:
             return Probe(math.nan, Interval(math.nan, math.nan), UNFIT), True
         total = self._options.replications
-        measure = partial(self.measure, condition=self._condition, keep_warm_up=self._options.keep_warm_up)
+        measure = partial(self._kind.measure, condition=self._condition, keep_warm_up=self._options.keep_warm_up)
         runs: list[Replication] = []
         for until in (min(FIRST, total), total):
             seeds = range(scenario.seed + len(runs), scenario.seed + until)
@@ -430,6 +418,17 @@ def _measure(source: ScenarioSource, condition: Condition, *, keep_warm_up: bool
         improvable=(total.completed < total.arrivals or total.loads > 0 or total.mean_wait_ms > 0)
         and (result.usage.offered_load > _IDLE or total.loads > len(result.models)),
     )
+
+
+#: Scenarios of servers.
+SERVERS = Kind(
+    build=ScenarioSource.build,
+    quantities=_quantities,
+    metrics=METRICS,
+    patterns=lambda s: {pattern: {"patterns": [pattern], "slo.of": s.reference} for pattern in s.patterns},
+    is_long=lambda scenario: scenario.workload.requests >= _WORTHWHILE,
+    measure=_measure,
+)
 
 
 def first_true(holds: Callable[[int], bool], begin: int, low: int, high: int) -> int:

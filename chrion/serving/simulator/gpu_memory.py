@@ -108,7 +108,7 @@ class GpuMemory(DeviceMemory):
     def __init__(self, index: int, host: HostMemory, load_ms: Sequence[float], cluster: ClusterState) -> None:
         policies, table = cluster.policies, cluster.table
         super().__init__(host.spec.budget_bytes, policies.rank, policies.order, table.sizes, policies.next_use)
-        self.prefetch = cluster.options.prefetch
+        self.prefetch = policies.prefetch
         self.index = index
         self.host = host
         self.policies = policies
@@ -125,7 +125,7 @@ class GpuMemory(DeviceMemory):
         self.load_ms = load_ms
         #: Models that have been in memory, with the requests that this GPU has started for each and its last use.
         self._known: dict[int, ResidentModel] = {}
-        self._keep_alive_ms, self._expires = cluster.options.keep_alive_ms, cluster.options.keep_alive_ms < _INFINITY
+        self._keep_alive_ms, self._expires = policies.keep_alive_ms, policies.keep_alive_ms < _INFINITY
         self._events, self._sequence = cluster.events, cluster.sequence
 
     def preload(self, model: int, *, now: float = 0.0, shrink: bool = False) -> bool:

@@ -7,7 +7,7 @@ Rates follow the paper: SLO violations = (late + dropped + failed) / arrivals (E
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -190,6 +190,21 @@ class PatternResult:
     def loaded_mb_per_s(self) -> float:
         """Megabytes loaded per second over all links."""
         return sum(s.loaded_mb for s in self.servers) / self.duration_ms * 1000 if self.duration_ms else 0.0
+
+
+#: Figures that conditions limit and replications estimate, as a share or in ms.
+METRICS: dict[str, Callable[[PatternResult], float]] = {
+    "violations": lambda result: result.total.violation_rate,
+    "swapping": lambda result: result.total.swapping_rate,
+    "mean": lambda result: result.total.response.mean_ms,
+    "p50": lambda result: result.total.response.p50_ms,
+    "p95": lambda result: result.total.response.p95_ms,
+    "p99": lambda result: result.total.response.p99_ms,
+}
+#: Those that are shares.
+SHARES = ("violations", "swapping")
+#: The price of an hour, which is not searched.
+COST = "cost_per_hour"
 
 
 def collect(scenario: Scenario, pattern: str, engine: ClusterEngine) -> PatternResult:

@@ -39,30 +39,18 @@ def simulate(
     """
     if compiled is None:
         compiled = find_spec("numba") is not None and scenario.workload.requests >= WORTHWHILE
+    if compiled:
+        from chrion.serving.simulator import fast  # noqa: PLC0415 # numba takes a second and 100 MB to import
     results = []
     done = 0
     for pattern in scenario.patterns:
         engine = ClusterEngine(scenario.engine_config(pattern))
         report = partial(lambda before, number: progress(before + number), done)
         callbacks = report, partial(keep, pattern) if keep else None
-        if not (compiled and _run_compiled(engine, scenario, pattern, *callbacks)):
+        if compiled and fast.covers(scenario, pattern):
+            fast.run_compiled(engine, scenario, scenario.workload.chunks(), *callbacks)
+        else:
             engine.run(scenario.workload.chunks(), *callbacks)
         results.append(collect(scenario, pattern, engine))
         done += results[-1].total.arrivals
     return tuple(results)
-
-
-def _run_compiled(
-    engine: ClusterEngine,
-    scenario: Scenario,
-    pattern: str,
-    progress: Callable[[int], None],
-    keep: Callable[[Floats], None] | None,
-) -> bool:
-    """Run a pattern on the compiled kernel; return false if the kernel does not cover it."""
-    from chrion.serving.simulator import fast  # noqa: PLC0415 # numba takes a second and 100 MB to import
-
-    if not fast.covers(scenario, pattern):
-        return False
-    fast.run_compiled(engine, scenario, scenario.workload.chunks(), progress, keep)
-    return True

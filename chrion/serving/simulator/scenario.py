@@ -22,12 +22,11 @@ from chrion.errors import PlanError, ScenarioError
 from chrion.serving.manager.policies import EVICTION, LOAD_ORDER, Route, SpeedRoute
 from chrion.serving.manager.policy_settings import PolicySpec, route_of
 from chrion.serving.manager.ready_queue import BatchLimits
-from chrion.serving.simulator.cluster_state import Options, ServerPolicies
+from chrion.serving.simulator.cluster_state import ServerPolicies
 from chrion.serving.simulator.eligibility import check_fit
 from chrion.serving.simulator.engine import EngineConfig, read_ahead
 from chrion.serving.simulator.overrides import TOP_KEYS, apply_sets
 from chrion.serving.simulator.planned import with_planned
-from chrion.serving.simulator.request_classes import ClassifiedWorkload
 from chrion.serving.simulator.scenario_models import (
     PLANNED,
     SHRINK,
@@ -52,7 +51,7 @@ from chrion.serving.simulator.settings import (
     StoreSpec,
     WorkloadSpec,
 )
-from chrion.serving.simulator.workload import MinuteReplay, Workload, build_workload
+from chrion.serving.simulator.workload import ClassifiedWorkload, MinuteReplay, Workload, build_workload
 
 _DEFAULT_CATALOGUE = "table6"
 #: Keys whose values are paths of files.
@@ -146,29 +145,23 @@ class Scenario:
             [spec.gpu_speed for spec in self.gpus], policies.spill if policies.routing == "resident-first" else None
         )
 
-    def _options(self, pattern: str) -> Options:
-        """Return what servers do beyond first come, first served."""
-        specs = [model.spec for model in self.models]
-        costs = [[model.variants[name].batch_cost for model in self.models] for name in self.levels(pattern)]
-        return Options(
-            batching=[BatchLimits(spec.max_batch, spec.max_delay_ms) for spec in specs] if self._batches else (),
-            batch_cost=costs,
-            keep_alive_ms=self.policies.keep_alive_s * 1000 or math.inf,
-            fail_together=bool(self.domains),
-            prefetch=self.policies.prefetch,
-        )
-
     def engine_config(self, pattern: str) -> EngineConfig:
         """Return the inputs of an engine that runs one pattern."""
         names = self.policies
         first, *smaller = [[model.variants[name] for model in self.models] for name in self.levels(pattern)]
+        specs = [model.spec for model in self.models]
         policies = ServerPolicies(
             rank=EVICTION[names.eviction],
             order=LOAD_ORDER[names.load_order],
             deadlines=names.admission == "deadline",
             slo_ms=[model.slo_ms for model in self.models],
-            weights=[model.spec.weight for model in self.models],
-            pinned=[model.spec.pinned for model in self.models],
+            weights=[spec.weight for spec in specs],
+            pinned=[spec.pinned for spec in specs],
+            batching=[BatchLimits(spec.max_batch, spec.max_delay_ms) for spec in specs] if self._batches else (),
+            batch_cost=[[variant.batch_cost for variant in level] for level in (first, *smaller)],
+            keep_alive_ms=names.keep_alive_s * 1000 or math.inf,
+            fail_together=bool(self.domains),
+            prefetch=names.prefetch,
         )
         return EngineConfig(
             servers=self.servers,
@@ -180,7 +173,6 @@ class Scenario:
             from_arrival=self.measure == "response",
             preload=self.preload,
             reference_ms=[model.reference_ms for model in self.models],
-            options=self._options(pattern),
             autoscaling=self.autoscaling,
             domains=self.domains,
             store=self.store,
@@ -255,6 +247,41 @@ def find_scenario(name: str) -> ScenarioSource:
 def scenario_names() -> list[str]:
     """Return the names of the bundled scenarios."""
     return sorted(path.stem for path in bundled_folder("scenarios").glob("*.toml"))
+
+
+@dataclass(frozen=True, slots=True)
+class ScenarioDescription:
+    """The subject and the size of a scenario."""
+
+    #: The name that ``chrion simulate`` accepts.
+    name: str
+    #: The subject of the scenario, in one line.
+    description: str
+    servers: int
+    #: Models in the cluster; every copy counts.
+    models: int
+    #: Requests of one pattern; None if they come from a trace file that the user names.
+    requests: int | None
+
+
+def scenario_descriptions() -> tuple[ScenarioDescription, ...]:
+    """Return the description of every scenario that comes with Chrion, sorted by name. No trace file is read."""
+    return tuple(_describe(name) for name in scenario_names())
+
+
+def _describe(name: str) -> ScenarioDescription:
+    source = find_scenario(name)
+    content = with_catalogue(source.content, source.folder)
+    servers = [read_record(ServerSpec, group, "servers") for group in content.get("servers", [{}])]
+    specs = [{key: value for key, value in entry.items() if key != "variants"} for entry in content["models"]]
+    workload = read_record(WorkloadSpec, content.get("workload", {}), "workload")
+    return ScenarioDescription(
+        name=name,
+        description=str(content.get("description", "")),
+        servers=sum(spec.count for spec in servers),
+        models=content.get("total_models") or sum(read_record(ModelSpec, spec, "models").copies for spec in specs),
+        requests=workload.requests if workload.kind in SYNTHETIC else None,
+    )
 
 
 def with_catalogue(content: Mapping[str, Any], folder: Path) -> dict[str, Any]:

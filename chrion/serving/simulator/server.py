@@ -114,16 +114,14 @@ class Server(GpuMemory):
     def __init__(self, index: int, host: Host, load_ms: Sequence[float], cluster: ClusterState) -> None:
         super().__init__(index, host, load_ms, cluster)
         self.host: Host = host
-        options = cluster.options
         self.free_slots = host.spec.gpu_slots
         self.ready = ReadyQueue[Job](_shape, tickets=cluster.sequence)
         self._open = self.ready.open
-        self._options = options
-        self._counts = options.prefetch or self._levels > 1
-        self._fails = host.spec.mtbf_h > 0 or options.fail_together
+        self._counts = self.prefetch or self._levels > 1
+        self._fails = host.spec.mtbf_h > 0 or self.policies.fail_together
         #: Whether the queue is the only one of the server, and also whether requests enter it at once.
         self._is_alone = host.spec.gpus == 1
-        self._is_plain = self._is_alone and not options.batching
+        self._is_plain = self._is_alone and not self.policies.batching
         self._deadlines = cluster.policies.deadlines
         self._service = cluster.table.service
         #: Requests that wait for a load, by model.
@@ -169,7 +167,7 @@ class Server(GpuMemory):
         return self._priorities[number] if self._priorities else 0
 
     def _add_ready(self, now: float, job: Job) -> None:
-        limits = self._options.batching[job[1]] if self._options.batching else ALONE
+        limits = self.policies.batching[job[1]] if self.policies.batching else ALONE
         self.ready.add(now, job, _ALL if limits is ALONE else job[1], self._priority(job[0]), limits)
         if limits.delay_ms:
             heappush(self._events, (now + limits.delay_ms, next(self._sequence), self._on_delay, None))
@@ -266,7 +264,7 @@ class Server(GpuMemory):
         uses = 1
         if others:
             uses += len(others)
-            factor *= 1 + self._options.batch_cost[resident.level][model] * len(others)
+            factor *= 1 + self.policies.batch_cost[resident.level][model] * len(others)
             kind += self._models * self._levels * len(others)
         resident.uses += uses
         events, sequence = self._events, self._sequence

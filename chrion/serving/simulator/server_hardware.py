@@ -50,7 +50,8 @@ def complete_server(table: Any, folder: Path) -> tuple[Any, DatasheetFigures | N
         speed = machine.gpu_speed(reference)
     except HardwareError as error:
         raise ScenarioError(f"servers.hardware: {error.message}") from error
-    price = machine.price_per_hour * _count(table.get("gpus", 1))
+    gpus = table.get("gpus", 1)  # what is not a number is refused later, with the other keys
+    price = machine.price_per_hour * (gpus if type(gpus) is int else 1)
     figures = {"gpu_memory_gb": machine.gpu_memory_gb, "gpu_speed": speed, "pcie_gb_per_s": machine.pcie_gb_per_s}
     figures |= {"cost_per_hour": price} if price else {}
     figures |= {"cpu_cores": machine.cpu_cores} if machine.processor else {}
@@ -72,8 +73,3 @@ def find_machine(table: Mapping[str, Any], key: str, default: str, folder: Path,
         return find_hardware(name, folder)
     except HardwareError as error:
         raise ScenarioError(f"{section}.{key}: {error.message}", hint=error.hint) from error
-
-
-def _count(gpus: Any) -> int:
-    """Return the number of GPUs; what is not a number is refused later, with the other keys."""
-    return gpus if type(gpus) is int else 1

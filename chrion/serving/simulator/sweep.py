@@ -1,4 +1,4 @@
-"""Sweeps: a scenario simulated at each point of a grid, in parallel processes or on a Ray cluster."""
+"""Sweeps and replications: a scenario simulated at each point of a grid, in parallel processes or on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -8,26 +8,22 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from multiprocessing import active_children, get_context
-from typing import Any, Protocol
+from typing import Any, TypeVar
 
+from chrion.common.wrong_values import wrong_value
 from chrion.serving.ray_cluster import connected
-from chrion.serving.simulator.results import PatternResult, summary
+from chrion.serving.simulator import confidence
+from chrion.serving.simulator.confidence import Interval
+from chrion.serving.simulator.results import COST, METRICS, PatternResult, summary
 from chrion.serving.simulator.run import simulate
 from chrion.serving.simulator.scenario import Scenario, ScenarioSource
 
+REPLICATIONS_SCHEMA = "chrion.simulation-replications/1"
+
 #: Time limit in seconds for the end of a process that has been told to end (a choice, not measured).
 _END_TIMEOUT_S = 5.0
-
-
-#: The indices of points that are done, and their results.
-_Completed = Generator[tuple[int, tuple[PatternResult, ...]], None, None]
-
-
-class Task(Protocol):
-    """What a process builds and simulates."""
-
-    def build(self) -> Scenario:
-        """Return the scenario."""
+_Task = TypeVar("_Task")
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,27 +69,47 @@ def run_sweep(
         InputError: The scenario of a point is invalid.
         OptionError: Ray is not installed, or its cluster is not reachable.
     """
-    tasks = [source.changed(values) for values in points]
-    sizes = [len(task.build().models) for task in tasks]
-    results = run_tasks(tasks, workers=workers, ray_address=ray_address, progress=progress)
+    builds = [source.changed(values).build for values in points]
+    sizes = [len(build().models) for build in builds]
+    results = run_tasks(simulate_built, builds, workers=workers, ray_address=ray_address, progress=progress)
     return [SweepPoint(*of_point) for of_point in zip(points, sizes, results, strict=True)]
 
 
+def seeds(first: int, number: int) -> list[dict[str, int]]:
+    """Return the points of a sweep over seeds.
+
+    Raises:
+        OptionError: There are fewer than two replications, from which no interval follows.
+    """
+    if number < 2:
+        raise wrong_value("--replications", "2 or more", number)
+    return [{"seed": first + i} for i in range(number)]
+
+
+def intervals(runs: Sequence[tuple[PatternResult, ...]]) -> dict[str, dict[str, Interval]]:
+    """Return the interval of each figure by pattern and name: ``METRICS``, and the cost of an hour if there is one."""
+    figures = dict(METRICS)
+    if any(result.usage.cost for run in runs for result in run):
+        figures[COST] = lambda result: result.cost_per_hour
+    return confidence.intervals([result.pattern for result in runs[0]], runs, figures)
+
+
 def run_tasks(
-    tasks: Sequence[Task],
+    run: Callable[[_Task], _Result],
+    tasks: Sequence[_Task],
     *,
     workers: int,
     ray_address: str | None = None,
     progress: Callable[[int], None] = lambda _: None,
-) -> list[tuple[PatternResult, ...]]:
-    """Simulate scenarios and return their results in the same order; see :func:`run_sweep`."""
+) -> list[_Result]:
+    """Run a function for each task and return its results in the same order; see :func:`run_sweep`."""
     if ray_address is not None:
-        completed = _on_ray(tasks, ray_address)
+        completed = _on_ray(run, tasks, ray_address)
     elif workers > 1 and len(tasks) > 1:
-        completed = _in_processes(tasks, min(workers, len(tasks)))
+        completed = _in_processes(run, tasks, min(workers, len(tasks)))
     else:
-        completed = ((i, _run(task)) for i, task in enumerate(tasks))
-    done: dict[int, tuple[PatternResult, ...]] = {}
+        completed = ((i, run(task)) for i, task in enumerate(tasks))
+    done: dict[int, _Result] = {}
     with closing(completed):  # ends processes also if ``progress`` raises an exception
         for i, results in completed:
             done[i] = results
@@ -101,13 +117,16 @@ def run_tasks(
     return [done[i] for i in range(len(tasks))]
 
 
-def _run(task: Task) -> tuple[PatternResult, ...]:
-    return simulate(task.build())
+def simulate_built(build: Callable[[], Scenario]) -> tuple[PatternResult, ...]:
+    """Build and simulate a scenario."""
+    return simulate(build())
 
 
-def _in_processes(tasks: Sequence[Task], workers: int) -> _Completed:
+def _in_processes(
+    run: Callable[[_Task], _Result], tasks: Sequence[_Task], workers: int
+) -> Generator[tuple[int, _Result], None, None]:
     with worker_pool(workers) as pool:
-        futures = {pool.submit(_run, task): i for i, task in enumerate(tasks)}
+        futures = {pool.submit(run, task): i for i, task in enumerate(tasks)}
         for future in as_completed(futures):
             yield futures[future], future.result()
 
@@ -135,12 +154,14 @@ def _ignore_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _on_ray(tasks: Sequence[Task], address: str) -> _Completed:
+def _on_ray(
+    run: Callable[[_Task], _Result], tasks: Sequence[_Task], address: str
+) -> Generator[tuple[int, _Result], None, None]:
     """Yield the index and the results of each task; a connection made by this function is closed, others are kept."""
     with connected(address, "a sweep on Ray"):
         import ray  # noqa: PLC0415 # an optional dependency
 
-        remote = ray.remote(max_retries=2)(_run)
+        remote = ray.remote(max_retries=2)(run)
         pending = {remote.remote(task): i for i, task in enumerate(tasks)}
         while pending:
             ready, _ = ray.wait(list(pending))

@@ -23,13 +23,14 @@ import math
 import re
 import stat
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +40,8 @@ from chrion.errors import ScenarioError, TraceError
 from chrion.serving.simulator.requests import Details
 
 _FUNCTION_COLUMNS = ["HashOwner", "HashApp", "HashFunction", "Trigger"]
-_LLM_COLUMNS = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]
+#: Columns of azure-llm-2023, and what they are called in the format csv.
+_LLM_COLUMNS = {"TIMESTAMP": "timestamp", "ContextTokens": "prompt_tokens", "GeneratedTokens": "new_tokens"}
 #: Columns of a CSV trace with figures of single requests.
 _DETAILS = ("duration_ms", "deadline_ms", "priority")
 #: Columns of a CSV trace with the requests of a decoder: tokens, and names of what requests have in common.
@@ -50,12 +52,8 @@ _LAST_S = 1e12
 #: Maximum digits of a count, so that sums over a day of minutes fit int64.
 _DIGITS = 9
 
-#: Numbers and cells of the lines that are not empty.
-_Rows = Iterator[tuple[int, list[str]]]
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Tokens:
+class Tokens(NamedTuple):
     """What the requests of a trace are to a decoder. All of shape [n]."""
 
     #: Tokens of prompts, and tokens to generate.
@@ -102,9 +100,6 @@ class FunctionFigures:
     labels: tuple[str, ...]
     #: Shape [functions, columns].
     values: npt.NDArray[np.float64]
-
-
-_Reader = Callable[[Path, _Rows], Arrivals | MinuteCounts]
 
 
 def read_trace(kind: str, path: Path, key: str = "workload.path") -> Arrivals | MinuteCounts:
@@ -166,24 +161,21 @@ def _state(path: Path, key: str) -> tuple[int, int]:
 def _read_figures(path: Path, average: str, quantiles: str | None, changed_ns: int, size: int) -> FunctionFigures:
     """Return the average and the quantiles of each function; ``quantiles`` is the pattern of their columns."""
     del changed_ns, size  # part of the cache's key
-    with _rows(path, "workload.durations_path" if quantiles else "workload.memory_path") as rows:
-        line, header = next(rows, (1, []))
-        header = [text.strip() for text in header]
+    with _opened(path, "workload.durations_path" if quantiles else "workload.memory_path") as file:
+        header = file.header
         if "HashFunction" not in header or average not in header:
-            expected = f"a header with HashFunction and {average}"
-            raise TraceError(f"{path}, line {line}: expected {expected}, found {','.join(header)[:80]!r}")
+            raise file.bad_header(f"a header with HashFunction and {average}")
         matches = [(at, match[1]) for at, text in enumerate(header) if (match := re.fullmatch(quantiles or "", text))]
         columns = [(header.index(average), average), *matches]
         name_at, names, values = header.index("HashFunction"), dict[str, int](), array("d")
-        for line, row in rows:
-            _width(path, line, row, len(header))
+        for line, row in file.rows:
             if row[name_at] in names:
-                raise _bad(path, line, "HashFunction", "a function that no line above has", row[name_at])
+                raise file.bad(line, "HashFunction", "a function that no line above has", row[name_at])
             names[row[name_at]] = len(names)
             for at, _ in columns:
                 value = _number(row[at])
                 if not 0 <= value <= LARGEST:
-                    raise _bad(path, line, header[at], f"a number from 0 to {LARGEST:g}", row[at])
+                    raise file.bad(line, header[at], f"a number from 0 to {LARGEST:g}", row[at])
                 values.append(value)
     table = np.array(values).reshape(len(names), len(columns))
     return FunctionFigures(names, tuple(label for _, label in columns), table)
@@ -192,189 +184,181 @@ def _read_figures(path: Path, average: str, quantiles: str | None, changed_ns: i
 @lru_cache(maxsize=4)
 def _read(kind: str, path: Path, key: str, changed_ns: int, size: int) -> Arrivals | MinuteCounts:
     del changed_ns, size  # part of the cache's key
-    readers: dict[str, _Reader] = {
+    readers: dict[str, Callable[[_File], Arrivals | MinuteCounts]] = {
         "csv": _read_csv,
         "azure-functions-2019": _read_functions,
         "azure-llm-2023": _read_llm,
     }
-    with _rows(path, key) as rows:
-        trace = readers[kind](path, rows)
+    with _opened(path, key) as file:
+        trace = readers[kind](file)
     empty = not trace.counts.any() if isinstance(trace, MinuteCounts) else not len(trace.times_s)
     if empty:
         raise TraceError(f"{path}: the trace has no requests")
     return trace
 
 
+@dataclass(frozen=True, slots=True)
+class _File:
+    """An open CSV file, and errors about its lines."""
+
+    path: Path
+    #: The first line that is not empty, and its number.
+    line: int
+    header: list[str]
+    #: Numbers and cells of the other lines that are not empty; each line has as many cells as the header.
+    rows: Iterator[tuple[int, list[str]]]
+
+    def bad(self, line: int, column: str, expected: str, text: str) -> TraceError:
+        """Return an error about a cell."""
+        return TraceError(f"{self.path}, line {line}, column {column}: expected {expected}, found {text[:60]!r}")
+
+    def bad_header(self, expected: str) -> TraceError:
+        """Return an error about the header."""
+        return TraceError(f"{self.path}, line {self.line}: expected {expected}, found {','.join(self.header)[:80]!r}")
+
+
 @contextmanager
-def _rows(path: Path, key: str) -> Iterator[_Rows]:
-    """Yield the numbers and cells of the lines that are not empty."""
+def _opened(path: Path, key: str) -> Iterator[_File]:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file)
-            yield ((reader.line_num, row) for row in reader if row)
+            header = [text.strip() for text in next((row for row in reader if row), [])]
+            yield _File(path, reader.line_num or 1, header, _rows(path, reader, len(header)))
     except OSError as error:
         raise ScenarioError(f"{key}: {path}: {error.strerror}") from error
     except (UnicodeDecodeError, csv.Error) as error:
         raise TraceError(f"{path}: not a CSV file in UTF-8: {error}") from error
 
 
-def _read_csv(path: Path, rows: _Rows) -> Arrivals:
-    columns = _csv_header(path, rows)
-    read_time = _seconds if columns[0] == "time_s" else _timestamps()
-    times, functions, names = array("d"), array("q"), dict[str, int]()
-    details = {column: array("d") for column in columns if column in _DETAILS}
-    tokens = {column: array("q") for column in columns if column in (*_TOKENS, *_GROUPS)}
-    groups: dict[str, dict[str, int]] = {column: {"": -1} for column in _GROUPS}
-    token_places = [(columns.index(column), column, values) for column, values in tokens.items()]
-    model_at = columns.index("model") if "model" in columns else None
-    places = [(columns.index(column), column, values) for column, values in details.items()]
-    for line, row in rows:
-        _width(path, line, row, len(columns))
-        time_s = read_time(path, line, row[0])
-        if times and time_s < times[-1]:
-            before = f", {times[-1]:g}" if columns[0] == "time_s" else ""
-            raise _bad(path, line, columns[0], f"a time of at least the previous one{before}", row[0])
-        times.append(time_s)
-        model = "" if model_at is None else row[model_at].strip()
-        functions.append(names.setdefault(model, len(names)))
-        for at, column, values in places:
-            values.append(_detail(path, line, column, row[at].strip()))
-        for at, column, numbers in token_places:
-            cell = row[at].strip()
-            if column in groups:
-                numbers.append(groups[column].setdefault(cell, len(groups[column]) - 1))
-            else:
-                numbers.append(_tokens(path, line, column, cell))
-    own = _details(details, len(times))
-    return Arrivals(np.array(times), np.array(functions, np.int64), tuple(names), own, _as_tokens(tokens, len(times)))
+def _rows(path: Path, reader: Any, columns: int) -> Iterator[tuple[int, list[str]]]:
+    for row in reader:
+        if row and len(row) != columns:
+            raise TraceError(f"{path}, line {reader.line_num}: expected {columns} columns, found {len(row)}")
+        if row:
+            yield reader.line_num, row
 
 
-def _csv_header(path: Path, rows: _Rows) -> list[str]:
-    line, header = next(rows, (1, []))
-    columns = [text.strip() for text in header]
-    further = columns[1:]
+def _read_csv(file: _File) -> Arrivals:
+    first, *further = file.header or [""]
     names = ("model", *_DETAILS, *_TOKENS, *_GROUPS)
-    known = set(further) <= set(names) and len(set(further)) == len(further)
-    if columns[:1] not in (["time_s"], ["timestamp"]) or not known:
-        form = f"time_s or timestamp, then any of {','.join(names)}"
-        raise TraceError(f"{path}, line {line}: expected the header {form}, found {','.join(columns)[:80]!r}")
-    return columns
+    if first not in {"time_s", "timestamp"} or not set(further) <= set(names) or len(set(further)) < len(further):
+        raise file.bad_header(f"the header time_s or timestamp, then any of {','.join(names)}")
+    return _read_requests(file, file.header)
 
 
-def _detail(path: Path, line: int, column: str, text: str) -> float:
+def _read_llm(file: _File) -> Arrivals:
+    if file.header != list(_LLM_COLUMNS):
+        raise file.bad_header(f"the header {','.join(_LLM_COLUMNS)}")
+    return replace(_read_requests(file, list(_LLM_COLUMNS.values()), least_tokens=0), names=())
+
+
+def _read_requests(file: _File, columns: Sequence[str], least_tokens: int = 1) -> Arrivals:
+    """Return a trace with a line for each request.
+
+    Args:
+        file: The file.
+        columns: What its columns are, by the names of the format ``csv``; the first one is the time.
+        least_tokens: The minimum of the tokens of prompts and of those to generate.
+    """
+    read_time = _seconds if columns[0] == "time_s" else _timestamps()
+    times, before = array("d"), ""
+    values: dict[str, array[Any]] = {column: array("d" if column in _DETAILS else "q") for column in columns[1:]}
+    places = [(at, column, values[column]) for at, column in enumerate(columns) if at]
+    #: The numbers of names by column; an empty one of a group is none.
+    numbers: dict[str, dict[str, int]] = {"model": {}} | {column: {"": -1} for column in _GROUPS}
+    for line, row in file.rows:
+        time_s = read_time(file, line, row[0])
+        if times and time_s < times[-1]:
+            raise file.bad(line, file.header[0], f"a time of at least the previous one, {before}", row[0])
+        times.append(time_s)
+        before = row[0]
+        for at, column, own in places:
+            cell = row[at].strip()
+            if column in numbers:
+                known = numbers[column]
+                own.append(known.setdefault(cell, len(known) - (column in _GROUPS)))
+            elif column in _DETAILS:
+                own.append(_detail(file, line, at, column, cell))
+            elif column == "prefix_tokens":  # without a cell there is no prefix
+                own.append(_tokens(file, line, at, cell or "0", 0))
+            else:
+                own.append(_tokens(file, line, at, cell, least_tokens))
+
+    def read(column: str, default: float) -> npt.NDArray[Any]:
+        kind = np.float64 if column in _DETAILS else np.int64
+        return np.array(values.get(column, np.full(len(times), default)), kind)
+
+    details, tokens = None, None
+    if not values.keys().isdisjoint(_DETAILS):
+        priority = read("priority", 0).astype(np.int64)
+        details = Details(read("duration_ms", np.nan), read("deadline_ms", np.nan), priority)
+    if {"prompt_tokens", "new_tokens"} <= values.keys():
+        groups = read("session", -1), read("prefix", -1), read("prefix_tokens", 0)
+        tokens = Tokens(read("prompt_tokens", 0), read("new_tokens", 0), *groups)
+    return Arrivals(np.array(times), read("model", 0), tuple(numbers["model"] or [""]), details, tokens)
+
+
+def _detail(file: _File, line: int, at: int, column: str, text: str) -> float:
     """Return the figure of one request; an empty cell is NaN, or priority 0."""
     if column == "priority":
         if text and not re.fullmatch(r"-?[0-9]{1,9}", text):
-            raise _bad(path, line, column, "a whole number", text)
+            raise file.bad(line, file.header[at], "a whole number", text)
         return float(text or 0)
     value = _number(text)
     if text and not SMALLEST <= value <= LARGEST:
-        raise _bad(path, line, column, f"ms from {SMALLEST:g} to {LARGEST:g}", text)
+        raise file.bad(line, file.header[at], f"ms from {SMALLEST:g} to {LARGEST:g}", text)
     return value
 
 
-def _tokens(path: Path, line: int, column: str, text: str) -> int:
-    """Return a number of tokens; an empty cell of prefixes is none."""
-    least = int(column != "prefix_tokens")
-    if not _is_count(text or "0") or int(text or 0) < least:
-        raise _bad(path, line, column, f"a whole number of at least {least}", text)
-    return int(text or 0)
+def _tokens(file: _File, line: int, at: int, text: str, least: int) -> int:
+    if not _is_count(text) or int(text) < least:
+        raise file.bad(line, file.header[at], f"a whole number of at least {least}", text)
+    return int(text)
 
 
-def _as_tokens(columns: Mapping[str, array[int]], number: int) -> Tokens | None:
-    if not {"prompt_tokens", "new_tokens"} <= set(columns):
-        return None
-    none = {"prefix_tokens": 0}
-    order = ("prompt_tokens", "new_tokens", "session", "prefix", "prefix_tokens")
-    return Tokens(*(np.array(columns.get(name, np.full(number, none.get(name, -1))), np.int64) for name in order))
-
-
-def _details(columns: Mapping[str, array[float]], number: int) -> Details | None:
-    if not columns:
-        return None
-    none = np.full(number, np.nan)
-    duration, deadline = (np.array(columns.get(column, none)) for column in _DETAILS[:2])
-    return Details(duration, deadline, np.array(columns.get("priority", np.zeros(number))).astype(np.int64))
-
-
-def _seconds(path: Path, line: int, text: str) -> float:
+def _seconds(file: _File, line: int, text: str) -> float:
     time_s = _number(text)
     if not 0 <= time_s <= _LAST_S:
-        raise _bad(path, line, "time_s", f"seconds from 0 to {_LAST_S:g}", text)
+        raise file.bad(line, "time_s", f"seconds from 0 to {_LAST_S:g}", text)
     return time_s
 
 
-def _timestamps() -> Callable[[Path, int, str], float]:
+def _timestamps() -> Callable[[_File, int, str], float]:
     """Return a function that reads ISO 8601 timestamps as seconds since the first of them."""
     first: datetime | None = None
 
-    def read(path: Path, line: int, text: str) -> float:
+    def read(file: _File, line: int, text: str) -> float:
         nonlocal first
         expected = "a time in ISO 8601 like 2023-11-16T18:15:46.680"
         try:
             moment = datetime.fromisoformat(text.strip())
         except ValueError:
-            raise _bad(path, line, "timestamp", expected, text) from None
+            raise file.bad(line, file.header[0], expected, text) from None
         first = first or moment
         if (moment.tzinfo is None) != (first.tzinfo is None):
-            raise _bad(path, line, "timestamp", f"{expected}, with or without a time zone as in the first row", text)
+            zone = f"{expected}, with or without a time zone as in the first row"
+            raise file.bad(line, file.header[0], zone, text)
         return (moment - first).total_seconds()
 
     return read
 
 
-def _read_llm(path: Path, rows: _Rows) -> Arrivals:
-    _header(path, rows, _LLM_COLUMNS)
-    times, first, last = array("d"), None, None
-    counts = array("q")
-    for line, row in rows:
-        _width(path, line, row, 3)
-        try:
-            moment = datetime.fromisoformat(row[0])
-        except ValueError:
-            raise _bad(path, line, "TIMESTAMP", "a time like 2023-11-16 18:15:46.6805900", row[0]) from None
-        first = first or moment
-        if last and ((moment.tzinfo is None) != (last.tzinfo is None) or moment < last):
-            raise _bad(path, line, "TIMESTAMP", f"a time of at least the previous one, {last}", row[0])
-        last = moment
-        for column, text in zip(_LLM_COLUMNS[1:], row[1:], strict=True):
-            if not _is_count(text):
-                raise _bad(path, line, column, "a whole number of at least 0", text)
-            counts.append(int(text))
-        times.append((moment - first).total_seconds())
-    none = np.full(len(times), -1)
-    tokens = Tokens(np.array(counts[::2]), np.array(counts[1::2]), none, none, np.zeros(len(times), np.int64))
-    return Arrivals(np.array(times), np.zeros(len(times), np.int64), (), tokens=tokens)
-
-
-def _read_functions(path: Path, rows: _Rows) -> MinuteCounts:
-    minutes = _header(path, rows, _FUNCTION_COLUMNS, more=True)[len(_FUNCTION_COLUMNS) :]
+def _read_functions(file: _File) -> MinuteCounts:
+    fixed = len(_FUNCTION_COLUMNS)
+    minutes = file.header[fixed:]
+    if file.header[:fixed] != _FUNCTION_COLUMNS or not minutes:
+        raise file.bad_header(f"the header {','.join(_FUNCTION_COLUMNS)},<minute>,...")
     for before, after in pairwise(minutes):
         if not (_is_count(before) and _is_count(after) and int(after) == int(before) + 1):
-            raise _bad(path, 1, after, "consecutive numbers of minutes", after)
+            raise file.bad(1, after, "consecutive numbers of minutes", after)
     names, counts = [], []
-    for line, row in rows:
-        _width(path, line, row, len(_FUNCTION_COLUMNS) + len(minutes))
-        for minute, text in zip(minutes, row[len(_FUNCTION_COLUMNS) :], strict=True):
+    for line, row in file.rows:
+        for minute, text in zip(minutes, row[fixed:], strict=True):
             if not _is_count(text):
-                raise _bad(path, line, minute, "a whole number of at least 0", text)
+                raise file.bad(line, minute, "a whole number of at least 0", text)
         names.append(row[2])
-        counts.append(np.array(row[len(_FUNCTION_COLUMNS) :], np.int64))
+        counts.append(np.array(row[fixed:], np.int64))
     return MinuteCounts(np.array(counts, np.int64).reshape(len(names), len(minutes)), tuple(names))
-
-
-def _header(path: Path, rows: _Rows, expected: list[str], *, more: bool = False) -> list[str]:
-    line, header = next(rows, (1, []))
-    header = [text.strip() for text in header]
-    if (header[: len(expected)] if more else header) != expected or (more and len(header) == len(expected)):
-        form = ",".join(expected) + (",<minute>,..." if more else "")
-        raise TraceError(f"{path}, line {line}: expected the header {form}, found {','.join(header)[:80]!r}")
-    return header
-
-
-def _width(path: Path, line: int, row: list[str], columns: int) -> None:
-    if len(row) != columns:
-        raise TraceError(f"{path}, line {line}: expected {columns} columns, found {len(row)}")
 
 
 def _number(text: str) -> float:
@@ -386,7 +370,3 @@ def _number(text: str) -> float:
 
 def _is_count(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= _DIGITS
-
-
-def _bad(path: Path, line: int, column: str, expected: str, text: str) -> TraceError:
-    return TraceError(f"{path}, line {line}, column {column}: expected {expected}, found {text[:60]!r}")

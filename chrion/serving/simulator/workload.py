@@ -18,7 +18,7 @@ from chrion.errors import ScenarioError
 from chrion.serving.simulator.function_durations import FunctionDurations
 from chrion.serving.simulator.rate_curve import RateCurve
 from chrion.serving.simulator.requests import Details, Floats, Indices, Requests
-from chrion.serving.simulator.settings import SYNTHETIC, WorkloadSpec
+from chrion.serving.simulator.settings import SYNTHETIC, ClassSpec, WorkloadSpec
 from chrion.serving.simulator.traces import MinuteCounts, read_durations, read_memory, read_trace
 
 #: Requests in a chunk: numpy's fixed costs are negligible for so many, and they take less than 1 MB.
@@ -185,6 +185,50 @@ class MinuteReplay:
 
 def _durations_only(duration_ms: Floats) -> Details:
     return Details(duration_ms, np.full(len(duration_ms), np.nan), np.zeros(len(duration_ms), np.int64))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClassifiedWorkload:
+    """The requests of another workload, each of a class that is drawn by the shares.
+
+    What a trace gives for a request takes precedence over what its class gives.
+    """
+
+    whole: Workload
+    classes: Sequence[ClassSpec]
+    seed: int
+
+    @property
+    def requests(self) -> int:
+        """As of the whole workload."""
+        return self.whole.requests
+
+    @property
+    def details(self) -> Details | None:
+        """The figures of single requests of the whole workload, and one request of each class."""
+        rows = self._details(np.arange(len(self.classes)))
+        given = self.whole.details
+        if given:
+            rows = Details(*(np.concatenate([a, b]) for a, b in zip(given[:3], rows[:3], strict=True)))
+        return rows
+
+    def chunks(self) -> Iterator[Requests]:
+        """Yield chunks of requests; see :class:`Workload`."""
+        rng = np.random.default_rng(np.random.SeedSequence([self.seed, 3]))
+        shares: Floats = np.array([own.share for own in self.classes])
+        for times, models, given in self.whole.chunks():
+            index = draw(rng, shares / shares.sum(), len(times))
+            rows = self._details(index)
+            if given:
+                deadlines = np.where(np.isnan(given.deadline_ms), rows.deadline_ms, given.deadline_ms)
+                priority = np.where(given.priority != 0, given.priority, rows.priority)
+                rows = Details(given.duration_ms, deadlines, priority, index)
+            yield Requests(times, models, rows)
+
+    def _details(self, index: Indices) -> Details:
+        deadlines: Floats = np.array([own.slo_ms or np.nan for own in self.classes])
+        priority = np.array([own.priority for own in self.classes], np.int64)
+        return Details(np.full(len(index), np.nan), deadlines[index], priority[index], index)
 
 
 def build_workload(
