@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -13,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from chrion.generation import Stream
-from chrion.serving.server.disconnects import EventResponse, Handler, ReadBody, until_disconnect
+from chrion.serving.server.disconnects import EventResponse, Handler, ReadBody, event, until_disconnect
 from chrion.serving.server.failures import RequestFailure, invalid
 from chrion.serving.server.generation_service import GenerationService
 from chrion.serving.server.generation_tensors import Piece, TextRequest, read_document
@@ -79,14 +78,10 @@ async def _events(
     try:
         async with contextlib.aclosing(decoder.pieces(text_request, stream)) as pieces:
             async for piece in pieces:
-                yield _event(common | _document(piece))
+                yield event(common | _document(piece))
     except RequestFailure as failure:
-        yield _event({"error": failure.message})
+        yield event({"error": failure.message})
 
 
 def _document(piece: Piece) -> dict[str, Any]:
     return {"text_output": piece.text, "output_ids": list(piece.ids), "finish_reason": piece.reason}
-
-
-def _event(document: dict[str, Any]) -> str:
-    return f"data: {json.dumps(document)}\n\n"

@@ -7,6 +7,7 @@ from typing import Any
 
 from chrion.errors import ContextLengthError
 from chrion.serving.server.failures import RequestFailure, Status
+from chrion.serving.server.openai_bodies import TextBody
 
 #: The name of a field at the beginning of a message, with the part of it that is at fault.
 _FIELD = re.compile(r"([a-z_]+(?:\[\d+\]|\.[a-z_]+)*): ")
@@ -25,15 +26,9 @@ def failure_document(failure: RequestFailure) -> dict[str, Any]:
     return {"error": {"message": failure.message, "type": kind, "param": param, "code": code}}
 
 
-def too_long(error: ContextLengthError, *, chat: bool, limit_field: str) -> RequestFailure:
-    """Return the failure of a request that needs more tokens than there are, in the words that clients look for.
-
-    Args:
-        error: The error.
-        chat: Whether the prompt is a chat.
-        limit_field: The field with the maximum new tokens.
-    """
-    field = "messages" if chat else "prompt"
+def too_long(error: ContextLengthError, body: TextBody) -> RequestFailure:
+    """Return the failure of a request that needs more tokens than there are, in the words that clients look for."""
+    field = "messages" if body.chat else "prompt"
     prompt, new = error.prompt_tokens, error.new_tokens
     if not prompt:  # it has not been tokenised
         text = f"However, {error.message}."
@@ -44,7 +39,7 @@ def too_long(error: ContextLengthError, *, chat: bool, limit_field: str) -> Requ
             f"However, you requested {prompt + new} tokens ({prompt} in the {field}, {new} in the completion). "
             f"Please reduce the length of the {field} or completion."
         )
-        field = limit_field
+        field = body.limit_field
     memory = _MEMORY if error.memory else ""
     text = f"This model's maximum context length is {error.limit} tokens{memory}. {text}"
     return RequestFailure(Status.INVALID, text, param=field, code="context_length_exceeded")

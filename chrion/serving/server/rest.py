@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import functools
 import hmac
-import json
 import logging
 import math
 import time
@@ -24,7 +23,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from chrion.serving.server import documents, rest_codec
-from chrion.serving.server.disconnects import EventResponse, Handler, until_disconnect
+from chrion.serving.server.disconnects import EventResponse, Handler, event, until_disconnect
 from chrion.serving.server.failures import RequestFailure, Status
 from chrion.serving.server.generate_routes import GenerateRoutes
 from chrion.serving.server.generation_service import GenerationService
@@ -210,7 +209,7 @@ class RestService:
 
     async def _snapshots(self) -> AsyncIterator[str]:
         while not self._target.draining:
-            yield f"data: {json.dumps(await self._target.snapshot())}\n\n"
+            yield event(await self._target.snapshot())
             await asyncio.sleep(_EVENT_S)
 
     async def _metrics(self, request: Request) -> Response:
