@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from chrion.common.version import __version__
@@ -16,41 +16,41 @@ from chrion.serving.server.statistics import Duration
 from chrion.serving.server.tensors import TensorSpec
 
 #: Extensions of the protocol, as Triton names them.
-EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository", "statistics"]
-NAME, PLATFORM = "chrion", "onnxruntime_onnx"
+_EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository", "statistics"]
+_NAME, _PLATFORM = "chrion", "onnxruntime_onnx"
 READY, LOADING, UNAVAILABLE = "READY", "LOADING", "UNAVAILABLE"
 
 
 def server_metadata(*, model_control: bool) -> dict[str, Any]:
     """Return the server's metadata."""
-    extensions = [name for name in EXTENSIONS if name != "model_repository" or model_control]
-    return {"name": NAME, "version": __version__, "extensions": extensions}
+    extensions = [name for name in _EXTENSIONS if name != "model_repository" or model_control]
+    return {"name": _NAME, "version": __version__, "extensions": extensions}
 
 
-def model_metadata(core: ServingCore, served: Served) -> dict[str, Any]:
+def model_metadata(
+    name: str, versions: Sequence[str], inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
+) -> dict[str, Any]:
     """Return a model's metadata."""
-    version = served.version
-    versions = [number for name, number in core.models if name == version.name]
     return {
-        "name": version.name,
+        "name": name,
         "versions": sorted(versions, key=int),
-        "platform": PLATFORM,
-        "inputs": [tensor(spec) for spec in version.inputs],
-        "outputs": [tensor(spec) for spec in version.outputs],
+        "platform": _PLATFORM,
+        "inputs": [_tensor(spec) for spec in inputs],
+        "outputs": [_tensor(spec) for spec in outputs],
     }
 
 
-def model_config(served: Served) -> dict[str, Any]:
-    """Return the part of Triton's model configuration that clients read."""
-    version = served.version
-    batch = version.managed.max_batch if version.managed.max_batch > 1 else 0
+def model_config(
+    name: str, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], max_batch: int = 0
+) -> dict[str, Any]:
+    """Return the part of Triton's model configuration that clients read; ``max_batch`` is 0 without batching."""
     return {
-        "name": version.name,
-        "platform": PLATFORM,
+        "name": name,
+        "platform": _PLATFORM,
         "backend": "onnxruntime",
-        "max_batch_size": batch,
-        "input": [configured(spec, batched=batch > 0) for spec in version.inputs],
-        "output": [configured(spec, batched=batch > 0) for spec in version.outputs],
+        "max_batch_size": max_batch,
+        "input": [_configured(spec, batched=max_batch > 0) for spec in inputs],
+        "output": [_configured(spec, batched=max_batch > 0) for spec in outputs],
     }
 
 
@@ -172,12 +172,12 @@ def _model_state(core: ServingCore, served: Served) -> dict[str, Any]:
     }
 
 
-def tensor(spec: TensorSpec) -> dict[str, Any]:
+def _tensor(spec: TensorSpec) -> dict[str, Any]:
     """Return an input or output in a model's metadata."""
     return {"name": spec.name, "datatype": spec.datatype, "shape": list(spec.shape or ())}
 
 
-def configured(spec: TensorSpec, *, batched: bool = False) -> dict[str, Any]:
+def _configured(spec: TensorSpec, *, batched: bool) -> dict[str, Any]:
     """Return an input or output in a model's configuration, with the first dimension only if it is not batched."""
     shape = list(spec.shape or ())
     name = "STRING" if spec.datatype == "BYTES" else spec.datatype

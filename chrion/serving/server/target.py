@@ -138,14 +138,18 @@ class LocalTarget:
     async def model_metadata(self, name: str, version: str) -> dict[str, Any]:
         """Return a model's metadata."""
         served = self._find(name, version)
-        return (
-            served.metadata() if isinstance(served, ProtocolDecoder) else documents.model_metadata(self._core, served)
-        )
+        if isinstance(served, ProtocolDecoder):
+            return served.metadata()
+        versions = [number for own, number in self._core.models if own == name]
+        return documents.model_metadata(name, versions, served.version.inputs, served.version.outputs)
 
     async def model_config(self, name: str, version: str) -> dict[str, Any]:
         """Return a model's configuration."""
         served = self._find(name, version)
-        return served.configuration() if isinstance(served, ProtocolDecoder) else documents.model_config(served)
+        if isinstance(served, ProtocolDecoder):
+            return served.configuration()
+        own, batch = served.version, served.version.managed.max_batch
+        return documents.model_config(name, own.inputs, own.outputs, batch if batch > 1 else 0)
 
     async def model_obstacle(self, name: str, version: str) -> str:
         """Return why requests for a model cannot be served; empty if they can."""
