@@ -18,6 +18,7 @@ from chrion.serving.server.tensors import TensorSpec
 #: Extensions of the protocol, as Triton names them.
 _EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository", "statistics"]
 _NAME, _PLATFORM = "chrion", "onnxruntime_onnx"
+_COMPUTE = ("compute_input", "compute_infer", "compute_output")
 READY, LOADING, UNAVAILABLE = "READY", "LOADING", "UNAVAILABLE"
 
 
@@ -57,10 +58,6 @@ def model_config(
 def model_statistics(core: ServingCore, served: Served) -> dict[str, Any]:
     """Return the statistics of a version."""
     statistics = served.statistics
-    zero = Duration()
-    place, _variant = core.place(served)
-    entry = core.manager.memory.entries.get(served.number)
-    used = entry.model.variants[entry.variant].bytes if entry and place is not Place.ABSENT else {}
     return {
         "name": served.version.name,
         "version": served.version.version,
@@ -68,27 +65,17 @@ def model_statistics(core: ServingCore, served: Served) -> dict[str, Any]:
         "inference_count": statistics.inferences,
         "execution_count": statistics.executions,
         "inference_stats": {
-            "success": _duration(statistics.success),
-            "fail": _duration(statistics.fail),
-            "queue": _duration(statistics.queue),
-            "compute_input": _duration(statistics.compute_input),
-            "compute_infer": _duration(statistics.compute_infer),
-            "compute_output": _duration(statistics.compute_output),
-            "cache_hit": _duration(zero),
-            "cache_miss": _duration(zero),
+            **{name: _duration(getattr(statistics, name)) for name in ("success", "fail", "queue", *_COMPUTE)},
+            "cache_hit": _duration(Duration()),
+            "cache_miss": _duration(Duration()),
         },
         "batch_stats": [
-            {
-                "batch_size": size,
-                "compute_input": _duration(batch.compute_input),
-                "compute_infer": _duration(batch.compute_infer),
-                "compute_output": _duration(batch.compute_output),
-            }
+            {"batch_size": size, **{name: _duration(getattr(batch, name)) for name in _COMPUTE}}
             for size, batch in sorted(statistics.batches.items())
         ],
         "memory_usage": [
             {"type": "GPU" if device == "accelerator" else "CPU", "id": 0, "byte_size": size}
-            for device, size in used.items()
+            for device, size in reserved_bytes(core, served).items()
             if size
         ],
         "response_stats": {},
@@ -141,13 +128,15 @@ def snapshot(core: ServingCore, versions: Mapping[tuple[str, str], ServedVersion
     }
 
 
+def reserved_bytes(core: ServingCore, served: Served) -> dict[str, int]:
+    """Return the memory that is reserved for a version, by device."""
+    entry = core.manager.memory.entries.get(served.number)
+    return {} if entry is None or entry.place is Place.ABSENT else dict(entry.model.variants[entry.variant].bytes)
+
+
 def _model_state(core: ServingCore, served: Served) -> dict[str, Any]:
     """Return the state of a version for the web page."""
-    entry, statistics, slo = (
-        core.manager.memory.entries[served.number],
-        served.statistics,
-        served.version.managed.slo_ms,
-    )
+    statistics, slo = served.statistics, served.version.managed.slo_ms
     place, variant = core.place(served)
     p50, p99 = statistics.quantiles_ms(0.5, 0.99)
     return {
@@ -155,7 +144,7 @@ def _model_state(core: ServingCore, served: Served) -> dict[str, Any]:
         "version": served.version.version,
         "place": place.value,
         "variant": variant,
-        "bytes": dict(entry.model.variants[entry.variant].bytes) if place is not Place.ABSENT else {},
+        "bytes": reserved_bytes(core, served),
         "waiting": core.waiting_for(served),
         "blocks": core.blocks.count(served.number),
         "requests": statistics.success.count,
