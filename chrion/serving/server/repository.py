@@ -25,7 +25,7 @@ from chrion.serving.manager import ManagedModel, ManagedVariant
 from chrion.serving.manager.records import ACCELERATOR, HOST
 from chrion.serving.server.empty_inputs import fragile_operators
 from chrion.serving.server.settings import ModelSettings, VariantSettings, read_settings
-from chrion.serving.server.tensors import DATATYPES, TensorSpec
+from chrion.serving.server.tensors import DTYPES, RENAMED, TensorSpec
 from chrion.serving.variants import VariantTable, from_plan
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
@@ -341,10 +341,9 @@ def _interface(proto: onnx.ModelProto) -> tuple[tuple[TensorSpec, ...], tuple[Te
 def _spec(info: onnx.ValueInfoProto, role: str) -> TensorSpec:
     kind = info.type.WhichOneof("value")
     tensor = info.type.tensor_type
-    names = {"FLOAT": "float", "DOUBLE": "double", "BOOL": "bool"}
     word = onnx.TensorProto.DataType.Name(tensor.elem_type) if kind == "tensor_type" else str(kind)
-    datatype = DATATYPES.get(f"tensor({names.get(word, word.lower())})")
-    if datatype is None:
+    datatype = RENAMED.get(word, word)
+    if datatype not in DTYPES:
         hint = (
             "converters of classifiers write a tensor with the option zipmap=False" if kind == "sequence_type" else ""
         )

@@ -40,23 +40,8 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "BF16": np.dtype("<u2"),
     "BYTES": np.dtype(object),
 }
-#: The datatype of each type that onnxruntime names.
-DATATYPES = {
-    "tensor(bool)": "BOOL",
-    "tensor(uint8)": "UINT8",
-    "tensor(uint16)": "UINT16",
-    "tensor(uint32)": "UINT32",
-    "tensor(uint64)": "UINT64",
-    "tensor(int8)": "INT8",
-    "tensor(int16)": "INT16",
-    "tensor(int32)": "INT32",
-    "tensor(int64)": "INT64",
-    "tensor(float16)": "FP16",
-    "tensor(float)": "FP32",
-    "tensor(double)": "FP64",
-    "tensor(bfloat16)": "BF16",
-    "tensor(string)": "BYTES",
-}
+#: The datatypes that ONNX names otherwise, by their names in ONNX.
+RENAMED = {"FLOAT16": "FP16", "FLOAT": "FP32", "DOUBLE": "FP64", "BFLOAT16": "BF16", "STRING": "BYTES"}
 #: Returns data as JSON without spaces; json.dumps would make an encoder in each call.
 compact_json = json.JSONEncoder(separators=(",", ":")).encode
 #: Maximum number of dimensions, that of numpy.
