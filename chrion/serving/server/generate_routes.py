@@ -16,6 +16,7 @@ from chrion.serving.server.disconnects import EventResponse, Handler, ReadBody, 
 from chrion.serving.server.failures import RequestFailure, invalid
 from chrion.serving.server.generation_service import GenerationService
 from chrion.serving.server.generation_tensors import Piece, TextRequest, read_document
+from chrion.serving.server.json_bodies import typed
 from chrion.serving.server.protocol_decoder import ProtocolDecoder, find_decoder
 
 
@@ -61,11 +62,9 @@ class GenerateRoutes:
         if decoder is None:
             raise self._service.unknown(name, " in this version")
         body = await read(request)
-        identity, parameters = body.pop("id", ""), body.pop("parameters", {})
+        identity, parameters = body.pop("id", ""), typed(dict, body.pop("parameters", {}), "parameters")
         if not isinstance(identity, str):
             raise invalid(f"id: expected text, found {str(identity)[:100]!r}")
-        if not isinstance(parameters, dict):
-            raise invalid("parameters: expected an object")
         common = dict(zip(("model_name", "model_version"), decoder.model, strict=True))
         text_request = replace(read_document({**parameters, **body}), arrival_s=request.state.arrival_s)
         return decoder, text_request, common | ({"id": identity} if identity else {})

@@ -27,7 +27,7 @@ from chrion.serving.server.disconnects import EventResponse, Handler, event, unt
 from chrion.serving.server.failures import RequestFailure, Status
 from chrion.serving.server.generate_routes import GenerateRoutes
 from chrion.serving.server.generation_service import GenerationService
-from chrion.serving.server.json_bodies import parse_body
+from chrion.serving.server.json_bodies import parse_body, typed
 from chrion.serving.server.openai_failures import failure_document
 from chrion.serving.server.openai_service import OpenAiService
 from chrion.serving.server.options import ServerOptions
@@ -311,10 +311,7 @@ class RestService:
 
     @staticmethod
     def _object(body: bytearray, take: Callable[[int], None]) -> dict[str, Any]:
-        content = parse_body(memoryview(body), take) if body.strip() else {}
-        if not isinstance(content, dict):
-            raise RequestFailure(Status.INVALID, "the body: expected an object")
-        return content
+        return typed(dict, parse_body(memoryview(body), take) if body.strip() else {}, "the body")
 
     async def _body(self, request: Request, take: Callable[[int], None], max_bytes: int = 0) -> bytearray:
         """Return the body, decompressed.

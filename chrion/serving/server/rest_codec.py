@@ -14,7 +14,7 @@ from typing import Any
 
 from chrion.serving.server import tensors
 from chrion.serving.server.failures import RequestFailure, Status, invalid
-from chrion.serving.server.json_bodies import parse_tensors
+from chrion.serving.server.json_bodies import parse_tensors, typed
 from chrion.serving.server.tensors import Array, TensorSpec
 
 #: The header with the length of the JSON part of a body with binary data.
@@ -99,16 +99,16 @@ def parse_request(
         size = int(header_length)
         name = f"the JSON part of the body ({size} bytes by {HEADER_LENGTH})"
     content = memoryview(body)
-    document, binary = _object(parse_tensors(content[:size], take, name), name), content[size:]
-    request = InferenceRequest(id=_text(document.get("id", ""), "id"))
-    _read_parameters(request, _object(document.get("parameters", {}), "parameters"))
+    document, binary = typed(dict, parse_tensors(content[:size], take, name), name), content[size:]
+    request = InferenceRequest(id=typed(str, document.get("id", ""), "id"))
+    _read_parameters(request, typed(dict, document.get("parameters", {}), "parameters"))
     at = 0
-    for entry in _list(document.get("inputs"), "inputs"):
-        at = _read_input(request, _object(entry, "input"), binary, at, take)
+    for entry in typed(list, document.get("inputs"), "inputs"):
+        at = _read_input(request, typed(dict, entry, "input"), binary, at, take)
     if at != len(binary):
         raise invalid(f"the body has {len(binary)} bytes of binary data, and its inputs have {at}")
-    for entry in _list(document.get("outputs", []), "outputs"):
-        _read_output(request, _object(entry, "output"))
+    for entry in typed(list, document.get("outputs", []), "outputs"):
+        _read_output(request, typed(dict, entry, "output"))
     return request
 
 
@@ -192,19 +192,19 @@ def _read_parameters(request: InferenceRequest, parameters: Mapping[str, Any]) -
     request.parameters = parameters
     request.timeout_ms = read_timeout_ms(parameters)
     request.priority = read_priority(parameters)
-    request.binary = _boolean(parameters.get("binary_data_output", False), "binary_data_output")
+    request.binary = typed(bool, parameters.get("binary_data_output", False), "binary_data_output")
 
 
 def _read_input(
     request: InferenceRequest, entry: Mapping[str, Any], binary: memoryview, at: int, take: Callable[[int], None]
 ) -> int:
     """Add an input to the request; return the end of its binary data."""
-    name = _text(entry.get("name"), "input name")
+    name = typed(str, entry.get("name"), "input name")
     if name in request.feeds:
         raise invalid(f"input {name[:200]!r} is given twice")
-    datatype = _text(entry.get("datatype"), f"input {name[:200]!r}: datatype")
-    shape = _list(entry.get("shape"), f"input {name[:200]!r}: shape")
-    parameters = _object(entry.get("parameters", {}), f"input {name[:200]!r}: parameters")
+    datatype = typed(str, entry.get("datatype"), f"input {name[:200]!r}: datatype")
+    shape = typed(list, entry.get("shape"), f"input {name[:200]!r}: shape")
+    parameters = typed(dict, entry.get("parameters", {}), f"input {name[:200]!r}: parameters")
     refuse_tensor_parameters(name, parameters)
     size = parameters.get("binary_data_size")
     if size is None:
@@ -222,31 +222,7 @@ def _read_input(
 
 
 def _read_output(request: InferenceRequest, entry: Mapping[str, Any]) -> None:
-    name = _text(entry.get("name"), "output name")
-    parameters = _object(entry.get("parameters", {}), f"output {name[:200]!r}: parameters")
+    name = typed(str, entry.get("name"), "output name")
+    parameters = typed(dict, entry.get("parameters", {}), f"output {name[:200]!r}: parameters")
     refuse_tensor_parameters(name, parameters)
-    request.outputs[name] = _boolean(parameters.get("binary_data", request.binary), "binary_data")
-
-
-def _object(value: Any, name: str) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        raise invalid(f"{name}: expected an object")
-    return value
-
-
-def _list(value: Any, name: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise invalid(f"{name}: expected a list")
-    return value
-
-
-def _text(value: Any, name: str) -> str:
-    if not isinstance(value, str):
-        raise invalid(f"{name}: expected text")
-    return value
-
-
-def _boolean(value: Any, name: str) -> bool:
-    if type(value) is not bool:
-        raise invalid(f"{name}: expected true or false")
-    return value
+    request.outputs[name] = typed(bool, parameters.get("binary_data", request.binary), "binary_data")
