@@ -110,22 +110,6 @@ def read_request(wire: WireRequest, take: Callable[[int], None] = lambda _: None
     return request
 
 
-def build_response(
-    request: InferenceRequest, model: tuple[str, str], outputs: Sequence[tuple[TensorSpec, Array]]
-) -> Any:
-    """Return the ``ModelInferResponse`` with some outputs.
-
-    Args:
-        request: The request.
-        model: The name and the version of the model.
-        outputs: The outputs.
-    """
-    response = _response_head(request, model, outputs)
-    for spec, array in outputs:
-        response.raw_output_contents.append(tensors.to_raw(spec.datatype, array))
-    return response
-
-
 def encode_response(
     request: InferenceRequest, model: tuple[str, str], outputs: Sequence[tuple[TensorSpec, Array]]
 ) -> bytes:
@@ -136,20 +120,14 @@ def encode_response(
         model: The name and the version of the model.
         outputs: The outputs.
     """
-    parts = [_response_head(request, model, outputs).SerializeToString()]
+    head = message("ModelInferResponse")(model_name=model[0], model_version=model[1], id=request.id)
+    for spec, array in outputs:
+        head.outputs.add(name=spec.name, datatype=spec.datatype, shape=array.shape)
+    parts = [head.SerializeToString()]
     for spec, array in outputs:
         raw = tensors.to_raw(spec.datatype, array)
         parts += [_RAW_OUTPUT, _varint(len(raw)), raw]
     return b"".join(parts)
-
-
-def _response_head(
-    request: InferenceRequest, model: tuple[str, str], outputs: Sequence[tuple[TensorSpec, Array]]
-) -> Any:
-    response = message("ModelInferResponse")(model_name=model[0], model_version=model[1], id=request.id)
-    for spec, array in outputs:
-        response.outputs.add(name=spec.name, datatype=spec.datatype, shape=array.shape)
-    return response
 
 
 def _split(content: bytes) -> tuple[bytes, list[memoryview]]:

@@ -237,9 +237,11 @@ class GrpcService:
                 request = grpc_codec.read_request(given, memory.take)
                 async with contextlib.aclosing(decoder.stream(request)) as responses:
                     async for outputs, final in responses:
-                        response = grpc_codec.build_response(request, decoder.model, outputs)
-                        response.parameters[_FINAL].bool_param = final
-                        yield kind(infer_response=response)
+                        response = kind()
+                        content = grpc_codec.encode_response(request, decoder.model, outputs)
+                        response.infer_response.MergeFromString(content)
+                        response.infer_response.parameters[_FINAL].bool_param = final
+                        yield response
         except RequestFailure as failure:
             self._log_failure(context, _STREAM, failure, began_s)
             response = kind(error_message=failure.message, infer_response={"id": given.head.id})
@@ -254,19 +256,16 @@ class GrpcService:
         if not hmac.compare_digest(str(given).encode(), expected):
             raise RequestFailure(Status.UNAUTHENTICATED, "a valid bearer token is required")
 
-    async def _server_live(self, request: Any) -> dict[str, Any]:
-        del request
+    async def _server_live(self, _: Any) -> dict[str, Any]:
         return {"live": True}
 
-    async def _server_ready(self, request: Any) -> dict[str, Any]:
-        del request
+    async def _server_ready(self, _: Any) -> dict[str, Any]:
         return {"ready": (await self._target.health())["ready"]}
 
     async def _model_ready(self, request: Any) -> dict[str, Any]:
         return {"ready": not await self._target.model_obstacle(request.name, request.version)}
 
-    async def _server_metadata(self, request: Any) -> dict[str, Any]:
-        del request
+    async def _server_metadata(self, _: Any) -> dict[str, Any]:
         return documents.server_metadata(model_control=self._target.control)
 
     async def _model_metadata(self, request: Any) -> dict[str, Any]:
@@ -282,9 +281,7 @@ class GrpcService:
         return {"models": await self._target.index(documents.READY if request.ready else "")}
 
     async def _load(self, request: Any) -> dict[str, Any]:
-        if any(name == "config" or name.startswith("file:") for name in request.parameters):
-            raise RequestFailure(Status.UNSUPPORTED, "loading with a configuration or files in the request")
-        await self._target.load(request.model_name)
+        await self._target.load(request.model_name, request.parameters)
         return {}
 
     async def _unload(self, request: Any) -> dict[str, Any]:

@@ -64,8 +64,7 @@ class OpenAiService:
             ("/v1/chat/completions", reading(ChatBody, self._chat), "POST"),
         ]
 
-    async def _models(self, request: Request) -> Response:
-        del request
+    async def _models(self, _: Request) -> Response:
         models = [self._describe(name) for name in sorted(self._service.served)]
         return JSONResponse({"object": "list", "data": models})
 

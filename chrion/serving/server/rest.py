@@ -84,47 +84,49 @@ class RestService:
         #: Open pages by the addresses of their clients.
         self._pages: Counter[str] = Counter()
         model, version = "/v2/models/{name}", "/v2/models/{name}/versions/{version}"
+        route = self._route
         routes = [  # searched in this order
-            *(_route(f"{base}/infer", self._infer, "POST") for base in (model, version)),
-            _route("/", self._page, "GET", open_=True),
-            _route("/events", self._events, "GET"),
-            _route("/metrics", self._metrics, "GET"),
-            _route("/v2", self._server, "GET"),
-            _route("/v2/", self._server, "GET"),
-            _route("/v2/health", self._health, "GET", open_=True),
-            _route("/v2/health/live", self._live, "GET", open_=True),
-            _route("/v2/health/ready", self._ready, "GET", open_=True),
-            _route("/v2/models/stats", self._statistics, "GET"),
-            _route("/v2/repository/index", self._index, "POST"),
-            _route("/v2/repository/models/{name}/load", self._load, "POST"),
-            _route("/v2/repository/models/{name}/unload", self._unload, "POST"),
+            *(route(f"{base}/infer", self._infer, "POST") for base in (model, version)),
+            route("/", self._page, is_open=True),
+            route("/events", self._events),
+            route("/metrics", self._metrics),
+            route("/v2", self._server),
+            route("/v2/", self._server),
+            route("/v2/health", self._health, is_open=True, probe=True),
+            route("/v2/health/live", self._live, is_open=True, probe=True),
+            route("/v2/health/ready", self._ready, is_open=True, probe=True),
+            route("/v2/models/stats", self._statistics),
+            route("/v2/repository/index", self._index, "POST"),
+            route("/v2/repository/models/{name}/load", self._load, "POST"),
+            route("/v2/repository/models/{name}/unload", self._unload, "POST"),
         ]
         for base in (model, version):
             routes += [
-                _route(base, self._model, "GET"),
-                _route(f"{base}/ready", self._model_ready, "GET"),
-                _route(f"{base}/config", self._config, "GET"),
-                _route(f"{base}/stats", self._statistics, "GET"),
+                route(base, self._model),
+                route(f"{base}/ready", self._model_ready, probe=True),
+                route(f"{base}/config", self._config),
+                route(f"{base}/stats", self._statistics),
             ]
         for api in (OpenAiService(generation), GenerateRoutes(generation)):
-            api_routes = api.routes(self._accounted_json)
-            routes += [_route(path, self._accounting(handler), method) for path, handler, method in api_routes]
-        probes = [self._health, self._live, self._ready, self._model_ready]
+            for path, handler, method in api.routes(self._accounted_json):
+                routes.append(route(path, self._accounting(handler), method))
         self.app = Starlette(
-            routes=[
-                Route(path, self._answering(handler, open_=is_open, probe=handler in probes), methods=[method])
-                for path, handler, method, is_open in routes
-            ],
+            routes=routes,
             middleware=[_cross_origin(options.cors)] if options.cors else [],
             exception_handlers={404: self._unrouted, 405: self._unrouted},
         )
 
-    def _answering(self, handler: Handler, *, open_: bool, probe: bool = False) -> Handler:
+    def _route(
+        self, path: str, handler: Handler, method: str = "GET", *, is_open: bool = False, probe: bool = False
+    ) -> Route:
+        return Route(path, self._answering(handler, is_open=is_open, probe=probe), methods=[method])
+
+    def _answering(self, handler: Handler, *, is_open: bool, probe: bool = False) -> Handler:
         """Return a handler that checks the sender and the token, and answers failures as the protocol has them.
 
         Args:
             handler: Answers the request.
-            open_: Whether requests need no token.
+            is_open: Whether requests need no token.
             probe: Whether requests ask if something is ready: that it is not ready is none of their failures.
         """
 
@@ -135,7 +137,7 @@ class RestService:
             began_s, error = time.monotonic(), ""
             try:
                 self._senders.check(request.method, dict(request.scope["headers"]))
-                if not open_:
+                if not is_open:
                     self._authorise(request)
                 response = await handler(request)
             except RequestFailure as failure:
@@ -180,7 +182,7 @@ class RestService:
         async def refuse(request: Request) -> Response:
             raise RequestFailure(status, f"{request.method} {request.url.path[:200]}: {text}")
 
-        response = await self._answering(refuse, open_=True)(request)
+        response = await self._answering(refuse, is_open=True)(request)
         response.headers.update(headers)
         return response
 
@@ -192,8 +194,7 @@ class RestService:
         if not hmac.compare_digest(given, expected):
             raise RequestFailure(Status.UNAUTHENTICATED, "a valid bearer token is required")
 
-    async def _page(self, request: Request) -> Response:
-        del request
+    async def _page(self, _: Request) -> Response:
         return HTMLResponse(_page_text(), headers={"Content-Security-Policy": _PAGE_POLICY})
 
     async def _events(self, request: Request) -> Response:
@@ -212,26 +213,21 @@ class RestService:
             yield event(await self._target.snapshot())
             await asyncio.sleep(_EVENT_S)
 
-    async def _metrics(self, request: Request) -> Response:
-        del request
+    async def _metrics(self, _: Request) -> Response:
         metrics = await self._target.metrics() + self._generation.metrics()
         return Response(metrics, media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    async def _server(self, request: Request) -> Response:
-        del request
+    async def _server(self, _: Request) -> Response:
         return JSONResponse(documents.server_metadata(model_control=self._target.control))
 
-    async def _health(self, request: Request) -> Response:
-        del request
+    async def _health(self, _: Request) -> Response:
         health = await self._target.health()
         return JSONResponse(health, status_code=200 if health["ready"] else Status.UNAVAILABLE.http)
 
-    async def _live(self, request: Request) -> Response:
-        del request
+    async def _live(self, _: Request) -> Response:
         return JSONResponse({"live": True})
 
-    async def _ready(self, request: Request) -> Response:
-        del request
+    async def _ready(self, _: Request) -> Response:
         ready = (await self._target.health())["ready"]
         return JSONResponse({"ready": ready}, status_code=200 if ready else Status.UNAVAILABLE.http)
 
@@ -256,11 +252,8 @@ class RestService:
         return JSONResponse(await self._target.index(documents.READY if body.get("ready", False) is True else ""))
 
     async def _load(self, request: Request) -> Response:
-        body = await self._json(request)
-        parameters = body.get("parameters", {})
-        if isinstance(parameters, dict) and any(p == "config" or str(p).startswith("file:") for p in parameters):
-            raise RequestFailure(Status.UNSUPPORTED, "loading with a configuration or files in the request")
-        await self._target.load(request.path_params["name"])
+        parameters = (await self._json(request)).get("parameters")
+        await self._target.load(request.path_params["name"], parameters if isinstance(parameters, dict) else ())
         return Response(status_code=200)
 
     async def _unload(self, request: Request) -> Response:
@@ -412,10 +405,6 @@ def _cross_origin(origins: Sequence[str]) -> Middleware:
         allow_headers=["*"],
         expose_headers=["Retry-After", SERVER_TIMING, "X-Request-Id"],
     )
-
-
-def _route(path: str, handler: Handler, method: str, *, open_: bool = False) -> tuple[str, Handler, str, bool]:
-    return path, handler, method, open_
 
 
 def _model_of(request: Request) -> tuple[str, str]:

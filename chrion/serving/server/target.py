@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -75,8 +75,8 @@ class Target(Protocol):
     async def index(self, state: str) -> list[dict[str, str]]:
         """Return the versions of the repository with a state, ``READY`` for example, or all of them."""
 
-    async def load(self, name: str) -> None:
-        """Serve all versions of a model."""
+    async def load(self, name: str, parameters: Iterable[str] = ()) -> None:
+        """Serve all versions of a model; ``parameters`` are the names of those in the request."""
 
     async def unload(self, name: str) -> None:
         """Stop serving all versions of a model."""
@@ -180,8 +180,10 @@ class LocalTarget:
         index = documents.repository_index(self._core, self._catalogue.scanned)
         return [entry for entry in index if state in ("", entry["state"])]
 
-    async def load(self, name: str) -> None:
+    async def load(self, name: str, parameters: Iterable[str] = ()) -> None:
         """Serve all versions of a model."""
+        if any(parameter == "config" or parameter.startswith("file:") for parameter in parameters):
+            raise RequestFailure(Status.UNSUPPORTED, "loading with a configuration or files in the request")
         await self._catalogue.load(name)
 
     async def unload(self, name: str) -> None:

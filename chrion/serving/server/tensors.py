@@ -318,19 +318,12 @@ def _flatten(name: str, data: list[Any], elements: int) -> list[Any]:
 
 
 def _strings(name: str, data: bytes | memoryview, elements: int) -> Array:
-    contents: list[bytes] = []
-    at, end = 0, len(data)
-    while at < end:
-        if end - at < 4 or len(contents) == elements:
-            break
-        (length,) = struct.unpack_from("<I", data, at)
-        at += 4
-        if length > end - at:
-            at = -1
-            break
-        contents.append(bytes(data[at : at + length]))
-        at += length
-    if at != end or len(contents) != elements:
+    contents, at = [], 0
+    for _ in range(min(elements, len(data) // 4 + 1)):  # the shape may have more than there can be
+        start = at + 4
+        at = start + int.from_bytes(data[at:start], "little")
+        contents.append(bytes(data[start:at]))
+    if at != len(data) or len(contents) != elements:
         raise invalid(f"tensor {name!r}: expected {elements} BYTES elements, each with its length before it")
     return _decoded(name, contents)
 
