@@ -47,8 +47,8 @@ _CHANNEL_OPTIONS = (
 )
 
 _STREAM = "ModelStreamInfer"
-
-_Method = Callable[[Any], Awaitable[Any]]
+#: Methods that need no token.
+_OPEN = ("ServerLive", "ServerReady")
 
 
 class GrpcService:
@@ -73,17 +73,6 @@ class GrpcService:
         self._token = token
         self._tracer = tracer
         self._failures = FailureSampler()
-        self._open = {"ServerLive": self._server_live, "ServerReady": self._server_ready}
-        self._answers: dict[str, _Method] = self._open | {
-            "ModelReady": self._model_ready,
-            "ServerMetadata": self._server_metadata,
-            "ModelMetadata": self._model_metadata,
-            "ModelConfig": self._model_config,
-            "ModelStatistics": self._model_statistics,
-            "RepositoryIndex": self._repository_index,
-            "RepositoryModelLoad": self._load,
-            "RepositoryModelUnload": self._unload,
-        }
 
     def handlers(self, message_s: float) -> Any:
         """Return the handlers of all methods.
@@ -116,11 +105,10 @@ class GrpcService:
     async def _answer(self, name: str, request: Any, response: Any, content: bytes, context: Any) -> Any:
         began_s = time.monotonic()
         try:
-            if name not in self._open:
+            if name not in _OPEN:
                 self._authorise(context)
-            return ParseDict(
-                await self._answers[name](_parse(request, content)), response(), ignore_unknown_fields=True
-            )
+            document = await self._document(name, _parse(request, content))
+            return ParseDict(document, response(), ignore_unknown_fields=True)
         except RequestFailure as failure:
             self._log_failure(context, name, failure, began_s)
             await _abort(context, failure)
@@ -256,37 +244,30 @@ class GrpcService:
         if not hmac.compare_digest(str(given).encode(), expected):
             raise RequestFailure(Status.UNAUTHENTICATED, "a valid bearer token is required")
 
-    async def _server_live(self, _: Any) -> dict[str, Any]:
-        return {"live": True}
-
-    async def _server_ready(self, _: Any) -> dict[str, Any]:
-        return {"ready": (await self._target.health())["ready"]}
-
-    async def _model_ready(self, request: Any) -> dict[str, Any]:
-        return {"ready": not await self._target.model_obstacle(request.name, request.version)}
-
-    async def _server_metadata(self, _: Any) -> dict[str, Any]:
-        return documents.server_metadata(model_control=self._target.control)
-
-    async def _model_metadata(self, request: Any) -> dict[str, Any]:
-        return await self._target.model_metadata(request.name, request.version)
-
-    async def _model_config(self, request: Any) -> dict[str, Any]:
-        return {"config": await self._target.model_config(request.name, request.version)}
-
-    async def _model_statistics(self, request: Any) -> dict[str, Any]:
-        return {"model_stats": await self._target.statistics(request.name, request.version)}
-
-    async def _repository_index(self, request: Any) -> dict[str, Any]:
-        return {"models": await self._target.index(documents.READY if request.ready else "")}
-
-    async def _load(self, request: Any) -> dict[str, Any]:
-        await self._target.load(request.model_name, request.parameters)
-        return {}
-
-    async def _unload(self, request: Any) -> dict[str, Any]:
-        await self._target.unload(request.model_name)
-        return {}
+    async def _document(self, method: str, request: Any) -> dict[str, Any]:
+        """Return the answer to a method of one message, as a document with its fields and perhaps others."""
+        target = self._target
+        document: dict[str, Any] = {}
+        match method:
+            case "ServerLive" | "ServerReady":
+                document = await target.health()
+            case "ServerMetadata":
+                document = documents.server_metadata(model_control=target.control)
+            case "ModelReady":
+                document = {"ready": not await target.model_obstacle(request.name, request.version)}
+            case "ModelMetadata":
+                document = await target.model_metadata(request.name, request.version)
+            case "ModelConfig":
+                document = {"config": await target.model_config(request.name, request.version)}
+            case "ModelStatistics":
+                document = {"model_stats": await target.statistics(request.name, request.version)}
+            case "RepositoryIndex":
+                document = {"models": await target.index(documents.READY if request.ready else "")}
+            case "RepositoryModelLoad":
+                await target.load(request.model_name, request.parameters)
+            case "RepositoryModelUnload":
+                await target.unload(request.model_name)
+        return document
 
 
 def bind_grpc(
