@@ -183,22 +183,13 @@ def _scan_model(
         known = before.get((folder.name, path.name))
         elsewhere = [Path(file) for file, *_ in known.files if folder not in Path(file).parents] if known else []
         now = file_states(toml, path, *elsewhere)
-        unchanged = known is not None and known.files == now
-        entries.append(known if known is not None and unchanged else _scan_version(path, settings, now, accelerator))
+        if known is None or known.files != now:
+            try:
+                known = _read_version(path, settings, now, accelerator=accelerator)
+            except (ChrionError, OSError, ValueError) as error:
+                known = BadVersion(folder.name, path.name, " ".join(str(error).split()), now)
+        entries.append(known)
     return entries
-
-
-def _scan_version(
-    folder: Path,
-    settings: ModelSettings,
-    states: tuple[FileState, ...],
-    accelerator: bool,  # noqa: FBT001
-) -> ServedVersion | BadVersion:
-    name = folder.parent.name
-    try:
-        return _read_version(folder, settings, states, accelerator=accelerator)
-    except (ChrionError, OSError, ValueError) as error:
-        return BadVersion(name, folder.name, " ".join(str(error).split()), states)
 
 
 def _read_version(
