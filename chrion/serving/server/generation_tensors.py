@@ -27,7 +27,7 @@ from chrion.serving.server.generation_service import TextOptions
 from chrion.serving.server.neutral_values import NEUTRAL, is_neutral
 from chrion.serving.server.openai_bodies import MAX_STOPS
 from chrion.serving.server.rest_codec import InferenceRequest, read_priority, read_timeout_ms
-from chrion.serving.server.tensors import Array, TensorSpec
+from chrion.serving.server.tensors import Array, TensorSpec, choose_outputs
 
 INPUTS = (
     TensorSpec("text_input", "BYTES", (1,)),
@@ -160,7 +160,9 @@ def read_values(values: Mapping[str, Any], outputs: Sequence[str] = ()) -> TextR
         raise invalid(f"input 'max_tokens': expected at least 1, found {max_tokens}")
     echo = not given.get("exclude_input_in_output", True)
     sampling, options = _sampling(given), _options(given, max_tokens)
-    return TextRequest(texts[0], max_tokens, sampling, options, given.get("stream", False), echo, _outputs(outputs))
+    return TextRequest(
+        texts[0], max_tokens, sampling, options, given.get("stream", False), echo, choose_outputs(OUTPUTS, outputs)
+    )
 
 
 def piece_tensors(piece: Piece, outputs: Sequence[TensorSpec]) -> list[tuple[TensorSpec, Array]]:
@@ -195,14 +197,6 @@ def _spec(name: str) -> TensorSpec:
     if spec is None:
         raise invalid(f"unknown input {name[:200]!r}: expected {', '.join(_BY_NAME)}")
     return spec
-
-
-def _outputs(names: Sequence[str]) -> tuple[TensorSpec, ...]:
-    known = {spec.name: spec for spec in OUTPUTS}
-    for name in names:
-        if name not in known:
-            raise invalid(f"unknown output {name[:200]!r}: expected one of {', '.join(known)}")
-    return tuple(known[name] for name in names) or OUTPUTS
 
 
 def _sampling_parameters(values: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import hmac
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -17,7 +16,7 @@ from google.protobuf.message import DecodeError
 from chrion.errors import OptionError
 from chrion.serving.server import documents, grpc_codec
 from chrion.serving.server.connections import HEADER_S, READ_BYTES_PER_S, READ_S
-from chrion.serving.server.failures import RequestFailure, Status, invalid
+from chrion.serving.server.failures import RequestFailure, Status, invalid, require_token
 from chrion.serving.server.generation_service import GenerationService
 from chrion.serving.server.grpc_health import HealthService
 from chrion.serving.server.grpc_messages import SERVICE, message, methods
@@ -237,12 +236,8 @@ class GrpcService:
             yield response
 
     def _authorise(self, context: Any) -> None:
-        if not self._token:
-            return
         given = dict(context.invocation_metadata() or ()).get("authorization", "")
-        expected = f"Bearer {self._token}".encode()
-        if not hmac.compare_digest(str(given).encode(), expected):
-            raise RequestFailure(Status.UNAUTHENTICATED, "a valid bearer token is required")
+        require_token(self._token, str(given).encode())
 
     async def _document(self, method: str, request: Any) -> dict[str, Any]:
         """Return the answer to a method of one message, as a document with its fields and perhaps others."""

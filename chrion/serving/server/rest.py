@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import hmac
 import logging
 import math
 import time
@@ -24,7 +23,7 @@ from starlette.routing import Route
 
 from chrion.serving.server import documents, rest_codec
 from chrion.serving.server.disconnects import EventResponse, Handler, event, until_disconnect
-from chrion.serving.server.failures import RequestFailure, Status
+from chrion.serving.server.failures import RequestFailure, Status, require_token
 from chrion.serving.server.generate_routes import GenerateRoutes
 from chrion.serving.server.generation_service import GenerationService
 from chrion.serving.server.json_bodies import parse_body, typed
@@ -132,13 +131,14 @@ class RestService:
 
         @functools.wraps(handler)
         async def answer(request: Request) -> Response:
-            given = request.headers.get("x-request-id", "")
-            request.state.id = given[:100] if given.isascii() and given.isprintable() and given else uuid.uuid4().hex
+            name = request.headers.get("x-request-id", "")
+            request.state.id = name[:100] if name.isascii() and name.isprintable() and name else uuid.uuid4().hex
             began_s, error = time.monotonic(), ""
             try:
                 self._senders.check(request.method, dict(request.scope["headers"]))
                 if not is_open:
-                    self._authorise(request)
+                    given = request.headers.get("authorization", "").encode("latin-1", "replace")
+                    require_token(self._token, given)
                 response = await handler(request)
             except RequestFailure as failure:
                 response, error = _failure(request, failure), failure.message
@@ -185,14 +185,6 @@ class RestService:
         response = await self._answering(refuse, is_open=True)(request)
         response.headers.update(headers)
         return response
-
-    def _authorise(self, request: Request) -> None:
-        if not self._token:
-            return
-        expected = f"Bearer {self._token}".encode()
-        given = request.headers.get("authorization", "").encode("latin-1", "replace")
-        if not hmac.compare_digest(given, expected):
-            raise RequestFailure(Status.UNAUTHENTICATED, "a valid bearer token is required")
 
     async def _page(self, _: Request) -> Response:
         return HTMLResponse(_page_text(), headers={"Content-Security-Policy": _PAGE_POLICY})

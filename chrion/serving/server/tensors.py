@@ -254,6 +254,15 @@ def check_request(
     missing = [name for name in known if name not in feeds]
     if missing:
         raise invalid(f"missing input {missing[0]!r}")
+    return choose_outputs(outputs, names)
+
+
+def choose_outputs(outputs: Sequence[TensorSpec], names: Sequence[str]) -> tuple[TensorSpec, ...]:
+    """Return the outputs with some names, or all of them without a name.
+
+    Raises:
+        RequestFailure: An output is unknown.
+    """
     offered = {spec.name: spec for spec in outputs}
     for name in names:
         if name not in offered:
