@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
@@ -19,11 +20,16 @@ from chrion.serving.server.generation_service import GenerationService, cancel, 
 from chrion.serving.server.generators import Prompt, ServedGenerator
 from chrion.serving.server.openai_answers import Answers, Choice
 from chrion.serving.server.openai_bodies import MAX_CHOICES, Body, ChatBody, CompletionBody, TextBody, read_body
-from chrion.serving.server.openai_failures import failure_document, too_long
 from chrion.serving.server.openai_logprobs import TokenLog
 from chrion.serving.server.openai_messages import read_messages
 
 _DEFAULT_TOKENS = 16  # of the completions of the API
+#: The name of a field at the beginning of a message, with the part of it that is at fault.
+_FIELD = re.compile(r"([a-z_]+(?:\[\d+\]|\.[a-z_]+)*): ")
+#: Follows the limit of a request if it is not that of the model.
+_MEMORY = " on this server, whose memory for keys and values (kv_memory) has slots for no more"
+_TYPES = {Status.OVERLOADED: "rate_limit_error"}
+_CODES = {Status.OVERLOADED: "rate_limit_exceeded", Status.UNAUTHENTICATED: "invalid_api_key"}
 
 
 class OpenAiService:
@@ -51,7 +57,7 @@ class OpenAiService:
                 try:
                     return await answer(request, body)
                 except ContextLengthError as error:
-                    raise too_long(error, body) from error
+                    raise _too_long(error, body) from error
                 except ChrionError as error:
                     raise failure_of(error) from error
 
@@ -168,3 +174,31 @@ async def _chunks(
 async def _exhaust(events: AsyncIterator[tuple[int, Token | None]]) -> int:
     """Read all events; return the number of tokens."""
     return sum([token is not None and token.id is not None async for _, token in events])
+
+
+def failure_document(failure: RequestFailure) -> dict[str, Any]:
+    """Return the document of an error. Its ``param`` is the field that the message names at its beginning."""
+    kind = _TYPES.get(failure.status, "invalid_request_error" if failure.status.http < 500 else "server_error")
+    named = _FIELD.match(failure.message)
+    param = failure.param or (named[1] if named and failure.status is Status.INVALID else None)
+    code = failure.code or _CODES.get(failure.status)
+    return {"error": {"message": failure.message, "type": kind, "param": param, "code": code}}
+
+
+def _too_long(error: ContextLengthError, body: TextBody) -> RequestFailure:
+    """Return the failure of a request that needs more tokens than there are, in the words that clients look for."""
+    field = "messages" if body.chat else "prompt"
+    prompt, new = error.prompt_tokens, error.new_tokens
+    if not prompt:  # it has not been tokenised
+        text = f"However, {error.message}."
+    elif prompt > error.limit:
+        text = f"However, your {field} resulted in {prompt} tokens. Please reduce the length of the {field}."
+    else:
+        text = (
+            f"However, you requested {prompt + new} tokens ({prompt} in the {field}, {new} in the completion). "
+            f"Please reduce the length of the {field} or completion."
+        )
+        field = body.limit_field
+    memory = _MEMORY if error.memory else ""
+    text = f"This model's maximum context length is {error.limit} tokens{memory}. {text}"
+    return RequestFailure(Status.INVALID, text, param=field, code="context_length_exceeded")

@@ -27,8 +27,7 @@ from chrion.serving.server.failures import RequestFailure, Status, require_token
 from chrion.serving.server.generate_routes import GenerateRoutes
 from chrion.serving.server.generation_service import GenerationService
 from chrion.serving.server.json_bodies import parse_body, typed
-from chrion.serving.server.openai_failures import failure_document
-from chrion.serving.server.openai_service import OpenAiService
+from chrion.serving.server.openai_service import OpenAiService, failure_document
 from chrion.serving.server.options import ServerOptions
 from chrion.serving.server.origins import SenderRules
 from chrion.serving.server.request_log import FailureSampler, log_request
