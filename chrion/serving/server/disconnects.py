@@ -12,7 +12,7 @@ from starlette.responses import Response, StreamingResponse
 
 Result = TypeVar("Result")
 Handler = Callable[[Request], Awaitable[Response]]
-#: Returns the JSON object in the body of a request.
+#: Returns the JSON object in the body of a request, whose time it stores as ``request.state.arrival_s``.
 ReadBody = Callable[[Request], Awaitable[dict[str, Any]]]
 
 

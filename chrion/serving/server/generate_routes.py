@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -25,43 +24,36 @@ class GenerateRoutes:
 
     Args:
         service: The models.
+        read: Reads bodies.
     """
 
-    def __init__(self, service: GenerationService) -> None:
-        self._service = service
+    def __init__(self, service: GenerationService, read: ReadBody) -> None:
+        self._service, self._read_body = service, read
 
-    def routes(self, read: ReadBody) -> list[tuple[str, Handler, str]]:
-        """Return paths with their handlers and methods.
-
-        Args:
-            read: Returns the JSON object in the body of a request, whose time it stores as
-                ``request.state.arrival_s``.
-        """
+    def routes(self) -> list[tuple[str, Handler, str]]:
+        """Return paths with their handlers and methods."""
         bases = ("/v2/models/{name}", "/v2/models/{name}/versions/{version}")
-        handlers = {
-            "generate": functools.partial(self._generate, read),
-            "generate_stream": functools.partial(self._generate_stream, read),
-        }
+        handlers = {"generate": self._generate, "generate_stream": self._generate_stream}
         return [(f"{base}/{name}", handler, "POST") for base in bases for name, handler in handlers.items()]
 
-    async def _generate(self, read: ReadBody, request: Request) -> Response:
-        decoder, text_request, common = await self._read(read, request)
+    async def _generate(self, request: Request) -> Response:
+        decoder, text_request, common = await self._read(request)
         if text_request.stream:
             raise invalid("input 'stream': several responses need generate_stream")
         return JSONResponse(common | _document(await until_disconnect(request, decoder.generate(text_request))))
 
-    async def _generate_stream(self, read: ReadBody, request: Request) -> Response:
-        decoder, text_request, common = await self._read(read, request)
+    async def _generate_stream(self, request: Request) -> Response:
+        decoder, text_request, common = await self._read(request)
         stream = await decoder.submit(text_request)
         return EventResponse(_events(decoder, text_request, stream, common), stream.cancel)
 
-    async def _read(self, read: ReadBody, request: Request) -> tuple[ProtocolDecoder, TextRequest, dict[str, Any]]:
+    async def _read(self, request: Request) -> tuple[ProtocolDecoder, TextRequest, dict[str, Any]]:
         """Return the decoder, the text that is wanted, and what all responses have in common."""
         name, version = request.path_params["name"], request.path_params.get("version", "")
         decoder = find_decoder(self._service, name, version)
         if decoder is None:
             raise self._service.unknown(name, " in this version")
-        body = await read(request)
+        body = await self._read_body(request)
         identity, parameters = body.pop("id", ""), typed(dict, body.pop("parameters", {}), "parameters")
         if not isinstance(identity, str):
             raise invalid(f"id: expected text, found {str(identity)[:100]!r}")

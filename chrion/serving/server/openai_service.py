@@ -37,23 +37,19 @@ class OpenAiService:
 
     Args:
         service: The models.
+        read: Reads bodies.
     """
 
-    def __init__(self, service: GenerationService) -> None:
-        self._service = service
+    def __init__(self, service: GenerationService, read: ReadBody) -> None:
+        self._service, self._read_body = service, read
         self._created = int(time.time())
 
-    def routes(self, read: ReadBody) -> list[tuple[str, Handler, str]]:
-        """Return paths with their handlers and methods.
-
-        Args:
-            read: Returns the JSON object in the body of a request, whose time it stores as
-                ``request.state.arrival_s``.
-        """
+    def routes(self) -> list[tuple[str, Handler, str]]:
+        """Return paths with their handlers and methods."""
 
         def reading(kind: type[Body], answer: Callable[[Request, Body], Awaitable[Response]]) -> Handler:
             async def handler(request: Request) -> Response:
-                body = read_body(kind, await read(request))
+                body = read_body(kind, await self._read_body(request))
                 try:
                     return await answer(request, body)
                 except ContextLengthError as error:

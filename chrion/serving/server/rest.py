@@ -105,9 +105,8 @@ class RestService:
                 route(f"{base}/config", self._config),
                 route(f"{base}/stats", self._statistics),
             ]
-        for api in (OpenAiService(generation), GenerateRoutes(generation)):
-            for path, handler, method in api.routes(self._accounted_json):
-                routes.append(route(path, self._accounting(handler), method))
+        for api in (OpenAiService(generation, self._text_options), GenerateRoutes(generation, self._text_options)):
+            routes += [route(path, handler, method) for path, handler, method in api.routes()]
         self.app = Starlette(
             routes=routes,
             middleware=[_cross_origin(options.cors)] if options.cors else [],
@@ -117,7 +116,8 @@ class RestService:
     def _route(
         self, path: str, handler: Handler, method: str = "GET", *, is_open: bool = False, probe: bool = False
     ) -> Route:
-        return Route(path, self._answering(handler, is_open=is_open, probe=probe), methods=[method])
+        handler = self._answering(self._accounting(handler), is_open=is_open, probe=probe)
+        return Route(path, handler, methods=[method])
 
     def _answering(self, handler: Handler, *, is_open: bool, probe: bool = False) -> Handler:
         """Return a handler that checks the sender and the token, and answers failures as the protocol has them.
@@ -128,7 +128,6 @@ class RestService:
             probe: Whether requests ask if something is ready: that it is not ready is none of their failures.
         """
 
-        @functools.wraps(handler)
         async def answer(request: Request) -> Response:
             name = request.headers.get("x-request-id", "")
             request.state.id = name[:100] if name.isascii() and name.isprintable() and name else uuid.uuid4().hex
@@ -271,39 +270,29 @@ class RestService:
 
     async def _run(self, request: Request) -> Response:
         """Serve an inference request."""
-        memory = RequestMemory(self._target.account)
-        try:
-            body = await self._body(request, memory.take)
-            length = request.headers.get(rest_codec.HEADER_LENGTH)
-            answer = await until_disconnect(request, self._target.infer_rest(*_model_of(request), body, length))
-            memory.take(len(answer.content))
-        except BaseException:
-            memory.release()
-            raise
-        return _AccountedResponse(Response(answer.content, headers=dict(answer.headers)), memory)
+        body = await self._body(request, self._body_bytes)
+        length = request.headers.get(rest_codec.HEADER_LENGTH)
+        answer = await until_disconnect(request, self._target.infer_rest(*_model_of(request), body, length))
+        request.state.memory.take(len(answer.content))
+        return Response(answer.content, headers=dict(answer.headers))
 
-    async def _accounted_json(self, request: Request) -> dict[str, Any]:
-        """Return the object in the body of a request for text; store the time of its arrival."""
-        body = await self._body(request, request.state.memory.take)
+    async def _text_options(self, request: Request) -> dict[str, Any]:
+        """Return the object in the body of a request for text."""
+        return await self._json(request, self._body_bytes)
+
+    async def _json(self, request: Request, max_bytes: int = _MAX_OPTIONS) -> dict[str, Any]:
+        """Return the object in the body of a request; store the time of its arrival."""
+        body = await self._body(request, max_bytes)
         request.state.arrival_s = time.perf_counter()
-        return self._object(body, request.state.memory.take)
+        return typed(dict, parse_body(memoryview(body), request.state.memory.take) if body.strip() else {}, "the body")
 
-    async def _json(self, request: Request) -> dict[str, Any]:
-        """Return the object in the body of a request that only has options."""
-        with RequestMemory(self._target.account) as memory:
-            return self._object(await self._body(request, memory.take, max_bytes=_MAX_OPTIONS), memory.take)
-
-    @staticmethod
-    def _object(body: bytearray, take: Callable[[int], None]) -> dict[str, Any]:
-        return typed(dict, parse_body(memoryview(body), take) if body.strip() else {}, "the body")
-
-    async def _body(self, request: Request, take: Callable[[int], None], max_bytes: int = 0) -> bytearray:
+    async def _body(self, request: Request, max_bytes: int) -> bytearray:
         """Return the body, decompressed.
 
         Raises:
             RequestFailure: It is too large, or the client sends it too slowly, or nothing for too long.
         """
-        max_bytes = max_bytes or self._body_bytes
+        take: Callable[[int], None] = request.state.memory.take
         declared = request.headers.get("content-length", "0")
         body = bytearray()  # it grows without being copied, unlike parts that are joined in the end
         stream = request.stream().__aiter__()
