@@ -19,17 +19,11 @@ from chrion.serving.server.tensors import Array, TensorSpec
 
 #: The header with the length of the JSON part of a body with binary data.
 HEADER_LENGTH = "Inference-Header-Content-Length"
-_REFUSED_PARAMETERS = {
-    "sequence_id": "sequences are not supported",
-    "sequence_start": "sequences are not supported",
-    "sequence_end": "sequences are not supported",
-}
+_SEQUENCES = dict.fromkeys(("sequence_id", "sequence_start", "sequence_end"), "sequences are not supported")
 _REFUSED_TENSOR_PARAMETERS = {
     "shared_memory_region": "shared memory is not supported",
     "classification": "classification is not supported",
 }
-
-
 #: Limit of the JSON of outputs, in bytes, as for the numbers of a body: joining its pieces copies it while the GIL is
 #: held.
 _MAX_TEXT = 1 << 26
@@ -156,7 +150,7 @@ def read_timeout_ms(parameters: Mapping[str, Any]) -> float:
     Raises:
         RequestFailure: It is not a whole number, or a parameter is not supported.
     """
-    for name, reason in _REFUSED_PARAMETERS.items():
+    for name, reason in _SEQUENCES.items():
         if parameters.get(name):
             raise RequestFailure(Status.UNSUPPORTED, f"parameter {name!r}: {reason}")
     timeout = parameters.get("timeout", 0)
