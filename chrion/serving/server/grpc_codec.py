@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 from chrion.serving.server import tensors
 from chrion.serving.server.failures import RequestFailure, Status, invalid
 from chrion.serving.server.grpc_messages import message
-from chrion.serving.server.rest_codec import InferenceRequest, read_priority, read_timeout_ms, refuse_tensor_parameters
+from chrion.serving.server.rest_codec import InferenceRequest, refuse_tensor_parameters
 from chrion.serving.server.tensors import Array, TensorSpec
 
 _CONTENTS = {
@@ -90,13 +90,7 @@ def read_request(wire: WireRequest, take: Callable[[int], None] = lambda _: None
         RequestFailure: The message is not a valid request.
     """
     given, raw = wire.head, wire.raw
-    parameters = _parameters(given.parameters)
-    request = InferenceRequest(
-        id=given.id,
-        timeout_ms=read_timeout_ms(parameters),
-        priority=read_priority(parameters),
-        parameters=parameters,
-    )
+    request = InferenceRequest.of(given.id, _parameters(given.parameters))
     if raw and len(raw) != len(given.inputs):
         raise invalid(f"raw_input_contents: expected {len(given.inputs)} entries, found {len(raw)}")
     for at, entry in enumerate(given.inputs):

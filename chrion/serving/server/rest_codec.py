@@ -19,7 +19,7 @@ from chrion.serving.server.tensors import Array, TensorSpec
 
 #: The header with the length of the JSON part of a body with binary data.
 HEADER_LENGTH = "Inference-Header-Content-Length"
-_SEQUENCES = dict.fromkeys(("sequence_id", "sequence_start", "sequence_end"), "sequences are not supported")
+_SEQUENCES = ("sequence_id", "sequence_start", "sequence_end")
 _REFUSED_TENSOR_PARAMETERS = {
     "shared_memory_region": "shared memory is not supported",
     "classification": "classification is not supported",
@@ -49,6 +49,16 @@ class InferenceRequest:
     #: 1 is the highest; 0 for none.
     priority: int = 0
     parameters: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, identity: str, parameters: Mapping[str, Any]) -> InferenceRequest:
+        """Return a request without inputs.
+
+        Raises:
+            RequestFailure: A parameter has a wrong value, or is not supported.
+        """
+        timeout_ms, priority = read_timeout_ms(parameters), read_priority(parameters)
+        return cls(identity, timeout_ms=timeout_ms, priority=priority, parameters=parameters)
 
 
 def decompress(body: bytearray, encoding: str) -> Iterator[bytes]:
@@ -94,8 +104,9 @@ def parse_request(
         name = f"the JSON part of the body ({size} bytes by {HEADER_LENGTH})"
     content = memoryview(body)
     document, binary = typed(dict, parse_tensors(content[:size], take, name), name), content[size:]
-    request = InferenceRequest(id=typed(str, document.get("id", ""), "id"))
-    _read_parameters(request, typed(dict, document.get("parameters", {}), "parameters"))
+    identity = typed(str, document.get("id", ""), "id")
+    request = InferenceRequest.of(identity, typed(dict, document.get("parameters", {}), "parameters"))
+    request.binary = typed(bool, request.parameters.get("binary_data_output", False), "binary_data_output")
     at = 0
     for entry in typed(list, document.get("inputs"), "inputs"):
         at = _read_input(request, typed(dict, entry, "input"), binary, at, take)
@@ -150,9 +161,9 @@ def read_timeout_ms(parameters: Mapping[str, Any]) -> float:
     Raises:
         RequestFailure: It is not a whole number, or a parameter is not supported.
     """
-    for name, reason in _SEQUENCES.items():
+    for name in _SEQUENCES:
         if parameters.get(name):
-            raise RequestFailure(Status.UNSUPPORTED, f"parameter {name!r}: {reason}")
+            raise RequestFailure(Status.UNSUPPORTED, f"parameter {name!r}: sequences are not supported")
     timeout = parameters.get("timeout", 0)
     if type(timeout) is not int or not 0 <= timeout <= _MAX_INTEGER:
         raise invalid("parameter 'timeout': expected a whole number of microseconds")
@@ -180,13 +191,6 @@ def refuse_tensor_parameters(name: str, parameters: Mapping[str, Any]) -> None:
     for key, reason in _REFUSED_TENSOR_PARAMETERS.items():
         if parameters.get(key):
             raise RequestFailure(Status.UNSUPPORTED, f"tensor {name!r}: {reason}")
-
-
-def _read_parameters(request: InferenceRequest, parameters: Mapping[str, Any]) -> None:
-    request.parameters = parameters
-    request.timeout_ms = read_timeout_ms(parameters)
-    request.priority = read_priority(parameters)
-    request.binary = typed(bool, parameters.get("binary_data_output", False), "binary_data_output")
 
 
 def _read_input(
