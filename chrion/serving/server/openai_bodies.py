@@ -81,7 +81,7 @@ class TextBody(Struct, frozen=True, kw_only=True):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
-    def top(self) -> int | None:
+    def logprob_count(self) -> int | None:
         """The number of most probable tokens that each token has beside its own probability; None for neither."""
         raise NotImplementedError
 
@@ -98,7 +98,7 @@ class TextBody(Struct, frozen=True, kw_only=True):
     def options(self) -> TextOptions:
         """Return the options of each text."""
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
-        return TextOptions(stop, self.stop_token_ids, self.ignore_eos, self.min_tokens, self.top)
+        return TextOptions(stop, self.stop_token_ids, self.ignore_eos, self.min_tokens, self.logprob_count)
 
     def samplings(self) -> list[Sampling]:
         """Return how the tokens of each choice of a prompt are chosen: choices have consecutive seeds.
@@ -135,7 +135,7 @@ class CompletionBody(TextBody, frozen=True, kw_only=True):
             raise invalid("echo: not supported together with logprobs, which the tokens of a prompt do not have")
 
     @property
-    def top(self) -> int | None:
+    def logprob_count(self) -> int | None:
         """The number of most probable tokens that each token has beside its own probability; None for neither."""
         return self.logprobs
 
@@ -172,7 +172,7 @@ class ChatBody(TextBody, frozen=True, kw_only=True):
                 raise invalid(f"chat_template_kwargs: {name!r} is not a variable of its own")
 
     @property
-    def top(self) -> int | None:
+    def logprob_count(self) -> int | None:
         """The number of most probable tokens that each token has beside its own probability; None for neither."""
         return self.top_logprobs if self.logprobs else None
 

@@ -128,7 +128,7 @@ class OpenAiService:
             Choice(
                 stream,
                 prompt=served.text_of(prompts[at // body.n]) if echo else "",
-                log=None if body.top is None else TokenLog(served.pieces, chat=body.chat),
+                log=None if body.logprob_count is None else TokenLog(served.pieces, chat=body.chat),
             )
             for at, stream in enumerate(streams)
         ]
