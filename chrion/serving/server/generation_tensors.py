@@ -26,7 +26,7 @@ from chrion.serving.server.failures import RequestFailure, Status, invalid
 from chrion.serving.server.generation_service import TextOptions
 from chrion.serving.server.neutral_values import NEUTRAL, is_neutral
 from chrion.serving.server.openai_bodies import MAX_STOPS
-from chrion.serving.server.rest_codec import InferenceRequest, read_priority, read_timeout_ms
+from chrion.serving.server.rest_codec import InferenceRequest
 from chrion.serving.server.tensors import Array, TensorSpec, choose_outputs
 
 INPUTS = (
@@ -116,8 +116,13 @@ def read_tensors(request: InferenceRequest) -> TextRequest:
     Raises:
         RequestFailure: An input is unknown, or has a wrong type or value.
     """
-    _refuse_priority(request.priority)
-    values = _own(request.parameters)
+    if request.priority:
+        raise RequestFailure(Status.UNSUPPORTED, "parameter 'priority': requests for text start in their order")
+    values = {
+        name: value
+        for name, value in request.parameters.items()
+        if name not in _PROTOCOL and not name.startswith("triton_")
+    }
     for name, (datatype, array) in request.feeds.items():
         values[name] = _untyped(array) if _is_unused(name) else _plain(_spec(name), datatype, array)
     return replace(read_values(values, tuple(request.outputs)), timeout_ms=request.timeout_ms)
@@ -129,8 +134,7 @@ def read_document(values: Mapping[str, Any]) -> TextRequest:
     Raises:
         RequestFailure: An input or a parameter is unknown, or has a wrong type or value.
     """
-    _refuse_priority(read_priority(values))
-    return replace(read_values(_own(values)), timeout_ms=read_timeout_ms(values))
+    return read_tensors(InferenceRequest.of("", values))
 
 
 def read_values(values: Mapping[str, Any], outputs: Sequence[str] = ()) -> TextRequest:
@@ -173,18 +177,6 @@ def piece_tensors(piece: Piece, outputs: Sequence[TensorSpec]) -> list[tuple[Ten
         "finish_reason": np.array([piece.reason], object),
     }
     return [(spec, arrays[spec.name]) for spec in outputs]
-
-
-def _refuse_priority(priority: int) -> None:
-    if priority:
-        raise RequestFailure(Status.UNSUPPORTED, "parameter 'priority': requests for text start in their order")
-
-
-def _own(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters that are inputs of decoders."""
-    return {
-        name: value for name, value in parameters.items() if name not in _PROTOCOL and not name.startswith("triton_")
-    }
 
 
 def _is_unused(name: str) -> bool:

@@ -20,6 +20,10 @@ from chrion.serving.server.tensors import Array, TensorSpec
 #: The header with the length of the JSON part of a body with binary data.
 HEADER_LENGTH = "Inference-Header-Content-Length"
 _SEQUENCES = ("sequence_id", "sequence_start", "sequence_end")
+_NUMBERS = {
+    "timeout": "a whole number of microseconds",
+    "priority": "a whole number, 1 for the highest priority or 0 for none",
+}
 _REFUSED_TENSOR_PARAMETERS = {
     "shared_memory_region": "shared memory is not supported",
     "classification": "classification is not supported",
@@ -57,8 +61,16 @@ class InferenceRequest:
         Raises:
             RequestFailure: A parameter has a wrong value, or is not supported.
         """
-        timeout_ms, priority = read_timeout_ms(parameters), read_priority(parameters)
-        return cls(identity, timeout_ms=timeout_ms, priority=priority, parameters=parameters)
+        for name in _SEQUENCES:
+            if parameters.get(name):
+                raise RequestFailure(Status.UNSUPPORTED, f"parameter {name!r}: sequences are not supported")
+        for name, expected in _NUMBERS.items():
+            value = parameters.get(name, 0)
+            if type(value) is not int or not 0 <= value <= _MAX_INTEGER:
+                raise invalid(f"parameter {name!r}: expected {expected}")
+        timeout = parameters.get("timeout", 0)
+        timeout_ms = timeout / 1000 if timeout else math.inf
+        return cls(identity, timeout_ms=timeout_ms, priority=parameters.get("priority", 0), parameters=parameters)
 
 
 def decompress(body: bytearray, encoding: str) -> Iterator[bytes]:
@@ -153,33 +165,6 @@ def build_response(
             text.append(b"]}")
     header = b"".join([*text, b"]}"])
     return b"".join([header, *parts]) if parts else header, len(header) if parts else None
-
-
-def read_timeout_ms(parameters: Mapping[str, Any]) -> float:
-    """Return the parameter ``timeout``, which is in microseconds, in milliseconds.
-
-    Raises:
-        RequestFailure: It is not a whole number, or a parameter is not supported.
-    """
-    for name in _SEQUENCES:
-        if parameters.get(name):
-            raise RequestFailure(Status.UNSUPPORTED, f"parameter {name!r}: sequences are not supported")
-    timeout = parameters.get("timeout", 0)
-    if type(timeout) is not int or not 0 <= timeout <= _MAX_INTEGER:
-        raise invalid("parameter 'timeout': expected a whole number of microseconds")
-    return timeout / 1000 if timeout else math.inf
-
-
-def read_priority(parameters: Mapping[str, Any]) -> int:
-    """Return the parameter ``priority``: 1 is the highest, 0 is none.
-
-    Raises:
-        RequestFailure: It is not such a number.
-    """
-    priority = parameters.get("priority", 0)
-    if type(priority) is not int or not 0 <= priority <= _MAX_INTEGER:
-        raise invalid("parameter 'priority': expected a whole number, 1 for the highest priority or 0 for none")
-    return priority
 
 
 def refuse_tensor_parameters(name: str, parameters: Mapping[str, Any]) -> None:
