@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 from urllib.parse import urlsplit
@@ -195,32 +194,28 @@ def _parse_bytes(text: str, option: str) -> int:
 
 
 def _run(checked: ServerOptions, devices: DeviceOptions, cluster: ClusterOptions | None) -> None:
-    """Serve from this process, or from replicas on a cluster."""
-    from chrion.serving.server import logs, run  # noqa: PLC0415 - needs the extra
-
-    if cluster:
-        run_ray = _ray_runner()
-        logs.set_up_logs()
-        run_ray(checked, cluster, note)
-    else:
-        checked = devices.applied_to(checked)
-        logs.set_up_logs()
-        run.run(checked, note)
-
-
-def _ray_runner() -> Callable[..., None]:
-    """Return the function that serves on a Ray cluster.
+    """Serve from this process, or from replicas on a cluster.
 
     Raises:
         OptionError: Ray Serve is not installed.
     """
+    from chrion.serving.server import logs  # noqa: PLC0415 - needs the extra
+
+    if not cluster:
+        from chrion.serving.server import run  # noqa: PLC0415 - needs the extra
+
+        checked = devices.applied_to(checked)
+        logs.set_up_logs()
+        run.run(checked, note)
+        return
     try:
         from ray import serve  # noqa: F401, PLC0415 - needs the extra
     except ImportError as error:
         raise OptionError(f"--ray: {error.name} is not installed", hint=install_hint("ray", "serve")) from error
     from chrion.serving.server import ray_serve  # noqa: PLC0415 - needs the extra
 
-    return ray_serve.run
+    logs.set_up_logs()
+    ray_serve.run(checked, cluster, note)
 
 
 def _supervise(options: ServerOptions) -> NoReturn:

@@ -62,4 +62,7 @@ def test_responses_are_those_of_protobuf(size: int) -> None:
     outputs = [(TensorSpec("y", "FP32", (-1,)), np.arange(size, dtype=np.float32))] * 2
     given = InferenceRequest(id="7")
     found = message("ModelInferResponse").FromString(grpc_codec.encode_response(given, ("m", "1"), outputs))
-    assert found == grpc_codec.build_response(given, ("m", "1"), outputs)
+    entry = {"name": "y", "datatype": "FP32", "shape": [size]}
+    expected = {"model_name": "m", "model_version": "1", "id": "7", "outputs": [entry] * 2}
+    raw = [array.tobytes() for _, array in outputs]
+    assert found == message("ModelInferResponse")(**expected, raw_output_contents=raw)

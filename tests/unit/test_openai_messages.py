@@ -18,7 +18,7 @@ def call(arguments: Any) -> dict[str, Any]:
 
 
 def read(*messages: Any) -> list[dict[str, Any]]:
-    return read_messages({"messages": [*messages]})
+    return read_messages([*messages])
 
 
 def test_messages_that_clients_send_back_are_accepted() -> None:

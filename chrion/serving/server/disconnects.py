@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -11,7 +12,7 @@ from starlette.responses import Response, StreamingResponse
 
 Result = TypeVar("Result")
 Handler = Callable[[Request], Awaitable[Response]]
-#: Returns the JSON object in the body of a request.
+#: Returns the JSON object in the body of a request, whose time it stores as ``request.state.arrival_s``.
 ReadBody = Callable[[Request], Awaitable[dict[str, Any]]]
 
 
@@ -33,6 +34,11 @@ class EventResponse(StreamingResponse):  # type: ignore[misc]
             await super().__call__(scope, receive, send)
         finally:
             self._end()
+
+
+def event(document: Mapping[str, Any]) -> str:
+    """Return a server-sent event with a document."""
+    return f"data: {json.dumps(document)}\n\n"
 
 
 async def until_disconnect(request: Request, work: Coroutine[Any, Any, Result]) -> Result:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from chrion.common.version import __version__
@@ -16,51 +16,48 @@ from chrion.serving.server.statistics import Duration
 from chrion.serving.server.tensors import TensorSpec
 
 #: Extensions of the protocol, as Triton names them.
-EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository", "statistics"]
-NAME, PLATFORM = "chrion", "onnxruntime_onnx"
+_EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository", "statistics"]
+_NAME, _PLATFORM = "chrion", "onnxruntime_onnx"
+_COMPUTE = ("compute_input", "compute_infer", "compute_output")
 READY, LOADING, UNAVAILABLE = "READY", "LOADING", "UNAVAILABLE"
 
 
 def server_metadata(*, model_control: bool) -> dict[str, Any]:
     """Return the server's metadata."""
-    extensions = [name for name in EXTENSIONS if name != "model_repository" or model_control]
-    return {"name": NAME, "version": __version__, "extensions": extensions}
+    extensions = [name for name in _EXTENSIONS if name != "model_repository" or model_control]
+    return {"name": _NAME, "version": __version__, "extensions": extensions}
 
 
-def model_metadata(core: ServingCore, served: Served) -> dict[str, Any]:
+def model_metadata(
+    name: str, versions: Sequence[str], inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
+) -> dict[str, Any]:
     """Return a model's metadata."""
-    version = served.version
-    versions = [number for name, number in core.models if name == version.name]
     return {
-        "name": version.name,
+        "name": name,
         "versions": sorted(versions, key=int),
-        "platform": PLATFORM,
-        "inputs": [tensor(spec) for spec in version.inputs],
-        "outputs": [tensor(spec) for spec in version.outputs],
+        "platform": _PLATFORM,
+        "inputs": [_tensor(spec) for spec in inputs],
+        "outputs": [_tensor(spec) for spec in outputs],
     }
 
 
-def model_config(served: Served) -> dict[str, Any]:
-    """Return the part of Triton's model configuration that clients read."""
-    version = served.version
-    batch = version.managed.max_batch if version.managed.max_batch > 1 else 0
+def model_config(
+    name: str, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], max_batch: int = 0
+) -> dict[str, Any]:
+    """Return the part of Triton's model configuration that clients read; ``max_batch`` is 0 without batching."""
     return {
-        "name": version.name,
-        "platform": PLATFORM,
+        "name": name,
+        "platform": _PLATFORM,
         "backend": "onnxruntime",
-        "max_batch_size": batch,
-        "input": [configured(spec, batched=batch > 0) for spec in version.inputs],
-        "output": [configured(spec, batched=batch > 0) for spec in version.outputs],
+        "max_batch_size": max_batch,
+        "input": [_configured(spec, batched=max_batch > 0) for spec in inputs],
+        "output": [_configured(spec, batched=max_batch > 0) for spec in outputs],
     }
 
 
 def model_statistics(core: ServingCore, served: Served) -> dict[str, Any]:
     """Return the statistics of a version."""
     statistics = served.statistics
-    zero = Duration()
-    place, _variant = core.place(served)
-    entry = core.manager.memory.entries.get(served.number)
-    used = entry.model.variants[entry.variant].bytes if entry and place is not Place.ABSENT else {}
     return {
         "name": served.version.name,
         "version": served.version.version,
@@ -68,27 +65,17 @@ def model_statistics(core: ServingCore, served: Served) -> dict[str, Any]:
         "inference_count": statistics.inferences,
         "execution_count": statistics.executions,
         "inference_stats": {
-            "success": _duration(statistics.success),
-            "fail": _duration(statistics.fail),
-            "queue": _duration(statistics.queue),
-            "compute_input": _duration(statistics.compute_input),
-            "compute_infer": _duration(statistics.compute_infer),
-            "compute_output": _duration(statistics.compute_output),
-            "cache_hit": _duration(zero),
-            "cache_miss": _duration(zero),
+            **{name: _duration(getattr(statistics, name)) for name in ("success", "fail", "queue", *_COMPUTE)},
+            "cache_hit": _duration(Duration()),
+            "cache_miss": _duration(Duration()),
         },
         "batch_stats": [
-            {
-                "batch_size": size,
-                "compute_input": _duration(batch.compute_input),
-                "compute_infer": _duration(batch.compute_infer),
-                "compute_output": _duration(batch.compute_output),
-            }
+            {"batch_size": size, **{name: _duration(getattr(batch, name)) for name in _COMPUTE}}
             for size, batch in sorted(statistics.batches.items())
         ],
         "memory_usage": [
             {"type": "GPU" if device == "accelerator" else "CPU", "id": 0, "byte_size": size}
-            for device, size in used.items()
+            for device, size in reserved_bytes(core, served).items()
             if size
         ],
         "response_stats": {},
@@ -141,13 +128,15 @@ def snapshot(core: ServingCore, versions: Mapping[tuple[str, str], ServedVersion
     }
 
 
+def reserved_bytes(core: ServingCore, served: Served) -> dict[str, int]:
+    """Return the memory that is reserved for a version, by device."""
+    entry = core.manager.memory.entries.get(served.number)
+    return {} if entry is None or entry.place is Place.ABSENT else dict(entry.model.variants[entry.variant].bytes)
+
+
 def _model_state(core: ServingCore, served: Served) -> dict[str, Any]:
     """Return the state of a version for the web page."""
-    entry, statistics, slo = (
-        core.manager.memory.entries[served.number],
-        served.statistics,
-        served.version.managed.slo_ms,
-    )
+    statistics, slo = served.statistics, served.version.managed.slo_ms
     place, variant = core.place(served)
     p50, p99 = statistics.quantiles_ms(0.5, 0.99)
     return {
@@ -155,7 +144,7 @@ def _model_state(core: ServingCore, served: Served) -> dict[str, Any]:
         "version": served.version.version,
         "place": place.value,
         "variant": variant,
-        "bytes": dict(entry.model.variants[entry.variant].bytes) if place is not Place.ABSENT else {},
+        "bytes": reserved_bytes(core, served),
         "waiting": core.waiting_for(served),
         "blocks": core.blocks.count(served.number),
         "requests": statistics.success.count,
@@ -172,12 +161,12 @@ def _model_state(core: ServingCore, served: Served) -> dict[str, Any]:
     }
 
 
-def tensor(spec: TensorSpec) -> dict[str, Any]:
+def _tensor(spec: TensorSpec) -> dict[str, Any]:
     """Return an input or output in a model's metadata."""
     return {"name": spec.name, "datatype": spec.datatype, "shape": list(spec.shape or ())}
 
 
-def configured(spec: TensorSpec, *, batched: bool = False) -> dict[str, Any]:
+def _configured(spec: TensorSpec, *, batched: bool) -> dict[str, Any]:
     """Return an input or output in a model's configuration, with the first dimension only if it is not batched."""
     shape = list(spec.shape or ())
     name = "STRING" if spec.datatype == "BYTES" else spec.datatype

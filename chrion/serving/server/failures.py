@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Mapping
 from enum import Enum
 
@@ -63,6 +64,17 @@ class RequestFailure(Exception):  # noqa: N818 - a failure of one request, not o
 
 class ModelRemoved(RequestFailure):
     """A request whose model was removed, or replaced, before the request could start."""
+
+
+def require_token(token: str, given: bytes) -> None:
+    """Raise a failure unless a request has the bearer token of the server, if that has one.
+
+    Args:
+        token: The token; empty for none.
+        given: The value of the header ``Authorization``.
+    """
+    if token and not hmac.compare_digest(given, f"Bearer {token}".encode()):
+        raise RequestFailure(Status.UNAUTHENTICATED, "a valid bearer token is required")
 
 
 def invalid(message: str) -> RequestFailure:

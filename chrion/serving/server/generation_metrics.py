@@ -59,10 +59,6 @@ class _Collector:
     def __init__(self, served: Mapping[str, ServedGenerator]) -> None:
         self._served = served
 
-    def describe(self) -> list[Any]:
-        """Return nothing: names are not checked against those of other collectors."""
-        return []
-
     def collect(self) -> Iterator[Any]:
         """Yield all metrics."""
         by_model = {name: served.generator.statistics() for name, served in sorted(self._served.items())}

@@ -6,8 +6,9 @@ import asyncio
 import itertools
 import math
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from types import MappingProxyType
+from typing import Any
 
 from chrion.errors import ChrionError, InputError
 from chrion.generation import Sampling, Stream, Token
@@ -75,21 +76,9 @@ class GenerationService:
         """The number of texts that are generated or wait."""
         return sum(served.generator.statistics().requests for served in self.served.values())
 
-    def states(self) -> list[dict[str, str | int]]:
+    def states(self) -> list[dict[str, Any]]:
         """Return the states of the generators for the web page."""
-        states = {name: served.generator.statistics() for name, served in self.served.items()}
-        return [
-            {
-                "name": name,
-                "requests": state.requests,
-                "waiting": state.waiting_requests,
-                "finished": state.finished_requests,
-                "tokens": state.generated_tokens,
-                "reserved_slots": state.reserved_slots,
-                "slots": state.slots,
-            }
-            for name, state in states.items()
-        ]
+        return [{"name": name} | asdict(served.generator.statistics()) for name, served in self.served.items()]
 
     def metrics(self) -> bytes:
         """Return metrics in Prometheus's text format."""

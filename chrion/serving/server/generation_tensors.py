@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from msgspec import ValidationError, convert
 
 from chrion.common.files import parse_json
 from chrion.errors import OptionError
@@ -24,9 +25,9 @@ from chrion.generation import Sampling
 from chrion.serving.server.failures import RequestFailure, Status, invalid
 from chrion.serving.server.generation_service import TextOptions
 from chrion.serving.server.neutral_values import NEUTRAL, is_neutral
-from chrion.serving.server.openai_fields import MAX_STOPS
-from chrion.serving.server.rest_codec import InferenceRequest, read_priority, read_timeout_ms
-from chrion.serving.server.tensors import Array, TensorSpec
+from chrion.serving.server.openai_bodies import MAX_STOPS
+from chrion.serving.server.rest_codec import InferenceRequest
+from chrion.serving.server.tensors import Array, TensorSpec, choose_outputs
 
 INPUTS = (
     TensorSpec("text_input", "BYTES", (1,)),
@@ -54,6 +55,13 @@ OUTPUTS = (
     TensorSpec("output_ids", "INT64", (-1,)),
     TensorSpec("finish_reason", "BYTES", (1,)),
 )
+#: The types of a value and of a list of values, with their names in messages, by datatype; others are whole numbers.
+_WHOLE = ((int, "a whole number"), (list[int], "a list of tokens"))
+_KINDS: dict[str, tuple[tuple[Any, str], ...]] = {
+    "BYTES": ((str, "text"), (list[str], "a list of texts")),
+    "BOOL": ((bool, "true or false"),),
+    "FP32": ((float, "a number"),),
+}
 _BY_NAME = {spec.name: spec for spec in INPUTS}
 #: Other names of inputs: of vLLM's sampling parameters.
 _OTHER_NAMES = {"stop": "stop_words"}
@@ -108,8 +116,13 @@ def read_tensors(request: InferenceRequest) -> TextRequest:
     Raises:
         RequestFailure: An input is unknown, or has a wrong type or value.
     """
-    _refuse_priority(request.priority)
-    values = _own(request.parameters)
+    if request.priority:
+        raise RequestFailure(Status.UNSUPPORTED, "parameter 'priority': requests for text start in their order")
+    values = {
+        name: value
+        for name, value in request.parameters.items()
+        if name not in _PROTOCOL and not name.startswith("triton_")
+    }
     for name, (datatype, array) in request.feeds.items():
         values[name] = _untyped(array) if _is_unused(name) else _plain(_spec(name), datatype, array)
     return replace(read_values(values, tuple(request.outputs)), timeout_ms=request.timeout_ms)
@@ -121,8 +134,7 @@ def read_document(values: Mapping[str, Any]) -> TextRequest:
     Raises:
         RequestFailure: An input or a parameter is unknown, or has a wrong type or value.
     """
-    _refuse_priority(read_priority(values))
-    return replace(read_values(_own(values)), timeout_ms=read_timeout_ms(values))
+    return read_tensors(InferenceRequest.of("", values))
 
 
 def read_values(values: Mapping[str, Any], outputs: Sequence[str] = ()) -> TextRequest:
@@ -152,7 +164,9 @@ def read_values(values: Mapping[str, Any], outputs: Sequence[str] = ()) -> TextR
         raise invalid(f"input 'max_tokens': expected at least 1, found {max_tokens}")
     echo = not given.get("exclude_input_in_output", True)
     sampling, options = _sampling(given), _options(given, max_tokens)
-    return TextRequest(texts[0], max_tokens, sampling, options, given.get("stream", False), echo, _outputs(outputs))
+    return TextRequest(
+        texts[0], max_tokens, sampling, options, given.get("stream", False), echo, choose_outputs(OUTPUTS, outputs)
+    )
 
 
 def piece_tensors(piece: Piece, outputs: Sequence[TensorSpec]) -> list[tuple[TensorSpec, Array]]:
@@ -165,18 +179,6 @@ def piece_tensors(piece: Piece, outputs: Sequence[TensorSpec]) -> list[tuple[Ten
     return [(spec, arrays[spec.name]) for spec in outputs]
 
 
-def _refuse_priority(priority: int) -> None:
-    if priority:
-        raise RequestFailure(Status.UNSUPPORTED, "parameter 'priority': requests for text start in their order")
-
-
-def _own(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters that are inputs of decoders."""
-    return {
-        name: value for name, value in parameters.items() if name not in _PROTOCOL and not name.startswith("triton_")
-    }
-
-
 def _is_unused(name: str) -> bool:
     """Return whether an input is known and not implemented."""
     return name not in _BY_NAME and (name in _IGNORED or name in _NEUTRAL or name in NEUTRAL)
@@ -187,14 +189,6 @@ def _spec(name: str) -> TensorSpec:
     if spec is None:
         raise invalid(f"unknown input {name[:200]!r}: expected {', '.join(_BY_NAME)}")
     return spec
-
-
-def _outputs(names: Sequence[str]) -> tuple[TensorSpec, ...]:
-    known = {spec.name: spec for spec in OUTPUTS}
-    for name in names:
-        if name not in known:
-            raise invalid(f"unknown output {name[:200]!r}: expected one of {', '.join(known)}")
-    return tuple(known[name] for name in names) or OUTPUTS
 
 
 def _sampling_parameters(values: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -226,17 +220,11 @@ def _options(given: Mapping[str, Any], max_tokens: int) -> TextOptions:
 def _sampling(given: Mapping[str, Any]) -> Sampling:
     """Return how tokens are chosen: the most probable ones, unless a number says something else."""
     random = any(name in given for name in ("top_k", "top_p", "min_p"))
+    numbers: dict[str, Any] = {"temperature": float(random), "seed": secrets.randbits(32)}
+    numbers |= {name: given[name] for name in given.keys() & Sampling.__dataclass_fields__.keys()}
+    numbers["top_k"] = max(numbers.get("top_k", 0), 0)  # vLLM's -1 is all tokens
     try:
-        return Sampling(
-            temperature=given.get("temperature", 1.0 if random else 0.0),
-            top_k=max(given.get("top_k", 0), 0),  # vLLM's -1 is all tokens
-            top_p=given.get("top_p", 1.0),
-            min_p=given.get("min_p", 0.0),
-            repetition_penalty=given.get("repetition_penalty", 1.0),
-            frequency_penalty=given.get("frequency_penalty", 0.0),
-            presence_penalty=given.get("presence_penalty", 0.0),
-            seed=given["seed"] if "seed" in given else secrets.randbits(32),
-        )
+        return Sampling(**numbers)
     except OptionError as error:
         raise invalid(str(error)) from error
 
@@ -276,34 +264,11 @@ def _parsed(value: Any) -> Any:
 
 
 def _checked(spec: TensorSpec, value: Any) -> Any:
-    """Return a value of JSON with the type of an input; numbers may be written as texts."""
-    converted = _converted(spec, value)
-    if converted is None:
-        kinds = {"BYTES": "text", "BOOL": "true or false", "FP32": "a number"}
-        kind = kinds.get(spec.datatype, "a whole number")
-        expected = kind if spec.shape == (1,) else {"BYTES": "a list of texts"}.get(spec.datatype, "a list of tokens")
-        raise invalid(f"input {spec.name!r}: expected {expected}, found {str(value)[:100]!r}")
-    return converted
-
-
-def _converted(spec: TensorSpec, value: Any) -> Any:
-    """Return a value with the type of an input, or None if it has another type."""
-    if spec.shape != (1,):
-        values = [value] if spec.datatype == "BYTES" and isinstance(value, str) else value
-        kind = str if spec.datatype == "BYTES" else int
-        return values if isinstance(values, list) and all(type(element) is kind for element in values) else None
-    if spec.datatype in ("BYTES", "BOOL"):
-        return value if isinstance(value, str if spec.datatype == "BYTES" else bool) else None
-    return _number(value, float if spec.datatype == "FP32" else int)
-
-
-def _number(value: Any, kind: type[float]) -> float | None:
-    """Return a number, which may be written as text, as a float or an integer; None for something else."""
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return None
-    if isinstance(value, float) and kind is int and not (math.isfinite(value) and value.is_integer()):
-        return None
+    """Return a value of JSON with the type of an input; single numbers may be written as texts."""
+    kind, expected = _KINDS.get(spec.datatype, _WHOLE)[spec.shape != (1,)]
+    if kind == list[str] and isinstance(value, str):
+        value = [value]
     try:
-        return kind(value)
-    except (OverflowError, ValueError):
-        return None
+        return convert(value, kind, strict=kind not in (int, float))
+    except ValidationError as error:
+        raise invalid(f"input {spec.name!r}: expected {expected}, found {str(value)[:100]!r}") from error

@@ -104,14 +104,11 @@ def open_generators(
     Raises:
         OptionError: The generators need more memory than the budget.
     """
-    latest: dict[str, ServedVersion] = {}
-    for entry in scan(repository, accelerator=False).values():
-        if isinstance(entry, ServedVersion) and entry.settings.generation is not None:
-            if names is not None and entry.name not in names:
-                continue
-            known = latest.get(entry.name)
-            if known is None or int(entry.version) > int(known.version):
-                latest[entry.name] = entry
+    latest = {
+        entry.name: entry  # the versions of a model are in their order
+        for entry in scan(repository, accelerator=False).values()
+        if isinstance(entry, ServedVersion) and entry.settings.generation and (names is None or entry.name in names)
+    }
     opened: dict[str, ServedGenerator] = {}
     failed: dict[str, str] = {}
     for name, version in sorted(latest.items()):
@@ -164,16 +161,16 @@ def find_template(name: str, path: Path) -> ChatTemplate | None:
         name: The model's name.
         path: Its file.
     """
-    template = None
+    template, obstacle = None, ""
     try:
         template = find_chat_template(path)
+        obstacle = template.obstacle if template else ""
     except ChrionError as error:
-        log.warning("cannot chat", extra={"fields": {"model": name, "reason": str(error)}})
-    else:
-        if template is None:
-            log.info("no chat template", extra={"fields": {"model": name, "folder": str(path.parent)}})
-        elif template.obstacle:
-            log.warning("cannot chat", extra={"fields": {"model": name, "reason": template.obstacle}})
+        obstacle = str(error)
+    if obstacle:
+        log.warning("cannot chat", extra={"fields": {"model": name, "reason": obstacle}})
+    elif template is None:
+        log.info("no chat template", extra={"fields": {"model": name, "folder": str(path.parent)}})
     return template
 
 

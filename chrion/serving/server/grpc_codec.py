@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 from chrion.serving.server import tensors
 from chrion.serving.server.failures import RequestFailure, Status, invalid
 from chrion.serving.server.grpc_messages import message
-from chrion.serving.server.rest_codec import InferenceRequest, read_priority, read_timeout_ms, refuse_tensor_parameters
+from chrion.serving.server.rest_codec import InferenceRequest, refuse_tensor_parameters
 from chrion.serving.server.tensors import Array, TensorSpec
 
 _CONTENTS = {
@@ -90,13 +90,7 @@ def read_request(wire: WireRequest, take: Callable[[int], None] = lambda _: None
         RequestFailure: The message is not a valid request.
     """
     given, raw = wire.head, wire.raw
-    parameters = _parameters(given.parameters)
-    request = InferenceRequest(
-        id=given.id,
-        timeout_ms=read_timeout_ms(parameters),
-        priority=read_priority(parameters),
-        parameters=parameters,
-    )
+    request = InferenceRequest.of(given.id, _parameters(given.parameters))
     if raw and len(raw) != len(given.inputs):
         raise invalid(f"raw_input_contents: expected {len(given.inputs)} entries, found {len(raw)}")
     for at, entry in enumerate(given.inputs):
@@ -110,22 +104,6 @@ def read_request(wire: WireRequest, take: Callable[[int], None] = lambda _: None
     return request
 
 
-def build_response(
-    request: InferenceRequest, model: tuple[str, str], outputs: Sequence[tuple[TensorSpec, Array]]
-) -> Any:
-    """Return the ``ModelInferResponse`` with some outputs.
-
-    Args:
-        request: The request.
-        model: The name and the version of the model.
-        outputs: The outputs.
-    """
-    response = _response_head(request, model, outputs)
-    for spec, array in outputs:
-        response.raw_output_contents.append(tensors.to_raw(spec.datatype, array))
-    return response
-
-
 def encode_response(
     request: InferenceRequest, model: tuple[str, str], outputs: Sequence[tuple[TensorSpec, Array]]
 ) -> bytes:
@@ -136,20 +114,14 @@ def encode_response(
         model: The name and the version of the model.
         outputs: The outputs.
     """
-    parts = [_response_head(request, model, outputs).SerializeToString()]
+    head = message("ModelInferResponse")(model_name=model[0], model_version=model[1], id=request.id)
+    for spec, array in outputs:
+        head.outputs.add(name=spec.name, datatype=spec.datatype, shape=array.shape)
+    parts = [head.SerializeToString()]
     for spec, array in outputs:
         raw = tensors.to_raw(spec.datatype, array)
         parts += [_RAW_OUTPUT, _varint(len(raw)), raw]
     return b"".join(parts)
-
-
-def _response_head(
-    request: InferenceRequest, model: tuple[str, str], outputs: Sequence[tuple[TensorSpec, Array]]
-) -> Any:
-    response = message("ModelInferResponse")(model_name=model[0], model_version=model[1], id=request.id)
-    for spec, array in outputs:
-        response.outputs.add(name=spec.name, datatype=spec.datatype, shape=array.shape)
-    return response
 
 
 def _split(content: bytes) -> tuple[bytes, list[memoryview]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import hmac
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -17,7 +16,7 @@ from google.protobuf.message import DecodeError
 from chrion.errors import OptionError
 from chrion.serving.server import documents, grpc_codec
 from chrion.serving.server.connections import HEADER_S, READ_BYTES_PER_S, READ_S
-from chrion.serving.server.failures import RequestFailure, Status, invalid
+from chrion.serving.server.failures import RequestFailure, Status, invalid, require_token
 from chrion.serving.server.generation_service import GenerationService
 from chrion.serving.server.grpc_health import HealthService
 from chrion.serving.server.grpc_messages import SERVICE, message, methods
@@ -47,8 +46,8 @@ _CHANNEL_OPTIONS = (
 )
 
 _STREAM = "ModelStreamInfer"
-
-_Method = Callable[[Any], Awaitable[Any]]
+#: Methods that need no token.
+_OPEN = ("ServerLive", "ServerReady")
 
 
 class GrpcService:
@@ -73,17 +72,6 @@ class GrpcService:
         self._token = token
         self._tracer = tracer
         self._failures = FailureSampler()
-        self._open = {"ServerLive": self._server_live, "ServerReady": self._server_ready}
-        self._answers: dict[str, _Method] = self._open | {
-            "ModelReady": self._model_ready,
-            "ServerMetadata": self._server_metadata,
-            "ModelMetadata": self._model_metadata,
-            "ModelConfig": self._model_config,
-            "ModelStatistics": self._model_statistics,
-            "RepositoryIndex": self._repository_index,
-            "RepositoryModelLoad": self._load,
-            "RepositoryModelUnload": self._unload,
-        }
 
     def handlers(self, message_s: float) -> Any:
         """Return the handlers of all methods.
@@ -116,11 +104,10 @@ class GrpcService:
     async def _answer(self, name: str, request: Any, response: Any, content: bytes, context: Any) -> Any:
         began_s = time.monotonic()
         try:
-            if name not in self._open:
+            if name not in _OPEN:
                 self._authorise(context)
-            return ParseDict(
-                await self._answers[name](_parse(request, content)), response(), ignore_unknown_fields=True
-            )
+            document = await self._document(name, _parse(request, content))
+            return ParseDict(document, response(), ignore_unknown_fields=True)
         except RequestFailure as failure:
             self._log_failure(context, name, failure, began_s)
             await _abort(context, failure)
@@ -237,9 +224,11 @@ class GrpcService:
                 request = grpc_codec.read_request(given, memory.take)
                 async with contextlib.aclosing(decoder.stream(request)) as responses:
                     async for outputs, final in responses:
-                        response = grpc_codec.build_response(request, decoder.model, outputs)
-                        response.parameters[_FINAL].bool_param = final
-                        yield kind(infer_response=response)
+                        response = kind()
+                        content = grpc_codec.encode_response(request, decoder.model, outputs)
+                        response.infer_response.MergeFromString(content)
+                        response.infer_response.parameters[_FINAL].bool_param = final
+                        yield response
         except RequestFailure as failure:
             self._log_failure(context, _STREAM, failure, began_s)
             response = kind(error_message=failure.message, infer_response={"id": given.head.id})
@@ -247,49 +236,33 @@ class GrpcService:
             yield response
 
     def _authorise(self, context: Any) -> None:
-        if not self._token:
-            return
         given = dict(context.invocation_metadata() or ()).get("authorization", "")
-        expected = f"Bearer {self._token}".encode()
-        if not hmac.compare_digest(str(given).encode(), expected):
-            raise RequestFailure(Status.UNAUTHENTICATED, "a valid bearer token is required")
+        require_token(self._token, str(given).encode())
 
-    async def _server_live(self, request: Any) -> dict[str, Any]:
-        del request
-        return {"live": True}
-
-    async def _server_ready(self, request: Any) -> dict[str, Any]:
-        del request
-        return {"ready": (await self._target.health())["ready"]}
-
-    async def _model_ready(self, request: Any) -> dict[str, Any]:
-        return {"ready": not await self._target.model_obstacle(request.name, request.version)}
-
-    async def _server_metadata(self, request: Any) -> dict[str, Any]:
-        del request
-        return documents.server_metadata(model_control=self._target.control)
-
-    async def _model_metadata(self, request: Any) -> dict[str, Any]:
-        return await self._target.model_metadata(request.name, request.version)
-
-    async def _model_config(self, request: Any) -> dict[str, Any]:
-        return {"config": await self._target.model_config(request.name, request.version)}
-
-    async def _model_statistics(self, request: Any) -> dict[str, Any]:
-        return {"model_stats": await self._target.statistics(request.name, request.version)}
-
-    async def _repository_index(self, request: Any) -> dict[str, Any]:
-        return {"models": await self._target.index(documents.READY if request.ready else "")}
-
-    async def _load(self, request: Any) -> dict[str, Any]:
-        if any(name == "config" or name.startswith("file:") for name in request.parameters):
-            raise RequestFailure(Status.UNSUPPORTED, "loading with a configuration or files in the request")
-        await self._target.load(request.model_name)
-        return {}
-
-    async def _unload(self, request: Any) -> dict[str, Any]:
-        await self._target.unload(request.model_name)
-        return {}
+    async def _document(self, method: str, request: Any) -> dict[str, Any]:
+        """Return the answer to a method of one message, as a document with its fields and perhaps others."""
+        target = self._target
+        document: dict[str, Any] = {}
+        match method:
+            case "ServerLive" | "ServerReady":
+                document = await target.health()
+            case "ServerMetadata":
+                document = documents.server_metadata(model_control=target.control)
+            case "ModelReady":
+                document = {"ready": not await target.model_obstacle(request.name, request.version)}
+            case "ModelMetadata":
+                document = await target.model_metadata(request.name, request.version)
+            case "ModelConfig":
+                document = {"config": await target.model_config(request.name, request.version)}
+            case "ModelStatistics":
+                document = {"model_stats": await target.statistics(request.name, request.version)}
+            case "RepositoryIndex":
+                document = {"models": await target.index(documents.READY if request.ready else "")}
+            case "RepositoryModelLoad":
+                await target.load(request.model_name, request.parameters)
+            case "RepositoryModelUnload":
+                await target.unload(request.model_name)
+        return document
 
 
 def bind_grpc(

@@ -13,7 +13,7 @@ import functools
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any
 
-from chrion.serving.server.openai_fields import MAX_CHOICES
+from chrion.serving.server.openai_bodies import MAX_CHOICES
 
 #: Requests with one response that are in progress at the same time, and responses that wait for the client: enough for
 #: full batches, and a bound on the memory of a stream.

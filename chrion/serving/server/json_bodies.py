@@ -10,13 +10,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from chrion.common.files import parse_json
 from chrion.serving.server.failures import RequestFailure, Status, invalid
 from chrion.serving.server.number_text import NumberText
 
 Take = Callable[[int], None]
+Kind = TypeVar("Kind", bool, str, list[Any], dict[str, Any])
+
+#: The kinds of values in words.
+_KINDS: dict[type, str] = {bool: "true or false", str: "text", list: "a list", dict: "an object"}
 
 #: Limits of a document without numbers of tensors, bytes, values, and lists and objects among them, which
 #: one call of the parser takes with the GIL held.
@@ -95,6 +99,17 @@ def parse_tensors(document: memoryview, take: Take, name: str = "the body") -> A
     content = b"NaN".join(parts)
     take(json_bytes(content, name))
     return _parse(content, name, lambda _: next(numbers))
+
+
+def typed(kind: type[Kind], value: Any, name: str) -> Kind:
+    """Return a value of JSON that must be of a kind.
+
+    Raises:
+        RequestFailure: It is of another one.
+    """
+    if type(value) is not kind:
+        raise invalid(f"{name}: expected {_KINDS[kind]}")
+    return value
 
 
 def json_bytes(document: bytes, name: str = "the body") -> int:

@@ -13,9 +13,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.utils import floatToGoString
 
 from chrion.common.version import __version__
-from chrion.serving.manager.residency import Place
 from chrion.serving.server.core import ServingCore
 from chrion.serving.server.core_records import Served
+from chrion.serving.server.documents import reserved_bytes
 from chrion.serving.server.repository import Key
 from chrion.serving.server.statistics import BUCKETS_S, Histogram, ModelStatistics
 
@@ -46,10 +46,6 @@ class _Collector:
     def __init__(self, core: ServingCore, unserved: Collection[Key]) -> None:
         self._core = core
         self._unserved = unserved
-
-    def describe(self) -> list[Any]:
-        """Return nothing: names are not checked against those of other collectors."""
-        return []
 
     def collect(self) -> Iterator[Any]:
         """Yield all metrics."""
@@ -100,16 +96,18 @@ class _Collector:
             for key, served in models:
                 family.add_metric(key, read(served.statistics))
             yield family
-        pending = GaugeMetricFamily("nv_inference_pending_request_count", "Requests that wait", labels=_MODEL)
-        for key, served in models:
-            pending.add_metric(key, self._core.waiting_for(served))
-        yield pending
-        blocks = GaugeMetricFamily(
-            "chrion_model_blocks", "Blocks of a model in memory; 0 if it runs whole", labels=_MODEL
-        )
-        for key, served in models:
-            blocks.add_metric(key, self._core.blocks.count(served.number))
-        yield blocks
+        gauges: dict[str, tuple[str, Callable[[Served], float]]] = {
+            "nv_inference_pending_request_count": ("Requests that wait", self._core.waiting_for),
+            "chrion_model_blocks": (
+                "Blocks of a model in memory; 0 if it runs whole",
+                lambda served: self._core.blocks.count(served.number),
+            ),
+        }
+        for name, (text, state) in gauges.items():
+            family = GaugeMetricFamily(name, text, labels=_MODEL)
+            for key, served in models:
+                family.add_metric(key, state(served))
+            yield family
         ready = GaugeMetricFamily("chrion_model_ready", "1 if requests for a version can be served", labels=_MODEL)
         for key in sorted({*self._core.models, *self._unserved}):
             version = self._core.models.get(key)
@@ -124,7 +122,8 @@ class _Collector:
             labels=(*_MODEL, "device", "variant"),
         )
         for key, served in sorted(self._core.models.items()):
-            for device, variant, size in self._places(served):
+            _, variant = self._core.place(served)
+            for device, size in reserved_bytes(self._core, served).items():
                 resident.add_metric((*key, device, variant), size)
         yield resident
         used = GaugeMetricFamily("chrion_memory_used_bytes", "Memory reserved for models", labels=["device"])
@@ -134,13 +133,6 @@ class _Collector:
             budget.add_metric([device], size)
         yield used
         yield budget
-
-    def _places(self, served: Served) -> Iterator[tuple[str, str, int]]:
-        entry = self._core.manager.memory.entries.get(served.number)
-        if entry is not None and entry.place is not Place.ABSENT:
-            variant = entry.model.variants[entry.variant]
-            for device, size in variant.bytes.items():
-                yield device, variant.name, size
 
     def _server(self) -> Iterator[Any]:
         core = self._core

@@ -12,7 +12,7 @@ from chrion.serving.server.failures import invalid
 _TEXTS = {"text": "text", "refusal": "refusal"}
 
 
-def read_messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
+def read_messages(messages: Any) -> list[dict[str, Any]]:
     """Return the messages of a chat: contents as texts, and arguments of tool calls as objects.
 
     A content that is null or missing, as beside tool calls, stays so. Other keys without a value are left out, since
@@ -21,7 +21,6 @@ def read_messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     Raises:
         RequestFailure: A message has no role, has contents that are not text, or lacks one that it needs.
     """
-    messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise invalid("messages: expected a list with at least one message")
     return [_read_message(f"messages[{at}]", message) for at, message in enumerate(messages)]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
-import json
+import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -15,16 +14,22 @@ from starlette.responses import JSONResponse, Response
 
 from chrion.errors import ChrionError, ContextLengthError
 from chrion.generation import Token
-from chrion.serving.server.disconnects import EventResponse, Handler, ReadBody, until_disconnect
+from chrion.serving.server.disconnects import EventResponse, Handler, ReadBody, event, until_disconnect
 from chrion.serving.server.failures import RequestFailure, Status
 from chrion.serving.server.generation_service import GenerationService, cancel, failure_of
 from chrion.serving.server.generators import Prompt, ServedGenerator
-from chrion.serving.server.openai_answers import Answers, RunningChoice
-from chrion.serving.server.openai_bodies import Settings, read_prompts, read_settings
-from chrion.serving.server.openai_failures import failure_document, too_long
-from chrion.serving.server.openai_fields import MAX_CHOICES
+from chrion.serving.server.openai_answers import Answers, Choice
+from chrion.serving.server.openai_bodies import MAX_CHOICES, Body, ChatBody, CompletionBody, TextBody, read_body
 from chrion.serving.server.openai_logprobs import TokenLog
 from chrion.serving.server.openai_messages import read_messages
+
+_DEFAULT_TOKENS = 16  # of the completions of the API
+#: The name of a field at the beginning of a message, with the part of it that is at fault.
+_FIELD = re.compile(r"([a-z_]+(?:\[\d+\]|\.[a-z_]+)*): ")
+#: Follows the limit of a request if it is not that of the model.
+_MEMORY = " on this server, whose memory for keys and values (kv_memory) has slots for no more"
+_TYPES = {Status.OVERLOADED: "rate_limit_error"}
+_CODES = {Status.OVERLOADED: "rate_limit_exceeded", Status.UNAUTHENTICATED: "invalid_api_key"}
 
 
 class OpenAiService:
@@ -32,24 +37,23 @@ class OpenAiService:
 
     Args:
         service: The models.
+        read: Reads bodies.
     """
 
-    def __init__(self, service: GenerationService) -> None:
-        self._service = service
+    def __init__(self, service: GenerationService, read: ReadBody) -> None:
+        self._service, self._read_body = service, read
         self._created = int(time.time())
 
-    def routes(self, read: ReadBody) -> list[tuple[str, Handler, str]]:
-        """Return paths with their handlers and methods.
+    def routes(self) -> list[tuple[str, Handler, str]]:
+        """Return paths with their handlers and methods."""
 
-        Args:
-            read: Returns the JSON object in the body of a request, whose time it stores as
-                ``request.state.arrival_s``.
-        """
-
-        def reading(answer: Callable[[Request, dict[str, Any]], Awaitable[Response]]) -> Handler:
+        def reading(kind: type[Body], answer: Callable[[Request, Body], Awaitable[Response]]) -> Handler:
             async def handler(request: Request) -> Response:
+                body = read_body(kind, await self._read_body(request))
                 try:
-                    return await answer(request, await read(request))
+                    return await answer(request, body)
+                except ContextLengthError as error:
+                    raise _too_long(error, body) from error
                 except ChrionError as error:
                     raise failure_of(error) from error
 
@@ -58,12 +62,11 @@ class OpenAiService:
         return [
             ("/v1/models", self._models, "GET"),
             ("/v1/models/{name}", self._model, "GET"),
-            ("/v1/completions", reading(self._completions), "POST"),
-            ("/v1/chat/completions", reading(self._chat), "POST"),
+            ("/v1/completions", reading(CompletionBody, self._completions), "POST"),
+            ("/v1/chat/completions", reading(ChatBody, self._chat), "POST"),
         ]
 
-    async def _models(self, request: Request) -> Response:
-        del request
+    async def _models(self, _: Request) -> Response:
         models = [self._describe(name) for name in sorted(self._service.served)]
         return JSONResponse({"object": "list", "data": models})
 
@@ -75,26 +78,23 @@ class OpenAiService:
     def _describe(self, name: str) -> dict[str, Any]:
         return {"id": name, "object": "model", "created": self._created, "owned_by": "chrion"}
 
-    async def _completions(self, request: Request, body: dict[str, Any]) -> Response:
-        settings = read_settings(body, chat=False)
-        return await self._answer(request, settings, read_prompts(body), Answers(settings, chat=False))
+    async def _completions(self, request: Request, body: CompletionBody) -> Response:
+        return await self._answer(request, body, body.prompts(), echo=body.echo)
 
-    async def _chat(self, request: Request, body: dict[str, Any]) -> Response:
-        settings = read_settings(body, chat=True)
-        served = self._find(settings.model)
+    async def _chat(self, request: Request, body: ChatBody) -> Response:
+        served = self._find(body.model)
         if served.template is None:
-            raise RequestFailure(Status.INVALID, f"model {settings.model!r} has no chat template", param="model")
-        self._admit(settings, 1)
+            raise RequestFailure(Status.INVALID, f"model {body.model!r} has no chat template", param="model")
+        self._admit(body, 1)
         render = functools.partial(
             served.template.render,
-            read_messages(body),
-            settings.template_variables,
-            add_generation_prompt=settings.add_generation_prompt,
+            read_messages(body.messages),
+            body.chat_template_kwargs,
+            add_generation_prompt=body.add_generation_prompt,
         )
-        with _explaining(settings, chat=True):
-            # The template writes the special tokens itself.
-            ids = await asyncio.to_thread(lambda: served.encode(render(), special=False))
-        return await self._answer(request, settings, [ids], Answers(settings, chat=True))
+        # The template writes the special tokens itself.
+        ids = await asyncio.to_thread(lambda: served.encode(render(), special=False))
+        return await self._answer(request, body, [ids])
 
     def _find(self, name: str) -> ServedGenerator:
         served = self._service.served.get(name)
@@ -102,50 +102,47 @@ class OpenAiService:
             raise self._service.unknown(name)
         return served
 
-    def _admit(self, settings: Settings, prompts: int) -> None:
+    def _admit(self, body: TextBody, prompts: int) -> None:
         """Raise a failure unless the choices of a number of prompts may be queued now."""
-        count = prompts * len(settings.samplings)
+        count = prompts * body.n
         if count > MAX_CHOICES:
             text = f"prompt, n: expected at most {MAX_CHOICES} choices, found {count}"
             raise RequestFailure(Status.INVALID, text, param="n")
         self._service.admit(count)
 
     async def _answer(
-        self, request: Request, settings: Settings, prompts: Sequence[Prompt], answers: Answers
+        self, request: Request, body: TextBody, prompts: Sequence[Prompt], *, echo: bool = False
     ) -> Response:
-        served = self._find(settings.model)
-        self._admit(settings, len(prompts))
+        served = self._find(body.model)
+        self._admit(body, len(prompts))
 
         def most(length: int) -> int:
-            default = answers.default_tokens or served.generator.default_new_tokens(length)
-            return settings.max_tokens or min(default, served.generator.most_new_tokens(length))
+            default = served.generator.default_new_tokens(length) if body.chat else _DEFAULT_TOKENS
+            return body.limit or min(default, served.generator.most_new_tokens(length))
 
-        with _explaining(settings, chat=answers.chat):
-            streams = await self._service.submit(served, prompts, settings.samplings, settings.options, most)
-        answers.prompt_tokens = sum(stream.prompt_tokens for stream in streams[:: len(settings.samplings)])
-        events = self._service.events(settings.model, streams, request.state.arrival_s)
+        streams = await self._service.submit(served, prompts, body.samplings(), body.options(), most)
+        answers = Answers(body)
+        answers.prompt_tokens = sum(stream.prompt_tokens for stream in streams[:: body.n])
+        events = self._service.events(body.model, streams, request.state.arrival_s)
         choices = [
-            RunningChoice(
+            Choice(
                 stream,
-                prompt=served.text_of(prompts[at // len(settings.samplings)]) if settings.echo else "",
-                log=None if settings.options.logprobs is None else TokenLog(served.pieces, chat=answers.chat),
+                prompt=served.text_of(prompts[at // body.n]) if echo else "",
+                log=None if body.logprob_count is None else TokenLog(served.pieces, chat=body.chat),
             )
             for at, stream in enumerate(streams)
         ]
-        if settings.stream:
-            return EventResponse(_chunks(settings, answers, choices, events), functools.partial(cancel, streams))
+        if body.stream:
+            return EventResponse(_chunks(body, answers, choices, events), functools.partial(cancel, streams))
         try:
             answers.generated_tokens = await until_disconnect(request, _exhaust(events))
         finally:
             cancel(streams)
-        return JSONResponse(answers.whole([choice.complete() for choice in choices]))
+        return JSONResponse(answers.whole(choices))
 
 
 async def _chunks(
-    settings: Settings,
-    answers: Answers,
-    choices: Sequence[RunningChoice],
-    events: AsyncIterator[tuple[int, Token | None]],
+    body: TextBody, answers: Answers, choices: Sequence[Choice], events: AsyncIterator[tuple[int, Token | None]]
 ) -> AsyncIterator[str]:
     """Yield server-sent events. Each choice begins when its first token has been generated."""
     begun = set()
@@ -155,28 +152,19 @@ async def _chunks(
             if index not in begun:
                 begun.add(index)
                 if first := answers.first(index, choice.prompt):
-                    yield _event(first)
+                    yield event(first)
             if token is None:
-                yield _event(answers.last(index, choice.stream.finish_reason, choice.finish()))
+                yield event(answers.last(index, choice.stream.finish_reason, choice.finish()))
                 continue
             answers.generated_tokens += token.id is not None
             logprobs = choice.add(token)
             if token.text or logprobs:
-                yield _event(answers.piece(index, token.text, logprobs))
-        if settings.usage:
-            yield _event(answers.totals())
+                yield event(answers.piece(index, token.text, logprobs))
+        if body.usage:
+            yield event(answers.totals())
         yield "data: [DONE]\n\n"
     except (ChrionError, RequestFailure) as error:
-        yield _event(failure_document(failure_of(error)))
-
-
-@contextlib.contextmanager
-def _explaining(settings: Settings, *, chat: bool) -> Iterator[None]:
-    """Raise the failure of the API for a prompt that is too long."""
-    try:
-        yield
-    except ContextLengthError as error:
-        raise too_long(error, chat=chat, limit_field=settings.limit_field) from error
+        yield event(failure_document(failure_of(error)))
 
 
 async def _exhaust(events: AsyncIterator[tuple[int, Token | None]]) -> int:
@@ -184,5 +172,29 @@ async def _exhaust(events: AsyncIterator[tuple[int, Token | None]]) -> int:
     return sum([token is not None and token.id is not None async for _, token in events])
 
 
-def _event(document: Mapping[str, Any]) -> str:
-    return f"data: {json.dumps(document)}\n\n"
+def failure_document(failure: RequestFailure) -> dict[str, Any]:
+    """Return the document of an error. Its ``param`` is the field that the message names at its beginning."""
+    kind = _TYPES.get(failure.status, "invalid_request_error" if failure.status.http < 500 else "server_error")
+    named = _FIELD.match(failure.message)
+    param = failure.param or (named[1] if named and failure.status is Status.INVALID else None)
+    code = failure.code or _CODES.get(failure.status)
+    return {"error": {"message": failure.message, "type": kind, "param": param, "code": code}}
+
+
+def _too_long(error: ContextLengthError, body: TextBody) -> RequestFailure:
+    """Return the failure of a request that needs more tokens than there are, in the words that clients look for."""
+    field = "messages" if body.chat else "prompt"
+    prompt, new = error.prompt_tokens, error.new_tokens
+    if not prompt:  # it has not been tokenised
+        text = f"However, {error.message}."
+    elif prompt > error.limit:
+        text = f"However, your {field} resulted in {prompt} tokens. Please reduce the length of the {field}."
+    else:
+        text = (
+            f"However, you requested {prompt + new} tokens ({prompt} in the {field}, {new} in the completion). "
+            f"Please reduce the length of the {field} or completion."
+        )
+        field = body.limit_field
+    memory = _MEMORY if error.memory else ""
+    text = f"This model's maximum context length is {error.limit} tokens{memory}. {text}"
+    return RequestFailure(Status.INVALID, text, param=field, code="context_length_exceeded")

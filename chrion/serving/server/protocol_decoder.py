@@ -36,25 +36,13 @@ class ProtocolDecoder:
 
     def metadata(self) -> dict[str, Any]:
         """Return the model's metadata."""
-        return {
-            "name": self._served.name,
-            "versions": [self._served.version],
-            "platform": documents.PLATFORM,
-            "inputs": [documents.tensor(spec) for spec in INPUTS],
-            "outputs": [documents.tensor(spec) for spec in OUTPUTS],
-        }
+        return documents.model_metadata(self._served.name, [self._served.version], INPUTS, OUTPUTS)
 
     def configuration(self) -> dict[str, Any]:
         """Return the part of Triton's model configuration that clients read."""
-        return {
-            "name": self._served.name,
-            "platform": documents.PLATFORM,
-            "backend": "onnxruntime",
-            "max_batch_size": 0,
-            "model_transaction_policy": {"decoupled": True},
-            "input": [documents.configured(spec) | {"optional": True} for spec in INPUTS],
-            "output": [documents.configured(spec) for spec in OUTPUTS],
-        }
+        config = documents.model_config(self._served.name, INPUTS, OUTPUTS)
+        inputs = [entry | {"optional": True} for entry in config["input"]]
+        return config | {"model_transaction_policy": {"decoupled": True}, "input": inputs}
 
     async def infer(self, request: InferenceRequest) -> Outputs:
         """Return the outputs of a request with one response.
@@ -90,7 +78,7 @@ class ProtocolDecoder:
         """
         stream = await self.submit(text_request)
         try:
-            return await self._joined(text_request, stream)
+            return [piece async for piece in self.pieces(text_request, stream)][-1]
         finally:
             stream.cancel()
 
@@ -121,31 +109,20 @@ class ProtocolDecoder:
         Raises:
             RequestFailure: The text cannot start in its time, or fails.
         """
-        if not text_request.stream:
-            yield await self._joined(text_request, stream)
-            return
-        async with contextlib.aclosing(self._parts(text_request, stream)) as parts:
-            async for part in parts:
-                yield part
-
-    async def _joined(self, text_request: TextRequest, stream: Stream) -> Piece:
-        pieces = [piece async for piece in self._parts(text_request, stream)]
-        ids = tuple(token for piece in pieces for token in piece.ids)
-        return Piece("".join(piece.text for piece in pieces), ids, pieces[-1].reason)
-
-    async def _parts(self, text_request: TextRequest, stream: Stream) -> Pieces:
-        before = self._served.text_of(text_request.prompt) if text_request.echo else ""
+        text = self._served.text_of(text_request.prompt) if text_request.echo else ""
+        ids: list[int] = []
         tokens = self._service.events(self._served.name, [stream], text_request.arrival_s, text_request.timeout_ms)
         try:
             async with contextlib.aclosing(tokens) as events:
                 async for _, token in events:
-                    before += token.text if token is not None else ""
-                    if token is not None and token.id is not None:
-                        yield Piece(before, (token.id,))
-                        before = ""
+                    text += token.text if token is not None else ""
+                    ids += [token.id] if token is not None and token.id is not None else []
+                    if text_request.stream and ids:
+                        yield Piece(text, tuple(ids))
+                        text, ids = "", []
         except ChrionError as error:
             raise failure_of(error) from error
-        yield Piece(before, (), stream.finish_reason)
+        yield Piece(text, tuple(ids), stream.finish_reason)
 
 
 def has_cache(inputs: Iterable[str]) -> bool:

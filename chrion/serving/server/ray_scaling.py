@@ -8,15 +8,13 @@ from typing import Any
 import ray
 
 
-def one_per_node(context: Any) -> tuple[int, dict[str, Any]]:
+def one_per_node(_: Any) -> tuple[int, dict[str, Any]]:
     """Return the number of nodes that have a CPU for a replica; Serve's controller asks for it."""
-    del context
     return max(1, count_places(ray.nodes(), gpus=False)), {}
 
 
-def one_per_gpu(context: Any) -> tuple[int, dict[str, Any]]:
+def one_per_gpu(_: Any) -> tuple[int, dict[str, Any]]:
     """Return the number of GPUs of the cluster; Serve's controller asks for it."""
-    del context
     return max(1, count_places(ray.nodes(), gpus=True)), {}
 
 

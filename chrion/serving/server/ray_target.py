@@ -11,7 +11,7 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from ray.exceptions import RayError, RayTaskError, TaskCancelledError
@@ -121,7 +121,7 @@ class ClusterTarget:
         entries = merging.merge_indices((await self._ask_all("index", "")).values())
         return [entry for entry in entries if state in ("", entry["state"])]
 
-    async def load(self, name: str) -> None:
+    async def load(self, name: str, _: Iterable[str] = ()) -> None:
         """Refuse: the replicas follow the repository."""
         raise RequestFailure(Status.UNAVAILABLE, f"model {name[:200]!r}: model control is not supported with --ray")
 

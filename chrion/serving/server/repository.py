@@ -25,7 +25,7 @@ from chrion.serving.manager import ManagedModel, ManagedVariant
 from chrion.serving.manager.records import ACCELERATOR, HOST
 from chrion.serving.server.empty_inputs import fragile_operators
 from chrion.serving.server.settings import ModelSettings, VariantSettings, read_settings
-from chrion.serving.server.tensors import DATATYPES, TensorSpec
+from chrion.serving.server.tensors import DTYPES, RENAMED, TensorSpec
 from chrion.serving.variants import VariantTable, from_plan
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
@@ -183,22 +183,13 @@ def _scan_model(
         known = before.get((folder.name, path.name))
         elsewhere = [Path(file) for file, *_ in known.files if folder not in Path(file).parents] if known else []
         now = file_states(toml, path, *elsewhere)
-        unchanged = known is not None and known.files == now
-        entries.append(known if known is not None and unchanged else _scan_version(path, settings, now, accelerator))
+        if known is None or known.files != now:
+            try:
+                known = _read_version(path, settings, now, accelerator=accelerator)
+            except (ChrionError, OSError, ValueError) as error:
+                known = BadVersion(folder.name, path.name, " ".join(str(error).split()), now)
+        entries.append(known)
     return entries
-
-
-def _scan_version(
-    folder: Path,
-    settings: ModelSettings,
-    states: tuple[FileState, ...],
-    accelerator: bool,  # noqa: FBT001
-) -> ServedVersion | BadVersion:
-    name = folder.parent.name
-    try:
-        return _read_version(folder, settings, states, accelerator=accelerator)
-    except (ChrionError, OSError, ValueError) as error:
-        return BadVersion(name, folder.name, " ".join(str(error).split()), states)
 
 
 def _read_version(
@@ -341,10 +332,9 @@ def _interface(proto: onnx.ModelProto) -> tuple[tuple[TensorSpec, ...], tuple[Te
 def _spec(info: onnx.ValueInfoProto, role: str) -> TensorSpec:
     kind = info.type.WhichOneof("value")
     tensor = info.type.tensor_type
-    names = {"FLOAT": "float", "DOUBLE": "double", "BOOL": "bool"}
     word = onnx.TensorProto.DataType.Name(tensor.elem_type) if kind == "tensor_type" else str(kind)
-    datatype = DATATYPES.get(f"tensor({names.get(word, word.lower())})")
-    if datatype is None:
+    datatype = RENAMED.get(word, word)
+    if datatype not in DTYPES:
         hint = (
             "converters of classifiers write a tensor with the option zipmap=False" if kind == "sequence_type" else ""
         )

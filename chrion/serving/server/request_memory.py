@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
+from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Self
 
 from chrion.serving.server.failures import RequestFailure, Status
 
@@ -25,7 +25,7 @@ class ByteAccount:
         self.lock = threading.Lock()
 
 
-class RequestMemory:
+class RequestMemory(AbstractContextManager["RequestMemory"]):
     """Memory of one request, which is given back as a whole.
 
     Args:
@@ -55,9 +55,6 @@ class RequestMemory:
                 raise RequestFailure(Status.OVERLOADED, "the requests in flight use too much memory", retry_s=1.0)
             self._taken, account.used = needed, used
             account.peak = max(account.peak, used)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.release()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import hmac
-import json
 import logging
 import math
 import time
@@ -24,13 +22,12 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from chrion.serving.server import documents, rest_codec
-from chrion.serving.server.disconnects import EventResponse, Handler, until_disconnect
-from chrion.serving.server.failures import RequestFailure, Status
+from chrion.serving.server.disconnects import EventResponse, Handler, event, until_disconnect
+from chrion.serving.server.failures import RequestFailure, Status, require_token
 from chrion.serving.server.generate_routes import GenerateRoutes
 from chrion.serving.server.generation_service import GenerationService
-from chrion.serving.server.json_bodies import parse_body
-from chrion.serving.server.openai_failures import failure_document
-from chrion.serving.server.openai_service import OpenAiService
+from chrion.serving.server.json_bodies import parse_body, typed
+from chrion.serving.server.openai_service import OpenAiService, failure_document
 from chrion.serving.server.options import ServerOptions
 from chrion.serving.server.origins import SenderRules
 from chrion.serving.server.request_log import FailureSampler, log_request
@@ -85,59 +82,61 @@ class RestService:
         #: Open pages by the addresses of their clients.
         self._pages: Counter[str] = Counter()
         model, version = "/v2/models/{name}", "/v2/models/{name}/versions/{version}"
+        route = self._route
         routes = [  # searched in this order
-            *(_route(f"{base}/infer", self._infer, "POST") for base in (model, version)),
-            _route("/", self._page, "GET", open_=True),
-            _route("/events", self._events, "GET"),
-            _route("/metrics", self._metrics, "GET"),
-            _route("/v2", self._server, "GET"),
-            _route("/v2/", self._server, "GET"),
-            _route("/v2/health", self._health, "GET", open_=True),
-            _route("/v2/health/live", self._live, "GET", open_=True),
-            _route("/v2/health/ready", self._ready, "GET", open_=True),
-            _route("/v2/models/stats", self._statistics, "GET"),
-            _route("/v2/repository/index", self._index, "POST"),
-            _route("/v2/repository/models/{name}/load", self._load, "POST"),
-            _route("/v2/repository/models/{name}/unload", self._unload, "POST"),
+            *(route(f"{base}/infer", self._infer, "POST") for base in (model, version)),
+            route("/", self._page, is_open=True),
+            route("/events", self._events),
+            route("/metrics", self._metrics),
+            route("/v2", self._server),
+            route("/v2/", self._server),
+            route("/v2/health", self._health, is_open=True, probe=True),
+            route("/v2/health/live", self._live, is_open=True, probe=True),
+            route("/v2/health/ready", self._ready, is_open=True, probe=True),
+            route("/v2/models/stats", self._statistics),
+            route("/v2/repository/index", self._index, "POST"),
+            route("/v2/repository/models/{name}/load", self._load, "POST"),
+            route("/v2/repository/models/{name}/unload", self._unload, "POST"),
         ]
         for base in (model, version):
             routes += [
-                _route(base, self._model, "GET"),
-                _route(f"{base}/ready", self._model_ready, "GET"),
-                _route(f"{base}/config", self._config, "GET"),
-                _route(f"{base}/stats", self._statistics, "GET"),
+                route(base, self._model),
+                route(f"{base}/ready", self._model_ready, probe=True),
+                route(f"{base}/config", self._config),
+                route(f"{base}/stats", self._statistics),
             ]
-        for api in (OpenAiService(generation), GenerateRoutes(generation)):
-            api_routes = api.routes(self._accounted_json)
-            routes += [_route(path, self._accounting(handler), method) for path, handler, method in api_routes]
-        probes = [self._health, self._live, self._ready, self._model_ready]
+        for api in (OpenAiService(generation, self._text_options), GenerateRoutes(generation, self._text_options)):
+            routes += [route(path, handler, method) for path, handler, method in api.routes()]
         self.app = Starlette(
-            routes=[
-                Route(path, self._answering(handler, open_=is_open, probe=handler in probes), methods=[method])
-                for path, handler, method, is_open in routes
-            ],
+            routes=routes,
             middleware=[_cross_origin(options.cors)] if options.cors else [],
             exception_handlers={404: self._unrouted, 405: self._unrouted},
         )
 
-    def _answering(self, handler: Handler, *, open_: bool, probe: bool = False) -> Handler:
+    def _route(
+        self, path: str, handler: Handler, method: str = "GET", *, is_open: bool = False, probe: bool = False
+    ) -> Route:
+        handler = self._answering(self._accounting(handler), is_open=is_open, probe=probe)
+        return Route(path, handler, methods=[method])
+
+    def _answering(self, handler: Handler, *, is_open: bool, probe: bool = False) -> Handler:
         """Return a handler that checks the sender and the token, and answers failures as the protocol has them.
 
         Args:
             handler: Answers the request.
-            open_: Whether requests need no token.
+            is_open: Whether requests need no token.
             probe: Whether requests ask if something is ready: that it is not ready is none of their failures.
         """
 
-        @functools.wraps(handler)
         async def answer(request: Request) -> Response:
-            given = request.headers.get("x-request-id", "")
-            request.state.id = given[:100] if given.isascii() and given.isprintable() and given else uuid.uuid4().hex
+            name = request.headers.get("x-request-id", "")
+            request.state.id = name[:100] if name.isascii() and name.isprintable() and name else uuid.uuid4().hex
             began_s, error = time.monotonic(), ""
             try:
                 self._senders.check(request.method, dict(request.scope["headers"]))
-                if not open_:
-                    self._authorise(request)
+                if not is_open:
+                    given = request.headers.get("authorization", "").encode("latin-1", "replace")
+                    require_token(self._token, given)
                 response = await handler(request)
             except RequestFailure as failure:
                 response, error = _failure(request, failure), failure.message
@@ -181,20 +180,11 @@ class RestService:
         async def refuse(request: Request) -> Response:
             raise RequestFailure(status, f"{request.method} {request.url.path[:200]}: {text}")
 
-        response = await self._answering(refuse, open_=True)(request)
+        response = await self._answering(refuse, is_open=True)(request)
         response.headers.update(headers)
         return response
 
-    def _authorise(self, request: Request) -> None:
-        if not self._token:
-            return
-        expected = f"Bearer {self._token}".encode()
-        given = request.headers.get("authorization", "").encode("latin-1", "replace")
-        if not hmac.compare_digest(given, expected):
-            raise RequestFailure(Status.UNAUTHENTICATED, "a valid bearer token is required")
-
-    async def _page(self, request: Request) -> Response:
-        del request
+    async def _page(self, _: Request) -> Response:
         return HTMLResponse(_page_text(), headers={"Content-Security-Policy": _PAGE_POLICY})
 
     async def _events(self, request: Request) -> Response:
@@ -210,29 +200,24 @@ class RestService:
 
     async def _snapshots(self) -> AsyncIterator[str]:
         while not self._target.draining:
-            yield f"data: {json.dumps(await self._target.snapshot())}\n\n"
+            yield event(await self._target.snapshot())
             await asyncio.sleep(_EVENT_S)
 
-    async def _metrics(self, request: Request) -> Response:
-        del request
+    async def _metrics(self, _: Request) -> Response:
         metrics = await self._target.metrics() + self._generation.metrics()
         return Response(metrics, media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    async def _server(self, request: Request) -> Response:
-        del request
+    async def _server(self, _: Request) -> Response:
         return JSONResponse(documents.server_metadata(model_control=self._target.control))
 
-    async def _health(self, request: Request) -> Response:
-        del request
+    async def _health(self, _: Request) -> Response:
         health = await self._target.health()
         return JSONResponse(health, status_code=200 if health["ready"] else Status.UNAVAILABLE.http)
 
-    async def _live(self, request: Request) -> Response:
-        del request
+    async def _live(self, _: Request) -> Response:
         return JSONResponse({"live": True})
 
-    async def _ready(self, request: Request) -> Response:
-        del request
+    async def _ready(self, _: Request) -> Response:
         ready = (await self._target.health())["ready"]
         return JSONResponse({"ready": ready}, status_code=200 if ready else Status.UNAVAILABLE.http)
 
@@ -257,11 +242,8 @@ class RestService:
         return JSONResponse(await self._target.index(documents.READY if body.get("ready", False) is True else ""))
 
     async def _load(self, request: Request) -> Response:
-        body = await self._json(request)
-        parameters = body.get("parameters", {})
-        if isinstance(parameters, dict) and any(p == "config" or str(p).startswith("file:") for p in parameters):
-            raise RequestFailure(Status.UNSUPPORTED, "loading with a configuration or files in the request")
-        await self._target.load(request.path_params["name"])
+        parameters = (await self._json(request)).get("parameters")
+        await self._target.load(request.path_params["name"], parameters if isinstance(parameters, dict) else ())
         return Response(status_code=200)
 
     async def _unload(self, request: Request) -> Response:
@@ -288,42 +270,29 @@ class RestService:
 
     async def _run(self, request: Request) -> Response:
         """Serve an inference request."""
-        memory = RequestMemory(self._target.account)
-        try:
-            body = await self._body(request, memory.take)
-            length = request.headers.get(rest_codec.HEADER_LENGTH)
-            answer = await until_disconnect(request, self._target.infer_rest(*_model_of(request), body, length))
-            memory.take(len(answer.content))
-        except BaseException:
-            memory.release()
-            raise
-        return _AccountedResponse(Response(answer.content, headers=dict(answer.headers)), memory)
+        body = await self._body(request, self._body_bytes)
+        length = request.headers.get(rest_codec.HEADER_LENGTH)
+        answer = await until_disconnect(request, self._target.infer_rest(*_model_of(request), body, length))
+        request.state.memory.take(len(answer.content))
+        return Response(answer.content, headers=dict(answer.headers))
 
-    async def _accounted_json(self, request: Request) -> dict[str, Any]:
-        """Return the object in the body of a request for text; store the time of its arrival."""
-        body = await self._body(request, request.state.memory.take)
+    async def _text_options(self, request: Request) -> dict[str, Any]:
+        """Return the object in the body of a request for text."""
+        return await self._json(request, self._body_bytes)
+
+    async def _json(self, request: Request, max_bytes: int = _MAX_OPTIONS) -> dict[str, Any]:
+        """Return the object in the body of a request; store the time of its arrival."""
+        body = await self._body(request, max_bytes)
         request.state.arrival_s = time.perf_counter()
-        return self._object(body, request.state.memory.take)
+        return typed(dict, parse_body(memoryview(body), request.state.memory.take) if body.strip() else {}, "the body")
 
-    async def _json(self, request: Request) -> dict[str, Any]:
-        """Return the object in the body of a request that only has options."""
-        with RequestMemory(self._target.account) as memory:
-            return self._object(await self._body(request, memory.take, max_bytes=_MAX_OPTIONS), memory.take)
-
-    @staticmethod
-    def _object(body: bytearray, take: Callable[[int], None]) -> dict[str, Any]:
-        content = parse_body(memoryview(body), take) if body.strip() else {}
-        if not isinstance(content, dict):
-            raise RequestFailure(Status.INVALID, "the body: expected an object")
-        return content
-
-    async def _body(self, request: Request, take: Callable[[int], None], max_bytes: int = 0) -> bytearray:
+    async def _body(self, request: Request, max_bytes: int) -> bytearray:
         """Return the body, decompressed.
 
         Raises:
             RequestFailure: It is too large, or the client sends it too slowly, or nothing for too long.
         """
-        max_bytes = max_bytes or self._body_bytes
+        take: Callable[[int], None] = request.state.memory.take
         declared = request.headers.get("content-length", "0")
         body = bytearray()  # it grows without being copied, unlike parts that are joined in the end
         stream = request.stream().__aiter__()
@@ -416,10 +385,6 @@ def _cross_origin(origins: Sequence[str]) -> Middleware:
         allow_headers=["*"],
         expose_headers=["Retry-After", SERVER_TIMING, "X-Request-Id"],
     )
-
-
-def _route(path: str, handler: Handler, method: str, *, open_: bool = False) -> tuple[str, Handler, str, bool]:
-    return path, handler, method, open_
 
 
 def _model_of(request: Request) -> tuple[str, str]:

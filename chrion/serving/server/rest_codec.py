@@ -14,22 +14,20 @@ from typing import Any
 
 from chrion.serving.server import tensors
 from chrion.serving.server.failures import RequestFailure, Status, invalid
-from chrion.serving.server.json_bodies import parse_tensors
+from chrion.serving.server.json_bodies import parse_tensors, typed
 from chrion.serving.server.tensors import Array, TensorSpec
 
 #: The header with the length of the JSON part of a body with binary data.
 HEADER_LENGTH = "Inference-Header-Content-Length"
-_REFUSED_PARAMETERS = {
-    "sequence_id": "sequences are not supported",
-    "sequence_start": "sequences are not supported",
-    "sequence_end": "sequences are not supported",
+_SEQUENCES = ("sequence_id", "sequence_start", "sequence_end")
+_NUMBERS = {
+    "timeout": "a whole number of microseconds",
+    "priority": "a whole number, 1 for the highest priority or 0 for none",
 }
 _REFUSED_TENSOR_PARAMETERS = {
     "shared_memory_region": "shared memory is not supported",
     "classification": "classification is not supported",
 }
-
-
 #: Limit of the JSON of outputs, in bytes, as for the numbers of a body: joining its pieces copies it while the GIL is
 #: held.
 _MAX_TEXT = 1 << 26
@@ -55,6 +53,24 @@ class InferenceRequest:
     #: 1 is the highest; 0 for none.
     priority: int = 0
     parameters: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, identity: str, parameters: Mapping[str, Any]) -> InferenceRequest:
+        """Return a request without inputs.
+
+        Raises:
+            RequestFailure: A parameter has a wrong value, or is not supported.
+        """
+        for name in _SEQUENCES:
+            if parameters.get(name):
+                raise RequestFailure(Status.UNSUPPORTED, f"parameter {name!r}: sequences are not supported")
+        for name, expected in _NUMBERS.items():
+            value = parameters.get(name, 0)
+            if type(value) is not int or not 0 <= value <= _MAX_INTEGER:
+                raise invalid(f"parameter {name!r}: expected {expected}")
+        timeout = parameters.get("timeout", 0)
+        timeout_ms = timeout / 1000 if timeout else math.inf
+        return cls(identity, timeout_ms=timeout_ms, priority=parameters.get("priority", 0), parameters=parameters)
 
 
 def decompress(body: bytearray, encoding: str) -> Iterator[bytes]:
@@ -99,16 +115,17 @@ def parse_request(
         size = int(header_length)
         name = f"the JSON part of the body ({size} bytes by {HEADER_LENGTH})"
     content = memoryview(body)
-    document, binary = _object(parse_tensors(content[:size], take, name), name), content[size:]
-    request = InferenceRequest(id=_text(document.get("id", ""), "id"))
-    _read_parameters(request, _object(document.get("parameters", {}), "parameters"))
+    document, binary = typed(dict, parse_tensors(content[:size], take, name), name), content[size:]
+    identity = typed(str, document.get("id", ""), "id")
+    request = InferenceRequest.of(identity, typed(dict, document.get("parameters", {}), "parameters"))
+    request.binary = typed(bool, request.parameters.get("binary_data_output", False), "binary_data_output")
     at = 0
-    for entry in _list(document.get("inputs"), "inputs"):
-        at = _read_input(request, _object(entry, "input"), binary, at, take)
+    for entry in typed(list, document.get("inputs"), "inputs"):
+        at = _read_input(request, typed(dict, entry, "input"), binary, at, take)
     if at != len(binary):
         raise invalid(f"the body has {len(binary)} bytes of binary data, and its inputs have {at}")
-    for entry in _list(document.get("outputs", []), "outputs"):
-        _read_output(request, _object(entry, "output"))
+    for entry in typed(list, document.get("outputs", []), "outputs"):
+        _read_output(request, typed(dict, entry, "output"))
     return request
 
 
@@ -150,33 +167,6 @@ def build_response(
     return b"".join([header, *parts]) if parts else header, len(header) if parts else None
 
 
-def read_timeout_ms(parameters: Mapping[str, Any]) -> float:
-    """Return the parameter ``timeout``, which is in microseconds, in milliseconds.
-
-    Raises:
-        RequestFailure: It is not a whole number, or a parameter is not supported.
-    """
-    for name, reason in _REFUSED_PARAMETERS.items():
-        if parameters.get(name):
-            raise RequestFailure(Status.UNSUPPORTED, f"parameter {name!r}: {reason}")
-    timeout = parameters.get("timeout", 0)
-    if type(timeout) is not int or not 0 <= timeout <= _MAX_INTEGER:
-        raise invalid("parameter 'timeout': expected a whole number of microseconds")
-    return timeout / 1000 if timeout else math.inf
-
-
-def read_priority(parameters: Mapping[str, Any]) -> int:
-    """Return the parameter ``priority``: 1 is the highest, 0 is none.
-
-    Raises:
-        RequestFailure: It is not such a number.
-    """
-    priority = parameters.get("priority", 0)
-    if type(priority) is not int or not 0 <= priority <= _MAX_INTEGER:
-        raise invalid("parameter 'priority': expected a whole number, 1 for the highest priority or 0 for none")
-    return priority
-
-
 def refuse_tensor_parameters(name: str, parameters: Mapping[str, Any]) -> None:
     """Refuse parameters of tensors that are not supported.
 
@@ -188,23 +178,16 @@ def refuse_tensor_parameters(name: str, parameters: Mapping[str, Any]) -> None:
             raise RequestFailure(Status.UNSUPPORTED, f"tensor {name!r}: {reason}")
 
 
-def _read_parameters(request: InferenceRequest, parameters: Mapping[str, Any]) -> None:
-    request.parameters = parameters
-    request.timeout_ms = read_timeout_ms(parameters)
-    request.priority = read_priority(parameters)
-    request.binary = _boolean(parameters.get("binary_data_output", False), "binary_data_output")
-
-
 def _read_input(
     request: InferenceRequest, entry: Mapping[str, Any], binary: memoryview, at: int, take: Callable[[int], None]
 ) -> int:
     """Add an input to the request; return the end of its binary data."""
-    name = _text(entry.get("name"), "input name")
+    name = typed(str, entry.get("name"), "input name")
     if name in request.feeds:
         raise invalid(f"input {name[:200]!r} is given twice")
-    datatype = _text(entry.get("datatype"), f"input {name[:200]!r}: datatype")
-    shape = _list(entry.get("shape"), f"input {name[:200]!r}: shape")
-    parameters = _object(entry.get("parameters", {}), f"input {name[:200]!r}: parameters")
+    datatype = typed(str, entry.get("datatype"), f"input {name[:200]!r}: datatype")
+    shape = typed(list, entry.get("shape"), f"input {name[:200]!r}: shape")
+    parameters = typed(dict, entry.get("parameters", {}), f"input {name[:200]!r}: parameters")
     refuse_tensor_parameters(name, parameters)
     size = parameters.get("binary_data_size")
     if size is None:
@@ -222,31 +205,7 @@ def _read_input(
 
 
 def _read_output(request: InferenceRequest, entry: Mapping[str, Any]) -> None:
-    name = _text(entry.get("name"), "output name")
-    parameters = _object(entry.get("parameters", {}), f"output {name[:200]!r}: parameters")
+    name = typed(str, entry.get("name"), "output name")
+    parameters = typed(dict, entry.get("parameters", {}), f"output {name[:200]!r}: parameters")
     refuse_tensor_parameters(name, parameters)
-    request.outputs[name] = _boolean(parameters.get("binary_data", request.binary), "binary_data")
-
-
-def _object(value: Any, name: str) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        raise invalid(f"{name}: expected an object")
-    return value
-
-
-def _list(value: Any, name: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise invalid(f"{name}: expected a list")
-    return value
-
-
-def _text(value: Any, name: str) -> str:
-    if not isinstance(value, str):
-        raise invalid(f"{name}: expected text")
-    return value
-
-
-def _boolean(value: Any, name: str) -> bool:
-    if type(value) is not bool:
-        raise invalid(f"{name}: expected true or false")
-    return value
+    request.outputs[name] = typed(bool, parameters.get("binary_data", request.binary), "binary_data")

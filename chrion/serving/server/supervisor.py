@@ -76,8 +76,7 @@ class Supervisor:
                 return
             self._sleep(_STEP_S)
 
-    def _stop(self, number: int, frame: object) -> None:
-        del number, frame
+    def _stop(self, *_: object) -> None:
         self._stopping = True
         if self._child is not None and self._child.poll() is None:
             self._child.send_signal(signal.SIGTERM)

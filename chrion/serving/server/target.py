@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -75,8 +75,8 @@ class Target(Protocol):
     async def index(self, state: str) -> list[dict[str, str]]:
         """Return the versions of the repository with a state, ``READY`` for example, or all of them."""
 
-    async def load(self, name: str) -> None:
-        """Serve all versions of a model."""
+    async def load(self, name: str, parameters: Iterable[str] = ()) -> None:
+        """Serve all versions of a model; ``parameters`` are the names of those in the request."""
 
     async def unload(self, name: str) -> None:
         """Stop serving all versions of a model."""
@@ -138,14 +138,18 @@ class LocalTarget:
     async def model_metadata(self, name: str, version: str) -> dict[str, Any]:
         """Return a model's metadata."""
         served = self._find(name, version)
-        return (
-            served.metadata() if isinstance(served, ProtocolDecoder) else documents.model_metadata(self._core, served)
-        )
+        if isinstance(served, ProtocolDecoder):
+            return served.metadata()
+        versions = [number for own, number in self._core.models if own == name]
+        return documents.model_metadata(name, versions, served.version.inputs, served.version.outputs)
 
     async def model_config(self, name: str, version: str) -> dict[str, Any]:
         """Return a model's configuration."""
         served = self._find(name, version)
-        return served.configuration() if isinstance(served, ProtocolDecoder) else documents.model_config(served)
+        if isinstance(served, ProtocolDecoder):
+            return served.configuration()
+        own, batch = served.version, served.version.managed.max_batch
+        return documents.model_config(name, own.inputs, own.outputs, batch if batch > 1 else 0)
 
     async def model_obstacle(self, name: str, version: str) -> str:
         """Return why requests for a model cannot be served; empty if they can."""
@@ -176,8 +180,10 @@ class LocalTarget:
         index = documents.repository_index(self._core, self._catalogue.scanned)
         return [entry for entry in index if state in ("", entry["state"])]
 
-    async def load(self, name: str) -> None:
+    async def load(self, name: str, parameters: Iterable[str] = ()) -> None:
         """Serve all versions of a model."""
+        if any(parameter == "config" or parameter.startswith("file:") for parameter in parameters):
+            raise RequestFailure(Status.UNSUPPORTED, "loading with a configuration or files in the request")
         await self._catalogue.load(name)
 
     async def unload(self, name: str) -> None:

@@ -40,23 +40,8 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "BF16": np.dtype("<u2"),
     "BYTES": np.dtype(object),
 }
-#: The datatype of each type that onnxruntime names.
-DATATYPES = {
-    "tensor(bool)": "BOOL",
-    "tensor(uint8)": "UINT8",
-    "tensor(uint16)": "UINT16",
-    "tensor(uint32)": "UINT32",
-    "tensor(uint64)": "UINT64",
-    "tensor(int8)": "INT8",
-    "tensor(int16)": "INT16",
-    "tensor(int32)": "INT32",
-    "tensor(int64)": "INT64",
-    "tensor(float16)": "FP16",
-    "tensor(float)": "FP32",
-    "tensor(double)": "FP64",
-    "tensor(bfloat16)": "BF16",
-    "tensor(string)": "BYTES",
-}
+#: The datatypes that ONNX names otherwise, by their names in ONNX.
+RENAMED = {"FLOAT16": "FP16", "FLOAT": "FP32", "DOUBLE": "FP64", "BFLOAT16": "BF16", "STRING": "BYTES"}
 #: Returns data as JSON without spaces; json.dumps would make an encoder in each call.
 compact_json = json.JSONEncoder(separators=(",", ":")).encode
 #: Maximum number of dimensions, that of numpy.
@@ -269,6 +254,15 @@ def check_request(
     missing = [name for name in known if name not in feeds]
     if missing:
         raise invalid(f"missing input {missing[0]!r}")
+    return choose_outputs(outputs, names)
+
+
+def choose_outputs(outputs: Sequence[TensorSpec], names: Sequence[str]) -> tuple[TensorSpec, ...]:
+    """Return the outputs with some names, or all of them without a name.
+
+    Raises:
+        RequestFailure: An output is unknown.
+    """
     offered = {spec.name: spec for spec in outputs}
     for name in names:
         if name not in offered:
@@ -333,19 +327,12 @@ def _flatten(name: str, data: list[Any], elements: int) -> list[Any]:
 
 
 def _strings(name: str, data: bytes | memoryview, elements: int) -> Array:
-    contents: list[bytes] = []
-    at, end = 0, len(data)
-    while at < end:
-        if end - at < 4 or len(contents) == elements:
-            break
-        (length,) = struct.unpack_from("<I", data, at)
-        at += 4
-        if length > end - at:
-            at = -1
-            break
-        contents.append(bytes(data[at : at + length]))
-        at += length
-    if at != end or len(contents) != elements:
+    contents, at = [], 0
+    for _ in range(min(elements, len(data) // 4 + 1)):  # the shape may have more than there can be
+        start = at + 4
+        at = start + int.from_bytes(data[at:start], "little")
+        contents.append(bytes(data[start:at]))
+    if at != len(data) or len(contents) != elements:
         raise invalid(f"tensor {name!r}: expected {elements} BYTES elements, each with its length before it")
     return _decoded(name, contents)
 

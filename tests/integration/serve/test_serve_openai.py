@@ -47,8 +47,8 @@ def test_the_page_has_the_generators(client: Any, decoders: LocalServer) -> None
 
     before = state()
     client.completions.create(model="llama", prompt="w2", max_tokens=3, temperature=0)
-    wait_until(lambda: state()["finished"] > before["finished"])
-    assert state()["tokens"] == before["tokens"] + 3
+    wait_until(lambda: state()["finished_requests"] > before["finished_requests"])
+    assert state()["generated_tokens"] == before["generated_tokens"] + 3
 
 
 def test_streams(client: Any, plain: PlainDecoder) -> None:
