@@ -76,7 +76,7 @@ MaxErrorOption = Annotated[
 StreamsOption = Annotated[
     int | None,
     typer.Option(
-        "--streams", metavar="N", help="Lanes of the accelerator, for policies that use several.", show_default="4"
+        "--streams", metavar="N", help="Streams of the accelerator, for policies that use several.", show_default="4"
     ),
 ]
 RoundsOption = Annotated[

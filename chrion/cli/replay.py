@@ -26,6 +26,7 @@ def replay(
     scenario: Annotated[
         str,
         typer.Argument(
+            metavar="SCENARIO",
             help="A scenario file, or the name of a bundled scenario.",
             autocompletion=complete_scenario,
             show_default=False,

@@ -96,6 +96,18 @@ def test_a_given_plan_or_policy_is_run_as_it_is(cli: Chrion, model: Path) -> Non
     assert found["predicted_ms"] == Plan.load("m.plan.json").predicted.latency_ms
 
 
+def test_a_plan_of_another_machine_says_so_and_what_follows(cli: Chrion, model: Path) -> None:
+    """In what runs, with the properties that differ; a plan of this machine says nothing."""
+    for options, found in (((), []), (("--profile", PAPER), ["cpu Intel Xeon E5-2685 v3", "cores 12"])):
+        placed = ("--policy", "cpu", "--cores", "1", "--force")
+        assert cli("partition", str(model), *placed, *options)[0] == 0
+        lines = cli("run", str(model), "--plan", "m.plan.json", "--repeat", "2")[1].splitlines()
+        others = [line for line in lines if line.startswith("made for another machine (")]
+        assert len(others) == bool(found)
+        assert all(fact in line for line in others for fact in found)
+        assert all(line.endswith("its predictions do not hold here") for line in others)
+
+
 def test_shapes_that_are_not_given_are_those_of_the_plan(cli: Chrion, tmp_path: Path) -> None:
     """Of a model with free dimensions; other shapes, and another model, are named with what mends the command."""
     onnx.save(free_branches(), tmp_path / "free.onnx")
