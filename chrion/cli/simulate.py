@@ -184,14 +184,16 @@ def _find(
     repeated.seeds(scenario.seed, options.replications)  # refuses a single one
     with step(f"searching the limit of {name} of {source.name}") as update:
         found = limits.find_limits(source, name, condition, options, lambda done, text: update(done, done, text))
+    if not as_json:
+        show(simulation_tables.definitions(scenario), *simulation_tables.datasheet_lines(scenario))
     show_limits(source.name, name, quantity, condition, found, export=export, plot=plot, as_json=as_json)
     if not as_json:
         show(*capacity_tables.search_lines(name, scenario, found, keep_warm_up=options.keep_warm_up))
-        show(simulation_tables.definitions(scenario), *simulation_tables.datasheet_lines(scenario))
 
 
 def _replicate(source: ScenarioSource, number: int, *, workers: int, as_json: bool) -> None:
-    points = repeated.seeds(source.build().seed, number)
+    scenario = source.build()
+    points = repeated.seeds(scenario.seed, number)
     with step(f"simulating {format_count(number, 'replication')} of {source.name}") as update:
         simulated = sweep.run_sweep(source, points, workers=workers, progress=_counting(update, number))
     intervals = repeated.intervals(simulated)
@@ -200,7 +202,8 @@ def _replicate(source: ScenarioSource, number: int, *, workers: int, as_json: bo
         rows = {p: {name: results.plain(entry) for name, entry in row.items()} for p, row in intervals.items()}
         show_json({**head, "intervals": rows, "replications": [point.to_json() for point in simulated]})
     else:
-        show(capacity_tables.intervals_table(f"means of {number} replications", intervals))
+        table = capacity_tables.intervals_table(f"means of {number} replications", intervals)
+        show(simulation_tables.definitions(scenario), table)
 
 
 def _sample(source: ScenarioSource, cells: int, number: int, *, workers: int, as_json: bool) -> None:
@@ -255,9 +258,9 @@ def _sweep(
         body = {"schema": results.SWEEP_SCHEMA, "scenario": source.name, "points": [p.to_json() for p in simulated]}
         show_json(body)
     else:
-        show(simulation_tables.sweep_table(simulated))
         show(definitions.pop() if len(definitions) == 1 else "violations: as each point of the sweep defines them")
         show(*dict.fromkeys(line for built in scenarios for line in simulation_tables.datasheet_lines(built)))
+        show(simulation_tables.sweep_table(simulated))
 
 
 def _note_replaced(source: ScenarioSource, scenarios: Sequence[Scenario]) -> None:

@@ -21,8 +21,13 @@ _FIGURES = (
     *("requests/s", "tokens/s", "ms/token p50", "ms/token p99", "first ms p50", "first ms p99"),
     *("between ms p50", "between ms p99", "batch", "slots", "most"),
 )
+_LEGEND = (
+    "ms/token: latency by generated tokens; first: time to the first token; between: mean time between two tokens; "
+    "batch: mean requests of an iteration; slots, most: mean and largest number reserved"
+)
 #: Columns of tables in which they have values.
 _GOODPUT, _PREEMPTED = "goodput/s", "preempted"
+_MORE = {_GOODPUT: "requests that met both objectives", _PREEMPTED: "times that requests lost their blocks"}
 #: The keys of the rate of arrival.
 _RATES = ("rate_per_s", "rate_scale")
 #: Latencies from here on have no decimals.
@@ -30,13 +35,7 @@ _LARGE_MS = 1000.0
 
 
 def decoder_table(scenario: DecoderScenario, summaries: Sequence[DecoderSummary]) -> FigureTable:
-    """Return a table with a row for each policy.
-
-    *ms/token* is the latency divided by the generated tokens, *first* the time to the first token, *between* the mean
-    time between two tokens of a request, *batch* the mean number of requests of an iteration, *slots* and *most* the
-    mean and the greatest number of reserved slots, *goodput* the requests that met both objectives, *preempted* how
-    often requests lost their blocks.
-    """
+    """Return a table with a row for each policy, whose title defines its columns."""
     number = summaries[0].served + summaries[0].refused
     requests, slots = format_count(number, "request"), format_count(scenario.slots, "slot")
     title = f"{scenario.name}: {requests}, {slots} for keys and values"
@@ -47,7 +46,7 @@ def decoder_table(scenario: DecoderScenario, summaries: Sequence[DecoderSummary]
     if scenario.replicas.count > 1:
         title += f"; {scenario.replicas.count} replicas"
     more = _more(summaries)
-    table = FigureTable(title, [key("policy"), *_FIGURES, *more])
+    table = FigureTable(f"{title}\n{_legend(more)}", [key("policy"), *_FIGURES, *more])
     for summary in summaries:
         table.add_row(summary.policy, *_figures(summary, more))
     return table
@@ -57,7 +56,7 @@ def decoder_sweep_table(points: Sequence[DecoderPoint]) -> FigureTable:
     """Return a table with a row for each point and policy."""
     more = _more([summary for point in points for summary in point.summaries])
     keys = [key(name, is_text=False) for name in points[0].values]
-    table = FigureTable("", [*keys, key("policy"), *_FIGURES, *more])
+    table = FigureTable(_legend(more), [*keys, key("policy"), *_FIGURES, *more])
     for point in points:
         for summary in point.summaries:
             table.add_row(*map(str, point.values.values()), summary.policy, *_figures(summary, more))
@@ -122,6 +121,11 @@ def _rate(point: DecoderPoint) -> float:
 def _setting(values: Mapping[str, Any]) -> str:
     """Return the swept values that tell lines apart: all but the rate, which is the position on a line."""
     return ", ".join(f"{name} = {value}" for name, value in values.items() if not _is_rate(name))
+
+
+def _legend(more: Sequence[str]) -> str:
+    """Return a line that defines the columns, with those that only some tables have."""
+    return "; ".join([_LEGEND, *(f"{name}: {_MORE[name]}" for name in more)])
 
 
 def _more(summaries: Sequence[DecoderSummary]) -> list[str]:
