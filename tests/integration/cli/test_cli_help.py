@@ -52,7 +52,7 @@ def test_errors_name_the_option_where_the_library_names_the_parameter(cli: Chrio
             ((*multi, "--deadline", "soon"), "error: --deadline: expected a duration"),
             ((*multi, "--block", "1ns"), "error: --block: expected at least 0.1 ms"),
             ((*multi, "--drop", "all"), "error: --drop: expected newest or oldest"),
-            (("model", "lstm", "--hidden", "0"), "error: --hidden: expected 1 or more"),
+            (("model", "lstm", "--layers", "0"), "error: --layers: expected 1 or more"),
             (("model", "lstm", "--kv-heads", "2"), "error: --kv-heads: model lstm has no such parameter"),
         ],
     )
