@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import functools
 import inspect
-import itertools
 import logging
 import sys
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
-from typer.core import TyperCommand
 
 from chrion.cli.bench import bench
 from chrion.cli.cache import app as cache_app
+from chrion.cli.commands import USAGE_ERROR, Command, Group, options_of
 from chrion.cli.compare import compare
 from chrion.cli.console import stderr
 from chrion.cli.demo import demo
@@ -41,14 +39,11 @@ from chrion.cli.tune import tune
 from chrion.common.suggestions import did_you_mean
 from chrion.common.version import __version__
 from chrion.common.wrong_values import wrong_value
-from chrion.errors import ChrionError, OptionError
+from chrion.errors import ChrionError
 from chrion.scheduler import POLICIES, policy_names
 
 _SETTINGS = {"help_option_names": ["-h", "--help"]}
 _START, _STUDY, _PLAN, _RUN, _FILES = "Start", "Study", "Plan", "Run", "Files"
-
-#: Base of the errors of wrong usage, whichever library Typer takes it from.
-_USAGE_ERROR: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 
 #: The values that an option may have, by the type of Pydantic's error.
 _EXPECTED = {
@@ -61,6 +56,7 @@ _EXPECTED = {
 
 app = typer.Typer(
     name="chrion",
+    cls=Group,
     add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -75,7 +71,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         code = app(arguments, standalone_mode=False, prog_name="chrion")
     except ChrionError as error:
         return _fail(str(error), exit_code(error))
-    except _USAGE_ERROR as error:
+    except USAGE_ERROR as error:
         context: Any = getattr(error, "ctx", None)
         command = context.command_path if context else "chrion"
         return _fail(f"{_describe_usage(error, context)} (see: {command} --help)")
@@ -94,7 +90,7 @@ def _fail(message: str, code: int = BAD_INPUT) -> int:
 def _describe_usage(error: Any, context: Any) -> str:
     """Return the message of an error of Typer in the form of Chrion's own."""
     if type(error).__name__ == "NoSuchOption":
-        given, known = error.option_name, _options_of(context.command)
+        given, known = error.option_name, options_of(context.command)
         set_key = f"--set {given.lstrip('-').replace('-', '_')}=VALUE changes a value of the scenario"
         hint = did_you_mean(given, known, set_key if "--set" in known else "-")
         return f"no such option {given}" + ("" if hint == "-" else f"; {hint}")
@@ -106,33 +102,6 @@ def _describe_usage(error: Any, context: Any) -> str:
         expected = _EXPECTED.get(problem["type"], "{msg}").format(msg=problem["msg"], **problem.get("ctx", {}))
         return wrong_value(max(error.param.opts, key=len), expected, problem["input"]).message
     return str(error.format_message()).rstrip(".")
-
-
-def _options_of(command: Any) -> dict[str, Any]:
-    """Return the options of a command by every name that they have."""
-    named = {name: parameter for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
-    return {name: parameter for name, parameter in named.items() if name.startswith("-")}
-
-
-class _Command(TyperCommand):
-    """A command that refuses the name of one option as the value of another: the value was forgotten."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the words after the name of the command.
-
-        Raises:
-            OptionError: An option that takes a value is followed by another option.
-        """
-        options = _options_of(self)
-        for word, following in pairwise(itertools.takewhile(lambda word: word != "--", args)):
-            option = options.get(word)
-            if following in options and option and not (option.is_flag or option.count):
-                raise OptionError(f"{word}: expected a value, found the option {following}")
-        try:
-            return super().parse_args(ctx, args)
-        except _USAGE_ERROR as error:
-            error.ctx = getattr(error, "ctx", None) or ctx  # Typer forgets it where an option lacks its value
-            raise
 
 
 class _LogHandler(logging.Handler):
@@ -202,7 +171,7 @@ def _register(command: Callable[..., None], panel: str, *examples: str) -> None:
     )
     app.command(
         command.__name__,
-        cls=_Command,
+        cls=Command,
         rich_help_panel=panel,
         help=escape("\n\n".join(" ".join(part.split()) for part in (command.__doc__ or "").split("\n\n"))),
         epilog=_policy_lines(signature) + "\n".join(["[bold]Examples[/bold]", *(f"  chrion {e}" for e in examples)]),
@@ -260,7 +229,7 @@ _register(
     finetune,
     _RUN,
     "finetune pipeline.onnx --data new.parquet --target y -o better.onnx",
-    "finetune pipeline.onnx --data july.csv --validation august.csv -o better.onnx --json",
+    "finetune old.onnx --data july.csv --validation august.csv -o new.onnx",
 )
 _register(bench, _RUN, "bench lstm.onnx", "bench lstm.onnx --plan lstm.plan.json --json")
 _register(

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from chrion.cli.commands import Command, Group
 from chrion.cli.console import note, show, show_json
 from chrion.cli.exit_codes import FAILED
 from chrion.cli.options import JsonOption
@@ -28,12 +29,12 @@ KINDS = {
 }
 _ENTRY = re.compile(r"[0-9a-f]{32}\.json")
 
-app = typer.Typer(help="List, measure or clear cached measurements and decisions.", rich_markup_mode="rich")
+app = typer.Typer(help="List, measure or clear cached measurements and decisions.", rich_markup_mode="rich", cls=Group)
 
 KindArgument = Annotated[
     str | None,
     typer.Argument(
-        metavar="[KIND]",
+        metavar="KIND",
         help=f"{' or '.join(KINDS)}.",
         show_default="all",
         autocompletion=lambda: list(KINDS),
@@ -58,7 +59,7 @@ def _options(context: typer.Context) -> None:
         list_entries()
 
 
-@app.command("list", epilog="[bold]Example[/bold]\n  chrion cache list --json")
+@app.command("list", cls=Command, epilog="[bold]Example[/bold]\n  chrion cache list --json")
 def list_entries(as_json: JsonOption = False) -> None:
     """List the number and the size of cached files by kind and machine."""
     folder = cache_folder()
@@ -73,7 +74,7 @@ def list_entries(as_json: JsonOption = False) -> None:
     show(f"cache folder: {folder}", table, *(f"{kind}: {meaning}" for kind, meaning in KINDS.items()))
 
 
-@app.command(epilog="[bold]Example[/bold]\n  chrion cache size measurements")
+@app.command(cls=Command, epilog="[bold]Example[/bold]\n  chrion cache size measurements")
 def size(kind: KindArgument = None, as_json: JsonOption = False) -> None:
     """Print the total size of the cache."""
     files = [path for name in _kinds(kind) for path in _entries(cache_folder() / name)]
@@ -84,7 +85,7 @@ def size(kind: KindArgument = None, as_json: JsonOption = False) -> None:
         show(f"{format_mb(total / 1e6)} in {len(files)} files")
 
 
-@app.command(epilog="[bold]Examples[/bold]\n  chrion cache clear\n  chrion cache clear decisions --yes")
+@app.command(cls=Command, epilog="[bold]Examples[/bold]\n  chrion cache clear\n  chrion cache clear decisions --yes")
 def clear(
     kind: KindArgument = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,

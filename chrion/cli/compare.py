@@ -14,6 +14,7 @@ from chrion.cli.option_groups import CostOptions, InputOptions
 from chrion.cli.options import PICTURE, ForceOption, GpuBudgetOption, JsonOption, RoundsOption, StreamsOption
 from chrion.common.units import format_count
 from chrion.errors import OptionError
+from chrion.profiler.machine import is_this_machine
 from chrion.report import (
     comparison_json,
     comparison_remarks,
@@ -21,7 +22,7 @@ from chrion.report import (
     comparison_verdict,
     plot_comparison,
 )
-from chrion.report.benchmark.comparison import is_this_machine, plan_policies, time_plans
+from chrion.report.benchmark.comparison import plan_policies, time_plans
 from chrion.scheduler import policy_names
 from chrion.scheduler.plan_options import PlanOptions
 
@@ -43,7 +44,7 @@ def compare(
     gpu_budget: GpuBudgetOption = None,
     streams: StreamsOption = None,
     rounds: RoundsOption = 5,
-    plot: Annotated[Path | None, typer.Option("--plot", help=f"Draw bars: {PICTURE}")] = None,
+    plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE", help=f"Draw bars: {PICTURE}")] = None,
     force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -60,7 +61,7 @@ def compare(
     measured = costs.find_profile(graph, chosen)
     with step(f"planning {graph.name} with {len(chosen)} policies") as update:
         comparison = plan_policies(graph, measured, options, update)
-    if is_this_machine(measured):
+    if is_this_machine(measured.machine):
         with step(f"timing {len(chosen)} policies in {format_count(rounds, 'round')}", animated=False) as update:
             comparison = time_plans(comparison, arrays, rounds=rounds, progress=update)
     else:

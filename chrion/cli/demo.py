@@ -52,7 +52,9 @@ _SLOS_MS = (40.0, 50.0, 60.0)
 def demo(
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Page to write.", show_default=f"{_PAGE}, with a number if it exists"),
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Page to write.", show_default=f"{_PAGE}, with a number if it exists"
+        ),
     ] = None,
     cores: CoresOption = None,
     force: ForceOption = False,

@@ -64,7 +64,9 @@ def finetune(
         Path | None,
         typer.Option("--checkpoint", metavar="FILE", help="State from which an interrupted run continues. For --soft."),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the intervals and of the training.")] = 0,
+    seed: Annotated[
+        int, typer.Option("--seed", metavar="N", min=0, help="Seed of the intervals and of the training.")
+    ] = 0,
     force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> None:

@@ -20,15 +20,6 @@ from chrion.generation.generator import TOKENIZER_HINT
 from chrion.graph import load
 from chrion.zoo.network import PRODUCER
 
-#: The options by the arguments of a generator, which errors name at their beginning.
-_OPTIONS = {
-    **{name: f"--{name.replace('_', '-')}" for name in ("temperature", "top_k", "top_p", "repetition_penalty", "seed")},
-    "max_new_tokens": "--max-new-tokens",
-    "stop": "--stop",
-    "tokenizer": "--tokenizer",
-    "threads": "--cores",
-}
-
 
 def generate(
     model: ModelArgument,
@@ -81,7 +72,7 @@ def generate(
 
 @contextlib.contextmanager
 def _naming_options(prompt: str) -> Iterator[None]:
-    """Raise errors of arguments as errors of the options that they follow from.
+    """Raise errors of arguments whose options have other names, or hints of their own, as errors of these options.
 
     Args:
         prompt: The option with the prompt.
@@ -89,14 +80,12 @@ def _naming_options(prompt: str) -> Iterator[None]:
     try:
         yield
     except OptionError as error:
-        name, colon, rest = error.message.partition(": ")
-        option = {**_OPTIONS, "prompt": prompt}.get(name)
-        if not colon or option is None:
-            raise
+        name, colon, problem = error.message.partition(":")
+        option = {"prompt": prompt, "threads": "--cores"}.get(name, name)
         hint = error.hint
         if hint == TOKENIZER_HINT:
             hint = f"give {'--tokens 1,2,3 or ' if name == 'prompt' else ''}--tokenizer FILE"
-        raise OptionError(f"{option}: {rest}", hint=hint) from error
+        raise OptionError(f"{option}{colon}{problem}", hint=hint) from error
 
 
 def _token_ids(text: str) -> list[int]:

@@ -27,7 +27,7 @@ HELP = {
         "target": "Steps of the target sequence.",
         "io": "Width of a recurrent stack's input and output.",
         "hidden": "Width of a layer.",
-        "heads": "Heads of an attention.",
+        "heads": "Attention heads.",
         "kv_heads": "Heads of keys and values.",
         "context": "Maximum tokens per request.",
         "inner": "Width between two dense layers.",
@@ -54,22 +54,28 @@ HELP = {
         "nodes": "Nodes of a randomly wired stage.",
         "neighbours": "Neighbours of a node before edges are moved.",
         "probability": "Probability that an edge is moved.",
-        "small": "Build the variant of the small regime.",
+        "small": "Build the smaller network of the paper.",
         "classes": "Width of the output.",
     },
 }
+_METAVARS = {int: "N", float: "X", bool: None}
 
 
 def model(
     name: Annotated[
         str,
         typer.Argument(
-            help="A builder or a specification; see --list.", show_default=False, autocompletion=complete_model
+            metavar="NAME",
+            help="A builder or a specification; see --list.",
+            show_default=False,
+            autocompletion=complete_model,
         ),
     ] = "",
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="File to write.", show_default="NAME.onnx in the current folder"),
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="File to write.", show_default="NAME.onnx in the current folder"
+        ),
     ] = None,
     list_all: Annotated[bool, typer.Option("--list", help="List builders and specifications.")] = False,
     force: ForceOption = False,
@@ -103,7 +109,8 @@ def _builder_options() -> Iterator[inspect.Parameter]:
     kinds = {name: types[kind] for builder in zoo.BUILDERS.values() for name, kind in builder.parameters.items()}
     for heading, texts in HELP.items():
         for name, text in texts.items():
-            option = Annotated[kinds[name] | None, typer.Option(help=text, rich_help_panel=heading)]  # type: ignore[valid-type] # a type all the same
+            settings = typer.Option(metavar=_METAVARS[kinds[name]], help=text, rich_help_panel=heading)
+            option = Annotated[kinds[name] | None, settings]  # type: ignore[valid-type] # a type all the same
             yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=option)
 
 

@@ -29,7 +29,7 @@ _POLICY_HELP = f"Who runs next: {', '.join(SESSION_POLICIES)}."
 
 
 def multi(
-    models: Annotated[list[Path], typer.Argument(help="ONNX models.", metavar="MODEL...", show_default=False)],
+    models: Annotated[list[Path], typer.Argument(help="ONNX models.", metavar="MODEL", show_default=False)],
     *,
     rates: Annotated[
         str, typer.Option("--rates", metavar="30,60", help="Tasks per second: one for each model, or one for all.")
@@ -73,7 +73,9 @@ def multi(
     find: Annotated[
         bool, typer.Option("--find", help="Find the highest rates in the given proportion, and measure them.")
     ] = False,
-    trace: Annotated[Path | None, typer.Option("--trace", help="Write a trace for Perfetto as JSON.")] = None,
+    trace: Annotated[
+        Path | None, typer.Option("--trace", metavar="FILE", help="Write a trace for Perfetto as JSON.")
+    ] = None,
     force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> None:

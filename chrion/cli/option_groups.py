@@ -297,7 +297,8 @@ class PlanningOptions:
         typer.Option(
             "--memory",
             metavar="KIND",
-            help="The memory that alpha prices in the default policy: resident, or paper for Equation 4.",
+            help="The memory that alpha prices in the default policy: resident, with each weight once, or paper "
+            "(Equation 4), with the weights of each operator.",
             show_default="resident if the profile has measured accelerator memory, else paper",
         ),
     ] = None
@@ -345,7 +346,7 @@ class ExecutionOptions:
 
     def __post_init__(self) -> None:
         _ = self.plan_options  # checks them
-        check_max_error(self.max_error, check_precision(self.precision or "float32"), "--max-error")
+        check_max_error(self.max_error, check_precision(self.precision or "float32"))
         _check_this_machine(self.cores, self.accelerator)
         others = (self.alpha, self.gpu_budget, self.policy, self.cores, self.accelerator, self.streams, self.precision)
         if self.plan is not None and others != (None,) * len(others):

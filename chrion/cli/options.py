@@ -21,6 +21,7 @@ PlanArgument = Annotated[
 ScenarioArgument = Annotated[
     str,
     typer.Argument(
+        metavar="SCENARIO",
         help="A scenario file, or the name of a bundled scenario; see `chrion simulate --list`.",
         autocompletion=complete_scenario,
         show_default=False,
@@ -84,7 +85,7 @@ MaxErrorOption = Annotated[
 StreamsOption = Annotated[
     int | None,
     typer.Option(
-        "--streams", metavar="N", help="Lanes of the accelerator, for policies that use several.", show_default="4"
+        "--streams", metavar="N", help="Streams of the accelerator, for policies that use several.", show_default="4"
     ),
 ]
 RoundsOption = Annotated[

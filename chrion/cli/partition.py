@@ -17,8 +17,8 @@ from chrion.cli.options import AlphaOption, ForceOption, JsonOption, SloOption
 from chrion.cli.plan import plan_summary
 from chrion.errors import OptionError
 from chrion.profiler import Profile
+from chrion.profiler.machine import is_this_machine
 from chrion.report import estimated_lines, plan_table, reference_lines, verdict
-from chrion.report.benchmark.comparison import is_this_machine
 from chrion.report.benchmark.stage_timer import StageTimer
 from chrion.scheduler import Plan
 from chrion.scheduler.annotation import write_annotated
@@ -40,7 +40,13 @@ def partition(
     costs: CostOptions,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="File to write.", show_default="MODEL.plan.json in the current folder"),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="File to write.",
+            show_default="MODEL.plan.json in the current folder",
+        ),
     ] = None,
     measure_stages: Annotated[
         bool, typer.Option("--measure-stages", help="Let policy ios time its stages instead of predicting them.")
@@ -79,7 +85,7 @@ def partition(
         show_json({**plan_summary(plan), "plan": str(path), **explanation})
     else:
         _show_tables(plan, reasons, written)
-        show(_next_step(model, path, is_measured=is_this_machine(measured)))
+        show(_next_step(model, path, is_measured=is_this_machine(measured.machine)))
     for line in plan.missed:
         note(f"warning: {line}")
     if plan.missed:
@@ -92,7 +98,7 @@ def _require_this_machine(profile: Profile) -> None:
     Raises:
         OptionError: It is.
     """
-    if not is_this_machine(profile):
+    if not is_this_machine(profile.machine):
         raise OptionError(
             f"--measure-stages: the profile is of another machine ({profile.machine})",
             hint="leave out --profile or --hardware",

@@ -7,6 +7,7 @@ from typing import Any
 
 import typer
 
+from chrion.cli.commands import Command, Group
 from chrion.cli.console import show, show_json
 from chrion.cli.options import JsonOption, PlanArgument
 from chrion.common.lane_numbers import display_order, lane_name
@@ -16,7 +17,7 @@ from chrion.report import estimated_lines, verdict
 from chrion.report.figure_table import Column, FigureTable, key, text
 from chrion.scheduler import Plan
 
-app = typer.Typer(help="Inspect a plan.", no_args_is_help=False, rich_markup_mode="rich")
+app = typer.Typer(help="Inspect a plan.", no_args_is_help=False, rich_markup_mode="rich", cls=Group)
 
 
 @app.callback(invoke_without_command=True)
@@ -25,7 +26,7 @@ def _options(context: typer.Context) -> None:
         print(context.get_help())  # noqa: T201 - this is what stdout is for
 
 
-@app.command("show", epilog="[bold]Example[/bold]\n  chrion plan show lstm.plan.json")
+@app.command("show", cls=Command, epilog="[bold]Example[/bold]\n  chrion plan show lstm.plan.json")
 def show_plan(plan: PlanArgument, as_json: JsonOption = False) -> None:
     """Show a plan: its model and machine, its placement by lane, and its predicted latency and memory."""
     loaded = Plan.load(plan)

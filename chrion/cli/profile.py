@@ -21,13 +21,21 @@ def profile(
     *,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="File to write.", show_default="MODEL.profile.json in the current folder"),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="File to write.",
+            show_default="MODEL.profile.json in the current folder",
+        ),
     ] = None,
     costs: CostOptions,
     fresh: Annotated[bool, typer.Option("--fresh", help="Ignore cached measurements and measure again.")] = False,
     plot: Annotated[
         Path | None,
-        typer.Option("--plot", help=f"Draw latency by cores, and operators by device and busy cores: {PICTURE}"),
+        typer.Option(
+            "--plot", metavar="FILE", help=f"Draw latency by cores, and operators by device and busy cores: {PICTURE}"
+        ),
     ] = None,
     force: ForceOption = False,
 ) -> None:

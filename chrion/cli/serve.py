@@ -34,7 +34,9 @@ _LIBRARIES = {
 
 
 def serve(
-    repository: Annotated[Path, typer.Argument(help="A folder with NAME/VERSION/model.onnx.", show_default=False)],
+    repository: Annotated[
+        Path, typer.Argument(metavar="REPOSITORY", help="A folder with NAME/VERSION/model.onnx.", show_default=False)
+    ],
     http: Annotated[str, typer.Option(metavar="HOST:PORT", help="Address of REST, metrics and the page.")] = (
         "127.0.0.1:8000"
     ),
@@ -49,7 +51,11 @@ def serve(
         ),
     ] = None,
     serving_policy: Annotated[
-        str, typer.Option(metavar="NAMES", help="lru, lfu or cost; fifo or demand; none or deadline.")
+        str,
+        typer.Option(
+            metavar="NAMES",
+            help="Eviction lru, lfu or cost; order of loads fifo or demand; admission none or deadline.",
+        ),
     ] = "",
     scenario: Annotated[
         str | None, typer.Option(metavar="NAME", help="Use the policies and the GPU memory of a simulated scenario.")
@@ -62,7 +68,13 @@ def serve(
             show_default="with a GPU budget or a scenario the first that works, else none",
         ),
     ] = None,
-    model_control: Annotated[str, typer.Option(metavar="MODE", help="none, poll or explicit.")] = "none",
+    model_control: Annotated[
+        str,
+        typer.Option(
+            metavar="MODE",
+            help="Models served: those at the start (none), in the folder (poll), or as clients load (explicit).",
+        ),
+    ] = "none",
     load_model: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="With explicit: a model to serve, or *. Repeatable.")
     ] = None,

@@ -44,7 +44,7 @@ def simulate(
         list[str] | None,
         typer.Option("--sweep", metavar="KEY=A,B,C", help="Simulate each value; several options make a grid."),
     ] = None,
-    plot: Annotated[Path | None, typer.Option("--plot", help=f"Draw the results: {PICTURE}")] = None,
+    plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE", help=f"Draw the results: {PICTURE}")] = None,
     workers: Annotated[int, typer.Option(min=0, metavar="N", help="Processes of a sweep; 0 for one per CPU.")] = 0,
     ray: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="Sweep on a Ray cluster: an address, auto, or local.")
@@ -189,16 +189,17 @@ def _find(
         until_ = {"figure": condition.metric, "limit": condition.limit}
         show_json({**head, "until": until_, "limits": [results.plain(limit) for limit in found]})
         return
+    if not of_decoder:
+        show(simulation_tables.definitions(scenario), *simulation_tables.datasheet_lines(scenario))
     if any(limit.curve for limit in found):
         show(capacity_tables.curve_table(quantity, condition, found))
     show(*capacity_tables.limit_lines(quantity, condition, found))
     show(*capacity_tables.search_lines(name, scenario, found, keep_warm_up=options.keep_warm_up))
-    if not of_decoder:
-        show(simulation_tables.definitions(scenario), *simulation_tables.datasheet_lines(scenario))
 
 
 def _replicate(kind: limits.Kind, source: ScenarioSource, number: int, *, workers: int, as_json: bool) -> None:
-    points, of_decoder = sweep.seeds(kind.build(source).seed, number), kind is DECODERS
+    scenario = kind.build(source)
+    points, of_decoder = sweep.seeds(scenario.seed, number), isinstance(scenario, DecoderScenario)
     with step(f"simulating {format_count(number, 'replication')} of {source.name}") as update:
         progress = _counting(update, number)
         if of_decoder:
@@ -208,6 +209,8 @@ def _replicate(kind: limits.Kind, source: ScenarioSource, number: int, *, worker
             simulated = sweep.run_sweep(source, points, workers=workers, progress=progress)
             intervals = sweep.intervals([point.results for point in simulated])
     if not as_json:
+        if not of_decoder:
+            show(simulation_tables.definitions(scenario))
         table = decoder_tables.decoder_replications_table if of_decoder else capacity_tables.intervals_table
         show(table(f"means of {number} replications", intervals))
         return
@@ -278,9 +281,9 @@ def _sweep(
         body = {"schema": results.SWEEP_SCHEMA, "scenario": source.name, "points": [p.to_json() for p in simulated]}
         show_json(body)
     else:
-        show(simulation_tables.sweep_table(simulated))
         show(definitions.pop() if len(definitions) == 1 else "violations: as each point of the sweep defines them")
         show(*dict.fromkeys(line for built in scenarios for line in simulation_tables.datasheet_lines(built)))
+        show(simulation_tables.sweep_table(simulated))
 
 
 def _simulate_decoder(source: ScenarioSource, export: Path | None, *, as_json: bool) -> None:

@@ -27,8 +27,10 @@ def sweep(
     ] = "0:1:0.1",
     planning: PlanningOptions,
     costs: CostOptions,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the points as JSON.")] = None,
-    png: Annotated[Path | None, typer.Option("--png", help=f"Draw the curve: {PICTURE}")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the points as JSON.")
+    ] = None,
+    png: Annotated[Path | None, typer.Option("--png", metavar="FILE", help=f"Draw the curve: {PICTURE}")] = None,
     force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> None:

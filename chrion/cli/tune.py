@@ -79,7 +79,7 @@ def tune(
     cores, so that a decision is unreliable and not in the file. Exit code 3: no candidate meets the SLO.
     """
     limits = PlanOptions(slo, alpha, cores=cores, gpu_budget=gpu_budget).limits
-    check_max_error(max_error, used := check_precision(precision or "float32"), "--max-error")
+    check_max_error(max_error, used := check_precision(precision or "float32"))
     for model in models if beside else ():
         path = shipped_path(model)
         outputs.check_outputs({"--beside": path}, force=force or holds_decisions(path))

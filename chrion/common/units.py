@@ -137,13 +137,16 @@ def format_ms(ms: float) -> str:
     return f"{ms * 1000:.3g} us"
 
 
+def format_ms_like(ms: float, other_ms: float) -> str:
+    """Format a duration in the unit and with the decimals of a longer one: ``0.02 ms`` beside ``3.41 ms``."""
+    number, unit = format_ms(other_ms).split()
+    decimals = len(number.partition(".")[2])
+    return f"{ms * {'us': 1e3, 'ms': 1.0, 's': 1e-3}[unit]:.{decimals}f} {unit}"
+
+
 def format_range_ms(low_ms: float, high_ms: float) -> str:
     """Format two durations in the unit of the longer one: ``0.98 to 1.02 ms``."""
-    high = format_ms(high_ms)
-    number, unit = high.split()
-    decimals = len(number.partition(".")[2])
-    low = low_ms * {"us": 1e3, "ms": 1.0, "s": 1e-3}[unit]
-    return f"{low:.{decimals}f} to {high}"
+    return f"{format_ms_like(low_ms, high_ms).split()[0]} to {format_ms(high_ms)}"
 
 
 def format_mb(mb: float) -> str:

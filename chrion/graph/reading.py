@@ -88,6 +88,6 @@ def parse(content: bytes, where: str) -> onnx.ModelProto:
 def _checked(proto: onnx.ModelProto, where: str) -> onnx.ModelProto:
     """Return the model, or raise ModelError if a required field is missing: any bytes may parse as a message."""
     if not proto.ir_version or not proto.HasField("graph") or not proto.graph.output:
-        missing = "graph output" if proto.ir_version else "ir_version"
-        raise ModelError(f"{where}: not an ONNX model: it has no {missing}", hint="expected a .onnx protobuf file")
+        missing = "has no graph output" if proto.ir_version else "has no ir_version" if proto.ByteSize() else "is empty"
+        raise ModelError(f"{where}: not an ONNX model: it {missing}", hint="expected a .onnx protobuf file")
     return proto

@@ -39,23 +39,23 @@ class ClassShares:
         labels = pipeline.ensemble.labels or ()
         if pipeline.loss not in {leaves.LOGISTIC, leaves.SOFTMAX}:
             raise OptionError(
-                "base rate: the scores of this model cannot be moved to it",
+                "base_rate: the scores of this model cannot be moved to it",
                 hint="it needs a classifier with a logistic function or a softmax after its trees",
             )
         shares = dict(rate) if isinstance(rate, Mapping) else {}
         if not isinstance(rate, Mapping):
             if len(labels) != 2 or not isinstance(rate, Real):
-                raise wrong_value("base rate", "a share for each class", rate, hint=_listed(labels))
+                raise wrong_value("base_rate", "a share for each class", rate, hint=_listed(labels))
             shares = {labels[0]: 1 - rate, labels[1]: rate}
         if labels and isinstance(labels[0], str):
             shares = {str(label): share for label, share in shares.items()}
         if not all(isinstance(share, Real) and not isinstance(share, bool) for share in shares.values()):
-            raise wrong_value("base rate", "a number for each class", rate, hint=_listed(labels))
+            raise wrong_value("base_rate", "a number for each class", rate, hint=_listed(labels))
         if set(shares) != set(labels):
-            raise wrong_value("base rate", "a share for each class", ", ".join(map(str, shares)), hint=_listed(labels))
+            raise wrong_value("base_rate", "a share for each class", ", ".join(map(str, shares)), hint=_listed(labels))
         self._shares = np.array([shares[label] for label in labels], np.float64)
         if not ((self._shares > 0).all() and abs(self._shares.sum() - 1) < 1e-6):
-            raise wrong_value("base rate", "shares between 0 and 1 that add up to 1", rate)
+            raise wrong_value("base_rate", "shares between 0 and 1 that add up to 1", rate)
 
     def weights(self, y: Array) -> Array:
         """Return what rows count, so that each class has its share.
@@ -65,7 +65,7 @@ class ClassShares:
         """
         found = np.bincount(y.astype(np.int64), minlength=len(self._shares)) / len(y)
         if not found.all():
-            raise DataError("base rate: the rows have no example of a class", hint="give more rows")
+            raise DataError("base_rate: the rows have no example of a class", hint="give more rows")
         return np.asarray((self._shares / found)[y.astype(np.int64)])
 
     def constants(self, raw: Array, y: Array, loss: leaves.Loss) -> Array:

@@ -38,9 +38,19 @@ class Machine:
     @property
     def fingerprint(self) -> str:
         """A hash that is equal for machines with comparable measurements."""
-        facts = machine_to_json(self)
-        facts["memory_mb"] = round(self.memory_mb / 1000)
-        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+        return hashlib.sha256(json.dumps(self._facts(), sort_keys=True).encode()).hexdigest()[:16]
+
+    def difference(self, other: Machine) -> str:
+        """Return the properties in which this machine differs from another; empty if measurements are comparable."""
+        others = other._facts()
+        differing = {name: fact for name, fact in self._facts().items() if fact != others.get(name)}
+        gigabytes = differing.pop("memory_mb", None)
+        parts = [f"{name} {fact}" for name, fact in differing.items()]
+        return ", ".join(parts + ([f"memory {gigabytes} GB"] if gigabytes is not None else []))
+
+    def _facts(self) -> dict[str, Any]:
+        """Return the properties as plain data, with the memory in whole GB."""
+        return machine_to_json(self) | {"memory_mb": round(self.memory_mb / 1000)}
 
     def __str__(self) -> str:
         extra = f", {self.accelerator}" if self.accelerator else ""
@@ -70,6 +80,11 @@ def this_machine(accelerator: str | None = None) -> Machine:
         onnxruntime=ort.get_version_string(),
         accelerator=cards[0].name if cards else accelerator,
     )
+
+
+def is_this_machine(machine: Machine) -> bool:
+    """Return whether measurements of a machine hold on this one, so that its plans can be run and timed here."""
+    return machine.fingerprint == this_machine(machine.accelerator).fingerprint
 
 
 def machine_to_json(machine: Machine) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from chrion.common.wrong_values import wrong_value
 from chrion.errors import OptionError
 
 #: With ``bf16``, native kernels round the weights, inputs and states of recurrent operators and matrix products to
@@ -25,16 +26,15 @@ def check_precision(name: str) -> Precision:
     for precision in PRECISIONS:
         if name == precision:
             return precision
-    raise OptionError(f"invalid precision {name!r}: expected {' or '.join(PRECISIONS)}")
+    raise wrong_value("precision", " or ".join(PRECISIONS), name)
 
 
-def check_max_error(max_error: float | None, precision: Precision, name: str = "max_error") -> float | None:
+def check_max_error(max_error: float | None, precision: Precision) -> float | None:
     """Return a limit of the error.
 
     Args:
         max_error: The limit, or None.
         precision: The precision that it limits.
-        name: What the user called it.
 
     Raises:
         OptionError: The limit is no share, or there is no error to limit.
@@ -42,9 +42,9 @@ def check_max_error(max_error: float | None, precision: Precision, name: str = "
     if max_error is None:
         return None
     if precision == "float32":
-        raise OptionError(f"{name}: not allowed without precision bf16")
+        raise OptionError("max_error: not allowed without precision bf16")
     if not (isinstance(max_error, int | float) and 0 < max_error < 1):
-        raise OptionError(f"invalid {name} {max_error!r}: expected a share of the largest output, such as 0.01")
+        raise wrong_value("max_error", "a share of the largest output, such as 0.01", max_error)
     return float(max_error)
 
 

@@ -14,6 +14,7 @@ from chrion.report.categories import COLOURS, OTHER_COLOUR
 from chrion.report.figure_table import FigureTable, key
 from chrion.report.figures import new_figure, plain_text, save_figure
 from chrion.report.tables import TOO_BUSY, compare_latency, estimated_lines
+from chrion.scheduler.plan import Plan
 
 _FIGURES = ("predicted", "measured", "vs. plain", "memory (Eq. 4)", "resident memory", "lanes", "waits", "planning")
 
@@ -39,9 +40,14 @@ def comparison_table(comparison: PolicyComparison) -> FigureTable:
 
 
 def comparison_remarks(comparison: PolicyComparison) -> list[str]:
-    """Return a line for each policy without a plan or a measurement, or whose plan exceeds a budget."""
+    """Return lines on what plans run, and one for each policy without a plan or a measurement, or above the budget.
+
+    Plans on the same lanes may differ in the graph that they are for: in folded or merged operators, chunks, and native
+    operators. If all run the model as it is, there are no lines on that.
+    """
     base_mb = comparison.profile.base_memory_mb
-    return [f"{result.policy}: {remark}" for result in comparison.results if (remark := _remark(result, base_mb))]
+    remarks = [f"{result.policy}: {remark}" for result in comparison.results if (remark := _remark(result, base_mb))]
+    return [*_operator_lines(comparison), *remarks]
 
 
 def comparison_verdict(comparison: PolicyComparison) -> str:
@@ -134,6 +140,22 @@ def _fastest(latencies_ms: Mapping[str, float], title: str) -> str:
     shown = format_ms(min(latencies_ms.values()))
     tied = [policy for policy, ms in latencies_ms.items() if format_ms(ms) == shown]
     return f"{title}: {', '.join(tied)}{' (tie)' if len(tied) > 1 else ''}, {shown}"
+
+
+def _operator_lines(comparison: PolicyComparison) -> list[str]:
+    """Return a line for the policies of each set of operators, unless all have those of the model."""
+    policies: dict[str, list[str]] = {}
+    for result in comparison.results:
+        if result.plan:
+            policies.setdefault(_operators(result.plan), []).append(result.policy)
+    unchanged = format_count(len(comparison.graph.dag), "operator")
+    return [f"{', '.join(names)}: {text}" for text, names in policies.items()] if set(policies) - {unchanged} else []
+
+
+def _operators(plan: Plan) -> str:
+    """Return the operators of a plan in words: their number, how they differ from the model's, and native ones."""
+    native = [f"{len(plan.native)} native"] if plan.native else []
+    return ", ".join([plan.operator_counts, *native])
 
 
 def _remark(entry: PolicyResult, base_mb: float) -> str:

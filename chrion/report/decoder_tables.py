@@ -35,18 +35,22 @@ _COLUMNS: Mapping[str, Callable[[DecoderSummary], str]] = {
 }
 #: Columns that a table has if any of their cells differs from these.
 _SOMETIMES = {"goodput/s": "-", "preempted": "0"}
+#: What columns mean, of which a table has some.
+_MEANINGS = {
+    "ms/token p50": "ms/token: latency by generated tokens",
+    "first ms p50": "first: time to the first token",
+    "between ms p50": "between: mean time between two tokens",
+    "batch": "batch: mean requests of an iteration",
+    "slots": "slots, most: mean and largest number reserved",
+    "goodput/s": "goodput/s: requests that met both objectives",
+    "preempted": "preempted: times that requests lost their blocks",
+}
 #: The keys of the rate of arrival.
 _RATES = ("rate_per_s", "rate_scale")
 
 
 def decoder_table(scenario: DecoderScenario, summaries: Sequence[DecoderSummary]) -> FigureTable:
-    """Return a table with a row for each policy.
-
-    *ms/token* is the latency divided by the generated tokens, *first* the time to the first token, *between* the mean
-    time between two tokens of a request, *batch* the mean number of requests of an iteration, *slots* and *most* the
-    mean and the greatest number of reserved slots, *goodput* the requests that met both objectives, *preempted* how
-    often requests lost their blocks.
-    """
+    """Return a table with a row for each policy, whose title defines its columns."""
     number = summaries[0].served + summaries[0].refused
     requests, slots = format_count(number, "request"), format_count(scenario.slots, "slot")
     title = f"{scenario.name}: {requests}, {slots} for keys and values"
@@ -57,7 +61,7 @@ def decoder_table(scenario: DecoderScenario, summaries: Sequence[DecoderSummary]
     if scenario.replicas.count > 1:
         title += f"; {scenario.replicas.count} replicas"
     columns = _columns(summaries)
-    table = FigureTable(title, [key("policy"), *columns])
+    table = FigureTable(f"{title}\n{_legend(columns)}", [key("policy"), *columns])
     for summary in summaries:
         table.add_row(summary.policy, *(_COLUMNS[name](summary) for name in columns))
     return table
@@ -67,7 +71,7 @@ def decoder_sweep_table(points: Sequence[DecoderPoint]) -> FigureTable:
     """Return a table with a row for each point and policy."""
     columns = _columns([summary for point in points for summary in point.summaries])
     keys = [key(name, is_text=False) for name in points[0].values]
-    table = FigureTable("", [*keys, key("policy"), *columns])
+    table = FigureTable(_legend(columns), [*keys, key("policy"), *columns])
     for point in points:
         for summary in point.summaries:
             cells = (_COLUMNS[name](summary) for name in columns)
@@ -130,6 +134,11 @@ def _rate(point: DecoderPoint) -> float:
 def _setting(values: Mapping[str, Any]) -> str:
     """Return the swept values that tell lines apart: all but the rate, which is the position on a line."""
     return ", ".join(f"{name} = {value}" for name, value in values.items() if not _is_rate(name))
+
+
+def _legend(columns: Sequence[str]) -> str:
+    """Return a line that defines the columns."""
+    return "; ".join(meaning for name, meaning in _MEANINGS.items() if name in columns)
 
 
 def _columns(summaries: Sequence[DecoderSummary]) -> list[str]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from chrion.common.lane_numbers import display_order, is_copy_lane, lane_name
-from chrion.common.units import format_ms
+from chrion.common.units import format_ms, format_ms_like
 from chrion.runtime.execution.executor import Event
 from chrion.scheduler.plan import Plan
 
@@ -106,15 +106,22 @@ def chart_summary(plan: Plan, charts: Sequence[LaneChart]) -> list[str]:
     """Return lines of text: the latency, overlap and idle times of each chart, prediction error and lower bound."""
     lines = []
     for chart in charts:
-        idle = ", ".join(
-            f"{lane_name(lane)} {format_ms(max(0.0, chart.latency_ms - chart.busy_ms(lane)))}" for lane in chart.lanes
-        )
+        idle = ", ".join(_idle_times(chart))
         busy = f"{chart.overlap:.2f} lanes busy on average"
-        lines.append(f"{chart.title}: {format_ms(chart.latency_ms)}, {busy}; idle: {idle}")
+        lines.append(f"{chart.title}: {format_ms(chart.latency_ms)}, {busy}" + (f"; idle: {idle}" if idle else ""))
     if len(charts) > 1 and charts[1].latency_ms:
         lines.append(prediction_error(charts[0].latency_ms, charts[1].latency_ms))
     lines.append(f"lower bound of any schedule on these lanes: {format_ms(plan.lower_bound_ms)}")
     return lines
+
+
+def _idle_times(chart: LaneChart) -> Iterator[str]:
+    """Yield the idle time of each lane in the unit of the latency, but not that of a lane without any."""
+    never = format_ms_like(0.0, chart.latency_ms)
+    for lane in chart.lanes:
+        idle = format_ms_like(max(0.0, chart.latency_ms - chart.busy_ms(lane)), chart.latency_ms)
+        if idle != never:
+            yield f"{lane_name(lane)} {idle}"
 
 
 def prediction_error(predicted_ms: float, measured_ms: float) -> str:

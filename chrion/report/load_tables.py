@@ -11,11 +11,13 @@ from chrion.report.lane_chart import LaneChart, LaneSpan
 from chrion.serving.multi.dispatcher import BlockSpan
 from chrion.serving.multi.load import LoadResult
 
+_LEGEND = "missed: late, dropped or failed; backlog: tasks that were not over when the last one arrived"
+
 
 def load_table(rates: Mapping[str, float], results: Mapping[str, LoadResult]) -> FigureTable:
     """Return a table with a row for each model and result, such as ``predicted`` and ``measured``."""
     columns = ["per second", "", "p50", "p99", "missed", "dropped", "backlog"]
-    table = FigureTable("", [key("model"), *columns])
+    table = FigureTable(_LEGEND, [key("model"), *columns])
     for name, rate in rates.items():
         for title, result in results.items():
             own = result.models[name]

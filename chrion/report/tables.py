@@ -175,7 +175,7 @@ def compare_latency(ratio: float) -> str:
 #: What a missing native library costs, and what to do.
 _WITHOUT = {
     "lanes": "plans for CPU cores run on Python threads and are slower",
-    "operators": "decoders run on onnxruntime's operators and are slower",
+    "operators": "plans and decoders run on onnxruntime's operators and are slower",
 }
 _COMPILER = "install a wheel for this system, or a C compiler and Chrion again; see the page on installation"
 

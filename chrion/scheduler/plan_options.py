@@ -56,15 +56,15 @@ class PlanOptions:
         if policy.require:
             policy.require()
         if self.meter is not None and not _measures_stages(policy):
-            able = " or ".join(f"--policy {name}" for name, other in POLICIES.items() if _measures_stages(other))
-            raise OptionError(f"policy {self.policy} measures no stages", hint=f"choose {able}")
+            able = " or ".join(name for name, other in POLICIES.items() if _measures_stages(other))
+            raise OptionError(f"policy {self.policy} measures no stages", hint=f"choose policy {able}")
 
     @property
     def limits(self) -> Limits:
         """The SLO in ms, and the budget in MB."""
         return Limits(
             None if self.slo is None else parse_duration_ms(self.slo, "slo"),
-            None if self.gpu_budget is None else parse_size_mb(self.gpu_budget, "gpu budget"),
+            None if self.gpu_budget is None else parse_size_mb(self.gpu_budget, "gpu_budget"),
         )
 
 

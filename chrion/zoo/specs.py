@@ -180,7 +180,7 @@ def _find_builder(name: str, parameters: Mapping[str, Parameter]) -> tuple[Build
     for key, value in given.items():
         if key not in kinds:
             hint = did_you_mean(key, kinds, f"its parameters are {', '.join(kinds)}")
-            raise OptionError(f"model {name}: unknown parameter {key!r}", hint=hint)
+            raise OptionError(f"{key}: model {name} has no such parameter", hint=hint)
         if type(value).__name__ != kinds[key] and (type(value), kinds[key]) != (int, "float"):
             raise wrong_value(f"model {name}: {key}", f"a value of type {kinds[key]}", value)
     return builder, builder.spec(**builder.fixed, **given)

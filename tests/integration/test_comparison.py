@@ -15,7 +15,7 @@ from chrion.graph import Dag
 from chrion.graph.opened_model import OpenedModel
 from chrion.profiler import Costs
 from chrion.profiler.synthetic_inputs import synthetic_inputs
-from chrion.report import comparison_json, comparison_table, comparison_verdict, plot_comparison
+from chrion.report import comparison_json, comparison_remarks, comparison_table, comparison_verdict, plot_comparison
 from chrion.report.benchmark.comparison import PolicyComparison, PolicyResult, plan_policies, time_plans
 from chrion.scheduler import POLICIES, Schedule, fixed_plan
 from chrion.scheduler.plan_options import PlanOptions
@@ -96,6 +96,20 @@ def test_policies_that_tie_are_named_together() -> None:
     alone = comparison_verdict(replace(found, results=(first,)))
     assert alone.startswith("fastest policy (predicted): cpu, ")
     assert "tie" not in alone
+
+
+def test_plans_on_the_same_lanes_say_in_what_operators_they_differ() -> None:
+    """A line for the policies of each set of operators, and none if all plans have those of the model."""
+    found = compared(branches(), "cpu", "heft", "bfs")
+    assert comparison_remarks(found) == []
+    plans = [result.plan for result in found.results]
+    assert plans[2]
+    count, native = len(plans[2].operators), plans[2].operators[:2]
+    cut = replace(found.results[2], plan=replace(plans[2], chunk=4, model_operators=2, native=native))
+    assert comparison_remarks(replace(found, results=(*found.results[:2], cut))) == [
+        f"cpu, heft: {count} operators",
+        f"bfs: {count} operators (2 in the model; recurrent layers in chunks of 4 steps), 2 native",
+    ]
 
 
 def test_policies_without_a_plan_can_be_left_out() -> None:

@@ -84,12 +84,15 @@ def test_a_large_prediction_error_is_a_factor(predicted_ms: float, measured_ms: 
     assert prediction_error(predicted_ms, measured_ms) == line
 
 
-def test_the_summary_never_reports_negative_idle_time(plan: Plan) -> None:
-    """The idle time is zero if rounding of many sums makes a lane busier than the request is long."""
-    spans = (LaneSpan(1, 0.0, 0.1, "a", 0), LaneSpan(1, 0.1, 0.3, "b", 1), LaneSpan(1, 0.0, 1e-17, "c", 2))
+def test_the_summary_has_idle_times_in_one_unit_and_only_those_of_lanes_that_are_idle(plan: Plan) -> None:
+    """That of the latency; a lane that is busy throughout is left out, also if rounding makes it busier than that."""
+    spans = (LaneSpan(1, 0.0, 1.1, "a", 0), LaneSpan(1, 1.1, 3.3, "b", 1), LaneSpan(1, 0.0, 1e-17, "c", 2))
     lines = chart_summary(plan, [LaneChart("predicted", spans)])
-    assert "idle: cpu1 0.00 ms" in lines[0]
+    assert lines[0] == "predicted: 3.30 ms, 1.00 lanes busy on average"
     assert lines[-1].startswith("lower bound of any schedule")
+    others = (LaneSpan(2, 0.0, 3.26, "d", 3), LaneSpan(3, 0.0, 3.297, "e", 4), LaneSpan(4, 0.0, 1.0, "f", 5))
+    line = chart_summary(plan, [LaneChart("predicted", (*spans, *others))])[0]
+    assert line.endswith("; idle: cpu2 0.04 ms, cpu4 2.30 ms")
 
 
 @pytest.mark.parametrize(("latencies", "shared"), [((10.0, 29.0), True), ((10.0, 31.0), False), ((0.0, 5.0), True)])

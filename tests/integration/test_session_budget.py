@@ -130,5 +130,5 @@ def test_a_session_with_a_budget_computes_the_same(monkeypatch: pytest.MonkeyPat
 
 def test_a_budget_that_is_no_size_is_refused() -> None:
     """The session raises an OptionError."""
-    with pytest.raises(OptionError, match="gpu budget"):
+    with pytest.raises(OptionError, match="gpu_budget"):
         HybridSession(branches(), gpu_budget="600 apples")

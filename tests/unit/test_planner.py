@@ -193,7 +193,7 @@ def test_values_that_wait_for_their_copies_count_in_the_budget() -> None:
         ({"alpha": float("nan")}, "alpha: expected a number of ms per MB, 0 or more, found nan"),
         ({"policy": "hefty"}, "unknown policy 'hefty'"),
         ({"streams": 0}, "streams: expected 1 or more, found 0"),
-        ({"meter": lambda *_: None}, "policy chrion measures no stages .choose --policy ios"),
+        ({"meter": lambda *_: None}, "policy chrion measures no stages .choose policy ios"),
     ],
 )
 def test_invalid_options_are_refused(options: dict[str, object], message: str) -> None:

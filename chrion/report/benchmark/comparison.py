@@ -16,7 +16,7 @@ from chrion.errors import ChrionError
 from chrion.graph.model import Graph
 from chrion.machine.cores import physical_cores
 from chrion.profiler.interference import CoreMonitor
-from chrion.profiler.machine import this_machine
+from chrion.profiler.machine import is_this_machine
 from chrion.profiler.profiles import Profile
 from chrion.report.benchmark.accuracy import TOLERANCE, largest_difference
 from chrion.report.benchmark.latency import (
@@ -134,7 +134,7 @@ def time_plans(
         The comparison with timings. A plan that does not run, or whose outputs differ from those of a plain session,
         has a reason instead.
     """
-    if not is_this_machine(comparison.profile):
+    if not is_this_machine(comparison.profile.machine):
         return comparison
     plain = _plain_sessions(comparison, feed)
     expected = _run_once(next(iter(plain.values())))
@@ -147,11 +147,6 @@ def time_plans(
     results = tuple(replace(r, timing=timings.get(r.policy)) for r in checked)
     baselines = tuple(timings[name] for name in plain)
     return replace(comparison, results=results, plain=baselines, interference=monitor.gave_up)
-
-
-def is_this_machine(profile: Profile) -> bool:
-    """Return whether a profile is of this machine, so that its plans can be run and timed on it."""
-    return profile.machine.fingerprint == this_machine(profile.machine.accelerator).fingerprint
 
 
 def _plan(graph: Graph, profile: Profile, options: PlanOptions) -> PolicyResult:

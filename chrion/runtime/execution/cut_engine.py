@@ -28,7 +28,7 @@ from chrion.machine.core_leases import CoreLease, lease_cores
 from chrion.machine.cores import physical_cores
 from chrion.native import NativeError, bfloat16_available, operators_available
 from chrion.profiler.costs import BufferSupport
-from chrion.profiler.machine import this_machine
+from chrion.profiler.machine import is_this_machine, this_machine
 from chrion.runtime.execution.accelerator import AcceleratorSessions
 from chrion.runtime.execution.engine import CannotCutError, Footprint, require_tensors
 from chrion.runtime.execution.executor import CLOSED, Event, SegmentFailure
@@ -318,6 +318,7 @@ class CutEngine:
             lines.append(f"  {where}: {counts}, busy {busy}")
         if plan.precision != "float32":
             lines.append(plan.precision_line if _native_operators(plan) else f"{plan.precision}: not on this machine")
+        lines += filter(None, [_other_machine(plan)])
         return "\n".join([*lines, *plan.remarks, *([f"selected: {self.reason}"] if self.reason else [])])
 
     def close(self, until: float | None = None) -> None:
@@ -392,8 +393,14 @@ def _native_operators(plan: Plan) -> frozenset[str]:
     available = bfloat16_available if plan.precision == "bf16" else operators_available
     if not plan.native or not available():
         return frozenset()
-    same = plan.machine.fingerprint == this_machine(plan.machine.accelerator).fingerprint
-    return frozenset(plan.native if same else ())
+    return frozenset(plan.native if is_this_machine(plan.machine) else ())
+
+
+def _other_machine(plan: Plan) -> str:
+    """Return a line on a plan that was made for another machine; empty if it was made for this one."""
+    difference = plan.machine.difference(this_machine(plan.machine.accelerator))
+    native = ", and its native operators run as onnxruntime's" if plan.native else ""
+    return difference and f"made for another machine ({difference}): its predictions do not hold here{native}"
 
 
 def _same(graph: Graph) -> Graph:

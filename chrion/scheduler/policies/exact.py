@@ -47,7 +47,7 @@ def exact(dag: Dag, costs: Costs, alpha: float) -> Schedule:
         OptionError: The graph is too large, alpha is not 0, OR-Tools is missing, or no schedule is found in time.
     """
     if alpha:
-        raise OptionError("policy exact minimises latency alone, without alpha", hint="leave out --alpha")
+        raise OptionError("alpha: policy exact minimises latency alone", hint="leave it out")
     return solve(dag, costs, costs.cores).schedule
 
 

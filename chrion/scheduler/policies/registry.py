@@ -42,7 +42,7 @@ ENTRY_POINT_GROUP = "chrion.policies"
 _BUILT_IN: tuple[Policy, ...] = (
     SolutionPolicy(
         "chrion",
-        "Default: local search from several initial solutions; chooses chunk lengths.",
+        "Default: local search over placements, orders and chunk lengths.",
         search_variants,
         weighs_memory=True,
     ),
@@ -50,7 +50,7 @@ _BUILT_IN: tuple[Policy, ...] = (
     SchedulePolicy("accelerator", "Every operator on the accelerator.", accelerator_only),
     SchedulePolicy("cpu", "The paper's device selection on the CPU cores alone.", cpu_only),
     SolutionPolicy("first-fit", "onnxruntime's way: operators in order until the memory is full.", first_fit),
-    SolutionPolicy("layers", "llama.cpp's way: the last layers that fit into the accelerator's memory.", last_layers),
+    SolutionPolicy("layers", "llama.cpp's way: the last layers that fit into the accelerator.", last_layers),
     SchedulePolicy(
         "bfs", "The paper's device selection on the breadth-first order.", breadth_first, weighs_memory=True
     ),
@@ -61,12 +61,10 @@ _BUILT_IN: tuple[Policy, ...] = (
     SchedulePolicy(
         "cpop", "CPOP: the critical path on one lane, the rest where it finishes first.", cpop, sampled_counts
     ),
-    SchedulePolicy(
-        "peft", "PEFT: as HEFT, but each lane counts with the best time that can follow it.", peft, sampled_counts
-    ),
+    SchedulePolicy("peft", "PEFT: as HEFT, with the best time that can follow on each lane.", peft, sampled_counts),
     SchedulePolicy(
         "exact",
-        "The optimum, by constraint programming; up to 40 operators, needs OR-Tools.",
+        "The optimum, up to 40 operators; needs OR-Tools.",
         exact,
         usable_counts,
         require=or_tools,
@@ -79,8 +77,8 @@ _BUILT_IN: tuple[Policy, ...] = (
         measures_stages=True,
     ),
     SchedulePolicy("nimble", "Nimble: streams with the fewest synchronisations.", nimble),
-    SchedulePolicy("opara", "Opara: streams in one pass, compute- and memory-bound operators alternating.", opara),
-    SchedulePolicy("wavefront", "Rammer's order: stages of ready operators, distributed round robin.", wavefront),
+    SchedulePolicy("opara", "Opara: streams in one pass; compute- and memory-bound alternate.", opara),
+    SchedulePolicy("wavefront", "Rammer's order: stages of ready operators, round robin.", wavefront),
     SchedulePolicy("greedy", "IOS's baseline: stages of ready operators, packed by cost.", greedy),
 )
 

@@ -64,9 +64,9 @@ def build_arrivals(rates: Mapping[str, float], seconds: float, load: str = "peri
         OptionError: There are too many tasks, or there is no such load.
     """
     if load not in LOADS:
-        raise OptionError(f"unknown load {load!r}", hint=did_you_mean(str(load), LOADS))
+        raise OptionError(f"load: unknown load {load!r}", hint=did_you_mean(str(load), LOADS))
     if sum(rates.values()) * seconds > MAX_ARRIVALS:
-        raise OptionError(f"rates and seconds: more than {MAX_ARRIVALS} tasks", hint="choose a shorter time")
+        raise OptionError(f"rates: more than {MAX_ARRIVALS} tasks in {seconds:g} s", hint="choose a shorter time")
     random_ = random.Random(seed)  # noqa: S311 - not a secret
     found = []
     for model, rate in rates.items():

@@ -146,7 +146,7 @@ def web_server(options: ServerOptions, app: Any) -> Any:
     try:
         config.load()
     except OSError as error:  # ssl.SSLError is one
-        raise OptionError(f"TLS certificate {certificate} and key {key}: {error}") from error
+        raise OptionError(f"--tls-certificate {certificate}, --tls-key {key}: {error.strerror or error}") from error
     server = uvicorn.Server(config)
     server.capture_signals = contextlib.nullcontext  # this module handles them
     return server

@@ -114,4 +114,4 @@ def test_policies_are_compared_within_a_budget(cli: Chrion) -> None:
     assert f"accelerator: exceeds the GPU budget of 1.0 MB with {held}" in out.splitlines()
     assert "fastest policy (predicted): cpu" in out
     assert "no plan fits" in cli(*options, "accelerator", "--gpu-budget", "0MB")[1]
-    assert_refused(cli("compare", "m.onnx", "--gpu-budget", "1XB"), "gpu budget")
+    assert_refused(cli("compare", "m.onnx", "--gpu-budget", "1XB"), "--gpu-budget: expected a size")

@@ -52,7 +52,7 @@ def test_mistakes_are_answered_by_what_is_known(cli: Chrion) -> None:
             (["bench", "m.onnx", "--rounds", "0"], "--rounds: expected 1 or more, found '0'"),
             (
                 ["partition", "m.onnx", "--slo", "x"],
-                "slo: expected a duration above zero, found 'x' (write it as 60ms, 0.0",
+                "--slo: expected a duration above zero, found 'x' (write it as 60ms, 0.0",
             ),
             (["partition", "m.onnx", "--gpu-budget", "x"], "a plain number is in MB)"),
             (

@@ -41,11 +41,14 @@ def test_refused_options(cli: Chrion) -> None:
     """Each names the option, and what it contradicts."""
     assert cli(*STACK)[0] == 0
     cases = [
-        (["partition", "m.onnx", "--precision", "fp8"], "invalid precision 'fp8': expected float32 or bf16"),
+        (["partition", "m.onnx", "--precision", "fp8"], "--precision: expected float32 or bf16, found 'fp8'"),
         (["partition", "m.onnx", "--precision", "bf16", "--hardware", "l4+epyc-16"], "not allowed with --hardware"),
         (["partition", "m.onnx", "--precision", "bf16", "--profile", PAPER], "has costs in float32"),
         (["run", "m.onnx", "--max-error", "0.1"], "--max-error: not allowed without precision bf16"),
-        (["run", "m.onnx", "--precision", "bf16", "--max-error", "2"], "invalid --max-error 2.0"),
+        (
+            ["run", "m.onnx", "--precision", "bf16", "--max-error", "2"],
+            "--max-error: expected a share of the largest output, such as 0.01, found 2.0",
+        ),
         (["run", "m.onnx", "--plan", "m.plan.json", "--precision", "bf16"], "--plan: not allowed with"),
         (["tune", "m.onnx", "--max-error", "0.1"], "--max-error: not allowed without precision bf16"),
     ]

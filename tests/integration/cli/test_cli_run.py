@@ -96,6 +96,18 @@ def test_a_given_plan_or_policy_is_run_as_it_is(cli: Chrion, model: Path) -> Non
     assert found["predicted_ms"] == Plan.load("m.plan.json").predicted.latency_ms
 
 
+def test_a_plan_of_another_machine_says_so_and_what_follows(cli: Chrion, model: Path) -> None:
+    """In a line with the properties that differ; a plan of this machine says nothing."""
+    assert cli("partition", str(model), "--policy", "wavefront")[0] == 0
+    run = ("run", str(model), "--plan", "m.plan.json", "--repeat", "2")
+    assert "another machine" not in cli(*run)[1]
+    plan = json.loads(Path("m.plan.json").read_text())
+    plan["machine"] |= {"cpu": "A Processor", "cores": 12}
+    Path("m.plan.json").write_text(json.dumps(plan))
+    line = "made for another machine (cpu A Processor, cores 12): its predictions do not hold here"
+    assert line in cli(*run)[1].splitlines()
+
+
 def test_shapes_that_are_not_given_are_those_of_the_plan(cli: Chrion, tmp_path: Path) -> None:
     """Of a model with free dimensions; other shapes, and another model, are named with what mends the command."""
     onnx.save(free_branches(), tmp_path / "free.onnx")

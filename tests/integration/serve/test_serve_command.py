@@ -106,7 +106,7 @@ def test_wrong_options_are_one_line(cli: Chrion, tmp_path: Path) -> None:
             ([".", "--replicas", "2"], "--replicas: only with --ray"),
             (["models", "--http", f"127.0.0.1:{used.getsockname()[1]}"], "in use"),
             (["models", "--http", "127.0.0.1:0", "--restart"], "--restart: expected ports other than 0"),
-            (["models", *tls], "TLS certificate"),
+            (["models", *tls], "--tls-certificate"),
         ):
             assert_refused(cli("serve", *arguments), about)
 
