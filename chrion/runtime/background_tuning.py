@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from chrion.common.imports import importing
+from chrion.common.imports import import_late
 from chrion.common.units import format_ms
 from chrion.machine.allocator import trim
 from chrion.machine.cgroups import cpu_quota
@@ -422,15 +422,12 @@ class BackgroundTuner:
             plain = self._table.plain(decision.evidence)
             # With free dimensions it serves other shapes as well.
             return plain if named else plain_sessions.compare_live(plain, decision)
-        with importing:
-            import chrion.graph.loader  # noqa: PLC0415 - as above
-            import chrion.graph.merge  # noqa: PLC0415
-            import chrion.graph.recurrent  # noqa: PLC0415
-            import chrion.runtime.execution.cut_engine  # noqa: PLC0415, F401
-            from chrion.runtime.selection.model_loading import reason_of_options  # noqa: PLC0415
+        import_late("chrion.graph.loader", "chrion.graph.merge", "chrion.graph.recurrent", "chrion.graph.trees")
+        import_late("chrion.runtime.execution.cut_engine", "chrion.runtime.options.probe")
+        model_loading = import_late("chrion.runtime.selection.model_loading")
 
         graph = self._config.load(named)
-        if reason := reason_of_options(self._config, graph):
+        if reason := model_loading.reason_of_options(self._config, graph):
             return self._table.plain(reason)
         return self._selector.open(graph, decision)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import onnxruntime as ort
 
-from chrion.common.imports import importing
+from chrion.common.imports import import_late
 from chrion.devices import CPU_PROVIDER
 from chrion.errors import ModelError
 from chrion.graph.model import Graph
@@ -167,8 +167,8 @@ class SessionConfig:
         if self.model.size > _SHARE_OF_FREE_MEMORY * free_memory():
             return None
         if self.options is not None:
-            with importing:
-                from chrion.graph.reading import read_model  # noqa: PLC0415 - as above
+            import_late("chrion.runtime.options.probe", "chrion.graph.reading")
+            from chrion.graph.reading import read_model  # noqa: PLC0415 - as above
 
             if hidden_reason(self.options, self.model.use(read_model)[0], (), None):
                 return None
