@@ -249,7 +249,7 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
         It may take a second if a requested accelerator is not in use, since it is probed once.
         """
         wanted = self._engines.config.accelerator
-        missing = why_unavailable(wanted[0]) if wanted and not self._engine.uses(wanted[0]) else ""
+        missing = why_unavailable(wanted[0]) if wanted and wanted[0] not in self._engine.providers else ""
         return "\n".join(filter(None, [self._engines.explain(), missing]))
 
     def trace(self, input_feed: Mapping[str, Any]) -> list[Event]:
