@@ -237,15 +237,13 @@ class Device:
         self.downloader(info.type).copy(buffer, host)
 
     def _from_onnxruntime(self, info: TensorInfo) -> ort.OrtValue:
-        return ort.OrtValue.ortvalue_from_shape_and_type(
-            list(info.fixed_dimensions), element_code(info.type), self.name, self.index
-        )
+        return ort.OrtValue.ortvalue_from_shape_and_type(*self._request(info))
 
     def _from_session(self, info: TensorInfo) -> ort.OrtValue:
-        session = self._identity(_FLOAT)
-        return session.create_ortvalue_from_shape_and_type(
-            list(info.fixed_dimensions), element_code(info.type), self.name, self.index
-        )
+        return self._identity(_FLOAT).create_ortvalue_from_shape_and_type(*self._request(info))
+
+    def _request(self, info: TensorInfo) -> tuple[list[int], int, str, int]:
+        return list(info.fixed_dimensions), element_code(info.type), self.name, self.index
 
     def _from_cast(self, info: TensorInfo) -> ort.OrtValue:
         if info.type not in self._casts:
