@@ -13,7 +13,6 @@ from chrion.devices.providers import why_unavailable
 from chrion.graph.model import Graph
 from chrion.machine.cores import check_cores
 from chrion.profiler.precision import check_max_error, check_precision
-from chrion.runtime import process_hooks
 from chrion.runtime.engines import Engines
 from chrion.runtime.execution.engine import Engine
 from chrion.runtime.execution.executor import Event
@@ -21,8 +20,7 @@ from chrion.runtime.interface import InferenceInterface
 from chrion.runtime.iobinding import HybridIOBinding
 from chrion.runtime.options.session_options import known_arguments, wants_errors
 from chrion.runtime.requests import MissingInputError, check_arguments, check_run_options
-from chrion.runtime.selection.configuration import SessionConfig, open_model
-from chrion.runtime.selection.tuning_mode import tuning_mode
+from chrion.runtime.selection.configuration import SessionConfig, open_model, tuning_mode
 from chrion.scheduler.plan import Plan
 from chrion.scheduler.plan_options import PlanOptions
 from chrion.scheduler.priced_memory import Memory, check_memory
@@ -128,7 +126,6 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
         self._source = config.model.source
         graph = path_or_bytes if isinstance(path_or_bytes, Graph) else None
         self._engines = Engines(graph, config, strict=strict, tune=tuning_mode(tune))
-        process_hooks.register(self, HybridSession._refuse_in_child, HybridSession._close_at_exit)
 
     # Methods of InferenceSession.
 
@@ -282,12 +279,6 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
     @property
     def _engine(self) -> Engine:
         return self._engines.current
-
-    def _refuse_in_child(self) -> None:
-        self._engines.refuse_in_child()
-
-    def _close_at_exit(self, until: float) -> None:
-        self._engines.close_at_exit(until)
 
     def _bound_whole(self, binding: ort.IOBinding) -> bool:
         """Return whether a binding of onnxruntime was created for the plain session of this session.
