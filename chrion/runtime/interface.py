@@ -80,8 +80,6 @@ class InferenceInterface:
 
     close: Callable[[], None]
     _engines: Engines
-    #: The model's file or bytes.
-    _source: str | bytes
 
     def get_inputs(self) -> list[NodeArg]:
         """Return name, type and shape of each input that a run requires."""
@@ -178,14 +176,6 @@ class InferenceInterface:
         if value is not None:
             raise AttributeError("_sess: expected None, which closes the session")
         self.close()
-
-    @property
-    def _model_path(self) -> str | None:
-        return self._source if isinstance(self._source, str) else None
-
-    @property
-    def _model_bytes(self) -> bytes | None:
-        return self._source if isinstance(self._source, bytes) else None
 
     def __getattr__(self, name: str) -> Any:
         if name in _RESULTS:

@@ -123,7 +123,9 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
             checked := check_precision(precision),
             check_max_error(max_error, checked),
         )
-        self._source = config.model.source
+        source = config.model.source
+        self._model_path = source if isinstance(source, str) else None
+        self._model_bytes = source if isinstance(source, bytes) else None
         graph = path_or_bytes if isinstance(path_or_bytes, Graph) else None
         self._engines = Engines(graph, config, strict=strict, tune=tuning_mode(tune))
 

@@ -6,7 +6,7 @@ import functools
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -22,7 +22,7 @@ from chrion.devices.nvml import MemoryMonitor
 from chrion.devices.providers import require_working
 from chrion.errors import ChrionError, PlanError
 from chrion.graph.extract import Extractor
-from chrion.graph.model import Graph, SelectedTensors, Tensors
+from chrion.graph.model import Graph, Tensors
 from chrion.graph.ort_sessions import first_line
 from chrion.machine.core_leases import CoreLease, lease_cores
 from chrion.machine.cores import physical_cores
@@ -91,7 +91,7 @@ class CutEngine(Engine):
         self.plan = plan
         self._reload = reload
         #: Returns the graph, or None once it is no longer in memory.
-        self._held: Callable[[], Graph | None] = functools.partial(_same, graph)
+        self._held: Callable[[], Graph | None] = lambda: graph
         self.fast_path = FastPathMatcher(graph.inputs)
         self.accelerated = plan.accelerator is not None
         self.selected_for = plan.digest  # changed by the selector if the plan is for a variant, in chunks
@@ -149,11 +149,6 @@ class CutEngine(Engine):
         """Number of requests that the lanes can serve at the same time, each on cores of its own; at least one."""
         executor = self._native or self._python
         return executor.capacity if executor else 1
-
-    @property
-    def native(self) -> bool:
-        """True if requests run on native lanes, unless they have run options that these do not take."""
-        return self._native is not None
 
     def find_obstacle(self, run_options: ort.RunOptions | None) -> str:
         """Return the reason why a request with some run options has to run plain; empty if there is none."""
@@ -314,7 +309,7 @@ class CutEngine(Engine):
         try:
             lease = self._lease(further=False)
             self.segments, self.session_count = self._open_segments(lease, native=True)
-            tensors = _boundary(self.graph, self.segments)
+            tensors = self.graph.select(name for s in self.segments for _, name in (*s.inputs, *s.outputs))
             return NativeExecutor(tensors, self.program, self.segments, lease)
         except (NativeError, RuntimeError) as error:
             self._obstacle = f"native lanes failed: {first_line(error)}"
@@ -371,15 +366,6 @@ def _native_operators(plan: Plan) -> frozenset[str]:
         return frozenset()
     same = plan.machine.fingerprint == this_machine(plan.machine.accelerator).fingerprint
     return frozenset(plan.native if same else ())
-
-
-def _same(graph: Graph) -> Graph:
-    return graph
-
-
-def _boundary(graph: Graph, segments: Iterable[Segment]) -> SelectedTensors:
-    """Return the values that segments read and write."""
-    return graph.select(name for segment in segments for _, name in (*segment.inputs, *segment.outputs))
 
 
 @functools.cache
