@@ -23,7 +23,7 @@ from chrion.native import available
 from chrion.runtime.execution.cut_engine import CutEngine
 from chrion.runtime.live_comparison import LiveComparison
 from helpers import FLOAT, INT64, cut_session, make_model, node, run_plain, value
-from seams.sessions import counting, crowd_at_two, engines_of, set_patience, wrapped_requests
+from seams.sessions import counting, crowd_at_two, engines_of, serve_by, set_patience, wrapped_requests
 from tuning_support import wait_for
 
 #: Lanes in C; lane threads; a plain session; the one-thread session for crowded requests; the same session for every
@@ -202,9 +202,9 @@ def _exchanging(session: HybridSession) -> Iterator[None]:
 
     def exchange() -> None:
         while not stop.is_set():
-            engines.current = plain if engines.current is plan else plan
+            serve_by(session, plain if engines.current is plan else plan)
             time.sleep(0.001)
-        engines.current = plan
+        serve_by(session, plan)
 
     with _running(exchange, stop, 1):
         yield

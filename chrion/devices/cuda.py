@@ -88,7 +88,7 @@ class CudaStream:
 
 def pinned_memory(provider: str, index: int = 0) -> Any:
     """Return onnxruntime's description of pinned (page-locked) host memory, or None if it is not supported."""
-    if provider != CUDA_PROVIDER or not hasattr(ort, "OrtDeviceMemoryType"):
+    if provider != CUDA_PROVIDER:
         return None
     device = _ep_device(index)
     try:
@@ -108,8 +108,6 @@ def _new_stream(index: int) -> Any:
 
 
 def _ep_device(index: int) -> Any:
-    """Return onnxruntime's description of a GPU, or None if this version does not offer it."""
-    if not hasattr(ort, "get_ep_devices"):
-        return None
+    """Return onnxruntime's description of a GPU, or None if this version does not list it."""
     gpus = [d for d in ort.get_ep_devices() if d.ep_name == CUDA_PROVIDER]
     return gpus[index] if index < len(gpus) else None

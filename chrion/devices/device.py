@@ -31,7 +31,7 @@ from onnx import TensorProto, helper
 from chrion.devices.cuda import pinned_memory
 from chrion.devices.host import allocate
 from chrion.devices.providers import CPU_PROVIDER, DEVICE_NAMES
-from chrion.devices.small_models import smallest_session
+from chrion.devices.small_models import one_node_model, smallest_session
 from chrion.graph.model import TensorInfo, element_code
 
 log = logging.getLogger(__name__)
@@ -237,15 +237,13 @@ class Device:
         self.downloader(info.type).copy(buffer, host)
 
     def _from_onnxruntime(self, info: TensorInfo) -> ort.OrtValue:
-        return ort.OrtValue.ortvalue_from_shape_and_type(
-            list(info.fixed_dimensions), element_code(info.type), self.name, self.index
-        )
+        return ort.OrtValue.ortvalue_from_shape_and_type(*self._request(info))
 
     def _from_session(self, info: TensorInfo) -> ort.OrtValue:
-        session = self._identity(_FLOAT)
-        return session.create_ortvalue_from_shape_and_type(
-            list(info.fixed_dimensions), element_code(info.type), self.name, self.index
-        )
+        return self._identity(_FLOAT).create_ortvalue_from_shape_and_type(*self._request(info))
+
+    def _request(self, info: TensorInfo) -> tuple[list[int], int, str, int]:
+        return list(info.fixed_dimensions), element_code(info.type), self.name, self.index
 
     def _from_cast(self, info: TensorInfo) -> ort.OrtValue:
         if info.type not in self._casts:
@@ -273,17 +271,13 @@ class Device:
 
     def _session(self, node: Any, source: int, target: int) -> ort.InferenceSession:
         """Open a session of one node from x to y on the device, for any shape."""
-        ends = [helper.make_tensor_value_info(n, code, None) for n, code in (("x", source), ("y", target))]
-        graph = helper.make_graph([node], "copy", ends[:1], ends[1:])
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        model = one_node_model(node, None, types=(source, target))
         options = ort.SessionOptions()
         options.intra_op_num_threads = 1
         options.log_severity_level = 4
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
         given = {"device_id": str(self.index)} if "device_id" in self._options else {}
-        return ort.InferenceSession(
-            model.SerializeToString(), options, providers=[(self.provider, given)], enable_fallback=0
-        )
+        return ort.InferenceSession(model, options, providers=[(self.provider, given)], enable_fallback=0)
 
 
 def _copy(source: ort.OrtValue, target: ort.OrtValue) -> None:

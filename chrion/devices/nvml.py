@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from chrion.common.imports import importing
+from chrion.common.imports import import_late
 
 #: The time between two readings during a run; a reading takes some tenths of a millisecond.
 _INTERVAL_S = 0.001
@@ -141,9 +141,7 @@ def _shows_processes() -> bool:
 def _library() -> Any:
     """Return the initialised NVML module, or None if it is not installed or cannot be initialised."""
     try:
-        with importing:
-            import pynvml  # noqa: PLC0415 - an optional dependency
-
+        pynvml = import_late("pynvml")  # an optional dependency
         pynvml.nvmlInit()
     except Exception:  # noqa: BLE001 - not installed, or no driver
         return None

@@ -12,12 +12,12 @@ from onnx import TensorProto, helper, numpy_helper
 
 def smallest_model() -> bytes:
     """Return a model of one Relu on one number, from x to y."""
-    return _model(helper.make_node("Relu", ["x"], ["y"]), [1])
+    return one_node_model(helper.make_node("Relu", ["x"], ["y"]), [1])
 
 
-def smallest_session(provider: str) -> ort.InferenceSession:
-    """Open :func:`smallest_model` on a provider."""
-    return _session(provider, smallest_model())
+def smallest_session(provider: str, options: ort.SessionOptions | None = None) -> ort.InferenceSession:
+    """Open :func:`smallest_model` on a provider. Without options, it runs on one thread."""
+    return _session(provider, smallest_model(), options)
 
 
 def product_session(
@@ -28,12 +28,18 @@ def product_session(
     Without options, it runs on one thread.
     """
     weight = numpy_helper.from_array(np.ones((side, side), np.float32), "w")
-    model = _model(helper.make_node("MatMul", ["x", "w"], ["y"]), [rows, side], [weight])
+    model = one_node_model(helper.make_node("MatMul", ["x", "w"], ["y"]), [rows, side], [weight])
     return _session(provider, model, options)
 
 
-def _model(node: onnx.NodeProto, shape: Sequence[int], weights: Sequence[onnx.TensorProto] = ()) -> bytes:
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("x", "y")]
+def one_node_model(
+    node: onnx.NodeProto,
+    shape: Sequence[int] | None,
+    weights: Sequence[onnx.TensorProto] = (),
+    types: Sequence[int] = (TensorProto.FLOAT, TensorProto.FLOAT),
+) -> bytes:
+    """Return a model of one node from x to y, of the given types and the same shape; None for any shape."""
+    ends = [helper.make_tensor_value_info(name, kind, shape) for name, kind in zip(("x", "y"), types, strict=True)]
     graph = helper.make_graph([node], "probe", ends[:1], ends[1:], list(weights))
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     return bytes(model.SerializeToString())

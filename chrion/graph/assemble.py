@@ -12,7 +12,7 @@ from pathlib import Path
 
 import onnx
 
-from chrion.common.imports import importing
+from chrion.common.imports import import_late
 from chrion.graph.dag import Dag, invert
 from chrion.graph.model import Graph, ModelMetadata, TensorInfo
 from chrion.graph.opened_model import OpenedModel
@@ -132,10 +132,8 @@ def _operators(
     backwards = [(i, before) for before, i, name in edges if values[name].bytes is None or name in quantised]
     if not backwards:
         return tuple((i,) for i in nodes)
-    with importing:
-        import networkx as nx  # noqa: PLC0415 - takes a tenth of a second to import
-
-    links: nx.DiGraph[int] = nx.DiGraph()
+    nx = import_late("networkx")  # takes a tenth of a second
+    links = nx.DiGraph()
     links.add_nodes_from(nodes)
     links.add_edges_from((before, i) for before, i, _ in edges)
     links.add_edges_from(backwards)

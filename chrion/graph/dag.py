@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from chrion.common.imports import import_late
 from chrion.errors import ModelError
 
 if TYPE_CHECKING:
@@ -130,9 +131,7 @@ class Dag:
 
     def to_networkx(self) -> nx.DiGraph[int]:
         """Return the graph for networkx: nodes with ``name`` and ``op_type``, edges with ``bytes``."""
-        import networkx as nx  # noqa: PLC0415 - takes a tenth of a second to import
-
-        graph: nx.DiGraph[int] = nx.DiGraph()
+        graph: nx.DiGraph[int] = import_late("networkx").DiGraph()  # takes a tenth of a second
         for i, (name, op_type) in enumerate(zip(self.names, self.op_types, strict=True)):
             graph.add_node(i, name=name, op_type=op_type)
         for i, before in enumerate(self.predecessors):

@@ -17,20 +17,18 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import onnx
 from onnx import helper
 
+from chrion.common.imports import import_late
 from chrion.graph.assemble import captured_names
 from chrion.graph.chains import INITIAL, STATES, Chain, ValueViews, find_chains
 from chrion.graph.model import Graph
 from chrion.graph.rewrite import STANDARD, Rewriter, int_attribute, nodes_before, producers, standard_opset
 from chrion.graph.views import VIEWS, View, known_shape, whole_view
-
-if TYPE_CHECKING:
-    import networkx as nx
 
 #: A chain, or a node.
 Unit = Chain | int
@@ -74,8 +72,7 @@ def _folded(graph: Graph) -> Graph | None:
 
 def _without_cycles(graph: Graph, chains: Sequence[Chain]) -> list[Chain]:
     """Return the chains that depend neither on themselves, other than by their states, nor on each other."""
-    import networkx as nx  # noqa: PLC0415 - takes a tenth of a second to import
-
+    nx = import_late("networkx")  # takes a tenth of a second
     links = _dependencies(graph, chains)
     cyclic = set(nx.nodes_with_selfloops(links))
     cyclic |= {unit for group in nx.strongly_connected_components(links) if len(group) > 1 for unit in group}
@@ -84,23 +81,21 @@ def _without_cycles(graph: Graph, chains: Sequence[Chain]) -> list[Chain]:
 
 def _in_order(graph: Graph, chains: Sequence[Chain]) -> list[Unit]:
     """Return the chains and the nodes outside of them in topological order."""
-    import networkx as nx  # noqa: PLC0415 - takes a tenth of a second to import
-
+    nx = import_late("networkx")  # takes a tenth of a second
     links = _dependencies(graph, chains)
     position = {unit: at for at, unit in enumerate(links)}
     return list(nx.lexicographical_topological_sort(links, key=position.__getitem__))
 
 
-def _dependencies(graph: Graph, chains: Sequence[Chain]) -> nx.DiGraph[Unit]:
+def _dependencies(graph: Graph, chains: Sequence[Chain]) -> Any:
     """Return which chains and nodes read which; chains that go on from their own states do not read these."""
-    import networkx as nx  # noqa: PLC0415 - takes a tenth of a second to import
-
+    nx = import_late("networkx")  # takes a tenth of a second
     nodes = graph.model.graph.node
     chain_of = {id(cell.node): chain for chain in chains for cell in chain.cells}
     continued = {id(cell.node) for chain in chains for cell in chain.cells[1:]}
     units: list[Unit] = [chain_of.get(id(node), at) for at, node in enumerate(nodes)]
     producer = {name: units[at] for at, node in enumerate(nodes) for name in node.output if name}
-    links: nx.DiGraph[Unit] = nx.DiGraph()
+    links = nx.DiGraph()
     links.add_nodes_from(units)
     for node, unit in zip(nodes, units, strict=True):
         names = node.input[:INITIAL] if id(node) in continued else node.input

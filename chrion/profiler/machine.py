@@ -12,7 +12,6 @@ from typing import Any
 
 import psutil
 
-from chrion.common.imports import importing
 from chrion.machine.cores import physical_cores
 
 
@@ -65,13 +64,12 @@ def this_machine(accelerator: str | None = None) -> Machine:
         accelerator: The execution provider in use, or None. A GPU that NVML lists is described by its own name.
     """
     # Planning reads descriptions of machines, but needs no onnxruntime.
-    with importing:
-        import onnxruntime as ort  # noqa: PLC0415
+    import onnxruntime as ort  # noqa: PLC0415
 
-        from chrion.devices.cuda import CUDA_PROVIDER  # noqa: PLC0415
-        from chrion.devices.nvml import gpus  # noqa: PLC0415
+    from chrion.devices.nvml import gpus  # noqa: PLC0415
+    from chrion.devices.providers import PROVIDER_NAMES  # noqa: PLC0415
 
-    cards = gpus() if accelerator == CUDA_PROVIDER else ()
+    cards = gpus() if accelerator == PROVIDER_NAMES["cuda"] else ()
     return Machine(
         cpu=_cpu_model(),
         cores=len(physical_cores()),

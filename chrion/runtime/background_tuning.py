@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from chrion.common.imports import importing
+from chrion.common.imports import import_late
 from chrion.common.units import format_ms
 from chrion.machine.allocator import trim
 from chrion.machine.cgroups import cpu_quota
@@ -49,9 +49,6 @@ if TYPE_CHECKING:
     from chrion.runtime.execution.cut_engine import CutEngine
 
 log = logging.getLogger(__name__)
-
-#: Shapes of a request by input; None for an input whose shape is not known without converting it.
-NotedShapes = Mapping[str, tuple[int, ...] | None]
 
 #: Reason why a model runs plain before its first decision.
 NOT_TUNED = "tuning has not finished"
@@ -129,7 +126,7 @@ class BackgroundTuner:
         self._cached_only = cached_only
         self._source = DecisionSource(config, cached_only=cached_only)
         free = any(info.free for info in table.inputs)
-        self.noted: deque[NotedShapes] | None = deque() if free else None
+        self.noted: deque[NamedShapes] | None = deque() if free else None
         self._counter = ShapeCounter()
         #: Decisions to make, now or later.
         self._queue: list[_Work] = []
@@ -146,14 +143,16 @@ class BackgroundTuner:
             self._submit({})
 
     def note(self, feed: Mapping[str, Any]) -> None:
-        """Note the shapes of a request that the plain session served.
+        """Note the shapes of a request that the plain session served, if they are known without converting inputs.
 
         If many are waiting to be counted, the request is not noted: a sample suffices.
         """
         noted, table = self.noted, self._table
         untuned = table.current is self._selector.plain_sessions.opened
         if noted is not None and untuned and len(noted) < _MAX_NOTED:
-            noted.append({info.name: known_shape(feed.get(info.name)) for info in table.inputs})
+            shapes = {i.name: shape for i in table.inputs if (shape := known_shape(feed.get(i.name))) is not None}
+            if len(shapes) == len(table.inputs):
+                noted.append(shapes)
 
     def give_way(self, took_s: float) -> None:
         """Leave a core to the tuning process for a part of the time that a request has taken.
@@ -246,14 +245,12 @@ class BackgroundTuner:
     def _count_noted(self) -> None:
         """Count the shapes of requests, and request decisions on frequent ones."""
         while self.noted:
-            shapes = {name: shape for name, shape in self.noted[0].items() if shape is not None}
-            if len(shapes) == len(self.noted[0]):
-                halvings = self._counter.halvings
-                if self._counter.count(self._key(shapes)):
-                    self._submit(shapes)
-                if self._counter.halvings > halvings:
-                    with self._table.lock:
-                        self._table.halve_requests()
+            shapes, halvings = self.noted[0], self._counter.halvings
+            if self._counter.count(self._key(shapes)):
+                self._submit(shapes)
+            if self._counter.halvings > halvings:
+                with self._table.lock:
+                    self._table.halve_requests()
             self.noted.popleft()
         with self._state:
             self._state.notify_all()
@@ -422,15 +419,12 @@ class BackgroundTuner:
             plain = self._table.plain(decision.evidence)
             # With free dimensions it serves other shapes as well.
             return plain if named else plain_sessions.compare_live(plain, decision)
-        with importing:
-            import chrion.graph.loader  # noqa: PLC0415 - as above
-            import chrion.graph.merge  # noqa: PLC0415
-            import chrion.graph.recurrent  # noqa: PLC0415
-            import chrion.runtime.execution.cut_engine  # noqa: PLC0415, F401
-            from chrion.runtime.selection.model_loading import reason_of_options  # noqa: PLC0415
+        import_late("chrion.graph.loader", "chrion.graph.merge", "chrion.graph.recurrent", "chrion.graph.trees")
+        import_late("chrion.runtime.execution.cut_engine", "chrion.runtime.options.probe")
+        model_loading = import_late("chrion.runtime.selection.model_loading")
 
         graph = self._config.load(named)
-        if reason := reason_of_options(self._config, graph):
+        if reason := model_loading.reason_of_options(self._config, graph):
             return self._table.plain(reason)
         return self._selector.open(graph, decision)
 

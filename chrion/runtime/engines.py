@@ -22,6 +22,7 @@ from chrion.graph.description import ModelDescription, describe_session
 from chrion.graph.model import Graph
 from chrion.graph.ort_sessions import first_line
 from chrion.machine.allocator import trim
+from chrion.runtime import process_hooks
 from chrion.runtime.background_tuning import NOT_TUNED, BackgroundTuner
 from chrion.runtime.diversion import CROWDED, Diversion, Observer
 from chrion.runtime.engine_table import EngineTable, Shapes
@@ -59,7 +60,7 @@ class Engines:
         graph: The model, if the caller has loaded it.
         config: The session's configuration.
         strict: Raise errors of plans and segments instead of falling back to a plain session.
-        tune: One of :data:`chrion.runtime.selection.tuning_mode.TUNING_MODES`; a session with a given plan or graph
+        tune: One of :data:`chrion.runtime.selection.configuration.TUNING_MODES`; a session with a given plan or graph
             selects its engines before it serves.
 
     Attributes:
@@ -84,9 +85,10 @@ class Engines:
         self.refusal = ""
         self.diversion = self._new_diversion()
         if self._tune == "now":
-            self.current = self._tune_now(graph)
+            self._table.current = self._tune_now(graph)
         else:
             self._start_plain()
+        process_hooks.register(self, Engines.refuse_in_child, Engines.close_at_exit)
 
     @property
     def config(self) -> SessionConfig:
@@ -97,10 +99,6 @@ class Engines:
     def current(self) -> Engine:
         """The engine of the last request's shapes."""
         return self._table.current
-
-    @current.setter
-    def current(self, engine: Engine) -> None:
-        self._table.current = engine
 
     def explain(self) -> str:
         """Describe the engine of the last request, and whether another one serves in its place."""
@@ -445,7 +443,7 @@ class Engines:
                     engine = self.plain(explain_refusal(engine.footprint))
                 engine = table.put(shapes, engine)
                 table.drop_plain()
-            self.current = engine
+            self._table.current = engine
             return engine
 
     def _select(self, graph: Graph, shapes: Shapes) -> Engine:
@@ -468,7 +466,7 @@ class Engines:
         except (KeyError, AttributeError, TypeError, ValueError, RuntimeError):  # onnxruntime raises its own error
             return self.plain()
         with table.lock:
-            self.current = table.use(shapes) or self.plain()
+            self._table.current = table.use(shapes) or self.plain()
             return self.current
 
     def _start_plain(self) -> None:
@@ -480,7 +478,7 @@ class Engines:
         cached_only = self._tune == "never"
         engine = self.plain(reason or (NOT_CACHED if cached_only else NOT_TUNED))
         self._describe(describe_session(engine.session))
-        self.current = self.plain()  # itself, not a copy: tuning replaces it
+        self._table.current = self.plain()  # itself, not a copy: tuning replaces it
         if not reason and all(info.type.startswith("tensor(") for info in self._table.inputs):
             crowding = self.diversion.crowding  # the tuner does not keep this object alive
             self._tuner = BackgroundTuner(
@@ -524,8 +522,8 @@ class Engines:
         self._table.remove_accelerated()
         if not self._graph:
             self._stop_tuning()  # tuning would select the accelerator again
-            self.current = self.plain()
+            self._table.current = self.plain()
         elif not self._table.by_shapes:
-            self.current = self._select_first(self._graph, None)
+            self._table.current = self._select_first(self._graph, None)
         else:
             self.for_feed(feed)

@@ -62,16 +62,24 @@ _PLAIN_ATTRIBUTES = frozenset(
 )
 
 
+#: Private attributes of InferenceSession that libraries read, and the methods that return the same.
+_RESULTS = {
+    "_providers": "get_providers",
+    "_provider_options": "get_provider_options",
+    "_sess_options": "get_session_options",
+    "_sess_options_initial": "get_session_options",
+    "_inputs_meta": "get_inputs",
+    "_outputs_meta": "get_outputs",
+    "_overridable_initializers": "get_overridable_initializers",
+    "_model_meta": "get_modelmeta",
+}
+
+
 class InferenceInterface:
     """Methods of InferenceSession that are defined in terms of others."""
 
-    get_providers: Callable[[], Sequence[str]]
-    get_provider_options: Callable[[], Mapping[str, Mapping[str, str]]]
-    get_session_options: Callable[[], ort.SessionOptions]
     close: Callable[[], None]
     _engines: Engines
-    #: The model's file or bytes.
-    _source: str | bytes
 
     def get_inputs(self) -> list[NodeArg]:
         """Return name, type and shape of each input that a run requires."""
@@ -169,45 +177,9 @@ class InferenceInterface:
             raise AttributeError("_sess: expected None, which closes the session")
         self.close()
 
-    @property
-    def _model_path(self) -> str | None:
-        return self._source if isinstance(self._source, str) else None
-
-    @property
-    def _model_bytes(self) -> bytes | None:
-        return self._source if isinstance(self._source, bytes) else None
-
-    @property
-    def _providers(self) -> list[str]:
-        return list(self.get_providers())
-
-    @property
-    def _provider_options(self) -> Mapping[str, Mapping[str, str]]:
-        return self.get_provider_options()
-
-    @property
-    def _sess_options(self) -> ort.SessionOptions:
-        return self.get_session_options()
-
-    _sess_options_initial = _sess_options
-
-    @property
-    def _inputs_meta(self) -> list[Any]:
-        return list(self.get_inputs())
-
-    @property
-    def _outputs_meta(self) -> list[Any]:
-        return list(self.get_outputs())
-
-    @property
-    def _overridable_initializers(self) -> list[Any]:
-        return list(self.get_overridable_initializers())
-
-    @property
-    def _model_meta(self) -> Any:
-        return self.get_modelmeta()
-
     def __getattr__(self, name: str) -> Any:
+        if name in _RESULTS:
+            return getattr(self, _RESULTS[name])()
         if name in _PLAIN_ATTRIBUTES:
             return getattr(self._engines.whole_session(), name)
         reason = f": {NOT_OFFERED[name]}" if name in NOT_OFFERED else ""

@@ -13,7 +13,6 @@ from chrion.devices.providers import why_unavailable
 from chrion.graph.model import Graph
 from chrion.machine.cores import check_cores
 from chrion.profiler.precision import check_max_error, check_precision
-from chrion.runtime import process_hooks
 from chrion.runtime.engines import Engines
 from chrion.runtime.execution.engine import Engine
 from chrion.runtime.execution.executor import Event
@@ -21,8 +20,7 @@ from chrion.runtime.interface import InferenceInterface
 from chrion.runtime.iobinding import HybridIOBinding
 from chrion.runtime.options.session_options import known_arguments, wants_errors
 from chrion.runtime.requests import MissingInputError, check_arguments, check_run_options
-from chrion.runtime.selection.configuration import SessionConfig, open_model
-from chrion.runtime.selection.tuning_mode import tuning_mode
+from chrion.runtime.selection.configuration import SessionConfig, open_model, tuning_mode
 from chrion.scheduler.plan import Plan
 from chrion.scheduler.plan_options import PlanOptions
 from chrion.scheduler.priced_memory import Memory, check_memory
@@ -125,10 +123,11 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
             checked := check_precision(precision),
             check_max_error(max_error, checked),
         )
-        self._source = config.model.source
+        source = config.model.source
+        self._model_path = source if isinstance(source, str) else None
+        self._model_bytes = source if isinstance(source, bytes) else None
         graph = path_or_bytes if isinstance(path_or_bytes, Graph) else None
         self._engines = Engines(graph, config, strict=strict, tune=tuning_mode(tune))
-        process_hooks.register(self, HybridSession._refuse_in_child, HybridSession._close_at_exit)
 
     # Methods of InferenceSession.
 
@@ -249,7 +248,7 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
         It may take a second if a requested accelerator is not in use, since it is probed once.
         """
         wanted = self._engines.config.accelerator
-        missing = why_unavailable(wanted[0]) if wanted and not self._engine.uses(wanted[0]) else ""
+        missing = why_unavailable(wanted[0]) if wanted and wanted[0] not in self._engine.providers else ""
         return "\n".join(filter(None, [self._engines.explain(), missing]))
 
     def trace(self, input_feed: Mapping[str, Any]) -> list[Event]:
@@ -282,12 +281,6 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
     @property
     def _engine(self) -> Engine:
         return self._engines.current
-
-    def _refuse_in_child(self) -> None:
-        self._engines.refuse_in_child()
-
-    def _close_at_exit(self, until: float) -> None:
-        self._engines.close_at_exit(until)
 
     def _bound_whole(self, binding: ort.IOBinding) -> bool:
         """Return whether a binding of onnxruntime was created for the plain session of this session.

@@ -21,9 +21,9 @@ import threading
 
 import numpy as np
 import onnxruntime as ort
-from onnx import TensorProto, helper
 
 from chrion.devices import CPU_PROVIDER
+from chrion.devices.small_models import smallest_session
 from chrion.machine.allocator import trim
 
 _MISSING = re.compile(r"Available memory of \d+ is smaller than requested bytes of (\d+)")
@@ -31,7 +31,6 @@ _MISSING = re.compile(r"Available memory of \d+ is smaller than requested bytes 
 #: number.
 _FIRST_BYTES = 1 << 16
 _AS_REQUESTED = 1  # onnxruntime's kSameAsRequested; by default, regions double in size
-_OPSET, _IR = 17, 9
 
 
 #: The arena of sessions that are opened now, if there is one, and the lock of its replacement.
@@ -61,7 +60,7 @@ class SharedArena:
             ort.create_and_register_allocator(ort.OrtMemoryInfo("Cpu", *kinds), ort.OrtArenaCfg(settings))
             _current = self
             use_shared_arena(options)
-            self._session = ort.InferenceSession(_tiny_model(), options, [CPU_PROVIDER])
+            self._session = smallest_session(CPU_PROVIDER, options)
         self.sweep()
 
     def sweep(self) -> None:
@@ -99,11 +98,3 @@ def missing_bytes(error: BaseException) -> int | None:
     """Return the size of the value for which the arena had no memory left; None for another error."""
     match = _MISSING.search(str(error))
     return int(match[1]) if match else None
-
-
-def _tiny_model() -> bytes:
-    infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x", "y")]
-    graph = helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "sweep", infos[:1], infos[1:])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=_IR)
-    content: bytes = model.SerializeToString()
-    return content

@@ -75,13 +75,12 @@ def feed_of(caller: int, wrong: int | None = None) -> dict[str, Any]:
 
 def first_beside(session: HybridSession, operator: str) -> str:
     """Return the first operator of another operator's segment, which error messages name."""
-    engine = cut_engine(session)
-    assert engine.native
-    return next(segment.operators[0] for segment in engine.segments if operator in segment.operators)
+    assert runs_native(session)
+    return next(segment.operators[0] for segment in cut_engine(session).segments if operator in segment.operators)
 
 
 def runs_native(session: HybridSession) -> bool:
-    return cut_engine(session).native
+    return "native lanes" in cut_engine(session).explain()
 
 
 @compiled

@@ -8,7 +8,7 @@ import pytest
 
 from chrion import Graph, Profile, load
 from chrion.profiler.profiles import OperatorCost
-from chrion.runtime.selection.parallel_plan import parallel_plan
+from chrion.runtime.selection.proposals import parallel_plan
 from chrion.scheduler.plan_options import PlanOptions
 from chrion.scheduler.planner import alternatives
 from chrion.zoo import build

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -12,10 +13,12 @@ import pytest
 
 from chrion import load
 from chrion.graph.opened_model import OpenedModel
+from chrion.graph.recurrent import unroll
 from chrion.runtime.selection.configuration import SessionConfig
 from chrion.runtime.selection.decisions import Decision
 from chrion.runtime.selection.known_decisions import KnownDecisions
 from chrion.scheduler import fixed_plan
+from chrion.zoo import build
 from helpers import alternating_lanes, branches
 
 #: Forks while the tuning thread imports onnx, in order to open a plan; the child imports it as well.
@@ -40,6 +43,20 @@ if os.fork() == 0:
 os.wait()
 print(session.wait_until_tuned(30), session.plan is not None, flush=True)
 os._exit(0)
+"""
+#: Prints the modules that the tuning thread imports without the lock that a fork takes, and how many it imports.
+_IMPORTS_OF_TUNING = """
+import sys, threading
+from chrion import HybridSession
+from chrion.common import imports
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if threading.current_thread().name == "chrion-tuning":
+            found[imports._lock._is_owned()].add(name)
+found = {True: set(), False: set()}
+sys.meta_path.insert(0, Finder())
+with HybridSession(sys.argv[1], tune="never") as session:
+    print(session.wait_until_tuned(30), session.plan is not None, sorted(found[False]), len(found[True]) > 20)
 """
 TESTS = Path(__file__).parent.parent
 CLOSED, SHAPE = "this session is closed", "(600, 600)"
@@ -130,15 +147,36 @@ def test_a_fork_while_live_requests_compare_a_plan() -> None:
     assert run_process("fork_comparing") == (0, ["child: served False", "parent: served True"], "")
 
 
+def decide(path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int | None = None) -> None:
+    """Store a decision for a plan of a model's file, in a cache beside it."""
+    monkeypatch.setenv("CHRION_CACHE", str(path.parent / "cache"))
+    graph = load(path) if chunk is None else unroll(load(path), chunk)
+    plan = replace(fixed_plan(graph, alternating_lanes(graph)), chunk=chunk)
+    KnownDecisions(SessionConfig(OpenedModel(path))).of_source({}).keep(Decision("plan 1", plan, "by the test"))
+
+
+def run_program(program: str, path: Path) -> subprocess.CompletedProcess[str]:
+    """Run a program on a model's file in a process of its own."""
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", program, str(path)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)  # noqa: S603 - our own
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_fork_while_the_tuning_thread_imports_modules(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The child can import the same modules: without a lock at the fork, it waits for the parent's thread forever."""
-    monkeypatch.setenv("CHRION_CACHE", str(tmp_path / "cache"))
     path = tmp_path / "m.onnx"
     onnx.save(branches(), path)
-    graph = load(path)
-    decision = Decision("plan 1", fixed_plan(graph, alternating_lanes(graph)), "by the test")
-    KnownDecisions(SessionConfig(OpenedModel(path))).of_source({}).keep(decision)
-    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", _FORK_DURING_IMPORT, str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)  # noqa: S603 - our own
+    decide(path, monkeypatch)
+    done = run_program(_FORK_DURING_IMPORT, path)
     assert done.stdout.splitlines() == ["imported", "True True"], done.stderr
+
+
+@pytest.mark.parametrize("chunk", [None, 4])
+def test_imports_of_the_tuning_thread(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, chunk: int | None) -> None:
+    """Whatever it imports to open a plan, also one that folds chains of operators by networkx, no fork interrupts."""
+    path = tmp_path / "m.onnx"
+    stack = build("lstm", {"layers": 2, "seq": 12, "batch": 1, "io": 8, "chunk": 1})
+    onnx.save(branches() if chunk is None else stack, path)
+    decide(path, monkeypatch, chunk)
+    done = run_program(_IMPORTS_OF_TUNING, path)
+    assert done.stdout == "True True [] True\n", done.stdout + done.stderr

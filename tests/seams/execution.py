@@ -206,8 +206,7 @@ def idle_frames(executor: Executor[Any]) -> deque[Any]:
 
 def groups_of(session: HybridSession) -> LaneGroups[Any]:
     """Return the groups of lanes that serve a session's requests."""
-    groups: LaneGroups[Any] = executor_of(session)._groups  # type: ignore[attr-defined] # both kinds have groups
-    return groups
+    return executor_of(session)._groups
 
 
 def leases(groups: LaneGroups[Any]) -> int:

@@ -25,7 +25,6 @@ from chrion.machine.cpu_use import OtherWork
 from chrion.machine.waiting import Counter
 from chrion.profiler import measure_graph
 from chrion.runtime import arena_contention, background_tuning, crowding, diversion, engines
-from chrion.runtime.background_tuning import NotedShapes
 from chrion.runtime.engine_table import Shapes
 from chrion.runtime.engines import Engines
 from chrion.runtime.execution import cut_engine, lane_groups
@@ -118,6 +117,11 @@ def engine_of(session: HybridSession) -> Engine:
     return session._engines.current
 
 
+def serve_by(session: HybridSession, engine: Engine) -> None:
+    """Let an engine serve the requests of a session, as if it was selected."""
+    session._engines._table.current = engine
+
+
 def engines_by_shapes(session: HybridSession) -> OrderedDict[Shapes, Engine]:
     """Return the engines of a session by the shapes of inputs, the least recently used first."""
     return session._engines._table._engines
@@ -130,7 +134,7 @@ def install_decision(session: HybridSession, shapes: NamedShapes, decision: Deci
     tuner.install(shapes, decision)
 
 
-def noted_of(session: HybridSession) -> deque[NotedShapes] | None:
+def noted_of(session: HybridSession) -> deque[NamedShapes] | None:
     """Return the shapes of requests that wait for the tuning thread; None if they are not noted."""
     tuner = session._engines._tuner
     assert tuner

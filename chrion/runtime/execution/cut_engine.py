@@ -6,7 +6,7 @@ import functools
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -22,7 +22,7 @@ from chrion.devices.nvml import MemoryMonitor
 from chrion.devices.providers import require_working
 from chrion.errors import ChrionError, PlanError
 from chrion.graph.extract import Extractor
-from chrion.graph.model import Graph, SelectedTensors, TensorInfo, Tensors
+from chrion.graph.model import Graph, Tensors
 from chrion.graph.ort_sessions import first_line
 from chrion.machine.core_leases import CoreLease, lease_cores
 from chrion.machine.cores import physical_cores
@@ -30,7 +30,7 @@ from chrion.native import NativeError, bfloat16_available, operators_available
 from chrion.profiler.costs import BufferSupport
 from chrion.profiler.machine import is_this_machine, this_machine
 from chrion.runtime.execution.accelerator import AcceleratorSessions
-from chrion.runtime.execution.engine import CannotCutError, Footprint, require_tensors
+from chrion.runtime.execution.engine import CannotCutError, Engine, require_tensors
 from chrion.runtime.execution.executor import CLOSED, Event, SegmentFailure
 from chrion.runtime.execution.host_frame import Array
 from chrion.runtime.execution.lane_groups import assign_cores
@@ -40,8 +40,6 @@ from chrion.runtime.execution.python_executor import PythonExecutor
 from chrion.runtime.execution.segments import Segment, SegmentFactory
 from chrion.runtime.execution.transfers import find_buffer_support, find_transfers
 from chrion.runtime.iobinding import HybridIOBinding
-from chrion.runtime.live_comparison import LiveComparison
-from chrion.runtime.live_selection import LiveSelection
 from chrion.runtime.options.session_options import run_reason
 from chrion.runtime.options.terminable import fits_native_lanes
 from chrion.runtime.requests import FastPathMatcher, output_names, prepare_request
@@ -52,7 +50,7 @@ from chrion.scheduler.priced_memory import MEMORY_NAMES
 log = logging.getLogger(__name__)
 
 
-class CutEngine:
+class CutEngine(Engine):
     """The engine of a plan: sessions of its segments, and an executor with its lanes.
 
     Requests run on native lanes if possible, and otherwise on lane threads. If there are native lanes, lane threads are
@@ -72,8 +70,8 @@ class CutEngine:
         CannotCutError: A plain session serves the model as well or better, or only a plain session can serve it.
     """
 
-    #: A plan has no session of the whole model, and its requests have several threads.
-    session = None
+    plan: Plan
+    fast_path: FastPathMatcher
     has_one_thread = False
 
     def __init__(
@@ -93,13 +91,10 @@ class CutEngine:
         self.plan = plan
         self._reload = reload
         #: Returns the graph, or None once it is no longer in memory.
-        self._held: Callable[[], Graph | None] = functools.partial(_same, graph)
-        self.reason = ""
-        self._usual = FastPathMatcher(graph.inputs)
-        self.comparison: LiveComparison | LiveSelection | None = None
+        self._held: Callable[[], Graph | None] = lambda: graph
+        self.fast_path = FastPathMatcher(graph.inputs)
+        self.accelerated = plan.accelerator is not None
         self.selected_for = plan.digest  # changed by the selector if the plan is for a variant, in chunks
-        self.footprint: Footprint | None = None
-        self.requests = 0
         self._options = options
         device = accelerator.device if accelerator else None
         transfers = find_transfers(Extractor(graph), plan.schedule.lanes, device)
@@ -111,7 +106,7 @@ class CutEngine:
         #: Reentrant, since a signal handler may close the engine while its thread holds it.
         self._lock = threading.RLock()
         self._closed = False
-        monitor = MemoryMonitor()
+        monitor = MemoryMonitor() if accelerator else None
         #: Reason why requests run on lane threads; empty if they run on native lanes.
         self._obstacle = "the plan uses an accelerator" if accelerator else find_obstacle(graph, self.program)
         if self._obstacle == NOT_COMPILED:
@@ -124,7 +119,7 @@ class CutEngine:
         if self._native and reload:
             self._tensors, self._held = graph.select(()), weakref.ref(graph)
         #: GPU memory that the sessions allocated when they were opened, in MB; None if it cannot be measured.
-        self.loaded_mb = monitor.growth_mb() if accelerator else None
+        self.loaded_mb = monitor.growth_mb() if monitor else None
         self._outputs = [info.name for info in graph.outputs]
         self._constants = {
             o.name: ort.OrtValue.ortvalue_from_numpy(value)
@@ -155,15 +150,6 @@ class CutEngine:
         executor = self._native or self._python
         return executor.capacity if executor else 1
 
-    @property
-    def native(self) -> bool:
-        """True if requests run on native lanes, unless they have run options that these do not take."""
-        return self._native is not None
-
-    def matches(self, feed: Mapping[str, Any]) -> bool:
-        """Return whether a request has the shapes of this engine, in arrays that need no conversion."""
-        return self._usual.matches(feed)
-
     def find_obstacle(self, run_options: ort.RunOptions | None) -> str:
         """Return the reason why a request with some run options has to run plain; empty if there is none."""
         return run_reason(run_options, accelerated=self.accelerated)
@@ -178,7 +164,7 @@ class CutEngine:
     ) -> list[Any] | None:
         """Run a request for all outputs, of arrays that need no conversion, on native lanes."""
         del any_shapes
-        if self._native is None or names or not (fits_native_lanes(run_options) and self._usual.matches(feed)):
+        if self._native is None or names or not (fits_native_lanes(run_options) and self.fast_path.matches(feed)):
             return None
         self.requests += 1
         if not self._all_computed:
@@ -221,7 +207,7 @@ class CutEngine:
 
     def _prepare(self, names: Sequence[str] | None, feed: Mapping[str, Any]) -> tuple[list[str], Mapping[str, Any]]:
         """Check a request against the model, and convert its inputs; see :func:`prepare_request`."""
-        if self._usual.matches(feed):
+        if self.fast_path.matches(feed):
             return output_names(self._tensors.outputs, names), feed
         return prepare_request(self._tensors.inputs, self._tensors.outputs, names, feed)
 
@@ -264,11 +250,6 @@ class CutEngine:
         return [values[name] for name in outputs]
 
     @property
-    def accelerated(self) -> bool:
-        """True if the plan uses an accelerator."""
-        return self.plan.accelerator is not None
-
-    @property
     def providers(self) -> list[str]:
         """The execution providers in use, the accelerator's first."""
         return [*dict.fromkeys([self.plan.accelerator or CPU_PROVIDER, CPU_PROVIDER])]
@@ -278,15 +259,6 @@ class CutEngine:
         """The options of each execution provider in use."""
         given = {name: str(value) for name, value in self._provider_options.items()}
         return {name: {} if name == CPU_PROVIDER else given for name in self.providers}
-
-    def uses(self, provider: str) -> bool:
-        """Return whether the plan uses an execution provider."""
-        return provider == self.plan.accelerator
-
-    def for_shapes(self, inputs: Sequence[TensorInfo]) -> CutEngine:
-        """Return the engine, which is for the shapes of its plan."""
-        del inputs
-        return self
 
     def explain(self) -> str:
         """Describe the plan in a few lines: its lanes, its segments, its predicted cost, and why it was selected."""
@@ -338,7 +310,7 @@ class CutEngine:
         try:
             lease = self._lease(further=False)
             self.segments, self.session_count = self._open_segments(lease, native=True)
-            tensors = _boundary(self.graph, self.segments)
+            tensors = self.graph.select(name for s in self.segments for _, name in (*s.inputs, *s.outputs))
             return NativeExecutor(tensors, self.program, self.segments, lease)
         except (NativeError, RuntimeError) as error:
             self._obstacle = f"native lanes failed: {first_line(error)}"
@@ -401,15 +373,6 @@ def _other_machine(plan: Plan) -> str:
     difference = plan.machine.difference(this_machine(plan.machine.accelerator))
     native = ", and its native operators run as onnxruntime's" if plan.native else ""
     return difference and f"made for another machine ({difference}): its predictions do not hold here{native}"
-
-
-def _same(graph: Graph) -> Graph:
-    return graph
-
-
-def _boundary(graph: Graph, segments: Iterable[Segment]) -> SelectedTensors:
-    """Return the values that segments read and write."""
-    return graph.select(name for segment in segments for _, name in (*segment.inputs, *segment.outputs))
 
 
 @functools.cache

@@ -10,7 +10,7 @@ of a request are bound anew for each request and released after it, as in
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import onnxruntime as ort
@@ -19,7 +19,7 @@ from chrion.devices import Device
 from chrion.devices.device import Downloader
 from chrion.devices.host import allocate, on_host, to_host, zeros
 from chrion.graph.model import Graph, TensorInfo
-from chrion.runtime.execution.host_frame import PLACEHOLDER, Array, BoundOutput, bound_outputs
+from chrion.runtime.execution.host_frame import PLACEHOLDER, Array, Frame, bound_outputs
 from chrion.runtime.execution.segments import Segment, locate_error
 from chrion.runtime.execution.transfers import is_held, name_places
 from chrion.scheduler.evaluation.frame_buffers import FrameBuffers
@@ -32,7 +32,7 @@ class BufferKey(NamedTuple):
     on_device: bool
 
 
-class DeviceFrame:
+class DeviceFrame(Frame[BufferKey]):
     """Frame of a program that has segments on an accelerator.
 
     Args:
@@ -42,35 +42,23 @@ class DeviceFrame:
         planned: The buffers of a frame on it.
 
     Attributes:
-        bindings: One IOBinding for each segment, in the plan's order.
         cuda_graphs: Number of each segment's CUDA graph; None for a segment without one.
-        bytes: Size of the buffers that the frame keeps.
-        device_bytes: Size of those on the device that hold no constant.
+        device_bytes: Size of the frame's buffers on the device that hold no constant.
     """
 
     def __init__(self, graph: Graph, segments: Sequence[Segment], device: Device, planned: FrameBuffers) -> None:
-        self._graph = graph
         self._device = device
         #: The planned place of each value on the device, and the buffers that are allocated.
         self._planned = name_places(graph, planned)
         self._sizes = planned.sizes
         self._shared: dict[int, ort.OrtValue] = {}
-        self.bindings = [segment.session.io_binding() for segment in segments]
         self.cuda_graphs: list[int | None] = [None] * len(segments)
         #: Buffers that the frame keeps between requests.
         self._buffers: dict[BufferKey, ort.OrtValue] = {}
         #: Values of the current request, which take precedence over those buffers.
         self._current: dict[BufferKey, ort.OrtValue] = {}
-        #: Inputs and outputs of requests as they are bound now.
-        self._bound: dict[BufferKey, ort.OrtValue] = {}
         #: Outputs that the current request leaves in the accelerator's memory.
         self._on_device: Collection[str] = ()
-        self._requested = {info.name for info in (*graph.inputs, *graph.outputs)}
-        #: Segments that read inputs or outputs of the request: (binding, name in its session).
-        self._readers: dict[BufferKey, list[tuple[Any, str]]] = {}
-        self._outputs: dict[BufferKey, BoundOutput] = {}
-        #: Unused results that have no buffer, for example since their size is unknown: each run allocates them.
-        self._unused: list[BoundOutput] = []
         #: All values that segments read.
         self._read: set[BufferKey] = set()
         #: Inputs that each segment on the accelerator takes from the host's memory: onnxruntime copies them when they
@@ -80,14 +68,7 @@ class DeviceFrame:
         #: All values that each segment reads or writes.
         self._used: list[list[BufferKey]] = [[] for _ in segments]
         with device.exclusive():
-            for index, segment in enumerate(segments):
-                try:
-                    self._bind_inputs(index, segment)
-                    self._bind_outputs(index, segment)
-                except Exception as error:
-                    raise locate_error(error, segment) from error
-        #: Outputs that runs allocate.
-        self._allocated = [*(o for o in self._outputs.values() if not o.sized), *self._unused]
+            super().__init__(graph, segments)
         #: Deferred inputs that each request supplies: (binding, name in its session).
         self._supplied = [
             (binding, inner)
@@ -138,7 +119,7 @@ class DeviceFrame:
         if self._deferred[segment]:
             with self._device.exclusive():
                 for inner, key in self._deferred[segment]:
-                    self.bindings[segment].bind_ortvalue_input(inner, self._value(key))
+                    self.bindings[segment].bind_ortvalue_input(inner, self._find(key))
 
     def replayable(self, segment: int) -> bool:
         """Return whether a segment uses only the frame's own device buffers in this request, as its CUDA graph does."""
@@ -179,11 +160,6 @@ class DeviceFrame:
             return target
         return self._current[host] if host in self._current else self._outputs[host].allocated()
 
-    def array(self, name: str) -> Array:
-        """Return an output as an array that belongs to the caller."""
-        array: Array = self.result(name, None).numpy()
-        return array
-
     def release(self) -> None:
         """Release the values of the request; see :meth:`chrion.runtime.execution.host_frame.Frame.release`.
 
@@ -211,7 +187,7 @@ class DeviceFrame:
         else:
             self._bound[key] = kept
 
-    def _bind_inputs(self, index: int, segment: Segment) -> None:
+    def _bind_segment(self, index: int, segment: Segment) -> None:
         for inner, name in segment.inputs:
             key = self._key(name, segment)
             self._read.add(key)
@@ -224,8 +200,6 @@ class DeviceFrame:
                 self._keep(key)
             else:
                 self.bindings[index].bind_ortvalue_input(inner, self._keep(key))
-
-    def _bind_outputs(self, index: int, segment: Segment) -> None:
         for name, output in bound_outputs(self._graph, segment, self.bindings[index]):
             key = self._key(name, segment)
             if key.on_device and name not in self._planned:  # nothing reads it, and a session must have an output
@@ -270,9 +244,6 @@ class DeviceFrame:
     def _find(self, key: BufferKey) -> ort.OrtValue | None:
         return self._current.get(key) or self._buffers.get(key)
 
-    def _value(self, key: BufferKey) -> ort.OrtValue:
-        return self._current.get(key) or self._buffers[key]
-
     def _add_input(self, name: str, value: ort.OrtValue | Array) -> None:
         host = BufferKey(name, on_device=False)
         if isinstance(value, np.ndarray):
@@ -311,13 +282,6 @@ class DeviceFrame:
         if self._bound.pop(key, None) is not value:
             self._attach(key, value)
         self._bound[key] = value
-
-    def _attach(self, key: BufferKey, value: ort.OrtValue) -> None:
-        output = self._outputs.get(key)
-        if output is not None:
-            output.binding.bind_ortvalue_output(output.inner, value)
-        for binding, inner in self._readers.get(key, ()):
-            binding.bind_ortvalue_input(inner, value)
 
     def _download(self, name: str) -> Downloader:
         if name not in self._downloads:

@@ -24,6 +24,8 @@ from chrion.machine.waiting import Gate
 
 if TYPE_CHECKING:  # plain sessions need neither frames nor segments
     from chrion.runtime.execution.host_frame import Array, Frame
+    from chrion.runtime.execution.lane_groups import LaneGroups
+    from chrion.runtime.execution.segments import Segment
 
 CLOSED = "this session is closed"
 
@@ -31,7 +33,7 @@ CLOSED = "this session is closed"
 #: Choices that limit memory after a burst of requests, not measured.
 _IDLE_FRAMES, _IDLE_BYTES = 16, 32e6
 
-F = TypeVar("F", bound="Frame")
+F = TypeVar("F", bound="Frame[Any]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +70,16 @@ class SegmentFailure(EngineFailure):
 
 
 class Executor(ABC, Generic[F]):
-    """Carries out one program, for any number of callers at once."""
+    """Carries out one program, for any number of callers at once.
 
-    def __init__(self) -> None:
+    Args:
+        groups: The lanes of the program.
+        segments: The segments that its instructions refer to.
+    """
+
+    def __init__(self, groups: LaneGroups[Any], segments: Sequence[Segment]) -> None:
+        self._groups = groups
+        self._segments = segments
         #: Idle frames, the one used last at the end.
         self._frames: deque[F] = deque()
         #: Requests in flight: (thread, a unique object). A CUDA graph is captured while there are none.
@@ -121,7 +130,7 @@ class Executor(ABC, Generic[F]):
         finally:
             self._gate.inside.discard(token)
             if self._closed and not self._gate.inside:
-                self._stop_lanes(None)
+                self._groups.close()
         self._keep(frame)
         return result
 
@@ -137,12 +146,12 @@ class Executor(ABC, Generic[F]):
         if any(token[0] == thread for token in tuple(in_flight)):
             return  # from a signal handler that has interrupted a request of this thread
         if self._gate.wait_empty(until):
-            self._stop_lanes(until)
+            self._groups.close(until)
 
     @property
-    @abstractmethod
     def capacity(self) -> int:
         """Number of requests that the lanes can serve at the same time."""
+        return self._groups.capacity
 
     def _take_frame(self) -> F:
         try:
@@ -184,7 +193,3 @@ class Executor(ABC, Generic[F]):
     @abstractmethod
     def _perform(self, frame: F, run_options: ort.RunOptions | None, events: list[Event] | None) -> None:
         """Carry out the program on a frame whose inputs and outputs are bound."""
-
-    @abstractmethod
-    def _stop_lanes(self, until: float | None) -> None:
-        """Stop the lanes, none of which has work; wait no longer than ``until``. Called repeatedly."""

@@ -11,8 +11,9 @@ Both kinds of executors use these frames: a segment's session is an ``onnxruntim
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import onnxruntime as ort
@@ -29,49 +30,8 @@ _COPIED_BYTES = 1 << 17
 PLACEHOLDER = ort.OrtValue.ortvalue_from_numpy(np.zeros(1, np.float32))
 
 Array = np.ndarray[Any, Any]
-
-
-class Frame(Protocol):
-    """The buffers and bindings of one request in flight, with any kind of executor."""
-
-    @property
-    def bytes(self) -> int:
-        """Size of the frame's own buffers."""
-
-    def begin(
-        self, feeds: Mapping[str, ort.OrtValue | Array], targets: Mapping[str, ort.OrtValue], *, arrays: bool
-    ) -> None:
-        """Bind the inputs and outputs of a request.
-
-        Args:
-            feeds: Values of the graph's inputs, in any memory; arrays are contiguous.
-            targets: The caller's buffers for some of the outputs, in any memory.
-            arrays: Whether the outputs will be read with :meth:`array`.
-        """
-
-    def result(self, name: str, target: ort.OrtValue | None) -> ort.OrtValue:
-        """Return an output of the request, after all lanes have finished it.
-
-        Args:
-            name: Name of the output.
-            target: The caller's buffer for it, or None.
-        """
-
-    def array(self, name: str) -> Array:
-        """Return an output as an array that belongs to the caller."""
-
-    def release(self) -> None:
-        """Release the values of the request, after its outputs have been read."""
-
-
-class SegmentBinding(Protocol):
-    """The inputs and outputs of one segment, as onnxruntime's ``IOBinding`` has them."""
-
-    def bind_ortvalue_input(self, name: str, ortvalue: ort.OrtValue) -> None:
-        """Bind an input to a tensor."""
-
-    def bind_ortvalue_output(self, name: str, ortvalue: ort.OrtValue) -> None:
-        """Bind an output to a tensor of the right size."""
+#: What identifies a value in a frame: its name, or its name and memory.
+K = TypeVar("K")
 
 
 class CopiedBuffer(NamedTuple):
@@ -117,8 +77,8 @@ def bound_outputs(graph: Tensors, segment: Segment, binding: Any) -> Iterator[tu
         yield name, BoundOutput(binding, inner, slot, segment, sized[slot])
 
 
-class HostFrame:
-    """Frame of a program whose segments all run in the host's memory.
+class Frame(ABC, Generic[K]):
+    """The buffers and bindings of one request in flight, with any kind of executor.
 
     Args:
         graph: The graph's values.
@@ -126,35 +86,86 @@ class HostFrame:
 
     Attributes:
         bindings: One binding for each segment, in the plan's order.
+        bytes: Size of the frame's own buffers.
     """
+
+    bytes: int
 
     def __init__(self, graph: Tensors, segments: Sequence[Segment]) -> None:
         self._graph = graph
+        self._requested = {info.name for info in (*graph.inputs, *graph.outputs)}
         self.bindings: list[Any] = [segment.session.io_binding() for segment in segments]
+        #: Segments that read inputs or outputs of the request: (binding, name in its session).
+        self._readers: dict[K, list[tuple[Any, str]]] = {}
+        self._outputs: dict[K, BoundOutput] = {}
+        #: Unused results that have no buffer, for example since their size is unknown: each run allocates them.
+        self._unused: list[BoundOutput] = []
+        #: Inputs and outputs of requests as they are bound now.
+        self._bound: dict[K, ort.OrtValue] = {}
+        for index, segment in enumerate(segments):
+            try:
+                self._bind_segment(index, segment)
+            except Exception as error:
+                raise locate_error(error, segment) from error
+        #: Outputs that runs allocate.
+        self._allocated = [*(o for o in self._outputs.values() if not o.sized), *self._unused]
+
+    @abstractmethod
+    def _bind_segment(self, index: int, segment: Segment) -> None:
+        """Bind the values of a segment that are not the request's."""
+
+    @abstractmethod
+    def begin(
+        self, feeds: Mapping[str, ort.OrtValue | Array], targets: Mapping[str, ort.OrtValue], *, arrays: bool
+    ) -> None:
+        """Bind the inputs and outputs of a request.
+
+        Args:
+            feeds: Values of the graph's inputs, in any memory; arrays are contiguous.
+            targets: The caller's buffers for some of the outputs, in any memory.
+            arrays: Whether the outputs will be read with :meth:`array`.
+        """
+
+    @abstractmethod
+    def result(self, name: str, target: ort.OrtValue | None) -> ort.OrtValue:
+        """Return an output of the request, after all lanes have finished it.
+
+        Args:
+            name: Name of the output.
+            target: The caller's buffer for it, or None.
+        """
+
+    def array(self, name: str) -> Array:
+        """Return an output as an array that belongs to the caller."""
+        array: Array = self.result(name, None).numpy()
+        return array
+
+    @abstractmethod
+    def release(self) -> None:
+        """Release the values of the request, after its outputs have been read."""
+
+    def _attach(self, key: K, value: ort.OrtValue) -> None:
+        """Bind a value wherever it is computed and read."""
+        output = self._outputs.get(key)
+        if output is not None:
+            output.binding.bind_ortvalue_output(output.inner, value)
+        for binding, inner in self._readers.get(key, ()):
+            binding.bind_ortvalue_input(inner, value)
+
+
+class HostFrame(Frame[str]):
+    """Frame of a program whose segments all run in the host's memory; see :class:`Frame`."""
+
+    def __init__(self, graph: Tensors, segments: Sequence[Segment]) -> None:
         #: Values between segments.
         self._buffers: dict[str, ort.OrtValue] = {}
         #: Values inside of segments.
         self._inner: list[ort.OrtValue] = []
         #: Buffers for small arrays of the request.
         self._copied: dict[str, CopiedBuffer] = {}
-        #: Segments that read inputs or outputs of the request: (binding, name in its session).
-        self._readers: dict[str, list[tuple[SegmentBinding, str]]] = {}
-        self._outputs: dict[str, BoundOutput] = {}
-        #: Unused results whose size is unknown: each run allocates them.
-        self._unused: list[BoundOutput] = []
-        #: Inputs and outputs of requests as they are bound now.
-        self._bound: dict[str, ort.OrtValue] = {}
-        #: Those of them that belong to the request, not to the frame.
+        #: The values bound now that belong to the request, not to the frame.
         self._held: set[str] = set()
-        requested = {info.name for info in (*graph.inputs, *graph.outputs)}
-        for segment, binding in zip(segments, self.bindings, strict=True):
-            try:
-                self._bind_segment(segment, binding, requested)
-            except Exception as error:
-                raise locate_error(error, segment) from error
-        #: Outputs that runs allocate.
-        self._allocated = [o for o in (*self._outputs.values(), *self._unused) if not o.sized]
-        #: Size of the frame's own buffers.
+        super().__init__(graph, segments)
         self.bytes = sum(
             value.tensor_size_in_bytes()
             for value in (*self._buffers.values(), *self._inner, *(copied.value for copied in self._copied.values()))
@@ -198,8 +209,7 @@ class HostFrame:
         copied = self._copied.get(name)
         if copied is not None and self._bound.get(name) is copied.value:
             return copied.array.copy()
-        array: Array = self.result(name, None).numpy()
-        return array
+        return super().array(name)
 
     def release(self) -> None:
         """Release the values of the request; see :meth:`Frame.release`.
@@ -214,9 +224,10 @@ class HostFrame:
         for output in self._allocated:
             output.release()  # otherwise the next run's result would have to fit into this one as well
 
-    def _bind_segment(self, segment: Segment, binding: SegmentBinding, requested: set[str]) -> None:
+    def _bind_segment(self, index: int, segment: Segment) -> None:
+        binding = self.bindings[index]
         for inner, name in segment.inputs:
-            if name in requested:
+            if name in self._requested:
                 self._readers.setdefault(name, []).append((binding, inner))
                 self._add_copied(name)
             else:
@@ -225,7 +236,7 @@ class HostFrame:
             self._inner.append(allocate(info))
             binding.bind_ortvalue_output(info.name, self._inner[-1])
         for name, output in bound_outputs(self._graph, segment, binding):
-            if name in requested:
+            if name in self._requested:
                 self._outputs[name] = output
                 self._add_copied(name)
             elif output.sized:
@@ -254,13 +265,6 @@ class HostFrame:
             self._held.add(name)
         self._attach(name, value)
         self._bound[name] = value
-
-    def _attach(self, name: str, value: ort.OrtValue) -> None:
-        output = self._outputs.get(name)
-        if output is not None:
-            output.binding.bind_ortvalue_output(output.inner, value)
-        for binding, inner in self._readers.get(name, ()):
-            binding.bind_ortvalue_input(inner, value)
 
     def _buffer(self, name: str) -> ort.OrtValue:
         """Return the buffer of a value between segments; a constant's holds its value."""

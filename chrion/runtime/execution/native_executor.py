@@ -83,23 +83,14 @@ class NativeExecutor(Executor[_NativeHostFrame]):
     def __init__(
         self, graph: Tensors, program: Program, segments: Sequence[Segment], lease: CoreLease | None = None
     ) -> None:
-        super().__init__()
         self._graph = graph
-        self._segments = segments
         self._program = encoded = NativeProgram(_encode(program))
 
         def open_lanes(cores: Cores) -> NativeLanes:
             return NativeLanes(encoded, [cores[lane] for lane in program.lanes])
 
-        self._groups = LaneGroups(program.occupied, open_lanes, 1 if lease else None, lease=lease)
-        self._lane_of = {
-            i.segment: lane for lane, steps in program.lanes.items() for i in steps if isinstance(i, RunSegment)
-        }
-
-    @property
-    def capacity(self) -> int:
-        """Number of requests that the lanes can serve at the same time."""
-        return self._groups.capacity
+        super().__init__(LaneGroups(program.occupied, open_lanes, 1 if lease else None, lease=lease), segments)
+        self._lane_of = program.lane_of_segment
 
     def _make_frame(self) -> _NativeHostFrame:
         return _NativeHostFrame(self._graph, self._segments, self._program)
@@ -126,9 +117,6 @@ class NativeExecutor(Executor[_NativeHostFrame]):
             raise RuntimeError(f"{self._segments[error.segment]}: Error in execution: {error}") from error
         finally:
             self._groups.release(token)
-
-    def _stop_lanes(self, until: float | None) -> None:
-        self._groups.close(until)
 
 
 def _encode(program: Program) -> list[list[tuple[int, int, int]]]:

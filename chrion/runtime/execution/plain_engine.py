@@ -13,15 +13,14 @@ import onnxruntime as ort
 from chrion.devices import CPU_PROVIDER
 from chrion.graph.model import TensorInfo
 from chrion.machine.cores import physical_cores
-from chrion.runtime.execution.executor import AcceleratorFailure, Event
+from chrion.runtime.execution.engine import Engine
+from chrion.runtime.execution.executor import AcceleratorFailure
 from chrion.runtime.iobinding import HybridIOBinding
-from chrion.runtime.live_comparison import LiveComparison
-from chrion.runtime.live_selection import LiveSelection
 from chrion.runtime.options.thread_limit import limited_threads
 from chrion.runtime.requests import FastPathMatcher
 
 
-class PlainEngine:
+class PlainEngine(Engine):
     """The engine of one onnxruntime session, which runs the whole model and checks requests itself.
 
     Args:
@@ -33,10 +32,7 @@ class PlainEngine:
         rest: Further arguments of InferenceSession.
     """
 
-    #: Plans have these.
-    plan = footprint = None
-    selected_for = ""
-    requests = 0
+    session: ort.InferenceSession
 
     def __init__(
         self,
@@ -49,21 +45,8 @@ class PlainEngine:
     ) -> None:
         with limited_threads(options) as limited:
             self.session = ort.InferenceSession(source, limited, providers, provider_options, **rest)
-        #: Whether any operator may run on an accelerator.
         self.accelerated = list(self.session.get_providers()) != [CPU_PROVIDER]
         self.reason = reason
-        self.comparison: LiveComparison | LiveSelection | None = None
-        #: Recognises requests of the shapes that this engine was chosen for; None if it was chosen for any shapes.
-        self.fast_path: FastPathMatcher | None = None
-
-    def matches(self, feed: Mapping[str, Any]) -> bool:
-        """Return whether a request has the shapes that this engine was chosen for, in arrays without conversion."""
-        return self.fast_path is not None and self.fast_path.matches(feed)
-
-    def find_obstacle(self, run_options: ort.RunOptions | None) -> str:
-        """Return an empty string: a plain session takes all run options."""
-        del run_options
-        return ""
 
     def run_usual(
         self,
@@ -104,11 +87,6 @@ class PlainEngine:
             self._blame_accelerator(error)
             raise
 
-    def trace(self, feed: Mapping[str, Any]) -> list[Event]:
-        """Return an empty list: there are no segments."""
-        del feed
-        return []
-
     def _blame_accelerator(self, error: Exception) -> None:
         """Raise an error as a failure of the accelerator if it may be one."""
         if self.accelerated:
@@ -137,10 +115,6 @@ class PlainEngine:
         """The options of each execution provider in use."""
         return dict(self.session.get_provider_options())
 
-    def uses(self, provider: str) -> bool:
-        """Return whether the session runs on an execution provider."""
-        return provider in self.providers
-
     def for_shapes(self, inputs: Sequence[TensorInfo]) -> PlainEngine:
         """Return an engine of the same session, chosen for inputs of known shapes."""
         twin = copy.copy(self)
@@ -156,6 +130,3 @@ class PlainEngine:
     def explain(self) -> str:
         """Return the execution providers, and the reason why the model runs plain."""
         return f"plain onnxruntime on {', '.join(self.providers)}: {self.reason}"
-
-    def close(self, until: float | None = None) -> None:
-        """Do nothing: a plain session has no lanes to stop."""

@@ -99,6 +99,11 @@ class Program:
         return (*self.lanes, *self.cores_only)
 
     @property
+    def lane_of_segment(self) -> dict[int, int]:
+        """The lane that runs each segment."""
+        return {i.segment: lane for lane, steps in self.lanes.items() for i in steps if isinstance(i, RunSegment)}
+
+    @property
     def waits(self) -> int:
         """Number of waits, a measure of how much the lanes synchronise."""
         return self._count(Wait)

@@ -102,10 +102,8 @@ class PythonExecutor(Executor[HostFrame | DeviceFrame]):
         further: bool = False,
         lease: CoreLease | None = None,
     ) -> None:
-        super().__init__()
         self._graph = graph
         self._program = program
-        self._segments = segments
         self._accelerator = accelerator
         self._buffers = buffers
         self._first = first = next(iter(program.lanes))
@@ -115,7 +113,7 @@ class PythonExecutor(Executor[HostFrame | DeviceFrame]):
 
         # The streams of an accelerator exist once, and so do the threads of sessions.
         limit = 1 if accelerator or lease else None
-        self._groups = LaneGroups(program.occupied, open_lanes, limit, further=further, lease=lease)
+        super().__init__(LaneGroups(program.occupied, open_lanes, limit, further=further, lease=lease), segments)
         #: Name of the operator that computes each value.
         self._producers = {
             name: graph.dag.names[i]
@@ -123,11 +121,6 @@ class PythonExecutor(Executor[HostFrame | DeviceFrame]):
             for node in nodes
             for name in graph.model.graph.node[node].output
         }
-
-    @property
-    def capacity(self) -> int:
-        """Number of requests that the lanes can serve at the same time."""
-        return self._groups.capacity
 
     def run_lane(self, request: _Request, lane: int) -> None:
         """Carry out one lane's instructions; errors are stored in the request, and only an interrupt is raised."""
@@ -203,9 +196,6 @@ class PythonExecutor(Executor[HostFrame | DeviceFrame]):
             for lane, segment, start_s, end_s, copied in sorted(request.events):
                 start_ms, end_ms = ((s - request.start_s) * 1e3 for s in (start_s, end_s))
                 events.append(Event(lane, segment, start_ms, end_ms, copied))
-
-    def _stop_lanes(self, until: float | None) -> None:
-        self._groups.close(until)
 
     def _run_lanes(self, request: _Request) -> None:
         """Give all lanes their parts, carry out the first lane, and wait for the others."""
@@ -312,9 +302,7 @@ class PythonExecutor(Executor[HostFrame | DeviceFrame]):
 
     def _capture(self, frame: DeviceFrame, accelerator: AcceleratorSessions) -> None:
         """Capture the frame's CUDA graphs on zeros, while no request uses the device."""
-        lanes = {
-            i.segment: lane for lane, steps in self._program.lanes.items() for i in steps if isinstance(i, RunSegment)
-        }
+        lanes = self._program.lane_of_segment
         with self._gate.exclusive():
             frame.begin({info.name: zeros(info) for info in self._graph.inputs}, {})
             for index, segment in enumerate(self._segments):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from chrion.common.lane_numbers import is_accelerator_lane
 from chrion.devices import Device
 from chrion.graph.extract import Extractor
-from chrion.graph.model import Graph
+from chrion.graph.model import Graph, Tensors
 from chrion.profiler.costs import BufferSupport
 from chrion.runtime.execution.program import Transfer
 from chrion.scheduler.evaluation.frame_buffers import FrameBuffers
@@ -63,7 +63,7 @@ def find_buffer_support(graph: Graph, device: Device) -> BufferSupport:
     return BufferSupport(frozenset(held), device.has_views)
 
 
-def is_held(graph: Graph, name: str, device: Device) -> bool:
+def is_held(graph: Tensors, name: str, device: Device) -> bool:
     """Return whether the accelerator can hold a value: it has a known size, is not empty, and its type is supported."""
     info = graph.values[name]
     return bool(info.bytes) and device.supports(info.type)

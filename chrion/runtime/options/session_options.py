@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import onnxruntime as ort
 
-from chrion.common.imports import importing
 from chrion.graph.ort_sessions import first_line
 from chrion.runtime.options.thread_limit import given_threads
 
@@ -186,24 +185,17 @@ def hidden_reason(
     """
     if options is None:
         return ""
-    with importing:
-        from chrion.runtime.options.probe import (  # noqa: PLC0415 - most sessions have no options
-            fixes_dimensions,
-            holds_files,
-            replaces_weights,
-            weight_files,
-            weight_names,
-        )
+    from chrion.runtime.options import probe  # noqa: PLC0415 - most sessions have no options
 
     try:
-        fixed = fixes_dimensions(options, model)
+        fixed = probe.fixes_dimensions(options, model)
     except Exception as error:  # noqa: BLE001 - InferenceSession raises it for the caller's model
         return f"session options (add_external_initializers, or invalid options): {first_line(error)}"
     if fixed:
         return _reason("session option", "add_free_dimension_override_by_name")
-    if replaces_weights(options, sorted({*weight_names(model), *weights}), accelerator):
+    if probe.replaces_weights(options, sorted({*probe.weight_names(model), *weights}), accelerator):
         return _reason("session option", "add_initializer")
-    if holds_files(options, weight_files(model)):
+    if probe.holds_files(options, probe.weight_files(model)):
         return _reason("session option", "add_external_initializers_from_files_in_memory")
     return ""
 

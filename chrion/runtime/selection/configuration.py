@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import onnxruntime as ort
 
-from chrion.common.imports import importing
+from chrion.common.imports import import_late
+from chrion.common.wrong_values import wrong_value
 from chrion.devices import CPU_PROVIDER
 from chrion.errors import ModelError
 from chrion.graph.model import Graph
@@ -35,6 +36,15 @@ from chrion.scheduler.priced_memory import Memory
 if TYPE_CHECKING:
     import onnx
 
+#: ``background`` is the default; see :mod:`chrion.runtime.engines`.
+TUNING_MODES = ("background", "now", "never")
+#: Environment variable that has the tuning mode of sessions created without the argument ``tune``.
+TUNE_VARIABLE = "CHRION_TUNE"
+#: The fields of a configuration that are sent to another process as they are.
+_SENT = (
+    *("providers", "provider_options", "slo_ms", "alpha", "cores", "budget_mb", "rest", "memory"),
+    *("precision", "max_error"),
+)
 #: A second session for the same model is opened if the model takes at most this share of the free memory
 #: (a choice, not measured).
 _SHARE_OF_FREE_MEMORY = 1 / 16
@@ -167,8 +177,8 @@ class SessionConfig:
         if self.model.size > _SHARE_OF_FREE_MEMORY * free_memory():
             return None
         if self.options is not None:
-            with importing:
-                from chrion.graph.reading import read_model  # noqa: PLC0415 - as above
+            import_late("chrion.runtime.options.probe", "chrion.graph.reading")
+            from chrion.graph.reading import read_model  # noqa: PLC0415 - as above
 
             if hidden_reason(self.options, self.model.use(read_model)[0], (), None):
                 return None
@@ -214,6 +224,19 @@ def open_model(model: str | Path | bytes | onnx.ModelProto | Graph, *, weights_g
     raise TypeError(f"Unable to load from type '{type(model)}'")
 
 
+def tuning_mode(tune: str | None) -> str:
+    """Return the tuning mode: the argument, or else the environment variable, or else ``background``.
+
+    Raises:
+        OptionError: The mode is none of ``TUNING_MODES``.
+    """
+    chosen = tune if tune is not None else os.environ.get(TUNE_VARIABLE) or TUNING_MODES[0]
+    if chosen not in TUNING_MODES:
+        where = "tune" if tune is not None else f"environment variable {TUNE_VARIABLE}"
+        raise wrong_value(where, f"one of {', '.join(TUNING_MODES)}", chosen)
+    return chosen
+
+
 def config_to_data(config: SessionConfig) -> tuple[bytes, ...]:
     """Return the configuration as the protocol sends it, in parts; the last is the model's bytes, not copied.
 
@@ -228,16 +251,7 @@ def config_to_data(config: SessionConfig) -> tuple[bytes, ...]:
         "files": config.model.files,
         "bytes": len(content),
         "options": options_to_data(config.options),
-        "providers": config.providers,
-        "provider_options": config.provider_options,
-        "slo_ms": config.slo_ms,
-        "alpha": config.alpha,
-        "cores": config.cores,
-        "budget_mb": config.budget_mb,
-        "rest": dict(config.rest),
-        "memory": config.memory,
-        "precision": config.precision,
-        "max_error": config.max_error,
+        "arguments": {name: getattr(config, name) for name in _SENT},
     }
     return json.dumps(header).encode(), b"\n", content
 
@@ -245,19 +259,7 @@ def config_to_data(config: SessionConfig) -> tuple[bytes, ...]:
 def config_from_data(stream: BinaryIO) -> SessionConfig:
     """Read the configuration from the beginning of the stream; see :func:`config_to_data`."""
     header = json.loads(stream.readline())
-    providers = header["providers"] and [tuple(p) if isinstance(p, list) else p for p in header["providers"]]
-    return SessionConfig(
-        model=OpenedModel(header["path"] or stream.read(header["bytes"]), header["files"]),
-        options=options_from_data(header["options"]),
-        providers=providers,
-        provider_options=header["provider_options"],
-        plan=None,
-        slo_ms=header["slo_ms"],
-        alpha=header["alpha"],
-        cores=header["cores"],
-        budget_mb=header["budget_mb"],
-        rest=header["rest"],
-        memory=header["memory"],
-        precision=header["precision"],
-        max_error=header["max_error"],
-    )
+    model = OpenedModel(header["path"] or stream.read(header["bytes"]), header["files"])
+    config = SessionConfig(model, options_from_data(header["options"]), **header["arguments"])
+    providers = config.providers and [tuple(p) if isinstance(p, list) else p for p in config.providers]
+    return replace(config, providers=providers)

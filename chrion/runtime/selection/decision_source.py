@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import NamedTuple
 
-from chrion.common.imports import importing
+from chrion.common.imports import import_late
 from chrion.errors import ChrionError
 from chrion.runtime.options.session_options import fingerprint
 from chrion.runtime.selection.configuration import SessionConfig
@@ -186,13 +186,9 @@ class DecisionSource:
 
     def _decide_in_process(self, shapes: NamedShapes, load: Load, reason: str, *, anew: bool) -> Decision:
         self._require_open()
-        with importing:
-            import numpy.random  # noqa: F401, PLC0415
-
-            import chrion.profiler.measure_graph  # noqa: PLC0415 - usually only the tuning process needs them
-            import chrion.runtime.selection.proposals  # noqa: PLC0415
-            import chrion.scheduler.native_kernels  # noqa: PLC0415, F401
-            from chrion.runtime.selection.worker import Decider  # noqa: PLC0415
+        import_late("numpy.random", "chrion.profiler.measure_graph", "chrion.scheduler.native_kernels")
+        import_late("chrion.runtime.selection.proposals", "chrion.runtime.selection.worker")
+        from chrion.runtime.selection.worker import Decider  # noqa: PLC0415 - usually the tuning process decides
 
         log.info("tuning in this process: %s", reason)
         return Decider(self._config).decide(shapes, anew=anew, busy=load.busy)

@@ -1,17 +1,31 @@
-"""The plans that are compared with plain sessions; only sessions that tune import this module."""
+"""The plans that are compared with plain sessions; only sessions that tune import this module.
+
+The slowdown of operators while other cores are busy is measured last and suffers most from interference: another
+process on one core looks like contention between two cores. If it is measured too large, no parallel plan is predicted
+to be faster than one core, however fast it would be. The guard should time one all the same, so the best plan for cores
+that do not slow each other down is proposed, too.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from chrion.graph.model import Graph
+from chrion.graph.recurrent import chunk_choices, unroll
 from chrion.profiler.profiles import Profile
 from chrion.runtime.selection.configuration import SessionConfig
-from chrion.runtime.selection.parallel_plan import parallel_plan
+from chrion.runtime.selection.guard import SHARE
+from chrion.scheduler.evaluation.lower_bound import machine_bound_ms
 from chrion.scheduler.plan import Plan
 from chrion.scheduler.plan_options import PlanOptions
 from chrion.scheduler.planner import alternatives
 from chrion.scheduler.reuse import find_near_plan, is_near, is_near_optimal
+
+#: A plan is made only if the cores slow each other down by more than this factor in the profile: below, the guard's 5 %
+#: decide in any case.
+_SLOWDOWN = 1.05
+_REMARK = "predicted as if busy cores did not slow each other down, since their slowdown was measured as too large"
 
 
 def propose_plans(graph: Graph, profile: Profile, config: SessionConfig, earlier: Sequence[Plan]) -> list[Plan]:
@@ -33,3 +47,34 @@ def propose_plans(graph: Graph, profile: Profile, config: SessionConfig, earlier
     ):
         plans.append(parallel)
     return [near] if near and is_near(near, plans[0]) else plans
+
+
+def parallel_plan(graph: Graph, profile: Profile, slo_ms: float | None, alpha: float | None) -> Plan | None:
+    """Return a plan on several CPU cores, predicted without contention.
+
+    Args:
+        graph: The graph.
+        profile: Its profile. If it has an accelerator, or less than two cores, there is no plan.
+        slo_ms: As for :func:`chrion.scheduler.planner.partition`.
+        alpha: As for :func:`chrion.scheduler.planner.partition`.
+
+    Returns:
+        The plan; None if the bound on latencies leaves no gain, if the profile has no contention, or if the
+        planner finds no parallel plan either.
+    """
+    if profile.accelerator or profile.cores < 2:
+        return None
+    choices = chunk_choices(graph)
+    finest = (unroll(graph, min(choices)) if choices else graph).dag
+    operators = {
+        s: replace(cost, cpu_ms=cost.cpu_ms[:1] * profile.cores, native_ms=cost.native_ms[:1] * profile.cores)
+        for s, cost in profile.operators.items()
+    }
+    # The estimators of the profile are made of its operators, so that the copy must have its own.
+    free = replace(profile, operators=operators, _estimators={})
+    costs = profile.costs(finest)
+    alone_ms = sum(costs.cpu_ms[0])
+    if sum(costs.cpu_ms[-1]) < _SLOWDOWN * alone_ms or machine_bound_ms(finest, free.costs(finest)) > SHARE * alone_ms:
+        return None
+    best = alternatives(graph, free, PlanOptions(slo_ms, alpha))[0]
+    return replace(best, remarks=(*best.remarks, _REMARK)) if len(best.segments) > 1 else None

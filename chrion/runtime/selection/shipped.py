@@ -11,7 +11,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -123,11 +123,7 @@ def write_beside(model: OpenedModel, conditions: Conditions, decisions: Sequence
 
 def _entry(conditions: Conditions, shipped: ShippedDecision) -> dict[str, Any]:
     return {
-        "conditions": {
-            "machine": conditions.machine,
-            "software": conditions.software,
-            "configuration": conditions.configuration,
-        },
+        "conditions": asdict(conditions),
         "shapes": _as_lists(shipped.shapes),
         "graph": shipped.graph,
         "decision": shipped.decision.to_json(),

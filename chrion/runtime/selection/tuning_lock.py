@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from chrion.common.files import cache_folder, is_trusted
-from chrion.common.imports import importing
+from chrion.common.imports import import_late
 
 log = logging.getLogger(__name__)
 
@@ -30,8 +30,8 @@ def tuning_lock(timeout_s: float = 0.0, on_wait: Callable[[], object] = lambda: 
     Raises:
         BusyError: Another process still tunes after that time.
     """
-    with importing:
-        from filelock import FileLock, Timeout  # noqa: PLC0415 - its import takes as long as a small model's session
+    import_late("filelock")  # takes as long as a small model's session
+    from filelock import FileLock, Timeout  # noqa: PLC0415
 
     lock = FileLock(cache_folder() / "tuning.lock", mode=0o600, thread_local=False)
     try:

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from chrion.common.imports import import_late
 from chrion.graph.dag import Dag
 from chrion.profiler.costs import Costs
 
@@ -148,9 +149,8 @@ def _numbered(dag: Dag, labels: Sequence[int], step: Sequence[int]) -> Groups:
 
 def _numbers(dag: Dag, labels: Sequence[int]) -> tuple[int, ...]:
     """Return the number of each operator's group, from a label for each: cycles joined, in topological order."""
-    import networkx as nx  # noqa: PLC0415 - takes a tenth of a second to import
-
-    links: nx.DiGraph[int] = nx.DiGraph()
+    nx = import_late("networkx")  # takes a tenth of a second
+    links = nx.DiGraph()
     links.add_nodes_from(dict.fromkeys(labels))
     links.add_edges_from((labels[m], labels[i]) for i in range(len(dag)) for m in dag.predecessors[i])
     links.remove_edges_from(list(nx.selfloop_edges(links)))
