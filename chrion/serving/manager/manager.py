@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import count
 
 from chrion.serving.manager.policies import EVICTION, LOAD_ORDER, is_in_time
+from chrion.serving.manager.policy_settings import SERVER_POLICIES, PolicySpec
 from chrion.serving.manager.queue_estimate import Service, expected_releases, expected_start
 from chrion.serving.manager.ready_queue import BatchLimits, Line, ReadyQueue
 from chrion.serving.manager.records import Action, ManagedModel, Reason, Refuse, Request, Run
@@ -30,17 +30,6 @@ _NEWEST = 0.2
 #: Minimum time after which a refused client should try again, so that clients whose queue seems empty do not repeat
 #: requests without a pause.
 MIN_RETRY_MS = 100.0
-
-
-@dataclass(frozen=True, slots=True)
-class ManagerPolicies:
-    """Names of policies in :mod:`chrion.serving.manager.policies`."""
-
-    eviction: str = "lru"
-    load_order: str = "demand"
-    admission: str = "none"
-    #: Whether popular models are loaded in advance while memory is free.
-    prefetch: bool = True
 
 
 class ModelManager:
@@ -66,15 +55,15 @@ class ModelManager:
         cores: Sequence[int],
         *,
         slots: int = 1,
-        policies: ManagerPolicies | None = None,
+        policies: PolicySpec = SERVER_POLICIES,
         max_waiting: int = 1024,
     ) -> None:
-        names = self.policies = policies or ManagerPolicies()
+        self.policies = policies
         self.memory = Residency(
-            budgets, EVICTION[names.eviction], LOAD_ORDER[names.load_order], prefetch=names.prefetch
+            budgets, EVICTION[policies.eviction], LOAD_ORDER[policies.load_order], prefetch=policies.prefetch
         )
         self.running: dict[int, Run] = {}
-        self._deadlines = names.admission == "deadline"
+        self._deadlines = policies.admission == "deadline"
         self._cores = list(cores)
         self._free_cores = list(cores)
         self._free_slots = slots
