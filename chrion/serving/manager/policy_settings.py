@@ -27,7 +27,8 @@ class PolicySpec(Record, frozen=True):
     spill: PositiveCount = SPILL
     #: Routing compares (requests + 1) / speed of the GPU instead of requests; only in the simulator.
     by_speed: bool = False
-    #: By default the most work that waits: measured, it violates fewer objectives than the order of requests.
+    #: In simulations of 32 models in the memory of eight, ``demand`` violates 0.01 to 11 points fewer objectives than
+    #: ``fifo``, the more the higher the load.
     load_order: Literal[*LOAD_ORDER] = "demand"  # type: ignore[valid-type] # its keys
     admission: Literal[*ADMISSION] = "none"  # type: ignore[valid-type] # these names
     #: Time after which an idle model leaves the memory; 0 if only others displace it.
