@@ -35,6 +35,8 @@ from random import Random
 
 from combined_costs import combine_costs
 from command_arguments import add_output, existing_folder, one_line_errors, positive
+from launcher_searches import SEARCHES as LAUNCHER_SEARCHES
+from launcher_searches import exhaust
 from page_markers import markdown_table
 from result_files import write_results
 
@@ -56,8 +58,7 @@ from chrion.scheduler.policies.stages import DeviceLanes, Stage, schedule_stages
 from chrion.scheduler.search.stages import SEARCHES, CountedCost, Search, generation_stages
 from chrion.serving.multi.combined import StageTable, TopPlan, separate
 from chrion.serving.multi.dispatcher import ModelRules
-from chrion.serving.multi.top_search import SEARCHES as LAUNCHER_SEARCHES
-from chrion.serving.multi.top_search import TopProblem, exhaust
+from chrion.serving.multi.top_search import TopProblem
 from chrion.zoo import build
 
 MODELS = ("googlenet", "inception-v3", "resnet-50", "squeezenet")

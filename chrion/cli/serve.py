@@ -16,15 +16,12 @@ from chrion.common.installation import install_hint, require_extras
 from chrion.common.units import parse_duration_ms, parse_size_mb
 from chrion.common.wrong_values import wrong_value
 from chrion.errors import OptionError
-from chrion.serving.manager import ManagerPolicies
-from chrion.serving.manager.policy_settings import PolicySpec
+from chrion.serving.manager import SERVER_POLICIES, PolicySpec
 
 if TYPE_CHECKING:
     from chrion.serving.server.options import ClusterOptions, DeviceOptions, ServerOptions  # needs the extra
 
 _POLL = "15s"
-#: The policies without a scenario; in a simulation loads are in the order of requests by default, and none in advance.
-_SERVER_POLICIES = PolicySpec(load_order=ManagerPolicies().load_order, prefetch=ManagerPolicies().prefetch)
 #: Modules by the extra that has them.
 _LIBRARIES = {
     "serve": ("starlette", "uvicorn", "grpc", "h11", "prometheus_client"),
@@ -119,14 +116,12 @@ def serve(
     require_libraries("serve", ray=ray is not None, otel=bool(otlp))
     from chrion.serving.server import options  # noqa: PLC0415 - needs the extra
 
-    base, scenario_bytes = scenario_policies(scenario) if scenario else (_SERVER_POLICIES, 0)
-    policies = ManagerPolicies(base.eviction, base.load_order, base.admission, base.prefetch)
+    base, scenario_bytes = scenario_policies(scenario) if scenario else (SERVER_POLICIES, 0)
     tls = _tls_files(tls_certificate, tls_key)
     if replicas != "nodes" and not ray:
         raise OptionError("--replicas: only with --ray")
     if poll and model_control != "poll":
         raise OptionError("--poll: only with --model-control poll")
-    names, routing = options.parse_routing(serving_policy, base) if ray else (serving_policy, None)
     devices = options.DeviceOptions(
         accelerator or ("auto" if gpu_budget or scenario else "none"),
         parse_size_mb(gpu_budget, "--gpu-budget") if gpu_budget else scenario_bytes / 1e6,
@@ -137,7 +132,7 @@ def serve(
         repository=repository.absolute(),  # else reasons would show folders; links stay, since polling follows them
         http=options.parse_address(http, "--http"),
         grpc=None if grpc == "none" else options.parse_address(grpc, "--grpc"),
-        policies=options.parse_policies(names, policies),
+        policies=options.parse_policies(serving_policy, base, routing=bool(ray)),
         control=model_control,
         load=tuple(load_model or ()),
         poll_s=parse_duration_ms(poll or _POLL, "--poll") / 1000,
@@ -153,9 +148,7 @@ def serve(
         otlp=_collector(otlp),
         cors=tuple(options.parse_origin(origin) for origin in cors or ()),
     )
-    cluster = None
-    if ray and routing:
-        cluster = options.ClusterOptions(ray, devices, routing, options.parse_replicas(replicas))
+    cluster = options.ClusterOptions(ray, devices, options.parse_replicas(replicas)) if ray else None
     if restart:
         _supervise(checked)
     _run(checked, devices, cluster)
@@ -179,7 +172,7 @@ def scenario_policies(name: str) -> tuple[PolicySpec, int]:
         raise OptionError(f"--scenario {name}: policies.by_speed: the speeds of a server's replicas are not known")
     policies = scenario.policies
     if "prefetch" not in scenario.content.get("policies", {}):
-        policies = structs.replace(policies, prefetch=_SERVER_POLICIES.prefetch)
+        policies = structs.replace(policies, prefetch=SERVER_POLICIES.prefetch)
     return policies, scenario.servers[0].budget_bytes
 
 

@@ -10,7 +10,7 @@ from chrion.errors import OptionError
 from chrion.serving.manager.cluster_view import ClusterView, ReplicaState
 from chrion.serving.manager.policies import route_resident_first, soonest
 from chrion.serving.manager.policy_settings import PolicySpec
-from chrion.serving.server.options import parse_replicas, parse_routing
+from chrion.serving.server.options import parse_policies, parse_replicas
 
 REPLICAS = ["a", "b", "c"]
 
@@ -156,11 +156,11 @@ def test_soonest() -> None:
 
 def test_options_of_clusters() -> None:
     """The routing policy is one of the serving policies; replicas are a number, a range, or those of the nodes."""
-    names, policies = parse_routing("cost, least-loaded,deadline", PolicySpec())
-    assert (names, policies.routing) == ("cost,deadline", "least-loaded")
-    assert parse_routing("lru", PolicySpec(routing="random"))[1].routing == "random"
+    found = parse_policies("cost, least-loaded,deadline", PolicySpec(), routing=True)
+    assert found == PolicySpec(eviction="cost", routing="least-loaded", admission="deadline")
+    assert parse_policies("lru", PolicySpec(routing="random"), routing=True).routing == "random"
     with pytest.raises(OptionError, match="two policies for routing: 'random'"):
-        parse_routing("least-loaded,random", PolicySpec())
+        parse_policies("least-loaded,random", PolicySpec(), routing=True)
     assert [parse_replicas(text) for text in ("nodes", "3", "2..8")] == [(0, 0), (3, 3), (2, 8)]
     for text in ("", "0", "3..2", "a", "1..", "-1", "1..2..3"):
         with pytest.raises(OptionError, match="--replicas"):

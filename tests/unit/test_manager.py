@@ -19,8 +19,8 @@ from chrion.serving.manager import (
     Load,
     ManagedModel,
     ManagedVariant,
-    ManagerPolicies,
     ModelManager,
+    PolicySpec,
     Reason,
     Refuse,
     Request,
@@ -231,7 +231,7 @@ def test_the_server_does_what_the_simulator_does(
         keep=lambda found: rows.extend(found.tolist()),
     )
 
-    names = ManagerPolicies(eviction, order, admission, prefetch=prefetch)
+    names = PolicySpec(eviction=eviction, load_order=order, admission=admission, prefetch=prefetch)
     manager = ModelManager({ACCELERATOR: 10 * MB}, [0, 1], slots=slots, policies=names, max_waiting=10**6)
     for model in range(6):
         managed_variants = tuple(
@@ -275,7 +275,8 @@ def test_the_server_does_what_the_simulator_does(
 def test_invariants_on_random_events(seed: int, eviction: str, admission: str, budgets: dict[str, int]) -> None:
     """On random models and requests memory stays in the budget, cores are leased once, and each request ends once."""
     rng = random.Random(seed)
-    manager = ModelManager(budgets, [0, 1, 2], policies=ManagerPolicies(eviction, "demand", admission), max_waiting=20)
+    names = PolicySpec(eviction=eviction, admission=admission, prefetch=True)
+    manager = ModelManager(budgets, [0, 1, 2], policies=names, max_waiting=20)
     for number in range(6):
         variants = []
         size = rng.randint(3, 8)
@@ -309,7 +310,7 @@ def test_invariants_on_random_events(seed: int, eviction: str, admission: str, b
 
 def test_models_shrink_before_another_is_evicted() -> None:
     """Each model makes those before it shrink, and is loaded in the largest variant that then fits."""
-    manager = ModelManager({HOST: 12}, [0], policies=ManagerPolicies(prefetch=False))
+    manager = ModelManager({HOST: 12}, [0], policies=PolicySpec())
     for _ in range(4):
         manager.add(0.0, ladder(8, 4, 3))
     found = drive(manager, requests((0, 0), (20, 1), (40, 2)))
@@ -321,7 +322,7 @@ def test_models_shrink_before_another_is_evicted() -> None:
 
 def test_all_models_shrink_to_the_smallest_before_one_is_evicted() -> None:
     """Four models fit at their smallest; the fifth evicts the least recently used one."""
-    manager = ModelManager({HOST: 12}, [0], policies=ManagerPolicies(prefetch=False))
+    manager = ModelManager({HOST: 12}, [0], policies=PolicySpec())
     for _ in range(5):
         manager.add(0.0, ladder(6, 3))
     found = drive(manager, requests((0, 0), (50, 1), (100, 2), (150, 3)))
@@ -379,7 +380,7 @@ def test_the_time_to_retry_includes_the_load_that_is_under_way() -> None:
 
 def test_trials_load_each_model_once_and_leave_memory_as_it_was() -> None:
     """One after another, whatever memory they share; a model that is requested during its trial stays."""
-    manager = ModelManager({HOST: 10}, [0], policies=ManagerPolicies(prefetch=False))
+    manager = ModelManager({HOST: 10}, [0], policies=PolicySpec())
     for size in (8, 3, 11, 5):
         manager.add(0.0, ladder(size))
     driver = Driver(manager)
@@ -394,7 +395,7 @@ def test_trials_load_each_model_once_and_leave_memory_as_it_was() -> None:
 
 def test_requests_go_before_trials() -> None:
     """A load that a request waits for is the next one, and a trial evicts only if it has to."""
-    manager = ModelManager({HOST: 10}, [0], policies=ManagerPolicies(prefetch=False))
+    manager = ModelManager({HOST: 10}, [0], policies=PolicySpec())
     for size in (3, 3, 8, 3):
         manager.add(0.0, ladder(size))
     driver = Driver(manager)
@@ -546,7 +547,7 @@ def test_popular_models_grow_and_are_loaded_in_advance_once_memory_is_free() -> 
 
 def test_a_missing_pinned_model_is_loaded_without_prefetch() -> None:
     """Of models without requests only a pinned one is loaded into free memory; unpinned it is as popular as used."""
-    manager = ModelManager({HOST: 20}, [0], policies=ManagerPolicies(prefetch=False))
+    manager = ModelManager({HOST: 20}, [0], policies=PolicySpec())
     memory = manager.memory
     manager.add(0.0, ladder(5))
     number = manager.add(0.0, ladder(5, pinned=True))
@@ -578,7 +579,7 @@ def test_requests_that_need_no_core_do_not_wait_for_one() -> None:
 
 def test_expected_loads_follow_measured_ones() -> None:
     """A model that was never loaded is admitted as soon as other loads show that its own will end in time."""
-    manager = ModelManager({HOST: 100}, (0,), policies=ManagerPolicies(admission="deadline"))
+    manager = ModelManager({HOST: 100}, (0,), policies=PolicySpec(admission="deadline", prefetch=True))
     first, second = (manager.add(0.0, managed(10, latency=1.0, load=load, slo_ms=20.0)) for load in (100.0, 50.0))
     refused, load = manager.submit(0.0, Request(0, first, 0.0))
     assert isinstance(refused, Refuse)
@@ -595,7 +596,7 @@ def test_expected_loads_follow_measured_ones() -> None:
 
 def test_a_queued_request_that_can_no_longer_be_in_time_delays_no_other() -> None:
     """Deadline admission expects that it will be dropped at its turn, and so it is."""
-    manager = ModelManager({ACCELERATOR: 100}, (0,), slots=1, policies=ManagerPolicies(admission="deadline"))
+    manager = ModelManager({ACCELERATOR: 100}, (0,), slots=1, policies=PolicySpec(admission="deadline", prefetch=True))
     first, second = (manager.add(0.0, managed(10, latency=10.0, load=1.0, slo_ms=slo)) for slo in (25.0, 15.0))
     for at, number in ((0.0, first), (50.0, second)):
         manager.submit(at, Request(number, number, at))
@@ -633,7 +634,7 @@ def test_a_request_that_expires_while_another_runs_delays_no_other() -> None:
 
 def test_a_model_that_leaves_the_accelerator_evicts_another_from_the_host() -> None:
     """Its smaller variant needs host memory that a model without accelerator memory has."""
-    manager = ModelManager({ACCELERATOR: 6, HOST: 6}, [0], policies=ManagerPolicies(prefetch=False))
+    manager = ModelManager({ACCELERATOR: 6, HOST: 6}, [0], policies=PolicySpec())
     variants = ManagedVariant("gpu", {ACCELERATOR: 6}, 1.0, 2.0, 0, 0), ManagedVariant("cpu", {HOST: 4}, 1.0, 2.0)
     host, first, second = (manager.add(0.0, ManagedModel(own)) for own in (variants[1:], variants, variants))
     found = drive(manager, requests((0, host), (20, first), (40, second)))

@@ -36,7 +36,7 @@ def test_the_rest_of_a_batch_waits_again_after_a_removal(*, waited: bool) -> Non
     queue.add(51.0, "b", 0, 0.0, PAIR)
     queue.remove(line, ["b"])
     assert queue.head(51.0) is line, "its delay is over"
-    assert queue.take(line) == ["a"]
+    assert queue.take(line) == (["a"], False)
     assert queue.head(52.0) is None
     assert queue.wait_ends_ms == inf
 
@@ -71,6 +71,37 @@ def test_requests_that_leave_behind_others_take_no_memory(limits: BatchLimits) -
         tracemalloc.stop()
 
 
+def test_batches_that_start_before_their_delay_is_over_take_no_memory() -> None:
+    """Full batches start at once, however long one with room would wait, and no wait is left of them."""
+    queue = ReadyQueue[int](lambda _: (0, 1))
+    limits = BatchLimits(2, 1e9)
+    tracemalloc.start()
+    try:
+        for number in range(0, 40_000, 2):
+            queue.add(number, number, 0, 0.0, limits)
+            assert queue.head(number) is None
+            queue.add(number, number + 1, 0, 0.0, limits)
+            line = queue.head(number)
+            assert line is not None
+            assert queue.take(line) == ([number, number + 1], False)
+        assert tracemalloc.get_traced_memory()[0] < 100_000
+    finally:
+        tracemalloc.stop()
+    assert queue.wait_ends_ms == inf
+
+
+def test_late_requests_leave_their_batch_to_others() -> None:
+    """A batch of which some requests are late loses these, and forms anew with those that had no room."""
+    queue = ReadyQueue[int](lambda _: (0, 1))
+    for number in range(4):
+        queue.add(0.0, number, 0, 0.0, BatchLimits(2))
+    line = queue.head(0.0)
+    assert line is not None
+    assert queue.take(line, lambda request: request == 1) == ([1], True)
+    assert queue.take(line, lambda request: request == 1) == ([0, 2], False)
+    assert queue.take(line) == ([3], False)
+
+
 def test_lines_of_priorities_are_forgotten() -> None:
     """A queue keeps no line for a priority whose requests have started."""
     queue = ReadyQueue[int](lambda _: (None, 1))
@@ -78,5 +109,5 @@ def test_lines_of_priorities_are_forgotten() -> None:
         queue.add(0.0, priority, -1, float(priority))
         line = queue.head(0.0)
         assert line is not None
-        assert queue.take(line) == (priority,)
+        assert queue.take(line) == ((priority,), False)
     assert len(queue.lines) <= 1

@@ -7,18 +7,18 @@ from pathlib import Path
 
 import numpy as np
 
-from chrion.serving.manager import ManagerPolicies, ModelManager
+from chrion.serving.manager import ModelManager, PolicySpec
 from chrion.serving.manager.records import HOST
 from chrion.serving.server.core import ServingCore
 from chrion.serving.server.grace import Grace
-from chrion.serving.server.replica_state import StateReports, read_state
+from chrion.serving.server.replica_state import StateReports
 from chrion.serving.server.repository import ServedVersion, scan
 from model_repository import product, put
 
 
 def start_core(root: Path) -> ServingCore:
     """Return a core that serves a repository within 10 MB and loads nothing in advance; called in an event loop."""
-    manager = ModelManager({HOST: 10_000_000}, [0], slots=0, policies=ManagerPolicies(prefetch=False))
+    manager = ModelManager({HOST: 10_000_000}, [0], slots=0, policies=PolicySpec())
     core = ServingCore(manager, [0])
     core.start()
     for entry in scan(root, accelerator=False).values():
@@ -36,13 +36,13 @@ def test_the_state_names_what_is_in_memory(tmp_path: Path) -> None:
 
     async def report() -> None:
         core = start_core(tmp_path)
-        state = read_state(core, 0.0, 3, "node")
+        state = StateReports(core, "node").latest(0.0)
         assert state.homes == {"a/1", "a/2", "a/"}
         assert state.unfit == {"b/1", "b/", "large/1", "large/"}  # beside the pinned ones
         assert state.load_wait_ms > 0
         assert state.load_ms > 0
         assert state.free_bytes < 10_000_000
-        assert (state.number, state.node) == (3, "node")
+        assert (state.number, state.node) == (0, "node")
         await core.close(Grace(0.0))
 
     asyncio.run(report())

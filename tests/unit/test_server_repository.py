@@ -14,8 +14,7 @@ from chrion import load
 from chrion.cli.serve import scenario_policies
 from chrion.errors import ModelError, OptionError
 from chrion.scheduler import fixed_plan
-from chrion.serving.manager import ManagerPolicies
-from chrion.serving.manager.policy_settings import PolicySpec
+from chrion.serving.manager import PolicySpec
 from chrion.serving.manager.records import ACCELERATOR, HOST
 from chrion.serving.server.options import parse_address, parse_origin, parse_policies
 from chrion.serving.server.repository import BadVersion, ServedVersion, scan
@@ -204,7 +203,7 @@ def test_only_changed_files_are_read_again(tmp_path: Path) -> None:
 )
 def test_policies(text: str, expected: tuple[str, str, str]) -> None:
     """Names are of three kinds; those that are not given keep their default."""
-    found = parse_policies(text, ManagerPolicies())
+    found = parse_policies(text, PolicySpec())
     assert (found.eviction, found.load_order, found.admission) == expected
 
 
@@ -212,7 +211,7 @@ def test_policies(text: str, expected: tuple[str, str, str]) -> None:
 def test_wrong_policies(text: str) -> None:
     """Unknown names, two of one kind, and a policy that needs the future are refused."""
     with pytest.raises(OptionError):
-        parse_policies(text, ManagerPolicies())
+        parse_policies(text, PolicySpec())
 
 
 @pytest.mark.parametrize("place", ["beside", "below", "beside the target", "linked"])
@@ -250,7 +249,7 @@ def test_a_folder_that_cannot_be_read_is_left_out(tmp_path: Path) -> None:
 
 def test_a_scenario_gives_its_policies_and_memory(tmp_path: Path) -> None:
     """The server uses what was simulated, and its default of what the scenario does not set."""
-    assert scenario_policies("table7") == (PolicySpec(prefetch=True), 8_000_000_000)
+    assert scenario_policies("table7") == (PolicySpec(load_order="fifo", prefetch=True), 8_000_000_000)
     scenario = tmp_path / "s.toml"
     scenario.write_text("[policies]\neviction = 'belady'\n", encoding="utf-8")
     with pytest.raises(OptionError, match="future"):

@@ -6,22 +6,13 @@ import importlib.util
 import math
 
 import pytest
+from launcher_searches import SEARCHES, exhaust, partitions
 
 from chrion.errors import OptionError
 from chrion.graph.blocks import ModuleChain
 from chrion.serving.multi.combined import StageTable, TopPlan, decode, separate, sub_blocks
 from chrion.serving.multi.dispatcher import ModelRules, Replan
-from chrion.serving.multi.top_search import (
-    SEARCHES,
-    Figures,
-    TopPlanner,
-    TopProblem,
-    encode,
-    exhaust,
-    neighbour,
-    objective,
-    partitions,
-)
+from chrion.serving.multi.top_search import Figures, TopPlanner, TopProblem, encode, neighbour, objective
 
 CHAINS = {
     "a": ModuleChain(((0, 1, 2), (3,)), ((), (), (0, 1), ())),

@@ -1,6 +1,7 @@
 """The manager of a model server: a state machine that decides about memory, queues, batches and cores."""
 
-from chrion.serving.manager.manager import ManagerPolicies, ModelManager
+from chrion.serving.manager.manager import ModelManager
+from chrion.serving.manager.policy_settings import SERVER_POLICIES, PolicySpec
 from chrion.serving.manager.records import (
     Action,
     Load,
@@ -14,12 +15,13 @@ from chrion.serving.manager.records import (
 )
 
 __all__ = [
+    "SERVER_POLICIES",
     "Action",
     "Load",
     "ManagedModel",
     "ManagedVariant",
-    "ManagerPolicies",
     "ModelManager",
+    "PolicySpec",
     "Reason",
     "Refuse",
     "Request",

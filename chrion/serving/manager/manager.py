@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from itertools import count
+from types import MappingProxyType
 
 from chrion.serving.manager.policies import EVICTION, LOAD_ORDER, is_in_time
+from chrion.serving.manager.policy_settings import SERVER_POLICIES, PolicySpec
 from chrion.serving.manager.queue_estimate import Service, expected_releases, expected_start
 from chrion.serving.manager.ready_queue import BatchLimits, Line, ReadyQueue
 from chrion.serving.manager.records import Action, ManagedModel, Reason, Refuse, Request, Run
@@ -27,20 +29,10 @@ from chrion.serving.manager.residency import Place, Residency
 #: Weight of a new measurement in the moving averages of latencies: the last ten or so decide, and one outlier changes
 #: the average by a fifth.
 _NEWEST = 0.2
+_NOTHING: Mapping[int, int] = MappingProxyType({})
 #: Minimum time after which a refused client should try again, so that clients whose queue seems empty do not repeat
 #: requests without a pause.
 MIN_RETRY_MS = 100.0
-
-
-@dataclass(frozen=True, slots=True)
-class ManagerPolicies:
-    """Names of policies in :mod:`chrion.serving.manager.policies`."""
-
-    eviction: str = "lru"
-    load_order: str = "demand"
-    admission: str = "none"
-    #: Whether popular models are loaded in advance while memory is free.
-    prefetch: bool = True
 
 
 class ModelManager:
@@ -54,7 +46,6 @@ class ModelManager:
         max_waiting: Requests of all models that may wait at the same time.
 
     Attributes:
-        max_waiting: The same.
         memory: Which models are in memory.
         running: The batches that run, by their numbers.
         policies: The policies.
@@ -66,20 +57,20 @@ class ModelManager:
         cores: Sequence[int],
         *,
         slots: int = 1,
-        policies: ManagerPolicies | None = None,
+        policies: PolicySpec = SERVER_POLICIES,
         max_waiting: int = 1024,
     ) -> None:
-        names = self.policies = policies or ManagerPolicies()
+        self.policies = policies
         self.memory = Residency(
-            budgets, EVICTION[names.eviction], LOAD_ORDER[names.load_order], prefetch=names.prefetch
+            budgets, EVICTION[policies.eviction], LOAD_ORDER[policies.load_order], prefetch=policies.prefetch
         )
         self.running: dict[int, Run] = {}
-        self._deadlines = names.admission == "deadline"
+        self._deadlines = policies.admission == "deadline"
         self._cores = list(cores)
         self._free_cores = list(cores)
         self._free_slots = slots
         self._slots = slots
-        self.max_waiting = max_waiting
+        self._max_waiting = max_waiting
         self._numbers = count()
         self._runs = count()
         #: Requests that wait for a load, by model.
@@ -109,12 +100,19 @@ class ModelManager:
         """Number of requests that have not started."""
         return len(self._models_of)
 
-    def submit(self, now: float, request: Request) -> list[Action]:
-        """Accept or refuse a request that arrives now."""
+    def submit(self, now: float, request: Request, queued: Mapping[int, int] = _NOTHING) -> list[Action]:
+        """Accept or refuse a request that arrives now.
+
+        Args:
+            now: The time.
+            request: The request.
+            queued: Requests by model that have started here, and wait in a queue of the caller.
+        """
         entry = self.memory.entries.get(request.model)
         if entry is None or entry.removed:
             return [Refuse(request, Reason.REMOVED)]
-        if self.waiting(request.model) >= entry.model.max_queue or self.pending >= self.max_waiting:
+        of_model = self.waiting(request.model) + queued.get(request.model, 0)
+        if of_model >= entry.model.max_queue or self.pending + sum(queued.values()) >= self._max_waiting:
             return [Refuse(request, Reason.QUEUE_FULL, self._retry_ms(now, request.model))]
         resident = entry.place is Place.RESIDENT
         if not resident:
@@ -208,7 +206,9 @@ class ModelManager:
             if late:
                 self._waiting[number] = [r for r in requests if r.deadline_ms > now]
         for line in list(self._ready.lines.values()):
-            actions += self._drop_late(now, line)
+            late = [request for request in line.requests if request.deadline_ms <= now]
+            self._ready.remove(line, late)
+            actions += self._drop(now, line.name, late)
         actions += self._start_ready(now)
         return actions + self.memory.next_load(now)
 
@@ -240,34 +240,22 @@ class ModelManager:
 
     def _start_ready(self, now: float) -> list[Action]:
         actions: list[Action] = []
-        while line := self._ready.head(now):
-            dropped = self._drop_late(now, line)
-            actions += dropped
-            if dropped:
-                continue
-            cores = self._free_lease(line.name)
-            if cores is None:
-                break
-            batch, _ = self._ready.batch(line)
-            late = [r for r in batch if self._deadlines and not self._in_time(now, r, 0.0, self._variant(line.name))]
-            if late:
-                actions += self._drop(now, line, late, Reason.NO_TIME)
-            else:
-                actions.append(self._start(now, line, batch, cores))
+        while (line := self._ready.head(now)) and (cores := self._free_lease(line.name)) is not None:
+            batch, is_late = self._ready.take(line, partial(self._is_late, now))
+            actions += self._drop(now, line.name, batch) if is_late else [self._start(now, line.name, batch, cores)]
         return actions
 
-    def _start(self, now: float, line: Line[Request], batch: Sequence[Request], cores: tuple[int, ...]) -> Run:
-        """Take the cores and the slot of a batch, and the batch from the queue."""
-        self._ready.remove(line, batch)
+    def _start(self, now: float, number: int, batch: Sequence[Request], cores: tuple[int, ...]) -> Run:
+        """Take the cores and the slot of a batch."""
         for request in batch:
             self._models_of.pop(request.id, None)
-        entry = self.memory.entries[line.name]
+        entry = self.memory.entries[number]
         entry.resident.uses += len(batch)
         slots = entry.model.variants[entry.variant].slots
         self._free_cores = [core for core in self._free_cores if core not in cores]
         self._free_slots -= slots
         run_id = next(self._runs)
-        run = self.running[run_id] = Run(run_id, line.name, entry.variant, tuple(batch), cores, slots, now)
+        run = self.running[run_id] = Run(run_id, number, entry.variant, tuple(batch), cores, slots, now)
         return run
 
     def _free_lease(self, number: int) -> tuple[int, ...] | None:
@@ -283,16 +271,19 @@ class ModelManager:
     def _variant(self, number: int) -> int:
         return self.memory.entries[number].variant
 
-    def _drop_late(self, now: float, line: Line[Request]) -> list[Action]:
-        """Refuse the ready requests of a model whose deadline has passed."""
-        late = [request for request in line.requests if request.deadline_ms <= now]
-        return self._drop(now, line, late, Reason.EXPIRED) if late else []
+    def _is_late(self, now: float, request: Request) -> bool:
+        """Return whether a ready request must not start any more."""
+        late = self._deadlines and not self._in_time(now, request, 0.0, self._variant(request.model))
+        return late or request.deadline_ms <= now
 
-    def _drop(self, now: float, line: Line[Request], late: Sequence[Request], reason: Reason) -> list[Action]:
-        self._ready.remove(line, late)
-        retry_ms = self._retry_ms(now, line.name)
-        actions: list[Action] = [self._refuse(request, reason, retry_ms) for request in late]
-        return actions + self.memory.release(now, line.name, len(late))
+    def _drop(self, now: float, number: int, late: Sequence[Request]) -> list[Action]:
+        """Refuse requests of a model that were ready."""
+        if not late:
+            return []
+        retry_ms = self._retry_ms(now, number)
+        reasons = [Reason.EXPIRED if request.deadline_ms <= now else Reason.NO_TIME for request in late]
+        actions: list[Action] = [self._refuse(*dropped, retry_ms) for dropped in zip(late, reasons, strict=True)]
+        return actions + self.memory.release(now, number, len(late))
 
     def _is_admitted(self, now: float, request: Request) -> bool:
         """Return whether a new request is expected to end in time, in one of the variants that may serve it."""

@@ -1,4 +1,4 @@
-"""``[policies]`` of a scenario, which a server can be started with, too."""
+"""The policies of a server, which are also ``[policies]`` of a scenario, with one set of defaults."""
 
 from __future__ import annotations
 
@@ -27,12 +27,18 @@ class PolicySpec(Record, frozen=True):
     spill: PositiveCount = SPILL
     #: Routing compares (requests + 1) / speed of the GPU instead of requests; only in the simulator.
     by_speed: bool = False
-    load_order: Literal[*LOAD_ORDER] = "fifo"  # type: ignore[valid-type] # its keys
+    #: In simulations of 32 models in the memory of eight, ``demand`` violates 0.01 to 11 points fewer objectives than
+    #: ``fifo``, the more the higher the load.
+    load_order: Literal[*LOAD_ORDER] = "demand"  # type: ignore[valid-type] # its keys
     admission: Literal[*ADMISSION] = "none"  # type: ignore[valid-type] # these names
     #: Time after which an idle model leaves the memory; 0 if only others displace it.
     keep_alive_s: NonNegative = 0.0
-    #: Whether popular models are loaded in advance, as a server does.
+    #: Whether popular models are loaded in advance while memory is free; see :data:`SERVER_POLICIES`.
     prefetch: bool = False
+
+
+#: The policies of a server without a scenario. It loads models in advance, which the compiled simulation cannot do.
+SERVER_POLICIES = PolicySpec(prefetch=True)
 
 
 def route_of(policies: PolicySpec) -> Route:

@@ -35,7 +35,7 @@ class BatchLimits(NamedTuple):
 
 #: A request starts alone.
 ALONE = BatchLimits()
-#: Outdated entries of lines that may start that are kept beyond twice the number of lines (a choice, not measured).
+#: Outdated entries of lines that are kept beyond twice the number of lines (a choice, not measured).
 _OUTDATED = 64
 
 
@@ -66,6 +66,10 @@ class Line(Generic[T]):
         return [item[2] for item in self.items]
 
 
+#: What lines are sorted by, the number of the first request then, and the line.
+_Entry = tuple[float, int, Line[T]]
+
+
 class ReadyQueue(Generic[T]):
     """The queue of one device.
 
@@ -89,8 +93,8 @@ class ReadyQueue(Generic[T]):
         self._shape, self._rank = shape, rank
         self._tickets = count() if tickets is None else tickets
         #: Heaps, which may have outdated entries: lines by their order, and lines by the time until which they wait.
-        self.open: list[tuple[float, int, Line[T]]] = []
-        self._delayed: list[tuple[float, int, Line[T]]] = []
+        self.open: list[_Entry[T]] = []
+        self._delayed: list[_Entry[T]] = []
 
     def add(self, now: float, request: T, name: int, priority: float, limits: BatchLimits = ALONE) -> None:
         """Add a request that has become ready to the line of its model, or of all models whose requests start alone."""
@@ -115,9 +119,8 @@ class ReadyQueue(Generic[T]):
                 line.opened = ticket
                 heappush(self.open, (-line.priority, ticket, line))
         while self.open:
-            _, ticket, line = self.open[0]
-            if line.items and line.items[0][0] == ticket:
-                return line
+            if _is_current(self.open[0]):
+                return self.open[0][2]
             heappop(self.open)
         return None
 
@@ -136,15 +139,28 @@ class ReadyQueue(Generic[T]):
                 rows += own_rows
         return found, rows
 
-    def take(self, line: Line[T]) -> Sequence[T]:
-        """Remove the first batch of a line, which starts, and return it."""
+    def take(self, line: Line[T], is_late: Callable[[T], bool] | None = None) -> tuple[Sequence[T], bool]:
+        """Remove the first batch of a line, which starts; or, if some of its requests are late, these.
+
+        Args:
+            line: The line.
+            is_late: Returns whether a request must not start any more; None if all may.
+
+        Returns:
+            The requests, and whether they are late: the rest of the batch then forms anew.
+        """
+        if is_late:
+            late = [request for request in self.batch(line)[0] if is_late(request)]
+            if late:
+                self.remove(line, late)
+                return late, True
         if line.limits.max_rows > 1:
             batch, _ = self.batch(line)
             self.remove(line, batch)
-            return batch
+            return batch, False
         first = line.items.popleft()
         self._settle(line)
-        return first[2:]
+        return first[2:], False
 
     def remove(self, line: Line[T], requests: Sequence[T]) -> None:
         """Remove requests of a line; the rest of a batch that had no room waits again."""
@@ -158,9 +174,10 @@ class ReadyQueue(Generic[T]):
             heapify(self.open)
             line.opened = -1
         self._settle(line)
-        if len(self.open) > 2 * len(self.lines) + _OUTDATED:
-            self.open[:] = [entry for entry in self.open if entry[2].items and entry[2].items[0][0] == entry[1]]
-            heapify(self.open)
+        for heap in (self.open, self._delayed):
+            if len(heap) > 2 * len(self.lines) + _OUTDATED:
+                heap[:] = filter(_is_current, heap)
+                heapify(heap)
 
     def ahead_of(self, priority: float) -> list[T]:
         """Return the requests that precede one of a priority that becomes ready now, in order, apart from batches."""
@@ -170,7 +187,9 @@ class ReadyQueue(Generic[T]):
 
     @property
     def wait_ends_ms(self) -> float:
-        """The first time at which a batch need not wait any longer, also one that has started; infinite for none."""
+        """The first time at which a batch need not wait any longer; infinite for none."""
+        while self._delayed and not _is_current(self._delayed[0]):
+            heappop(self._delayed)
         return self._delayed[0][0] if self._delayed else inf
 
     def clear(self) -> list[T]:
@@ -201,3 +220,9 @@ class ReadyQueue(Generic[T]):
         """Return whether no further request can join the first batch of a line, or one has not joined it."""
         batch, rows = self.batch(line)
         return rows >= line.limits.max_rows or len(batch) < len(line.items)
+
+
+def _is_current(entry: _Entry[Any]) -> bool:
+    """Return whether the first request of an entry's line is still the same."""
+    _, ticket, line = entry
+    return bool(line.items) and line.items[0][0] == ticket

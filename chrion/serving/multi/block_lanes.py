@@ -156,11 +156,6 @@ class BlockLanes:
             raise OptionError(f"unknown model {name!r}", hint=did_you_mean(str(name), self.chains))
         return chain
 
-    @property
-    def open(self) -> int:
-        """The number of tasks that are not over."""
-        return len(self._entries)
-
     @contextlib.contextmanager
     def record(self) -> Iterator[list[BlockSpan]]:
         """Record the blocks that end within this context."""
@@ -173,10 +168,10 @@ class BlockLanes:
             with self._lock:
                 self._recorders = tuple(other for other in self._recorders if other is not spans)
 
-    def waiting(self, name: str) -> int:
-        """Return the number of a model's tasks that wait to begin."""
+    def waiting(self) -> dict[str, int]:
+        """Return the number of each model's tasks that wait to begin."""
         with self._lock:
-            return self._dispatcher.waiting(name)
+            return {name: self._dispatcher.waiting(name) for name in self.chains}
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Return the number of each model's tasks by outcome, and of those that wait."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import math
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -28,7 +29,6 @@ from chrion.serving.server.tensors import Array, TensorSpec
 
 #: Why a request is dropped.
 _REASONS = {
-    "full": Reason.QUEUE_FULL,
     "late": Reason.NO_TIME,
     "removed": Reason.REMOVED,
     "expired": Reason.EXPIRED,
@@ -36,17 +36,6 @@ _REASONS = {
 _NO_TIME = 0.0, 0.0, 0.0
 #: Time that blocks have to end after they were terminated: at their next operator, which may take longer.
 _LAST_BLOCK_S = 1.0
-
-
-class Limits(NamedTuple):
-    """What a request has left."""
-
-    #: The time until it must have started.
-    start_ms: float
-    #: The time of its latency objective.
-    objective_ms: float
-    #: Requests of all models in blocks that may wait.
-    waiting: int
 
 
 class BlockJob(NamedTuple):
@@ -58,7 +47,9 @@ class BlockJob(NamedTuple):
     outputs: Sequence[TensorSpec]
     #: With them, another thread can terminate it.
     options: TerminableRunOptions
-    limits: Limits
+    #: The time until it must have started, and the time of its latency objective; both count from now.
+    start_ms: float
+    objective_ms: float
     #: Called in the event loop with the result, and the time in ms since the first block began.
     ended: Callable[[BatchResult, float], None]
 
@@ -76,13 +67,13 @@ class BlockRuns:
         self._drop_late = drop_late
         self._lanes: BlockLanes | None = None
 
-    def add(self, number: int, chain: BlockChain, max_queue: int) -> None:
-        """Add a model that is in memory."""
+    def add(self, number: int, chain: BlockChain) -> None:
+        """Add a model that is in memory. The manager limits its queue."""
         if self._lanes is None:
             count = len(self._cores)
             new_dispatcher = functools.partial(Dispatcher, {}, count, "edf", drop_late=self._drop_late)
             self._lanes = BlockLanes({}, {}, count, new_dispatcher, cores=self._cores)
-        self._lanes.add(str(number), chain, ModelRules(chain.block_ms, queue=max_queue))
+        self._lanes.add(str(number), chain, ModelRules(chain.block_ms, queue=sys.maxsize))
 
     def remove(self, number: int) -> None:
         """Forget a model, none of whose requests runs, if it is one in blocks."""
@@ -94,14 +85,9 @@ class BlockRuns:
         chain = self._lanes.chains.get(str(number)) if self._lanes else None
         return len(chain.block_ms) if chain else 0
 
-    def waiting(self, number: int) -> int:
-        """Return the number of a model's requests of which no block has begun."""
-        return self._lanes.waiting(str(number)) if self._lanes and str(number) in self._lanes.chains else 0
-
-    @property
-    def pending(self) -> int:
-        """Number of requests of which no block has begun."""
-        return sum(map(self._lanes.waiting, self._lanes.chains)) if self._lanes else 0
+    def waiting(self) -> dict[int, int]:
+        """Return the number of each model's requests of which no block has begun."""
+        return {int(name): count for name, count in self._lanes.waiting().items()} if self._lanes else {}
 
     def busy_ms(self, core: int) -> float:
         """Return the time for which the lane of a core has run blocks."""
@@ -110,7 +96,7 @@ class BlockRuns:
     def retry_ms(self, number: int) -> float:
         """Return a rough estimate of the time in which a model's waiting requests are served."""
         rules = self._lanes.rules.get(str(number)) if self._lanes else None
-        work_ms = self.waiting(number) * rules.total_ms / len(self._cores) if rules else 0.0
+        work_ms = self.waiting().get(number, 0) * rules.total_ms / len(self._cores) if rules else 0.0
         return max(MIN_RETRY_MS, work_ms)
 
     def start(self, number: int, job: BlockJob) -> TaskFuture | None:
@@ -140,8 +126,7 @@ class BlockRuns:
                 late.append(DroppedError("it did not start in time", outcome="expired"))
                 task.stop()
 
-        start_ms = job.limits.start_ms
-        timer = loop.call_later(max(0.0, start_ms) / 1000, expire) if start_ms < math.inf else None
+        timer = loop.call_later(max(0.0, job.start_ms) / 1000, expire) if job.start_ms < math.inf else None
         task.add_done_callback(report)
         return task
 
@@ -149,16 +134,13 @@ class BlockRuns:
         """Submit a request.
 
         Raises:
-            DroppedError: Too many requests wait.
             Exception: As InferenceSession does for wrong inputs.
         """
         assert self._lanes is not None  # noqa: S101 - the model was added
-        if self._lanes.open >= job.limits.waiting <= self.pending:
-            raise DroppedError("too many requests wait", outcome="full")
         arrays = {name: np.require(array, requirements="C") for name, (_, array) in job.feeds.items()}
         check_feed(self._lanes.chains[str(number)].inputs, arrays)
-        objective_ms = job.limits.objective_ms
-        return self._lanes.submit(str(number), arrays, objective_ms if objective_ms < math.inf else None, job.options)
+        objective_ms = job.objective_ms if job.objective_ms < math.inf else None
+        return self._lanes.submit(str(number), arrays, objective_ms, job.options)
 
     def close(self) -> None:
         """End the lanes; wait for a short time for blocks that were terminated."""

@@ -29,7 +29,7 @@ from chrion.serving.manager.device_memory import TICK_MS
 from chrion.serving.manager.records import HOST
 from chrion.serving.manager.residency import Place
 from chrion.serving.server import batching
-from chrion.serving.server.block_runs import BlockJob, BlockRuns, Limits, drop_reason
+from chrion.serving.server.block_runs import BlockJob, BlockRuns, drop_reason
 from chrion.serving.server.core_records import Pending, Result, Served
 from chrion.serving.server.failures import ModelRemoved, RequestFailure, Status, describe_need, refusal
 from chrion.serving.server.grace import Grace
@@ -241,11 +241,11 @@ class ServingCore:
     @property
     def waiting(self) -> int:
         """Number of requests that have not started."""
-        return self.manager.pending + self.blocks.pending
+        return self.manager.pending + sum(self.blocks.waiting().values())
 
     def waiting_for(self, served: Served) -> int:
         """Return the number of a version's requests that have not started."""
-        return self.manager.waiting(served.number) + self.blocks.waiting(served.number)
+        return self.manager.waiting(served.number) + self.blocks.waiting().get(served.number, 0)
 
     def place(self, served: Served) -> tuple[Place, str]:
         """Return the state of a version, and the variant that is in memory or being loaded."""
@@ -306,7 +306,7 @@ class ServingCore:
         if self.place(served)[0] is not Place.RESIDENT:
             served.cold[request.id] = pending
         self._idle.clear()
-        self._apply(self.manager.submit(arrival, request))
+        self._apply(self.manager.submit(arrival, request, self.blocks.waiting()))
         try:
             return await future
         except asyncio.CancelledError:
@@ -340,11 +340,13 @@ class ServingCore:
         self.refused[action.reason] += 1
         pending = self._pending.get(action.request.id)
         if pending is not None:
-            served = pending.served
+            served, retry_ms = pending.served, action.retry_ms
+            if action.reason is Reason.QUEUE_FULL:
+                retry_ms = max(retry_ms, self.blocks.retry_ms(served.number))
             detail = served.failure if action.reason is Reason.LOAD_FAILED else ""
             if action.reason is Reason.TOO_LARGE:
                 detail = describe_need(served.version.managed, self.manager.memory.budgets)
-            self._fail(pending, refusal(served.version.name, action.reason, action.retry_ms, detail))
+            self._fail(pending, refusal(served.version.name, action.reason, retry_ms, detail))
 
     def _load(self, action: Load) -> None:
         self.memory_changes += 1
@@ -389,7 +391,7 @@ class ServingCore:
             size = self._bytes(served)
             extra: dict[str, object] = {"variant": variant, "duration_ms": round(now - began, 3)}
             if chain := served.session.chain:
-                self.blocks.add(served.number, chain, served.version.settings.max_queue)
+                self.blocks.add(served.number, chain)
                 extra |= {"blocks": len(chain.block_ms), **({"whole": chain.reason} if chain.reason else {})}
             for pending in served.cold.values():
                 pending.loaded_ms = now
@@ -458,13 +460,10 @@ class ServingCore:
             if not self._closed:
                 self._ended(served, replace(run, started_ms=_now_ms() - took_ms), [pending], result)
 
-        waited_ms = _now_ms() - pending.request.arrival_ms
-        limits = Limits(
-            pending.request.deadline_ms - pending.request.arrival_ms - waited_ms,
-            served.version.managed.slo_ms - waited_ms,
-            self.manager.max_waiting - self.manager.pending,
-        )
-        job = BlockJob(pending.feeds, pending.outputs, watched.options, limits, ended)
+        now = _now_ms()
+        start_ms = pending.request.deadline_ms - now
+        objective_ms = pending.request.arrival_ms + served.version.managed.slo_ms - now
+        job = BlockJob(pending.feeds, pending.outputs, watched.options, start_ms, objective_ms, ended)
         watched.task = self.blocks.start(served.number, job)
 
     def _expired(self, served: Served, batch: list[Pending], limit_ms: float) -> None:

@@ -14,9 +14,8 @@ from msgspec import structs
 from chrion.common.wrong_values import wrong_value
 from chrion.devices import CPU_PROVIDER, usable_provider
 from chrion.errors import OptionError
-from chrion.serving.manager import ManagerPolicies
+from chrion.serving.manager import SERVER_POLICIES, PolicySpec
 from chrion.serving.manager.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING
-from chrion.serving.manager.policy_settings import PolicySpec
 from chrion.serving.manager.records import ACCELERATOR, HOST
 from chrion.serving.server.catalogue import CONTROL_MODES
 
@@ -35,7 +34,7 @@ class ServerOptions:
     grpc: tuple[str, int] | None = ("127.0.0.1", 8001)
     #: Bytes for models by device.
     budgets: Mapping[str, int] = field(default_factory=dict)
-    policies: ManagerPolicies = field(default_factory=ManagerPolicies)
+    policies: PolicySpec = SERVER_POLICIES
     #: The accelerator's execution provider and its options; None for none.
     provider: tuple[str, Mapping[str, Any]] | None = None
     control: str = "none"
@@ -94,13 +93,20 @@ def parse_origin(text: str) -> str:
     return text
 
 
-def parse_policies(text: str, base: ManagerPolicies) -> ManagerPolicies:
+def parse_policies(text: str, base: PolicySpec, *, routing: bool = False) -> PolicySpec:
     """Return policies given as names separated by commas, for example ``cost,deadline``.
+
+    Args:
+        text: The names.
+        base: The policies of the kinds that are not named.
+        routing: Whether requests are routed to replicas, so that the names may have a policy for that.
 
     Raises:
         OptionError: A name is unknown, or two names are of one kind.
     """
     kinds = {"eviction": [n for n in EVICTION if n != "belady"], "load_order": LOAD_ORDER, "admission": ADMISSION}
+    if routing:
+        kinds["routing"] = ROUTING
     chosen: dict[str, str] = {}
     for name in filter(None, (part.strip() for part in text.split(","))):
         kind = next((kind for kind, names in kinds.items() if name in names), None)
@@ -109,26 +115,7 @@ def parse_policies(text: str, base: ManagerPolicies) -> ManagerPolicies:
             problem = "unknown policy" if kind is None else f"two policies for {kind.replace('_', ' ')}"
             raise OptionError(f"--serving-policy: {problem}: {name!r}", hint=known)
         chosen[kind] = name
-    return replace(base, **chosen)  # type: ignore[arg-type] # all of them are names
-
-
-def parse_routing(text: str, base: PolicySpec) -> tuple[str, PolicySpec]:
-    """Return the names of a ``--serving-policy`` without that of a routing policy, and the routing policy.
-
-    Args:
-        text: Names separated by commas.
-        base: The policies whose routing is used if the names have none.
-
-    Raises:
-        OptionError: Two names are of routing policies.
-    """
-    names = [part.strip() for part in text.split(",")]
-    routing = [name for name in names if name in ROUTING]
-    if len(routing) > 1:
-        problem = f"two policies for routing: {routing[1]!r}"
-        raise OptionError(f"--serving-policy: {problem}", hint=f"routing: {', '.join(ROUTING)}")
-    chosen = structs.replace(base, routing=routing[0]) if routing else base
-    return ",".join(name for name in names if name not in ROUTING), chosen
+    return structs.replace(base, **chosen)
 
 
 def parse_replicas(text: str) -> tuple[int, int]:
@@ -189,6 +176,5 @@ class ClusterOptions:
     #: The address of the cluster, ``auto`` for the one of this machine, or ``local`` for a new one on this machine.
     address: str
     devices: DeviceOptions
-    routing: PolicySpec = field(default_factory=PolicySpec)
     #: Least and greatest number of replicas; 0 for one on each node or GPU.
     replicas: tuple[int, int] = (0, 0)

@@ -73,7 +73,7 @@ def run(options: ServerOptions, cluster: ClusterOptions, announce: Callable[[str
 
 
 async def _serve(options: ServerOptions, cluster: ClusterOptions, announce: Callable[[str], None]) -> None:
-    view = shared_view.views[APPLICATION] = shared_view.SharedView(cluster.routing)
+    view = shared_view.views[APPLICATION] = shared_view.SharedView(options.policies)
     target = ClusterTarget(view, options)
     without_text = GenerationService({}, options.max_waiting, refused=NO_TEXT)
     if names := await asyncio.to_thread(list_generators, options.repository):

@@ -32,31 +32,28 @@ class StateReports:
         """Return the report for a time in ms, as the core measures it."""
         if now >= self._read_ms + _AGE_MS or self._core.memory_changes != self._changes:
             self._read_ms, self._changes = now, self._core.memory_changes
-            self._state = read_state(self._core, now, self._state.number + 1, self._state.node)
+            self._state = self._read(now)
         return self._state
 
-
-def read_state(core: ServingCore, now: float, number: int, node: str) -> ReplicaState:
-    """Return the report of a replica.
-
-    Args:
-        core: The replica's core.
-        now: The time in ms, as the core measures it.
-        number: The number of the report.
-        node: The node that it runs on.
-    """
-    memory = core.manager.memory
-    homes, unfit = set(), set()
-    highest: dict[str, int] = {}
-    for (name, version), served in core.models.items():
-        highest[name] = max(highest.get(name, 0), int(version))
-        if memory.entries[served.number].place is not Place.ABSENT or served.number in memory.cold:
-            homes.add(f"{name}/{version}")
-        elif not memory.fits(served.number):
-            unfit.add(f"{name}/{version}")
-    for models in (homes, unfit):
-        models |= {f"{name}/" for name, version in highest.items() if f"{name}/{version}" in models}
-    expected = {key: memory.load_ms(entry, entry.variant) for key, entry in memory.entries.items()}
-    wait = memory.link_ms(now) + sum(expected[key] for key in memory.cold)
-    mean = sum(expected.values()) / len(expected) if expected else 0.0
-    return ReplicaState(number, frozenset(homes), frozenset(unfit), wait, mean, memory.free[memory.primary], node)
+    def _read(self, now: float) -> ReplicaState:
+        memory = self._core.manager.memory
+        homes, unfit = set(), set()
+        highest: dict[str, int] = {}
+        for (name, version), served in self._core.models.items():
+            highest[name] = max(highest.get(name, 0), int(version))
+            if memory.entries[served.number].place is not Place.ABSENT or served.number in memory.cold:
+                homes.add(f"{name}/{version}")
+            elif not memory.fits(served.number):
+                unfit.add(f"{name}/{version}")
+        for models in (homes, unfit):
+            models |= {f"{name}/" for name, version in highest.items() if f"{name}/{version}" in models}
+        expected = {key: memory.load_ms(entry, entry.variant) for key, entry in memory.entries.items()}
+        return ReplicaState(
+            self._state.number + 1,
+            frozenset(homes),
+            frozenset(unfit),
+            memory.link_ms(now) + sum(expected[key] for key in memory.cold),
+            sum(expected.values()) / len(expected) if expected else 0.0,
+            memory.free[memory.primary],
+            self._state.node,
+        )

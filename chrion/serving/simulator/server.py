@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from heapq import heapify, heappush
 from itertools import chain
 
@@ -254,30 +255,29 @@ class Server(GpuMemory):
         host = self.host
         if slots > self.free_slots or cores > host.free_cores:
             return False
-        if self._deadlines and self._drop_late(now, job, kind, resident, line):
+        batch = self._take(now, job, latency_ms, resident, line) if line or self._deadlines else (job,)
+        uses = len(batch)
+        if not uses:
             return True
-        others: Sequence[Job] = ()
-        if line:
-            others = self.ready.take(line)[1:]
         self.free_slots -= slots
         host.free_cores -= cores
-        uses = 1
-        if others:
-            uses += len(others)
-            factor *= 1 + self.policies.batch_cost[resident.level][model] * len(others)
-            kind += self._models * self._levels * len(others)
         resident.uses += uses
+        if self._deadlines:
+            self._running[number] = deque(expected_releases(self._service[kind], now))
+        if uses > 1:
+            factor *= 1 + self.policies.batch_cost[resident.level][model] * (uses - 1)
+            kind += self._models * self._levels * (uses - 1)
         events, sequence = self._events, self._sequence
         for at_ms, freed in early:
             heappush(events, (now + at_ms * factor, next(sequence), self._handle_release, (number, freed)))
         end = now + latency_ms * factor
         unsure = None
         if self._fails:
-            unsure = (job, *others), now, kind
-        else:
+            unsure = batch, now, kind
+        elif uses == 1:
             self._record((number, model, self.index, arrival, now, end, cold, kind))
-            if others:
-                self._record_all(others, now, end, kind)
+        else:
+            self._record_all(batch, now, end, kind)
         heappush(events, (end, next(sequence), self._handle_end, (number, resident, last, uses, unsure)))
         return True
 
@@ -285,22 +285,24 @@ class Server(GpuMemory):
         for number, model, arrival, _, cold in jobs:
             self._record((number, model, self.index, arrival, start, end, cold, kind))
 
-    def _drop_late(self, now: float, job: Job, kind: int, resident: ResidentModel, line: Line[Job] | None) -> bool:
-        """Drop the requests of a batch that cannot end by their deadlines; return whether there are any."""
-        latency_ms = self._table.latency_ms[kind]
-        batch = self.ready.batch(line)[0] if line else (job,)
-        late = [j for j in batch if not is_in_time(now, j[2] + self._slo_ms(j[0], j[1]), 0.0, latency_ms)]
+    def _take(
+        self, now: float, job: Job, latency_ms: float, resident: ResidentModel, line: Line[Job] | None
+    ) -> Sequence[Job]:
+        """Take a request, or the first batch of a line; drop what cannot end in time, and return nothing then."""
+        is_late = partial(self._is_late, now, latency_ms) if self._deadlines else None
+        batch, late = self.ready.take(line, is_late) if line else ((job,), self._is_late(now, latency_ms, job))
         if not late:
-            self._running[job[0]] = deque(expected_releases(self._service[kind], now))
-            return False
-        if line:
-            self.ready.remove(line, late)
-        for number, model, arrival, _, cold in late:
+            return batch
+        for number, model, arrival, _, cold in batch:
             self._drop(number, model, arrival, cold=cold)
-        self.end_use(now, resident, len(late))
+        self.end_use(now, resident, len(batch))
         if self.on_left:
             self.on_left(now)
-        return True
+        return ()
+
+    def _is_late(self, now: float, latency_ms: float, job: Job) -> bool:
+        """Return whether a request cannot end by its deadline if it starts now."""
+        return not is_in_time(now, job[2] + self._slo_ms(job[0], job[1]), 0.0, latency_ms)
 
     def _release(self, now: float, released: tuple[int, Resources]) -> None:
         number, (slots, cores) = released

@@ -20,7 +20,7 @@ import onnxruntime as ort
 import pytest
 
 from chrion.errors import OptionError, ServerError
-from chrion.serving.manager import ManagerPolicies
+from chrion.serving.manager import PolicySpec
 from chrion.serving.replay import run
 from chrion.serving.replay.http_client import HttpAnswer, HttpClient
 from chrion.serving.replay.open_loop import OpenLoop, Outcome
@@ -79,7 +79,7 @@ def scenario(tmp_path: Path, cli: Chrion, monkeypatch: pytest.MonkeyPatch) -> Pa
 
 def test_measured_beside_predicted(scenario: Path, cli: Chrion) -> None:
     """All requests are sent and answered, and what the replay reports is what the server has counted."""
-    policies = ManagerPolicies(load_order="fifo", prefetch=False)
+    policies = PolicySpec(load_order="fifo")
     with local_server(scenario.parent / "models", memory_mb=55.0, policies=policies, http=True) as server:
         code, out, err = cli("replay", str(scenario), "--url", server.url, "--json")
         assert code == 0, err
@@ -104,7 +104,7 @@ def test_measured_beside_predicted(scenario: Path, cli: Chrion) -> None:
 
 def test_tables_and_limits(scenario: Path, cli: Chrion) -> None:
     """The tables have a row for the measurement, limits shorten it, and differences from the scenario are named."""
-    policies = ManagerPolicies(eviction="lfu", load_order="fifo")
+    policies = PolicySpec(eviction="lfu", load_order="fifo", prefetch=True)
     with local_server(scenario.parent / "models", memory_mb=44.0, policies=policies, http=True) as server:
         code, out, err = cli("replay", str(scenario), "--url", server.url, "--limit", "9", "--pattern", "large")
         assert code == 0, err

@@ -18,7 +18,7 @@ from onnx import TensorProto, helper
 
 from chrion.machine.cores import physical_cores
 from chrion.runtime.block_chain import BlockChain
-from chrion.serving.manager import ManagerPolicies
+from chrion.serving.manager import PolicySpec
 from chrion.zoo import build
 from local_server import LocalServer, local_server
 from model_repository import counting, identity, product, put
@@ -150,7 +150,7 @@ def test_the_limit_of_all_waiting_requests_holds(root: Path) -> None:
 def test_requests_that_cannot_meet_their_objective_are_dropped_on_request(root: Path) -> None:
     """With the admission policy ``deadline``, a request that waits beyond the objective of its model is 429."""
     (root / "quick" / "model.toml").write_text(f'{BLOCKS}slo = "20ms"\n', encoding="utf-8")
-    with local_server(root, policies=ManagerPolicies(admission="deadline")) as server, ThreadPoolExecutor(1) as pool:
+    with local_server(root, policies=PolicySpec(admission="deadline")) as server, ThreadPoolExecutor(1) as pool:
         with busy_lanes(server):
             waits = pool.submit(server.infer, "quick", np.ones((1, 4)))
             wait_until(lambda: server.metric("nv_inference_pending_request_count", model="quick") == 1)

@@ -16,7 +16,7 @@ import pytest
 
 from chrion import load
 from chrion.scheduler import fixed_plan
-from chrion.serving.manager import ManagerPolicies
+from chrion.serving.manager import PolicySpec
 from chrion.serving.manager.policies import EVICTION, LOAD_ORDER, ROUTING
 from chrion.serving.simulator.cluster_state import ServerPolicies
 from chrion.serving.simulator.engine import ClusterEngine, EngineConfig
@@ -314,7 +314,7 @@ def test_the_server_loads_and_evicts_as_the_simulation_predicts(tmp_path: Path, 
     )  # fmt: skip
     engine = ClusterEngine(config, lambda _, event, __, model: journal.append((event, model)))
     engine.run([(np.arange(120.0) * 1000, order)])  # each ends long before the next
-    policies = ManagerPolicies(eviction=eviction)
+    policies = PolicySpec(eviction=eviction, prefetch=True)
     with local_server(tmp_path, memory_mb=fitting * 10 + 5, policies=policies) as server:
         for number in order:
             assert server.infer(f"m{number}", ROWS)[0] == 200
