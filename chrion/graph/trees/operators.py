@@ -19,9 +19,11 @@ from onnx import helper, numpy_helper
 from chrion.graph.rewrite import RewriteError
 from chrion.graph.trees.checks import AGGREGATES, TRANSFORMS, check_ensemble, with_own_leaves
 from chrion.graph.trees.ensemble import Array, Rule, TreeEnsemble
-from chrion.graph.unsafe_trees import CLASSIFIER, ENSEMBLE, LEAF, attributes_of
+from chrion.graph.unsafe_trees import CLASSIFIER, ENSEMBLE, LEAF, NodeRows, checked_attributes
 
 _FLOATS = {onnx.TensorProto.FLOAT: np.dtype(np.float32), onnx.TensorProto.DOUBLE: np.dtype(np.float64)}
+#: The rules by the modes of regressors and classifiers.
+_RULES = {f"BRANCH_{rule.name}": rule for rule in Rule}
 
 
 def target_count(node: onnx.NodeProto) -> int:
@@ -44,7 +46,7 @@ def read_ensemble(node: onnx.NodeProto, dtype: np.dtype[Any] | None = None) -> T
         RewriteError: The ensemble is malformed, or it has what Chrion does not read. The message names the operator.
     """
     try:
-        attributes = attributes_of(node)
+        attributes = checked_attributes(node)
         ensemble = (_read_ensemble if node.op_type == ENSEMBLE else _read_classic)(node, attributes, dtype)
         check_ensemble(ensemble)
     except (TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
@@ -74,12 +76,9 @@ def write_ensemble(ensemble: TreeEnsemble, like: onnx.NodeProto) -> onnx.NodePro
     return written
 
 
-def _column(attributes: Mapping[str, Any], name: str, length: int | None = None) -> Array:
-    """Return an attribute that is a list of integers, of a given length."""
-    column = np.asarray(attributes.get(name, []), np.int64)
-    if length is not None and len(column) != length:
-        raise ValueError(f"{name} has {len(column)} values, expected {length}")
-    return column
+def _column(attributes: Mapping[str, Any], name: str) -> Array:
+    """Return an attribute that is a list of integers."""
+    return np.asarray(attributes.get(name, []), np.int64)
 
 
 def _floats(attributes: Mapping[str, Any], name: str) -> Array:
@@ -95,17 +94,12 @@ def _floats(attributes: Mapping[str, Any], name: str) -> Array:
 
 def _read_classic(node: onnx.NodeProto, attributes: Mapping[str, Any], dtype: np.dtype[Any] | None) -> TreeEnsemble:
     """Read a regressor or a classifier: inner nodes and leaves in one table, and each tree's root is its first row."""
-    modes = list(attributes.get("nodes_modes", []))
+    modes = attributes.get("nodes_modes", [])
     count = len(modes)
     if not count:
         raise ValueError("it has no nodes")
-    trees, numbers = (_column(attributes, f"nodes_{name}", count) for name in ("treeids", "nodeids"))
-    values = _floats(attributes, "nodes_values")
-    if len(values) != count:
-        raise ValueError(f"nodes_values has {len(values)} values, expected {count}")
-    rows = {pair: at for at, pair in enumerate(zip(trees.tolist(), numbers.tolist(), strict=True))}
-    if len(rows) < count:
-        raise ValueError("two nodes have the same number")
+    trees, numbers = (_column(attributes, f"nodes_{name}") for name in ("treeids", "nodeids"))
+    values, rows = _floats(attributes, "nodes_values"), NodeRows(trees, numbers)
     starts = np.flatnonzero(np.diff(trees, prepend=trees[0] - 1))
     if len(np.unique(trees)) < len(starts):
         raise ValueError("the nodes of a tree do not follow each other")
@@ -113,12 +107,8 @@ def _read_classic(node: onnx.NodeProto, attributes: Mapping[str, Any], dtype: np
 
     def children(name: str) -> Array:
         """Return the row of the child of each row; a leaf is its own."""
-        wanted = _column(attributes, f"nodes_{name}nodeids", count)
         found = np.arange(count)
-        pairs = zip(trees[~leaf].tolist(), wanted[~leaf].tolist(), strict=True)
-        found[~leaf] = [rows.get(pair, -1) for pair in pairs]
-        if (found < 0).any():
-            raise ValueError(f"nodes_{name}nodeids names a node that does not exist")
+        found[~leaf] = rows.find(name, trees[~leaf], _column(attributes, name)[~leaf])
         return found
 
     missing = np.zeros(count, bool)
@@ -126,10 +116,10 @@ def _read_classic(node: onnx.NodeProto, attributes: Mapping[str, Any], dtype: np
     missing[: min(count, len(given))] = given[:count] == 1
     table = _Rows(
         modes=modes,
-        features=_column(attributes, "nodes_featureids", count),
+        features=_column(attributes, "nodes_featureids"),
         values=values,
-        true=children("true"),
-        false=children("false"),
+        true=children("nodes_truenodeids"),
+        false=children("nodes_falsenodeids"),
         missing=missing,
     )
     sets = table.join_chains(np.flatnonzero(~leaf))
@@ -145,7 +135,7 @@ def _read_classic(node: onnx.NodeProto, attributes: Mapping[str, Any], dtype: np
     return TreeEnsemble(
         roots=child[starts],
         features=table.features[inner],
-        rules=np.array([Rule.MEMBER if at in sets else _rule(modes[at]) for at in inner.tolist()], np.uint8),
+        rules=np.array([Rule.MEMBER if at in sets else _RULES[modes[at]] for at in inner.tolist()], np.uint8),
         thresholds=values[inner].astype(dtype or values.dtype),
         true=child[table.true[inner]],
         false=child[table.false[inner]],
@@ -205,13 +195,6 @@ class _Rows:
         return equal and row != after and bool(same)
 
 
-def _rule(mode: str) -> Rule:
-    name = mode.removeprefix("BRANCH_")
-    if name not in Rule.__members__ or name in {Rule.MEMBER.name, mode}:
-        raise ValueError(f"unknown mode {mode!r}")
-    return Rule[name]
-
-
 def _targets(attributes: Mapping[str, Any], *, classifier: bool) -> tuple[int, tuple[Any, ...] | None]:
     """Return the number of targets, and the labels of a classifier."""
     if not classifier:
@@ -221,52 +204,36 @@ def _targets(attributes: Mapping[str, Any], *, classifier: bool) -> tuple[int, t
     return len(labels), labels
 
 
-def _entries(
-    attributes: Mapping[str, Any], kind: str, rows: Mapping[tuple[int, int], int], child: Array
-) -> tuple[Array, Array, Array]:
+def _entries(attributes: Mapping[str, Any], kind: str, rows: NodeRows, child: Array) -> tuple[Array, Array, Array]:
     """Return the leaf, the target and the weight of each entry; entries of inner nodes have no effect."""
-    ids = _column(attributes, f"{kind}_ids")
-    trees, numbers = (_column(attributes, f"{kind}_{name}", len(ids)) for name in ("treeids", "nodeids"))
-    weights = _floats(attributes, f"{kind}_weights")
-    if len(weights) != len(ids):
-        raise ValueError(f"{kind}_weights has {len(weights)} values, expected {len(ids)}")
-    at = np.array([rows.get(pair, -1) for pair in zip(trees.tolist(), numbers.tolist(), strict=True)], np.int64)
-    if (at < 0).any():
-        raise ValueError(f"{kind}_nodeids names a node that does not exist")
-    children = child[at]
+    ids, trees, numbers = (_column(attributes, f"{kind}_{name}") for name in ("ids", "treeids", "nodeids"))
+    children = child[rows.find(f"{kind}_nodeids", trees, numbers)]
     kept = children < 0
-    return ~children[kept], ids[kept], weights[kept]
+    return ~children[kept], ids[kept], _floats(attributes, f"{kind}_weights")[kept]
 
 
 def _read_ensemble(_: onnx.NodeProto, attributes: Mapping[str, Any], dtype: np.dtype[Any] | None) -> TreeEnsemble:
     """Read a ``TreeEnsemble``; a tree that is a single leaf is a node whose children are one leaf."""
     splits, weights = _floats(attributes, "nodes_splits"), _floats(attributes, "leaf_weights")
     count = len(splits)
-    modes = np.asarray(attributes.get("nodes_modes", []), np.uint8).ravel()
-    if len(modes) != count:
-        raise ValueError(f"nodes_modes has {len(modes)} values, expected {count}")
-    rules = np.array([Rule(int(mode)) for mode in modes], np.uint8)
+    rules = np.asarray(attributes.get("nodes_modes", []), np.uint8).ravel()
     children, is_leaf = [], []
     for side in ("true", "false"):
-        ids = _column(attributes, f"nodes_{side}nodeids", count)
-        leaves = _column(attributes, f"nodes_{side}leafs", count) != 0
-        limit = np.where(leaves, len(weights), count)
-        if ((ids < 0) | (ids >= limit)).any():
-            raise ValueError(f"nodes_{side}nodeids names a node or a leaf that does not exist")
+        ids, leaves = (_column(attributes, f"nodes_{side}{kind}") for kind in ("nodeids", "leafs"))
         children.append(np.where(leaves, ~ids, ids))
-        is_leaf.append(leaves)
+        is_leaf.append(leaves != 0)
     roots = _column(attributes, "tree_roots")
-    if not len(roots) or (roots < 0).any() or (roots >= max(count, 1)).any():
-        raise ValueError("tree_roots names a node that does not exist" if len(roots) else "it has no trees")
+    if not len(roots):
+        raise ValueError("it has no trees")
     single = is_leaf[0] & is_leaf[1] & (children[0] == children[1])
     roots = np.where(single[roots], children[0][roots], roots)
-    targets = _column(attributes, "leaf_targetids", len(weights))
+    targets = _column(attributes, "leaf_targetids")
     missing = _column(attributes, "nodes_missing_value_tracks_true")
     kind = dtype or splits.dtype
     return with_own_leaves(
         TreeEnsemble(
             roots=roots,
-            features=_column(attributes, "nodes_featureids", count),
+            features=_column(attributes, "nodes_featureids"),
             rules=rules,
             thresholds=splits.astype(kind),
             true=children[0],
@@ -298,8 +265,6 @@ def _members(attributes: Mapping[str, Any], rules: Array, dtype: np.dtype[Any]) 
     values = np.asarray(attributes.get("membership_values", np.zeros(0, dtype))).astype(dtype).ravel()
     sets = np.split(values, np.flatnonzero(np.isnan(values)))
     nodes = np.flatnonzero(rules == Rule.MEMBER).tolist()
-    if len(sets) < len(nodes):
-        raise ValueError(f"membership_values has {len(sets)} sets, expected {len(nodes)}")
     return {node: own[~np.isnan(own)] for node, own in zip(nodes, sets, strict=False)}
 
 
