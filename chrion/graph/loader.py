@@ -136,7 +136,7 @@ def reassemble(graph: Graph, model: onnx.ModelProto) -> Graph:
     """
     name_nodes(model)
     rebuilt = assemble(model, infer_types(model, graph.weights_folder), graph.metadata)
-    return replace(graph, **rebuilt, unrolled={}, merged={}, tensor_trees={})
+    return replace(graph, **rebuilt, variants={})
 
 
 def _optimised(
