@@ -9,7 +9,7 @@ An ensemble that is malformed, or whose result ONNX leaves open, is refused.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -270,10 +270,10 @@ def _members(attributes: Mapping[str, Any], rules: Array, dtype: np.dtype[Any]) 
 
 def _classic(ensemble: TreeEnsemble, like: onnx.NodeProto) -> dict[str, Any]:
     """Return the attributes of a regressor or classifier: each tree's inner nodes, level by level, and its leaves."""
-    nodes = _chained(ensemble)
+    nodes, node_trees, depths = _chained(ensemble)
     inner, leaves = len(nodes.features), ensemble.leaf_count
-    depth = np.append(nodes.depths, np.full(leaves, ensemble.depth))
-    trees = np.concatenate([nodes.trees, ensemble.leaf_trees])
+    depth = np.append(depths, np.full(leaves, ensemble.depth))
+    trees = np.concatenate([node_trees, ensemble.leaf_trees])
     order = np.lexsort((depth, trees))
     first = np.searchsorted(trees[order], np.arange(ensemble.trees))
     numbers = np.empty(inner + leaves, np.int64)
@@ -304,8 +304,8 @@ def _classic(ensemble: TreeEnsemble, like: onnx.NodeProto) -> dict[str, Any]:
         f"{kind}_nodeids": numbers[inner + entry_leaves].tolist(),
         f"{kind}_ids": ensemble.entry_targets[entries].tolist(),
     }
-    if nodes.missing.any():
-        content["nodes_missing_value_tracks_true"] = column(nodes.missing.astype(np.int64), 0).tolist()
+    if nodes.missing_true.any():
+        content["nodes_missing_value_tracks_true"] = column(nodes.missing_true.astype(np.int64), 0).tolist()
     doubles = ensemble.dtype == np.float64 and any(a.name.endswith("_as_tensor") for a in like.attribute)
     for name, values in (
         ("nodes_values", column(nodes.thresholds, 0)),
@@ -320,21 +320,11 @@ def _classic(ensemble: TreeEnsemble, like: onnx.NodeProto) -> dict[str, Any]:
     return content | {"classlabels_strings" if texts else "classlabels_int64s": list(ensemble.labels)}
 
 
-@dataclass(frozen=True, eq=False)
-class _Chained:
-    """Inner nodes, of which those that test membership are chains of comparisons with each value."""
+def _chained(ensemble: TreeEnsemble) -> tuple[TreeEnsemble, Array, Array]:
+    """Return an ensemble in which nodes that test membership are chains of comparisons with each value.
 
-    features: Array
-    rules: Array
-    thresholds: Array
-    true: Array
-    false: Array
-    missing: Array
-    trees: Array
-    depths: Array
-
-
-def _chained(ensemble: TreeEnsemble) -> _Chained:
+    Beside it are the tree and the depth of each inner node; nodes have several parents.
+    """
     depths = np.zeros(len(ensemble.features))
     for at, level in enumerate(ensemble.levels):
         depths[level] = at
@@ -351,16 +341,17 @@ def _chained(ensemble: TreeEnsemble) -> _Chained:
             values += own[1:].tolist()
             after += [*range(first + 1, first + len(own) - 1), int(false[node])]
             false[node] = first
-    return _Chained(
+    chained = replace(
+        ensemble,
         features=np.append(ensemble.features, ensemble.features[of]),
         rules=np.append(rules, rules[of]),
         thresholds=np.append(thresholds, np.array(values, thresholds.dtype)),
         true=np.append(ensemble.true, ensemble.true[of]),
         false=np.append(false, np.array(after, false.dtype)),
-        missing=np.append(ensemble.missing_true, ensemble.missing_true[of]),
-        trees=np.append(ensemble.node_trees, ensemble.node_trees[of]),
-        depths=np.append(depths, depths[of] + 0.5),
+        missing_true=np.append(ensemble.missing_true, ensemble.missing_true[of]),
+        members={},
     )
+    return chained, np.append(ensemble.node_trees, ensemble.node_trees[of]), np.append(depths, depths[of] + 0.5)
 
 
 def _ensemble_attributes(ensemble: TreeEnsemble, like: onnx.NodeProto) -> dict[str, Any]:
