@@ -96,7 +96,7 @@ class RequestCache:
             pool, start = CachePool(signature, capacity), 0
         #: The pool, or None if caches are not arranged by token, and the first row there.
         self.pool, self.start = (None, 0) if start is None else (pool, start)
-        #: The filled rows of caches that have fewer than tokens, by their number (``rewrites.trimmed_caches``).
+        #: The filled rows of caches that have fewer than tokens, by their number (``rewrites.long_texts``).
         self.rows: dict[int, int] = {}
         self._own = [] if self.pool is not None else _own_arrays(signature, capacity)
 

@@ -33,12 +33,11 @@ from chrion.generation.rewrites.computed_positions import read_positions
 from chrion.generation.rewrites.decoder import IDS, LOGITS, MASK, POSITIONS, DecoderSignature
 from chrion.generation.rewrites.folding import fold_sizes
 from chrion.generation.rewrites.last_logits import keep_all_logits, select_no_token
+from chrion.generation.rewrites.long_texts import find_trimmed_caches, reduces_positions
 from chrion.generation.rewrites.observation import Decoder, Size
 from chrion.generation.rewrites.plain_attention import expand_attention
-from chrion.generation.rewrites.position_reductions import reduces_positions
 from chrion.generation.rewrites.selective_parts import Part, PartBuilder
 from chrion.generation.rewrites.token_axis import leading, token_axes, tokens_axis
-from chrion.generation.rewrites.trimmed_caches import find_trimmed_caches
 from chrion.graph.assemble import node_reads
 from chrion.graph.model import Graph
 from chrion.graph.rewrite import RewriteError, describe, has_bodies, nodes_before, refusals_of, standard_opset
