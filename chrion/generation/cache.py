@@ -96,7 +96,7 @@ class RequestCache:
             pool, start = CachePool(signature, capacity), 0
         #: The pool, or None if caches are not arranged by token, and the first row there.
         self.pool, self.start = (None, 0) if start is None else (pool, start)
-        #: The filled rows of caches that have fewer than tokens, by their number (``rewrites.trimmed_caches``).
+        #: The filled rows of caches that have fewer than tokens, by their number (``rewrites.long_texts``).
         self.rows: dict[int, int] = {}
         self._own = [] if self.pool is not None else _own_arrays(signature, capacity)
 
@@ -126,17 +126,16 @@ def _own_arrays(signature: DecoderSignature, capacity: int) -> list[Array]:
 
 
 class CacheManager:
-    """The budget of slots, and the caches of the requests that have begun. Thread-safe.
+    """The caches of the requests that have begun. Thread-safe.
 
     Args:
         signature: The decoder's inputs and outputs.
-        n_slots: The most slots that are reserved at a time.
+        n_slots: The most slots that the scheduler reserves at a time.
         by_token: As in :class:`RequestCache`.
     """
 
     def __init__(self, signature: DecoderSignature, n_slots: int, *, by_token: bool) -> None:
         self._signature, self._by_token = signature, by_token
-        self.n_slots = n_slots
         self._pool: CachePool | None = None
         rows = n_slots if by_token else 0
         while self._pool is None and rows:
@@ -146,37 +145,28 @@ class CacheManager:
                 rows //= 2
         self._caches: dict[int, RequestCache] = {}
         self._left: list[RequestCache] = []  # whose memory has not been given back
-        self._reserved = 0
         self._lock = threading.Lock()
 
     @property
     def reserved(self) -> int:
-        """The slots that are reserved."""
-        return self._reserved
+        """The slots of all caches."""
+        return sum(cache.capacity for cache in self._caches.values())
 
     def get(self, request: int, capacity: int) -> RequestCache:
-        """Return the cache of a request, and reserve it at the first call.
-
-        Raises:
-            OptionError: Fewer slots are left.
-        """
+        """Return the cache of a request, whose slots are reserved."""
         with self._lock:
             if request not in self._caches:
-                if self._reserved + capacity > self.n_slots:
-                    left = self.n_slots - self._reserved
-                    raise OptionError(f"request {request}: needs {capacity} slots, {left} of {self.n_slots} are left")
                 self._give_back()
-                own = RequestCache(self._signature, capacity, by_token=self._by_token, pool=self._pool)
-                self._caches[request] = own
-                self._reserved += capacity
+                self._caches[request] = RequestCache(
+                    self._signature, capacity, by_token=self._by_token, pool=self._pool
+                )
             return self._caches[request]
 
     def release(self, request: int) -> None:
-        """Release the slots of a request, if it has a cache; its memory is given back later."""
+        """Release the cache of a request, if it has one; its memory is given back later."""
         with self._lock:
             cache = self._caches.pop(request, None)
             if cache is not None:
-                self._reserved -= cache.capacity
                 self._left.append(cache)
 
     def give_back(self) -> None:

@@ -22,9 +22,8 @@ from chrion.generation.iteration import Outcome, Work
 from chrion.generation.pooled_session import PooledSession, open_pooled_session
 from chrion.generation.query_blocks import BLOCK, PASS, split_passes, supports_query_blocks
 from chrion.generation.rewrites.decoder import LOGITS, DecoderSignature
-from chrion.generation.rewrites.position_reductions import reduces_positions
+from chrion.generation.rewrites.long_texts import find_trimmed_caches, reduces_positions
 from chrion.generation.rewrites.selective import SplitDecoder
-from chrion.generation.rewrites.trimmed_caches import find_trimmed_caches
 from chrion.generation.session_threads import SPINNING_BETWEEN_CALLS, SessionThreads
 from chrion.generation.split_session import SplitSession
 from chrion.graph.model import Graph

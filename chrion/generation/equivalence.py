@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from chrion.errors import GenerationError
+from chrion.generation.cache import CachePool, RequestCache
 from chrion.generation.iteration import Outcome, Work
 from chrion.generation.rewrites.decoder import DecoderSignature, equal_but_for_rounding
 from chrion.graph.ort_sessions import first_line
@@ -26,34 +27,40 @@ def longest_past(signature: DecoderSignature) -> int:
     return min(_LONGEST, _BYTES // signature.slot_bytes, (signature.context or _LONGEST + 1) - 1)
 
 
-def find_difference(signature: DecoderSignature, candidate: Run, baseline: Run, examples: Examples) -> str:
+def make_requests(
+    signature: DecoderSignature, sizes: Iterable[tuple[int, int]], *, by_token: bool
+) -> tuple[list[Work], list[Array]]:
+    """Return requests, equal ones in each call, and the arrays of their caches, which are random.
+
+    Args:
+        signature: The decoder's inputs and outputs.
+        sizes: The past and new tokens of each request.
+        by_token: As in :class:`RequestCache`; such caches are in one pool.
+    """
+    sizes, random = [*sizes], np.random.default_rng(0)
+    pool = CachePool(signature, sum(map(sum, sizes))) if by_token else None
+    batch = []
+    for at, (past, new) in enumerate(sizes):
+        cache = RequestCache(signature, past + new, by_token=by_token, pool=pool)
+        for array in cache.arrays:
+            array[...] = random.random(array.shape, np.float32) * 4 - 2
+        batch.append(Work(cache, np.arange(at, at + new) % signature.vocabulary, past))
+    return batch, [array for work in batch for array in work.cache.arrays]
+
+
+def find_difference(
+    signature: DecoderSignature, candidate: Run, baseline: Run | Sequence[Array], examples: Examples
+) -> str:
     """Return how two ways to run a batch differ, or nothing if they differ by rounding only.
 
     Args:
         signature: The decoder's inputs and outputs.
         candidate: Runs an iteration.
-        baseline: Runs an iteration in the other way.
-        examples: The requests.
+        baseline: Runs an iteration in the other way, or the results of that.
+        examples: Returns the requests.
     """
     try:
-        expected = run_examples(baseline, examples)
-    except GenerationError as error:
-        return error.message
-    return find_difference_from(signature, candidate, expected, examples)
-
-
-def find_difference_from(
-    signature: DecoderSignature, candidate: Run, expected: Sequence[Array], examples: Examples
-) -> str:
-    """Return how the results of a way to run a batch differ from those of another one, or nothing.
-
-    Args:
-        signature: The decoder's inputs and outputs.
-        candidate: Runs an iteration.
-        expected: The results of the other way.
-        examples: The requests.
-    """
-    try:
+        expected = run_examples(baseline, examples) if callable(baseline) else baseline
         results = run_examples(candidate, examples)
     except GenerationError as error:
         return error.message

@@ -13,6 +13,7 @@ beside a long one with the parts, and longer requests are never in one call with
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -24,13 +25,13 @@ import numpy as np
 import onnxruntime as ort
 
 from chrion.errors import ChrionError, ModelError
-from chrion.generation.cache import CachePool, RequestCache
+from chrion.generation.cache import CachePool
 from chrion.generation.equivalence import (
     Examples,
     Run,
     find_difference,
-    find_difference_from,
     longest_past,
+    make_requests,
     run_examples,
 )
 from chrion.generation.iteration import Outcome, Work
@@ -296,7 +297,7 @@ def _open_native(
         log.info("attention is made of several operators: %s", error)
         return None
     for trial, results in zip(trials, expected, strict=True):
-        if different := find_difference_from(signature, session.run, results, trial):
+        if different := find_difference(signature, session.run, results, trial):
             log.info("attention is made of several operators: as one, %s", different)
             return None
     return session
@@ -311,24 +312,6 @@ def _lengths(signature: DecoderSignature) -> Iterator[int]:
 
 
 def _examples(signature: DecoderSignature, length: int, new: Sequence[int] = (1, 1, 1)) -> Examples:
-    """Return a function that makes requests of different lengths.
-
-    Args:
-        signature: The decoder's inputs and outputs.
-        length: The past tokens of the last request.
-        new: The new tokens of the requests.
-    """
-
-    def examples() -> tuple[list[Work], list[Array]]:
-        pasts = (*_SHORT, length)
-        pool = CachePool(signature, sum(pasts) + sum(new))
-        random = np.random.default_rng(0)
-        for array in pool.arrays:
-            array[...] = random.random(array.shape, np.float32) * 4 - 2
-        batch = []
-        for at, (past, count) in enumerate(zip(pasts, new, strict=True)):
-            cache = RequestCache(signature, past + count, by_token=True, pool=pool)
-            batch.append(Work(cache, np.arange(at, at + count) % signature.vocabulary, past))
-        return batch, pool.arrays
-
-    return examples
+    """Return a function that makes requests of different lengths, the last one with a number of past tokens."""
+    sizes = list(zip((*_SHORT, length), new, strict=True))
+    return functools.partial(make_requests, signature, sizes, by_token=True)

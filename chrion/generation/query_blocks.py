@@ -13,6 +13,7 @@ prompts run whole; that is tried once, with less than a hundred new tokens.
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 from collections.abc import Iterator, Sequence
@@ -21,8 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from chrion.generation.cache import RequestCache
-from chrion.generation.equivalence import Run, find_difference, longest_past
+from chrion.generation.equivalence import Run, find_difference, longest_past, make_requests
 from chrion.generation.iteration import Outcome, Work
 from chrion.generation.rewrites.decoder import DecoderSignature
 
@@ -79,16 +79,7 @@ def supports_query_blocks(signature: DecoderSignature, run: Run, *, by_token: bo
         run: Runs an iteration without blocks.
         by_token: As in :class:`RequestCache`.
     """
-
-    def examples() -> tuple[list[Work], list[Array]]:
-        random = np.random.default_rng(0)
-        batch = []
-        for past, new in _sizes(signature):
-            cache = RequestCache(signature, past + new, by_token=by_token)
-            for array in cache.arrays:
-                array[...] = random.random(array.shape, np.float32) * 4 - 2
-            batch.append(Work(cache, np.arange(new) % signature.vocabulary, past))
-        return batch, [array for work in batch for array in work.cache.arrays]
+    examples = functools.partial(make_requests, signature, _sizes(signature), by_token=by_token)
 
     def run_blocks(batch: Sequence[Work]) -> list[Outcome]:
         blocks, last = split_queries(batch, _SHORT_BLOCK)

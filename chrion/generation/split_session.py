@@ -21,70 +21,34 @@ from chrion.generation.query_blocks import BLOCK, split_queries, supports_query_
 from chrion.generation.rewrites.selective import SplitDecoder
 from chrion.generation.rewrites.selective_parts import Part
 from chrion.generation.session_threads import SessionThreads
-from chrion.graph.model import Graph
 from chrion.graph.ort_sessions import weights_folder_option
 
 Array = np.ndarray[Any, Any]
 
 
-class _OpenPart:
-    """A part with its session.
+class _TokenPart:
+    """A token-wise part with its session.
 
     Args:
         part: The part.
         session: Its session.
-        attention: What runs it for every request, or None if it is token-wise.
         options: The options of its runs.
     """
 
-    def __init__(
-        self, part: Part, session: ort.InferenceSession, attention: AttentionPart | None, options: ort.RunOptions
-    ) -> None:
-        self.part, self.attention = part, attention
-        self._session, self._options = session, options
+    def __init__(self, part: Part, session: ort.InferenceSession, options: ort.RunOptions) -> None:
+        self._session, self._options, self._sizes = session, options, part.sizes
         self._results = [result.name for result in session.get_outputs()]
-        self._arguments = list(zip(session.get_inputs(), part.inputs, strict=True))
-        self._names = [argument.name for argument in session.get_inputs()]
+        arguments = zip(session.get_inputs(), part.inputs, strict=True)
+        self._arguments = [(argument.name, argument, name) for argument, name in arguments]
 
     def run(self, tokens: Mapping[str, Array], count: int) -> list[Array]:
-        """Run a token-wise part on a number of tokens."""
-        values = [
-            sized(self.part.sizes[name], argument, count, 0) if name in self.part.sizes else tokens[name]
-            for argument, name in self._arguments
-        ]
-        feed = dict(zip(self._names, values, strict=True))
+        """Run the part on a number of tokens."""
+        feed = {
+            label: sized(self._sizes[name], argument, count, 0) if name in self._sizes else tokens[name]
+            for label, argument, name in self._arguments
+        }
         results: list[Array] = self._session.run(self._results, feed, self._options)
         return results
-
-
-class _Sessions:
-    """The sessions of parts. Equal parts of several layers share one.
-
-    Args:
-        graph: The model.
-        threads: The threads of a session of several threads.
-        providers: The execution providers of the token-wise parts.
-    """
-
-    def __init__(self, graph: Graph, threads: SessionThreads, providers: Sequence[str]) -> None:
-        self._graph, self._threads, self._providers = graph, threads, list(providers)
-        self._opened: dict[tuple[bytes, bool, int], ort.InferenceSession] = {}
-
-    def of_tokens(self, part: Part) -> ort.InferenceSession:
-        """Return the session of a token-wise part."""
-        return self._get(part, self._threads, self._providers)
-
-    def of_attention(self, part: Part) -> tuple[ort.InferenceSession, ort.InferenceSession]:
-        """Return the sessions of an attention part: of one thread, and of as many as there are."""
-        one = SessionThreads(1)
-        return self._get(part, one, [CPU_PROVIDER]), self._get(part, self._threads, [CPU_PROVIDER])
-
-    def _get(self, part: Part, threads: SessionThreads, providers: Sequence[str]) -> ort.InferenceSession:
-        key = (part.model, part.by_request, threads.count)
-        if key not in self._opened:
-            options = threads.options(weights_folder_option(self._graph.weights_folder))
-            self._opened[key] = open_for_threads(self._graph.name, part.model, options, providers)
-        return self._opened[key]
 
 
 class SplitSession:
@@ -106,7 +70,7 @@ class SplitSession:
         decoder = split.decoder
         self._signature, self._axes = decoder.signature, split.axes
         self._split, self._threads, self._providers, self._options = split, threads, providers, options
-        self._parts: list[_OpenPart] = []
+        self._parts: list[_TokenPart | AttentionPart] = []
         self.open()
         reads = [{*part.inputs} for part in split.parts]
         #: For each part, the values that later parts read.
@@ -128,17 +92,26 @@ class SplitSession:
         """
         if self._parts:
             return
-        split, options = self._split, self._options
-        sessions = _Sessions(split.decoder.graph, self._threads, self._providers)
-        opened: list[_OpenPart] = []
-        for part in split.parts:
-            if part.by_request:
-                session, parallel = sessions.of_attention(part)
-                attention = AttentionPart(split, part, session, parallel, options)
-                opened.append(_OpenPart(part, session, attention, options))
-            else:
-                opened.append(_OpenPart(part, sessions.of_tokens(part), None, options))
-        self._parts = opened
+        split, options, one = self._split, self._options, SessionThreads(1)
+        sessions: dict[tuple[bytes, bool, int], ort.InferenceSession] = {}  # equal parts of several layers share one
+
+        def session(part: Part, threads: SessionThreads, providers: Sequence[str]) -> ort.InferenceSession:
+            key, graph = (part.model, part.by_request, threads.count), split.decoder.graph
+            if key not in sessions:
+                own = threads.options(weights_folder_option(graph.weights_folder))
+                sessions[key] = open_for_threads(graph.name, part.model, own, providers)
+            return sessions[key]
+
+        def attention(part: Part) -> AttentionPart:
+            single, parallel = (session(part, threads, [CPU_PROVIDER]) for threads in (one, self._threads))
+            return AttentionPart(split, part, single, parallel, options)
+
+        self._parts = [
+            attention(part)
+            if part.by_request
+            else _TokenPart(part, session(part, self._threads, self._providers), options)
+            for part in split.parts
+        ]
 
     def release(self) -> None:
         """Close the sessions and free their copy of the weights. The next iteration opens them again."""
@@ -162,22 +135,23 @@ class SplitSession:
         own: list[dict[str, Array]] = [dict(feed) for feed in feeds]
         rows = Rows(tokens, self._axes, starts)
         for at, opened in enumerate(self._parts[:-1]):
-            if opened.attention is not None:
-                opened.attention.run(batch, rows, own)
+            if isinstance(opened, _TokenPart):
+                tokens.update(zip(self._split.parts[at].outputs, opened.run(tokens, starts[-1]), strict=True))
             else:
-                tokens.update(zip(opened.part.outputs, opened.run(tokens, starts[-1]), strict=True))
+                opened.run(batch, rows, own)
             for name in tokens.keys() - self._later[at]:
                 del tokens[name]
         return self._finish(batch, tokens, starts)
 
     def _finish(self, batch: Sequence[Work], tokens: Mapping[str, Array], starts: Sequence[int]) -> list[Outcome]:
         """Run the last part on the last token of every request whose scores are wanted."""
-        final = self._parts[-1]
+        final, part = self._parts[-1], self._split.parts[-1]
+        assert isinstance(final, _TokenPart)  # noqa: S101 - the logits are token-wise
         wanted = [at for at, work in enumerate(batch) if work.wanted]
         if not wanted:
             return [None] * len(batch)
         last = [starts[at + 1] - 1 for at in wanted]
-        chosen = {name: np.take(tokens[name], last, self._axes[name]) for name in final.part.inputs if name in tokens}
+        chosen = {name: np.take(tokens[name], last, self._axes[name]) for name in part.inputs if name in tokens}
         logits = final.run(chosen, len(last))[0]
         scores = np.asarray(logits, np.float32).reshape(len(last), -1)
         outcomes: list[Outcome] = [None] * len(batch)

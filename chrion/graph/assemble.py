@@ -1,4 +1,4 @@
-"""Building a Graph from an optimised ONNX model and the types of its values: operators, edges, weights, signatures."""
+"""Structure of a Graph, from its ONNX model and the types of its values: operators, edges, weights, signatures."""
 
 from __future__ import annotations
 
@@ -8,17 +8,15 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
+from typing import Any
 
 import onnx
 
 from chrion.common.imports import import_late
 from chrion.graph.dag import Dag, invert
-from chrion.graph.model import Graph, ModelMetadata, TensorInfo
-from chrion.graph.opened_model import OpenedModel
+from chrion.graph.model import ModelMetadata, TensorInfo
 from chrion.graph.rewrite import bodies_of, defined_names
 from chrion.graph.usage import read_usage, usage_of
-from chrion.graph.weights_folder import WeightsFolder
 from chrion.graph.work import node_flops
 
 #: The values of integer constants of at most this many elements (shapes, axes, indices) are part of a signature.
@@ -29,59 +27,26 @@ _ANNOTATIONS = {"metadata_props", "device_configurations"}.intersection(onnx.Nod
 _PACKED_BITS = {"UINT4": 4, "INT4": 4, "FLOAT4E2M1": 4, "UINT2": 2, "INT2": 2, "FLOAT6E2M3": 6, "FLOAT6E3M2": 6}
 
 
-def assemble(  # noqa: PLR0913 - the results of all stages of `load`
-    *,
-    name: str,
-    model: onnx.ModelProto,
-    types: Mapping[str, TensorInfo],
-    declared_inputs: tuple[TensorInfo, ...],
-    declared_outputs: tuple[TensorInfo, ...],
-    overridable: tuple[TensorInfo, ...],
-    metadata: ModelMetadata,
-    source: OpenedModel,
-    file: Path | None,
-    optimised: bool,
-    shapes: Mapping[str, tuple[int, ...]],
-    folder: WeightsFolder,
-) -> Graph:
-    """Build the Graph of an optimised model.
+def assemble(model: onnx.ModelProto, types: Mapping[str, TensorInfo], metadata: ModelMetadata) -> dict[str, Any]:
+    """Return the fields of a Graph that follow from its model: its operators, and the types of its values.
 
     Args:
-        name: The graph's name.
         model: The model; its nodes have unique names.
         types: The types of its inputs and node outputs, by name.
-        declared_inputs: Its inputs as the original model declares them.
-        declared_outputs: Its outputs as the original model declares them.
-        overridable: Weights that the original model also lists as inputs.
-        metadata: Its metadata.
-        source: The file or the bytes of the original model.
-        file: Its file as it was given, if it has one.
-        optimised: True if onnxruntime's basic optimisation was applied.
-        shapes: Shapes that were given for inputs with free dimensions.
-        folder: The folder of its external weights.
+        metadata: Its metadata, which may state how often operators are used.
     """
     weights = {t.name: weight_info(t) for t in model.graph.initializer}
     values = {**types, **weights}
     reads = node_reads(model)
     operators = _operators(model, reads, values)
-    return Graph(
-        name=name,
-        model=model,
-        dag=replace(_dag(model, operators, reads, values, weights), usage=_usage(model, operators, metadata)),
-        nodes=operators,
-        values=values,
-        inputs=tuple(values[i.name] for i in model.graph.input),
-        outputs=tuple(values[o.name] for o in model.graph.output),
-        declared_inputs=declared_inputs,
-        declared_outputs=declared_outputs,
-        overridable=overridable,
-        metadata=metadata,
-        source=source,
-        file=file,
-        optimised=optimised,
-        shapes=shapes,
-        folder=folder,
-    )
+    return {
+        "model": model,
+        "dag": replace(_dag(model, operators, reads, values, weights), usage=_usage(model, operators, metadata)),
+        "nodes": operators,
+        "values": values,
+        "inputs": tuple(values[i.name] for i in model.graph.input),
+        "outputs": tuple(values[o.name] for o in model.graph.output),
+    }
 
 
 def _usage(model: onnx.ModelProto, operators: Sequence[Sequence[int]], metadata: ModelMetadata) -> tuple[float, ...]:

@@ -6,7 +6,7 @@ All of it is copied, because onnxruntime's own objects keep their session and it
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import onnxruntime as ort
@@ -48,18 +48,10 @@ def describe_session(session: ort.InferenceSession, declared: Mapping[str, Shape
 
 
 def _metadata(described: Any) -> ModelMetadata:
-    def read(name: str, default: Any = "") -> Any:
+    def read(name: str) -> Any:
         try:
             return getattr(described, name)
         except UnicodeDecodeError:  # the model runs even if this text is not UTF-8
-            return default
+            return {} if name == "custom_metadata_map" else ""
 
-    return ModelMetadata(
-        producer_name=read("producer_name"),
-        graph_name=read("graph_name"),
-        domain=read("domain"),
-        description=read("description"),
-        graph_description=read("graph_description"),
-        version=described.version,
-        custom_metadata_map=dict(read("custom_metadata_map", {})),
-    )
+    return ModelMetadata(**{one.name: read(one.name) for one in fields(ModelMetadata)})

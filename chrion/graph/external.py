@@ -82,13 +82,25 @@ def follow_links(proto: onnx.ModelProto, path: Path) -> Path:
 
 def tensors_of(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     """Yield every tensor of a model: its weights, its attributes, and those of nested graphs and functions."""
-    yield from _of_graph(proto.graph)
-    yield from _of_nodes(node for function in proto.functions for node in function.node)
+    for graph in (proto.graph, *(body for node in nodes_of(proto) for body in _bodies(node))):
+        yield from graph.initializer
+        for sparse in graph.sparse_initializer:
+            yield from (sparse.values, sparse.indices)
+    for node in nodes_of(proto):
+        for attribute in node.attribute:
+            yield from (attribute.t, *attribute.tensors)
 
 
 def nodes_of(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
     """Yield every node of a model, and those of nested graphs and functions."""
-    yield from _with_nested([*proto.graph.node, *(node for function in proto.functions for node in function.node)])
+    nodes = [*proto.graph.node, *(node for function in proto.functions for node in function.node)]
+    for node in nodes:  # the list grows during the iteration
+        yield node
+        nodes += (inner for body in _bodies(node) for inner in body.node)
+
+
+def _bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    return (graph for attribute in node.attribute for graph in (attribute.g, *attribute.graphs))
 
 
 def _locations(tensors: Iterable[onnx.TensorProto]) -> Iterator[onnx.StringStringEntryProto]:
@@ -109,26 +121,3 @@ def _inside(location: str, folder: Path, own: Collection[Path]) -> bool:
     except (OSError, ValueError, RuntimeError):  # an impossible file name, or a cycle of links
         return False
     return any(file.is_relative_to(one) for one in own)
-
-
-def _of_graph(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    yield from graph.initializer
-    for sparse in graph.sparse_initializer:
-        yield from (sparse.values, sparse.indices)
-    yield from _of_nodes(graph.node)
-
-
-def _of_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorProto]:
-    for node in nodes:
-        for attribute in node.attribute:
-            yield from (attribute.t, *attribute.tensors)
-            for graph in (attribute.g, *attribute.graphs):
-                yield from _of_graph(graph)
-
-
-def _with_nested(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    for node in nodes:
-        yield node
-        for attribute in node.attribute:
-            for graph in (attribute.g, *attribute.graphs):
-                yield from _with_nested(graph.node)

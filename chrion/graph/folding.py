@@ -28,6 +28,7 @@ from chrion.graph.assemble import captured_names
 from chrion.graph.chains import INITIAL, STATES, Chain, ValueViews, find_chains
 from chrion.graph.model import Graph
 from chrion.graph.rewrite import STANDARD, Rewriter, int_attribute, nodes_before, producers, standard_opset
+from chrion.graph.variants import rewritten
 from chrion.graph.views import VIEWS, View, known_shape, whole_view
 
 #: A chain, or a node.
@@ -54,20 +55,14 @@ def fold(graph: Graph) -> Graph:
     computed = {name for node in graph.model.graph.node for name in node.output}
     if not any(n.op_type in STATES and computed.intersection(n.input[INITIAL:]) for n in graph.model.graph.node):
         return graph
-    if 0 not in graph.unrolled:
-        graph.unrolled[0] = _folded(graph)
-    return graph.unrolled[0] or graph
+    return rewritten(graph, "folded", lambda: _folded(graph))
 
 
-def _folded(graph: Graph) -> Graph | None:
-    """Return the graph with its chains folded, or None if no chain can be folded."""
+def _folded(graph: Graph) -> onnx.ModelProto | None:
+    """Return the model with its chains folded, or None if no chain can be folded."""
     views = ValueViews(graph)
     chains = _without_cycles(graph, find_chains(graph, views))
-    if not chains:
-        return None
-    from chrion.graph.loader import reassemble  # noqa: PLC0415 - imports onnxruntime, which planning does not need
-
-    return reassemble(graph, _Folder(graph, views).run(chains))
+    return _Folder(graph, views).run(chains) if chains else None
 
 
 def _without_cycles(graph: Graph, chains: Sequence[Chain]) -> list[Chain]:

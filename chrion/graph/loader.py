@@ -14,6 +14,7 @@ The stages, in the order of :func:`load`:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -108,10 +109,9 @@ def _load(
     _refuse_maps(types, str(path or "model"))
     description = describe_session(session, declared)
     hidden = sources.names if sources else ()
-    return assemble(
+    return Graph(
+        **assemble(model, types, description.metadata),
         name=file.stem if file else proto.graph.name or "model",
-        model=model,
-        types=types,
         declared_inputs=tuple(info for info in description.inputs if info.name not in hidden),
         declared_outputs=description.outputs,
         overridable=description.overridable,
@@ -135,20 +135,8 @@ def reassemble(graph: Graph, model: onnx.ModelProto) -> Graph:
         ModelError: onnxruntime refuses the rewritten model.
     """
     name_nodes(model)
-    return assemble(
-        name=graph.name,
-        model=model,
-        types=infer_types(model, graph.weights_folder),
-        declared_inputs=graph.declared_inputs,
-        declared_outputs=graph.declared_outputs,
-        overridable=graph.overridable,
-        metadata=graph.metadata,
-        source=graph.source,
-        file=graph.file,
-        optimised=graph.optimised,
-        shapes=graph.shapes,
-        folder=graph.folder,
-    )
+    rebuilt = assemble(model, infer_types(model, graph.weights_folder), graph.metadata)
+    return replace(graph, **rebuilt, variants={})
 
 
 def _optimised(

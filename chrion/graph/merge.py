@@ -33,6 +33,7 @@ from chrion.graph.rewrite import (
     ints_attribute,
     text_attribute,
 )
+from chrion.graph.variants import rewritten
 
 Array = np.ndarray[Any, Any]
 
@@ -81,11 +82,7 @@ def merge_operators(graph: Graph, groups: Sequence[Sequence[int]]) -> Graph:
     chosen = tuple(sorted(tuple(sorted(group)) for group in groups))
     if not chosen:
         return graph
-    if chosen not in graph.merged:
-        from chrion.graph.loader import reassemble  # noqa: PLC0415 - imports onnxruntime, which planning does not need
-
-        graph.merged[chosen] = reassemble(graph, _merged_model(graph, chosen))
-    return graph.merged[chosen]
+    return rewritten(graph, ("merged", chosen), lambda: _merged_model(graph, chosen))
 
 
 def _merged_model(graph: Graph, groups: Sequence[tuple[int, ...]]) -> onnx.ModelProto:

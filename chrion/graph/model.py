@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-from collections.abc import Iterable, KeysView, Mapping, Sequence
+from collections.abc import Hashable, Iterable, KeysView, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -160,13 +160,9 @@ class Graph:
     shapes: Mapping[str, tuple[int, ...]]
     #: The folder of the weights' file, which is removed with the graph.
     folder: WeightsFolder = field(repr=False)
-    #: Cached variants with recurrent operators unrolled, by chunk length, 0 for chains that are only folded, which is
-    #: None if there are none; see :mod:`chrion.graph.recurrent` and :mod:`chrion.graph.folding`.
-    unrolled: dict[int, Graph | None] = field(default_factory=dict, repr=False)
-    #: Cached variants with merged operators, by their groups; see :mod:`chrion.graph.merge`.
-    merged: dict[tuple[tuple[int, ...], ...], Graph] = field(default_factory=dict, repr=False)
-    #: Cached variants with tree ensembles in other forms, by form; see :mod:`chrion.graph.trees`.
-    tensor_trees: dict[str, Graph] = field(default_factory=dict, repr=False)
+    #: Cached variants with rewritten operators, by the rewrite and its arguments; None if it changes nothing.
+    #: See :mod:`chrion.graph.variants`.
+    variants: dict[Hashable, Graph | None] = field(default_factory=dict, repr=False)
 
     @cached_property
     def declared_free(self) -> bool:

@@ -51,7 +51,26 @@ def optimise_model(
     Raises:
         ModelError: onnxruntime refuses the model.
     """
-    model, session = _optimise(proto, path, folder.path, level, sources)
+    options = analysis_options(level)
+    target = folder.path / "model.onnx"
+    options.optimized_model_filepath = str(target)
+    entries = {
+        "session.optimized_model_external_initializers_file_name": _WEIGHTS_FILE,
+        "session.optimized_model_external_initializers_min_size_in_bytes": str(INLINE_BYTES),
+    }
+    if sources:
+        entries |= weights_folder_option(sources.root)
+    for key, value in entries.items():
+        options.add_session_config_entry(key, value)
+    session = open_session(proto, options, str(path or "model"))
+    model = onnx.load(target, load_external_data=False)
+    _inline_shapes(model, folder.path)
+    make_dense(model)
+    # Weights that are also listed as inputs are treated as constants, whether or not folding has removed them.
+    required = {i.name for i in session.get_inputs()}
+    inputs = [i for i in model.graph.input if i.name in required]
+    del model.graph.input[:]
+    model.graph.input.extend(inputs)
     for tensor in tensors_of(model):
         set_location(tensor, folder.location(folder.path / _WEIGHTS_FILE))
     if sources:
@@ -82,36 +101,6 @@ def name_nodes(model: onnx.ModelProto) -> None:
             counters[stem] += 1
         taken[name] = 1
         node.name = name
-
-
-def _optimise(
-    proto: onnx.ModelProto,
-    path: Path | None,
-    folder: Path,
-    level: ort.GraphOptimizationLevel,
-    sources: SourceWeights | None,
-) -> tuple[onnx.ModelProto, ort.InferenceSession]:
-    options = analysis_options(level)
-    target = folder / "model.onnx"
-    options.optimized_model_filepath = str(target)
-    entries = {
-        "session.optimized_model_external_initializers_file_name": _WEIGHTS_FILE,
-        "session.optimized_model_external_initializers_min_size_in_bytes": str(INLINE_BYTES),
-    }
-    if sources:
-        entries |= weights_folder_option(sources.root)
-    for key, value in entries.items():
-        options.add_session_config_entry(key, value)
-    session = open_session(proto, options, str(path or "model"))
-    model = onnx.load(target, load_external_data=False)
-    _inline_shapes(model, folder)
-    make_dense(model)
-    # Weights that are also listed as inputs are treated as constants, whether or not folding has removed them.
-    required = {i.name for i in session.get_inputs()}
-    inputs = [i for i in model.graph.input if i.name in required]
-    del model.graph.input[:]
-    model.graph.input.extend(inputs)
-    return model, session
 
 
 def _inline_shapes(model: onnx.ModelProto, folder: Path) -> None:

@@ -33,6 +33,7 @@ from chrion.graph.rewrite import (
     text_attribute,
     with_inputs,
 )
+from chrion.graph.variants import rewritten
 from chrion.graph.views import constant_integers
 
 _PARAMETERS = frozenset({"activation_alpha", "activation_beta"})
@@ -64,12 +65,7 @@ def unroll(graph: Graph, chunk: int) -> Graph:
     lengths = unrollable(folded)
     if not lengths or (chunk >= max(lengths) and not _has_bidirectional(folded)):
         return folded
-    unrolled = graph.unrolled.get(chunk)
-    if unrolled is None:
-        from chrion.graph.loader import reassemble  # noqa: PLC0415 - imports onnxruntime, which planning does not need
-
-        unrolled = graph.unrolled[chunk] = reassemble(folded, _Unroller(folded, chunk).run())
-    return unrolled
+    return rewritten(folded, ("unrolled", chunk), lambda: _Unroller(folded, chunk).run())
 
 
 def chunk_choices(graph: Graph) -> tuple[int, ...]:

@@ -14,8 +14,8 @@ from pathlib import Path
 import onnx
 from onnx.external_data_helper import load_external_data_for_tensor
 
+from chrion.graph.assemble import captured_names
 from chrion.graph.file_states import stat_state
-from chrion.graph.rewrite import bodies_of
 from chrion.graph.weights_folder import SourceFile, WeightsFolder
 
 #: Weights of at least so many bytes are not copied.
@@ -114,16 +114,10 @@ def _unaffected(proto: onnx.ModelProto, names: set[str]) -> set[str]:
                 kept -= set(node.input)
         else:
             kept -= set(node.input)
-        for body in bodies_of(node):
-            kept -= _read(body)
+        kept -= captured_names(node)
     for function in proto.functions:
         kept -= {name for node in function.node for name in node.input}
     return kept
-
-
-def _read(graph: onnx.GraphProto) -> set[str]:
-    inner = [_read(body) for node in graph.node for body in bodies_of(node)]
-    return {name for node in graph.node for name in node.input}.union({o.name for o in graph.output}, *inner)
 
 
 def _file(tensor: onnx.TensorProto, folder: Path) -> SourceFile | None:

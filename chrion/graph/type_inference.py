@@ -14,7 +14,7 @@ import onnx
 import onnxruntime as ort
 
 from chrion.graph.model import ELEMENT_BYTES, TensorInfo, element_code
-from chrion.graph.ort_sessions import analysis_options, open_session, weights_folder_option
+from chrion.graph.ort_sessions import open_analysis
 from chrion.graph.trees.operators import target_count
 from chrion.graph.unsafe_trees import CLASSIFIER, is_tree_ensemble
 
@@ -122,9 +122,6 @@ def _caches(model: onnx.ModelProto, types: Mapping[str, TensorInfo]) -> dict[str
 
 def _argument_types(model: onnx.ModelProto, folder: Path) -> dict[str, TensorInfo]:
     """Return the types of the inputs and outputs of a model."""
-    options = analysis_options(ort.GraphOptimizationLevel.ORT_DISABLE_ALL)
-    for key, value in weights_folder_option(folder).items():
-        options.add_session_config_entry(key, value)
-    session = open_session(model, options, "optimised model")
+    session = open_analysis(model, folder, "optimised model", ort.GraphOptimizationLevel.ORT_DISABLE_ALL)
     arguments = [*session.get_inputs(), *session.get_outputs()]
     return {a.name: TensorInfo(a.name, a.type, tuple(a.shape)) for a in arguments}

@@ -47,19 +47,30 @@ def check_trees(proto: onnx.ModelProto, where: str) -> None:
     for node in nodes_of(proto):
         if is_tree_ensemble(node):
             try:
-                (_check_ensemble if node.op_type == ENSEMBLE else _check_classic)(node, attributes_of(node))
+                checked_attributes(node)
             except Exception as error:  # whatever an attribute may be
                 found = str(error) if isinstance(error, TypeError | ValueError) else repr(error)
                 reason = f"{where}: {describe(node)} cannot be run safely: {found}"
                 raise UnsafeModelError(reason, hint="onnxruntime could end the process") from error
 
 
-def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
+def checked_attributes(node: onnx.NodeProto) -> dict[str, Any]:
     """Return the attributes of an ensemble by name: lists of numbers and tensors as arrays, texts as str.
 
+    Lists that belong together have equal lengths, and the nodes, leaves and targets that they name exist.
+
     Raises:
-        ValueError: An attribute occurs twice, has no value of its type, or is in another file or outside a function.
+        TypeError: An attribute has another type.
+        ValueError: An attribute occurs twice, has no value of its type, is in another file or outside a function, or
+            names what does not exist; or the ensemble would end the process.
     """
+    found = _attributes(node)
+    (_check_ensemble if node.op_type == ENSEMBLE else _check_classic)(node, found)
+    return found
+
+
+def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
+    """Return the attributes of an ensemble by name."""
     found = {}
     for attribute in node.attribute:
         if attribute.name in found:
@@ -144,7 +155,7 @@ def _check_classic(node: onnx.NodeProto, given: Mapping[str, Any]) -> None:
     trees, numbers, features, true, false = (_column(given, f"nodes_{name}", count) for name in names)
     _numbers(given, "nodes_values", count)
     _check_range("nodes_featureids", features[inner], _LARGEST)
-    rows = _Rows(trees, numbers)
+    rows = NodeRows(trees, numbers)
     children = np.full((count, 2), -1, np.int64)
     for side, (name, wanted) in enumerate((("nodes_truenodeids", true), ("nodes_falsenodeids", false))):
         found = rows.find(name, trees[inner], wanted[inner])
@@ -179,7 +190,7 @@ def _classes(given: Mapping[str, Any]) -> int:
     return len(texts) or len(numbers)
 
 
-class _Rows:
+class NodeRows:
     """The rows of a table of nodes, found by tree and number.
 
     Raises:

@@ -13,9 +13,8 @@ from typing import Any
 
 import onnx
 
-from chrion.graph.convolution_work import Convolution, expansion_steps, is_blocked
+from chrion.graph.kernel_work import Convolution, Pool, expansion_steps, is_blocked, pool_work
 from chrion.graph.model import ELEMENT_BYTES, TensorInfo
-from chrion.graph.pool_work import Pool, pool_work
 
 #: Names of element types as hardware descriptions write them; all others are computed as float32.
 _ELEMENTS = {
@@ -326,12 +325,10 @@ def _pool(kind: str, work: NodeWork, first: _Value, outputs: Values, attributes:
         float32=first.element == "float32",
         outputs=len(outputs),
     )
-    pool = pool_work(given)
-    work = replace(work, operations=pool.operations, short_vectors=pool.short_vectors, pieces=pool.pieces)
-    if not pool.blocked:
-        return work
+    operations, short_vectors, pieces, blocked = pool_work(given)
+    work = replace(work, operations=operations, short_vectors=short_vectors, pieces=pieces)
     # Bringing one layout into the other is a kernel before and one after.
-    return replace(work, relaid=work.traffic, kernels=3)
+    return replace(work, relaid=work.traffic, kernels=3) if blocked else work
 
 
 def _selected_pieces(kind: str, inputs: Values, outputs: Values, attributes: Attributes) -> tuple[float, bool]:

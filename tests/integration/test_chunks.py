@@ -15,7 +15,7 @@ from test_computed_positions import ARRANGED, compute_positions
 
 import chrion
 from chrion.generation.engine import PlainDecoderEngine, SelectiveEngine
-from chrion.generation.rewrites.position_reductions import reduces_positions
+from chrion.generation.rewrites.long_texts import reduces_positions
 from decoder_support import PlainDecoder, small_decoder
 from seams.generation import loop_of
 from sliding_window import trim_caches

@@ -14,7 +14,7 @@ import chrion
 from chrion import Generator
 from chrion.errors import GenerationError
 from chrion.generation.engine import SelectiveEngine
-from chrion.generation.merged import MergedEngine
+from chrion.generation.open_engine import MergedEngine
 from chrion.generation.rewrites.decoder import decoder_signature
 from chrion.graph.rewrite import rename_reads
 from chrion.native import operators_available

@@ -171,26 +171,51 @@ def one_tree(**attributes: Any) -> onnx.NodeProto:
     return helper.make_node("TreeEnsembleRegressor", ["x"], ["y"], "t", domain="ai.onnx.ml", **given_here)
 
 
+#: The lists of a regressor.
+LISTS = [
+    *(
+        f"nodes_{name}"
+        for name in ("treeids", "nodeids", "featureids", "modes", "values", "truenodeids", "falsenodeids")
+    ),
+    *(f"target_{name}" for name in ("treeids", "nodeids", "ids", "weights")),
+]
+#: A tree of a single leaf among the nodes of another one.
+APART: dict[str, Any] = {
+    "nodes_treeids": [0, 0, 1, 0],
+    "nodes_nodeids": [0, 1, 0, 2],
+    "nodes_modes": ["BRANCH_LEQ", "LEAF", "LEAF", "LEAF"],
+    "target_treeids": [0, 1, 0],
+    "target_nodeids": [1, 0, 2],
+    "target_ids": [0, 0, 0],
+    "target_weights": [1.0, 2.0, 3.0],
+    "nodes_featureids": [0, 0, 0, 0],
+    "nodes_values": [0.0, 0.0, 0.0, 0.0],
+    "nodes_truenodeids": [1, 0, 0, 0],
+    "nodes_falsenodeids": [2, 0, 0, 0],
+}
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"nodes_modes": None}, "it has no nodes"),
+        ({"nodes_modes": None}, "nodes_treeids has 3 values, expected 0"),
+        (dict.fromkeys(LISTS), "it has no nodes"),
         ({"nodes_modes": ["BRANCH_MEMBER", "LEAF", "LEAF"]}, "unknown mode 'BRANCH_MEMBER'"),
         ({"nodes_modes": ["LEQ", "LEAF", "LEAF"]}, "unknown mode 'LEQ'"),
         ({"nodes_values": [0.5]}, "nodes_values has 1 values, expected 3"),
         ({"nodes_featureids": [0, 0]}, "nodes_featureids has 2 values, expected 3"),
-        ({"nodes_featureids": [-1, 0, 0]}, "the number of a feature is out of range"),
-        ({"nodes_nodeids": [0, 1, 1]}, "two nodes have the same number"),
+        ({"nodes_featureids": [-1, 0, 0]}, "nodes_featureids has -1, expected at least 0 and below 2147483647"),
+        ({"nodes_nodeids": [0, 1, 1]}, "two of its nodes have the same number"),
         ({"nodes_truenodeids": [7, 0, 0]}, "nodes_truenodeids names a node that does not exist"),
-        ({"nodes_truenodeids": [0, 0, 0]}, "a node has several parents"),
+        ({"nodes_truenodeids": [0, 0, 0]}, "its nodes form a cycle"),
         ({"nodes_truenodeids": [2, 0, 0]}, "a leaf has several parents or none"),
-        ({"nodes_treeids": [0, 1, 0]}, "the nodes of a tree do not follow each other"),
-        ({"target_ids": [0, 1]}, "the number of a target is out of range"),
-        ({"target_weights": [1.0]}, "target_weights has 1 values, expected 2"),
+        (APART, "the nodes of a tree do not follow each other"),
+        ({"target_ids": [0, 1]}, "target_ids has 1, expected at least 0 and below 1"),
+        ({"target_weights": [1.0]}, "target_treeids has 2 values, expected 1"),
         ({"target_nodeids": [1, 9]}, "target_nodeids names a node that does not exist"),
         ({"target_nodeids": [1, 1]}, "a leaf has several weights for one target"),
         ({"target_treeids": [0], "target_nodeids": [1], "target_ids": [0], "target_weights": [1.0]}, "no weight"),
-        ({"n_targets": None}, "it has 0 targets or classes"),
+        ({"n_targets": None}, "expected at least 0 and below 0, the number of targets"),
         ({"base_values": [1.0, 2.0]}, "base_values has 2 values, expected 1 or none"),
         ({"aggregate_function": "MEDIAN"}, "unknown aggregate_function 'MEDIAN'"),
         ({"post_transform": "CUBE"}, "unknown post_transform 'CUBE'"),
@@ -213,13 +238,17 @@ def test_a_malformed_ensemble_is_refused_in_one_line(changes: dict[str, Any], re
     ("changes", "reason"),
     [
         ({"nodes_trueleafs": [1]}, "nodes_trueleafs has 1 values, expected 2"),
-        ({"nodes_truenodeids": [1, 5]}, "nodes_truenodeids names a node or a leaf that does not exist"),
-        ({"tree_roots": [4]}, "tree_roots names a node that does not exist"),
-        ({"tree_roots": [0, 0]}, "a node has several parents"),
+        (
+            {"nodes_truenodeids": [1, 5]},
+            "nodes_truenodeids has 5, expected at least 0 and below 3, the number of leaves",
+        ),
+        ({"tree_roots": [4]}, "tree_roots has 4, expected at least 0 and below 2, the number of nodes"),
+        ({"tree_roots": None}, "it has no trees"),
+        ({"tree_roots": [0, 0]}, "a node is in several places"),
         ({"aggregate_function": 9}, "aggregate_function is 9, expected 0 to 3"),
-        ({"nodes_modes": np.array([0, 9], np.uint8)}, "9 is not a valid Rule"),
-        ({"nodes_modes": np.array([6, 6], np.uint8)}, "membership_values has 1 sets, expected 2"),
-        ({"leaf_weights": np.array([1, 2], np.float32)}, "that does not exist"),
+        ({"nodes_modes": np.array([0, 9], np.uint8)}, "nodes_modes has 9, expected at least 0 and below 7"),
+        ({"nodes_modes": np.array([6, 6], np.uint8)}, "membership_values has no members for one of 2 nodes"),
+        ({"leaf_weights": np.array([1, 2], np.float32)}, "leaf_targetids has 3 values, expected 2"),
     ],
 )
 def test_a_malformed_ensemble_of_version_5_is_refused_in_one_line(changes: dict[str, Any], reason: str) -> None:

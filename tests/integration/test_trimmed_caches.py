@@ -9,7 +9,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import chrion
 from chrion.generation.rewrites.decoder import decoder_signature
-from chrion.generation.rewrites.trimmed_caches import find_trimmed_caches
+from chrion.generation.rewrites.long_texts import find_trimmed_caches
 from decoder_support import FORMS, small_decoder
 from sliding_window import trim_caches
 

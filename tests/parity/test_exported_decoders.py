@@ -16,8 +16,7 @@ import chrion
 from chrion import Generator
 from chrion.errors import ModelError, OptionError
 from chrion.generation.engine import SelectiveEngine
-from chrion.generation.merged import MergedEngine
-from chrion.generation.open_engine import open_engine
+from chrion.generation.open_engine import MergedEngine, open_engine
 from chrion.generation.rewrites.decoder import decoder_signature
 from decoder_support import PlainDecoder
 from request_mixes import check_random_mixes

@@ -59,7 +59,7 @@ def around_parts(monkeypatch: pytest.MonkeyPatch, engine: SelectiveEngine, aroun
 
 def attention_threads(monkeypatch: pytest.MonkeyPatch, engine: SelectiveEngine) -> list[int]:
     """Return a list to which each run of a layer's attention adds the threads of its session."""
-    attention = next(part.attention for part in parts_of(engine)._parts[1:] if part.attention is not None)
+    attention = next(part for part in parts_of(engine)._parts[1:] if isinstance(part, AttentionPart))
     used: list[int] = []
     for name in ("_session", "_parallel"):
         session = getattr(attention, name)

@@ -15,8 +15,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from chrion.generation.rewrites.decoder import POSITIONS, DecoderSignature
-from chrion.generation.rewrites.folding import fold_sizes
-from chrion.generation.rewrites.observation import Decoder, Observation, Size
+from chrion.generation.rewrites.observation import Decoder, Observation, Size, fold_sizes
 from chrion.graph.rewrite import RewriteError, Rewriter, defined_names
 
 _ONE, _NEW, _PAST, _TOTAL = Size(0, 0, 1), Size(1, 0, 0), Size(0, 1, 0), Size(1, 1, 0)

@@ -1,6 +1,7 @@
 """Decoders as rewrites take and return them, with the sizes of their values.
 
-The sizes are observed in runs with different numbers of new and past tokens.
+The sizes are observed in runs with different numbers of new and past tokens. Values that depend on these numbers only
+are known without a run.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from chrion.generation.rewrites.decoder import DecoderSignature, random_cache
 from chrion.graph.assemble import node_reads
 from chrion.graph.model import ELEMENT_BYTES, Graph, TensorInfo, element_code
 from chrion.graph.ort_sessions import first_line, open_analysis
+from chrion.graph.rewrite import has_bodies
 
 Array = np.ndarray[Any, Any]
 #: Pairs of new and past tokens from which sizes are determined, and the elements of a value that is looked at.
@@ -28,6 +30,17 @@ _PROBES = ((1, 0), (7, 0), (3, 11), (13, 5), (1, 17), (2, 1))
 _SMALL = 4096
 #: The most elements of a weight that is looked at.
 _LISTED = 64
+#: Operators that may compute a value from sizes alone.
+_SIZE_OPERATORS = frozenset(
+    """
+    Add Cast Concat ConstantOfShape Constant Div Equal Expand Gather Identity Mul Neg Pow Reshape Shape Size  Slice
+    Sqrt Squeeze Sub Transpose Unsqueeze Where
+    """.split()  # noqa: SIM905 - a line for each otherwise
+)
+#: Operators whose results differ from run to run.
+_RANDOM = frozenset(
+    {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,3 +187,27 @@ def _fit_values(seen: Sequence[Array]) -> tuple[Size, ...]:
     fitted = [_fit(tuple(int(n) for n in element)) for element in zip(*(s.reshape(-1) for s in seen), strict=True)]
     known = tuple(size for size in fitted if size is not None)
     return known if len(known) == len(fitted) else ()
+
+
+def fold_sizes(model: onnx.ModelProto, seen: Observation) -> frozenset[str]:
+    """Return the values that depend on sizes only and are known for all sizes.
+
+    From sizes, few operators are followed: the minimum of a size and a constant, for example, may be another one for
+    more tokens than were observed. From constants, such as the width of a head, every operator computes a constant; of
+    these, integers count, as indices.
+    """
+    folded: set[str] = set()
+    weights = {tensor.name for tensor in model.graph.initializer}
+    integers = {name for name, value in seen.constants.items() if value.dtype.kind in "iub"}
+    sized, constant = {*weights}, {*weights}
+    for node in model.graph.node:
+        inputs = [name for name in node.input if name]
+        counted = node.op_type in {"Shape", "Size"} or all(name in sized for name in inputs)
+        if node.op_type in _SIZE_OPERATORS and counted:
+            sized.update(node.output)
+            folded.update(name for name in node.output if name in seen.constants or name in seen.sizes)
+        elif all(name in constant for name in inputs) and node.op_type not in _RANDOM and not has_bodies([node]):
+            sized.update(integers.intersection(node.output))
+            folded.update(integers.intersection(node.output))
+        constant.update(integers.intersection(node.output) & folded)
+    return frozenset(folded)

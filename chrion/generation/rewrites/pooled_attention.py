@@ -34,6 +34,7 @@ from chrion.graph.rewrite import (
     needed_nodes,
     producers,
     readers,
+    standard_opset,
 )
 
 Array = np.ndarray[Any, Any]
@@ -84,19 +85,14 @@ class _Scores:
 
 
 def fuse_attention(
-    nodes: Sequence[onnx.NodeProto],
-    caches: Sequence[PooledRows],
-    seen: Observation,
-    added: Mapping[str, onnx.TensorProto],
-    counts: tuple[str, str],
+    rewriter: Rewriter, caches: Sequence[PooledRows], seen: Observation, counts: tuple[str, str]
 ) -> tuple[list[onnx.NodeProto], list[Mask]]:
     """Return the nodes of a decoder whose caches are in a pool, with attention as one operator.
 
     Args:
-        nodes: The nodes, in topological order, with arrangements joined.
+        rewriter: Its nodes, in topological order, with arrangements joined, and weights beside those of the decoder.
         caches: The keys and values, layer by layer.
         seen: The sizes and constants of the values.
-        added: Weights beside those of the decoder.
         counts: The inputs with the number of past tokens and with the first row of each token.
 
     Returns:
@@ -105,8 +101,9 @@ def fuse_attention(
     Raises:
         RewriteError: The attention of a layer is computed otherwise.
     """
-    rotations = RotationFinder(nodes, seen, counts[:1])
-    layers = _LayerFinder(nodes, caches, seen, added, rotations)
+    nodes = rewriter.nodes
+    rotations = RotationFinder(nodes, seen, counts[:1], standard_opset(rewriter.model))
+    layers = _LayerFinder(nodes, caches, seen, rewriter.added, rotations)
     operators = [layers.operator(*layer, counts) for layer in zip(caches[::2], caches[1::2], strict=True)]
     replaced = producers(operators)
     fused: list[onnx.NodeProto] = []

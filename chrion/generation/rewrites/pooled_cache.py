@@ -134,7 +134,7 @@ def _with_operator(pooled: PooledDecoder, decoder: Decoder, rewriter: Rewriter) 
             signature.present, signature.past, pooled.pools, signature.cache_shapes, strict=True
         )
     ]
-    fused, masks = fuse_attention(rewriter.nodes, caches, seen, rewriter.added, (PAST, START))
+    fused, masks = fuse_attention(rewriter, caches, seen, (PAST, START))
     longest = shows_earlier_tokens(pooled.model, masks, decoder, lambda past: pooled.feed(signature, past))
     nodes = needed_nodes(fused, [LOGITS])
     shared = {*pooled.pools, _MOST}

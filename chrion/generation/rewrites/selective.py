@@ -5,7 +5,7 @@ token-wise parts run once on the concatenated tokens of all requests of a batch,
 parts run once for each request on its own keys and values. The stages, in the order of :func:`split_decoder`:
 
 1. Replace fused attention by plain operators (``plain_attention``).
-2. Observe the sizes of all values (``observation``), and replace those that depend on sizes only (``folding``).
+2. Observe the sizes of all values, and replace those that depend on sizes only (``observation``).
 3. Rewrite the model: compute the logits of all tokens (``last_logits``), read positions in place of computing them
    (``computed_positions``), and let caches grow in place where they are plain concatenations (``cache_append``).
 4. Find each layer's attention output: the earliest value with one row per token that every path from the layer's past
@@ -31,14 +31,12 @@ import onnx
 from chrion.generation.rewrites.cache_append import append_caches
 from chrion.generation.rewrites.computed_positions import read_positions
 from chrion.generation.rewrites.decoder import IDS, LOGITS, MASK, POSITIONS, DecoderSignature
-from chrion.generation.rewrites.folding import fold_sizes
 from chrion.generation.rewrites.last_logits import keep_all_logits, select_no_token
-from chrion.generation.rewrites.observation import Decoder, Size
+from chrion.generation.rewrites.long_texts import find_trimmed_caches, reduces_positions
+from chrion.generation.rewrites.observation import Decoder, Size, fold_sizes
 from chrion.generation.rewrites.plain_attention import expand_attention
-from chrion.generation.rewrites.position_reductions import reduces_positions
 from chrion.generation.rewrites.selective_parts import Part, PartBuilder
 from chrion.generation.rewrites.token_axis import leading, token_axes, tokens_axis
-from chrion.generation.rewrites.trimmed_caches import find_trimmed_caches
 from chrion.graph.assemble import node_reads
 from chrion.graph.model import Graph
 from chrion.graph.rewrite import RewriteError, describe, has_bodies, nodes_before, refusals_of, standard_opset

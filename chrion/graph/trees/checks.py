@@ -13,7 +13,7 @@ from chrion.graph.trees.ensemble import TreeEnsemble
 #: SOFTMAX 1 and LOGISTIC 2.
 AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
 TRANSFORMS = ("NONE", "LOGISTIC", "SOFTMAX", "SOFTMAX_ZERO", "PROBIT")
-#: The largest number of a feature or a target: onnxruntime has 32 bits for them.
+#: The largest number of targets: onnxruntime has 32 bits for it.
 _LARGEST = (1 << 31) - 1
 #: The most weights if each leaf had one for each target, as a table of them has.
 _MOST_WEIGHTS = 1 << 26
@@ -59,9 +59,6 @@ def check_ensemble(ensemble: TreeEnsemble) -> None:
     """
     _check_structure(ensemble)
     _check_weights(ensemble)
-    counts = {0, ensemble.targets} | ({1, 2} if ensemble.labels is not None and ensemble.targets <= 2 else set())
-    if len(ensemble.base) not in counts:
-        raise ValueError(f"base_values has {len(ensemble.base)} values, expected {ensemble.targets} or none")
     if ensemble.aggregate not in AGGREGATES:
         raise ValueError(f"unknown aggregate_function {ensemble.aggregate!r}")
     if ensemble.transform not in TRANSFORMS:
@@ -83,12 +80,6 @@ def _check_weights(ensemble: TreeEnsemble) -> None:
         raise ValueError(f"it has {ensemble.targets} targets or classes")
     if ensemble.targets * max(ensemble.leaf_count, ensemble.trees) > _MOST_WEIGHTS:
         raise ValueError(f"it has too many leaves for {ensemble.targets} targets or classes")
-    for name, numbers, limit in (
-        ("feature", ensemble.features, _LARGEST),
-        ("target", ensemble.entry_targets, ensemble.targets),
-    ):
-        if len(numbers) and not 0 <= numbers.min() <= numbers.max() < limit:
-            raise ValueError(f"the number of a {name} is out of range")
     pairs = ensemble.entry_leaves * ensemble.targets + ensemble.entry_targets
     if len(np.unique(pairs)) < len(pairs):
         raise ValueError("a leaf has several weights for one target")

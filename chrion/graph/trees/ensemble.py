@@ -142,16 +142,19 @@ class TreeEnsemble:
         Raises:
             IndexError: A node compares a feature that ``x`` does not have.
         """
-        values = np.asarray(x).astype(self.dtype, copy=False)
-        at = np.broadcast_to(self.roots, (len(values), self.trees)).copy()
+        values, at = self._at_roots(x)
         for _ in self._descend(values, at):
             pass
         return ~at
 
     def visits(self, x: Array) -> Iterator[tuple[Array, Array]]:
         """Yield rows and the inner nodes that they reach, level by level; see :meth:`leaves_of`."""
+        return self._descend(*self._at_roots(x))
+
+    def _at_roots(self, x: Array) -> tuple[Array, Array]:
+        """Return the features in the type of the thresholds, and the root of each tree for each row."""
         values = np.asarray(x).astype(self.dtype, copy=False)
-        return self._descend(values, np.broadcast_to(self.roots, (len(values), self.trees)).copy())
+        return values, np.broadcast_to(self.roots, (len(values), self.trees)).copy()
 
     def _descend(self, values: Array, at: Array) -> Iterator[tuple[Array, Array]]:
         """Descend by a level at a time: change the node or leaf ``at`` which each row is in each tree, in place."""
@@ -159,10 +162,8 @@ class TreeEnsemble:
             rows, trees = np.nonzero(at >= 0)
             nodes = at[rows, trees]
             yield rows, nodes
-            at[rows, trees] = np.where(self._decide(values[rows, self.features[nodes]], nodes), *self._children(nodes))
-
-    def _children(self, nodes: Array) -> tuple[Array, Array]:
-        return self.true[nodes], self.false[nodes]
+            taken = self._decide(values[rows, self.features[nodes]], nodes)
+            at[rows, trees] = np.where(taken, self.true[nodes], self.false[nodes])
 
     def _decide(self, values: Array, nodes: Array) -> Array:
         """Return whether values lead to the true children of nodes."""

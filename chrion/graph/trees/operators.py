@@ -9,7 +9,7 @@ An ensemble that is malformed, or whose result ONNX leaves open, is refused.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,9 +19,11 @@ from onnx import helper, numpy_helper
 from chrion.graph.rewrite import RewriteError
 from chrion.graph.trees.checks import AGGREGATES, TRANSFORMS, check_ensemble, with_own_leaves
 from chrion.graph.trees.ensemble import Array, Rule, TreeEnsemble
-from chrion.graph.unsafe_trees import CLASSIFIER, ENSEMBLE, LEAF, attributes_of
+from chrion.graph.unsafe_trees import CLASSIFIER, ENSEMBLE, LEAF, NodeRows, checked_attributes
 
 _FLOATS = {onnx.TensorProto.FLOAT: np.dtype(np.float32), onnx.TensorProto.DOUBLE: np.dtype(np.float64)}
+#: The rules by the modes of regressors and classifiers.
+_RULES = {f"BRANCH_{rule.name}": rule for rule in Rule}
 
 
 def target_count(node: onnx.NodeProto) -> int:
@@ -44,7 +46,7 @@ def read_ensemble(node: onnx.NodeProto, dtype: np.dtype[Any] | None = None) -> T
         RewriteError: The ensemble is malformed, or it has what Chrion does not read. The message names the operator.
     """
     try:
-        attributes = attributes_of(node)
+        attributes = checked_attributes(node)
         ensemble = (_read_ensemble if node.op_type == ENSEMBLE else _read_classic)(node, attributes, dtype)
         check_ensemble(ensemble)
     except (TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
@@ -74,12 +76,9 @@ def write_ensemble(ensemble: TreeEnsemble, like: onnx.NodeProto) -> onnx.NodePro
     return written
 
 
-def _column(attributes: Mapping[str, Any], name: str, length: int | None = None) -> Array:
-    """Return an attribute that is a list of integers, of a given length."""
-    column = np.asarray(attributes.get(name, []), np.int64)
-    if length is not None and len(column) != length:
-        raise ValueError(f"{name} has {len(column)} values, expected {length}")
-    return column
+def _column(attributes: Mapping[str, Any], name: str) -> Array:
+    """Return an attribute that is a list of integers."""
+    return np.asarray(attributes.get(name, []), np.int64)
 
 
 def _floats(attributes: Mapping[str, Any], name: str) -> Array:
@@ -95,17 +94,12 @@ def _floats(attributes: Mapping[str, Any], name: str) -> Array:
 
 def _read_classic(node: onnx.NodeProto, attributes: Mapping[str, Any], dtype: np.dtype[Any] | None) -> TreeEnsemble:
     """Read a regressor or a classifier: inner nodes and leaves in one table, and each tree's root is its first row."""
-    modes = list(attributes.get("nodes_modes", []))
+    modes = attributes.get("nodes_modes", [])
     count = len(modes)
     if not count:
         raise ValueError("it has no nodes")
-    trees, numbers = (_column(attributes, f"nodes_{name}", count) for name in ("treeids", "nodeids"))
-    values = _floats(attributes, "nodes_values")
-    if len(values) != count:
-        raise ValueError(f"nodes_values has {len(values)} values, expected {count}")
-    rows = {pair: at for at, pair in enumerate(zip(trees.tolist(), numbers.tolist(), strict=True))}
-    if len(rows) < count:
-        raise ValueError("two nodes have the same number")
+    trees, numbers = (_column(attributes, f"nodes_{name}") for name in ("treeids", "nodeids"))
+    values, rows = _floats(attributes, "nodes_values"), NodeRows(trees, numbers)
     starts = np.flatnonzero(np.diff(trees, prepend=trees[0] - 1))
     if len(np.unique(trees)) < len(starts):
         raise ValueError("the nodes of a tree do not follow each other")
@@ -113,12 +107,8 @@ def _read_classic(node: onnx.NodeProto, attributes: Mapping[str, Any], dtype: np
 
     def children(name: str) -> Array:
         """Return the row of the child of each row; a leaf is its own."""
-        wanted = _column(attributes, f"nodes_{name}nodeids", count)
         found = np.arange(count)
-        pairs = zip(trees[~leaf].tolist(), wanted[~leaf].tolist(), strict=True)
-        found[~leaf] = [rows.get(pair, -1) for pair in pairs]
-        if (found < 0).any():
-            raise ValueError(f"nodes_{name}nodeids names a node that does not exist")
+        found[~leaf] = rows.find(name, trees[~leaf], _column(attributes, name)[~leaf])
         return found
 
     missing = np.zeros(count, bool)
@@ -126,10 +116,10 @@ def _read_classic(node: onnx.NodeProto, attributes: Mapping[str, Any], dtype: np
     missing[: min(count, len(given))] = given[:count] == 1
     table = _Rows(
         modes=modes,
-        features=_column(attributes, "nodes_featureids", count),
+        features=_column(attributes, "nodes_featureids"),
         values=values,
-        true=children("true"),
-        false=children("false"),
+        true=children("nodes_truenodeids"),
+        false=children("nodes_falsenodeids"),
         missing=missing,
     )
     sets = table.join_chains(np.flatnonzero(~leaf))
@@ -145,7 +135,7 @@ def _read_classic(node: onnx.NodeProto, attributes: Mapping[str, Any], dtype: np
     return TreeEnsemble(
         roots=child[starts],
         features=table.features[inner],
-        rules=np.array([Rule.MEMBER if at in sets else _rule(modes[at]) for at in inner.tolist()], np.uint8),
+        rules=np.array([Rule.MEMBER if at in sets else _RULES[modes[at]] for at in inner.tolist()], np.uint8),
         thresholds=values[inner].astype(dtype or values.dtype),
         true=child[table.true[inner]],
         false=child[table.false[inner]],
@@ -205,13 +195,6 @@ class _Rows:
         return equal and row != after and bool(same)
 
 
-def _rule(mode: str) -> Rule:
-    name = mode.removeprefix("BRANCH_")
-    if name not in Rule.__members__ or name in {Rule.MEMBER.name, mode}:
-        raise ValueError(f"unknown mode {mode!r}")
-    return Rule[name]
-
-
 def _targets(attributes: Mapping[str, Any], *, classifier: bool) -> tuple[int, tuple[Any, ...] | None]:
     """Return the number of targets, and the labels of a classifier."""
     if not classifier:
@@ -221,52 +204,36 @@ def _targets(attributes: Mapping[str, Any], *, classifier: bool) -> tuple[int, t
     return len(labels), labels
 
 
-def _entries(
-    attributes: Mapping[str, Any], kind: str, rows: Mapping[tuple[int, int], int], child: Array
-) -> tuple[Array, Array, Array]:
+def _entries(attributes: Mapping[str, Any], kind: str, rows: NodeRows, child: Array) -> tuple[Array, Array, Array]:
     """Return the leaf, the target and the weight of each entry; entries of inner nodes have no effect."""
-    ids = _column(attributes, f"{kind}_ids")
-    trees, numbers = (_column(attributes, f"{kind}_{name}", len(ids)) for name in ("treeids", "nodeids"))
-    weights = _floats(attributes, f"{kind}_weights")
-    if len(weights) != len(ids):
-        raise ValueError(f"{kind}_weights has {len(weights)} values, expected {len(ids)}")
-    at = np.array([rows.get(pair, -1) for pair in zip(trees.tolist(), numbers.tolist(), strict=True)], np.int64)
-    if (at < 0).any():
-        raise ValueError(f"{kind}_nodeids names a node that does not exist")
-    children = child[at]
+    ids, trees, numbers = (_column(attributes, f"{kind}_{name}") for name in ("ids", "treeids", "nodeids"))
+    children = child[rows.find(f"{kind}_nodeids", trees, numbers)]
     kept = children < 0
-    return ~children[kept], ids[kept], weights[kept]
+    return ~children[kept], ids[kept], _floats(attributes, f"{kind}_weights")[kept]
 
 
 def _read_ensemble(_: onnx.NodeProto, attributes: Mapping[str, Any], dtype: np.dtype[Any] | None) -> TreeEnsemble:
     """Read a ``TreeEnsemble``; a tree that is a single leaf is a node whose children are one leaf."""
     splits, weights = _floats(attributes, "nodes_splits"), _floats(attributes, "leaf_weights")
     count = len(splits)
-    modes = np.asarray(attributes.get("nodes_modes", []), np.uint8).ravel()
-    if len(modes) != count:
-        raise ValueError(f"nodes_modes has {len(modes)} values, expected {count}")
-    rules = np.array([Rule(int(mode)) for mode in modes], np.uint8)
+    rules = np.asarray(attributes.get("nodes_modes", []), np.uint8).ravel()
     children, is_leaf = [], []
     for side in ("true", "false"):
-        ids = _column(attributes, f"nodes_{side}nodeids", count)
-        leaves = _column(attributes, f"nodes_{side}leafs", count) != 0
-        limit = np.where(leaves, len(weights), count)
-        if ((ids < 0) | (ids >= limit)).any():
-            raise ValueError(f"nodes_{side}nodeids names a node or a leaf that does not exist")
+        ids, leaves = (_column(attributes, f"nodes_{side}{kind}") for kind in ("nodeids", "leafs"))
         children.append(np.where(leaves, ~ids, ids))
-        is_leaf.append(leaves)
+        is_leaf.append(leaves != 0)
     roots = _column(attributes, "tree_roots")
-    if not len(roots) or (roots < 0).any() or (roots >= max(count, 1)).any():
-        raise ValueError("tree_roots names a node that does not exist" if len(roots) else "it has no trees")
+    if not len(roots):
+        raise ValueError("it has no trees")
     single = is_leaf[0] & is_leaf[1] & (children[0] == children[1])
     roots = np.where(single[roots], children[0][roots], roots)
-    targets = _column(attributes, "leaf_targetids", len(weights))
+    targets = _column(attributes, "leaf_targetids")
     missing = _column(attributes, "nodes_missing_value_tracks_true")
     kind = dtype or splits.dtype
     return with_own_leaves(
         TreeEnsemble(
             roots=roots,
-            features=_column(attributes, "nodes_featureids", count),
+            features=_column(attributes, "nodes_featureids"),
             rules=rules,
             thresholds=splits.astype(kind),
             true=children[0],
@@ -298,17 +265,15 @@ def _members(attributes: Mapping[str, Any], rules: Array, dtype: np.dtype[Any]) 
     values = np.asarray(attributes.get("membership_values", np.zeros(0, dtype))).astype(dtype).ravel()
     sets = np.split(values, np.flatnonzero(np.isnan(values)))
     nodes = np.flatnonzero(rules == Rule.MEMBER).tolist()
-    if len(sets) < len(nodes):
-        raise ValueError(f"membership_values has {len(sets)} sets, expected {len(nodes)}")
     return {node: own[~np.isnan(own)] for node, own in zip(nodes, sets, strict=False)}
 
 
 def _classic(ensemble: TreeEnsemble, like: onnx.NodeProto) -> dict[str, Any]:
     """Return the attributes of a regressor or classifier: each tree's inner nodes, level by level, and its leaves."""
-    nodes = _chained(ensemble)
+    nodes, node_trees, depths = _chained(ensemble)
     inner, leaves = len(nodes.features), ensemble.leaf_count
-    depth = np.append(nodes.depths, np.full(leaves, ensemble.depth))
-    trees = np.concatenate([nodes.trees, ensemble.leaf_trees])
+    depth = np.append(depths, np.full(leaves, ensemble.depth))
+    trees = np.concatenate([node_trees, ensemble.leaf_trees])
     order = np.lexsort((depth, trees))
     first = np.searchsorted(trees[order], np.arange(ensemble.trees))
     numbers = np.empty(inner + leaves, np.int64)
@@ -339,8 +304,8 @@ def _classic(ensemble: TreeEnsemble, like: onnx.NodeProto) -> dict[str, Any]:
         f"{kind}_nodeids": numbers[inner + entry_leaves].tolist(),
         f"{kind}_ids": ensemble.entry_targets[entries].tolist(),
     }
-    if nodes.missing.any():
-        content["nodes_missing_value_tracks_true"] = column(nodes.missing.astype(np.int64), 0).tolist()
+    if nodes.missing_true.any():
+        content["nodes_missing_value_tracks_true"] = column(nodes.missing_true.astype(np.int64), 0).tolist()
     doubles = ensemble.dtype == np.float64 and any(a.name.endswith("_as_tensor") for a in like.attribute)
     for name, values in (
         ("nodes_values", column(nodes.thresholds, 0)),
@@ -355,21 +320,11 @@ def _classic(ensemble: TreeEnsemble, like: onnx.NodeProto) -> dict[str, Any]:
     return content | {"classlabels_strings" if texts else "classlabels_int64s": list(ensemble.labels)}
 
 
-@dataclass(frozen=True, eq=False)
-class _Chained:
-    """Inner nodes, of which those that test membership are chains of comparisons with each value."""
+def _chained(ensemble: TreeEnsemble) -> tuple[TreeEnsemble, Array, Array]:
+    """Return an ensemble in which nodes that test membership are chains of comparisons with each value.
 
-    features: Array
-    rules: Array
-    thresholds: Array
-    true: Array
-    false: Array
-    missing: Array
-    trees: Array
-    depths: Array
-
-
-def _chained(ensemble: TreeEnsemble) -> _Chained:
+    Beside it are the tree and the depth of each inner node; nodes have several parents.
+    """
     depths = np.zeros(len(ensemble.features))
     for at, level in enumerate(ensemble.levels):
         depths[level] = at
@@ -386,16 +341,17 @@ def _chained(ensemble: TreeEnsemble) -> _Chained:
             values += own[1:].tolist()
             after += [*range(first + 1, first + len(own) - 1), int(false[node])]
             false[node] = first
-    return _Chained(
+    chained = replace(
+        ensemble,
         features=np.append(ensemble.features, ensemble.features[of]),
         rules=np.append(rules, rules[of]),
         thresholds=np.append(thresholds, np.array(values, thresholds.dtype)),
         true=np.append(ensemble.true, ensemble.true[of]),
         false=np.append(false, np.array(after, false.dtype)),
-        missing=np.append(ensemble.missing_true, ensemble.missing_true[of]),
-        trees=np.append(ensemble.node_trees, ensemble.node_trees[of]),
-        depths=np.append(depths, depths[of] + 0.5),
+        missing_true=np.append(ensemble.missing_true, ensemble.missing_true[of]),
+        members={},
     )
+    return chained, np.append(ensemble.node_trees, ensemble.node_trees[of]), np.append(depths, depths[of] + 0.5)
 
 
 def _ensemble_attributes(ensemble: TreeEnsemble, like: onnx.NodeProto) -> dict[str, Any]:

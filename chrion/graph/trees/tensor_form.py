@@ -36,6 +36,7 @@ from chrion.graph.trees.joined import part_of
 from chrion.graph.trees.operators import read_ensemble, write_ensemble
 from chrion.graph.trees.scores import ScoreWriter, check_scores
 from chrion.graph.unsafe_trees import ENSEMBLE, REGRESSOR, is_tree_ensemble
+from chrion.graph.variants import rewritten
 
 log = logging.getLogger(__name__)
 
@@ -74,15 +75,15 @@ def tensor_trees(graph: Graph, form: str) -> Graph:
     """
     if not any(map(is_tree_ensemble, graph.model.graph.node)):
         return graph
-    if form not in graph.tensor_trees:
-        from chrion.graph.loader import reassemble  # noqa: PLC0415 - imports onnxruntime, which planning does not need
 
+    def rewrite() -> onnx.ModelProto:
         model = with_tensor_trees(graph.model, form, {name: info.type for name, info in graph.values.items()})
         for tensor in model.graph.initializer:
             if tensor.name not in graph.weight_names:
                 graph.folder.store(tensor)
-        graph.tensor_trees[form] = reassemble(graph, model)
-    return graph.tensor_trees[form]
+        return model
+
+    return rewritten(graph, ("trees", form), rewrite)
 
 
 def with_tensor_trees(model: onnx.ModelProto, form: str, types: dict[str, str]) -> onnx.ModelProto:

@@ -1,7 +1,9 @@
-"""Caches that a decoder trims: a layer with a sliding window may keep its last tokens only.
+"""Decoders that treat long texts otherwise: caches that they trim, and positions that depend on the length.
 
-Beyond the window, ``present`` of such a layer has fewer rows than there are past and new tokens. Runs with few tokens
-do not show that, but the operators between a past input and its present output do: one of them can drop rows.
+A layer with a sliding window may keep its last tokens only: beyond the window, ``present`` has fewer rows than there
+are past and new tokens. Models for long texts compare the greatest position with a limit, and rotate all tokens
+otherwise beyond it. Runs with few tokens show neither, but the operators do: those between a past input and its present
+output, one of which can drop rows, and those that compute one number from all positions.
 """
 
 from __future__ import annotations
@@ -10,8 +12,8 @@ from collections.abc import Mapping, Sequence
 
 import onnx
 
-from chrion.generation.rewrites.decoder import DecoderSignature
-from chrion.generation.rewrites.token_axis import ELEMENTWISE
+from chrion.generation.rewrites.decoder import POSITIONS, DecoderSignature
+from chrion.generation.rewrites.token_axis import ELEMENTWISE, REDUCTIONS
 from chrion.graph.assemble import node_reads
 from chrion.graph.model import Graph
 from chrion.graph.rewrite import describe, int_attribute, nodes_before
@@ -79,3 +81,23 @@ def _keeps_rows(node: onnx.NodeProto, graph: Graph) -> bool:
         return isinstance(shape[int_attribute(node, "axis", 0)], int)
     axes = graph.constant(node.input[3]) if node.op_type == "Slice" and len(node.input) > 3 else None
     return axes is not None and all(isinstance(shape[int(axis)], int) for axis in axes)
+
+
+def reduces_positions(model: onnx.ModelProto) -> bool:
+    """Return whether a decoder computes one number from all positions, such as the greatest one.
+
+    Positions are those that it reads, and all numbers that it counts, since it may count its positions itself.
+    """
+    positions = {POSITIONS}
+    neutral = {tensor.name for tensor in model.graph.initializer}
+    for node, reads in zip(model.graph.node, node_reads(model), strict=True):
+        others = {*reads} - neutral
+        if node.op_type == "Range":
+            positions.update(node.output)
+        elif not others or node.op_type in {"Shape", "Size"}:
+            neutral.update(node.output)
+        elif others <= positions:
+            if node.op_type in REDUCTIONS:
+                return True
+            positions.update(node.output)
+    return False
