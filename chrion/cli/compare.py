@@ -14,14 +14,14 @@ from chrion.cli.option_groups import CostOptions, InputOptions
 from chrion.cli.options import PICTURE, ForceOption, GpuBudgetOption, JsonOption, RoundsOption, StreamsOption
 from chrion.common.units import format_count
 from chrion.errors import OptionError
-from chrion.report import (
+from chrion.report.benchmark.comparison import is_this_machine, plan_policies, time_plans
+from chrion.report.comparison import (
     comparison_json,
     comparison_remarks,
     comparison_table,
     comparison_verdict,
     plot_comparison,
 )
-from chrion.report.benchmark.comparison import is_this_machine, plan_policies, time_plans
 from chrion.scheduler import policy_names
 from chrion.scheduler.plan_options import PlanOptions
 
