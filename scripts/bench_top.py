@@ -37,6 +37,7 @@ from combined_costs import combine_costs
 from command_arguments import add_output, existing_folder, one_line_errors, positive
 from page_markers import markdown_table
 from result_files import write_results
+from stage_searches import SEARCHES, Search
 
 import chrion
 from chrion.graph import Dag, Graph
@@ -53,7 +54,7 @@ from chrion.scheduler.evaluation.solution import Problem
 from chrion.scheduler.policies.heft import heft
 from chrion.scheduler.policies.ios_search import search_stages
 from chrion.scheduler.policies.stages import DeviceLanes, Stage, schedule_stages
-from chrion.scheduler.search.stages import SEARCHES, CountedCost, Search, generation_stages
+from chrion.scheduler.search.stages import CountedCost
 from chrion.serving.multi.combined import StageTable, TopPlan, separate
 from chrion.serving.multi.dispatcher import ModelRules
 from chrion.serving.multi.top_search import SEARCHES as LAUNCHER_SEARCHES
@@ -137,7 +138,7 @@ def stage_methods(agents: Mapping[gpg.Form, gpg.Gpg]) -> dict[tuple[str, str], t
         found[name, ""] = math.inf, _chosen(agent)
     for budget in STAGE_BUDGETS:
         for name, search in SEARCHES.items():
-            once = search is generation_stages
+            once = name == "generations"
             found[name, "" if once else str(budget)] = math.inf, _within(search, budget)
         found["GPG", str(budget)] = budget, _walked(agents["corrected"])
     return found
