@@ -10,7 +10,7 @@ import numpy as np
 
 from chrion.common.units import format_count
 from chrion.report.figure_table import FigureTable, key
-from chrion.report.figures import new_figure, plain_text, save_figure
+from chrion.report.figures import label_axes, new_figure, plain_text, save_figure
 from chrion.report.simulation_plots import line_style
 from chrion.report.simulation_tables import figure_text
 from chrion.serving.simulator.confidence import Interval
@@ -97,11 +97,7 @@ def plot_decoder_sweep(points: Sequence[DecoderPoint], path: Path) -> None:
         style = line_style(policies.index(policy), settings.index(setting))
         axes.plot(x, y, **style, label=plain_text(f"{policy} {setting}".strip()))
     axes.set_yscale("log")
-    axes.set_xlabel("requests per second")
-    axes.set_ylabel("median latency per generated token, ms")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.set_title("latency against throughput", fontsize=11)
-    axes.grid(visible=True, alpha=0.3)
+    label_axes(axes, "requests per second", "median latency per generated token, ms", "latency against throughput")
     figure.legend(loc="outside right upper", frameon=False, fontsize=9, handlelength=3.5)
     save_figure(figure, path)
 
