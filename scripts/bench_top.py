@@ -33,12 +33,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
+from agent_curves import plot_agents
 from combined_costs import combine_costs
 from command_arguments import add_output, existing_folder, one_line_errors, positive
 from launcher_searches import SEARCHES as LAUNCHER_SEARCHES
 from launcher_searches import exhaust
 from page_markers import markdown_table
 from result_files import write_results
+from stage_searches import SEARCHES, Search
 
 import chrion
 from chrion.graph import Dag, Graph
@@ -50,12 +52,11 @@ from chrion.learning.operators import BlockGraph, read_block
 from chrion.learning.walks import TrainingBlock
 from chrion.profiler import Costs
 from chrion.profiler.hardware_profile import estimate_profile
-from chrion.report.learning_curve import plot_agents
 from chrion.scheduler.evaluation.solution import Problem
 from chrion.scheduler.policies.heft import heft
 from chrion.scheduler.policies.ios_search import search_stages
 from chrion.scheduler.policies.stages import DeviceLanes, Stage, schedule_stages
-from chrion.scheduler.search.stages import SEARCHES, CountedCost, Search, generation_stages
+from chrion.scheduler.search.stages import CountedCost
 from chrion.serving.multi.combined import StageTable, TopPlan, separate
 from chrion.serving.multi.dispatcher import ModelRules
 from chrion.serving.multi.top_search import TopProblem
@@ -138,7 +139,7 @@ def stage_methods(agents: Mapping[gpg.Form, gpg.Gpg]) -> dict[tuple[str, str], t
         found[name, ""] = math.inf, _chosen(agent)
     for budget in STAGE_BUDGETS:
         for name, search in SEARCHES.items():
-            once = search is generation_stages
+            once = name == "generations"
             found[name, "" if once else str(budget)] = math.inf, _within(search, budget)
         found["GPG", str(budget)] = budget, _walked(agents["corrected"])
     return found

@@ -10,8 +10,8 @@ import numpy as np
 
 from chrion.common.units import format_count
 from chrion.report.figure_table import FigureTable, key
-from chrion.report.figures import new_figure, plain_text, save_figure
-from chrion.report.simulation_plots import label_axes, line_style
+from chrion.report.figures import label_axes, new_figure, plain_text, save_figure
+from chrion.report.simulation_plots import line_style
 from chrion.report.simulation_tables import figure_text, ms_text
 from chrion.serving.simulator.confidence import Interval
 from chrion.serving.simulator.decoder_results import VIOLATIONS, DecoderPoint, DecoderSummary
@@ -113,7 +113,7 @@ def plot_decoder_sweep(points: Sequence[DecoderPoint], path: Path) -> None:
         axes.plot(x, y, **style, label=plain_text(f"{policy} {setting}".strip()))
     axes.set_yscale("log")
     title, unit = "latency against throughput", "median latency per generated token, ms"
-    label_axes(axes, title, "requests per second", unit)
+    label_axes(axes, "requests per second", unit, title)
     figure.legend(loc="outside right upper", frameon=False, fontsize=9, handlelength=3.5)
     save_figure(figure, path)
 
