@@ -43,7 +43,6 @@ from chrion.machine.cores import physical_cores
 from chrion.profiler import this_machine
 from chrion.profiler.costs import FREE
 from chrion.profiler.synthetic_inputs import synthetic_inputs
-from chrion.report import measured_chart, plot_timelines, predicted_chart
 from chrion.report.benchmark.latency import (
     Feed,
     SessionFactory,
@@ -52,7 +51,8 @@ from chrion.report.benchmark.latency import (
     plain_baseline,
     time_candidates,
 )
-from chrion.report.lane_chart import LaneChart
+from chrion.report.lane_chart import LaneChart, measured_chart, predicted_chart
+from chrion.report.timeline_picture import plot_timelines
 
 SCHEMA = "chrion.gpu-bench/1"
 WIDTHS, BATCHES = (64, 128, 256, 512, 1024), (1, 8, 32)

@@ -8,7 +8,8 @@ from pathlib import Path
 import chrion.report
 from chrion import Graph, Plan, Profile
 from chrion.profiler import OperatorCost
-from chrion.report import measured_chart, predicted_chart, timeline_html
+from chrion.report.lane_chart import measured_chart, predicted_chart
+from chrion.report.timeline_html import timeline_html
 from chrion.runtime import Event
 from chrion.scheduler import fixed_plan
 from helpers import MACHINE, alternating_lanes

@@ -15,7 +15,6 @@ from chrion.cli.steps import check_reach, open_session, time_sessions
 from chrion.devices.nvml import MemoryMonitor
 from chrion.devices.providers import CPU_PROVIDER
 from chrion.graph import Graph
-from chrion.report import bench_table, bench_verdict, memory_line
 from chrion.report.benchmark.latency import (
     Feed,
     RunRequest,
@@ -25,7 +24,7 @@ from chrion.report.benchmark.latency import (
     memory_held_mb,
     plain_baselines,
 )
-from chrion.report.tables import best_baseline
+from chrion.report.tables import bench_table, bench_verdict, best_baseline, memory_line
 from chrion.runtime import HybridSession
 from chrion.scheduler import Plan
 

@@ -15,14 +15,14 @@ from chrion.cli.options import PICTURE, ForceOption, GpuBudgetOption, JsonOption
 from chrion.common.units import format_count
 from chrion.errors import OptionError
 from chrion.profiler.machine import is_this_machine
-from chrion.report import (
+from chrion.report.benchmark.comparison import plan_policies, time_plans
+from chrion.report.comparison import (
     comparison_json,
     comparison_remarks,
     comparison_table,
     comparison_verdict,
     plot_comparison,
 )
-from chrion.report.benchmark.comparison import plan_policies, time_plans
 from chrion.scheduler import policy_names
 from chrion.scheduler.plan_options import PlanOptions
 

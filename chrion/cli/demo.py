@@ -23,11 +23,12 @@ from chrion.native import available
 from chrion.profiler import Profile
 from chrion.profiler.machine import this_machine
 from chrion.profiler.synthetic_inputs import synthetic_inputs
-from chrion.report import bench_table, bench_verdict, measured_chart, plan_table, predicted_chart, timeline_html
 from chrion.report.benchmark.accuracy import TOLERANCE, largest_difference
 from chrion.report.benchmark.latency import Feed, Timing, hybrid_candidate, plain_baseline
 from chrion.report.figure_table import Column, FigureTable, key
-from chrion.report.lane_chart import LaneChart
+from chrion.report.lane_chart import LaneChart, measured_chart, predicted_chart
+from chrion.report.tables import bench_table, bench_verdict, plan_table
+from chrion.report.timeline_html import timeline_html
 from chrion.runtime import HybridSession
 from chrion.scheduler import Plan, partition
 from chrion.scheduler.limits import Limits

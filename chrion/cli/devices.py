@@ -15,7 +15,7 @@ from chrion.devices.providers import CPU_PROVIDER, detect_accelerator, remedy
 from chrion.machine.cores import physical_cores
 from chrion.native import available, operators_available
 from chrion.profiler.machine import machine_to_json, this_machine
-from chrion.report import machine_table
+from chrion.report.tables import machine_table
 
 
 def devices(as_json: JsonOption = False) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chrion.errors import OptionError
-from chrion.report import check_picture
+from chrion.report.figures import check_picture
 
 
 @dataclass(frozen=True, slots=True)

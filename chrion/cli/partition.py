@@ -18,8 +18,8 @@ from chrion.cli.plan import plan_summary
 from chrion.errors import OptionError
 from chrion.profiler import Profile
 from chrion.profiler.machine import is_this_machine
-from chrion.report import estimated_lines, plan_table, reference_lines, verdict
 from chrion.report.benchmark.stage_timer import StageTimer
+from chrion.report.tables import estimated_lines, plan_table, reference_lines, verdict
 from chrion.scheduler import Plan
 from chrion.scheduler.annotation import write_annotated
 from chrion.scheduler.explain import explain_placement

@@ -13,8 +13,8 @@ from chrion.cli.options import JsonOption, PlanArgument
 from chrion.common.lane_numbers import display_order, lane_name
 from chrion.common.units import format_mb, format_ms, format_shapes
 from chrion.profiler.machine import machine_to_json
-from chrion.report import estimated_lines, verdict
 from chrion.report.figure_table import Column, FigureTable, key, text
+from chrion.report.tables import estimated_lines, verdict
 from chrion.scheduler import Plan
 
 app = typer.Typer(help="Inspect a plan.", no_args_is_help=False, rich_markup_mode="rich", cls=Group)

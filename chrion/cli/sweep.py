@@ -14,7 +14,7 @@ from chrion.cli.option_groups import CostOptions, ModelOptions, PlanningOptions
 from chrion.cli.options import PICTURE, ForceOption, JsonOption
 from chrion.common.files import write_atomically
 from chrion.common.units import parse_range
-from chrion.report import alpha_sweep_hints, alpha_sweep_json, alpha_sweep_table, plot_alpha_sweep
+from chrion.report.alpha_sweep import alpha_sweep_hints, alpha_sweep_json, alpha_sweep_table, plot_alpha_sweep
 from chrion.scheduler.limits import Limits
 from chrion.scheduler.planner import Planner
 

@@ -15,8 +15,14 @@ from chrion.graph import Dag
 from chrion.graph.opened_model import OpenedModel
 from chrion.profiler import Costs
 from chrion.profiler.synthetic_inputs import synthetic_inputs
-from chrion.report import comparison_json, comparison_remarks, comparison_table, comparison_verdict, plot_comparison
 from chrion.report.benchmark.comparison import PolicyComparison, PolicyResult, plan_policies, time_plans
+from chrion.report.comparison import (
+    comparison_json,
+    comparison_remarks,
+    comparison_table,
+    comparison_verdict,
+    plot_comparison,
+)
 from chrion.scheduler import POLICIES, Schedule, fixed_plan
 from chrion.scheduler.plan_options import PlanOptions
 from chrion.scheduler.policies.policy import SchedulePolicy

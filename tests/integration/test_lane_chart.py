@@ -8,8 +8,16 @@ from dataclasses import replace
 import pytest
 
 from chrion import Plan, load
-from chrion.report import chart_summary, chrome_trace, measured_chart, predicted_chart
-from chrion.report.lane_chart import LaneChart, LaneSpan, prediction_error, share_scale
+from chrion.report.chrome_trace import chrome_trace
+from chrion.report.lane_chart import (
+    LaneChart,
+    LaneSpan,
+    chart_summary,
+    measured_chart,
+    predicted_chart,
+    prediction_error,
+    share_scale,
+)
 from chrion.runtime import Event
 from chrion.scheduler import Prediction, fixed_plan
 from helpers import alternating_lanes, branches

@@ -12,18 +12,12 @@ import pytest
 
 from chrion import Plan, Profile, load
 from chrion.errors import OptionError
-from chrion.report import (
-    alpha_sweep,
-    check_picture,
-    comparison,
-    measured_chart,
-    plot_timelines,
-    predicted_chart,
-    simulation_plots,
-)
+from chrion.report import alpha_sweep, comparison, simulation_plots
 from chrion.report.benchmark.comparison import PolicyComparison, PolicyResult
 from chrion.report.benchmark.latency import Timing
-from chrion.report.figures import PICTURE_FORMATS
+from chrion.report.figures import PICTURE_FORMATS, check_picture
+from chrion.report.lane_chart import measured_chart, predicted_chart
+from chrion.report.timeline_picture import plot_timelines
 from chrion.runtime import Event
 from chrion.scheduler import Prediction, fixed_plan
 from chrion.serving.simulator import find_scenario, run_sweep, simulate

@@ -12,7 +12,9 @@ from chrion import Graph, HybridSession, load, partition
 from chrion.common.lane_numbers import lane_name
 from chrion.errors import OptionError, PlanError
 from chrion.profiler import OperatorCost, Profile
-from chrion.report import chrome_trace, predicted_chart, timeline_html
+from chrion.report.chrome_trace import chrome_trace
+from chrion.report.lane_chart import predicted_chart
+from chrion.report.timeline_html import timeline_html
 from chrion.scheduler import Plan
 from chrion.scheduler.explain import explain_placement
 from chrion.scheduler.policies.ios_merging import merged_variants

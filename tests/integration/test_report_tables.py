@@ -14,23 +14,14 @@ import pytest
 from rich.console import Console, RenderableType
 
 from chrion import Plan, Profile, load
-from chrion.report import (
-    alpha_sweep_hints,
-    alpha_sweep_table,
-    bench_table,
-    bench_verdict,
-    comparison_table,
-    comparison_verdict,
-    machine_table,
-    memory_line,
-    plan_table,
-    verdict,
-)
+from chrion.report.alpha_sweep import alpha_sweep_hints, alpha_sweep_table
 from chrion.report.benchmark.comparison import PolicyComparison, PolicyResult
 from chrion.report.benchmark.latency import Timing
 from chrion.report.capacity_tables import limit_lines
+from chrion.report.comparison import comparison_table, comparison_verdict
 from chrion.report.figure_table import FigureTable
 from chrion.report.simulation_tables import simulation_tables, sweep_table
+from chrion.report.tables import bench_table, bench_verdict, machine_table, memory_line, plan_table, verdict
 from chrion.scheduler import Prediction, fixed_plan
 from chrion.serving.simulator import find_scenario, run_sweep, simulate
 from chrion.serving.simulator.confidence import Interval

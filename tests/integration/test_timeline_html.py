@@ -15,8 +15,8 @@ import pytest
 
 from chrion import Plan, Profile, load
 from chrion.graph import Graph
-from chrion.report import measured_chart, predicted_chart, timeline_html
-from chrion.report.timeline_html import script_json
+from chrion.report.lane_chart import measured_chart, predicted_chart
+from chrion.report.timeline_html import script_json, timeline_html
 from chrion.runtime import Event
 from chrion.scheduler import fixed_plan
 from helpers import FLOAT, branches, make_model, node, value

@@ -17,7 +17,6 @@ import pytest
 from browser import CHROMIUM
 from browser import browse as open_page
 from chrion import Graph, Plan, Profile, load
-from chrion.report import measured_chart, predicted_chart, timeline_html
 from chrion.report.categories import (
     BACKGROUND,
     COLOURS,
@@ -26,6 +25,8 @@ from chrion.report.categories import (
     DARK_OTHER_COLOUR,
     OTHER_COLOUR,
 )
+from chrion.report.lane_chart import measured_chart, predicted_chart
+from chrion.report.timeline_html import timeline_html
 from chrion.runtime import Event
 from helpers import branches
 from timeline_pages import SCRIPT, contrast, hostile, make_plan, make_profile

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from chrion.errors import OptionError, ScenarioError
-from chrion.report import check_picture
 from chrion.report import simulation_plots as plots
+from chrion.report.figures import check_picture
 from chrion.serving.simulator.overrides import parameter_grid
 from chrion.serving.simulator.run import simulate
 from chrion.serving.simulator.scenario import ScenarioSource, find_scenario
