@@ -12,11 +12,11 @@ import onnx
 from onnx import TensorProto
 
 from chrion.zoo.attention import Transformer
-from chrion.zoo.network import check_heads, check_sizes
+from chrion.zoo.network import Spec, check_heads
 
 
 @dataclass(frozen=True, slots=True)
-class BertSpec:
+class BertSpec(Spec):
     """Parameters of the encoder; the defaults are those of BERT-base."""
 
     batch: int = 1
@@ -28,10 +28,9 @@ class BertSpec:
     #: The width between the two dense layers of a block.
     inner: int = 3072
     vocabulary: int = 30_522
-    seed: int = 0
 
     def __post_init__(self) -> None:
-        check_sizes(self)
+        Spec.__post_init__(self)
         check_heads(self.hidden, self.heads)
 
 

@@ -19,7 +19,7 @@ from onnx import TensorProto
 
 from chrion.errors import OptionError
 from chrion.zoo.decoder import MASKED, Decoder, check_decoder_heads, rotary_angles
-from chrion.zoo.network import check_heads, check_sizes
+from chrion.zoo.network import Spec, check_heads
 from chrion.zoo.weights_file import WeightsFile
 
 _BATCH, _TOKENS, _PAST, _TOTAL = "batch_size", "sequence_length", "past_sequence_length", "total_sequence_length"
@@ -28,7 +28,7 @@ _ROTATED = 16  # the step of the width of a head that GroupQueryAttention rotate
 
 
 @dataclass(frozen=True, slots=True)
-class GptDecoderSpec:
+class GptDecoderSpec(Spec):
     """Parameters of a decoder like GPT-2; by default it has 18 MB of weights."""
 
     #: ``plain`` operators, ONNX's ``Attention`` (``onnx``), or com.microsoft's ``GroupQueryAttention`` (``grouped``).
@@ -41,15 +41,14 @@ class GptDecoderSpec:
     vocabulary: int = 2048
     #: Maximum tokens of a request.
     context: int = 1024
-    seed: int = 0
 
     def __post_init__(self) -> None:
-        check_sizes(self)
+        Spec.__post_init__(self)
         check_heads(self.hidden, self.heads)
 
 
 @dataclass(frozen=True, slots=True)
-class LlamaDecoderSpec:
+class LlamaDecoderSpec(Spec):
     """Parameters of a decoder like Llama 2; by default it has 15 MB of weights."""
 
     #: As in :class:`GptDecoderSpec`.
@@ -64,10 +63,9 @@ class LlamaDecoderSpec:
     vocabulary: int = 2048
     #: Maximum tokens of a request.
     context: int = 1024
-    seed: int = 0
 
     def __post_init__(self) -> None:
-        check_sizes(self)
+        Spec.__post_init__(self)
         check_decoder_heads(self.hidden, self.heads, self.kv_heads)
         width = self.hidden // self.heads
         if self.attention == "grouped" and width % _ROTATED:

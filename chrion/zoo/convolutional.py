@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx
 
-from chrion.zoo.network import Network, check_sizes
+from chrion.zoo.network import Network, Spec
 
 
 @dataclass(frozen=True, slots=True)
-class ScaledSpec:
+class ScaledSpec(Spec):
     """Parameters of a network whose layers have a fraction of the published numbers of channels."""
 
     batch: int = 1
@@ -25,10 +25,6 @@ class ScaledSpec:
     #: The fraction of the published numbers of channels.
     width: float = 1.0
     classes: int = 1000
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_sizes(self)
 
     def share(self, channels: int) -> int:
         """Return the scaled number of channels of a layer, at least one."""

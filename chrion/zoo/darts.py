@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import onnx
 
 from chrion.zoo.convolutional import ConvNet, Image
-from chrion.zoo.network import check_sizes
+from chrion.zoo.network import Spec
 
 #: Two operations for every node, each with the index of its input: 0 and 1 are the previous cells, 2 the first node.
 _NORMAL = (
@@ -31,7 +31,7 @@ _REDUCTION = (
 
 
 @dataclass(frozen=True, slots=True)
-class DartsSpec:
+class DartsSpec(Spec):
     """Parameters of the network; the defaults are the published ones."""
 
     batch: int = 1
@@ -41,10 +41,6 @@ class DartsSpec:
     #: The channels of a node in the first third of the cells; they double in each of the other thirds.
     channels: int = 48
     classes: int = 1000
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_sizes(self)
 
 
 class _Darts(ConvNet):

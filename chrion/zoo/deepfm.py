@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import onnx
 from onnx import TensorProto
 
-from chrion.zoo.network import Network, check_sizes
+from chrion.zoo.network import Network, Spec
 
 
 @dataclass(frozen=True, slots=True)
-class DeepFmSpec:
+class DeepFmSpec(Spec):
     """Parameters of the network; the defaults are those published for Criteo, with tables of 10 000 rows."""
 
     batch: int = 1
@@ -31,10 +31,6 @@ class DeepFmSpec:
     layers: int = 3
     #: The width of a hidden layer.
     hidden: int = 400
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_sizes(self)
 
 
 def build_deepfm(spec: DeepFmSpec) -> onnx.ModelProto:

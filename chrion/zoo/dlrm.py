@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from chrion.zoo.network import Network, check_sizes
+from chrion.zoo.network import Network, Spec
 from chrion.zoo.weights_file import WeightsFile
 
 #: The numbers of categories of the 26 categorical fields of Criteo's Kaggle data.
@@ -28,7 +28,7 @@ _NUMBERS = 13
 
 
 @dataclass(frozen=True, slots=True)
-class DlrmSpec:
+class DlrmSpec(Spec):
     """Parameters of the network; the defaults are those published for Criteo's Kaggle data, but for ``rows``."""
 
     batch: int = 1
@@ -40,10 +40,6 @@ class DlrmSpec:
     lookups: int = 1
     #: The width of the first hidden layers; those after them have a half, and in the bottom network an eighth of it.
     hidden: int = 512
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_sizes(self)
 
 
 def build_dlrm(spec: DlrmSpec, store: WeightsFile | None = None) -> onnx.ModelProto:

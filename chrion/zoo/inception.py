@@ -13,7 +13,7 @@ import onnx
 
 from chrion.common.wrong_values import wrong_value
 from chrion.zoo.convolutional import ConvNet, Image, ScaledSpec
-from chrion.zoo.network import check_sizes
+from chrion.zoo.network import Spec
 
 #: The channels of a block's branches: 1x1; 1x1 and 3x3; 1x1 and 5x5; 1x1 after pooling. None is a pool between blocks.
 _GOOGLENET = (
@@ -47,7 +47,7 @@ class InceptionSpec(ScaledSpec):
     resolution: int = 299
 
     def __post_init__(self) -> None:
-        check_sizes(self)
+        Spec.__post_init__(self)
         if self.resolution < _MIN_RESOLUTION:
             raise wrong_value("resolution", f"{_MIN_RESOLUTION} or more, for the last pool", self.resolution)
 

@@ -11,12 +11,12 @@ import onnx
 from onnx import TensorProto
 
 from chrion.zoo.decoder import Decoder, check_decoder_heads
-from chrion.zoo.network import check_sizes
+from chrion.zoo.network import Spec
 from chrion.zoo.weights_file import WeightsFile
 
 
 @dataclass(frozen=True, slots=True)
-class LlamaSpec:
+class LlamaSpec(Spec):
     """Parameters of the network; the defaults are the sizes of SmolLM2-135M (Allal et al., 2025)."""
 
     batch: int = 1
@@ -31,10 +31,9 @@ class LlamaSpec:
     #: The width between the dense layers of a block.
     inner: int = 1536
     vocabulary: int = 49_152
-    seed: int = 0
 
     def __post_init__(self) -> None:
-        check_sizes(self)
+        Spec.__post_init__(self)
         check_decoder_heads(self.hidden, self.heads, self.kv_heads)
 
 

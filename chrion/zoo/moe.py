@@ -17,7 +17,7 @@ import onnx
 from chrion.common.wrong_values import wrong_value
 from chrion.graph.usage import USAGE_KEY
 from chrion.zoo.decoder import Decoder, check_decoder_heads
-from chrion.zoo.network import check_sizes
+from chrion.zoo.network import Spec
 from chrion.zoo.weights_file import WeightsFile
 
 #: Experts that a step selects.
@@ -27,7 +27,7 @@ _DEVIATION = float(np.pi / np.sqrt(6))
 
 
 @dataclass(frozen=True, slots=True)
-class MoeSpec:
+class MoeSpec(Spec):
     """Parameters of the network; the defaults are a quarter of Mixtral's widths, in one block."""
 
     batch: int = 1
@@ -44,10 +44,9 @@ class MoeSpec:
     experts: int = 8
     #: How much more probably the router scores the first expert best than the last one; 1 for equal experts.
     skew: float = 1.0
-    seed: int = 0
 
     def __post_init__(self) -> None:
-        check_sizes(self)
+        Spec.__post_init__(self)
         check_decoder_heads(self.hidden, self.heads, self.kv_heads)
         if self.experts < TOP:
             raise wrong_value("experts", f"{TOP} or more, the number that a step selects", self.experts)

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import onnx
 
 from chrion.zoo.convolutional import ConvNet, Image
-from chrion.zoo.network import check_sizes
+from chrion.zoo.network import Spec
 
 
 @dataclass(frozen=True, slots=True)
-class NasNetSpec:
+class NasNetSpec(Spec):
     """Parameters of the network; the defaults are those of the large one, NASNet-A (6 @ 4032).
 
     The mobile network is NASNet-A (4 @ 1056), with 44 channels and 32 in the stem.
@@ -32,10 +32,6 @@ class NasNetSpec:
     #: The channels of the first convolution.
     stem: int = 96
     classes: int = 1000
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_sizes(self)
 
 
 def build_nasnet(spec: NasNetSpec) -> onnx.ModelProto:

@@ -6,7 +6,7 @@ import contextlib
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -25,18 +25,24 @@ _OPSET, _IR_VERSION = 17, 8
 PRODUCER = "chrion"
 
 
-def check_sizes(spec: Any) -> None:
-    """Check that the numbers of a specification are above zero; a seed may be zero.
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """Parameters of a network; all numbers are above zero, but a seed may be zero.
 
     Raises:
         OptionError: A number is too small.
     """
-    for name in (f.name for f in fields(spec)):
-        number, minimum = getattr(spec, name), 0 if name == "seed" else 1
-        if isinstance(number, float) and number <= 0:
-            raise wrong_value(name, "above 0", number)
-        if isinstance(number, int) and not isinstance(number, bool) and number < minimum:
-            raise wrong_value(name, f"{minimum} or more", number)
+
+    #: That of the random weights, and of a random wiring.
+    seed: int = field(default=0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        for name in (f.name for f in fields(self)):
+            number, minimum = getattr(self, name), 0 if name == "seed" else 1
+            if isinstance(number, float) and number <= 0:
+                raise wrong_value(name, "above 0", number)
+            if isinstance(number, int) and not isinstance(number, bool) and number < minimum:
+                raise wrong_value(name, f"{minimum} or more", number)
 
 
 def check_heads(hidden: int, heads: int) -> None:

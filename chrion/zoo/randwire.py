@@ -15,11 +15,11 @@ import onnx
 
 from chrion.common.wrong_values import wrong_value
 from chrion.zoo.convolutional import ConvNet, Image
-from chrion.zoo.network import check_sizes
+from chrion.zoo.network import Spec
 
 
 @dataclass(frozen=True, slots=True)
-class RandWireSpec:
+class RandWireSpec(Spec):
     """Parameters of the network; the defaults are those of the regular one.
 
     The small network has 78 channels and one wired stage less.
@@ -37,11 +37,9 @@ class RandWireSpec:
     probability: float = 0.75
     small: bool = False
     classes: int = 1000
-    #: The seed of the wiring and the weights.
-    seed: int = 0
 
     def __post_init__(self) -> None:
-        check_sizes(self)
+        Spec.__post_init__(self)
         smallest = self.nodes if self.small else self.nodes // 2
         if self.neighbours >= smallest:
             expected = f"fewer than the {smallest} nodes of the smallest stage"

@@ -17,14 +17,14 @@ import onnx
 from onnx import TensorProto, helper
 
 from chrion.common.wrong_values import wrong_value
-from chrion.zoo.network import Network, check_sizes
+from chrion.zoo.network import Network, Spec
 
 #: The number of gates of each cell: the rows of its weights, in multiples of the hidden size.
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 
 
 @dataclass(frozen=True, slots=True)
-class RecurrentSpec:
+class RecurrentSpec(Spec):
     """Parameters of a stack; the defaults are the paper's baseline (Table 6)."""
 
     cell: str = "LSTM"
@@ -36,12 +36,11 @@ class RecurrentSpec:
     #: The steps of one operator.
     chunk: int = 1
     bidirectional: bool = False
-    seed: int = 0
 
     def __post_init__(self) -> None:
         if self.cell not in GATES:
             raise wrong_value("cell", f"one of {', '.join(GATES)}", self.cell)
-        check_sizes(self)
+        Spec.__post_init__(self)
         if self.chunk > self.seq:
             raise wrong_value("chunk", f"at most {self.seq}, the steps of the sequence", self.chunk)
 

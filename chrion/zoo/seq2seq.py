@@ -13,11 +13,11 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from chrion.zoo.network import Network, check_sizes
+from chrion.zoo.network import Network, Spec
 
 
 @dataclass(frozen=True, slots=True)
-class Seq2SeqSpec:
+class Seq2SeqSpec(Spec):
     """Parameters of the network; the defaults are the published ones, for sentences of 50 words."""
 
     batch: int = 1
@@ -30,10 +30,6 @@ class Seq2SeqSpec:
     #: The cells of a layer, and the width of an embedding.
     hidden: int = 1000
     vocabulary: int = 50_000
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_sizes(self)
 
 
 def build_seq2seq(spec: Seq2SeqSpec) -> onnx.ModelProto:

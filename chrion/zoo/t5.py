@@ -16,13 +16,13 @@ import onnx
 from onnx import TensorProto
 
 from chrion.zoo.attention import Transformer
-from chrion.zoo.network import check_heads, check_sizes
+from chrion.zoo.network import Spec, check_heads
 
 _BUCKETS, _MAX_DISTANCE = 32, 128
 
 
 @dataclass(frozen=True, slots=True)
-class T5Spec:
+class T5Spec(Spec):
     """Parameters of the network; the defaults are those of T5-small."""
 
     batch: int = 1
@@ -37,10 +37,9 @@ class T5Spec:
     #: The width between the two dense layers of a block.
     inner: int = 2048
     vocabulary: int = 32_128
-    seed: int = 0
 
     def __post_init__(self) -> None:
-        check_sizes(self)
+        Spec.__post_init__(self)
         check_heads(self.hidden, self.heads)
 
 
