@@ -39,6 +39,7 @@ from launcher_searches import SEARCHES as LAUNCHER_SEARCHES
 from launcher_searches import exhaust
 from page_markers import markdown_table
 from result_files import write_results
+from stage_searches import SEARCHES, Search
 
 import chrion
 from chrion.graph import Dag, Graph
@@ -55,7 +56,7 @@ from chrion.scheduler.evaluation.solution import Problem
 from chrion.scheduler.policies.heft import heft
 from chrion.scheduler.policies.ios_search import search_stages
 from chrion.scheduler.policies.stages import DeviceLanes, Stage, schedule_stages
-from chrion.scheduler.search.stages import SEARCHES, CountedCost, Search, generation_stages
+from chrion.scheduler.search.stages import CountedCost
 from chrion.serving.multi.combined import StageTable, TopPlan, separate
 from chrion.serving.multi.dispatcher import ModelRules
 from chrion.serving.multi.top_search import TopProblem
@@ -138,7 +139,7 @@ def stage_methods(agents: Mapping[gpg.Form, gpg.Gpg]) -> dict[tuple[str, str], t
         found[name, ""] = math.inf, _chosen(agent)
     for budget in STAGE_BUDGETS:
         for name, search in SEARCHES.items():
-            once = search is generation_stages
+            once = name == "generations"
             found[name, "" if once else str(budget)] = math.inf, _within(search, budget)
         found["GPG", str(budget)] = budget, _walked(agents["corrected"])
     return found

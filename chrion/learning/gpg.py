@@ -191,7 +191,7 @@ class Gpg:
             seed: The seed of the walks.
         """
         pick, idle = np.random.default_rng(seed), 0
-        best, least = generation_stages(task.block.dag, task.cost, 0), math.inf
+        best, least = generation_stages(task.block.dag), math.inf
         try:
             walks = self._walk(task, 1, None)
             best = walks[0].stages

@@ -18,7 +18,7 @@ from chrion.graph.blocks import cut_modules
 from chrion.graph.dag import Dag
 from chrion.scheduler.policies.endings import endings
 from chrion.scheduler.policies.ios_search import search_stages
-from chrion.scheduler.search.stages import SEARCHES, CountedCost
+from chrion.scheduler.search.stages import CountedCost, generation_stages
 from chrion.zoo import build
 from property_tests import examples
 from strategies import dags
@@ -282,7 +282,7 @@ def test_a_budget_below_the_number_of_operators_returns_generations() -> None:
     task = branches(6)
     limited = walks.TrainingBlock(task.block, CountedCost(task.cost, 3))
     dag = task.block.dag
-    assert gpg.Gpg(hidden=SMALL).search(limited) == SEARCHES["generations"](dag, task.cost, 3, 0)
+    assert gpg.Gpg(hidden=SMALL).search(limited) == generation_stages(dag)
     assert limited.cost.evaluations <= 3
 
 

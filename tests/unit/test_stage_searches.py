@@ -9,12 +9,13 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from stage_searches import SEARCHES, evolve_stages
 
 from chrion.errors import OptionError
 from chrion.graph.dag import Dag
 from chrion.scheduler.policies.ios_search import search_stages
 from chrion.scheduler.policies.stages import DeviceLanes, Stage
-from chrion.scheduler.search.stages import SEARCHES, CountedCost, evolve_stages, stages_of_levels
+from chrion.scheduler.search.stages import CountedCost, stages_of_levels
 from property_tests import examples
 from strategies import costs_for, dags
 
