@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from chrion.common.units import format_mb, format_ms
 from chrion.report.categories import COLOURS
 from chrion.report.figure_table import FigureTable, key
-from chrion.report.figures import new_figure, plain_text, save_figure
+from chrion.report.figures import label_axes, new_figure, plain_text, save_figure
 from chrion.scheduler.plan import Plan
 
 if TYPE_CHECKING:
@@ -119,9 +119,5 @@ def plot_alpha_sweep(points: Sequence[tuple[float, Plan]], path: Path) -> None:
 
 
 def _label(axes: Axes, title: str, unit: str) -> None:
-    axes.set_title(title, fontsize=11)
-    axes.set_xlabel("alpha, ms/MB")
-    axes.set_ylabel(unit)
+    label_axes(axes, title, "alpha, ms/MB", unit)
     axes.set_ylim(0, 1.05 * axes.get_ylim()[1])  # a line at the upper limit would look like the frame
-    axes.grid(visible=True, alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)

@@ -10,8 +10,8 @@ import numpy as np
 
 from chrion.common.units import format_count
 from chrion.report.figure_table import FigureTable, key
-from chrion.report.figures import new_figure, plain_text, save_figure
-from chrion.report.simulation_plots import label_axes, line_style
+from chrion.report.figures import label_axes, new_figure, plain_text, save_figure
+from chrion.report.simulation_plots import line_style
 from chrion.report.simulation_tables import figure_text, ms_text
 from chrion.serving.simulator.confidence import Interval
 from chrion.serving.simulator.decoder_results import VIOLATIONS, DecoderPoint, DecoderSummary

@@ -13,6 +13,7 @@ from chrion.common.wrong_values import wrong_value
 from chrion.errors import OptionError
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 #: Suffixes of picture files that can be written.
@@ -67,6 +68,15 @@ def save_figure(figure: Figure, path: Path) -> None:
     buffer = io.BytesIO()
     figure.savefig(buffer, format=path.suffix.lower().lstrip("."), dpi=_DPI)
     write_atomically(path, buffer.getvalue())
+
+
+def label_axes(axes: Axes, title: str, x: str, y: str) -> None:
+    """Add a title and labels to axes, with a faint grid and without a frame."""
+    axes.set_title(plain_text(title), fontsize=11)
+    axes.set_xlabel(plain_text(x))
+    axes.set_ylabel(y)
+    axes.grid(visible=True, alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def plain_text(text: str) -> str:

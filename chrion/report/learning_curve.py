@@ -10,7 +10,7 @@ import numpy as np
 
 from chrion.pipelines import FinetuningReport
 from chrion.report.categories import COLOURS
-from chrion.report.figures import new_figure, save_figure
+from chrion.report.figures import label_axes, new_figure, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -65,8 +65,5 @@ def plot_agents(curves: Mapping[str, Sequence[float]], trial: str, measure: str,
 
 
 def _finish(axes: Axes, x: str, y: str) -> None:
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    axes.grid(visible=True, alpha=0.3)
+    label_axes(axes, "", x, y)
     axes.legend(fontsize=9, frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)

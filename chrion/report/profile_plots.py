@@ -13,7 +13,7 @@ from chrion.graph.model import Graph
 from chrion.profiler.costs import Costs
 from chrion.profiler.profiles import Profile
 from chrion.report.categories import COLOURS, OTHER_COLOUR
-from chrion.report.figures import new_figure, plain_text, save_figure, shorten_name
+from chrion.report.figures import label_axes, new_figure, plain_text, save_figure, shorten_name
 from chrion.report.simulation_plots import line_style
 from chrion.scheduler import Plan, partition
 
@@ -100,8 +100,6 @@ def plot_profile(graph: Graph, profile: Profile, plans: Sequence[Plan], path: Pa
         _draw_latency(panels[0], plans)
         _draw_busy_cores(panels[2], types[:_DRAWN])
     _draw_operators(panels[1 if several else 0], types[:_COMPARED])
-    for axes in panels:
-        axes.spines[["top", "right"]].set_visible(False)
     figure.suptitle(plain_text(f"{graph.name} on {profile.machine}"), fontsize=11)
     save_figure(figure, path)
 
@@ -112,12 +110,9 @@ def _draw_latency(axes: Axes, plans: Sequence[Plan]) -> None:
     only = plans[0].accelerator_only
     if only is not None:
         axes.axhline(only.latency_ms, color=COLOURS[5], linestyle="--", label="accelerator only")
-    axes.set_title("predicted latency by cores", fontsize=11)
-    axes.set_xlabel("CPU cores, at most")
-    axes.set_ylabel("ms")
+    label_axes(axes, "predicted latency by cores", "CPU cores, at most", "ms")
     axes.set_xticks(cores[:: max(1, len(cores) // 8)])
     axes.set_ylim(0, 1.2 * axes.get_ylim()[1])
-    axes.grid(visible=True, alpha=0.3)
     axes.legend(loc="best", fontsize=9, frameon=False)
 
 
@@ -139,8 +134,8 @@ def _draw_operators(axes: Axes, types: Sequence[TypeCosts]) -> None:
     axes.set_ylim(max(len(types), _FEW) - 0.5, -0.5)
     axes.set_xlim(0, 1.2 * axes.get_xlim()[1])
     axes.xaxis.set_major_locator(MaxNLocator(5))
-    axes.set_title("mean time by operator type (number of operators)", fontsize=11)
-    axes.set_xlabel("ms")
+    label_axes(axes, "mean time by operator type (number of operators)", "ms", "")
+    axes.grid(visible=False)
     axes.legend(loc="lower right", fontsize=9, frameon=False)
 
 
@@ -151,10 +146,7 @@ def _draw_busy_cores(axes: Axes, types: Sequence[TypeCosts]) -> None:
         relative = [ms / entry.cpu_ms[0] for ms in entry.cpu_ms]
         label = f"{shorten_name(entry.op_type, 20)}, {format_ms(entry.cpu_ms[0])} alone"
         axes.plot(cores, relative, **line_style(at, at), label=label)
-    axes.set_title("time of an operator by busy cores", fontsize=11)
-    axes.set_xlabel("busy CPU cores")
-    axes.set_ylabel("relative to one busy core")
+    label_axes(axes, "time of an operator by busy cores", "busy CPU cores", "relative to one busy core")
     axes.set_xticks(list(cores)[:: max(1, len(cores) // 8)])
     axes.set_ylim(0, 1.3 * max([1.0, axes.get_ylim()[1]]))
-    axes.grid(visible=True, alpha=0.3)
     axes.legend(loc="best", fontsize=9, frameon=False, handlelength=3.5)

@@ -11,7 +11,7 @@ import numpy as np
 
 from chrion.common.wrong_values import wrong_value
 from chrion.report.categories import COLOURS
-from chrion.report.figures import new_figure, plain_text, save_figure, shorten_name
+from chrion.report.figures import label_axes, new_figure, save_figure, shorten_name
 from chrion.serving.simulator.find import GROWS, Condition, Limit, Searched
 from chrion.serving.simulator.histograms import Counts, bin_edges
 from chrion.serving.simulator.results import SHARES, PatternResult, Series, ServerResult
@@ -348,12 +348,3 @@ def _add_sweep_legend(figure: Figure, patterns: Sequence[str], settings: Sequenc
     for at, setting in enumerate(settings):
         handles.append(Line2D([], [], **(line_style(0, at) | {"color": "black"}), label=shorten_name(setting, 36)))
     figure.legend(handles=handles, loc="outside right upper", fontsize=9, frameon=False, handlelength=3.5)
-
-
-def label_axes(axes: Axes, title: str, x: str, y: str) -> None:
-    """Give axes a title, names, and a grid."""
-    axes.set_title(plain_text(title), fontsize=11)
-    axes.set_xlabel(plain_text(x))
-    axes.set_ylabel(y)
-    axes.grid(visible=True, alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
