@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -252,40 +252,12 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON-compatible data."""
-        widths = self.schedule.widths
-        content: dict[str, Any] = {"schema": SCHEMA_WITH_WIDTHS if widths else SCHEMA}
-        for name in (
-            "model",
-            "digest",
-            "shapes",
-            "chunk",
-            "policy",
-            "alpha",
-            "memory",
-            "slo_ms",
-            "budget_mb",
-            "accelerator",
-            "estimated",
-            "remarks",
-            "origin",
-            "cpu_only_cores",
-            "cpu_only_measured",
-            "model_operators",
-            "merged",
-            "native",
-            "priced",
-            "trees",
-            "precision",
-            "expected_error",
-            "uncut",
-            "packed_mb",
-        ):
-            content[name] = getattr(self, name)
-        return content | {
+        schedule, widths = self.schedule, self.schedule.widths
+        return {
+            "schema": SCHEMA_WITH_WIDTHS if widths else SCHEMA,
+            **{name: getattr(self, name) for name in _FIELDS},
             "machine": machine_to_json(self.machine),
-            "cores": self.schedule.cores,
-            "streams": self.schedule.streams,
-            "stages": self.schedule.stages,
+            **{name: getattr(schedule, name) for name in ("order", "lanes", "cores", "streams", "stages")},
             **({"widths": widths} if widths else {}),
             "predicted": {
                 **asdict(self.predicted),
@@ -294,11 +266,6 @@ class Plan:
                 "accelerator_only": asdict(self.accelerator_only) if self.accelerator_only else None,
                 "cpu_only": asdict(self.cpu_only) if self.cpu_only else None,
             },
-            "operators": self.operators,
-            "order": self.schedule.order,
-            "lanes": self.schedule.lanes,
-            "segments": self.segments,
-            "segment_ms": self.segment_ms,
         }
 
     @classmethod
@@ -355,15 +322,15 @@ def _from_json(content: Mapping[str, Any]) -> Plan:
     cores, streams = _indices([content["cores"], content.get("streams", 1)])
     order, lanes, stages, widths = (_indices(content.get(name, [])) for name in ("order", "lanes", "stages", "widths"))
     schedule = Schedule(order, lanes, cores, streams, stages, widths)
-    segments = tuple(_indices(s) for s in content["segments"])
-    n = len(content["operators"])
+    fields = {"budget_mb": None, **{name: read(content[name]) for name, read in _FIELDS.items() if name in content}}
+    segments, n = fields["segments"], len(fields["operators"])
     if sorted(schedule.order) != list(range(n)) or len(schedule.lanes) != n:
         raise ValueError(f"order must contain each of the {n} operators once, and lanes a lane for each")
     if sorted(i for s in segments for i in s) != list(range(n)):
         raise ValueError(f"segments must contain each of the {n} operators once")
     if any(len({schedule.lanes[i] for i in s}) != 1 for s in segments):
         raise ValueError("the operators of a segment must be on one lane")
-    if len(content["segment_ms"]) != len(segments):
+    if len(fields["segment_ms"]) != len(segments):
         raise ValueError("segment_ms must contain a start and an end for each segment")
     if schedule.streams < 1 or any(not -schedule.streams < lane <= schedule.cores for lane in schedule.lanes):
         raise ValueError(f"lanes must be {1 - schedule.streams} to {schedule.cores}")
@@ -372,40 +339,14 @@ def _from_json(content: Mapping[str, Any]) -> Plan:
     if schedule.stages:
         _check_stages(schedule.stages, segments)
     return Plan(
-        model=str(content["model"]),
-        digest=str(content["digest"]),
-        shapes={name: _indices(shape) for name, shape in content["shapes"].items()},
-        chunk=None if content["chunk"] is None else int(content["chunk"]),
-        policy=str(content["policy"]),
-        alpha=_non_negative(content["alpha"]),
-        slo_ms=None if content["slo_ms"] is None else _non_negative(content["slo_ms"]),
-        budget_mb=None if content.get("budget_mb") is None else _non_negative(content["budget_mb"]),
-        accelerator=content["accelerator"],
+        **fields,
         machine=machine_from_json(content["machine"]),
-        estimated=int(content["estimated"]),
         schedule=schedule,
-        operators=tuple(str(name) for name in content["operators"]),
-        segments=segments,
-        segment_ms=tuple((_non_negative(start), _non_negative(end)) for start, end in content["segment_ms"]),
         predicted=_prediction(predicted),
-        busy_ms=tuple(_non_negative(ms) for ms in predicted["busy_ms"]),
-        lower_bound_ms=_non_negative(predicted["lower_bound_ms"]),
+        busy_ms=_figures(predicted["busy_ms"]),
+        lower_bound_ms=_figure(predicted["lower_bound_ms"]),
         accelerator_only=_prediction(predicted["accelerator_only"]) if predicted["accelerator_only"] else None,
         cpu_only=_prediction(predicted["cpu_only"]) if predicted["cpu_only"] else None,
-        remarks=tuple(str(r) for r in content["remarks"]),
-        merged=tuple(tuple(str(name) for name in group) for group in content.get("merged", [])),
-        memory=_memory(content.get("memory", "resident")),
-        origin=str(content.get("origin", "")),
-        cpu_only_cores=int(_non_negative(content.get("cpu_only_cores", 0))),
-        cpu_only_measured=bool(content.get("cpu_only_measured", False)),
-        model_operators=int(_non_negative(content.get("model_operators", 0))),
-        native=tuple(str(name) for name in content.get("native", [])),
-        priced=bool(content.get("priced", True)),
-        trees=_form(content.get("trees", "")),
-        precision=check_precision(content.get("precision", "float32")),
-        expected_error=_non_negative(content.get("expected_error", 0.0)),
-        uncut=bool(content.get("uncut", False)),
-        packed_mb=_non_negative(content.get("packed_mb", 0.0)),
     )
 
 
@@ -446,11 +387,11 @@ def _check_stages(stages: Sequence[int], segments: Sequence[Sequence[int]]) -> N
 
 
 def _prediction(content: Mapping[str, Any]) -> Prediction:
-    required = {name: _non_negative(content[name]) for name in ("latency_ms", "memory_mb", "resident_mb")}
-    return Prediction(**required, frame_mb=_non_negative(content.get("frame_mb", 0.0)))
+    required = {name: _figure(content[name]) for name in ("latency_ms", "memory_mb", "resident_mb")}
+    return Prediction(**required, frame_mb=_figure(content.get("frame_mb", 0.0)))
 
 
-def _non_negative(value: float) -> float:
+def _figure(value: float) -> float:
     if type(value) not in {int, float}:
         raise TypeError(f"{value!r} is not a number")
     if not 0 <= value < math.inf:
@@ -458,7 +399,56 @@ def _non_negative(value: float) -> float:
     return float(value)
 
 
+def _figures(values: Iterable[float]) -> tuple[float, ...]:
+    return tuple(map(_figure, values))
+
+
+def _limit(value: float | None) -> float | None:
+    return None if value is None else _figure(value)
+
+
+def _span(values: Iterable[float]) -> tuple[float, float]:
+    start, end = _figures(values)
+    return start, end
+
+
 def _indices(values: list[int]) -> tuple[int, ...]:
     if not all(type(v) is int for v in values):
         raise TypeError("indices must be integers")
     return tuple(values)
+
+
+def _texts(values: Iterable[object]) -> tuple[str, ...]:
+    return tuple(map(str, values))
+
+
+#: The keys of a file that hold one field of a plan each, in the order of the file, and what reads them.
+_FIELDS: Mapping[str, Callable[[Any], Any]] = {
+    "model": str,
+    "digest": str,
+    "shapes": lambda shapes: {name: _indices(shape) for name, shape in shapes.items()},
+    "chunk": lambda steps: None if steps is None else int(steps),
+    "policy": str,
+    "alpha": _figure,
+    "memory": _memory,
+    "slo_ms": _limit,
+    "budget_mb": _limit,
+    "accelerator": lambda provider: provider,
+    "estimated": int,
+    "remarks": _texts,
+    "origin": str,
+    "cpu_only_cores": lambda cores: int(_figure(cores)),
+    "cpu_only_measured": bool,
+    "model_operators": lambda number: int(_figure(number)),
+    "merged": lambda groups: tuple(map(_texts, groups)),
+    "native": _texts,
+    "priced": bool,
+    "trees": _form,
+    "precision": check_precision,
+    "expected_error": _figure,
+    "uncut": bool,
+    "packed_mb": _figure,
+    "operators": _texts,
+    "segments": lambda segments: tuple(map(_indices, segments)),
+    "segment_ms": lambda spans: tuple(map(_span, spans)),
+}
