@@ -14,8 +14,14 @@ from chrion.profiler import Costs, OperatorMemory, uniform_costs
 from chrion.scheduler import evaluate
 from chrion.scheduler.evaluation.solution import Problem
 from chrion.scheduler.policies.ios_search import search_stages
-from chrion.scheduler.policies.stages import DeviceLanes, Stage, generations, greedy_stages, schedule_stages
-from chrion.scheduler.policies.wavefront import round_robin
+from chrion.scheduler.policies.stages import (
+    DeviceLanes,
+    Stage,
+    generations,
+    greedy_stages,
+    round_robin,
+    schedule_stages,
+)
 from policy_solutions import solve_policy
 from strategies import costs_for, dags
 

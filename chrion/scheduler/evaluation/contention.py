@@ -19,7 +19,6 @@ from chrion.common.lane_numbers import is_accelerator_lane, lane_name
 from chrion.errors import ScheduleError
 from chrion.graph.dag import Dag
 from chrion.profiler.costs import Costs
-from chrion.scheduler.evaluation.core_clock import CoreClock
 from chrion.scheduler.evaluation.transfers import Transfers
 from chrion.scheduler.evaluation.weight_cache import durations_ms
 from chrion.scheduler.schedule import Schedule
@@ -49,6 +48,35 @@ class RunTimes:
     def empty(cls, n: int, schedule: Schedule) -> RunTimes:
         """Return the times of ``n`` operators before any has run."""
         return cls([0.0] * n, [0.0] * n, [0.0] * (schedule.cores + schedule.streams))
+
+
+class CoreClock:
+    """When each lane is free, and which lane's thread has used it last.
+
+    Args:
+        costs: The machine's costs.
+    """
+
+    def __init__(self, costs: Costs) -> None:
+        self._handoff_ms = costs.handoff_ms
+        self._after_wide_ms = costs.handoff_ms + costs.wake_ms
+        #: By lane: the end of its last segment in ms, the lane that ran it, and when any other lane may use the core.
+        self._last: dict[int, tuple[float, int, float]] = {}
+
+    def available_ms(self, occupied: Sequence[int]) -> float:
+        """Return when the first of some lanes may run a segment that occupies all of them, in ms."""
+        first, latest = occupied[0], 0.0
+        for lane in occupied:
+            end, runner, others = self._last.get(lane, (0.0, first, 0.0))
+            latest = max(latest, end if runner == first else others)
+        return latest
+
+    def occupy(self, occupied: Sequence[int], end_ms: float) -> None:
+        """Record a segment that the first of some lanes has run on all of them."""
+        others = end_ms + (self._handoff_ms if len(occupied) == 1 else self._after_wide_ms)
+        for lane in occupied:
+            before = self._last.get(lane)
+            self._last[lane] = (end_ms, occupied[0], max(others, before[2]) if before else others)
 
 
 def barrier_ms(costs: Costs, ended: Mapping[int, float], lane: int) -> float:

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from chrion.common.lane_numbers import is_accelerator_lane
 from chrion.graph.dag import Dag
 from chrion.profiler.costs import Costs
-from chrion.scheduler.evaluation.contention import RunTimes, barrier_ms, deadlock, simulate_contention
-from chrion.scheduler.evaluation.core_clock import CoreClock
+from chrion.scheduler.evaluation.contention import CoreClock, RunTimes, barrier_ms, deadlock, simulate_contention
 from chrion.scheduler.evaluation.memory import estimated_mb, paper_mb
 from chrion.scheduler.evaluation.transfers import Transfers
 from chrion.scheduler.evaluation.weight_cache import durations_ms

@@ -17,8 +17,7 @@ from chrion.errors import ScheduleError
 from chrion.graph.dag import Dag
 from chrion.profiler.costs import Costs
 from chrion.scheduler.policies.core_counts import usable_counts
-from chrion.scheduler.policies.edge_times import EdgeTimes, edge_times
-from chrion.scheduler.policies.list_scheduling import Lanes, ListScheduler
+from chrion.scheduler.policies.list_scheduling import EdgeTimes, Lanes, ListScheduler, edge_times
 from chrion.scheduler.schedule import Schedule
 
 

@@ -23,7 +23,6 @@ from chrion.scheduler.policies.chrion_paper import breadth_first, chrion_paper, 
 from chrion.scheduler.policies.core_counts import sampled_counts, usable_counts
 from chrion.scheduler.policies.cpop import cpop
 from chrion.scheduler.policies.exact import exact, or_tools
-from chrion.scheduler.policies.greedy import greedy
 from chrion.scheduler.policies.heft import heft
 from chrion.scheduler.policies.ios_merging import ios, merged_variants
 from chrion.scheduler.policies.nimble import nimble
@@ -32,7 +31,7 @@ from chrion.scheduler.policies.partial_offload import first_fit, last_layers
 from chrion.scheduler.policies.peft import peft
 from chrion.scheduler.policies.policy import Policy, ScheduleFunction, SchedulePolicy, SolutionPolicy
 from chrion.scheduler.policies.single_device import accelerator_only, cpu_only
-from chrion.scheduler.policies.wavefront import wavefront
+from chrion.scheduler.policies.stages import greedy, wavefront
 from chrion.scheduler.schedule import Schedule, validate
 
 #: Entry points of this group add policies.

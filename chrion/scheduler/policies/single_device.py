@@ -9,7 +9,7 @@ from chrion.graph.dag import Dag
 from chrion.profiler.costs import Costs
 from chrion.scheduler.policies.core_counts import selection_counts
 from chrion.scheduler.policies.device_selection import DeviceSelector
-from chrion.scheduler.policies.edge_times import edge_times
+from chrion.scheduler.policies.list_scheduling import edge_times
 from chrion.scheduler.policies.orders import hybrid_order
 from chrion.scheduler.schedule import Schedule
 

@@ -1,8 +1,8 @@
 """Stage schedules: groups of operators run side by side on the lanes of one device, with a barrier after each stage.
 
 IOS plans in stages, and so do two simpler policies. *Greedy* (the baseline of IOS) makes a stage of all operators that
-are ready, each a group of its own. *Wavefront* (Rammer's order) distributes the same stages over the lanes round robin,
-without regard to cost.
+are ready, each a group of its own. *Wavefront* (the order of Rammer, Ma et al., 2020) distributes the same stages over
+the lanes round robin, without regard to cost.
 """
 
 from __future__ import annotations
@@ -160,3 +160,26 @@ def generations(dag: Dag) -> list[list[int]]:
             levels.append([])
         levels[depth[i]].append(i)
     return levels
+
+
+def greedy(dag: Dag, costs: Costs, _alpha: float) -> Schedule:
+    """Return the schedule of greedy stages, packed onto the lanes by cost."""
+    return schedule_stages(dag, DeviceLanes(dag, costs), greedy_stages(dag))
+
+
+def wavefront(dag: Dag, costs: Costs, _alpha: float) -> Schedule:
+    """Return the schedule of greedy stages, distributed round robin without regard to cost."""
+    device = DeviceLanes(dag, costs)
+    return schedule_stages(dag, device, greedy_stages(dag), round_robin(len(device.lanes)))
+
+
+def round_robin(lanes: int) -> Pack:
+    """Return a packing that gives the first group to the first lane, the next to the next, and so on cyclically."""
+
+    def pack(groups: Sequence[Sequence[int]]) -> list[list[int]]:
+        packed: list[list[int]] = [[] for _ in range(lanes)]
+        for at, group in enumerate(groups):
+            packed[at % lanes].extend(group)
+        return [own for own in packed if own]
+
+    return pack

@@ -30,16 +30,14 @@ from chrion.scheduler.evaluation.solution import Problem, Solution
 from chrion.scheduler.policies.core_counts import selection_counts
 from chrion.scheduler.policies.cpop import path_lengths, place_critical_path
 from chrion.scheduler.policies.device_selection import DeviceSelector
-from chrion.scheduler.policies.edge_times import edge_times
 from chrion.scheduler.policies.heft import place_by_finish
-from chrion.scheduler.policies.list_scheduling import Lanes, by_rank, upward_ranks
+from chrion.scheduler.policies.list_scheduling import Lanes, by_rank, edge_times, upward_ranks
 from chrion.scheduler.policies.nimble import nimble_streams
 from chrion.scheduler.policies.opara import opara
 from chrion.scheduler.policies.orders import bfs_order, hybrid_order, priority_order
 from chrion.scheduler.policies.peft import place_by_optimistic_costs
-from chrion.scheduler.policies.stages import DeviceLanes, greedy_stages, schedule_stages
+from chrion.scheduler.policies.stages import DeviceLanes, greedy_stages, round_robin, schedule_stages
 from chrion.scheduler.policies.streams import schedule_streams
-from chrion.scheduler.policies.wavefront import round_robin
 from chrion.scheduler.schedule import Schedule
 from chrion.scheduler.search.group_placement import partial_pipelines, pipeline
 from chrion.scheduler.search.grouping import Groups, group_operators, tile_order, unit_order
