@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
+from agent_curves import plot_agents
 from combined_costs import combine_costs
 from command_arguments import add_output, existing_folder, one_line_errors, positive
 from launcher_searches import SEARCHES as LAUNCHER_SEARCHES
@@ -51,7 +52,6 @@ from chrion.learning.operators import BlockGraph, read_block
 from chrion.learning.walks import TrainingBlock
 from chrion.profiler import Costs
 from chrion.profiler.hardware_profile import estimate_profile
-from chrion.report.learning_curve import plot_agents
 from chrion.scheduler.evaluation.solution import Problem
 from chrion.scheduler.policies.heft import heft
 from chrion.scheduler.policies.ios_search import search_stages

@@ -46,7 +46,7 @@ def measure_handoff_ms(cores: Sequence[int], *, python_lanes: bool = False) -> t
     runs = [partial(session.run_with_iobinding, _bound(session)) for _ in range(2)]
     if len(cores) < 2:
         return 0.0, statistics.median(time_call(runs[0]) for _ in range(_ROUNDS))
-    _, round_trips = _alternate(cores, [_nothing, _nothing])
+    _, round_trips = _alternate(cores, [lambda: None] * 2)
     # Calls are measured while the other lane waits: the GIL then passes between the threads, which makes a call slower
     # than in a loop of one thread.
     calls, _ = _alternate(cores, runs)
@@ -109,10 +109,6 @@ def _alternate(cores: Sequence[int], work: Sequence[Callable[[], None]]) -> tupl
         calls = [round_trip(number) for number in range(1, _ROUNDS + 1)]
     thread.join()
     return calls, rounds
-
-
-def _nothing() -> None:
-    """Do nothing."""
 
 
 def _bound(session: ort.InferenceSession) -> Any:

@@ -11,7 +11,6 @@ import math
 import statistics
 import time
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 
@@ -33,16 +32,6 @@ _PAUSE_S = 0.02
 #: The share of the cores' time above which the use by other processes is interference (a choice, not measured): less
 #: than half a core of a small machine.
 _MAX_OTHERS = 0.15
-
-
-class InterferenceMonitor(Protocol):
-    """The interface through which a measurement waits for undisturbed cores."""
-
-    def wait(self) -> bool:
-        """Wait until there is no interference or a time limit is reached; return whether there is none."""
-
-    def has_interference(self) -> bool:
-        """Return whether other work is using the cores."""
 
 
 class CoreMonitor:

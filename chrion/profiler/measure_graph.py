@@ -139,7 +139,7 @@ def profile(  # noqa: PLR0913 - optional arguments are keyword-only
     unknown = [operator for signature, operator in first.items() if signature not in known]
     measure = partial(measure_operators, cores=lanes, device=device, brief=brief, precision=used)
     monitor = UsageMonitor(lanes) if unknown and not brief else None
-    measured, interference = _measure_into(cache, unknown, measure, monitor, progress)
+    measured, interference = _measure(cache, unknown, measure, monitor, progress)
     known |= measured
     if not known and len(graph.dag):
         raise ModelError(f"model {graph.name}: none of its operators could be measured")
@@ -153,15 +153,9 @@ def profile(  # noqa: PLR0913 - optional arguments are keyword-only
         cores=len(lanes),
         accelerator=provider,
         operators=_without_cpu_operators(graph, known, device) if device else known,
-        upload=copies.upload,
-        download=copies.download,
-        pageable_upload=copies.pageable_upload,
-        pageable_download=copies.pageable_download,
-        handoff_ms=overheads.handoff_ms,
-        dispatch_ms=overheads.dispatch_ms,
-        wake_ms=overheads.wake_ms,
         cache_bytes=cache_bytes,
-        reload_ms_per_byte=overheads.reload_ms_per_byte,
+        **copies._asdict(),
+        **overheads._asdict(),
         base_memory_mb=(probe_provider(provider).memory_mb or 0.0) if provider else 0.0,
         plain={graph.digest: latency} if latency else {},
         interference=interference,
@@ -210,7 +204,7 @@ def _example_shapes(graph: Graph) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _measure_into(
+def _measure(
     cache: MeasurementCache,
     operators: Sequence[Operator],
     measure: Measure,
@@ -219,39 +213,31 @@ def _measure_into(
 ) -> tuple[dict[str, OperatorCost], bool]:
     """Return the costs of operators by signature, and whether other processes used the cores.
 
-    The cache keeps the costs that no other process disturbed.
+    The cache keeps the costs of which it is known that no other process disturbed them.
     """
-    costs, interference = {}, False
-    for signature, cost, undisturbed in _measure(operators, measure, monitor, progress):
-        costs[signature] = cost
-        if undisturbed:
-            cache.put(signature, cost)
-        else:
-            interference = True
-    return costs, interference
-
-
-def _measure(
-    operators: Sequence[Operator], measure: Measure, monitor: UsageMonitor | None, progress: Progress | None
-) -> Iterator[tuple[str, OperatorCost, bool]]:
-    """Yield signatures, their costs, and whether it is known that no other process used the cores meanwhile."""
     by_graph: dict[Graph, list[int]] = {}
     for graph, i in operators:
         by_graph.setdefault(graph, []).append(i)
-    count, undisturbed = 0, True
+    found: dict[str, OperatorCost] = {}
+    count, undisturbed, interference = 0, True, False
     for graph, indices in by_graph.items():
         extractor = Extractor(graph)
         feeds = captured_inputs(graph, extractor, indices)
         for batch in batches(graph, indices):
-            costs = measure(extractor, batch, feeds)
+            costs = {graph.dag.signatures[i]: cost for i, cost in measure(extractor, batch, feeds).items()}
+            found |= costs
             trim()
             before, undisturbed = undisturbed, monitor is not None and not monitor.has_interference()
-            for i, cost in costs.items():
-                yield graph.dag.signatures[i], cost, before and undisturbed
+            if before and undisturbed:
+                for signature, cost in costs.items():
+                    cache.put(signature, cost)
+            elif costs:
+                interference = True
             for i in batch:
                 count += 1
                 if progress:
                     progress(count, len(operators), graph.dag.op_types[i])
+    return found, interference
 
 
 def batches(

@@ -363,28 +363,20 @@ def _from_json(content: Mapping[str, Any]) -> Profile:
     for signature, cost in operators.items():
         if len(cost.cpu_ms) != cores:
             raise ValueError(f"{signature} has {len(cost.cpu_ms)} CPU times for {cores} cores")
-    copies = {name: _copy_cost(content[name]) for name in _COPIES if name in content}
-    # Older files lack these figures, or have the last one under its former name.
-    content = {"wake_ms": 0.0, "cache_bytes": 0, "reload_ms_per_byte": content.get("fetch_ms_per_byte", 0.0), **content}
+    copies = {name: _copy_cost(content[name]) for name in _COPIES if name in content or not name.startswith("pageable")}
+    content = {"wake_ms": 0.0, "cache_bytes": 0, "reload_ms_per_byte": 0.0, **content}
     _require_figures("the machine", *(content[name] for name in _FIGURES), cores)
+    figures: dict[str, Any] = {name: float(content[name]) for name in _FIGURES}
     return Profile(
         machine=machine_from_json(content["machine"]),
         cores=cores,
         accelerator=content["accelerator"],
         operators=operators,
-        upload=copies["upload"],
-        download=copies["download"],
-        pageable_upload=copies.get("pageable_upload"),
-        pageable_download=copies.get("pageable_download"),
-        handoff_ms=float(content["handoff_ms"]),
-        dispatch_ms=float(content["dispatch_ms"]),
-        wake_ms=float(content["wake_ms"]),
         plain={str(digest): _plain_latency(entry) for digest, entry in content.get("plain", {}).items()},
-        base_memory_mb=float(content["base_memory_mb"]),
-        cache_bytes=int(content["cache_bytes"]),
-        reload_ms_per_byte=float(content["reload_ms_per_byte"]),
         notes=tuple(content["notes"]),
         precision=check_precision(content.get("precision", "float32")),
+        **copies,
+        **figures | {"cache_bytes": int(content["cache_bytes"])},
     )
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import onnxruntime as ort
@@ -20,8 +21,7 @@ from chrion.profiler.costs import FREE, CopyCost
 _COPY_BYTES = (1 << 12, 1 << 16, 1 << 20, 1 << 23, 1 << 25)
 
 
-@dataclass(frozen=True, slots=True)
-class CopyCosts:
+class CopyCosts(NamedTuple):
     """The costs of copies between host and device memory."""
 
     upload: CopyCost = FREE

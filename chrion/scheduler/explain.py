@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 
 from chrion.common.lane_numbers import all_lanes, lane_name
 from chrion.common.units import format_mb, format_ms
@@ -162,7 +161,7 @@ def _explain_operator(planned: Graph, profile: Profile, plan: Plan, i: int) -> l
     for other, width in _alternative_lanes(costs, schedule):
         if (other, width) == (lane, schedule.width(i)) or not all(problem.allowed(m, other) for m in members):
             continue
-        solution = problem.evaluate(_moved(schedule, members, other, width), labels)
+        solution = problem.evaluate(schedule.moved(members, other, width), labels)
         moved = solution.with_frame(dag, costs).timeline
         change = moved.latency_ms - plan.predicted.latency_ms
         sign = "+" if change >= 0 else "-"
@@ -177,14 +176,6 @@ def _alternative_lanes(costs: Costs, schedule: Schedule) -> Iterator[tuple[int, 
     """Yield all lanes with a width: one core each, and from the first core on all that the costs have."""
     yield from ((lane, 1) for lane in all_lanes(schedule.cores, schedule.streams))
     yield from ((1, width) for width in costs.widths if width <= schedule.cores)
-
-
-def _moved(schedule: Schedule, members: Iterable[int], lane: int, width: int) -> Schedule:
-    """Return the schedule with some operators on another lane."""
-    lanes, widths = list(schedule.lanes), list(schedule.widths or (1,) * len(schedule.lanes))
-    for member in members:
-        lanes[member], widths[member] = lane, width
-    return replace(schedule, lanes=tuple(lanes), widths=tuple(widths) if max(widths) > 1 else ())
 
 
 def _times(costs: Costs, i: int, busy: int) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from chrion.common.lane_numbers import is_accelerator_lane
 from chrion.errors import ScheduleError
@@ -37,6 +38,13 @@ class Schedule:
     def occupied(self, i: int) -> range:
         """Return the lanes that operator ``i`` occupies; the thread of the first one runs it."""
         return range(self.lanes[i], self.lanes[i] + self.width(i))
+
+    def moved(self, members: Iterable[int], lane: int, width: int = 1) -> Schedule:
+        """Return the schedule with some operators on another lane, each on so many cores."""
+        lanes, widths = list(self.lanes), list(self.widths or (1,) * len(self.lanes))
+        for i in members:
+            lanes[i], widths[i] = lane, width
+        return replace(self, lanes=tuple(lanes), widths=tuple(widths) if max(widths, default=1) > 1 else ())
 
 
 def validate(dag: Dag, costs: Costs, schedule: Schedule) -> None:

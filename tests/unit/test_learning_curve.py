@@ -6,8 +6,7 @@ import math
 from pathlib import Path
 
 import pytest
-
-from chrion.report.learning_curve import plot_agents
+from agent_curves import plot_agents
 
 
 @pytest.mark.parametrize("values", [[0.5], [1.0, math.nan, 0.5] * 50, [math.nan], []])

@@ -25,7 +25,7 @@ from chrion.devices.nvml import MemoryMonitor
 from chrion.graph.model import Graph
 from chrion.graph.opened_model import OpenedModel
 from chrion.machine.cores import physical_cores
-from chrion.profiler.interference import CoreMonitor, InterferenceMonitor
+from chrion.profiler.interference import CoreMonitor
 from chrion.runtime.session import HybridSession
 from chrion.scheduler.plan import Plan
 
@@ -66,7 +66,7 @@ def time_candidates(
     rounds: int = 5,
     trial_s: float = TRIAL_S,
     progress: Callable[[int, int, str], None] | None = None,
-    monitor: InterferenceMonitor | None = None,
+    monitor: CoreMonitor | None = None,
 ) -> list[Timing]:
     """Time candidates side by side.
 
@@ -154,7 +154,7 @@ def memory_held_mb(factory: SessionFactory, monitor: MemoryMonitor) -> float | N
         close()
 
 
-def _run_trial(factory: SessionFactory, trial_s: float, monitor: InterferenceMonitor) -> list[float]:
+def _run_trial(factory: SessionFactory, trial_s: float, monitor: CoreMonitor) -> list[float]:
     """Return the latencies of one trial in ms; it is repeated after interference if the monitor may still wait."""
     run, close = factory()
     try:

@@ -26,7 +26,7 @@ from typing import NamedTuple
 from chrion.common.timing import time_calls_until
 from chrion.graph.ort_sessions import first_line
 from chrion.machine.cores import physical_cores
-from chrion.profiler.interference import InterferenceMonitor, UsageMonitor
+from chrion.profiler.interference import CoreMonitor, UsageMonitor
 from chrion.runtime.selection.decisions import TimedCandidate
 
 # `tests/quality/test_guard_under_noise.py` shows how often these numbers select a slower candidate under interference.
@@ -169,7 +169,7 @@ class _Judge:
 def compare(
     candidates: Sequence[Candidate],
     slo_ms: float | None,
-    monitor: InterferenceMonitor | None = None,
+    monitor: CoreMonitor | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Comparison:
     """Time all candidates and select one.
@@ -199,7 +199,7 @@ def compare(
 def _run_rounds(
     records: Sequence[_Record],
     judge: _Judge,
-    monitor: InterferenceMonitor | None,
+    monitor: CoreMonitor | None,
     clock: Callable[[], float],
     least: int,
 ) -> int:

@@ -71,14 +71,14 @@ def pack(values: Sequence[DeviceValue]) -> tuple[tuple[int, ...], list[BufferPla
     for at, value in enumerate(values):
         own = spans[value.writer]
         for other in lanes[value.writer].release(value.known):
-            own.remove(places[other].offset, ends[other])
+            own.change(places[other].offset, ends[other], -1)
         size = -(-value.size // ALIGNMENT) * ALIGNMENT
         offset = own.find(size)
         places.append(BufferPlace(0, offset))
         ends.append(offset + size)
         for writer, lane in lanes.items():
             lane.add(at)
-            spans[writer].add(offset, offset + size)
+            spans[writer].change(offset, offset + size, 1)
     return ((max(ends),) if values else ()), places
 
 
@@ -97,21 +97,13 @@ class _Spans:
         #: The pieces without values that lie before others: (size, offset), sorted.
         self._gaps: list[tuple[int, int]] = []
 
-    def add(self, offset: int, end: int) -> None:
-        """Add a value."""
-        self._change(offset, end, 1)
-
-    def remove(self, offset: int, end: int) -> None:
-        """Remove a value."""
-        self._change(offset, end, -1)
-
     def find(self, size: int) -> int:
         """Return the offset of the smallest gap of a size, the first of equal ones, or the end of the last value."""
         at = bisect_left(self._gaps, (size, 0))
         return self._gaps[at][1] if at < len(self._gaps) else self._begins[-1]
 
-    def _change(self, offset: int, end: int, change: int) -> None:
-        """Change the number of values from ``offset`` to ``end``."""
+    def change(self, offset: int, end: int, change: int) -> None:
+        """Change the number of values from ``offset`` to ``end``: 1 adds one, -1 removes it."""
         begins, counts = self._begins, self._counts
         first = max(bisect_left(begins, offset) - 1, 0)  # the last piece that begins before the offset
         last = bisect_right(begins, end) - 1  # the last piece that begins before or at the end

@@ -99,10 +99,7 @@ def _offload_moves(problem: Problem, current: Solution, units: Sequence[Sequence
         neighbours = (m for i in leaving for m in (*problem.dag.predecessors[i], *problem.dag.successors[i]))
         targets = {least_busy, next((lanes[m] for m in neighbours if not is_accelerator_lane(lanes[m])), least_busy)}
         for target in sorted(targets):
-            moved = list(lanes)
-            for i in leaving:
-                moved[i] = target
-            yield problem.evaluate(replace(current.schedule, lanes=tuple(moved)), current.tiles, current.origin)
+            yield problem.evaluate(current.schedule.moved(leaving, target), current.tiles, current.origin)
 
 
 def _promising(problem: Problem, current: Solution, units: Sequence[Sequence[int]]) -> list[list[int]]:

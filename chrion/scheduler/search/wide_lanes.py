@@ -90,11 +90,6 @@ def _fits(solution: Solution) -> bool:
     return sum(solution.schedule.width(segment[0]) - 1 for segment in solution.segments) <= _MOST_THREADS
 
 
-def _without_ones(widths: Sequence[int]) -> tuple[int, ...]:
-    """Return the widths of a schedule, which has none if all lanes have one core."""
-    return tuple(widths) if max(widths, default=1) > 1 else ()
-
-
 def _latency(solution: Solution) -> float:
     return solution.timeline.latency_ms
 
@@ -151,7 +146,7 @@ def _spread_lanes(problem: Problem, solution: Solution, width: int) -> Solution:
             lane if device else (lane - 1) * width + 1 for lane, device in zip(schedule.lanes, on_device, strict=True)
         ),
         cores=schedule.cores * width,
-        widths=_without_ones([1 if device else width for device in on_device]),
+        widths=() if all(on_device) else tuple(1 if device else width for device in on_device),
     )
     return problem.evaluate(spread, solution.tiles, f"{solution.origin}, on lanes of {width} cores")
 
@@ -184,13 +179,9 @@ def _placements(costs: Costs, cores: int) -> Iterator[tuple[int, int]]:
 def _moved(problem: Problem, solution: Solution, unit: Sequence[int], lane: int, width: int) -> Solution | None:
     """Return the solution with a unit moved if that is faster; operators on the accelerator stay."""
     schedule = solution.schedule
-    lanes, widths = list(schedule.lanes), list(schedule.widths or (1,) * len(schedule.lanes))
-    for i in unit:
-        if not is_accelerator_lane(lanes[i]):
-            lanes[i], widths[i] = lane, width
-    if tuple(lanes) == schedule.lanes and _without_ones(widths) == schedule.widths:
+    moved = schedule.moved([i for i in unit if not is_accelerator_lane(schedule.lanes[i])], lane, width)
+    if moved == schedule:
         return None
-    moved = replace(schedule, lanes=tuple(lanes), widths=_without_ones(widths))
     limit = solution.timeline.latency_ms * (1 - 1e-6)
     faster = problem.evaluate_below(limit if limit > 0 else math.inf, moved, solution.tiles, solution.origin)
     return faster if faster and faster.timeline.latency_ms < solution.timeline.latency_ms else None
