@@ -12,6 +12,7 @@ windows, since interference only adds time. Waiting for the end of interference 
 
 from __future__ import annotations
 
+import csv
 import functools
 import logging
 import math
@@ -20,6 +21,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -36,7 +39,6 @@ from chrion.graph.ort_sessions import first_line
 from chrion.graph.work import node_work
 from chrion.machine.cores import physical_cores, private_cache_bytes, run_on_cores
 from chrion.native import register_operators
-from chrion.profiler.node_memory import scratch_bytes
 from chrion.profiler.precision import Precision, relative_error
 from chrion.profiler.synthetic_inputs import synthetic_array
 from chrion.profiler.widths import MIN_WIDE_MS
@@ -61,6 +63,8 @@ _RESULT_BYTES = 32e6
 #: Operators with larger weights have one session of several cores at a time, since each holds packed weights of its
 #: own.
 _LARGE_WEIGHT_BYTES = 64e6
+#: The option with which onnxruntime writes the memory of nodes to a file, and the column of scratch memory.
+_FILE, _SCRATCH = "session.collect_node_memory_stats_to_file", "total_temp_allocations"
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,3 +290,35 @@ def _sample(windows: Sequence[Sequence[float]]) -> OperatorSample:
 def _touched_bytes(graph: Graph, i: int) -> float:
     """Return the bytes that an operator reads and writes, without the rows of tables that it does not select."""
     return sum(node_work(graph.model.graph.node[at], graph.values).footprint for at in graph.nodes[i])
+
+
+def scratch_bytes(run: Callable[[ort.SessionOptions], object]) -> int:
+    """Return the largest scratch memory of any node of a session: allocations beside inputs, outputs and weights.
+
+    onnxruntime writes a file with the allocations of each node. Those of inputs, outputs and weights are not read from
+    it: it has zeros if buffers are bound or reused. Scratch memory from other allocators, such as that of a library, is
+    not included.
+
+    Args:
+        run: A function that opens the session with the given options, runs it once, and releases it.
+
+    Returns:
+        Bytes; zero if onnxruntime reports none.
+
+    Raises:
+        Exception: Any error of ``run``.
+    """
+    with TemporaryDirectory(prefix="chrion-") as folder:
+        path = Path(folder) / "nodes.csv"
+        options = ort.SessionOptions()
+        options.enable_mem_pattern = False  # preplanned memory is not counted
+        options.add_session_config_entry(_FILE, str(path))
+        run(options)
+        return read_scratch(path.read_text(encoding="utf-8")) if path.is_file() else 0
+
+
+def read_scratch(text: str) -> int:
+    """Return the largest scratch size in onnxruntime's table of nodes, or zero if the table has none."""
+    rows = csv.DictReader(line.lstrip("#") for line in text.splitlines() if line.strip())
+    sizes = [row.get(_SCRATCH) or "0" for row in rows]
+    return max((int(text) for text in sizes if text.isdigit()), default=0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnxruntime as ort
 
-from chrion.profiler.node_memory import read_scratch, scratch_bytes
+from chrion.profiler.operator_bench import read_scratch, scratch_bytes
 from helpers import FLOAT, make_model, node, value
 
 TABLE = """#name,input_sizes,initializers_sizes,total_dynamic_sizes,total_temp_allocations
