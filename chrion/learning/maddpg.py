@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -46,24 +46,6 @@ _MOST_WAITING = 20
 Array = np.ndarray[Any, Any]
 
 
-class Environment(Protocol):
-    """What agents act on."""
-
-    #: The size of the state, and of the action of each agent.
-    state_size: int
-    action_sizes: Sequence[int]
-    #: The action that agents begin with.
-    start: Array
-    #: Figures with which those of actions are compared.
-    reference: Figures
-
-    def reset(self) -> Array:
-        """Begin an episode, and return the state."""
-
-    def step(self, action: Array) -> tuple[Array, Figures | None]:
-        """Act, and return the state with what came of it; None if the action was refused."""
-
-
 class TopEnvironment:
     """The virtual clock as an environment; tasks that wait at the end of a step wait at the beginning of the next.
 
@@ -71,6 +53,12 @@ class TopEnvironment:
         problem: The problem.
         divide: Divide combined blocks that are too large, instead of refusing the action; intervals are shares of the
             time between two arrivals, instead of a second.
+
+    Attributes:
+        reference: Figures with which those of actions are compared.
+        state_size: The size of the state.
+        action_sizes: The size of the action of each agent.
+        start: The action that agents begin with.
     """
 
     def __init__(self, problem: TopProblem, *, divide: bool) -> None:
@@ -190,7 +178,7 @@ class Maddpg:
         settings: How they learn.
     """
 
-    def __init__(self, environment: Environment, settings: Settings | None = None) -> None:
+    def __init__(self, environment: TopEnvironment, settings: Settings | None = None) -> None:
         settings = settings or Settings()
         self._environment, self._settings = environment, settings
         sizes = environment.action_sizes

@@ -86,18 +86,13 @@ class SchedulePolicy(NamedPolicy):
         return solve
 
 
-def no_variants(_graph: Graph) -> Sequence[Graph]:
-    """Return no variant of a graph."""
-    return ()
-
-
 @dataclass(frozen=True, slots=True)
 class SolutionPolicy(NamedPolicy):
     """A policy of solutions: it returns all of them at once, and plans anew for each budget."""
 
     find_solutions: Callable[[PlanningTask], list[VariantSolution]]
     #: Returns variants of a graph with further operators that solutions may have; the profile should have their costs.
-    variants: Callable[[Graph], Sequence[Graph]] = no_variants
+    variants: Callable[[Graph], Sequence[Graph]] = lambda _graph: ()
     #: True if the policy can measure stages.
     measures_stages: bool = False
 
