@@ -13,7 +13,7 @@ from chrion.common.files import bundled_folder, read_json, write_atomically
 from chrion.common.suggestions import did_you_mean
 from chrion.common.units import format_count
 from chrion.common.wrong_values import wrong_value
-from chrion.errors import ProfileError
+from chrion.errors import OptionError, ProfileError
 from chrion.graph.dag import Dag
 from chrion.profiler.costs import FREE, STREAMS, BufferSupport, CopyCost, Costs, OperatorMemory
 from chrion.profiler.estimate import Estimator, OperatorWork
@@ -290,7 +290,7 @@ class Profile:
         content = read_json(_find(Path(path)), SCHEMA, ProfileError)
         try:
             return _from_json(content)
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, OptionError) as error:
             raise ProfileError(f"{path}: damaged profile: {type(error).__name__}: {error}") from error
 
 

@@ -12,11 +12,11 @@ from typing import Any
 from chrion.common.files import parse_json, read_json, write_atomically
 from chrion.common.lane_numbers import is_accelerator_lane
 from chrion.common.units import format_count, format_mb, format_ms, format_shape, format_shapes, format_share
-from chrion.errors import ModelError, PlanError
+from chrion.errors import ModelError, OptionError, PlanError
 from chrion.graph.model import Graph
 from chrion.profiler.machine import Machine, machine_from_json, machine_to_json
 from chrion.profiler.precision import Precision, check_precision
-from chrion.scheduler.priced_memory import MEMORIES, Memory
+from chrion.scheduler.priced_memory import Memory, check_memory
 from chrion.scheduler.schedule import Schedule
 
 #: The schema of plans without widths, and that of plans with widths, which earlier versions cannot run.
@@ -291,7 +291,7 @@ class Plan:
         """
         try:
             return _from_json(content)
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, OptionError) as error:
             raise PlanError(f"{where}: damaged plan: {type(error).__name__}: {error}") from error
 
 
@@ -360,14 +360,6 @@ def _form(name: object) -> str:
     return str(name)
 
 
-def _memory(name: object) -> Memory:
-    """Return the memory that alpha prices; in plans that do not name it, it is resident memory."""
-    memory = next((memory for memory in MEMORIES if memory == name), None)
-    if memory is None:
-        raise ValueError(f"memory must be one of {', '.join(MEMORIES)}")
-    return memory
-
-
 def _check_widths(schedule: Schedule, segments: Sequence[Sequence[int]]) -> None:
     if len(schedule.widths) != len(schedule.lanes) or min(schedule.widths) < 1:
         raise ValueError("widths must contain one entry of 1 or more for each operator")
@@ -430,7 +422,7 @@ _FIELDS: Mapping[str, Callable[[Any], Any]] = {
     "chunk": lambda steps: None if steps is None else int(steps),
     "policy": str,
     "alpha": _figure,
-    "memory": _memory,
+    "memory": lambda name: check_memory(str(name)),
     "slo_ms": _limit,
     "budget_mb": _limit,
     "accelerator": lambda provider: provider,

@@ -143,6 +143,8 @@ def test_a_file_of_the_required_keys_is_read() -> None:
 DAMAGED_VALUES = [
     ("schema", "chrion.plan/0"),
     ("memory", "some"),
+    ("memory", None),
+    ("precision", "half"),
     ("merged", 7),
     ("merged", [7]),
     ("streams", 0),

@@ -175,6 +175,7 @@ def test_a_missing_key_is_refused(tmp_path: Path, key: str) -> None:
         ("cache_bytes", "1M"),
         ("reload_ms_per_byte", NAN),
         ("notes", 7),
+        ("precision", "half"),
         ("plain", []),
         ("plain", {"a digest": {"threads": 0, "latency_ms": 1.0}}),
         ("plain", {"a digest": {"threads": 1, "latency_ms": NAN}}),
