@@ -35,6 +35,6 @@ def plot_agents(curves: Mapping[str, Sequence[float]], trial: str, measure: str,
         low, median, high = np.reshape([np.percentile(part[:, 1], (25, 50, 75)) for part in parts], (-1, 3)).T
         axes.plot(where, median, color=colour, label=name)
         axes.fill_between(where, low, high, color=colour, alpha=0.2, linewidth=0)
-    label_axes(axes, trial, measure)
+    label_axes(axes, "", trial, measure)
     axes.legend(fontsize=9, frameon=False)
     save_figure(figure, path)

@@ -363,7 +363,9 @@ def _from_json(content: Mapping[str, Any]) -> Profile:
     for signature, cost in operators.items():
         if len(cost.cpu_ms) != cores:
             raise ValueError(f"{signature} has {len(cost.cpu_ms)} CPU times for {cores} cores")
-    copies = {name: _copy_cost(content[name]) for name in _COPIES if name in content or not name.startswith("pageable")}
+    copies: dict[str, Any] = {
+        name: _copy_cost(content[name]) for name in _COPIES if name in content or not name.startswith("pageable")
+    }
     content = {"wake_ms": 0.0, "cache_bytes": 0, "reload_ms_per_byte": 0.0, **content}
     _require_figures("the machine", *(content[name] for name in _FIGURES), cores)
     figures: dict[str, Any] = {name: float(content[name]) for name in _FIGURES}

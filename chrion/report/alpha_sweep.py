@@ -119,5 +119,5 @@ def plot_alpha_sweep(points: Sequence[tuple[float, Plan]], path: Path) -> None:
 
 
 def _label(axes: Axes, title: str, unit: str) -> None:
-    label_axes(axes, "alpha, ms/MB", unit, title)
+    label_axes(axes, title, "alpha, ms/MB", unit)
     axes.set_ylim(0, 1.05 * axes.get_ylim()[1])  # a line at the upper limit would look like the frame

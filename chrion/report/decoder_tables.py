@@ -113,7 +113,7 @@ def plot_decoder_sweep(points: Sequence[DecoderPoint], path: Path) -> None:
         axes.plot(x, y, **style, label=plain_text(f"{policy} {setting}".strip()))
     axes.set_yscale("log")
     title, unit = "latency against throughput", "median latency per generated token, ms"
-    label_axes(axes, "requests per second", unit, title)
+    label_axes(axes, title, "requests per second", unit)
     figure.legend(loc="outside right upper", frameon=False, fontsize=9, handlelength=3.5)
     save_figure(figure, path)
 

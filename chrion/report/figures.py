@@ -70,7 +70,7 @@ def save_figure(figure: Figure, path: Path) -> None:
     write_atomically(path, buffer.getvalue())
 
 
-def label_axes(axes: Axes, x: str, y: str, title: str = "") -> None:
+def label_axes(axes: Axes, title: str, x: str, y: str) -> None:
     """Add a title and labels to axes, with a faint grid and without a frame."""
     axes.set_title(plain_text(title), fontsize=11)
     axes.set_xlabel(plain_text(x))

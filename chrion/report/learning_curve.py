@@ -25,6 +25,6 @@ def plot_learning_curve(report: FinetuningReport, path: Path) -> None:
     for at, name in enumerate(("rows to fit, while training", "rows to choose with")):
         axes.plot(epochs, [losses[at] for losses in report.curve], ".-", color=COLOURS[at], label=name)
     axes.axvline(report.epochs, color=COLOURS[5], linestyle="--", label=f"chosen: {report.epochs}")
-    label_axes(axes, "epoch", "log loss" if report.measures[1] == "log_loss" else "loss")
+    label_axes(axes, "", "epoch", "log loss" if report.measures[1] == "log_loss" else "loss")
     axes.legend(fontsize=9, frameon=False)
     save_figure(figure, path)

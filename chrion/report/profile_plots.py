@@ -110,7 +110,7 @@ def _draw_latency(axes: Axes, plans: Sequence[Plan]) -> None:
     only = plans[0].accelerator_only
     if only is not None:
         axes.axhline(only.latency_ms, color=COLOURS[5], linestyle="--", label="accelerator only")
-    label_axes(axes, "CPU cores, at most", "ms", "predicted latency by cores")
+    label_axes(axes, "predicted latency by cores", "CPU cores, at most", "ms")
     axes.set_xticks(cores[:: max(1, len(cores) // 8)])
     axes.set_ylim(0, 1.2 * axes.get_ylim()[1])
     axes.legend(loc="best", fontsize=9, frameon=False)
@@ -134,7 +134,7 @@ def _draw_operators(axes: Axes, types: Sequence[TypeCosts]) -> None:
     axes.set_ylim(max(len(types), _FEW) - 0.5, -0.5)
     axes.set_xlim(0, 1.2 * axes.get_xlim()[1])
     axes.xaxis.set_major_locator(MaxNLocator(5))
-    label_axes(axes, "ms", "", "mean time by operator type (number of operators)")
+    label_axes(axes, "mean time by operator type (number of operators)", "ms", "")
     axes.grid(visible=False)
     axes.legend(loc="lower right", fontsize=9, frameon=False)
 
@@ -146,7 +146,7 @@ def _draw_busy_cores(axes: Axes, types: Sequence[TypeCosts]) -> None:
         relative = [ms / entry.cpu_ms[0] for ms in entry.cpu_ms]
         label = f"{shorten_name(entry.op_type, 20)}, {format_ms(entry.cpu_ms[0])} alone"
         axes.plot(cores, relative, **line_style(at, at), label=label)
-    label_axes(axes, "busy CPU cores", "relative to one busy core", "time of an operator by busy cores")
+    label_axes(axes, "time of an operator by busy cores", "busy CPU cores", "relative to one busy core")
     axes.set_xticks(list(cores)[:: max(1, len(cores) // 8)])
     axes.set_ylim(0, 1.3 * max([1.0, axes.get_ylim()[1]]))
     axes.legend(loc="best", fontsize=9, frameon=False, handlelength=3.5)

@@ -56,10 +56,10 @@ def plot_results(results: Sequence[PatternResult], path: Path) -> None:
     for i, family in enumerate(families):
         axes = figure.add_subplot(grid[0, i * span : (i + 1) * span])
         _draw_histograms(axes, [(r.pattern, r.executions[family]) for r in results])
-        label_axes(axes, "ms", "share of requests" if i == 0 else "", f"{family}: execution time")
+        label_axes(axes, f"{family}: execution time", "ms", "share of requests" if i == 0 else "")
     axes = figure.add_subplot(grid[1, : _GRID // 2])
     _draw_histograms(axes, [(r.pattern, r.responses) for r in results], log=True)
-    label_axes(axes, "ms, logarithmic", "share of requests", "all models: response time")
+    label_axes(axes, "all models: response time", "ms, logarithmic", "share of requests")
     memory = figure.add_subplot(grid[1, _GRID // 2 :])
     _draw_memory(memory, results)
     drawn = [_draw_arrivals, *(draw for draw, any_of in _SERIES if any(any_of(result) for result in results))]
@@ -86,7 +86,7 @@ def plot_histograms(panels: Mapping[str, Sequence[tuple[str, Counts]]], path: Pa
     row = figure.subplots(1, len(panels), squeeze=False)[0]
     for i, (axes, (title, named)) in enumerate(zip(row, panels.items(), strict=True)):
         _draw_histograms(axes, named)
-        label_axes(axes, "execution time, ms", "share of requests" if i == 0 else "", title)
+        label_axes(axes, title, "execution time, ms", "share of requests" if i == 0 else "")
     _add_legend(figure, *row[0].get_legend_handles_labels())
     save_figure(figure, path)
 
@@ -110,7 +110,7 @@ def plot_search(quantity: Searched, condition: Condition, limits: Sequence[Limit
         axes.fill_between(x, low, high, color=COLOURS[i % len(COLOURS)], alpha=0.2, linewidth=0)
     axes.axhline(unit * condition.limit, color="black", linewidth=1.0, linestyle=(0, (1, 2)), label="limit")
     axes.set_ylim(0, 4 * unit * condition.limit or None)
-    label_axes(axes, quantity.unit, "%" if unit == 100 else "ms", condition.metric)
+    label_axes(axes, condition.metric, quantity.unit, "%" if unit == 100 else "ms")
     _add_legend(figure, *axes.get_legend_handles_labels())
     save_figure(figure, path)
 
@@ -156,7 +156,7 @@ def plot_sweep(points: Sequence[SweepPoint], path: Path) -> None:
             axes.plot(x, y, **style)
         row_of_axes[0].fill_between(x, low, high, color=style["color"], alpha=0.15, linewidth=0)
     for axes, (title, unit) in zip(row_of_axes, panels, strict=True):
-        label_axes(axes, "models" if is_copies else key, unit, title)
+        label_axes(axes, title, "models" if is_copies else key, unit)
         axes.set_ylim(bottom=0)
     _add_sweep_legend(figure, patterns, settings if others else [])
     save_figure(figure, path)
@@ -243,21 +243,21 @@ def _draw_arrivals(axes: Axes, results: Sequence[PatternResult]) -> None:
     series = results[0].series
     axes.plot(_ends_s(series), series.arrivals_per_s, color="black", linewidth=1.2)
     axes.set_ylim(0, 1.15 * max([*series.arrivals_per_s, 1.0]))
-    label_axes(axes, "time, s", "requests per second", "arrivals")
+    label_axes(axes, "arrivals", "time, s", "requests per second")
 
 
 def _draw_waiting(axes: Axes, results: Sequence[PatternResult]) -> None:
     for i, result in enumerate(results):
         axes.plot(_ends_s(result.series), result.series.waiting, **_series_style(i))
     axes.set_ylim(bottom=0)
-    label_axes(axes, "time, s", "requests", "waiting requests")
+    label_axes(axes, "waiting requests", "time, s", "requests")
 
 
 def _draw_violations(axes: Axes, results: Sequence[PatternResult]) -> None:
     for i, result in enumerate(results):
         axes.plot(*_violations(result.series), **_series_style(i))
     axes.set_ylim(bottom=0)
-    label_axes(axes, "time, s", "% of arrivals", "SLO violations")
+    label_axes(axes, "SLO violations", "time, s", "% of arrivals")
 
 
 def _draw_servers(axes: Axes, results: Sequence[PatternResult]) -> None:
@@ -266,7 +266,7 @@ def _draw_servers(axes: Axes, results: Sequence[PatternResult]) -> None:
         axes.plot(_ends_s(result.series), result.series.servers_available, **style)
         axes.plot(_ends_s(result.series), result.series.servers_on, color=style["color"], alpha=0.4, linewidth=2.5)
     axes.set_ylim(bottom=0)
-    label_axes(axes, "time, s", "servers", "servers: on (wide), available")
+    label_axes(axes, "servers: on (wide), available", "time, s", "servers")
 
 
 #: Panels of a series that some patterns have, each with the test whether a result has any of it.
@@ -305,7 +305,7 @@ def _draw_memory(axes: Axes, results: Sequence[PatternResult]) -> None:
     axes.set_ylim(0, 1.05 * budgets_gb[-1] or None)
     one = len(results[0].servers) == 1
     title = "GPU memory held by models" if one else "GPU memory held by models: each server, mean and range"
-    label_axes(axes, "time, s", "GB", title)
+    label_axes(axes, title, "time, s", "GB")
 
 
 def _memory_over_time(servers: Sequence[ServerResult]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
