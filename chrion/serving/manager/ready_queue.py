@@ -149,18 +149,14 @@ class ReadyQueue(Generic[T]):
         Returns:
             The requests, and whether they are late: the rest of the batch then forms anew.
         """
-        if is_late:
-            late = [request for request in self.batch(line)[0] if is_late(request)]
-            if late:
-                self.remove(line, late)
-                return late, True
-        if line.limits.max_rows > 1:
-            batch, _ = self.batch(line)
-            self.remove(line, batch)
-            return batch, False
-        first = line.items.popleft()
-        self._settle(line)
-        return first[2:], False
+        batch = self.batch(line)[0] if line.limits.max_rows > 1 else line.items[0][2:]
+        late = [request for request in batch if is_late(request)] if is_late else ()
+        if late or line.limits.max_rows > 1:
+            self.remove(line, late or batch)
+        else:
+            line.items.popleft()
+            self._settle(line)
+        return late or batch, bool(late)
 
     def remove(self, line: Line[T], requests: Sequence[T]) -> None:
         """Remove requests of a line; the rest of a batch that had no room waits again."""

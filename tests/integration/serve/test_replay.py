@@ -73,13 +73,13 @@ def scenario(tmp_path: Path, cli: Chrion, monkeypatch: pytest.MonkeyPatch) -> Pa
     file.write_text(SCENARIO, encoding="utf-8")
     code, _, err = cli("replay", str(file), "--write-models", str(tmp_path / "models"), "--pattern", "large")
     assert code == 0, err
-    assert "--host-budget 55MB --serving-policy lru,fifo,none" in err
+    assert "--host-budget 55MB --serving-policy lru,demand,none" in err
     return file
 
 
 def test_measured_beside_predicted(scenario: Path, cli: Chrion) -> None:
     """All requests are sent and answered, and what the replay reports is what the server has counted."""
-    policies = PolicySpec(load_order="fifo")
+    policies = PolicySpec()
     with local_server(scenario.parent / "models", memory_mb=55.0, policies=policies, http=True) as server:
         code, out, err = cli("replay", str(scenario), "--url", server.url, "--json")
         assert code == 0, err
@@ -104,7 +104,7 @@ def test_measured_beside_predicted(scenario: Path, cli: Chrion) -> None:
 
 def test_tables_and_limits(scenario: Path, cli: Chrion) -> None:
     """The tables have a row for the measurement, limits shorten it, and differences from the scenario are named."""
-    policies = PolicySpec(eviction="lfu", load_order="fifo", prefetch=True)
+    policies = PolicySpec(eviction="lfu", prefetch=True)
     with local_server(scenario.parent / "models", memory_mb=44.0, policies=policies, http=True) as server:
         code, out, err = cli("replay", str(scenario), "--url", server.url, "--limit", "9", "--pattern", "large")
         assert code == 0, err
