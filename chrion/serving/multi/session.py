@@ -14,7 +14,7 @@ from typing import Any, Literal, Self, get_args
 import onnx
 
 from chrion.common.suggestions import did_you_mean
-from chrion.common.units import parse_duration_ms
+from chrion.common.units import format_count, parse_duration_ms
 from chrion.common.wrong_values import wrong_value
 from chrion.devices.providers import usable_provider
 from chrion.errors import OptionError
@@ -184,10 +184,10 @@ class MultiSession:
 
     def explain(self) -> str:
         """Return the policy, and the blocks of each model."""
-        lines = [f"policy {self.policy} on {self.lanes} lanes"]
+        lines = [f"policy {self.policy} on {format_count(self.lanes, 'lane')}"]
         for name, rules in self.rules.items():
             reason = self._core.chains[name].reason
-            blocks = f"{len(rules.block_ms)} blocks, the longest {max(rules.block_ms):.1f} ms"
+            blocks = f"{format_count(len(rules.block_ms), 'block')}, the longest {max(rules.block_ms):.1f} ms"
             place = f" on {self._providers[name]}" if name in self._providers else ""
             niceness = f", niceness {self.niceness[name]}" if name in self.niceness else ""
             note = f" ({reason})" if reason else ""
