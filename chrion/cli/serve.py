@@ -16,7 +16,7 @@ from chrion.common.installation import install_hint, require_extras
 from chrion.common.units import parse_duration_ms, parse_size_mb
 from chrion.common.wrong_values import wrong_value
 from chrion.errors import OptionError
-from chrion.serving.manager import SERVER_POLICIES, PolicySpec
+from chrion.serving.manager.policy_settings import SERVER_POLICIES, PolicySpec
 
 if TYPE_CHECKING:
     from chrion.serving.server.options import ClusterOptions, DeviceOptions, ServerOptions  # needs the extra

@@ -1,7 +1,7 @@
 """The manager of a model server: a state machine that decides about memory, queues, batches and cores."""
 
 from chrion.serving.manager.manager import ModelManager
-from chrion.serving.manager.policy_settings import SERVER_POLICIES, PolicySpec
+from chrion.serving.manager.policy_settings import PolicySpec
 from chrion.serving.manager.records import (
     Action,
     Load,
@@ -15,7 +15,6 @@ from chrion.serving.manager.records import (
 )
 
 __all__ = [
-    "SERVER_POLICIES",
     "Action",
     "Load",
     "ManagedModel",

@@ -14,8 +14,8 @@ from msgspec import structs
 from chrion.common.wrong_values import wrong_value
 from chrion.devices import CPU_PROVIDER, usable_provider
 from chrion.errors import OptionError
-from chrion.serving.manager import SERVER_POLICIES, PolicySpec
 from chrion.serving.manager.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING
+from chrion.serving.manager.policy_settings import SERVER_POLICIES, PolicySpec
 from chrion.serving.manager.records import ACCELERATOR, HOST
 from chrion.serving.server.catalogue import CONTROL_MODES
 
