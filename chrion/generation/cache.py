@@ -150,7 +150,8 @@ class CacheManager:
     @property
     def reserved(self) -> int:
         """The slots of all caches."""
-        return sum(cache.capacity for cache in self._caches.values())
+        with self._lock:
+            return sum(cache.capacity for cache in self._caches.values())
 
     def get(self, request: int, capacity: int) -> RequestCache:
         """Return the cache of a request, whose slots are reserved."""
