@@ -47,10 +47,7 @@ except ImportError:
 PLAIN, FLOAT32, DEFAULT, TORCH = "onnxruntime", "OpenVINO float32", "OpenVINO default", "PyTorch"
 PEERS = (FLOAT32, DEFAULT, TORCH)
 #: One model of each kind.
-MODELS = (
-    r"LSTM (64|128|192|256|512)|GRU (128|192)|LSTM 128, 6 layers.*|(LSTM|GRU) (64|128), batch 8|resnet50|squeezenet|"
-    r"transformer block"
-)
+MODELS = r"LSTM (64|128|256|512)|GRU 128|LSTM 128, 6 layers.*|LSTM 128, batch 8|resnet50|squeezenet|transformer block"
 #: Operators of a stack that PyTorch's module does itself.
 STACK = {"LSTM", "GRU", "Squeeze", "Concat", "Identity"}
 HEAD = ["model", *(f"{kind}, ms" for kind in (PLAIN, *PEERS)), "hybrid, ms", "chosen"]
