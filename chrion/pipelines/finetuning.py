@@ -3,16 +3,17 @@
 The stages of :func:`finetune`:
 
 1. Find the leaf that each row reaches in each tree (:class:`chrion.pipelines.rows.Rows`).
-2. Fit the leaves with the earlier rows for several ridges, and choose one on later rows
-   (:mod:`chrion.pipelines.leaves`).
+2. Fit the leaves with the earlier rows for several ridges, beside levels that vary with time
+   (:mod:`chrion.pipelines.levels`), and choose one on later rows (:mod:`chrion.pipelines.leaves`).
    Then fit them on all of these rows.
 3. Update the tables of target encoders with the earlier rows (:mod:`chrion.pipelines.encoders`), and fit the leaves for
    them likewise. Later rows tell whether that is better.
 4. Append a few new trees (:mod:`chrion.pipelines.growth`), or from the level L2 on train the pipeline in its soft form
    (:mod:`chrion.pipelines.soft`).
 5. Move scores to the base rate, if it is known (:mod:`chrion.pipelines.base_rate`).
-6. Compare the candidates with the original on the most recent rows, which took no part (:mod:`chrion.pipelines.guard`),
-   and with what else could be done with the new rows (:mod:`chrion.pipelines.rivals`).
+6. Compare the candidates with the original on the most recent rows, which took no part (:mod:`chrion.pipelines.guard`);
+   up to 200 000 rows, also those of the same stages at two earlier times. Compare them with what else could be done
+   with the new rows (:mod:`chrion.pipelines.rivals`).
 """
 
 from __future__ import annotations
@@ -70,8 +71,8 @@ def finetune(  # noqa: PLR0913 - optional arguments are keyword-only
 ) -> tuple[onnx.ModelProto, FinetuningReport]:
     """Adapt a pipeline to new rows: the tables of its target encoders, and its trees.
 
-    A keyboard interrupt ends the tuning, and the best model until then is compared with the original. One during the
-    comparison with other methods ends that.
+    A keyboard interrupt ends the tuning, and the best model until then is compared with the original. One during this
+    comparison repeats it without earlier times, and one during that with other methods ends that.
 
     Args:
         model: A model with one tree ensemble: a file, its bytes, or a ModelProto.
@@ -90,8 +91,9 @@ def finetune(  # noqa: PLR0913 - optional arguments are keyword-only
         progress: A function that is called before each stage.
 
     Returns:
-        The tuned model if it is better than the original in both measures by intervals that exclude zero, else the
-        original; and the report. The measures are AUC and log loss, for a regressor R2 and the mean absolute error.
+        The tuned model if it is better than the original in both measures by intervals that exclude zero, over all
+        times at which rows were held out, else the original; and the report. The measures are AUC and log loss, for a
+        regressor R2 and the mean absolute error.
         With a base rate, all scores are moved to it, and the tuned model must also have a lower log loss than the
         original with moved scores; else that one is returned if its log loss is lower than the original's.
 
