@@ -404,7 +404,9 @@ def _compared(tuning: Tuning, shares: ClassShares | None, scope: str, seed: int)
     """Return the preferred candidate and the report; after a keyboard interrupt, with less to compare."""
     trials: list[Trial] = []
     try:
-        if len(tuning.rows.y) <= _MOST_ROWS and tuning.tuned and not tuning.interrupted:
+        # Networks are trained once: all candidates are compared on the same rows.
+        few = len(tuning.rows.y) <= _MOST_ROWS
+        if few and tuning.tuned and not (tuning.soft or tuning.interrupted):
             trials.extend(_trial(Tuning(rows, scope, seed), shares) for rows in tuning.rows.earlier())
         return _decide(tuning, shares, seed, trials)
     except KeyboardInterrupt:
