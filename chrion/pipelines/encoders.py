@@ -112,16 +112,25 @@ class EncodedRows:
         y: The target of each row.
         fractions: Whether targets are 0 or 1.
         moved: Whether a change of the mean target is left to the leaves.
+        share: How much of the change of a value is kept.
 
     Attributes:
         encoder: The encoder.
     """
 
     def __init__(  # noqa: PLR0913 - as documented
-        self, encoder: Encoder, categories: Sequence[Any], codes: Array, y: Array, *, fractions: bool, moved: bool
+        self,
+        encoder: Encoder,
+        categories: Sequence[Any],
+        codes: Array,
+        y: Array,
+        *,
+        fractions: bool,
+        moved: bool,
+        share: float = 1.0,
     ) -> None:
         self.encoder, self._categories, self._codes, self._y = encoder, categories, codes, y
-        self._fractions, self._moved = fractions, moved
+        self._fractions, self._moved, self._share = fractions, moved, share
         self._old = np.array([encoder.values.get(name, encoder.default) for name in categories], np.float64)
 
     def updated(self, fitted: int) -> UpdatedTable:
@@ -149,11 +158,15 @@ class EncodedRows:
 
         prior = PRIORS[int(np.argmin([losses(prior) for prior in PRIORS]))]
         of_parts, whole = values(prior, all_counts - counts, all_sums - sums), values(prior, all_counts, all_sums)
-        table, parts = (np.where(np.isnan(own), self._old, shift.back(own)) for own in (whole, of_parts))
+        table, parts = (np.where(np.isnan(own), self._old, self._kept(shift.back(own))) for own in (whole, of_parts))
         rows = table[self._codes]
         rows[:fitted] = parts[part, codes]
         changed = {self._categories[at]: float(table[at]) for at in np.flatnonzero(all_counts).tolist()}
         return UpdatedTable({**self.encoder.values, **changed}, rows.astype(np.float32), prior)
+
+    def _kept(self, values: Array) -> Array:
+        """Return the old values with a share of their change."""
+        return self._old + self._share * (values - self._old)
 
     def _shift(self, counts: Array, sums: Array) -> _Shift:
         """Return the change of the mean target from old values to rows."""

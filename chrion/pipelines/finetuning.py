@@ -3,16 +3,17 @@
 The stages of :func:`finetune`:
 
 1. Find the leaf that each row reaches in each tree (:class:`chrion.pipelines.rows.Rows`).
-2. Fit the leaves with the earlier rows for several ridges, and choose one on later rows
-   (:mod:`chrion.pipelines.leaves`).
+2. Fit the leaves with the earlier rows for several ridges, beside levels that vary with time
+   (:mod:`chrion.pipelines.levels`), and choose one on later rows (:mod:`chrion.pipelines.leaves`).
    Then fit them on all of these rows.
 3. Update the tables of target encoders with the earlier rows (:mod:`chrion.pipelines.encoders`), and fit the leaves for
    them likewise. Later rows tell whether that is better.
 4. Append a few new trees (:mod:`chrion.pipelines.growth`), or from the level L2 on train the pipeline in its soft form
    (:mod:`chrion.pipelines.soft`).
 5. Move scores to the base rate, if it is known (:mod:`chrion.pipelines.base_rate`).
-6. Compare the candidates with the original on the most recent rows, which took no part (:mod:`chrion.pipelines.guard`),
-   and with what else could be done with the new rows (:mod:`chrion.pipelines.rivals`).
+6. Compare the candidates with the original on the most recent rows, which took no part (:mod:`chrion.pipelines.guard`);
+   up to 200 000 rows, also those of the same stages at two earlier times. Compare them with what else could be done
+   with the new rows (:mod:`chrion.pipelines.rivals`).
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ from chrion.graph.trees import TreeEnsemble, joined
 from chrion.pipelines import leaves
 from chrion.pipelines.base_rate import BaseRate, ClassShares
 from chrion.pipelines.growth import grow
-from chrion.pipelines.guard import Candidate, Guard, Verdict
+from chrion.pipelines.guard import Candidate, Guard, Trial, Verdict
 from chrion.pipelines.leaves import LeafProblem, blocks, fit_leaves
+from chrion.pipelines.levels import Levels, levels_of
 from chrion.pipelines.pipeline import Array, Pipeline
 from chrion.pipelines.report import FinetuningReport, Rival
 from chrion.pipelines.rivals import rivals
@@ -46,8 +48,8 @@ from chrion.pipelines.table import Table
 _RIDGES = (10_000.0, 3000.0, 1000.0, 300.0, 100.0, 30.0, 10.0, 3.0)
 #: The gradient at which fits stop, relative to the first one; a tenth of it changes AUC by 0.04 points at most.
 TOLERANCE = 1e-2
-#: The most rows that rivals are trained with, which are in memory.
-_RIVAL_ROWS = 200_000
+#: The most rows for which the tuning is repeated at earlier times, and other methods are tried.
+_MOST_ROWS = 200_000
 SCOPES = ("all", "encoders", "leaves")
 
 #: Called with the number of stages done, the number of all, and the name of the next one.
@@ -69,8 +71,8 @@ def finetune(  # noqa: PLR0913 - optional arguments are keyword-only
 ) -> tuple[onnx.ModelProto, FinetuningReport]:
     """Adapt a pipeline to new rows: the tables of its target encoders, and its trees.
 
-    A keyboard interrupt ends the tuning, and the best model until then is compared with the original. One during the
-    comparison with other methods ends that.
+    A keyboard interrupt ends the tuning, and the best model until then is compared with the original. One during this
+    comparison repeats it without earlier times, and one during that with other methods ends that.
 
     Args:
         model: A model with one tree ensemble: a file, its bytes, or a ModelProto.
@@ -89,8 +91,9 @@ def finetune(  # noqa: PLR0913 - optional arguments are keyword-only
         progress: A function that is called before each stage.
 
     Returns:
-        The tuned model if it is better than the original in both measures by intervals that exclude zero, else the
-        original; and the report. The measures are AUC and log loss, for a regressor R2 and the mean absolute error.
+        The tuned model if it is better than the original in both measures by intervals that exclude zero, over all
+        times at which rows were held out, else the original; and the report. The measures are AUC and log loss, for a
+        regressor R2 and the mean absolute error.
         With a base rate, all scores are moved to it, and the tuned model must also have a lower log loss than the
         original with moved scores; else that one is returned if its log loss is lower than the original's.
 
@@ -116,11 +119,11 @@ def finetune(  # noqa: PLR0913 - optional arguments are keyword-only
     tuning = Tuning(Rows(pipeline, target, tables), scope, seed)
     tuning.run(level, None if checkpoint is None else Path(checkpoint), update)
     update(2, 4, "comparison")
-    chosen, report = _decide(tuning, shares, seed)
+    chosen, report = _compared(tuning, shares, scope, seed)
     report = replace(report, seconds=time.perf_counter() - begin)
     try:
         update(3, 4, "other methods")
-        if sum(report.rows) <= _RIVAL_ROWS and not tuning.interrupted:
+        if sum(report.rows) <= _MOST_ROWS and not tuning.interrupted:
             weights = None if shares is None else shares.weights(tuning.rows.y[tuning.rows.held])
             for other in rivals(tuning.rows.problem, tuning.rows.features(), report.rows, seed, weights):
                 report = replace(report, rivals=(*report.rivals, other))
@@ -154,6 +157,11 @@ class Tuning:
         #: The least loss of the rows to choose with.
         self._best = rows.problem.part(rows.chosen).evaluate(rows.problem.original)[0]
         self._weights = (rows.problem.original, rows.problem.original)
+        tuned = rows.problem.part(rows.tuned)
+        #: How much of a change is kept: if levels vary with time, leaves may, too, and the old time counts as much.
+        self._share = 0.5 if self._levels_of(tuned).vary else 1.0
+        #: What is added to the scores of the rows to fit, and of these and the rows to choose with, before new trees.
+        self._levels: tuple[Array, Array] = (np.zeros(1), np.zeros(1))
         self.tuned: Candidate | None = None
         self.grown: Candidate | None = None
         self.soft: Candidate | None = None
@@ -182,14 +190,14 @@ class Tuning:
             if level != "L1":
                 options = SoftOptions(level, self._scope, seed=self._seed, checkpoint=checkpoint)
                 self._soften(options, lambda done, total: update(1, 4, f"epoch {done + 1} of at most {total}"))
-            elif self._scope == "all":
+            elif self._scope == "all" and self._share == 1:
                 update(1, 4, "new trees")
                 self._grow()
         except KeyboardInterrupt:
             self.interrupted = True
 
     def _tune_tables(self) -> None:
-        rows, tables = self.rows, EncoderTables(self.rows, moved=self._scope == "all")
+        rows, tables = self.rows, EncoderTables(self.rows, moved=self._scope == "all", share=self._share)
         found = tables.updated(rows.fit)
         if found:
             first = _Stage(found.model, rows.reach(found.given), found)
@@ -207,9 +215,11 @@ class Tuning:
             first: The pipeline with tables that the rows to fit have updated.
             whole: Returns the same with the rows to choose with.
         """
-        rows, pipeline = self.rows, self.rows.pipeline
+        rows = self.rows
         fit, choose = first.problem.part(rows.fit), first.problem.part(rows.chosen)
         start = weights = fit.original
+        levels = self._levels_of(fit)
+        fit, choose = fit.moved(levels.rows), choose.moved(levels.future)
         best, ridge, found = choose.evaluate(weights)[0], None, None
         try:
             for candidate in _RIDGES if self._scope != "encoders" else ():
@@ -220,28 +230,48 @@ class Tuning:
                 best, ridge, weights = loss, candidate, start
             if best < self._best:
                 stage, both = whole(), weights
+                problem = stage.problem.part(rows.tuned)
+                later = self._levels_of(problem)
                 if ridge is not None:
-                    both = fit_leaves(stage.problem.part(rows.tuned), ridge, weights, TOLERANCE)
-                found = stage, both
+                    both = fit_leaves(problem.moved(later.rows), ridge, weights, TOLERANCE)
+                found = stage, both, later
         finally:  # after a keyboard interrupt, what the rows to fit have made is kept
             if best < self._best:
-                stage, both = found or (first, weights)
+                stage, both, later = found or (first, weights, levels)
                 self._best, self._first, self._whole = best, first, stage
-                self._weights = _as_probabilities(pipeline, weights), _as_probabilities(pipeline, both)
+                self._weights = self._final(weights, levels), self._final(both, later)
+                self._levels = levels.rows - levels.future, later.rows - later.future
                 self.figures = {"ridge": ridge, "priors": stage.tables.priors if stage.tables else ()}
                 self.tuned = self._candidate("without new trees", stage, self._weights[1])
+
+    def _levels_of(self, problem: LeafProblem) -> Levels:
+        """Return the levels of the rows of a problem, if leaves are tuned."""
+        raw = problem.raw(problem.original)
+        found = levels_of(raw, problem.y, problem.loss)
+        return Levels(0 * found.rows, 0 * found.future, found.vary) if self._scope == "encoders" else found
+
+    def _final(self, weights: Array, levels: Levels) -> Array:
+        """Return weights that a model may have, with the level of rows to come."""
+        pipeline = self.rows.pipeline
+        old = self.rows.problem.original
+        weights = _as_probabilities(pipeline, old + self._share * (weights - old))
+        ensemble = replace(pipeline.ensemble, entry_weights=weights)
+        return pipeline.with_constants(ensemble, levels.future).entry_weights.astype(np.float64)
 
     def _grow(self) -> None:
         """Append new trees."""
         rows, (first, whole) = self.rows, self._weights
+        raws = self._first.problem.raw(first), self._whole.problem.raw(whole)
+        for raw, levels in zip(raws, self._levels, strict=True):
+            raw[: len(levels)] += levels
         x = rows.features(given=self._whole.tables.given if self._whole.tables else None)
         try:
             found = grow(
                 rows.pipeline,
                 x,
                 rows.y,
-                first=self._first.problem.raw(first),
-                whole=self._whole.problem.raw(whole),
+                first=raws[0],
+                whole=raws[1],
                 fit=rows.fit,
                 choose=rows.chosen,
                 seed=self._seed,
@@ -370,9 +400,41 @@ def _beside_moved(guard: Guard, chosen: Candidate, verdict: Verdict, moved: Cand
     return chosen, verdict
 
 
-def _decide(tuning: Tuning, shares: ClassShares | None, seed: int) -> tuple[Candidate, FinetuningReport]:
+def _compared(tuning: Tuning, shares: ClassShares | None, scope: str, seed: int) -> tuple[Candidate, FinetuningReport]:
+    """Return the preferred candidate and the report; after a keyboard interrupt, with less to compare."""
+    trials: list[Trial] = []
+    try:
+        # Networks are trained once: all candidates are compared on the same rows.
+        few = len(tuning.rows.y) <= _MOST_ROWS
+        if few and tuning.tuned and not (tuning.soft or tuning.interrupted):
+            trials.extend(_trial(Tuning(rows, scope, seed), shares) for rows in tuning.rows.earlier())
+        return _decide(tuning, shares, seed, trials)
+    except KeyboardInterrupt:
+        tuning.interrupted = True
+        return _decide(tuning, shares, seed, trials)
+
+
+def _trial(tuning: Tuning, shares: ClassShares | None) -> Trial:
+    """Return what comes of a tuning for the rows that follow."""
+    rows = tuning.rows
+    tuning.run("L1", None, lambda _done, _total, _name: None)
+    if tuning.interrupted:
+        raise KeyboardInterrupt
+    plain = tuning.tuned or tuning.original
+    found = {"original": tuning.original, "without new trees": plain, "with new trees": tuning.grown or plain}
+    if shares:
+        found = {name: own if name == "original" else own.moved(shares, rows) for name, own in found.items()}
+        found["moved"] = tuning.original.moved(shares, rows)
+    scores = {name: own.predict(own.raw(rows.held) + own.constants) for name, own in found.items()}
+    y = rows.y[rows.held]
+    return Trial(scores, y, shares.weights(y) if shares else None)
+
+
+def _decide(
+    tuning: Tuning, shares: ClassShares | None, seed: int, trials: Sequence[Trial]
+) -> tuple[Candidate, FinetuningReport]:
     """Return the preferred candidate, and the report on the held-out rows, which says whether it is adopted."""
-    rows, guard = tuning.rows, Guard(tuning.rows, tuning.original, shares, seed)
+    rows, guard = tuning.rows, Guard(tuning.rows, tuning.original, shares, seed, trials)
     notes = [*tuning.notes]
     plain = tuning.tuned.moved(shares, rows) if tuning.tuned and shares else tuning.tuned
     optional = (tuning.grown, tuning.hard, tuning.soft, tuning.softened)
@@ -382,7 +444,8 @@ def _decide(tuning: Tuning, shares: ClassShares | None, seed: int) -> tuple[Cand
     if chosen is tuning.original:
         verdict = replace(verdict, adopted=False, reason="nothing fitted on the new rows is better on later rows")
     if shares:
-        chosen, verdict = _beside_moved(guard, chosen, verdict, tuning.original.moved(shares, rows))
+        moved = replace(tuning.original.moved(shares, rows), name="moved")
+        chosen, verdict = _beside_moved(guard, chosen, verdict, moved)
     fitted = chosen in {plain or tuning.original, grown, hard, soft}  # else the original with moved scores
     figures = {**(tuning.figures if fitted else {}), "level": "L1"}
     if chosen in {hard, soft}:

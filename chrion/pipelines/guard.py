@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,7 +11,7 @@ import onnx
 
 from chrion.errors import ModelError
 from chrion.pipelines.base_rate import ClassShares
-from chrion.pipelines.measures import Interval, Measures, compare, measure, prior_shift
+from chrion.pipelines.measures import Interval, Measures, Pair, compare, measure, prior_shift
 from chrion.pipelines.pipeline import Array, Feeds
 from chrion.pipelines.rows import Rows
 
@@ -50,6 +50,15 @@ class Candidate:
         return replace(self, constants=self.constants + found)
 
 
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """A tuning at an earlier time: the scores of its candidates for the rows that followed, by name."""
+
+    scores: Mapping[str, Array]
+    y: Array
+    weights: Array | None
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """Whether a candidate replaces the original, why, and by how much it differs in both measures."""
@@ -68,10 +77,13 @@ class Guard:
         original: The original.
         shares: The known shares of the classes; None if they are those of the rows.
         seed: The seed of bootstrap samples.
+        trials: The same tuning at earlier times.
     """
 
-    def __init__(self, rows: Rows, original: Candidate, shares: ClassShares | None, seed: int) -> None:
-        self._rows, self._seed, self._y = rows, seed, rows.y[rows.held]
+    def __init__(
+        self, rows: Rows, original: Candidate, shares: ClassShares | None, seed: int, trials: Sequence[Trial] = ()
+    ) -> None:
+        self._rows, self._seed, self._y, self._trials = rows, seed, rows.y[rows.held], trials
         self.weights = None if shares is None else shares.weights(self._y)
         self._scores: dict[int, tuple[Candidate, Array]] = {}
         self._original = original
@@ -100,7 +112,12 @@ class Guard:
 
     def compare(self, new: Candidate, old: Candidate) -> tuple[Interval, Interval]:
         """Return by how much candidates differ in both measures, with intervals."""
-        return compare(self.scores(new), self.scores(old), self._y, self._seed, self.weights)
+        pairs = [
+            Pair(trial.scores[new.name], trial.scores[old.name], trial.y, trial.weights)
+            for trial in self._trials
+            if {new.name, old.name} <= trial.scores.keys()
+        ]
+        return compare([*pairs, Pair(self.scores(new), self.scores(old), self._y, self.weights)], self._seed)
 
     def is_better(self, new: Candidate, old: Candidate) -> bool:
         """Return whether a candidate is better than another one in both measures, by intervals that exclude zero."""
@@ -119,6 +136,10 @@ class Guard:
             reason = "scores moved to the base rate have a lower log loss, by an interval that excludes zero"
             return Verdict(adopted=True, reason=reason, gain=gain, loss=loss)
         if gain.low > 0 and loss.high < 0:
+            new, old = self.measure(candidate), self.measure(self._original)
+            if new.gain <= old.gain or new.loss >= old.loss:
+                reason = "it is better at earlier times, but not on the most recent rows"
+                return Verdict(adopted=False, reason=reason, gain=gain, loss=loss)
             if self.shift and not self._is_better_in_both_halves(candidate):
                 reason = "under prior shift, it is not better in both halves of the held-out rows"
                 return Verdict(adopted=False, reason=reason, gain=gain, loss=loss)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -104,7 +104,7 @@ class LeafProblem:
     #: The columns of each target.
     columns: Sequence[slice]
     y: Array
-    #: Raw scores without weights, by target.
+    #: Raw scores without weights, by target, or by row and target.
     base: Array
     #: What sums are multiplied with: 1, or 1 / trees for averages.
     scale: float
@@ -115,8 +115,15 @@ class LeafProblem:
     def part(self, rows: slice) -> LeafProblem:
         """Return the problem for some of the rows."""
         return LeafProblem(
-            self.reached[rows], self.columns, self.y[rows], self.base, self.scale, self.loss, self.original
+            self.reached[rows], self.columns, self.y[rows], self._base(rows), self.scale, self.loss, self.original
         )
+
+    def moved(self, levels: Array) -> LeafProblem:
+        """Return the problem with numbers added to raw scores, [rows, targets] or [targets]."""
+        return replace(self, base=self.base + levels)
+
+    def _base(self, rows: slice) -> Array:
+        return self.base[rows] if self.base.ndim > 1 else self.base
 
     def raw(self, weights: Array, rows: slice = slice(None)) -> Array:
         """Return raw scores, [rows, targets]."""
@@ -125,17 +132,17 @@ class LeafProblem:
         for own in blocks(*reached.shape):
             for at, columns in enumerate(self.columns):
                 sums[own, at] = weights[reached[own, columns]].sum(axis=1)
-        return self.base + self.scale * sums
+        return self._base(rows) + self.scale * sums
 
     def predict(self, weights: Array) -> Array:
         """Return the predictions of all rows."""
-        return np.concatenate([self.loss.predict(self._sums(weights, own)) for _, own in self._blocks()])
+        return np.concatenate([self.loss.predict(self._sums(weights, *block)) for block in self._blocks()])
 
     def evaluate(self, weights: Array) -> tuple[float, Array]:
         """Return the sum of the losses, and its gradient by weights."""
         total, gradient = 0.0, np.zeros(len(weights))
         for rows, own in self._blocks():
-            loss, slopes = self.loss.evaluate(self._sums(weights, own), self.y[rows])
+            loss, slopes = self.loss.evaluate(self._sums(weights, rows, own), self.y[rows])
             total += loss
             for matrix, slope in zip(own, slopes.T, strict=True):
                 gradient += matrix.T @ slope
@@ -149,8 +156,8 @@ class LeafProblem:
                 total += np.bincount(matrix.indices, minlength=len(total))
         return total
 
-    def _sums(self, weights: Array, own: Sequence[Any]) -> Array:
-        return self.base + self.scale * np.stack([matrix @ weights for matrix in own], axis=1)
+    def _sums(self, weights: Array, rows: slice, own: Sequence[Any]) -> Array:
+        return self._base(rows) + self.scale * np.stack([matrix @ weights for matrix in own], axis=1)
 
     def _blocks(self) -> Iterable[tuple[slice, Sequence[Any]]]:
         """Return rows, and the matrix of each target for them."""
@@ -229,7 +236,7 @@ def refit(problem: LeafProblem, shrinkage: float) -> Array:
         shrinkage: The learning rate of the original.
     """
     weights = _DECAY * problem.original
-    raw = np.repeat(problem.base[None, :], len(problem.y), axis=0)
+    raw = np.zeros((len(problem.y), 1)) + problem.base
     for tree in range(problem.reached.shape[1]):
         chosen = problem.reached[:, tree]
         _, slopes = problem.loss.evaluate(raw, problem.y)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -13,6 +13,8 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 #: Bootstrap samples of an interval, its level, and how many rows of samples are computed at once.
 _SAMPLES, _LEVEL, _BLOCK = 1000, 0.95, 1 << 16
+#: The blocks of rows that bootstrap samples are drawn of.
+_TIMES = 50
 #: Probabilities are at least this in a logarithm.
 _LEAST = 1e-7
 #: A base rate differs from another one if a two-sided test of both says so at this level.
@@ -56,33 +58,54 @@ def measure(scores: Array, y: Array, weights: Array | None = None) -> Measures:
     return Measures(float(_Ranks(scores, y).gain(weights[None])[0]), loss, calibration)
 
 
-def compare(new: Array, old: Array, y: Array, seed: int, weights: Array | None = None) -> tuple[Interval, Interval]:
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """Two predictions of the same rows, in the order of time, as for :func:`measure`."""
+
+    new: Array
+    old: Array
+    y: Array
+    weights: Array | None = None
+
+
+def compare(pairs: Sequence[Pair], seed: int) -> tuple[Interval, Interval]:
     """Return by how much new predictions differ from old ones in both measures, with paired bootstrap intervals.
 
+    Rows that follow each other may have what no feature tells in common, as a day has. So the samples are of blocks of
+    rows that follow each other (Carlstein, 1986).
+
     Args:
-        new: Predictions, as for :func:`measure`.
-        old: Predictions of the same rows.
-        y: The class of each row, or the number.
+        pairs: Predictions, which may be of several models at different times. Measures are means by the number of rows.
         seed: The seed of the bootstrap samples.
-        weights: What each row counts; all the same if None.
     """
-    own = np.ones(len(y)) if weights is None else weights
-    ranked = [_Ranks(new, y), _Ranks(old, y)]
-    difference = _losses(new, y) - _losses(old, y)
+    rng, rows = np.random.default_rng(seed), sum(len(pair.y) for pair in pairs)
+    found = [(len(pair.y) / rows, *_differences(pair, rng)) for pair in pairs]
+    gains, losses = (sum(own[0] * own[at] for own in found) for at in (1, 2))
+    return _interval(np.asarray(gains)), _interval(np.asarray(losses))
+
+
+def _differences(pair: Pair, rng: np.random.Generator) -> tuple[Array, Array]:
+    """Return by how much predictions differ in both measures, for all rows and for bootstrap samples."""
+    y, own = pair.y, np.ones(len(pair.y)) if pair.weights is None else pair.weights
+    ranked = [_Ranks(pair.new, y), _Ranks(pair.old, y)]
+    difference = _losses(pair.new, y) - _losses(pair.old, y)
     gains, losses = [], []
-    for drawn in chain([own[None]], _samples(np.random.default_rng(seed), own)):
+    for drawn in chain([own[None]], _samples(rng, own)):
         gains.append(ranked[0].gain(drawn) - ranked[1].gain(drawn))
         losses.append(drawn @ difference / np.maximum(drawn.sum(axis=1), 1e-300))
-    return _interval(np.concatenate(gains)), _interval(np.concatenate(losses))
+    return np.concatenate(gains), np.concatenate(losses)
 
 
 def _samples(rng: np.random.Generator, weights: Array) -> Iterator[Array]:
     """Yield what rows count in bootstrap samples, [samples, rows]."""
     rows, left = len(weights), _SAMPLES
+    parts = min(rows, _TIMES)
+    of_rows = np.arange(rows) * parts // rows
     while left:
         count = min(left, max(1, _BLOCK // rows))
-        drawn = rng.integers(0, rows, (count, rows)) + rows * np.arange(count)[:, None]
-        yield weights * np.bincount(drawn.ravel(), minlength=count * rows).reshape(count, rows)
+        drawn = rng.integers(0, parts, (count, parts)) + parts * np.arange(count)[:, None]
+        times = np.bincount(drawn.ravel(), minlength=count * parts).reshape(count, parts)
+        yield weights * times[:, of_rows]
         left -= count
 
 

@@ -32,7 +32,7 @@ class FinetuningReport:
     rows: tuple[int, int, int]
     #: The names of the two measures: a gain, which is better if larger, and a loss.
     measures: tuple[str, str]
-    #: How much the tuned model differs from the original in both measures.
+    #: How much the tuned model differs from the original in both measures, on average over all times.
     gain: Interval
     loss: Interval
     #: The share of a class in earlier and held-out rows, if it differs beyond chance.

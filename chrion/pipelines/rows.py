@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +20,8 @@ from chrion.pipelines.table import Table, categories_of
 _SHARE = 5
 #: The fewest rows of each of them.
 _LEAST_ROWS = 100
+#: The earlier times at which a tuning is repeated, a fifth of the rows apart.
+_EARLIER = 2
 #: The most values of the model's inputs that are kept, so that they are read once.
 _MOST_KEPT = 1 << 21
 #: Values before the ensemble that are not computed by the model, of all rows.
@@ -49,17 +52,29 @@ class Rows:
         total = tables[0].rows
         held = tables[1].rows if len(tables) > 1 else total // _SHARE
         rest = total if len(tables) > 1 else total - held
-        chosen = rest // _SHARE
-        self.sizes = (rest - chosen, chosen, held)
+        self.sizes = _sizes(rest, held)
         if min(self.sizes) < _LEAST_ROWS:
             raise DataError(
-                f"{tables[0].name}: {total} rows are too few: {self.sizes[0]} to fit, {chosen} to choose with, "
+                f"{tables[0].name}: {total} rows are too few: {self.sizes[0]} to fit, {self.sizes[1]} to choose with, "
                 f"{held} held out",
                 hint=f"at least {_LEAST_ROWS} of each are needed",
             )
         self.y = np.concatenate(labels)
         self._kept: list[Feeds] | None = None
         self.problem = self.reach({})
+
+    def earlier(self) -> list[Rows]:
+        """Return the rows until earlier times, of which the last ones are held out; none if these were given."""
+        end, held = self.held.start, self.sizes[2]
+        times = [end - back * held for back in range(_EARLIER, 0, -1)] if len(self.tables) == 1 else []
+        found = [self._until(time, held) for time in times]
+        return [rows for rows in found if min(rows.sizes) >= _LEAST_ROWS // 2]
+
+    def _until(self, rest: int, held: int) -> Rows:
+        """Return the first rows, of which the last ones are held out."""
+        own, end = copy(self), rest + held
+        own.sizes, own.y, own.problem = _sizes(rest, held), self.y[:end], self.problem.part(slice(0, end))
+        return own
 
     @property
     def fit(self) -> slice:
@@ -118,7 +133,17 @@ class Rows:
         return filled
 
     def feeds(self) -> Iterator[Feeds]:
-        """Yield the inputs of the model for some rows at a time; those of a small table are kept."""
+        """Yield the inputs of the model for some rows at a time."""
+        left = len(self.y)
+        for feeds in self._all_feeds():
+            if left <= 0:
+                return
+            count = len(next(iter(feeds.values())))
+            yield feeds if count <= left else {name: values[:left] for name, values in feeds.items()}
+            left -= count
+
+    def _all_feeds(self) -> Iterator[Feeds]:
+        """Yield the inputs for all rows; those of a small table are kept."""
         if self._kept is not None:
             yield from self._kept
             return
@@ -149,6 +174,11 @@ class Rows:
         return np.concatenate(parts)
 
 
+def _sizes(rest: int, held: int) -> tuple[int, int, int]:
+    """Return the rows to fit, to choose with, and held out; the second are a share of what is not held out."""
+    return rest - rest // _SHARE, rest // _SHARE, held
+
+
 @dataclass(frozen=True, eq=False)
 class UpdatedTables:
     """A pipeline with updated tables, what they make of all rows, and the priors of the tables."""
@@ -164,9 +194,10 @@ class EncoderTables:
     Args:
         rows: The rows.
         moved: Whether a change of the mean target is left to the leaves.
+        share: How much of the change of a value is kept.
     """
 
-    def __init__(self, rows: Rows, *, moved: bool) -> None:
+    def __init__(self, rows: Rows, *, moved: bool, share: float = 1.0) -> None:
         pipeline, y = rows.pipeline, rows.y
         self._proto, tuned = pipeline.proto, y[rows.tuned]
         low, high = (0.0, 1.0) if pipeline.classes else (float(tuned.min()), float(tuned.max()))
@@ -176,7 +207,14 @@ class EncoderTables:
         found = dict(zip(names, rows.values(names), strict=True)) if names else {}
         self._shapes = {encoder.output: found[encoder.source].shape for encoder in encoders}
         self._columns = [
-            EncodedRows(encoder, *categories_of(found[encoder.source]), y, fractions=pipeline.classes > 0, moved=moved)
+            EncodedRows(
+                encoder,
+                *categories_of(found[encoder.source]),
+                y,
+                fractions=pipeline.classes > 0,
+                moved=moved,
+                share=share,
+            )
             for encoder in encoders
             if found[encoder.source].size == len(y)
         ]

@@ -18,6 +18,7 @@ import chrion
 from chrion.errors import ChrionError, DataError, ModelError, OptionError, SpaceError
 from chrion.graph.trees import TreeEnsemble, joined, read_ensemble
 from chrion.pipelines.leaves import fit_leaves
+from chrion.pipelines.measures import compare
 from command_line import Chrion, assert_refused
 from drifted_rows import NAMES, ROWS, binary, drifted, ensemble, rows_of
 from random_trees import run, tree_model
@@ -484,6 +485,48 @@ def test_an_interrupt_of_other_methods_keeps_the_decision() -> None:
     expected, whole = chrion.finetune(model, table)
     assert tuned.SerializeToString() == expected.SerializeToString()
     assert set(report.rivals) < set(whole.rivals)
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_an_interrupt_of_the_comparison_keeps_the_tuned_model(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C in the comparison repeats it for the most recent rows, and the tuned model is returned."""
+    model, table, calls = tree_model(binary(), "TreeEnsembleClassifier"), drifted(binary(), 1.0), 0
+
+    def interrupted(*given: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == at:
+            raise KeyboardInterrupt
+        return compare(*given)
+
+    monkeypatch.setattr("chrion.pipelines.guard.compare", interrupted)
+    tuned, report = chrion.finetune(model, table)
+    assert (report.interrupted, report.adopted) == (True, True)
+    monkeypatch.undo()
+    assert tuned.SerializeToString() == chrion.finetune(model, table)[0].SerializeToString()
+
+
+def test_levels_that_vary_with_time_are_not_taken_for_a_property_of_the_rows() -> None:
+    """Leaves that are tuned to rows with good and bad days, more of them bad, keep the original's mean probability."""
+    made = binary()
+    x, rng = rows_of(rows=6000), np.random.default_rng(5)
+    weights = made.entry_weights + 0.8 * rng.standard_normal(made.leaf_count)
+    day = np.repeat(np.tile([1.4, 1.4, -1.0], 20), 100)
+    y = (rng.random(6000) < 1 / (1 + np.exp(-weights[made.leaves_of(x)].sum(axis=1) - day))).astype(np.int64)
+    model = tree_model(made, "TreeEnsembleClassifier")
+    tuned, report = chrion.finetune(model, pa.table({**dict(zip(NAMES, x.T, strict=True)), "y": y}))
+    assert (report.adopted, report.trees) == (True, 0)
+    before, after = (run(m, {"x": x})[1][:, 1].mean() for m in (model, tuned))
+    assert after - before < (y.mean() - before) / 2
+
+
+def test_earlier_times_make_the_difference_more_certain() -> None:
+    """The tuning is repeated at earlier times, unless the held-out rows are given; so its interval is narrower."""
+    model, table = tree_model(binary(), "TreeEnsembleClassifier"), drifted(binary(), 0.5)
+    recent = chrion.finetune(model, table.slice(0, 2400), validation=table.slice(2400))[1]
+    repeated = chrion.finetune(model, table)[1]
+    assert repeated.rows == recent.rows
+    assert repeated.loss.high - repeated.loss.low < 0.8 * (recent.loss.high - recent.loss.low)
 
 
 @pytest.mark.parametrize("fits", [3, 5])

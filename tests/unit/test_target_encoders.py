@@ -18,10 +18,10 @@ NEW = 0.5
 NAMES = ["b", "new", "a", "other"]
 
 
-def rows_of(codes: Any, y: Any, *, fractions: bool = True, moved: bool = False) -> EncodedRows:
+def rows_of(codes: Any, y: Any, *, fractions: bool = True, moved: bool = False, share: float = 1.0) -> EncodedRows:
     """Return rows of a table with three categories."""
     encoder = Encoder(0, "city", "code", OLD, NEW)
-    return EncodedRows(encoder, NAMES, np.asarray(codes), y, fractions=fractions, moved=moved)
+    return EncodedRows(encoder, NAMES, np.asarray(codes), y, fractions=fractions, moved=moved, share=share)
 
 
 def value(name: str, prior: Prior | None, mean: float, y: list[float]) -> float:
@@ -93,3 +93,15 @@ def test_priors_follow_how_much_categories_have_changed() -> None:
     assert kept is None or kept.old >= 10
     assert changed is not None
     assert changed.old <= 0.3
+
+
+def test_a_share_of_each_change_is_kept() -> None:
+    """Half a share has values in the middle between the old and the new ones, in the table and for all rows."""
+    rng = np.random.default_rng(0)
+    codes = rng.integers(0, 4, 400)
+    y = (rng.random(400) < np.array([0.9, 0.1, 0.5, 0.5])[codes]).astype(float)
+    half, whole = (rows_of(codes, y, share=share).updated(300) for share in (0.5, 1.0))
+    assert whole.prior is not None
+    old = np.array([OLD.get(name, NEW) for name in NAMES])
+    np.testing.assert_allclose(half.values, (whole.values + old[codes]) / 2, atol=1e-6)
+    assert half.table == pytest.approx({name: (new + OLD.get(name, NEW)) / 2 for name, new in whole.table.items()})
