@@ -68,7 +68,10 @@ def reference_lines(plan: Plan) -> list[str]:
     if plan.cpu_only is None:
         return lines
     if plan.cpu_only_measured:
-        return [*lines, f"CPU only: plain onnxruntime with {format_count(plan.cpu_only_cores, 'thread')}, measured"]
+        lines.append(f"CPU only: plain onnxruntime with {format_count(plan.cpu_only_cores, 'thread')}, measured")
+        if plan.is_plain and not plan.on_accelerator:
+            lines.append("the plan is the whole model on one lane, which sessions run plain: no gain")
+        return lines
     if not _is_on_cpu_alone(plan):
         return lines
     return ["vs. CPU only: both are predictions; chrion bench compares with plain onnxruntime"]

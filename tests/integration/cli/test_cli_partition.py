@@ -141,6 +141,7 @@ def test_without_an_accelerator_the_reference_is_a_plain_session(cli: Chrion, tm
     assert plan.cpu_only_cores in {1, 2}
     assert f"CPU only: plain onnxruntime with {plan.cpu_only_cores} thread" in out
     assert plan.cpu_only is not None
+    assert ("which sessions run plain: no gain" in out) == plan.is_plain
     loses = plan.predicted.latency_ms > 1.01 * plan.cpu_only.latency_ms
     assert ("slower than plain onnxruntime" in out) == loses
     given = ("a model.onnx", "--shape", "batch=2", "--hardware", "epyc-16", "--cores", "2", "-o", "estimated.json")
