@@ -78,7 +78,7 @@ def demo(
     show(bench_table(timings, _PLAN, predicted_ms), conclusion)
     charts = [predicted_chart(plan), chart]
     write_atomically(path, timeline_html(plan, charts, [conclusion.strip()], graph=graph, profile=measured))
-    show(f"   timeline in a browser: {target.message}")
+    show(f"   timeline for a browser, {target.message}")
     _plan_for_the_papers_machine()
     _show_heading("3. When it does not help", "operators that wait for one another, such as a single wide layer")
     graph, _, plan = _plan(_CHAIN, cores)

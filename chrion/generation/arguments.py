@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from typing import SupportsIndex
 
+from chrion.common.units import format_count
 from chrion.common.wrong_values import wrong_value
 from chrion.errors import ContextLengthError
 
@@ -46,7 +47,7 @@ def length_error(limits: str, limit: int, prompt: int, new: int, *, memory: bool
         memory: As in the error.
     """
     most = limit - prompt + 1
-    hint = f"shorten the prompt of {prompt} tokens, or generate at most {most}"
+    hint = f"shorten the prompt of {format_count(prompt, 'token')}, or generate at most {most}"
     if most < 1:
-        hint = f"the prompt alone has {prompt} tokens, shorten it"
+        hint = f"the prompt alone has {format_count(prompt, 'token')}, shorten it"
     return ContextLengthError(limits, hint=hint, limit=limit, prompt_tokens=prompt, new_tokens=new, memory=memory)

@@ -250,7 +250,7 @@ def test_the_demo_runs_plans_and_shows_a_model_without_gain(cli: Chrion, monkeyp
     assert '"schema":"chrion.timeline/1"' in Path("demo.html").read_text(encoding="utf-8")
     first = Path("demo.html").read_bytes()
     code, out, _ = cli("demo")
-    assert (code, "timeline in a browser: written: demo-2.html\n" in out) == (0, True)
+    assert (code, "timeline for a browser, written: demo-2.html\n" in out) == (0, True)
     assert Path("demo.html").read_bytes() == first
 
 
