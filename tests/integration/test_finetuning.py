@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import onnx
@@ -487,19 +490,23 @@ def test_an_interrupt_of_other_methods_keeps_the_decision() -> None:
     assert set(report.rivals) < set(whole.rivals)
 
 
+def interrupted_at(call: int, function: Callable[..., Any]) -> Mock:
+    """Return a function that does the same, but for one call, in which the user interrupts it."""
+    calls = count(1)
+
+    def run(*given: Any) -> Any:
+        if next(calls) == call:
+            raise KeyboardInterrupt
+        return function(*given)
+
+    return Mock(side_effect=run)
+
+
 @pytest.mark.parametrize("at", [1, 2])
 def test_an_interrupt_of_the_comparison_keeps_the_tuned_model(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C in the comparison repeats it for the most recent rows, and the tuned model is returned."""
-    model, table, calls = tree_model(binary(), "TreeEnsembleClassifier"), drifted(binary(), 1.0), 0
-
-    def interrupted(*given: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == at:
-            raise KeyboardInterrupt
-        return compare(*given)
-
-    monkeypatch.setattr("chrion.pipelines.guard.compare", interrupted)
+    model, table = tree_model(binary(), "TreeEnsembleClassifier"), drifted(binary(), 1.0)
+    monkeypatch.setattr("chrion.pipelines.guard.compare", interrupted_at(at, compare))
     tuned, report = chrion.finetune(model, table)
     assert (report.interrupted, report.adopted) == (True, True)
     monkeypatch.undo()
@@ -532,18 +539,10 @@ def test_earlier_times_make_the_difference_more_certain() -> None:
 @pytest.mark.parametrize("fits", [3, 5])
 def test_an_interrupt_between_ridges_keeps_the_best_of_them(fits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C in a fit returns the leaves of the fits before, which are better than the original, too."""
-    calls = 0
-
-    def fit(*given: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == fits:
-            raise KeyboardInterrupt
-        return fit_leaves(*given)
-
+    fit = interrupted_at(fits, fit_leaves)
     monkeypatch.setattr("chrion.pipelines.finetuning.fit_leaves", fit)
     _, report = chrion.finetune(tree_model(binary(), "TreeEnsembleClassifier"), drifted(binary(), 1.0))
-    assert (report.interrupted, report.adopted, calls) == (True, True, fits)
+    assert (report.interrupted, report.adopted, fit.call_count) == (True, True, fits)
     assert report.ridge == [10_000, 3000, 1000, 300][fits - 2]
 
 
