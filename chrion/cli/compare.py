@@ -79,7 +79,18 @@ def compare(
 
 def _chosen_policies(policies: str | None) -> list[str]:
     """Return the policies to compare."""
-    names = policy_names() if policies is None else list(dict.fromkeys(name.strip() for name in policies.split(",")))
+    if policies is None:
+        return list(filter(_is_usable, policy_names()))
+    names = list(dict.fromkeys(name.strip() for name in policies.split(",")))
     if names == [""]:
         raise OptionError("--policies: no policy given", hint=f"some of {', '.join(policy_names())}")
     return names
+
+
+def _is_usable(policy: str) -> bool:
+    """Return whether a policy can be loaded, and the packages that it needs are installed."""
+    try:
+        PlanOptions(policy=policy)
+    except OptionError:
+        return False
+    return True

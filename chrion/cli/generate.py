@@ -14,6 +14,7 @@ import typer
 
 from chrion.cli.console import note, show_json, step
 from chrion.cli.options import CoresOption, ModelArgument
+from chrion.common.units import format_count, format_ms
 from chrion.errors import OptionError
 from chrion.generation import Generator, Sampling, Stream
 from chrion.generation.generator import TOKENIZER_HINT
@@ -68,6 +69,9 @@ def generate(
         if as_json:
             times = {"time_to_first_token_ms": first_s and first_s * 1e3, "tokens_per_s": len(ids) / seconds}
             show_json({"text": stream.text, "tokens": ids, "finish_reason": stream.finish_reason, **times})
+        elif first_s is not None:
+            rate = f"the first after {format_ms(first_s * 1e3)}, {len(ids) / seconds:.1f} a second"
+            note(f"{format_count(len(ids), 'token')}: {rate}")
 
 
 @contextlib.contextmanager

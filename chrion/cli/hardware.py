@@ -54,7 +54,7 @@ def _summary(part: Part) -> dict[str, Any]:
 
 
 def _list_table(parts: list[Part]) -> FigureTable:
-    figures = ("cores", "memory", "bandwidth", "peak, float32", "price/hour")
+    figures = ("cores", "memory", "bandwidth", "peak, float32", "USD/hour")
     table = FigureTable(
         "Parts for --hardware, from datasheets; join them with +",
         [key("name"), text("kind"), text("title"), *figures],

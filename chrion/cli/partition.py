@@ -26,8 +26,8 @@ from chrion.scheduler.explain import explain_placement
 from chrion.scheduler.planner import alternatives
 
 _OTHER_MACHINE = (
-    "to plan for a machine with an accelerator: --profile gtx1080ti-paper, which is the paper's, or for example "
-    "--hardware l4+epyc-16"
+    "to plan for a machine with an accelerator: for example --hardware l4+epyc-16, or for the paper's LSTMs, its own "
+    "measurements, --profile gtx1080ti-paper"
 )
 
 
@@ -85,9 +85,10 @@ def partition(
         show_json({**plan_summary(plan), "plan": str(path), **explanation})
     else:
         _show_tables(plan, reasons, written)
-        show(_next_step(model, path, is_measured=is_this_machine(measured.machine)))
     for line in plan.missed:
         note(f"warning: {line}")
+    if not as_json:
+        show(_next_step(model, path, is_measured=is_this_machine(measured.machine)))
     if plan.missed:
         raise typer.Exit(OUT_OF_REACH)
 

@@ -128,13 +128,12 @@ def _range_count(first: Decimal, last: Decimal, step: Decimal) -> Decimal:
 
 
 def format_ms(ms: float) -> str:
-    """Format a duration with three significant digits in a suitable unit: ``59.3 ms``, ``830 us``, ``1.2 s``."""
+    """Format a duration with three significant digits in a suitable unit: ``59.3 ms``, ``830 us``, ``1.20 s``."""
     ms = float(f"{ms:.3g}")  # before the unit is chosen: 0.9999 ms are 1.00 ms
-    if ms >= 1000:
-        return f"{ms / 1000:.3g} s" if ms < 1e6 else f"{ms / 1000:.0f} s"
-    if ms >= 1 or ms == 0:
-        return f"{ms:.{max(0, 2 - _magnitude(ms))}f} ms"
-    return f"{ms * 1000:.3g} us"
+    if ms == math.inf:
+        return "inf s"
+    number, unit = (ms / 1000, "s") if ms >= 1000 else (ms, "ms") if ms >= 1 or ms == 0 else (ms * 1000, "us")
+    return f"{number:.{max(0, 2 - _magnitude(number))}f} {unit}"
 
 
 def format_ms_like(ms: float, other_ms: float) -> str:

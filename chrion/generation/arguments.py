@@ -47,7 +47,8 @@ def length_error(limits: str, limit: int, prompt: int, new: int, *, memory: bool
         memory: As in the error.
     """
     most = limit - prompt + 1
-    hint = f"shorten the prompt of {format_count(prompt, 'token')}, or generate at most {most}"
+    shorter = f"shorten the prompt of {format_count(prompt, 'token')}, or " if prompt > 1 else ""
+    hint = f"{shorter}generate at most {most}"
     if most < 1:
         hint = f"the prompt alone has {format_count(prompt, 'token')}, shorten it"
     return ContextLengthError(limits, hint=hint, limit=limit, prompt_tokens=prompt, new_tokens=new, memory=memory)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 
 from chrion.report.figure_table import Column, FigureTable, key
 from chrion.report.simulation_tables import figure_text
@@ -34,17 +35,20 @@ def limit_lines(quantity: Searched, condition: Condition, limits: Sequence[Limit
 
 
 def curve_table(quantity: Searched, condition: Condition, limits: Sequence[Limit]) -> FigureTable:
-    """Return a table of all values that were tried."""
+    """Return a table of all values that were tried; neighbours of equal figures are one row."""
     priced = any(probe.cost_per_hour for limit in limits for probe in limit.curve)
     columns: list[Column | str] = [key("pattern"), key(quantity.unit, is_text=False), condition.metric, *_CURVE]
     table = FigureTable("values tried", [*columns, *(["cost per hour"] if priced else [])])
+
+    def cells(probe: Probe) -> tuple[str, ...]:
+        figure = probe.figure
+        ends = f"{condition.text(max(0.0, figure.low))} to {condition.text(figure.high)}"
+        about = f"{probe.offered_load:.0%}", f"{probe.replications}", probe.met
+        return condition.text(figure.mean), ends, *about, *([f"{probe.cost_per_hour:.2f}"] if priced else [])
+
     for limit in limits:
-        for probe in limit.curve:
-            figure = probe.figure
-            ends = f"{condition.text(max(0.0, figure.low))} to {condition.text(figure.high)}"
-            about = f"{probe.offered_load:.0%}", f"{probe.replications}", probe.met
-            cost = [f"{probe.cost_per_hour:.2f}"] if priced else []
-            table.add_row(limit.pattern, amount_text(probe), condition.text(figure.mean), ends, *about, *cost)
+        for row, equal in groupby(limit.curve, cells):
+            table.add_row(limit.pattern, _amounts(list(equal)), *row)
     return table
 
 
@@ -68,16 +72,21 @@ def search_lines(
 def _bracket(quantity: Searched, condition: Condition, limit: Limit) -> str:
     """Return the bracket of a limit and the figure at the value within it that meets the condition first."""
     if limit.possible is None:
-        return f"no value meets {condition.metric} <= {condition.text(condition.limit)}"
+        unmet = f"no value meets {condition.metric} <= {condition.text(condition.limit)}"
+        if not limit.curve:
+            return f"{unmet}: the models do not fit"
+        tried = f"{unmet}; tried: {_amounts((limit.curve[0], limit.curve[-1]))} {quantity.unit}"
+        return f"{tried}; more changes nothing" if limit.exhausted else tried
     ends = [probe for probe in (limit.possible, limit.certain) if probe]
-    amounts = list(dict.fromkeys(map(amount_text, sorted(ends, key=lambda probe: probe.amount))))
     shown = limit.best or limit.possible
     figure, cost = shown.figure, shown.cost_per_hour
     interval = (
         f"{condition.text(figure.mean)} [{condition.text(max(0.0, figure.low))} to {condition.text(figure.high)}]"
     )
     priced = f", {cost:.2f} an hour" if cost else ""
-    return f"{' to '.join(amounts)} {quantity.unit}; {amount_text(shown)}: {condition.metric} {interval}{priced}"
+    amounts = _amounts(sorted(ends, key=lambda probe: probe.amount))
+    unit = quantity.unit.removesuffix("s") if amounts == "1" and quantity.unit.isalpha() else quantity.unit
+    return f"{amounts} {unit}; {amount_text(shown)}: {condition.metric} {interval}{priced}"
 
 
 def _notes(quantity: Searched, condition: Condition, limit: Limit) -> Iterator[str]:
@@ -97,11 +106,16 @@ def _notes(quantity: Searched, condition: Condition, limit: Limit) -> Iterator[s
             f"{amount_text(nearest)} {quantity.unit} meet it in runs of this length alone: at a utilisation of "
             f"{nearest.offered_load:.0%}, queues grow with the number of requests"
         )
-    if limit.exception and limit.certain:
+    if limit.exception:
         yield (
             f"not monotone: {condition.metric} is {condition.text(limit.exception.figure.mean)} at "
             f"{amount_text(limit.exception)}, although a harder value meets the condition"
         )
+
+
+def _amounts(probes: Sequence[Probe]) -> str:
+    """Return the quantities from the first to the last value."""
+    return " to ".join(dict.fromkeys(amount_text(probe) for probe in (probes[0], probes[-1])))
 
 
 def amount_text(probe: Probe) -> str:

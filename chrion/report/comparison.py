@@ -160,7 +160,7 @@ def _operators(plan: Plan) -> str:
 
 def _remark(entry: PolicyResult, base_mb: float) -> str:
     if entry.plan is None or entry.fits:
-        return entry.reason
+        return entry.reason.removeprefix(f"policy {entry.policy}").removeprefix(":").strip()
     held = f"{format_mb(entry.plan.predicted.resident_mb)} resident"
     held += f", of which the accelerator's context takes {format_mb(base_mb)}" if base_mb else ""
     limit = f"exceeds the GPU budget of {format_mb(entry.plan.budget_mb or 0.0)} with {held}"

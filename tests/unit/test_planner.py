@@ -144,7 +144,7 @@ def test_limits_that_no_plan_keeps_are_remarks(graph: Graph, profile: Profile) -
     """The remarks contain the latency and the memory that exceed the SLO and the budget."""
     plan = partition(graph, profile, slo="1us")
     assert not plan.meets_slo
-    assert plan.remarks[-1].startswith("no plan meets the SLO of 1 us: the fastest takes ")
+    assert plan.remarks[-1].startswith("no plan meets the SLO of 1.00 us: the fastest takes ")
     plan = partition(graph, profile, policy="accelerator", gpu_budget="1B")
     assert not plan.meets_budget
     assert plan.remarks[-1].startswith("no plan of this policy fits the GPU budget of ")

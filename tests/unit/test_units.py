@@ -194,8 +194,17 @@ def test_invalid_shapes_are_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("ms", "text"),
     [
-        *((59.3, "59.3 ms"), (4.711, "4.71 ms"), (0.83, "830 us"), (1200, "1.2 s"), (0, "0.00 ms"), (123.4, "123 ms")),
-        *((0.99999, "1.00 ms"), (999.99, "1 s"), (9.999, "10.0 ms"), (1.234e6, "1230 s"), (math.inf, "inf s")),
+        *(
+            (59.3, "59.3 ms"),
+            (4.711, "4.71 ms"),
+            (0.83, "830 us"),
+            (1200, "1.20 s"),
+            (0.011, "11.0 us"),
+            (0, "0.00 ms"),
+            (123.4, "123 ms"),
+        ),
+        (0.011, "11.0 us"),
+        *((0.99999, "1.00 ms"), (999.99, "1.00 s"), (9.999, "10.0 ms"), (1.234e6, "1230 s"), (math.inf, "inf s")),
     ],
 )
 def test_durations_are_formatted_with_three_digits(ms: float, text: str) -> None:

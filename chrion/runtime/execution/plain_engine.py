@@ -10,6 +10,7 @@ from typing import Any
 
 import onnxruntime as ort
 
+from chrion.common.units import format_count
 from chrion.devices import CPU_PROVIDER
 from chrion.graph.model import TensorInfo
 from chrion.machine.cores import physical_cores
@@ -128,5 +129,7 @@ class PlainEngine(Engine):
         return twin
 
     def explain(self) -> str:
-        """Return the execution providers, and the reason why the model runs plain."""
-        return f"plain onnxruntime on {', '.join(self.providers)}: {self.reason}"
+        """Return the execution providers, the number of threads if it is given, and why the model runs plain."""
+        count = self.session.get_session_options().intra_op_num_threads
+        threads = f", {format_count(count, 'thread')}" if count else ""
+        return f"plain onnxruntime on {', '.join(self.providers)}{threads}: {self.reason}"

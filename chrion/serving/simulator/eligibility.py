@@ -84,8 +84,10 @@ def check_fit(models: Sequence[ServedModel], servers: Sequence[ServerSpec], leve
         where = f"models.{model.name}: variant {variant.name}"
         eligible = eligibility.of(variants)
         if not eligible and variant.memory_bytes > max_bytes:
+            largest = max(servers, key=lambda spec: spec.budget_bytes)
             available = f"the largest server has {max_bytes / 1e6:g} MB for models"
-            raise ScenarioError(f"{where} needs {variant.memory_mb:g} MB, {available}")
+            reserved = f" (reserved_gb = {largest.reserved_gb:g} of its {largest.gpu_memory_gb:g} GB)"
+            raise ScenarioError(f"{where} needs {variant.memory_mb:g} MB, {available}{reserved}")
         if not eligible:
             raise ScenarioError(f"{where} needs {_needs(variants)}; no server has all of them")
         if id(eligible) not in least:

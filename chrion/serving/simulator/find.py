@@ -146,6 +146,8 @@ class Limit:
     curve: tuple[Probe, ...]
     #: A value that clearly does not meet the condition, although a harder one clearly does.
     exception: Probe | None
+    #: Whether more servers or memory than the largest value that was tried change nothing.
+    exhausted: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +273,7 @@ def find_limits(  # noqa: PLR0913, PLR0917 - the parts of a search
         for pattern, sets in kind.patterns(scenario).items():
             search = Search(kind, source.changed(sets), quantity, condition, options, pool.map if pool else map)
             search.note = lambda number, text: progress(sum(len(known.curve) for known in limits) + number, text)
-            search.ends_early = quantity.smallest and pattern not in (PLANNED, SHRINK)
+            search.chooses = pattern in (PLANNED, SHRINK)
             limits.append(search.limit(pattern))
     return tuple(limits)
 
@@ -296,10 +298,12 @@ class Search:
         self._sign = 1 if quantity.smallest else -1
         ends = sorted((self._sign * quantity.numbers[0], self._sign * quantity.numbers[-1]))
         self._first, self._last = ends
-        #: The minimum position from which on more servers or memory cannot help; the patterns that choose variants use
-        #: faster ones with more memory.
+        #: The minimum position from which on more servers or memory cannot help.
         self._enough = self._last
-        self.ends_early = False
+        #: Whether variants are chosen, of which more memory permits faster ones.
+        self.chooses = False
+        #: The figures of positions at which nothing but other variants can help.
+        self._served: dict[int, Sequence[float]] = {}
         self.note: Callable[[int, str], None] = lambda _number, _text: None
         self._probes: dict[int, Probe] = {}
 
@@ -332,6 +336,7 @@ class Search:
             beyond=self._probes[before[-1]] if before else None,
             curve=tuple(probe for probe in probes[:: self._sign] if probe.met != UNFIT),
             exception=exception,
+            exhausted=self._enough < self._last,
         )
 
     def _scan(self, start: int, direction: int, agrees: Callable[[Probe], bool]) -> int:
@@ -362,19 +367,26 @@ class Search:
     def _probe(self, at: int) -> Probe:
         at = min(at, self._enough)
         if at not in self._probes:
-            self._probes[at], improvable = self._simulate(self._sign * at)
-            if self.ends_early and not improvable:
-                self._enough = min(self._enough, at)
+            self._probes[at], runs = self._simulate(self._sign * at)
+            if self._quantity.smallest and runs and not any(run.improvable for run in runs):
+                self._note_served(at, [run.figure for run in runs])
             self.note(len(self._probes), f"{self._probes[at].amount:.4g} {self._quantity.unit}")
         return self._probes[at]
 
-    def _simulate(self, number: int) -> tuple[Probe, bool]:
-        """Return a value, and whether an easier one may have another figure."""
+    def _note_served(self, at: int, figures: Sequence[float]) -> None:
+        """Keep a position at which no request waits; end there if twice the variants' memory changes no figure."""
+        halves = (seen for tried, seen in self._served.items() if 2 * tried <= at)
+        if not self.chooses or any(list(seen) == list(figures) for seen in halves):
+            self._enough = min(self._enough, at)
+        self._served[at] = figures
+
+    def _simulate(self, number: int) -> tuple[Probe, Sequence[Replication]]:
+        """Return a value, and its replications."""
         source = self._source.changed(self._quantity.sets(number))
         try:
             scenario = self._kind.build(source)
         except ScenarioError:
-            return Probe(math.nan, Interval(math.nan, math.nan), UNFIT), True
+            return Probe(math.nan, Interval(math.nan, math.nan), UNFIT), ()
         total = self._options.replications
         measure = partial(self._kind.measure, condition=self._condition, keep_warm_up=self._options.keep_warm_up)
         runs: list[Replication] = []
@@ -384,7 +396,7 @@ class Search:
             probe = self._summarise(self._quantity.amount(scenario), runs)
             if probe.met != OPEN:
                 break
-        return probe, any(run.improvable for run in runs)
+        return probe, runs
 
     def _summarise(self, amount: float, runs: Sequence[Replication]) -> Probe:
         figure = interval([run.figure for run in runs])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +47,17 @@ def test_the_table_names_the_fastest_and_the_picture_is_drawn(cli: Chrion) -> No
     assert "fastest plain" in out
     assert "fastest policy: " in out
     assert Path("c.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_policy_without_its_package_is_left_out(cli: Chrion, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default; where it is named, the package is asked for."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "ortools"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "ortools", None)
+    code, out, _ = cli("compare", "m.onnx", "--profile", PAPER, "--json")
+    assert code == 0
+    assert {row["policy"] for row in json.loads(out)["policies"]} == {*policy_names()} - {"exact"}
+    assert_refused(cli("compare", "m.onnx", "--profile", PAPER, "--policies", "cpu,exact"), "needs OR-Tools")
 
 
 def test_plans_for_another_machine_are_predicted_only(cli: Chrion) -> None:

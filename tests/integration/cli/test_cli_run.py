@@ -214,7 +214,7 @@ def test_a_missed_slo_is_exit_code_3(cli: Chrion, model: Path, command: tuple[st
     for options in ((), ("--policy", "wavefront")):
         code, out, err = cli(*command, str(model), *options, "--slo", "1us", "--json")
         assert code == 3
-        assert "the SLO of 1 us is missed: measured" in err
+        assert "the SLO of 1.00 us is missed: measured" in err
         assert json.loads(out)["model"] == "m"
         code, _, err = cli(*command, str(model), *options, "--slo", "10s", "--json")
         assert (code, "SLO" in err) == (0, False)

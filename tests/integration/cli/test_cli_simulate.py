@@ -107,7 +107,7 @@ def test_find(cli: Chrion) -> None:
     curves = sum(len(limit["curve"]) for limit in body["limits"])
     assert len(Path("curve.csv").read_text().splitlines()) == 1 + curves
     out = cli(*words, "servers", "--until", "swapping<=1%", "--set", "cost_per_hour=2")[1]
-    assert "memory-optimal: 1 servers; 1: swapping 0.00% [0.00% to 0.00%], 2.00 an hour" in out
+    assert "memory-optimal: 1 server; 1: swapping 0.00% [0.00% to 0.00%], 2.00 an hour" in out
     code, out, _ = cli(*words, "memory", "--until", "violations<=0%")
     assert code == 0
     assert "gpu: no value meets violations <= 0.00%" in out
