@@ -110,7 +110,9 @@ def test_find(cli: Chrion) -> None:
     assert "memory-optimal: 1 server; 1: swapping 0.00% [0.00% to 0.00%], 2.00 an hour" in out
     code, out, _ = cli(*words, "memory", "--until", "violations<=0%")
     assert code == 0
-    assert "gpu: no value meets violations <= 0.00%" in out
+    (reason,) = (line for line in out.splitlines() if line.startswith("gpu: no value"))
+    assert reason.startswith("gpu: no value meets violations <= 0.00%; tried: ")
+    assert reason.endswith(" GB a GPU; more changes nothing")
     assert "violations: requests whose execution time alone is above 1.05 x the latency of " in out
     assert "memory: gpu_memory_gb, of which 4 GB (reserved_gb) are for contexts and scratch space" in out
     out = cli(*words, "memory", "--until", "violations<=90%", "--replications", "3")[1]
