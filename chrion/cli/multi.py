@@ -21,11 +21,11 @@ from chrion.profiler.synthetic_inputs import synthetic_array
 from chrion.report.chrome_trace import chrome_trace
 from chrion.report.load_tables import block_chart, load_line, load_table
 from chrion.serving.multi.load import LoadResult, find_factor, measure, measure_times, predict, summarise
-from chrion.serving.multi.policies import SESSION_POLICIES
+from chrion.serving.multi.policies import POLICIES
 from chrion.serving.multi.session import MultiSession
 from chrion.serving.multi.simulation import LOADS, build_arrivals
 
-_POLICY_HELP = f"Who runs next: {', '.join(SESSION_POLICIES)}."
+_POLICY_HELP = f"Who runs next: {', '.join(POLICIES)}."
 
 
 def multi(

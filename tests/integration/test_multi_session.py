@@ -27,7 +27,7 @@ from chrion.runtime.block_chain import BlockChain
 from chrion.serving.multi.combined import TopPlan
 from chrion.serving.multi.dispatcher import Replan
 from chrion.serving.multi.load import measure_times
-from chrion.serving.multi.policies import SESSION_POLICIES
+from chrion.serving.multi.policies import POLICIES
 from chrion.serving.multi.session import MultiSession
 from chrion.serving.multi.top import TopDispatcher
 from chrion.serving.multi.top_search import TopPlanner
@@ -59,7 +59,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     event.set()
 
 
-@pytest.mark.parametrize("policy", sorted(SESSION_POLICIES))
+@pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_outputs_are_those_of_onnxruntime(models: dict[str, onnx.ModelProto], policy: str) -> None:
     """Tasks of both models from several threads have the outputs of plain sessions, by every policy."""
     expected = {}

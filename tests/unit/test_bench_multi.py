@@ -11,6 +11,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 from bench_multi import (
+    SETS,
     combine,
     combined_graph,
     feed,
@@ -39,11 +40,18 @@ def test_the_variance_is_that_between_queues() -> None:
 
 
 def test_figures_are_those_of_all_windows() -> None:
-    """Throughput, mean, 99th percentile, and the shares of misses, of the worst model and of drops."""
-    windows = [[done("a", 0, 10), done("b", 990, 1000)], [done("a", 0, 30), Served("b", 0, 1000, "full", 20.0)]]
-    cells = figures(windows).split(" | ")
-    assert cells[:2] == ["1.5", "16.7"]
-    assert cells[3:6] == ["50.0%", "50.0%", "25.0%"]
+    """Throughput, mean, 99th percentile, and the shares of misses, of those of each model and of drops."""
+    first = [done("a", 0, 10), done("a", 0, 10), done("b", 990, 1000)]
+    windows = [first, [done("a", 0, 30), Served("b", 0, 1000, "full", 20.0)]]
+    cells = figures(windows, ["b", "a"]).split(" | ")
+    assert cells[:2] == ["2.0", "15.0"]
+    assert cells[3:6] == ["40.0%", "50.0% 33.3%", "20.0%"]
+
+
+def test_the_published_set_has_the_rates_of_table_2() -> None:
+    """Lin et al. (2024): 30, 60 and 120 tasks per second for Inception-v3, ResNet-50 and SqueezeNet."""
+    rates = {"inception-v3": 30, "resnet-50": 60, "squeezenet": 120}
+    assert {name: 30 * share for name, (_, share) in SETS["published"].items()} == rates
 
 
 def test_a_combined_graph_has_the_outputs_of_its_models() -> None:

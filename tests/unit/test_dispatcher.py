@@ -224,7 +224,7 @@ class Dispatching(RuleBasedStateMachine):
 
     @initialize(
         lanes=st.integers(1, 3),
-        policy=st.sampled_from(sorted(POLICIES)),
+        policy=st.sampled_from(sorted(set(POLICIES) - {"top"})),
         drop_late=st.booleans(),
         patience_ms=st.sampled_from([0.0, 5.0, 1000.0]),
         models=st.lists(RULES, min_size=1, max_size=3),
@@ -371,7 +371,7 @@ def test_many_tasks_leave_nothing_behind() -> None:
     assert serve(99_000) < first + 100
 
 
-@pytest.mark.parametrize("policy", sorted(set(POLICIES) - {"static"}))
+@pytest.mark.parametrize("policy", sorted(set(POLICIES) - {"static", "top"}))
 def test_no_task_starves(policy: str) -> None:
     """Beside tasks that take all of the time and are more urgent, a task is over after a bounded time.
 

@@ -159,7 +159,7 @@ class Dispatcher:
     Args:
         models: The models by name.
         lanes: The number of lanes.
-        policy: One of :data:`chrion.serving.multi.policies.POLICIES`.
+        policy: A key of :data:`chrion.serving.multi.policies.POLICIES`.
         drop_late: Drop a task as soon as it cannot meet its deadline any more; otherwise ``edf`` and ``static`` serve
             it after the tasks that can.
         patience_ms: Ageing: the time after which a task without a deadline, of a lower priority or beyond its deadline

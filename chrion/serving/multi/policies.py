@@ -19,10 +19,6 @@ POLICIES = {
     "fair": "the model that has run for the shortest time while it had work",
     "fifo": "the task that arrived first, to its end",
     "static": "each model on lanes of its own, by deadlines there",
-}
-#: Policies of a session: those above, and that of :mod:`chrion.serving.multi.top`.
-SESSION_POLICIES = {
-    **POLICIES,
     "top": "blocks of several models together, in the stages and at the intervals of a plan",
 }
 
@@ -33,8 +29,8 @@ def check_policy(name: str) -> str:
     Raises:
         OptionError: There is no such policy.
     """
-    if name not in SESSION_POLICIES:
-        raise OptionError(f"unknown policy {name!r}", hint=did_you_mean(str(name), SESSION_POLICIES))
+    if name not in POLICIES:
+        raise OptionError(f"unknown policy {name!r}", hint=did_you_mean(str(name), POLICIES))
     return name
 
 

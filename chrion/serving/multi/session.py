@@ -47,7 +47,7 @@ class MultiSession:
         deadlines: The time that a task has from :meth:`submit` to its end, ``50ms`` for example (a number is in ms):
             one for all models, or by name.
         rates: Expected tasks per second, for all models or by name; with them ``static`` divides the cores.
-        policy: A key of :data:`chrion.serving.multi.policies.SESSION_POLICIES`; ``edf`` if there are deadlines, else
+        policy: A key of :data:`chrion.serving.multi.policies.POLICIES`; ``edf`` if there are deadlines, else
             ``fair``.
         priorities: The order of models for ``priority``, by name; 0, the default, is served first.
         queue: The most tasks that wait to begin, for each model or by name.
