@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,10 @@ import pytest
 
 import chrion
 from chrion.errors import ModelError, ShapeError
-from chrion.graph.blocks import cut_modules
+from chrion.graph.blocks import cut_blocks, cut_modules, split_into_blocks
+from chrion.graph.extract import Extractor
+from chrion.graph.loader import load_kernels
+from chrion.graph.opened_model import OpenedModel
 from chrion.runtime.block_chain import BlockChain, open_chain
 from chrion.zoo import build
 
@@ -41,6 +45,7 @@ MODELS = {
     "googlenet": SMALL,
     "squeezenet": SMALL,
     "inception-v3": {"resolution": 96, "width": 0.25},
+    "resnet-50": {"resolution": 64, "width": 0.1},
     "lstm": {"layers": 3, "seq": 8},
     "bert": {"layers": 2},
 }
@@ -176,8 +181,23 @@ def test_blocks_have_their_weights_in_memory(tmp_path: Path) -> None:
     np.testing.assert_array_equal(served(chain, {"x": x})[0], expected)
 
 
-@pytest.mark.parametrize(("name", "modules"), [("inception-v3", 13), ("googlenet", 11)])
-def test_published_networks_have_their_modules(name: str, modules: int) -> None:
+@pytest.mark.parametrize(("name", "points", "modules"), [("inception-v3", 26, 13), ("googlenet", 22, 11)])
+def test_published_networks_have_their_modules(name: str, points: int, modules: int) -> None:
     """Inception-v3 has the 13 modules of its publication; GoogLeNet nine, what is before them, and the classifier."""
     graph = chrion.load(build(name, {"width": 0.25}))
-    assert len(cut_modules(graph.dag)) == modules
+    assert (len(split_into_blocks(graph.dag)), len(cut_modules(graph.dag))) == (points, modules)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_each_weight_is_in_the_blocks_that_read_it(name: str) -> None:
+    """Of blocks as fine as possible, equal ones of which share a session, one has each weight above a kilobyte."""
+    graph = load_kernels(OpenedModel(build(name, MODELS[name]).SerializeToString()))
+    extractor = Extractor(graph)
+    parts = [extractor.extract(block) for block in cut_blocks(graph.dag, [1.0] * len(graph.dag), 1e-3)]
+    found: Counter[str] = Counter()
+    for part in {part.key: part.model.graph for part in parts}.values():
+        assert {weight.name for weight in part.initializer} <= {name for node in part.node for name in node.input}
+        found.update(weight.name for weight in part.initializer)
+    shared = [graph.constant(name) for name, count in found.items() if count > 1]
+    assert found
+    assert all(weight is not None and weight.nbytes <= 1024 for weight in shared)
