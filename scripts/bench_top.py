@@ -9,12 +9,12 @@ as many other blocks, with 400 evaluations for each case, and is then applied to
 operators only, or with a budget for walks by its probabilities.
 
 Launcher settings: three of the models at random rates on two and four cores. An evaluation is a trial of a plan on the
-virtual clock; 0 is the plan that combines nothing. MADDPG learns from the trials of its budget. The last table has
-problems that are small enough to try all plans.
+virtual clock; 0 is the plan that combines nothing. MADDPG learns from the trials of its budget; times are CPU times.
+The last table has problems that are small enough to try all plans.
 
 ``-o`` writes the results ``top-stages`` and ``top-launcher``; ``--agents`` writes checkpoints and learning curves of
-GPG, and applies the checkpoints that are there already without training. Needs the extras evolve and learn. Takes about
-half an hour on two idle cores.
+GPG and of MADDPG on the first small problem, and applies GPG's checkpoints that are there already without training.
+Needs the extras evolve and learn. Takes about an hour on two idle cores.
 """
 
 from __future__ import annotations
@@ -72,6 +72,8 @@ TRAINING_WALKS: Mapping[gpg.Form, int] = {"corrected": 2000, "printed": 500}
 PLAN_BUDGETS, SMALL_BUDGETS = (32,), (32, 320)
 #: Modules of the small problems, each of two models.
 SMALL = 3
+#: Steps of MADDPG's learning curve, and the transitions from which it learns.
+LEARNING_STEPS, LEARNING_REPLAY = 2000, 500
 
 
 @dataclass(frozen=True)
@@ -261,9 +263,9 @@ def solve(task: TopProblem, budgets: Sequence[int], *, exhaustive: bool) -> list
     if exhaustive:
         methods.append(("exhaustive", "all", functools.partial(exhaust, task)))
     for name, evaluations, method in methods:
-        begin = time.perf_counter()
+        begin = time.process_time()
         plan = method()
-        seconds = time.perf_counter() - begin
+        seconds = time.process_time() - begin
         found.append(Found(name, evaluations, task.score(plan), seconds))
     return found
 
@@ -284,6 +286,15 @@ def launcher_table(problems: Sequence[TopProblem], budgets: Sequence[int], *, ex
         cells = [f"{statistics.mean(scores):+.3f}", f"{min(scores):+.3f}", f"{wins} of {len(scores)}", f"{seconds:.2f}"]
         rows.append([results[0].search, results[0].evaluations, *cells])
     return markdown_table([head, *rows])
+
+
+def learn_launcher(form: maddpg.Form, task: TopProblem, folder: Path) -> list[float]:
+    """Let agents learn one problem, and write their networks; return the objective of each step."""
+    environment = maddpg.TopEnvironment(task, divide=form == "corrected")
+    agents = maddpg.Maddpg(environment, maddpg.Settings(form, replay=LEARNING_REPLAY))
+    curve = agents.train(LEARNING_STEPS)
+    save_networks(folder / f"maddpg-{form}.safetensors", agents.networks)
+    return curve
 
 
 def truncated(chain: ModuleChain, count: int) -> ModuleChain:
@@ -344,6 +355,9 @@ def main() -> None:
         f"{len(small)} problems of two models with {SMALL} modules each.",
     )
     write_results(arguments.output, {"top-launcher": f"{texts[0]}\n\n{table}\n\n{texts[1]}\n\n{tiny}"})
+    if arguments.agents:
+        curves = {form: learn_launcher(form, small[0], arguments.agents) for form in TRAINING_WALKS}
+        plot_agents(curves, "step", "objective", arguments.agents / "top-maddpg.png")
 
 
 if __name__ == "__main__":
