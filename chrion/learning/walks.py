@@ -39,6 +39,9 @@ class TrainingBlock:
 
     block: BlockGraph
     cost: CountedCost
+    #: Endings and work of sets that are remembered.
+    _known: dict[int, list[Ending]] = field(default_factory=dict, init=False)
+    _work: dict[int, float] = field(default_factory=dict, init=False)
 
     @cached_property
     def units(self) -> Block:
@@ -68,14 +71,6 @@ class TrainingBlock:
     @cached_property
     def _after(self) -> list[int]:
         return [sum(1 << s for s in after) for after in self.block.dag.successors]
-
-    @cached_property
-    def _known(self) -> dict[int, list[Ending]]:
-        return {}
-
-    @cached_property
-    def _work(self) -> dict[int, float]:
-        return {}
 
     def leaves(self, remaining: int) -> int:
         """Return the operators of a set that have no successor in it."""

@@ -29,7 +29,6 @@ from chrion.serving.multi.dispatcher import Replan
 from chrion.serving.multi.load import measure_times
 from chrion.serving.multi.policies import POLICIES
 from chrion.serving.multi.session import MultiSession
-from chrion.serving.multi.top import TopDispatcher
 from chrion.serving.multi.top_search import TopPlanner
 from chrion.zoo import build
 from server_client import wait_until
@@ -432,14 +431,13 @@ def test_closing_does_not_wait_for_the_launcher(
     models: dict[str, onnx.ModelProto], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tasks that the launcher holds back for a second each are served at once when the session closes; none is late."""
-    new_dispatcher = TopPlanner.new_dispatcher
+    search = TopPlanner.__init__
 
-    def slow(self: TopPlanner, **options: Any) -> TopDispatcher:
-        dispatcher = new_dispatcher(self, **options)
-        dispatcher.adopt(replace(dispatcher.plan, intervals_ms=dict.fromkeys(models, 1000.0)), 0.0)
-        return dispatcher
+    def slow(self: TopPlanner, *arguments: Any) -> None:
+        search(self, *arguments)
+        self.first = replace(self.first, intervals_ms=dict.fromkeys(models, 1000.0))
 
-    monkeypatch.setattr(TopPlanner, "new_dispatcher", slow)
+    monkeypatch.setattr(TopPlanner, "__init__", slow)
     session = MultiSession(models, policy="top", deadlines="20s", drop_late=True)
     futures = [session.submit("light", FEED) for _ in range(30)]
     begin = time.perf_counter()

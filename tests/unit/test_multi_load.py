@@ -19,6 +19,7 @@ from chrion.serving.multi.dispatcher import BlockSpan, Dispatcher, ModelRules
 from chrion.serving.multi.load import submit_all, summarise
 from chrion.serving.multi.policies import POLICIES
 from chrion.serving.multi.simulation import LOADS, Arrival, Served, build_arrivals, simulate
+from chrion.serving.multi.virtual_lanes import PinnedLanes
 from property_tests import examples
 
 
@@ -69,19 +70,18 @@ def test_a_short_task_waits_for_one_block() -> None:
     rules = {"heavy": ModelRules((5.0,) * 20), "light": ModelRules((1.0,), deadline_ms=10)}
     arrivals = [Arrival(0.0, "heavy"), Arrival(12.0, "light")]
     times = {name: (own.block_ms, own.block_ms) for name, own in rules.items()}
-    served, spans = simulate(Dispatcher(rules, 1, "edf"), 1, arrivals, times)
+    served, spans = simulate(Dispatcher(rules, 1, "edf"), arrivals, PinnedLanes(1, times))
     assert {task.model: task.end_ms for task in served} == {"light": 16.0, "heavy": 101.0}
     assert len(spans) == 21
-    served, _ = simulate(Dispatcher(rules, 1, "fifo"), 1, arrivals, times)
+    served, _ = simulate(Dispatcher(rules, 1, "fifo"), arrivals, PinnedLanes(1, times))
     assert {task.model: task.end_ms for task in served} == {"light": 101.0, "heavy": 100.0}
 
 
 def test_blocks_take_longer_beside_others() -> None:
     """A block has its time alone if no other lane is busy when it begins, and the other one if all are."""
     rules = {"a": ModelRules((4.0,))}
-    served, _ = simulate(
-        Dispatcher(rules, 2, "fifo"), 2, [Arrival(0.0, "a"), Arrival(0.0, "a")], {"a": ((4.0,), (6.0,))}
-    )
+    lanes = PinnedLanes(2, {"a": ((4.0,), (6.0,))})
+    served, _ = simulate(Dispatcher(rules, 2, "fifo"), [Arrival(0.0, "a"), Arrival(0.0, "a")], lanes)
     assert [task.end_ms for task in served] == [4.0, 6.0]
 
 
@@ -94,7 +94,8 @@ def test_the_mean_wait_is_that_of_random_arrivals(policy: str) -> None:
     gaps = np.random.default_rng(0).exponential(service_ms / rho, count)
     arrivals = [Arrival(float(time_ms), "a") for time_ms in np.cumsum(gaps)]
     rules = {"a": ModelRules((1.0, 1.0), queue=count)}
-    served, _ = simulate(Dispatcher(rules, 1, policy), 1, arrivals, {"a": ((1.0, 1.0), (1.0, 1.0))})
+    lanes = PinnedLanes(1, {"a": ((1.0, 1.0), (1.0, 1.0))})
+    served, _ = simulate(Dispatcher(rules, 1, policy), arrivals, lanes)
     waits = [task.latency_ms - service_ms for task in served]
     assert np.mean(waits) == pytest.approx(rho * service_ms / (2 * (1 - rho)), rel=0.1)
 
@@ -111,7 +112,8 @@ def test_no_task_is_lost(policy: str, lanes: int, drop: bool, tasks: list[tuple[
     rules = {"a": ModelRules((2.0, 3.0), deadline_ms=9, queue=3), "b": ModelRules((1.0,), queue=2, drop="oldest")}
     arrivals = [Arrival(float(at), model) for at, model in sorted(tasks)]
     times = {name: (own.block_ms, own.block_ms) for name, own in rules.items()}
-    served, spans = simulate(Dispatcher(rules, lanes, policy, drop_late=drop), lanes, arrivals, times)
+    dispatcher = Dispatcher(rules, lanes, policy, drop_late=drop)
+    served, spans = simulate(dispatcher, arrivals, PinnedLanes(lanes, times))
     assert Counter(task.model for task in served) == Counter(arrival.model for arrival in arrivals)
     for lane in range(lanes):
         own = sorted((span.start_ms, span.end_ms) for span in spans if span.lane == lane)
@@ -140,7 +142,7 @@ def test_a_last_burst_is_no_backlog() -> None:
     """A load of bursts is sustained though the tasks of the last one are open when they arrive."""
     arrivals = build_arrivals({"a": 40.0}, 1.0, "bursty")
     rules = {"a": ModelRules((5.0,))}
-    served, spans = simulate(Dispatcher(rules, 1, "fifo"), 1, arrivals, {"a": ((5.0,), (5.0,))})
+    served, spans = simulate(Dispatcher(rules, 1, "fifo"), arrivals, PinnedLanes(1, {"a": ((5.0,), (5.0,))}))
     result = summarise(served, spans, arrivals, 1)
     assert (result.models["a"].backlog, result.sustained) == (4, True)
 

@@ -23,6 +23,7 @@ from chrion.serving.multi.combined import StageTable, TopPlan, decode, separate,
 from chrion.serving.multi.dispatcher import Action, ModelRules, Over, Replan, Run
 from chrion.serving.multi.simulation import Arrival, simulate
 from chrion.serving.multi.top import TopDispatcher
+from chrion.serving.multi.virtual_lanes import PinnedLanes
 from property_tests import examples
 from strategies import dags
 
@@ -145,7 +146,7 @@ def test_two_lanes_halve_a_module_with_equal_branches() -> None:
     chains = {"a": ModuleChain(((0, 1, 2, 3, 4),), ((), (), (), (), (0, 1, 2, 3)))}
     rules = {"a": ModelRules((1.0,) * 5)}
     dispatcher = top(rules, lanes=2, chains=chains)
-    served, spans = simulate(dispatcher, 2, [Arrival(0.0, "a")], {"a": (rules["a"].block_ms,) * 2})
+    served, spans = simulate(dispatcher, [Arrival(0.0, "a")], PinnedLanes(2, {"a": (rules["a"].block_ms,) * 2}))
     assert served[0].end_ms == 3.0
     assert max(span.end_ms for span in spans if span.block < 4) == 2.0
 
@@ -155,7 +156,7 @@ def test_the_launcher_keeps_its_interval() -> None:
     rules = {"a": ModelRules((1.0, 1.0))}
     plan = TopPlan({"a": 10.0}, ((("a", 0),), (("a", 1),)))
     dispatcher = top(rules, plan)
-    served, _ = simulate(dispatcher, 1, [Arrival(0.0, "a")] * 3, {"a": ((1.0, 1.0),) * 2})
+    served, _ = simulate(dispatcher, [Arrival(0.0, "a")] * 3, PinnedLanes(1, {"a": ((1.0, 1.0),) * 2}))
     assert [task.end_ms for task in served] == [2.0, 12.0, 22.0]
 
 
@@ -265,7 +266,8 @@ def test_every_task_runs_each_piece_once_in_order(lanes: int, seed: int, tasks: 
     plan = decode([0.02 * pick.random(), 0.0, *(pick.random() for _ in sub_blocks(chains))], chains)
     arrivals = [Arrival(float(at), model) for at, model in sorted(tasks)]
     times = {name: (own.block_ms, own.block_ms) for name, own in rules.items()}
-    served, spans = simulate(top(rules, plan, lanes=lanes, chains=chains), lanes, arrivals, times)
+    dispatcher = top(rules, plan, lanes=lanes, chains=chains)
+    served, spans = simulate(dispatcher, arrivals, PinnedLanes(lanes, times))
     assert Counter(task.model for task in served) == Counter(arrival.model for arrival in arrivals)
     for number, arrival in enumerate(arrivals):
         chain = chains[arrival.model]

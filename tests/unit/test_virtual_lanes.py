@@ -94,9 +94,7 @@ def test_the_mean_time_is_that_of_processor_sharing() -> None:
     arrivals = [Arrival(float(time_ms), "a") for time_ms in np.cumsum(gaps)]
     times = {"a": ((service_ms,), (service_ms,))}
     shared = SharedCores(1, dict.fromkeys(range(lanes), 0), times)
-    served, _ = simulate(
-        Dispatcher({"a": ModelRules((service_ms,))}, lanes, "fifo"), lanes, arrivals, times, virtual=shared
-    )
+    served, _ = simulate(Dispatcher({"a": ModelRules((service_ms,))}, lanes, "fifo"), arrivals, shared)
     assert len(served) == count
     assert np.mean([task.latency_ms for task in served]) == pytest.approx(service_ms / (1 - rho), rel=0.05)
 
@@ -107,6 +105,6 @@ def test_a_background_model_takes_little_from_the_first() -> None:
     rules = {name: ModelRules(own[0]) for name, own in times.items()}
     arrivals = [Arrival(0.0, "heavy"), *(Arrival(10.0 * at, "light") for at in range(1, 50))]
     dispatcher = Dispatcher(rules, 2, "fair", own_lanes={"light": range(1), "heavy": range(1, 2)})
-    served, _ = simulate(dispatcher, 2, arrivals, times, virtual=SharedCores(1, {0: 0, 1: 19}, times))
+    served, _ = simulate(dispatcher, arrivals, SharedCores(1, {0: 0, 1: 19}, times))
     light = [task.latency_ms for task in served if task.model == "light"]
     assert light == pytest.approx([5 * (1 + 1.25**-19)] * 49)

@@ -7,8 +7,6 @@ this chain must change: otherwise its segments still wait for each other in the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-
 from chrion.common.lane_numbers import is_accelerator_lane
 from chrion.graph.dag import Dag
 from chrion.profiler.costs import Costs
@@ -20,14 +18,9 @@ def critical_operators(dag: Dag, costs: Costs, solution: Solution) -> set[int]:
 
     Waiting of copies for each other is left out, so with many copies the chain is an approximation.
     """
-    return {i for segment in _chain(dag, costs, solution) for i in segment}
-
-
-def _chain(dag: Dag, costs: Costs, solution: Solution) -> Iterator[Sequence[int]]:
-    """Yield the segments of the critical chain, the last one first."""
     segments, finish, lanes = solution.segments, solution.timeline.finish_ms, solution.schedule.lanes
     if not segments:
-        return
+        return set()
     home = [0] * len(dag)
     before: list[int | None] = []  # the last segment to end before each one on its cores
     latest: dict[int, int] = {}
@@ -44,19 +37,17 @@ def _chain(dag: Dag, costs: Costs, solution: Solution) -> Iterator[Sequence[int]
         for i, value in dag.request_outputs
         if is_accelerator_lane(lanes[i])
     )
-    _, at = max([*zip(ends, range(len(ends)), strict=True), *outputs])
-    following: int | None = at
-    seen: set[int] = set()
-    while following is not None and following not in seen:
-        at = following
-        seen.add(at)
-        yield segments[at]
-        previous = before[at]
-        blocker, time = previous, 0.0 if previous is None else ends[previous]
-        for i in segments[at]:
+    last: int | None = max([*zip(ends, range(len(ends)), strict=True), *outputs])[1]
+    chain: set[int] = set()
+    while last is not None and last not in chain:
+        chain.add(last)
+        blocker = before[last]
+        time = 0.0 if blocker is None else ends[blocker]
+        for i in segments[last]:
             for m, size in zip(dag.predecessors[i], dag.edge_bytes[i], strict=True):
                 if lanes[m] != lanes[i]:
                     arrival = ends[home[m]] + costs.transfer_ms(lanes[m], lanes[i], size)
                     if arrival > time:
                         blocker, time = home[m], arrival
-        following = blocker
+        last = blocker
+    return {i for at in chain for i in segments[at]}

@@ -13,6 +13,7 @@ budget may do worse with a larger one.)
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -107,20 +108,13 @@ def _promising(problem: Problem, current: Solution, units: Sequence[Sequence[int
     dag, costs = problem.dag, problem.costs
     lanes, cores = current.schedule.lanes, current.schedule.cores
     device, host = costs.lane_ms(0, cores), costs.lane_ms(1, cores)
-    readers: dict[int, int] = {}
-    for i, lane in enumerate(lanes):
-        if is_accelerator_lane(lane):
-            for w in dag.weights[i]:
-                readers[w] = readers.get(w, 0) + 1
+    readers = Counter(w for i, lane in enumerate(lanes) if is_accelerator_lane(lane) for w in dag.weights[i])
     rated = []
     for at, unit in enumerate(units):
         leaving = [i for i in unit if is_accelerator_lane(lanes[i])]
         if leaving:
             slower = sum(host[i] - device[i] for i in leaving)
-            own: dict[int, int] = {}
-            for i in leaving:
-                for w in dag.weights[i]:
-                    own[w] = own.get(w, 0) + 1
+            own = Counter(w for i in leaving for w in dag.weights[i])
             freed = sum(dag.weight_bytes[w] for w, count in own.items() if count == readers[w]) / 1e6
             freed += sum(costs.memory[i].outputs_mb + costs.memory[i].ephemeral_mb for i in leaving)
             rated.append((slower / freed if freed > 0 and slower > 0 else min(slower, 0.0), at, leaving))

@@ -207,9 +207,6 @@ class BlockLanes:
         with self._lock:
             self._refusal = self._refusal or reason
             ended = self._carry_out(self._dispatcher.hurry(_now_ms()))
-            drained = not self._entries
-        if drained:
-            self._stop()
         self._answer(ended)
 
     def _wait(self, until: float | None) -> None:
@@ -285,15 +282,6 @@ class BlockLanes:
 
     def _carry_out(self, actions: Sequence[Action]) -> list[tuple[_Entry, Over]]:
         """Start blocks, and return the tasks that are over; the caller holds the lock."""
-        ended = self._start(actions)
-        if (wake_ms := self._dispatcher.wake_ms) < self._wake_ms:
-            self._wake_ms = wake_ms
-            timer = threading.Timer(max(0.0, wake_ms - _now_ms()) / 1e3, self._wake)
-            timer.daemon = True
-            timer.start()
-        return ended
-
-    def _start(self, actions: Sequence[Action]) -> list[tuple[_Entry, Over]]:
         ended = []
         for action in actions:
             if isinstance(action, Over):
@@ -303,10 +291,18 @@ class BlockLanes:
                     threading.Thread(target=self._replan, args=(action,), name="chrion-plan", daemon=True).start()
             else:
                 self._threads.submit({action.lane: _Part(self, action)})
+        if (wake_ms := self._dispatcher.wake_ms) < self._wake_ms:
+            self._wake_ms = wake_ms
+            timer = threading.Timer(max(0.0, wake_ms - _now_ms()) / 1e3, self._wake)
+            timer.daemon = True
+            timer.start()
         return ended
 
     def _answer(self, ended: Sequence[tuple[_Entry, Over]]) -> None:
-        """Give tasks that are over their results, without the lock: futures call their callbacks."""
+        """Give tasks that are over their results, without the lock: futures call their callbacks.
+
+        Then stop the lanes if further tasks are refused and none is left.
+        """
         for entry, over in ended:
             outputs = self._end_run(entry, over)
             # From here on it cannot be cancelled any more; it may have been in the meantime.
@@ -325,7 +321,7 @@ class BlockLanes:
                 cause, hint = _DROPPED[outcome]
                 message = f"a task of {entry.model!r} was dropped: {cause}"
                 entry.future.set_exception(DroppedError(message, hint=hint, outcome=outcome))
-        if ended and self._refusal:
+        if self._refusal:
             with self._lock:
                 drained = not self._entries
             if drained:

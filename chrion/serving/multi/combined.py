@@ -9,16 +9,15 @@ operators that a lane runs with one call, since a call for each operator would c
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from chrion.graph.blocks import ModuleChain, combine
 from chrion.graph.dag import Dag
 from chrion.profiler.costs import Costs, OperatorMemory
 from chrion.scheduler.policies.ios_search import search_stages
-from chrion.scheduler.policies.stages import DeviceLanes, Stage, StageCost
+from chrion.scheduler.policies.stages import DeviceLanes
 
 #: A model and the number of its module.
 SubBlock = tuple[str, int]
@@ -26,8 +25,6 @@ SubBlock = tuple[str, int]
 Group = tuple[tuple[str, int], ...]
 #: The groups of each stage of a combined block, first to last.
 Stages = tuple[tuple[Group, ...], ...]
-#: From a graph and the cost of a stage to stages.
-StageSearch = Callable[[Dag, StageCost], Sequence[Stage]]
 #: The longest time between two tasks that the launcher takes from a queue: the action of the paper is at most a second.
 LONGEST_INTERVAL_MS = 1000.0
 #: Endings of one search of stages; a combined block of two large modules has 65 000, which takes seconds.
@@ -92,13 +89,12 @@ def limit(plan: TopPlan, most: int) -> TopPlan:
 
 
 class StageTable:
-    """The stages of combined blocks, each searched once (``stage_dict`` of Algorithm 1).
+    """The stages of combined blocks, each searched once (``stage_dict`` of Algorithm 1), by IOS's dynamic programme.
 
     Args:
         chains: The models.
         times: The time of each model's pieces in ms: alone, and with all lanes busy.
         lanes: The number of lanes.
-        search: Searches the stages; IOS's dynamic programme by default, with the limits r = 3 and s = 8.
     """
 
     def __init__(
@@ -106,9 +102,8 @@ class StageTable:
         chains: Mapping[str, ModuleChain],
         times: Mapping[str, tuple[Sequence[float], Sequence[float]]],
         lanes: int,
-        search: StageSearch = functools.partial(search_stages, most_endings=_MOST_ENDINGS),  # noqa: B008 - immutable
     ) -> None:
-        self._chains, self._times, self._lanes, self._search = chains, times, lanes, search
+        self._chains, self._times, self._lanes = chains, times, lanes
         self._graphs = {
             name: Dag.from_edges(len(chain.before), [(m, i) for i, own in enumerate(chain.before) for m in own])
             for name, chain in chains.items()
@@ -121,7 +116,8 @@ class StageTable:
             parts = [(self._graphs[model], self._chains[model].modules[at]) for model, at in members]
             pieces = [(model, piece) for (model, _), (_, own) in zip(members, parts, strict=True) for piece in own]
             dag = combine(parts)
-            found = self._search(dag, DeviceLanes(dag, self._costs(pieces)).stage_ms)
+            stage_ms = DeviceLanes(dag, self._costs(pieces)).stage_ms
+            found = search_stages(dag, stage_ms, most_endings=_MOST_ENDINGS)
             self._known[members] = tuple(
                 tuple(tuple(pieces[i] for i in group) for group in stage.groups) for stage in found
             )

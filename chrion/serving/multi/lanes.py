@@ -55,7 +55,6 @@ def lay_out_lanes(
     own_lanes, niceness = _classes(on_cpu, cores) if background else ({}, {})
     count = len(niceness) if background else cores if on_cpu else 0
     pinned = 0 if background else count
-    own_lanes = dict(own_lanes)
     for provider in dict.fromkeys(accelerators.values()):
         lanes = range(count, count := count + _ACCELERATOR_LANES)
         own_lanes |= {name: lanes for name, other in accelerators.items() if other == provider}

@@ -156,8 +156,7 @@ def summarise(
 
 def predict(session: MultiSession, arrivals: Sequence[Arrival], times: BlockTimes) -> LoadResult:
     """Return the figures of a load as predicted."""
-    virtual = session.virtual_lanes(times)
-    served, spans = simulate(session.new_dispatcher(), session.lanes, arrivals, times, virtual=virtual)
+    served, spans = simulate(session.new_dispatcher(), arrivals, session.virtual_lanes(times))
     return summarise(served, spans, arrivals, session.lanes)
 
 

@@ -7,12 +7,12 @@ arrives later than that can overtake the task, so no task starves.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from chrion.common.suggestions import did_you_mean
 from chrion.errors import OptionError
 
-#: Policies and what they serve first.
+#: Policies and what they serve first; ``top`` has a dispatcher of its own (:mod:`chrion.serving.multi.top`).
 POLICIES = {
     "edf": "the earliest deadline; a task that cannot meet its deadline any more waits behind those that can",
     "priority": "the model of the highest priority",
@@ -49,20 +49,18 @@ def assign_lanes(loads: Mapping[str, float], lanes: int) -> dict[str, tuple[int,
         The lanes of each model.
     """
     order = sorted(loads, key=lambda name: -loads[name])
+    found: dict[str, tuple[int, ...]] = {}
     if lanes < len(loads):
         sums = [0.0] * lanes
-        shared: dict[str, tuple[int, ...]] = {}
         for name in order:
             lane = min(range(lanes), key=sums.__getitem__)
             sums[lane] += loads[name]
-            shared[name] = (lane,)
-        return shared
+            found[name] = (lane,)
+        return found
     counts = dict.fromkeys(order, 1)
     for _ in range(lanes - len(loads)):
         counts[max(order, key=lambda name: loads[name] / counts[name])] += 1
-    return dict(zip(order, _consecutive([counts[name] for name in order]), strict=True))
-
-
-def _consecutive(counts: Sequence[int]) -> list[tuple[int, ...]]:
-    begins = [sum(counts[:at]) for at in range(len(counts))]
-    return [tuple(range(begin, begin + count)) for begin, count in zip(begins, counts, strict=True)]
+    end = 0
+    for name in order:
+        found[name] = tuple(range(end, end := end + counts[name]))
+    return found

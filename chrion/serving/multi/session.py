@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from numbers import Integral, Real
 from pathlib import Path
@@ -26,6 +26,7 @@ from chrion.serving.multi.block_lanes import BlockLanes, TaskFuture
 from chrion.serving.multi.dispatcher import BlockSpan, Dispatcher, ModelRules
 from chrion.serving.multi.lanes import lay_out_lanes
 from chrion.serving.multi.policies import check_policy
+from chrion.serving.multi.top import TopDispatcher
 from chrion.serving.multi.top_search import TopPlanner
 from chrion.serving.multi.virtual_lanes import BlockTimes, PinnedLanes, SharedCores, VirtualLanes
 
@@ -117,8 +118,12 @@ class MultiSession:
         }
         rules = {name: replace(own, block_ms=chains[name].block_ms) for name, own in rules.items()}
         if top:
-            planner = TopPlanner(rules, layout.lanes, {name: chain.modules for name, chain in chains.items()})
-            new_dispatcher: Callable[[], Dispatcher] = functools.partial(planner.new_dispatcher, **options)
+            modules = {name: chain.modules for name, chain in chains.items()}
+            planner = TopPlanner(rules, layout.lanes, modules)
+            options["replan"] = planner.replan
+            new_dispatcher: Callable[[], Dispatcher] = functools.partial(
+                TopDispatcher, rules, layout.lanes, modules, planner.first, planner.table, **options
+            )
         else:
             options["own_lanes"] = layout.own_lanes
             new_dispatcher = functools.partial(Dispatcher, rules, layout.lanes, self.policy, **options)
@@ -176,11 +181,9 @@ class MultiSession:
         """Return the number of each model's tasks so far, by outcome, and those that are ``waiting`` to begin."""
         return self._core.counts()
 
-    @contextlib.contextmanager
-    def record(self) -> Iterator[list[BlockSpan]]:
+    def record(self) -> AbstractContextManager[list[BlockSpan]]:
         """Record the blocks that end within this context."""
-        with self._core.record() as spans:
-            yield spans
+        return self._core.record()
 
     def explain(self) -> str:
         """Return the policy, and the blocks of each model."""

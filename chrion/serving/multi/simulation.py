@@ -11,7 +11,7 @@ from chrion.common.suggestions import did_you_mean
 from chrion.errors import OptionError
 from chrion.serving.multi.dispatcher import Action, BlockSpan, Dispatcher, Over, Replan, Run
 from chrion.serving.multi.top import TopDispatcher
-from chrion.serving.multi.virtual_lanes import BlockTimes, PinnedLanes, VirtualLanes
+from chrion.serving.multi.virtual_lanes import VirtualLanes
 
 #: The most arrivals of one load.
 MAX_ARRIVALS = 1_000_000
@@ -113,26 +113,18 @@ LOADS: dict[str, Callable[[float, float, random.Random], Iterator[float]]] = {
 
 
 def simulate(
-    dispatcher: Dispatcher,
-    lanes: int,
-    arrivals: Sequence[Arrival],
-    times: BlockTimes,
-    *,
-    virtual: VirtualLanes | None = None,
+    dispatcher: Dispatcher, arrivals: Sequence[Arrival], lanes: VirtualLanes
 ) -> tuple[list[Served], list[BlockSpan]]:
     """Serve a load on a virtual clock.
 
     Args:
         dispatcher: A dispatcher without tasks.
-        lanes: The number of its lanes.
         arrivals: The tasks, in the order of their times.
-        times: The times of blocks.
-        virtual: The lanes; if None, each has a core of its own.
+        lanes: Its lanes.
 
     Returns:
         What became of the tasks, and the blocks that ran.
     """
-    running = virtual or PinnedLanes(lanes, times)
     waiting: dict[int, Arrival] = {}
     served: list[Served] = []
     spans: list[BlockSpan] = []
@@ -145,17 +137,17 @@ def simulate(
                 had_ms = math.inf if deadline_ms is None else deadline_ms
                 served.append(Served(arrival.model, arrival.time_ms, now_ms, action.outcome, had_ms))
             elif isinstance(action, Run):
-                running.begin(action, now_ms, dispatcher.busy)
+                lanes.begin(action, now_ms, dispatcher.busy)
             else:
                 carry_out(_replan(dispatcher, action, now_ms), now_ms)
 
     for arrival in [*arrivals, None]:
         until = arrival.time_ms if arrival else math.inf
-        while (at_ms := min(wake_ms := dispatcher.wake_ms, end_ms := running.end_ms)) < math.inf and at_ms <= until:
+        while (at_ms := min(wake_ms := dispatcher.wake_ms, end_ms := lanes.end_ms)) < math.inf and at_ms <= until:
             if wake_ms < end_ms:
                 carry_out(dispatcher.wake(wake_ms), wake_ms)
             else:
-                spans.append(running.end())
+                spans.append(lanes.end())
                 carry_out(dispatcher.finish(spans[-1].lane, end_ms), end_ms)
         if arrival:
             number, actions = dispatcher.submit(arrival.model, arrival.time_ms)

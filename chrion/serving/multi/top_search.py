@@ -16,23 +16,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from random import Random
 
 import numpy as np
 
 from chrion.graph.blocks import ModuleChain
-from chrion.serving.multi.combined import (
-    LONGEST_INTERVAL_MS,
-    StageTable,
-    SubBlock,
-    TopPlan,
-    separate,
-    sub_blocks,
-)
+from chrion.serving.multi.combined import LONGEST_INTERVAL_MS, StageTable, SubBlock, TopPlan, separate, sub_blocks
 from chrion.serving.multi.dispatcher import BlockSpan, ModelRules, Replan
 from chrion.serving.multi.simulation import Arrival, Served, build_arrivals, simulate
 from chrion.serving.multi.top import TopDispatcher
-from chrion.serving.multi.virtual_lanes import BlockTimes
+from chrion.serving.multi.virtual_lanes import BlockTimes, PinnedLanes
 
 #: a, b and c of Equation 2: the weights of utilisation, latency and variance.
 WEIGHTS = (0.4, 0.4, 0.2)
@@ -111,7 +105,6 @@ class TopProblem:
         served = {name: rate for name, rate in rates.items() if rate}
         self._waiting = waiting or {}
         self._arrivals = build_arrivals(served, _TASKS / sum(served.values()), seed=seed)
-        self._first: Trial | None = None
 
     def trial(self, plan: TopPlan, waiting: Mapping[str, int] | None = None) -> Trial:
         """Serve the tasks by a plan, after those that wait: the problem's, or others."""
@@ -120,7 +113,7 @@ class TopProblem:
         first = [Arrival(0.0, name) for name, count in queued.items() for _ in range(count)]
         dispatcher = TopDispatcher(self._rules, self._lanes, self.chains, plan, self._table)
         arrivals = [*first, *self._arrivals]
-        served, spans = simulate(dispatcher, self._lanes, arrivals, self._times)
+        served, spans = simulate(dispatcher, arrivals, PinnedLanes(self._lanes, self._times))
         return _summarise(served, spans, arrivals, self.chains, self._lanes, self._seed)
 
     def score(self, plan: TopPlan) -> float:
@@ -128,20 +121,14 @@ class TopProblem:
         if plan.largest > self.most:
             self.evaluations += 1
             return _SUPERBLOCK - plan.largest
-        return objective(self.trial(plan).figures, self.reference)
+        return objective(self.trial(plan).figures, self.first.figures)
 
-    @property
+    @cached_property
     def first(self) -> Trial:
         """The trial of the plan that combines nothing."""
-        if self._first is None:
-            self._first = self.trial(separate(self.chains))
-            self.evaluations -= 1  # every search needs it
-        return self._first
-
-    @property
-    def reference(self) -> Figures:
-        """Its figures."""
-        return self.first.figures
+        first = self.trial(separate(self.chains))
+        self.evaluations -= 1  # every search needs it
+        return first
 
 
 def objective(figures: Figures, reference: Figures, model: str | None = None) -> float:
@@ -176,9 +163,7 @@ def _summarise(  # noqa: PLR0913, PLR0917 - what a simulation has
         own = began.setdefault(span.task, {})
         block = span.model, home[span.model][span.block]
         own[block] = min(own.get(block, math.inf), span.start_ms)
-    ended: dict[int, float] = {}
-    for span in spans:
-        ended[span.task] = max(ended.get(span.task, 0.0), span.end_ms)
+    ended = {span.task: span.end_ms for span in spans}  # spans are in the order of their ends
     pick = Random(seed)  # noqa: S311 - not a secret
     samples = sorted(pick.uniform(0, arrivals[-1].time_ms or end_ms) for _ in range(SAMPLES))
     blocks = {block: at for at, block in enumerate(sub_blocks(chains))}
@@ -266,19 +251,6 @@ class TopPlanner:
     def replan(self, request: Replan) -> TopPlan:
         """Return a plan for the tasks that wait and the rates at which they have arrived."""
         return self._search(request.rates, request.waiting, _LATER)
-
-    def new_dispatcher(self, *, drop_late: bool = False, patience_ms: float = 1000.0) -> TopDispatcher:
-        """Return a dispatcher without tasks."""
-        return TopDispatcher(
-            self._rules,
-            self._lanes,
-            self._chains,
-            self.first,
-            self.table,
-            replan=self.replan,
-            drop_late=drop_late,
-            patience_ms=patience_ms,
-        )
 
     def _search(self, rates: Mapping[str, float], waiting: Mapping[str, int], evaluations: int) -> TopPlan:
         some = {name: min(count, _TASKS) for name, count in waiting.items()}  # a long queue shows no more
