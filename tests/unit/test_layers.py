@@ -100,6 +100,12 @@ def test_no_imports_form_a_cycle() -> None:
     assert not cycles
 
 
+def test_nothing_that_serves_requests_imports_the_agents() -> None:
+    """No module outside of ``chrion.learning`` imports from it, not even inside of a function."""
+    others = (path for path in MODULES if not module_name(path).startswith("chrion.learning"))
+    assert not [path for path in others if any(name.startswith("chrion.learning") for name in imported(path))]
+
+
 def test_violations_are_found() -> None:
     """An import from another package of the same layer and a module that no layer has are violations."""
     found = upward_imports("chrion", (("scheduler", "runtime"),))
