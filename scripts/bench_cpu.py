@@ -179,11 +179,11 @@ WIDE_CASES = [
 ]
 
 
-def hybrid_factory(source: bytes, feed: Feed) -> SessionFactory:
-    """Return a factory of default HybridSessions."""
+def hybrid_factory(source: bytes, feed: Feed, precision: str = "float32") -> SessionFactory:
+    """Return a factory of HybridSessions with a precision."""
 
     def make() -> tuple[RunRequest, Callable[[], None]]:
-        session = HybridSession(source, tune="now")
+        session = HybridSession(source, tune="now", precision=precision)
         return lambda: session.run(None, feed), session.close
 
     return make

@@ -3,11 +3,12 @@
     pip install openvino torch
     python scripts/bench_peers.py [-o docs/data] [--only REGEX] [--rounds N]
 
-Takes half an hour on two cores; ``-o`` writes the results ``peers``. Models are those of ``bench_cpu.py``. OpenVINO is
-timed in float32 with one thread, with as many as there are cores and with its own choice, and with its default
-precision, which is bfloat16 where the CPU has it; its inputs and outputs share memory with numpy. PyTorch is timed on
-stacks of LSTMs and GRUs, as a module of the same sizes, eager and compiled, with one thread and with all cores, and is
-left out if it is not installed. Each candidate runs alone, in alternating rounds; trials count as in ``bench_cpu.py``.
+Takes an hour; ``-o`` writes the results ``peers``, in which rows of models that ``--only`` leaves out stay.
+OpenVINO is timed in float32 with one thread, with as many as there are cores and with its own choice, and with its
+default precision, which is bfloat16 where the CPU has it; its inputs and outputs share memory with numpy. PyTorch is
+timed on stacks of LSTMs and GRUs, as a module of the same sizes, eager and compiled, with one thread and with all
+cores, and is left out if it is not installed. HybridSession is timed in float32, and in bfloat16 where the CPU has it.
+Each candidate runs alone, in alternating rounds; trials count as in ``bench_cpu.py``.
 """
 
 from __future__ import annotations
@@ -16,24 +17,38 @@ import argparse
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime as ort
-from bench_cpu import CASES, HYBRID, LEAST, Case, RecordingMonitor, hybrid_factory, run_rounds
+from bench_cpu import (
+    CASES,
+    HYBRID,
+    LEAST,
+    WIDE_CASES,
+    Case,
+    RecordingMonitor,
+    hybrid_factory,
+    recurrent_case,
+    run_rounds,
+)
 from command_arguments import add_output
 from page_markers import markdown_table
 from ratios import ratio_to_best, undisturbed_trials
-from result_files import write_results
+from result_files import read_rows, write_results
+from serving.models import perceptron
 
 import chrion
 from chrion.machine.cores import physical_cores
+from chrion.native import bfloat16_available
 from chrion.profiler import this_machine
+from chrion.profiler.precision import relative_error
 from chrion.profiler.synthetic_inputs import synthetic_inputs
-from chrion.report.benchmark.accuracy import largest_difference
 from chrion.report.benchmark.latency import Feed, RunRequest, SessionFactory, plain_baselines
+from chrion.zoo.convolutional import ConvNet, Image
 
 try:
     import openvino
@@ -45,26 +60,71 @@ except ImportError:
     torch = None
 
 PLAIN, FLOAT32, DEFAULT, TORCH = "onnxruntime", "OpenVINO float32", "OpenVINO default", "PyTorch"
-PEERS = (FLOAT32, DEFAULT, TORCH)
-#: One model of each kind.
-MODELS = r"LSTM (64|128|256|512)|GRU 128|LSTM 128, 6 layers.*|LSTM 128, batch 8|resnet50|squeezenet|transformer block"
+BFLOAT16 = "HybridSession in bf16"
 #: Operators of a stack that PyTorch's module does itself.
 STACK = {"LSTM", "GRU", "Squeeze", "Concat", "Identity"}
-HEAD = ["model", *(f"{kind}, ms" for kind in (PLAIN, *PEERS)), "hybrid, ms", "chosen"]
-HEAD += [*(f"hybrid / {kind}" for kind in PEERS), "difference of default"]
+HEAD = ["model", *(f"{kind}, ms" for kind in (PLAIN, FLOAT32, TORCH)), "hybrid, ms", "chosen"]
+HEAD += [f"{DEFAULT}, ms", "bf16, ms", "chosen in bf16"]
+#: The columns of ratios: name, candidate, and the kind whose fastest candidate it is compared with.
+RATIOS = [
+    *((f"hybrid / {kind}", HYBRID, kind) for kind in (PLAIN, FLOAT32, TORCH)),
+    *((f"bf16 / {kind}", BFLOAT16, kind) for kind in (PLAIN, DEFAULT)),
+]
+HEAD += [*(name for name, _, _ in RATIOS), "error of bf16", "error of default"]
+#: Name of the results.
+NAME = "peers"
 
 TEXT = """Written by `scripts/bench_peers.py` on {machine} (shared, noisy: only ratios mean anything), onnxruntime
 {ort}, OpenVINO {openvino}{torch}.
 
 HybridSession, given the model alone, beside the fastest plain onnxruntime session and the fastest OpenVINO session in
-float32, each of 1 thread, all threads and the library's default, beside OpenVINO with its default precision, and beside
-the fastest of PyTorch's modules of the same sizes, eager or compiled, with 1 thread or all (its GRU resets after the
-product, which costs no more). Ratios below 1 are in HybridSession's favour, with 90 % intervals. *difference of
-default* is the largest difference of OpenVINO's default outputs from onnxruntime's, relative to the largest output; in
-float32 it is at most {largest:.1e}. It says nothing for resnet50 and squeezenet, which come without trained weights.
-*chosen* is the guard's choice, as in the table of HybridSession and plain sessions; the method is the same.
+float32, each of 1 thread, all threads and the library's default, and beside the fastest of PyTorch's modules of the
+same sizes, eager or compiled, with 1 thread or all (its GRU resets after the product, which costs no more). *bf16* is
+HybridSession with `precision="bf16"`, beside OpenVINO with its default precision. Ratios below 1 are in HybridSession's
+favour, with 90 % intervals. *error* is the largest difference from onnxruntime's outputs, relative to the largest
+output; it says nothing for resnet50 and squeezenet, which come without trained weights. *chosen* is the guard's choice,
+as in the table of HybridSession and plain sessions; the method is the same.
 
 {table}"""
+
+
+def speech(frames: int = 200, features: int = 80, layers: int = 3, hidden: int = 256) -> onnx.ModelProto:
+    """Build a recogniser of speech: two convolutions, bidirectional LSTMs, and a dense layer.
+
+    Its shape is that of Deep Speech 2 (Amodei et al., 2015, arXiv:1512.02595), with fewer and narrower layers. Input
+    ``X`` is [1, 1, frames, features]; output ``Y`` is [frames / 4, 1, 29].
+    """
+    net = ConvNet(0)
+    image = Image(net.input("X", [1, 1, frames, features]), 1)
+    for _ in range(2):
+        convolved = net.conv(image, 32, 5, stride=2, bias=True)
+        image = Image(net.op("Relu", convolved.name), convolved.channels)
+    steps, width = frames // 4, features // 4 * image.channels
+    value = net.op("Reshape", net.op("Transpose", image.name, perm=[2, 0, 1, 3]), net.integers(steps, 1, width))
+    for _ in range(layers):
+        weights = [net.normal("W", 2, 4 * hidden, width, deviation=width**-0.5)]
+        weights += [net.normal("R", 2, 4 * hidden, hidden, deviation=hidden**-0.5)]
+        output = net.op("LSTM", value, *weights, hidden_size=hidden, direction="bidirectional")
+        width = 2 * hidden
+        value = net.op("Reshape", net.op("Transpose", output, perm=[0, 2, 1, 3]), net.integers(steps, 1, width))
+    net.output(net.dense(value, width, 29, "letters"), "Y", [steps, 1, 29])
+    return net.model("speech")
+
+
+_KNOWN = {case.name: case for case in (*CASES, *WIDE_CASES)}
+MODELS = [
+    *(_KNOWN[f"LSTM {width}"] for width in (64, 128, 192, 256, 512)),
+    *(_KNOWN[f"GRU {width}"] for width in (128, 192)),
+    recurrent_case("lstm", "LSTM 96, 4 layers", io=96, layers=4),
+    recurrent_case("gru", "GRU 160, 14 layers", io=160, layers=14),
+    _KNOWN["LSTM 128, 6 layers, bidirectional"],
+    recurrent_case("lstm", "LSTM 128, batch 4", io=128, batch=4),
+    *(_KNOWN[name] for name in ("LSTM 128, batch 8", "GRU 128, batch 8")),
+    recurrent_case("lstm", "LSTM 64, batch 16", io=64, batch=16),
+    Case("speech, 3 bidirectional LSTMs of 256", speech),
+    *(_KNOWN[name] for name in ("seq2seq with attention, batch 1", "resnet50", "squeezenet", "transformer block")),
+    Case("perceptron, 100 MB", perceptron),
+]
 
 
 def openvino_factory(source: bytes, feed: Feed, properties: Mapping[str, Any]) -> SessionFactory:
@@ -129,6 +189,7 @@ def candidates(source: bytes, feed: Feed) -> dict[str, SessionFactory]:
             for threads in (1, cores)
         },
         HYBRID: hybrid_factory(source, feed),
+        **({BFLOAT16: hybrid_factory(source, feed, "bf16")} if bfloat16_available() else {}),
         **plain_baselines(source, feed, PLAIN),
         f"{FLOAT32}, 1 thread": openvino_factory(source, feed, float32 | {"INFERENCE_NUM_THREADS": 1}),
         f"{FLOAT32}, {cores} threads": openvino_factory(source, feed, float32 | {"INFERENCE_NUM_THREADS": cores}),
@@ -137,71 +198,92 @@ def candidates(source: bytes, feed: Feed) -> dict[str, SessionFactory]:
     }
 
 
-def relative_difference(factory: SessionFactory, expected: Sequence[Any]) -> float:
-    """Return the largest difference of a candidate's outputs, relative to the largest expected number."""
+def error_of(factory: SessionFactory | None, expected: Sequence[Any]) -> str:
+    """Return the error of a candidate's outputs as text; nothing without a candidate."""
+    if factory is None:
+        return ""
     run, close = factory()
     found = [np.array(array) for array in run()]
     close()
-    return largest_difference(found, expected) / max(float(np.abs(array).max()) for array in expected)
+    return f"{relative_error(found, expected):.1e}"
 
 
-def fastest(times: Mapping[str, Sequence[float]]) -> str:
-    """Return the smallest median as text, or nothing where nothing was timed."""
-    return f"{min(float(np.median(own)) for own in times.values()):.3g}" if times else ""
+def fastest(counted: Mapping[str, Sequence[float]], kind: str) -> str:
+    """Return the smallest median of the candidates of a kind as text; nothing without any."""
+    medians = [float(np.median(times)) for name, times in counted.items() if name.startswith(kind)]
+    return f"{min(medians):.3g}" if medians else ""
 
 
-def measure(case: Case, monitor: RecordingMonitor, rounds: int) -> tuple[list[str], float]:
-    """Return a model's line of the table, and the difference of OpenVINO's outputs in float32."""
+def ratio(counted: Mapping[str, Sequence[float]], own: str, kind: str) -> str:
+    """Return the ratio of a candidate to the fastest of a kind, with its interval; nothing without one of them."""
+    others = {name: times for name, times in counted.items() if name.startswith(kind)}
+    if not others or own not in counted:
+        return ""
+    middle, low, high = ratio_to_best(others | {own: counted[own]}, own)
+    return f"{middle:.2f} [{low:.2f} to {high:.2f}]"
+
+
+def chosen(source: bytes, precision: str) -> str:
+    """Tune a model in a precision; return what was selected."""
+    with chrion.HybridSession(source, tune="now", precision=precision) as session:
+        return "plain" if session.plan is None else f"plan in {session.plan.precision}"
+
+
+def measure(case: Case, monitor: RecordingMonitor, rounds: int) -> list[str]:
+    """Return a model's line of the table."""
     source = case.build().SerializeToString()
     feed = synthetic_inputs(chrion.load(source))
+    expected = ort.InferenceSession(source, providers=["CPUExecutionProvider"]).run(None, feed)
     with TemporaryDirectory() as os.environ["CHRION_CACHE"]:
-        with chrion.HybridSession(source, tune="now") as session:
-            chosen = "plan" if session.plan else "plain"
-            expected = session.run(None, feed)
         known = candidates(source, feed)
+        selected = [chosen(source, "float32"), chosen(source, "bf16") if BFLOAT16 in known else ""]
         trials = [trial for _ in range(rounds) for trial in run_rounds(known, monitor)]
+        errors = [error_of(known.get(name), expected) for name in (BFLOAT16, DEFAULT)]
     counted = undisturbed_trials(trials, monitor.fastest_ms, LEAST)
-    groups = {
-        kind: {name: times for name, times in counted.items() if name.startswith(kind)} for kind in (PLAIN, *PEERS)
-    }
-    row = [case.name, *(fastest(groups[kind]) for kind in (PLAIN, *PEERS))]
-    row += [f"{float(np.median(counted[HYBRID])):.3g}", chosen]
-    for kind in PEERS:
-        if groups[kind]:
-            ratio, low, high = ratio_to_best(groups[kind] | {HYBRID: counted[HYBRID]}, HYBRID)
-            row.append(f"{ratio:.2f} [{low:.2f} to {high:.2f}]")
-        else:
-            row.append("")
-    row.append(f"{relative_difference(known[DEFAULT], expected):.1e}")
+    own = {name: f"{float(np.median(counted[name])):.3g}" if name in counted else "" for name in (HYBRID, BFLOAT16)}
+    row = [case.name, *(fastest(counted, kind) for kind in (PLAIN, FLOAT32, TORCH)), own[HYBRID], selected[0]]
+    row += [fastest(counted, DEFAULT), own[BFLOAT16], selected[1]]
+    row += [*(ratio(counted, name, kind) for _, name, kind in RATIOS), *errors]
     print(" | ".join(row), flush=True)
-    return row, relative_difference(known[f"{FLOAT32}, default"], expected)
+    return row
+
+
+def format_results(folder: Path | None, found: Sequence[Sequence[str]]) -> dict[str, str]:
+    """Return the results ``peers``, with stored rows of models that were not measured."""
+    rows = {row[0]: row for row in (*read_rows(folder, NAME), *found) if len(row) == len(HEAD)}
+    content = TEXT.format(
+        machine=this_machine(),
+        ort=ort.get_version_string(),
+        openvino=openvino.__version__.partition("-")[0] if openvino else "",
+        torch=f", PyTorch {torch.__version__}" if torch else "",
+        table=markdown_table([HEAD, *(rows[case.name] for case in MODELS if case.name in rows)]),
+    )
+    return {NAME: content}
 
 
 def main() -> None:
     """Measure the models, print the line of each, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_output(parser)
-    parser.add_argument("--only", default=MODELS, help="a regular expression that the names of models must match")
+    parser.add_argument("--only", default="", help="a regular expression that names of models must match")
     parser.add_argument("--rounds", type=int, default=4, help="rounds of six trials of each candidate (default: 4)")
     arguments = parser.parse_args()
     if openvino is None:
         parser.error("OpenVINO is missing: pip install openvino")
-    cases = [case for case in CASES if re.fullmatch(arguments.only, case.name)]
+    cases = [case for case in MODELS if re.search(arguments.only, case.name)]
     if not cases:
-        parser.error(f"--only: no model matches {arguments.only!r}; models are {', '.join(c.name for c in CASES)}")
+        parser.error(f"--only: no model matches {arguments.only!r}; models are {', '.join(c.name for c in MODELS)}")
     ort.set_default_logger_severity(3)
     monitor = RecordingMonitor()
     print(" | ".join(HEAD))
-    found = [measure(case, monitor, arguments.rounds) for case in cases]
-    content = TEXT.format(
-        machine=this_machine(),
-        ort=ort.get_version_string(),
-        openvino=openvino.__version__.partition("-")[0],
-        torch=f", PyTorch {torch.__version__}" if torch else "",
-        largest=max(difference for _, difference in found),
-        table=markdown_table([HEAD, *(row for row, _ in found)]),
-    )
-    write_results(arguments.output, {"peers": content})
+    found: list[list[str]] = []
+    try:
+        for case in cases:
+            found.append(measure(case, monitor, arguments.rounds))  # noqa: PERF401 - those before an interrupt count
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+    if found:
+        write_results(arguments.output, format_results(arguments.output, found))
 
 
 if __name__ == "__main__":

@@ -81,7 +81,7 @@ def test_a_cached_decision_needs_no_process(tuned_shapes: list[NamedShapes], gat
 
 
 def test_a_changed_file_is_tuned_again(tuned_shapes: list[NamedShapes], gate: threading.Event, tmp_path: Path) -> None:
-    """The decision on a file is used until the file's size or modification time changes."""
+    """The decision on a file is used until the file holds another model."""
     gate.set()
     path = tmp_path / "model.onnx"
     for size in (4, 4, 8):
