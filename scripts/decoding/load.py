@@ -10,7 +10,7 @@ import functools
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +113,7 @@ def equal_lengths(scenario: DecoderScenario) -> DecoderScenario:
     spec = scenario.requests
     prompt, new = (spec.prompt_least + spec.prompt_most) // 2, (spec.new_least + spec.new_most) // 2
     same = {"prompt_least": prompt, "prompt_most": prompt, "new_least": new, "new_most": new}
-    return replace(scenario, requests=structs.replace(spec, **same))
+    return structs.replace(scenario, requests=structs.replace(spec, **same))
 
 
 @contextlib.contextmanager

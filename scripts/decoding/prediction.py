@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from msgspec import structs
@@ -106,7 +106,7 @@ def _capacity(costs: Costs) -> float:
 
 
 def _scenario(costs: Costs) -> DecoderScenario:
-    return replace(load_scenario(SCALE, 1e6, _SATURATING, MAX_BATCH, costs), policies=("iteration",))
+    return structs.replace(load_scenario(SCALE, 1e6, _SATURATING, MAX_BATCH, costs), policies=("iteration",))
 
 
 def _rows(size: str, runs: Sequence[MeasuredRun], costs: Costs) -> list[tuple[str, ...]]:

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec import structs
 
 from chrion.serving.simulator.decoder_results import DecoderSummary, summarise
 from chrion.serving.simulator.decoder_scenario import DecoderScenario
@@ -139,4 +140,4 @@ def simulate_points(runs: Sequence[LoadPoint], costs: Mapping[tuple[str, int], C
 
 def simulate_summary(scenario: DecoderScenario, policy: str) -> DecoderSummary:
     """Return the figures of a simulation with one policy."""
-    return summarise(simulate_decoder(replace(scenario, policies=(policy,)))[0])
+    return summarise(simulate_decoder(structs.replace(scenario, policies=(policy,)))[0])

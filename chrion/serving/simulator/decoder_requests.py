@@ -9,12 +9,12 @@ from typing import Annotated, Literal, NamedTuple
 import numpy as np
 from msgspec import Meta
 
-from chrion.common.records import Count, NonNegative, Positive, PositiveCount, Record
+from chrion.common.records import Count, NonNegative, Positive, PositiveCount
 from chrion.common.wrong_values import wrong_value
 from chrion.errors import ScenarioError, TraceError
 from chrion.serving.simulator.rate_curve import RateCurve
 from chrion.serving.simulator.requests import Floats, Indices
-from chrion.serving.simulator.settings import SYNTHETIC
+from chrion.serving.simulator.settings import SYNTHETIC, ArrivalsSpec
 from chrion.serving.simulator.traces import Arrivals, Tokens, read_trace
 from chrion.serving.simulator.workload import TraceReplay
 
@@ -30,16 +30,12 @@ _BOUNDS = ("prompt_least", "prompt_most", "new_least", "new_most")
 _SHAPES = ("prompt_mean", "prompt_cv", "new_mean", "new_cv")
 
 
-class GenerationSpec(Record, frozen=True):
+class GenerationSpec(ArrivalsSpec, frozen=True):
     """``[requests]``: their arrivals and lengths."""
 
     kind: Literal["poisson", "uniform", "gamma", "csv", "azure-llm-2023"] = "poisson"
     rate_per_s: Positive = 1.0
     requests: Annotated[int, Meta(ge=1, le=MAX_REQUESTS)] = 1000
-    #: The rate over time relative to ``rate_per_s``, as times in s and factors.
-    curve: tuple[tuple[NonNegative, NonNegative], ...] = ()
-    #: Standard deviation over mean of the gaps between arrivals, for ``gamma``.
-    burst_cv: Positive = 4.0
     #: The distribution of lengths, or the format of a trace whose requests are drawn at random, with their lengths.
     lengths: Literal["uniform", "lognormal", "gamma", "csv", "azure-llm-2023"] = "uniform"
     #: The ends of a uniform distribution, both included; lengths of the others are clipped to them.
@@ -52,13 +48,6 @@ class GenerationSpec(Record, frozen=True):
     prompt_cv: Positive = 1.0
     new_mean: NonNegative = 0.0
     new_cv: Positive = 1.0
-    #: The trace file, relative to the scenario file, and its part in seconds; a length of 0 extends to its end.
-    path: str = ""
-    start_s: NonNegative = 0.0
-    length_s: NonNegative = 0.0
-    #: Requests for each request of the trace, and seconds for each of its seconds.
-    rate_scale: Positive = 1.0
-    time_scale: Positive = 1.0
     #: Sessions and prefixes of prompts, one of which each request has with equal probability, and the tokens of a
     #: prefix; 0 for none.
     sessions: Count = 0
@@ -221,11 +210,7 @@ def _trace(spec: GenerationSpec, folder: Path) -> tuple[Floats, Tokens]:
     trace = read_trace(form, path, "requests.path")
     if not isinstance(trace, Arrivals) or trace.tokens is None:
         raise ScenarioError(f"requests.path: {path}: expected columns prompt_tokens and new_tokens")
-    end = spec.start_s + spec.length_s if spec.length_s else np.inf
-    part = (trace.times_s >= spec.start_s) & (trace.times_s < end)
-    if not part.any():
-        until = f"to {end:g} s" if spec.length_s else "to its end"
-        raise ScenarioError(f"requests: the trace has no requests from {spec.start_s:g} s {until}")
+    part = spec.part(trace.times_s, "requests")
     for name, counts in (("prompt", trace.tokens.prompts), ("new", trace.tokens.new)):
         if (empty := np.flatnonzero(part & (counts < 1))).size:
             found = f"request {empty[0] + 1} has no {name} tokens"

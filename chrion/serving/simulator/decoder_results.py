@@ -100,12 +100,14 @@ class DecoderPoint:
 
 def summarise(result: DecoderResult) -> DecoderSummary:
     """Return the figures of a result."""
+    slo, new = result.objectives, result.workload.new
+    has_objectives = slo.first_token_ms or slo.between_tokens_ms
     return DecoderSummary(
         policy=result.policy,
         served=result.served,
         refused=result.refused,
         requests_per_s=result.requests_per_s,
-        tokens_per_s=result.tokens_per_s,
+        tokens_per_s=result.per_s(int(new[~np.isnan(result.ends_ms)].sum())),
         normalised_p50_ms=_quantile(result.normalised_ms, 0.5),
         normalised_p99_ms=_quantile(result.normalised_ms, 0.99),
         first_token_p50_ms=_quantile(result.first_token_ms, 0.5),
@@ -114,7 +116,7 @@ def summarise(result: DecoderResult) -> DecoderSummary:
         between_tokens_p99_ms=_quantile(result.between_tokens_ms, 0.99),
         gap_p99_ms=quantile(result.gaps, 0.99),
         violations=1.0 - result.met / len(result.ends_ms),
-        goodput_per_s=result.goodput_per_s,
+        goodput_per_s=result.per_s(result.met) if has_objectives else math.nan,
         iterations=result.iterations,
         mean_batch=result.mean_batch,
         mean_reserved=result.mean_reserved,
@@ -204,4 +206,4 @@ def sweep_to_json(name: str, points: Sequence[DecoderPoint]) -> dict[str, Any]:
 
 
 def _quantile(values: Floats, share: float) -> float:
-    return float(np.quantile(values, share)) if len(values) else float("nan")
+    return float(np.quantile(values, share)) if len(values) else math.nan

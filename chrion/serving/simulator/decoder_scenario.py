@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta
+from msgspec import Meta, structs
 
 from chrion.common.records import Count, NonNegative, PositiveCount, Record, read_record
 from chrion.common.suggestions import did_you_mean
@@ -81,26 +80,16 @@ _PROMPT_COSTS = "decoder.prompt_costs"
 _TOP_KEYS = ("name", "description", "seed", "policies")
 
 
-@dataclass(frozen=True, slots=True)
-class DecoderScenario:
-    """A checked scenario with a decoder."""
+class DecoderScenario(DecoderFile, frozen=True, kw_only=True):
+    """A checked scenario with a decoder: its file with all changes, costs and the memory that follow from it."""
 
-    name: str
-    seed: int
-    #: Names of policies of batching, all of which get the same requests.
-    policies: tuple[str, ...]
-    decoder: DecoderSpec
     #: Of iterations in which each request has one new token, and of the others.
     costs: Costs
     prompt_costs: Costs
-    batching: BatchingSpec
-    replicas: ReplicasSpec
-    requests: GenerationSpec
-    slo: ObjectivesSpec
     #: The folder of a relative path of a trace.
     folder: Path
     #: The content of the scenario file with all changes.
-    content: Mapping[str, Any] = field(repr=False)
+    content: Mapping[str, Any]
 
     @property
     def estimated_hardware(self) -> tuple[str, ...]:
@@ -144,20 +133,8 @@ def _build(content: Mapping[str, Any], source: ScenarioSource) -> DecoderScenari
     decoder = read_record(DecoderSpec, complete_decoder(content[DECODER], source.folder), "decoder")
     costs, prompt_costs = read_costs(decoder.costs, decoder.prompt_costs, of_hardware=bool(decoder.hardware))
     check_requests(file.requests, content.get("requests", {}), source.folder)
-    scenario = DecoderScenario(
-        name=content.get("name", source.name),
-        seed=file.seed,
-        policies=file.policies,
-        decoder=decoder,
-        costs=costs,
-        prompt_costs=prompt_costs,
-        batching=file.batching,
-        replicas=file.replicas,
-        requests=file.requests,
-        slo=file.slo,
-        folder=source.folder,
-        content=content,
-    )
+    given = structs.asdict(file) | {"name": content.get("name", source.name), "decoder": decoder}
+    scenario = DecoderScenario(**given, costs=costs, prompt_costs=prompt_costs, folder=source.folder, content=content)
     _check_combination(scenario)
     return scenario
 

@@ -70,13 +70,11 @@ class DecoderResult:
     @property
     def requests_per_s(self) -> float:
         """Throughput in requests per second."""
-        return 1e3 * self.served / self.took_ms if self.took_ms else 0.0
+        return self.per_s(self.served)
 
-    @property
-    def tokens_per_s(self) -> float:
-        """Generated tokens per second."""
-        tokens = int(self.workload.new[~np.isnan(self.ends_ms)].sum())
-        return 1e3 * tokens / self.took_ms if self.took_ms else 0.0
+    def per_s(self, number: int) -> float:
+        """Return a number of requests or tokens per second of the run."""
+        return 1e3 * number / self.took_ms if self.took_ms else 0.0
 
     @property
     def met(self) -> int:
@@ -90,13 +88,6 @@ class DecoderResult:
         if slo.between_tokens_ms:
             met &= (between_ms <= slo.between_tokens_ms) | (self.workload.new == 1)
         return int(met.sum())
-
-    @property
-    def goodput_per_s(self) -> float:
-        """Requests per second that met all objectives; NaN without objectives."""
-        if not (self.objectives.first_token_ms or self.objectives.between_tokens_ms):
-            return float("nan")
-        return 1e3 * self.met / self.took_ms if self.took_ms else 0.0
 
     @property
     def normalised_ms(self) -> Floats:

@@ -20,7 +20,7 @@ from chrion.serving.simulator.settings import SECTIONS
 from chrion.serving.variants import VariantTable
 
 #: Keys at the top level of a scenario.
-TOP_KEYS = ("name", "description", "seed", "preload", "patterns", "shrink", "catalogue", "use", "total_models")
+TOP_KEYS = ("name", "description", "seed", "preload", "patterns", "shrink", "total_models", "catalogue", "use")
 VARIANT_KEYS = VariantTable.__struct_fields__
 #: Names of entries that a message lists.
 _LISTED = 12

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
+import numpy as np
+import numpy.typing as npt
 from msgspec import Meta
 
 from chrion.common.records import LARGEST, Count, NonNegative, Positive, Record
+from chrion.errors import ScenarioError
 from chrion.serving.manager.policy_settings import PolicySpec
-from chrion.serving.simulator.requests import MAX_CLASSES
+from chrion.serving.simulator.requests import MAX_CLASSES, Floats
 
 #: Kinds of workload that need no trace file.
 SYNTHETIC = ("uniform", "poisson", "gamma")
@@ -87,7 +90,38 @@ class AutoscalingSpec(Record, frozen=True):
     stop_after_s: NonNegative = 300.0
 
 
-class WorkloadSpec(Record, frozen=True):
+class ArrivalsSpec(Record, frozen=True):
+    """Keys of times of arrival, in the sections ``[workload]`` and, of a decoder, ``[requests]``."""
+
+    #: The rate over time relative to ``rate_per_s``, as times in s and factors; not for traces.
+    curve: tuple[tuple[NonNegative, NonNegative], ...] = ()
+    #: Standard deviation over mean of the gaps between arrivals, for ``gamma``; above 1 is bursty.
+    burst_cv: Positive = 4.0
+    #: The trace file, relative to the scenario file.
+    path: str = ""
+    #: Requests for each request of the trace.
+    rate_scale: Positive = 1.0
+    #: Seconds for each second of the trace; below 1 the trace is replayed faster.
+    time_scale: Positive = 1.0
+    #: The part of the trace that is replayed, in seconds of the trace; a length of 0 extends to its end.
+    start_s: NonNegative = 0.0
+    length_s: NonNegative = 0.0
+
+    def part(self, times_s: Floats, section: str) -> npt.NDArray[np.bool_]:
+        """Return which times of a trace are in the part that is replayed. Shapes: [n].
+
+        Raises:
+            ScenarioError: None is.
+        """
+        end = self.start_s + self.length_s if self.length_s else np.inf
+        part = (times_s >= self.start_s) & (times_s < end)
+        if not part.any():
+            until = f"to {end:g} s" if self.length_s else "to its end"
+            raise ScenarioError(f"{section}: the trace has no requests from {self.start_s:g} s {until}")
+        return part
+
+
+class WorkloadSpec(ArrivalsSpec, frozen=True):
     """``[workload]``: the requests, their models and their times of arrival."""
 
     kind: Literal["uniform", "poisson", "gamma", "csv", "azure-functions-2019", "azure-llm-2023"] = "poisson"
@@ -95,14 +129,8 @@ class WorkloadSpec(Record, frozen=True):
     rate_per_s: Positive = 5.0
     #: Number of synthetic requests; not for traces.
     requests: Annotated[int, Meta(ge=1, le=10_000_000_000)] = 20000
-    #: The rate over time relative to ``rate_per_s``, as times in s and factors; not for traces.
-    curve: tuple[tuple[NonNegative, NonNegative], ...] = ()
-    #: Standard deviation over mean of the gaps between arrivals, for ``gamma``; above 1 is bursty.
-    burst_cv: Positive = 4.0
     #: The model of rank r is requested in proportion to share / r ** zipf_exponent; with 0, to its share.
     zipf_exponent: NonNegative = 0.0
-    #: The trace file, relative to the scenario file.
-    path: str = ""
     #: Files with the execution times and the memory of the functions of an azure-functions-2019 trace.
     durations_path: str = ""
     memory_path: str = ""
@@ -111,13 +139,6 @@ class WorkloadSpec(Record, frozen=True):
     mapping: Literal["", "name", "round-robin", "rank", "hash", "draw"] = ""
     #: The model of the requests of a CSV trace that name none; if empty, such requests are refused.
     default_model: str = ""
-    #: Requests for each request of the trace.
-    rate_scale: Positive = 1.0
-    #: Seconds for each second of the trace; below 1 the trace is replayed faster.
-    time_scale: Positive = 1.0
-    #: The part of the trace that is replayed, in seconds of the trace; a length of 0 extends to its end.
-    start_s: NonNegative = 0.0
-    length_s: NonNegative = 0.0
 
 
 class ClassSpec(Record, frozen=True):
@@ -166,7 +187,7 @@ class ModelSpec(Record, frozen=True):
 
 
 class ScenarioFile(Record, frozen=True):
-    """The top level of a scenario, with the models of its catalogue."""
+    """The top level of a scenario, whose keys ``catalogue`` and ``use`` have been replaced by models."""
 
     name: str = ""
     description: str = ""
@@ -174,9 +195,6 @@ class ScenarioFile(Record, frozen=True):
     preload: bool = False
     patterns: tuple[str, ...] | None = None
     shrink: tuple[str, ...] = ()
-    #: Replaced by models before the others are read.
-    catalogue: str = ""
-    use: tuple[str, ...] = ()
     total_models: Annotated[int, Meta(ge=0, le=MAX_MODELS)] = 0
     servers: Annotated[tuple[ServerSpec, ...], Meta(min_length=1)] = (ServerSpec(),)
     policies: PolicySpec = PolicySpec()

@@ -272,16 +272,11 @@ def _build(spec: WorkloadSpec, names: Sequence[str], shares: Sequence[float], se
     for key in ("durations_path", "memory_path"):
         if getattr(spec, key):
             raise ScenarioError(f"workload.{key}: only for kind 'azure-functions-2019'", hint="leave it out")
-    begin = spec.start_s
-    end = begin + spec.length_s if spec.length_s else np.inf
-    part = (trace.times_s >= begin) & (trace.times_s < end)
-    if not part.any():
-        until = f"to {end:g} s" if spec.length_s else "to its end"
-        raise ScenarioError(f"workload: the trace has no requests from {begin:g} s {until}")
+    part = spec.part(trace.times_s, "workload")
     totals = np.bincount(trace.functions, minlength=len(trace.names))
     functions = _with_default(trace.names, spec.default_model, names) if mapping == "name" else trace.names
     models = None if mapping == "draw" else map_functions(functions, totals, mapping, names)[trace.functions[part]]
-    times_ms = (trace.times_s[part] - begin) * 1000.0 * spec.time_scale
+    times_ms = (trace.times_s[part] - spec.start_s) * 1000.0 * spec.time_scale
     details = trace.details.rows(np.flatnonzero(part)) if trace.details else None
     return TraceReplay(times_ms, models, chances, spec.rate_scale, seed, details)
 
