@@ -43,7 +43,7 @@ def content(models_number: int, servers: int, requests: int) -> dict[str, Any]:
         models.append({"name": f"m{i}", "variants": variants})
     return {
         "servers": [{"count": servers}],
-        "policies": {"load_order": "fifo"},
+        "policies": {"load_order": "fifo", "prefetch": False},
         "workload": {"rate_per_s": 10.0 * servers, "requests": requests, "zipf_exponent": 1.1},
         "models": models,
     }

@@ -16,7 +16,7 @@ from chrion.common.installation import install_hint, require_extras
 from chrion.common.units import parse_duration_ms, parse_size_mb
 from chrion.common.wrong_values import wrong_value
 from chrion.errors import OptionError
-from chrion.serving.manager.policy_settings import SERVER_POLICIES, PolicySpec
+from chrion.serving.manager.policy_settings import DEFAULT_POLICIES, PolicySpec
 
 if TYPE_CHECKING:
     from chrion.serving.server.options import ClusterOptions, DeviceOptions, ServerOptions  # needs the extra
@@ -84,7 +84,9 @@ def serve(
     request_budget: Annotated[
         str, typer.Option(metavar="1GB", help="Memory for requests in flight; a plain number is in MB.")
     ] = "1GB",
-    max_waiting: Annotated[int, typer.Option(min=1, metavar="N", help="Maximum queued requests.")] = 1024,
+    max_waiting: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Maximum queued requests; default: 1024, or the scenario's.")
+    ] = None,
     max_connections: Annotated[int, typer.Option(min=1, metavar="N", help="Maximum connections per protocol.")] = 1024,
     max_client_connections: Annotated[
         int, typer.Option(min=1, metavar="N", help="Maximum HTTP connections per client address, such as a proxy's.")
@@ -116,7 +118,7 @@ def serve(
     require_libraries("serve", ray=ray is not None, otel=bool(otlp))
     from chrion.serving.server import options  # noqa: PLC0415 - needs the extra
 
-    base, scenario_bytes = scenario_policies(scenario) if scenario else (SERVER_POLICIES, 0)
+    base, scenario_bytes = scenario_policies(scenario) if scenario else (DEFAULT_POLICIES, 0)
     tls = _tls_files(tls_certificate, tls_key)
     if replicas != "nodes" and not ray:
         raise OptionError("--replicas: only with --ray")
@@ -128,17 +130,17 @@ def serve(
         parse_size_mb(host_budget, "--host-budget") if host_budget else None,
         needs_gpu=gpu_budget is not None,
     )
+    policies = options.parse_policies(serving_policy, base, routing=bool(ray))
     checked = options.ServerOptions(
         repository=repository.absolute(),  # else reasons would show folders; links stay, since polling follows them
         http=options.parse_address(http, "--http"),
         grpc=None if grpc == "none" else options.parse_address(grpc, "--grpc"),
-        policies=options.parse_policies(serving_policy, base, routing=bool(ray)),
+        policies=structs.replace(policies, max_waiting=max_waiting or policies.max_waiting),
         control=model_control,
         load=tuple(load_model or ()),
         poll_s=parse_duration_ms(poll or _POLL, "--poll") / 1000,
         body_bytes=_parse_bytes(max_request, "--max-request"),
         request_bytes=_parse_bytes(request_budget, "--request-budget"),
-        max_waiting=max_waiting,
         max_connections=max_connections,
         max_client_connections=max_client_connections,
         max_run_s=parse_duration_ms(max_run, "--max-run") / 1000,
@@ -157,11 +159,9 @@ def serve(
 def scenario_policies(name: str) -> tuple[PolicySpec, int]:
     """Return the policies of a scenario, and the accelerator memory of its first server in bytes.
 
-    A scenario that does not set ``prefetch`` leaves the server's default.
-
     Raises:
         ScenarioError: The scenario is invalid.
-        OptionError: Its policy needs the future.
+        OptionError: A policy is one of the simulator alone.
     """
     from chrion.serving.simulator.scenario import find_scenario  # noqa: PLC0415 - imported on use
 
@@ -170,10 +170,9 @@ def scenario_policies(name: str) -> tuple[PolicySpec, int]:
         raise OptionError(f"--scenario {name}: eviction 'belady' needs the future requests: a server cannot use it")
     if scenario.policies.by_speed:
         raise OptionError(f"--scenario {name}: policies.by_speed: the speeds of a server's replicas are not known")
-    policies = scenario.policies
-    if "prefetch" not in scenario.content.get("policies", {}):
-        policies = structs.replace(policies, prefetch=SERVER_POLICIES.prefetch)
-    return policies, scenario.servers[0].budget_bytes
+    if scenario.policies.keep_alive_s:
+        raise OptionError(f"--scenario {name}: policies.keep_alive_s: a server keeps idle models while there is memory")
+    return scenario.policies, scenario.servers[0].budget_bytes
 
 
 def require_libraries(command: str, *, ray: bool = False, otel: bool = False) -> None:

@@ -69,7 +69,7 @@ def scenario_of(  # noqa: PLR0913 - the parts of a row
     content: dict[str, Any] = {
         "models": [{"name": "m", "copies": MODELS, "slo_ms": SLO_MS, "variants": variants}],
         "servers": [{"gpu_memory_gb": BUDGET_MB / 1000, "cpu_cores": 2, "pcie_gb_per_s": 1.0, "load_fixed_ms": 0.0}],
-        "policies": {"eviction": eviction, "load_order": order, "admission": admission, "prefetch": True},
+        "policies": {"eviction": eviction, "load_order": order, "admission": admission},
         "workload": _workload(workload, seconds, trace),
         "seed": seed,
         "preload": True,

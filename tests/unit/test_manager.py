@@ -178,7 +178,7 @@ def drive(manager: ModelManager, given_requests: Sequence[Request], **rest: Any)
     gap_ms=st.floats(1.0, 30.0),
     levels=st.integers(1, 3),
     batch=st.tuples(st.integers(1, 4), st.sampled_from([0.0, 6.0])),
-    more=st.sets(st.sampled_from(["priorities", "prefetch", "pauses"])),
+    more=st.sets(st.sampled_from(["priorities", "prefetch", "pauses", "limits"])),
 )
 def test_the_server_does_what_the_simulator_does(
     seed: int,
@@ -199,6 +199,7 @@ def test_the_server_does_what_the_simulator_does(
     batch = batch if batch[0] > 1 else (1, 0.0)
     prefetch = "prefetch" in more
     priorities = rng.integers(0, 3, 6) if "priorities" in more else np.zeros(6, np.int64)
+    max_queue, max_waiting = (int(rng.integers(1, 5)), 7) if "limits" in more else (10**6, 10**6)
     spec = ServerSpec(1, 10 / 1000, 0.0, slots, 2, 1.0, 1.0)
     sizes, latencies = np.sort(rng.integers(1, 5, (levels, 6)), axis=0)[::-1], rng.uniform(1, 12, (levels, 6))
     variants = [
@@ -218,6 +219,8 @@ def test_the_server_does_what_the_simulator_does(
         batching=[BatchLimits(*batch)] * 6 if batch[0] > 1 else (),
         batch_cost=[[0.0] * 6] * levels,
         prefetch=prefetch,
+        max_queue=[max_queue] * 6,
+        max_waiting=max_waiting,
     )
     expected: list[tuple[float, str, int]] = []
     engine = ClusterEngine(
@@ -231,8 +234,8 @@ def test_the_server_does_what_the_simulator_does(
         keep=lambda found: rows.extend(found.tolist()),
     )
 
-    names = PolicySpec(eviction=eviction, load_order=order, admission=admission, prefetch=prefetch)
-    manager = ModelManager({ACCELERATOR: 10 * MB}, [0, 1], slots=slots, policies=names, max_waiting=10**6)
+    names = PolicySpec(eviction, load_order=order, admission=admission, prefetch=prefetch, max_waiting=max_waiting)
+    manager = ModelManager({ACCELERATOR: 10 * MB}, [0, 1], slots=slots, policies=names)
     for model in range(6):
         managed_variants = tuple(
             ManagedVariant(
@@ -249,7 +252,7 @@ def test_the_server_does_what_the_simulator_does(
                 priority=int(priorities[model]),
                 max_batch=batch[0],
                 max_delay_ms=batch[1],
-                max_queue=10**6,
+                max_queue=max_queue,
             ),
         )
     driver = Driver(manager, pins=False)
@@ -275,8 +278,8 @@ def test_the_server_does_what_the_simulator_does(
 def test_invariants_on_random_events(seed: int, eviction: str, admission: str, budgets: dict[str, int]) -> None:
     """On random models and requests memory stays in the budget, cores are leased once, and each request ends once."""
     rng = random.Random(seed)
-    names = PolicySpec(eviction=eviction, admission=admission, prefetch=True)
-    manager = ModelManager(budgets, [0, 1, 2], policies=names, max_waiting=20)
+    names = PolicySpec(eviction=eviction, admission=admission, prefetch=True, max_waiting=20)
+    manager = ModelManager(budgets, [0, 1, 2], policies=names)
     for number in range(6):
         variants = []
         size = rng.randint(3, 8)
@@ -310,7 +313,7 @@ def test_invariants_on_random_events(seed: int, eviction: str, admission: str, b
 
 def test_models_shrink_before_another_is_evicted() -> None:
     """Each model makes those before it shrink, and is loaded in the largest variant that then fits."""
-    manager = ModelManager({HOST: 12}, [0], policies=PolicySpec())
+    manager = ModelManager({HOST: 12}, [0], policies=PolicySpec(prefetch=False))
     for _ in range(4):
         manager.add(0.0, ladder(8, 4, 3))
     found = drive(manager, requests((0, 0), (20, 1), (40, 2)))
@@ -322,7 +325,7 @@ def test_models_shrink_before_another_is_evicted() -> None:
 
 def test_all_models_shrink_to_the_smallest_before_one_is_evicted() -> None:
     """Four models fit at their smallest; the fifth evicts the least recently used one."""
-    manager = ModelManager({HOST: 12}, [0], policies=PolicySpec())
+    manager = ModelManager({HOST: 12}, [0], policies=PolicySpec(prefetch=False))
     for _ in range(5):
         manager.add(0.0, ladder(6, 3))
     found = drive(manager, requests((0, 0), (50, 1), (100, 2), (150, 3)))
@@ -380,7 +383,7 @@ def test_the_time_to_retry_includes_the_load_that_is_under_way() -> None:
 
 def test_trials_load_each_model_once_and_leave_memory_as_it_was() -> None:
     """One after another, whatever memory they share; a model that is requested during its trial stays."""
-    manager = ModelManager({HOST: 10}, [0], policies=PolicySpec())
+    manager = ModelManager({HOST: 10}, [0], policies=PolicySpec(prefetch=False))
     for size in (8, 3, 11, 5):
         manager.add(0.0, ladder(size))
     driver = Driver(manager)
@@ -395,7 +398,7 @@ def test_trials_load_each_model_once_and_leave_memory_as_it_was() -> None:
 
 def test_requests_go_before_trials() -> None:
     """A load that a request waits for is the next one, and a trial evicts only if it has to."""
-    manager = ModelManager({HOST: 10}, [0], policies=PolicySpec())
+    manager = ModelManager({HOST: 10}, [0], policies=PolicySpec(prefetch=False))
     for size in (3, 3, 8, 3):
         manager.add(0.0, ladder(size))
     driver = Driver(manager)
@@ -547,7 +550,7 @@ def test_popular_models_grow_and_are_loaded_in_advance_once_memory_is_free() -> 
 
 def test_a_missing_pinned_model_is_loaded_without_prefetch() -> None:
     """Of models without requests only a pinned one is loaded into free memory; unpinned it is as popular as used."""
-    manager = ModelManager({HOST: 20}, [0], policies=PolicySpec())
+    manager = ModelManager({HOST: 20}, [0], policies=PolicySpec(prefetch=False))
     memory = manager.memory
     manager.add(0.0, ladder(5))
     number = manager.add(0.0, ladder(5, pinned=True))
@@ -634,7 +637,7 @@ def test_a_request_that_expires_while_another_runs_delays_no_other() -> None:
 
 def test_a_model_that_leaves_the_accelerator_evicts_another_from_the_host() -> None:
     """Its smaller variant needs host memory that a model without accelerator memory has."""
-    manager = ModelManager({ACCELERATOR: 6, HOST: 6}, [0], policies=PolicySpec())
+    manager = ModelManager({ACCELERATOR: 6, HOST: 6}, [0], policies=PolicySpec(prefetch=False))
     variants = ManagedVariant("gpu", {ACCELERATOR: 6}, 1.0, 2.0, 0, 0), ManagedVariant("cpu", {HOST: 4}, 1.0, 2.0)
     host, first, second = (manager.add(0.0, ManagedModel(own)) for own in (variants[1:], variants, variants))
     found = drive(manager, requests((0, host), (20, first), (40, second)))

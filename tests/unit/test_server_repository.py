@@ -248,11 +248,14 @@ def test_a_folder_that_cannot_be_read_is_left_out(tmp_path: Path) -> None:
 
 
 def test_a_scenario_gives_its_policies_and_memory(tmp_path: Path) -> None:
-    """The server uses what was simulated, and its default of what the scenario does not set."""
-    assert scenario_policies("table7") == (PolicySpec(load_order="fifo", prefetch=True), 8_000_000_000)
+    """The server uses what was simulated, and refuses what it does not have."""
+    assert scenario_policies("table7") == (PolicySpec(load_order="fifo", prefetch=False), 8_000_000_000)
     scenario = tmp_path / "s.toml"
     scenario.write_text("[policies]\neviction = 'belady'\n", encoding="utf-8")
     with pytest.raises(OptionError, match="future"):
+        scenario_policies(str(scenario))
+    scenario.write_text("[policies]\nkeep_alive_s = 9.0\n", encoding="utf-8")
+    with pytest.raises(OptionError, match="keep_alive_s: a server keeps idle models"):
         scenario_policies(str(scenario))
     scenario.write_text("[policies]\nby_speed = true\n", encoding="utf-8")
     with pytest.raises(OptionError, match="speeds"):

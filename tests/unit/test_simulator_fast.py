@@ -31,6 +31,7 @@ def scenario(models: int = 14, **sets: Any) -> Scenario:
         variant = cpu if i == 5 else gpu | (hybrid if i % 3 == 1 else {})
         entries.append({"name": f"m{i}", "weight": 1.0 + i % 2, "pinned": i == 2, "variants": {"mixed": variant}})
     content = {
+        "policies": {"prefetch": False},
         "servers": [
             {"gpu_memory_gb": 4.0, "cpu_cores": 3, "gpu_slots": 2, "count": 2},
             {"gpu_memory_gb": 1.7, "cpu_cores": 2, "pcie_gb_per_s": 4.0},
@@ -72,6 +73,17 @@ def test_results_are_equal(
     assert np.array_equal(rows, expected_rows)
     assert repr(found) == repr(expected)
     assert expected.total.loads > 0.04 * REQUESTS
+
+
+@pytest.mark.parametrize("limits", [{"max_queue": 2}, {"max_waiting": 5}, {"max_queue": 3, "max_waiting": 4}])
+def test_requests_beyond_limits_are_dropped(limits: dict[str, int]) -> None:
+    """The limits of waiting requests, of a model and of a server, drop the same requests as in the engine."""
+    built = scenario(rate_per_s=150.0, preload=True, **limits)
+    (found,), rows = records(built, compiled=True)
+    (expected,), expected_rows = records(built, compiled=False)
+    assert np.array_equal(rows, expected_rows, equal_nan=True)
+    assert repr(found) == repr(expected)
+    assert 0.1 * REQUESTS < expected.total.dropped < 0.9 * REQUESTS
 
 
 @pytest.mark.parametrize("eviction", ["lru", "lfu"])

@@ -323,7 +323,6 @@ def test_bad_columns(tmp_path: Path, text: str, message: str) -> None:
     ("sets", "message"),
     [
         ({"max_delay_ms": 5.0}, r"models.m0.max_delay_ms = 5: only with max_batch above 1"),
-        ({"prefetch": True, "keep_alive_s": 9.0}, r"policies.prefetch: not with keep_alive_s"),
         ({"autoscaling.target": 2.0}, r"autoscaling.min_servers is missing"),
         ({"autoscaling.min_servers": 2}, r"autoscaling.min_servers: expected at most 1, the number"),
         ({"by_speed": True, "routing": "random"}, r"policies.by_speed: has no effect with routing = 'random'"),

@@ -20,7 +20,7 @@ from itertools import count
 from types import MappingProxyType
 
 from chrion.serving.manager.policies import EVICTION, LOAD_ORDER, is_in_time
-from chrion.serving.manager.policy_settings import SERVER_POLICIES, PolicySpec
+from chrion.serving.manager.policy_settings import DEFAULT_POLICIES, PolicySpec
 from chrion.serving.manager.queue_estimate import Service, expected_releases, expected_start
 from chrion.serving.manager.ready_queue import BatchLimits, Line, ReadyQueue
 from chrion.serving.manager.records import Action, ManagedModel, Reason, Refuse, Request, Run
@@ -43,7 +43,6 @@ class ModelManager:
         cores: The CPU cores to lease, the first of the machine first.
         slots: Requests that the accelerator executes at the same time.
         policies: The policies.
-        max_waiting: Requests of all models that may wait at the same time.
 
     Attributes:
         memory: Which models are in memory.
@@ -57,8 +56,7 @@ class ModelManager:
         cores: Sequence[int],
         *,
         slots: int = 1,
-        policies: PolicySpec = SERVER_POLICIES,
-        max_waiting: int = 1024,
+        policies: PolicySpec = DEFAULT_POLICIES,
     ) -> None:
         self.policies = policies
         self.memory = Residency(
@@ -70,7 +68,6 @@ class ModelManager:
         self._free_cores = list(cores)
         self._free_slots = slots
         self._slots = slots
-        self._max_waiting = max_waiting
         self._numbers = count()
         self._runs = count()
         #: Requests that wait for a load, by model.
@@ -112,7 +109,7 @@ class ModelManager:
         if entry is None or entry.removed:
             return [Refuse(request, Reason.REMOVED)]
         of_model = self.waiting(request.model) + queued.get(request.model, 0)
-        if of_model >= entry.model.max_queue or self.pending + sum(queued.values()) >= self._max_waiting:
+        if of_model >= entry.model.max_queue or self.pending + sum(queued.values()) >= self.policies.max_waiting:
             return [Refuse(request, Reason.QUEUE_FULL, self._retry_ms(now, request.model))]
         resident = entry.place is Place.RESIDENT
         if not resident:

@@ -31,14 +31,16 @@ class PolicySpec(Record, frozen=True):
     #: ``fifo``, the more the higher the load.
     load_order: Literal[*LOAD_ORDER] = "demand"  # type: ignore[valid-type] # its keys
     admission: Literal[*ADMISSION] = "none"  # type: ignore[valid-type] # these names
+    #: Requests of all models that may wait on a server; the limit of those of one model is its ``max_queue``.
+    max_waiting: PositiveCount = 1024
     #: Time after which an idle model leaves the memory; 0 if only others displace it.
     keep_alive_s: NonNegative = 0.0
-    #: Whether popular models are loaded in advance while memory is free; see :data:`SERVER_POLICIES`.
-    prefetch: bool = False
+    #: Whether popular models are loaded in advance while memory is free; not with ``keep_alive_s``.
+    prefetch: bool = True
 
 
-#: The policies of a server without a scenario. It loads models in advance, which the compiled simulation cannot do.
-SERVER_POLICIES = PolicySpec(prefetch=True)
+#: The policies of servers, real and simulated ones, unless others are given.
+DEFAULT_POLICIES = PolicySpec()
 
 
 def route_of(policies: PolicySpec) -> Route:

@@ -9,6 +9,8 @@ from math import inf
 
 #: Devices with a memory budget.
 ACCELERATOR, HOST = "accelerator", "host"
+#: The default of ``max_queue``, the requests of a model that may wait (a choice, not measured).
+MAX_QUEUE = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ class ManagedModel:
     #: Time for which a request waits for others to share its batch.
     max_delay_ms: float = 0.0
     #: Requests that may wait at the same time.
-    max_queue: int = 256
+    max_queue: int = MAX_QUEUE
 
 
 @dataclass(frozen=True, slots=True)

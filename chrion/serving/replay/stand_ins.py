@@ -20,6 +20,7 @@ from onnx import numpy_helper
 
 from chrion.common.files import write_atomically
 from chrion.errors import OptionError, ScenarioError
+from chrion.serving.manager.records import MAX_QUEUE
 from chrion.serving.replay.target import served_name
 from chrion.serving.server.repository import session_bytes
 from chrion.serving.simulator.scenario import Scenario
@@ -128,6 +129,7 @@ def _write_model(scenario: Scenario, model: ServedModel, folder: Path, levels: S
     lines = [f'slo = "{model.slo_ms:.6g}ms"'] if scenario.measure == "response" else []
     lines += ["pinned = true"] if spec.pinned else []
     lines += [f"weight = {spec.weight:g}"] if spec.weight != 1.0 else []
+    lines += [f"max_queue = {spec.max_queue}"] if spec.max_queue != MAX_QUEUE else []
     max_rows = 0
     for number, variant in enumerate(variants):
         file = "model.onnx" if number == 0 else f"{variant.name}.onnx"

@@ -15,7 +15,7 @@ from chrion.common.wrong_values import wrong_value
 from chrion.devices import CPU_PROVIDER, usable_provider
 from chrion.errors import OptionError
 from chrion.serving.manager.policies import ADMISSION, EVICTION, LOAD_ORDER, ROUTING
-from chrion.serving.manager.policy_settings import SERVER_POLICIES, PolicySpec
+from chrion.serving.manager.policy_settings import DEFAULT_POLICIES, PolicySpec
 from chrion.serving.manager.records import ACCELERATOR, HOST
 from chrion.serving.server.catalogue import CONTROL_MODES
 
@@ -34,7 +34,7 @@ class ServerOptions:
     grpc: tuple[str, int] | None = ("127.0.0.1", 8001)
     #: Bytes for models by device.
     budgets: Mapping[str, int] = field(default_factory=dict)
-    policies: PolicySpec = SERVER_POLICIES
+    policies: PolicySpec = DEFAULT_POLICIES
     #: The accelerator's execution provider and its options; None for none.
     provider: tuple[str, Mapping[str, Any]] | None = None
     control: str = "none"
@@ -42,7 +42,6 @@ class ServerOptions:
     poll_s: float = 15.0
     body_bytes: int = 256_000_000
     request_bytes: int = 1_000_000_000
-    max_waiting: int = 1024
     max_connections: int = 1024
     #: Connections of HTTP from one address.
     max_client_connections: int = 512

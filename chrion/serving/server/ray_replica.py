@@ -75,7 +75,7 @@ class ModelReplica:
         options = devices.applied_to(options, replicas=count)
         self._core = serving_core(options, options.budgets, cores)
         catalogue = Catalogue(options.repository, self._core, options.control, accelerator=options.provider is not None)
-        without_text = GenerationService({}, options.max_waiting, refused=NO_TEXT)
+        without_text = GenerationService({}, options.policies.max_waiting, refused=NO_TEXT)
         self._target = LocalTarget(self._core, catalogue, without_text)
         self._reports = StateReports(self._core, ray.util.get_node_ip_address())
         self._core.start()

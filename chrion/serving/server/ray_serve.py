@@ -75,7 +75,7 @@ def run(options: ServerOptions, cluster: ClusterOptions, announce: Callable[[str
 async def _serve(options: ServerOptions, cluster: ClusterOptions, announce: Callable[[str], None]) -> None:
     view = shared_view.views[APPLICATION] = shared_view.SharedView(options.policies)
     target = ClusterTarget(view, options)
-    without_text = GenerationService({}, options.max_waiting, refused=NO_TEXT)
+    without_text = GenerationService({}, options.policies.max_waiting, refused=NO_TEXT)
     if names := await asyncio.to_thread(list_generators, options.repository):
         log.warning(NO_TEXT, extra={"fields": {"models": names}})
 
@@ -166,7 +166,7 @@ def _deploy(options: ServerOptions, cluster: ClusterOptions) -> Any:
         ray_actor_options={"num_cpus": 1, "num_gpus": int(gpus)},
         max_replicas_per_node=None if gpus else 1,
         # The manager of a replica refuses requests, not Serve.
-        max_ongoing_requests=2 * options.max_waiting,
+        max_ongoing_requests=2 * options.policies.max_waiting,
         graceful_shutdown_wait_loop_s=0.5,
         graceful_shutdown_timeout_s=options.drain_s,
         request_router_config=router,

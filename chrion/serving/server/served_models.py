@@ -69,7 +69,7 @@ def serving_core(options: ServerOptions, budgets: Mapping[str, int], cores: Sequ
     """
     slots = 1 if options.provider else 0
     return ServingCore(
-        ModelManager(budgets, cores, slots=slots, policies=options.policies, max_waiting=options.max_waiting),
+        ModelManager(budgets, cores, slots=slots, policies=options.policies),
         cores,
         slots=slots,
         provider=options.provider,
@@ -93,7 +93,7 @@ def local_models(options: ServerOptions) -> ServedModels:
     accelerator = options.provider is not None
     generated = {(served.name, served.version) for served in generators.values()}
     catalogue = Catalogue(options.repository, core, options.control, accelerator=accelerator, generated=generated)
-    generation = GenerationService(generators, options.max_waiting, failed)
+    generation = GenerationService(generators, options.policies.max_waiting, failed)
     pollers: list[asyncio.Task[None]] = []
 
     async def begin() -> str:

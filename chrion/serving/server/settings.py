@@ -15,6 +15,7 @@ from chrion.common.units import parse_duration_ms, parse_size_mb
 from chrion.errors import InputError, ModelError
 from chrion.graph.blocks import parse_block_ms
 from chrion.profiler.precision import Precision
+from chrion.serving.manager.records import MAX_QUEUE
 
 #: Faults of a file that its message has.
 _NAMED = 5
@@ -81,7 +82,7 @@ class ModelSettings(Record, frozen=True):
     cores: Annotated[int, Meta(ge=1, le=1024)] = 1
     #: Limit of a block's time; the model is served in blocks, between which others have their turn. Empty for whole.
     blocks: str = ""
-    max_queue: Annotated[int, Meta(ge=1, le=1_000_000)] = 256
+    max_queue: Annotated[int, Meta(ge=1, le=1_000_000)] = MAX_QUEUE
     versions: Literal["all", "latest"] | tuple[Annotated[int, Meta(ge=1)], ...] = "all"
     batching: BatchingSettings | None = None
     generation: GenerationSettings | None = None

@@ -41,6 +41,9 @@ class ServerPolicies:
     pinned: Sequence[bool]
     #: The number of a model's next request; for Belady's policy only.
     next_use: Callable[[int], float] | None = None
+    #: Requests that may wait on a GPU at the same time: by model, empty without a limit, and of all models.
+    max_queue: Sequence[int] = ()
+    max_waiting: float = math.inf
     #: Limits of batches by model; empty if each request starts alone.
     batching: Sequence[BatchLimits] = ()
     #: Latency of each further request of a batch over that of the first, by model and level.

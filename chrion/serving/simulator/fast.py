@@ -80,6 +80,7 @@ def _state(engine: ClusterEngine, scenario: Scenario) -> State:
         kernel.ROUTINGS.index(names.routing),
         kernel.LOAD_ORDERS.index(names.load_order),
         names.spill,
+        names.max_waiting,
     ]
     groups = {id(eligible): eligible for eligible in engine.eligible}
     group_of = {key: i for i, key in enumerate(groups)}
@@ -92,7 +93,7 @@ def _state(engine: ClusterEngine, scenario: Scenario) -> State:
     models.memory, models.latency, models.load_mb = table.bytes, table.latency_ms, table.load_mb
     models.slots, models.cores = slots, cores
     models.last_slots, models.last_cores = np.array(last).T
-    models.weight, models.pinned = m_policies.weights, m_policies.pinned
+    models.weight, models.pinned, models.max_queue = m_policies.weights, m_policies.pinned, m_policies.max_queue
     models.early_begin, models.early_end = bounds[:-1], bounds[1:]
     models.group = [group_of[id(eligible)] for eligible in engine.eligible]
     early = [(at_ms, *freed) for own in releases for at_ms, freed in own]

@@ -269,7 +269,7 @@ class GpuMemory(DeviceMemory):
         self._set_level(resident, level)
         if not changes:
             resident.idle_since_ms = now
-        resident.in_use = 0
+        resident.in_use = resident.running = 0
         self.residents[model] = resident
         return resident
 

@@ -64,20 +64,22 @@ def _layout(floats: str, integers: str, small: str) -> np.dtype[np.void]:
 # Records are short, since most of the time goes into those that are not in a cache.
 #: What requests and loads of a model take.
 MODEL = _layout(
-    "latency load_mb weight", "memory loads", "slots cores last_slots last_cores pinned group early_begin early_end"
+    "latency load_mb weight",
+    "memory loads max_queue",
+    "slots cores last_slots last_cores pinned group early_begin early_end",
 )
 #: GPU slots and cores that a request releases before its end, at a time since its start.
 EARLY = _layout("at", "", "slots cores")
 #: A server; ``width`` to ``area`` are memory over time, see :class:`chrion.serving.simulator.averages.BinnedAverage`.
 SERVER = _layout(
     "loaded_mb link_busy_ms width now value peak area",
-    "budget free loads evictions",
+    "budget free loads evictions waiting",
     "free_slots free_cores loading ready_head ready_tail link",
 )
 #: A model that waits for its load on a server or is in its memory, or with the policy ``lfu`` was. ``since_ms`` is the
 #: end of its last use in memory, or the arrival of the first request that waits for its load; ``value`` is the demand
 #: of these, or the rank while victims are chosen, whose list ``victim`` links, as it does that of free records.
-PAIR = _layout("since_ms value", "uses", "model server status in_use wait_head wait_tail victim")
+PAIR = _layout("since_ms value", "uses waiting", "model server status in_use wait_head wait_tail victim")
 #: A request that waits or runs; ``next`` is the next job of its list, -1 at the end.
 JOB = _layout("arrival factor", "number", "pair next cold")
 EVENT = _layout("at", "sequence", "kind server a b")
@@ -89,7 +91,7 @@ class State(NamedTuple):
     Records are in few arrays because each array costs time in every call of a compiled function.
     """
 
-    #: eviction, routing, load order, spill.
+    #: eviction, routing, load order, spill, maximum requests that wait on a server.
     policy: Counts
     models: Any
     early: Any
@@ -159,7 +161,7 @@ def _find(state: State, pools: Pools, server: int, model: int) -> int:
         pools.table[slot] = new
         pools.pairs[new].model, pools.pairs[new].server = model, server
         pools.pairs[new].status, pools.pairs[new].in_use, pools.pairs[new].uses = ABSENT, 0, 0
-        pools.pairs[new].wait_head = -1
+        pools.pairs[new].wait_head, pools.pairs[new].waiting = -1, 0
     return int(pools.table[slot])
 
 
@@ -378,6 +380,19 @@ def _add_resident(state: State, pools: Pools, pair: int, now: float) -> None:
 
 
 @inlined
+def _record(state: State, pools: Pools, job: int, start: float, end: float) -> None:
+    """Record a request that starts or, with NaN, is dropped, and free its job."""
+    pair = pools.jobs[job].pair
+    server, model = pools.pairs[pair].server, pools.pairs[pair].model
+    row = pools.rows[state.counters[ROWS]]
+    state.counters[ROWS] += 1
+    row[0], row[1], row[2], row[3] = pools.jobs[job].number, model, server, pools.jobs[job].arrival
+    row[4], row[5], row[6], row[7] = start, end, pools.jobs[job].cold, model
+    pools.jobs[job].next = state.counters[FREE_JOB]
+    state.counters[FREE_JOB] = job
+
+
+@inlined
 def _start_ready(state: State, pools: Pools, server: int, now: float) -> None:
     """Start ready requests while the slots and cores of the first one are free."""
     while state.servers[server].ready_head >= 0:
@@ -399,12 +414,9 @@ def _start_ready(state: State, pools: Pools, server: int, now: float) -> None:
             _push(state, pools, at, (_RELEASE, server, state.early[i].slots, state.early[i].cores))
         end = now + state.models[model].latency * factor
         _push(state, pools, end, (_END, server, pair, 0))
-        row = pools.rows[state.counters[ROWS]]
-        state.counters[ROWS] += 1
-        row[0], row[1], row[2], row[3] = pools.jobs[job].number, model, server, pools.jobs[job].arrival
-        row[4], row[5], row[6], row[7] = now, end, pools.jobs[job].cold, model
-        pools.jobs[job].next = state.counters[FREE_JOB]
-        state.counters[FREE_JOB] = job
+        state.servers[server].waiting -= 1
+        pools.pairs[pair].waiting -= 1
+        _record(state, pools, job, now, end)
 
 
 @inlined
@@ -486,10 +498,15 @@ def _offer(state: State, pools: Pools, job: int, now: float) -> None:
     server, model = pools.pairs[pair].server, pools.pairs[pair].model
     if pools.pairs[pair].status == ABSENT and state.models[model].memory == 0:
         _add_resident(state, pools, pair, 0.0)
+    pools.jobs[job].cold = 0 if pools.pairs[pair].status == RESIDENT else 1
+    if pools.pairs[pair].waiting >= state.models[model].max_queue or state.servers[server].waiting >= state.policy[4]:
+        _record(state, pools, job, np.nan, np.nan)
+        return
     state.outstanding[server] += 1
+    state.servers[server].waiting += 1
+    pools.pairs[pair].waiting += 1
     pools.jobs[job].next = -1
     if pools.pairs[pair].status == RESIDENT:
-        pools.jobs[job].cold = 0
         pools.pairs[pair].in_use += 1
         if state.servers[server].ready_head < 0:
             state.servers[server].ready_head = job
@@ -499,7 +516,6 @@ def _offer(state: State, pools: Pools, job: int, now: float) -> None:
             pools.jobs[state.servers[server].ready_tail].next = job
             state.servers[server].ready_tail = job
         return
-    pools.jobs[job].cold = 1
     if pools.pairs[pair].status == ABSENT:
         pools.pairs[pair].status = COLD
         pools.pairs[pair].since_ms, pools.pairs[pair].value = now, 0.0

@@ -157,11 +157,13 @@ class Scenario:
             slo_ms=[model.slo_ms for model in self.models],
             weights=[spec.weight for spec in specs],
             pinned=[spec.pinned for spec in specs],
+            max_queue=[spec.max_queue for spec in specs],
+            max_waiting=names.max_waiting,
             batching=[BatchLimits(spec.max_batch, spec.max_delay_ms) for spec in specs] if self._batches else (),
             batch_cost=[[variant.batch_cost for variant in level] for level in (first, *smaller)],
             keep_alive_ms=names.keep_alive_s * 1000 or math.inf,
             fail_together=bool(self.domains),
-            prefetch=names.prefetch,
+            prefetch=names.prefetch and not names.keep_alive_s,
         )
         return EngineConfig(
             servers=self.servers,
@@ -429,8 +431,6 @@ def _check_policies(policies: PolicySpec, slo: SloSpec) -> None:
         raise ScenarioError("policies.admission = 'deadline' requires slo.measure = 'response'")
     if policies.by_speed and policies.routing == "random":
         raise ScenarioError("policies.by_speed: has no effect with routing = 'random'", hint="leave it out")
-    if policies.prefetch and policies.keep_alive_s:
-        raise ScenarioError("policies.prefetch: not with keep_alive_s, after which models would be loaded again")
 
 
 def _check_batches(specs: Sequence[ModelSpec]) -> None:

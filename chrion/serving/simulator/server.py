@@ -124,6 +124,9 @@ class Server(GpuMemory):
         self._is_alone = host.spec.gpus == 1
         self._is_plain = self._is_alone and not self.policies.batching
         self._deadlines = cluster.policies.deadlines
+        #: Requests that run, and the number of requests from which on a limit of those that wait may be reached.
+        self._running_requests = 0
+        self._least_limit = min((*self.policies.max_queue, self.policies.max_waiting))
         self._service = cluster.table.service
         #: Requests that wait for a load, by model.
         self._waiters: dict[int, list[Job]] = {}
@@ -149,6 +152,9 @@ class Server(GpuMemory):
         if resident is None and not self._table.bytes[model]:
             resident = self._add_resident(0.0, model)  # a variant without GPU memory is never loaded
         self._outstanding[self.index] += 1
+        if self._outstanding[self.index] > self._least_limit and self._is_full(model, resident):
+            self._drop(number, model, arrival, cold=cold or resident is None)
+            return
         if self._counts:
             self.count(now, model)
         if self._deadlines and not self._is_admitted(now, arrival + self._slo_ms(number, model), number, model):
@@ -163,6 +169,13 @@ class Server(GpuMemory):
                 self._add_ready(now, job)
                 if not self._is_plain or self._priorities:
                     self._start_ready(now)
+
+    def _is_full(self, model: int, resident: ResidentModel | None) -> bool:
+        """Return whether as many requests wait as may, of a model or of all; the one that arrives is outstanding."""
+        waiting = resident.in_use - resident.running if resident else len(self._waiters.get(model, ()))
+        most = self.policies.max_queue[model] if self.policies.max_queue else _INFINITY
+        all_waiting = self._outstanding[self.index] - 1 - self._running_requests
+        return waiting >= most or all_waiting >= self.policies.max_waiting
 
     def _priority(self, number: int) -> int:
         return self._priorities[number] if self._priorities else 0
@@ -262,6 +275,8 @@ class Server(GpuMemory):
         self.free_slots -= slots
         host.free_cores -= cores
         resident.uses += uses
+        resident.running += uses
+        self._running_requests += uses
         if self._deadlines:
             self._running[number] = deque(expected_releases(self._service[kind], now))
         if uses > 1:
@@ -318,6 +333,8 @@ class Server(GpuMemory):
         self.free_slots += slots
         self.host.free_cores += cores
         self._outstanding[self.index] -= uses
+        resident.running -= uses
+        self._running_requests -= uses
         if self._deadlines:
             del self._running[number]
         if unsure:
@@ -340,7 +357,7 @@ class Server(GpuMemory):
         self._clear_memory(now)
         self._waiters.clear()
         self._running.clear()
-        self._outstanding[self.index] = 0
+        self._outstanding[self.index] = self._running_requests = 0
         self.free_slots, self.host.free_cores = self.host.spec.gpu_slots, self.host.spec.cpu_cores
         return sorted(waiting, key=lambda job: job[0])
 

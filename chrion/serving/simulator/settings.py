@@ -10,7 +10,8 @@ from msgspec import Meta
 
 from chrion.common.records import LARGEST, Count, NonNegative, Positive, Record
 from chrion.errors import ScenarioError
-from chrion.serving.manager.policy_settings import PolicySpec
+from chrion.serving.manager.policy_settings import DEFAULT_POLICIES, PolicySpec
+from chrion.serving.manager.records import MAX_QUEUE
 from chrion.serving.simulator.requests import MAX_CLASSES, Floats
 
 #: Kinds of workload that need no trace file.
@@ -182,6 +183,8 @@ class ModelSpec(Record, frozen=True):
     #: Dynamic batching: the maximum requests of a batch, and the longest time for which a request waits for others.
     max_batch: Annotated[int, Meta(ge=1, le=1024)] = 1
     max_delay_ms: NonNegative = 0.0
+    #: Requests that may wait on a GPU at the same time; more are dropped.
+    max_queue: Annotated[int, Meta(ge=1, le=1_000_000)] = MAX_QUEUE
     #: Its variant in the pattern ``planned``; if empty, the planner chooses one.
     variant: str = ""
 
@@ -197,7 +200,7 @@ class ScenarioFile(Record, frozen=True):
     shrink: tuple[str, ...] = ()
     total_models: Annotated[int, Meta(ge=0, le=MAX_MODELS)] = 0
     servers: Annotated[tuple[ServerSpec, ...], Meta(min_length=1)] = (ServerSpec(),)
-    policies: PolicySpec = PolicySpec()
+    policies: PolicySpec = DEFAULT_POLICIES
     workload: WorkloadSpec = WorkloadSpec()
     classes: Annotated[tuple[ClassSpec, ...], Meta(max_length=MAX_CLASSES)] = ()
     slo: SloSpec = SloSpec()

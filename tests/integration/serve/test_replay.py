@@ -104,7 +104,7 @@ def test_measured_beside_predicted(scenario: Path, cli: Chrion) -> None:
 
 def test_tables_and_limits(scenario: Path, cli: Chrion) -> None:
     """The tables have a row for the measurement, limits shorten it, and differences from the scenario are named."""
-    policies = PolicySpec(eviction="lfu", prefetch=True)
+    policies = PolicySpec(eviction="lfu", prefetch=False)
     with local_server(scenario.parent / "models", memory_mb=44.0, policies=policies, http=True) as server:
         code, out, err = cli("replay", str(scenario), "--url", server.url, "--limit", "9", "--pattern", "large")
         assert code == 0, err
@@ -114,7 +114,7 @@ def test_tables_and_limits(scenario: Path, cli: Chrion) -> None:
         assert "shrink" not in out
         assert "differs: memory for models: scenario 55 MB, server 44 MB" in out
         assert "differs: eviction: scenario lru, server lfu" in out
-        assert "differs: prefetch: scenario false, server true" in out
+        assert "differs: prefetch: scenario true, server false" in out
         _, out, err = cli("replay", str(scenario), "--url", server.url, "--duration", "40ms", "--json")
         assert json.loads(out)["patterns"][-1]["arrivals"] == 3  # at 10, 20 and 30 ms
         assert "simulating small, 3 requests in each of 2 patterns" in err

@@ -142,7 +142,8 @@ def test_requests_that_wait_too_long_or_are_too_many_are_refused(root: Path) -> 
 
 def test_the_limit_of_all_waiting_requests_holds(root: Path) -> None:
     """``max_waiting`` counts the requests of all models in blocks."""
-    with local_server(root, max_waiting=1) as server, busy_lanes(server), server.in_flight(INFER, ENDLESS):
+    policies = PolicySpec(max_waiting=1)
+    with local_server(root, policies=policies) as server, busy_lanes(server), server.in_flight(INFER, ENDLESS):
         wait_until(lambda: server.metric("nv_inference_pending_request_count", model="slow") == 1)
         assert server.infer("quick", np.ones((1, 4)))[0] == 429
 

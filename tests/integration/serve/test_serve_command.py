@@ -114,13 +114,15 @@ def test_wrong_options_are_one_line(cli: Chrion, tmp_path: Path) -> None:
 def test_only_a_scenario_that_says_so_stops_loading_in_advance(
     cli: Chrion, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server's default is used with a scenario that does not set ``prefetch``."""
+    """A server loads models in advance if its scenario does, and has its limit of waiting requests."""
     found: list[ServerOptions] = []
     monkeypatch.setattr("chrion.serving.server.run.run", lambda options, _: found.append(options))
-    for name, line in (("unset", ""), ("on", "prefetch = true"), ("off", "prefetch = false")):
+    for name, line in (("unset", ""), ("on", "prefetch = true"), ("off", "prefetch = false\nmax_waiting = 7")):
         (tmp_path / f"{name}.toml").write_text(f"{_SCENARIO}[policies]\n{line}\n", encoding="utf-8")
         assert cli("serve", ".", "--scenario", f"{name}.toml", "--accelerator", "none")[0] == 0
-    assert [options.policies.prefetch for options in found] == [True, True, False]
+    assert cli("serve", ".", "--scenario", "off.toml", "--accelerator", "none", "--max-waiting", "9")[0] == 0
+    assert [options.policies.prefetch for options in found] == [True, True, False, False]
+    assert [options.policies.max_waiting for options in found] == [1024, 1024, 7, 9]
 
 
 def test_a_repository_without_models_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

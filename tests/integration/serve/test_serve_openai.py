@@ -10,6 +10,7 @@ from typing import Any
 import openai
 import pytest
 
+from chrion.serving.manager import PolicySpec
 from decoder_support import PlainDecoder
 from local_server import LocalServer, local_server
 from served_decoders import put_decoder, words_of
@@ -202,7 +203,7 @@ def test_wrong_chats_are_refused(decoders: LocalServer) -> None:
 def test_limits_of_requests_and_tokens(tmp_path: Path) -> None:
     """More choices than may ever wait are refused; a chat has an equal share of the slots unless it says more."""
     put_decoder(tmp_path, "llama", '[generation]\nmax_batch = 4\nkv_memory = "100KB"\n')
-    with local_server(tmp_path, max_waiting=3) as server:
+    with local_server(tmp_path, policies=PolicySpec(max_waiting=3)) as server:
         status, document, _ = server.get("/v1/completions", {"model": "llama", "prompt": "w1", "n": 4})
         assert (status, document["error"]["param"]) == (400, "n")  # it would never be served, so that none repeats it
         assert "at most 3 choices (--max-waiting), found 4" in document["error"]["message"]

@@ -12,6 +12,7 @@ from typing import Any
 import openai
 import pytest
 
+from chrion.serving.manager import PolicySpec
 from decoder_support import PlainDecoder
 from grafana_queries import check_queries
 from local_server import LocalServer, local_server
@@ -28,7 +29,7 @@ def decoders(tmp_path_factory: pytest.TempPathFactory, plain: PlainDecoder) -> I
     put_decoder(root, "llama", '[generation]\nmax_batch = 1\nkv_memory = "64MB"\n')
     end = plain.generate([2, 3, 4], 3)[2]
     put_decoder(root, "ending", '[generation]\nkv_memory = "1MB"\n', config={"eos_token_id": end})
-    with local_server(root, max_waiting=1) as running:
+    with local_server(root, policies=PolicySpec(max_waiting=1)) as running:
         yield running
 
 
