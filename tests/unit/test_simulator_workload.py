@@ -154,7 +154,7 @@ def test_a_trace_needs_a_path(tmp_path: Path) -> None:
 def test_a_large_scale_comes_in_bounded_chunks(tmp_path: Path, rows: str) -> None:
     """A scale of 1e9 yields chunks that fit into memory, in order of time and from the first request on."""
     (tmp_path / "t.csv").write_text(f"time_s,model\n{rows}")
-    workload = build_workload(WorkloadSpec("csv", path="t.csv", rate_scale=1e9), NAMES, [1.0] * 3, 4, tmp_path)
+    workload = build_workload(WorkloadSpec(kind="csv", path="t.csv", rate_scale=1e9), NAMES, [1.0] * 3, 4, tmp_path)
     first = [times for times, *_ in itertools.islice(workload.chunks(), 20)]
     assert max(map(len, first)) < 200_000
     assert (np.diff(np.concatenate(first)) >= 0).all()
@@ -164,7 +164,7 @@ def test_the_parts_of_a_large_minute_have_all_its_requests(tmp_path: Path) -> No
     """A minute with 500 000 requests comes in parts, which are uniform over the minute and complete."""
     header = "HashOwner,HashApp,HashFunction,Trigger,1,2\n"
     (tmp_path / "t.csv").write_text(f"{header}o,a,f,http,400000,0\no,a,g,http,100000,7\n")
-    spec = WorkloadSpec("azure-functions-2019", path="t.csv")
+    spec = WorkloadSpec(kind="azure-functions-2019", path="t.csv")
     workload = build_workload(spec, NAMES, [1.0] * 3, 4, tmp_path)
     assert max(len(times) for times, *_ in workload.chunks()) < 100_000
     times, models = arrivals(workload)
