@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from chrion.serving.manager.device_memory import TICK_MS
 from chrion.serving.manager.policies import Route
 from chrion.serving.simulator.availability import Availability
 from chrion.serving.simulator.cluster_state import ClusterState, Event, ServerPolicies
@@ -156,8 +157,8 @@ class ClusterEngine:
         ticks = policies.prefetch or bool(config.smaller)
         expires = policies.keep_alive_ms < float("inf")
         self._idles = bool(ticks or store or self.availability or policies.batching or expires)
-        for host in self.hosts if ticks else ():
-            host.use_free_memory(0.0)
+        if ticks:
+            self._use_free_memory(0.0)
         self._preload()
 
     def run(
@@ -252,6 +253,13 @@ class ClusterEngine:
         added = self.metrics.flush(force=force)
         if added is not None and keep:
             keep(np.column_stack(added))
+
+    def _use_free_memory(self, now: float, _: None = None) -> None:
+        """Use the free memory of all servers, now and after each interval."""
+        for host in self.hosts:
+            if host.available and host.loading is None:
+                host.use_free_memory(now)
+        heapq.heappush(self._events, (now + TICK_MS, next(self.cluster.sequence), self._use_free_memory, None))
 
     def _preload(self) -> None:
         """Load pinned models on every server that can hold them.

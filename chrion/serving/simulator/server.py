@@ -19,7 +19,6 @@ from functools import partial
 from heapq import heapify, heappush
 from itertools import chain
 
-from chrion.serving.manager.device_memory import TICK_MS
 from chrion.serving.manager.policies import ResidentModel, is_in_time
 from chrion.serving.manager.queue_estimate import Release, Resources, expected_releases, expected_start
 from chrion.serving.manager.ready_queue import ALONE, Line, ReadyQueue
@@ -73,13 +72,11 @@ class Host(HostMemory):
         self.gpus.append(gpu)
         self.memories.append(gpu)
 
-    def use_free_memory(self, now: float, _: None = None) -> None:
-        """Use free memory, now and after each interval."""
+    def use_free_memory(self, now: float) -> None:
+        """Use the free memory of the GPUs, as long as the link is free."""
         for gpu in self.gpus:
-            if self.available and self.loading is None and not self.waiting_loads:
+            if self.loading is None and not self.waiting_loads:
                 gpu.use_free_memory(now)
-        events, sequence = self.gpus[0].cluster.events, self.gpus[0].cluster.sequence
-        heappush(events, (now + TICK_MS, next(sequence), self.use_free_memory, None))
 
     def start_ready(self, now: float) -> None:
         """Start batches at the heads of the queues of several GPUs while their slots and cores are free."""
