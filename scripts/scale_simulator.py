@@ -3,8 +3,7 @@
     python scripts/scale_simulator.py [--most 10000000]
 
 The clusters have 500 models on 8 servers, 5000 on 64 and 10 000 on 1000 servers of 12 GB, Zipf popularity,
-resident-first routing and LRU eviction. With numba, runs of a million requests use the compiled kernel. Each size runs
-in a new process, so that its peak memory can be measured.
+resident-first routing and LRU eviction. Each size runs in a new process, so that its peak memory can be measured.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def test_a_command_works_as_printed(
 ) -> None:
     """Each command of the page ends with exit code 0, prints its result and writes its picture.
 
-    Without the compiled kernel, which these tests do not need, the fleet's day has fewer requests.
+    The fleet's day has fewer requests, since all of them take minutes.
     """
     if "--plot" in words:
         pytest.importorskip("matplotlib")

@@ -34,7 +34,7 @@ from chrion.serving.variants import Jitter, Variant
 #: Requests in order of arrival: times in ms and models, both of shape [n], and optionally their details.
 Chunk = Requests | tuple[Floats, Indices]
 #: Events between two flushes of the metrics while the last requests end: about as many as a chunk of requests has.
-DRAIN = 1 << 16
+_DRAIN = 1 << 16
 #: Requests of a chunk that are Python objects at the same time (a choice, not measured).
 _PART = 1 << 12
 
@@ -180,7 +180,7 @@ class ClusterEngine:
         """
         for chunk in chunks:
             requests = Requests(*chunk)
-            factors, draws = self.draw(requests)
+            factors, draws = self._draw(requests)
             for first in range(0, len(draws), _PART):
                 part = slice(first, first + _PART)
                 arrivals = requests.times_ms[part].tolist(), requests.models[part].tolist()
@@ -188,17 +188,17 @@ class ClusterEngine:
                 jobs = own[0] if len(own) == 1 else list(zip(*own, strict=True))
                 self._replay(*arrivals, jobs, draws[part].tolist())
                 self.metrics.pack()
-            self.flush(keep)
+            self._flush(keep)
             progress(self._number)
         if self.availability:
             self.availability.open = False
         while self._events:
             self._drain()
-            self.flush(keep)
-        self.flush(keep, force=True)
+            self._flush(keep)
+        self._flush(keep, force=True)
         return self.metrics
 
-    def draw(self, requests: Requests) -> tuple[list[Floats], Floats]:
+    def _draw(self, requests: Requests) -> tuple[list[Floats], Floats]:
         """Return the factors of a chunk's requests by level and the random numbers of its routing.
 
         Note what the requests require.
@@ -230,7 +230,7 @@ class ClusterEngine:
         self.now = max([self.now, *times[-1:]])
 
     def _drain(self) -> None:
-        for _ in range(min(DRAIN, len(self._events))):
+        for _ in range(min(_DRAIN, len(self._events))):
             if self._idles and not self._is_busy():
                 self._events.clear()  # only failures, decisions and ends of keep-alive times remain
                 return
@@ -248,7 +248,7 @@ class ClusterEngine:
         assert self.config.oracle  # noqa: S101 # servers have this method only if there is an oracle
         return self.config.oracle.next_use(model, self._number - 1)
 
-    def flush(self, keep: Callable[[Floats], None] | None, *, force: bool = False) -> None:
+    def _flush(self, keep: Callable[[Floats], None] | None, *, force: bool = False) -> None:
         """Add the records of requests to the metrics if there are many, or all of them, and give them to ``keep``."""
         added = self.metrics.flush(force=force)
         if added is not None and keep:

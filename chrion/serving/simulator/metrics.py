@@ -86,10 +86,6 @@ class RequestMetrics:
         #: Adds the record of one request; see :data:`COLUMNS`.
         self.record = self._recent.extend
 
-    def record_rows(self, rows: Floats) -> None:
-        """Add the records of requests, shape [n, 8], to those that :meth:`flush` counts."""
-        self._rows.frombytes(rows.tobytes())
-
     def pack(self) -> None:
         """Move the records of single requests into an array, which takes less memory."""
         self._rows.frombytes(pack(f"{len(self._recent)}d", *self._recent))

@@ -122,17 +122,6 @@ class Scenario:
         return workload.get("kind", WorkloadSpec().kind) in SYNTHETIC and not workload.get("curve")
 
     @property
-    def is_simple(self) -> bool:
-        """Whether all servers have one GPU, of one speed, and none of the options of general servers."""
-        alike = len({spec.gpu_speed for spec in self.servers}) == 1
-        plain = not any(spec.gpus > 1 or spec.host_memory_gb or spec.mtbf_h for spec in self.servers)
-        details = self.workload.details
-        prioritises = bool(details and details.priority.any())
-        own = self.policies
-        general = self._batches or prioritises or own.keep_alive_s or own.prefetch or own.by_speed
-        return alike and plain and not (self.autoscaling or self.domains or general)
-
-    @property
     def _batches(self) -> bool:
         return any(model.spec.max_batch > 1 for model in self.models)
 
