@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -142,14 +142,13 @@ def write_cached(path: Path, content: Mapping[str, Any]) -> None:
         return
 
 
-def read_json(path: Path, schema: str, failure: type[InputError], *, extended: Sequence[str] = ()) -> dict[str, Any]:
+def read_json(path: Path, schema: str, failure: type[InputError]) -> dict[str, Any]:
     """Read a JSON object whose ``schema`` key names its schema.
 
     Args:
         path: The file.
         schema: The required schema, ``chrion.plan/1`` for example.
         failure: The type of exception to raise.
-        extended: Later schemas that are accepted as well.
 
     Raises:
         failure: The file cannot be read, is not a JSON object, or has another schema.
@@ -163,13 +162,10 @@ def read_json(path: Path, schema: str, failure: type[InputError], *, extended: S
             f"expected a file of schema {schema}, found a model" if path.suffix == ".onnx" else f"not JSON: {error}"
         )
         raise failure(f"{path}: {problem}") from error
-    if not isinstance(content, dict) or content.get("schema") not in (schema, *extended):
+    if not isinstance(content, dict) or content.get("schema") != schema:
         given = content.get("schema") if isinstance(content, dict) else None
         shown = repr(given) if given is not None else "no schema"
-        raise failure(
-            f"{path}: expected a file of schema {schema}, found {shown}",
-            hint=_schema_hint(given, [schema, *extended][-1]),
-        )
+        raise failure(f"{path}: expected a file of schema {schema}, found {shown}", hint=_schema_hint(given, schema))
     return content
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import math
 import os
@@ -18,8 +17,6 @@ from chrion.common.wrong_values import wrong_value
 from chrion.machine.cgroups import cpu_quota
 
 _TOPOLOGY = Path("/sys/devices/system/cpu")
-#: The function ``sched_getcpu`` of the C library; None on systems without it.
-_getcpu = getattr(ctypes.pythonapi, "sched_getcpu", None)
 
 Result = TypeVar("Result")
 
@@ -91,19 +88,6 @@ def pin(core: int) -> bool:
     except (AttributeError, OSError):
         return False
     return True
-
-
-def current_cpu() -> int | None:
-    """Return the logical CPU on which the calling thread runs; None if the system does not tell."""
-    number = _getcpu() if _getcpu else -1
-    return number if number >= 0 else None
-
-
-def move_to(cpu: int) -> None:
-    """Move the calling thread to a logical CPU, without pinning it; do nothing if it may not be used."""
-    if cpu in (affinity() or ()):
-        with pinned(cpu):
-            pass
 
 
 def run_on_cores(cores: Sequence[int], work: Callable[[], Result]) -> list[Result]:

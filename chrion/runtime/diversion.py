@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 
-from chrion.machine.cores import current_cpu, move_to
 from chrion.runtime.arena_contention import ArenaContention, SwitchSample
 from chrion.runtime.crowding import Crowding
 from chrion.runtime.execution.engine import Engine
@@ -40,8 +38,6 @@ class Diversion:
         self.one_thread.replaceable = arena
         self.crowding = Crowding(self.one_thread)
         self._contention = ArenaContention(self.one_thread.avoid_arena)
-        #: Thread and CPU of the last request before a trial of the plan.
-        self._place: tuple[int, int | None] | None = None
 
     def divert(self, engine: Engine, *, fits: bool = True) -> tuple[Engine | None, Observer | None]:
         """Decide whether another engine serves a request.
@@ -99,25 +95,8 @@ class Diversion:
             return False
         if len(in_flight) > 1:
             return False
-        before = observer.diverts
         observer.record(start_s, time.perf_counter(), diverted=diverted)
-        if observer.diverts is not before:
-            self._keep_cpu(observer)
         if isinstance(observer, LiveSelection) or not observer.contradicted:
             return False
         observer.start_anew()
         return True
-
-    def _keep_cpu(self, comparison: LiveComparison | LiveSelection) -> None:
-        """Let a trial of the plan end on the CPU on which the calling thread was before.
-
-        A plan runs the caller's lane on the lane's core. If other work uses that core, the system needs some
-        milliseconds to move the thread away again, in which requests on the one-thread session would be slow.
-        """
-        if not comparison.plain_serves:
-            self._place = None
-        elif comparison.tries_plan:
-            self._place = threading.get_ident(), current_cpu()
-        elif self._place and self._place[0] == threading.get_ident() and self._place[1] is not None:
-            move_to(self._place[1])
-            self._place = None

@@ -139,11 +139,6 @@ class LiveComparison:
         self._eased, self._vain = False, 0
 
     @property
-    def tries_plan(self) -> bool:
-        """Whether the plan is on trial."""
-        return self.plain_serves and not self.diverts
-
-    @property
     def note(self) -> str:
         """What the session does at present, for :meth:`chrion.HybridSession.explain`; empty if that is usual."""
         if not self.plain_serves:

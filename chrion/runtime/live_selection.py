@@ -54,7 +54,6 @@ class LiveSelection:
     """
 
     #: As for :class:`chrion.runtime.live_comparison.LiveComparison`.
-    plain_serves = True
     needless = False
 
     def __init__(
@@ -79,11 +78,6 @@ class LiveSelection:
         self._changed_s = -math.inf
         #: Pairs that the plan has won, less those that it has lost.
         self._lead = 0
-
-    @property
-    def tries_plan(self) -> bool:
-        """Whether the plan has its turn."""
-        return self.diverts
 
     @property
     def note(self) -> str:

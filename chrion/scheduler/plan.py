@@ -19,8 +19,7 @@ from chrion.profiler.precision import Precision, check_precision
 from chrion.scheduler.priced_memory import Memory, check_memory
 from chrion.scheduler.schedule import Schedule
 
-#: The schema of plans without widths, and that of plans with widths, which earlier versions cannot run.
-SCHEMA, SCHEMA_WITH_WIDTHS = "chrion.plan/1", "chrion.plan/2"
+SCHEMA = "chrion.plan/1"
 #: The key of a model's metadata under which :mod:`chrion.scheduler.annotation` writes a plan.
 PLAN_KEY = "chrion-plan"
 
@@ -252,13 +251,12 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON-compatible data."""
-        schedule, widths = self.schedule, self.schedule.widths
+        lanes = ("order", "lanes", "cores", "streams", "stages", "widths")
         return {
-            "schema": SCHEMA_WITH_WIDTHS if widths else SCHEMA,
+            "schema": SCHEMA,
             **{name: getattr(self, name) for name in _FIELDS},
             "machine": machine_to_json(self.machine),
-            **{name: getattr(schedule, name) for name in ("order", "lanes", "cores", "streams", "stages")},
-            **({"widths": widths} if widths else {}),
+            **{name: getattr(self.schedule, name) for name in lanes},
             "predicted": {
                 **asdict(self.predicted),
                 "busy_ms": self.busy_ms,
@@ -279,8 +277,7 @@ class Plan:
         where = Path(path)
         if where.suffix == ".onnx":
             return cls.from_json(_read_annotation(where), str(path))
-        content = read_json(where, SCHEMA, PlanError, extended=[SCHEMA_WITH_WIDTHS])
-        return cls.from_json(content, str(path))
+        return cls.from_json(read_json(where, SCHEMA, PlanError), str(path))
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any], where: str = "plan") -> Plan:
@@ -312,8 +309,8 @@ def _read_annotation(path: Path) -> Mapping[str, Any]:
         content = parse_json(text.encode())
     except ValueError as error:
         raise PlanError(f"{path}: metadata {PLAN_KEY}: not JSON: {error}") from error
-    if not isinstance(content, dict) or content.get("schema") not in {SCHEMA, SCHEMA_WITH_WIDTHS}:
-        raise PlanError(f"{path}: metadata {PLAN_KEY}: expected schema {SCHEMA} or {SCHEMA_WITH_WIDTHS}")
+    if not isinstance(content, dict) or content.get("schema") != SCHEMA:
+        raise PlanError(f"{path}: metadata {PLAN_KEY}: expected schema {SCHEMA}")
     return content
 
 

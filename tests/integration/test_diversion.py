@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import onnxruntime as ort
 import pytest
 
-from chrion.machine.cores import affinity, current_cpu, pinned
 from chrion.runtime.arena_contention import voluntary_switches
 from chrion.runtime.diversion import Diversion
 from chrion.runtime.execution.plain_engine import PlainEngine
-from chrion.runtime.live_comparison import LiveComparison
 from chrion.runtime.process_hooks import in_flight
 from helpers import branches
-from seams.sessions import replace_step
 
 
 def open_session(arena: bool) -> PlainEngine:  # noqa: FBT001 - as Diversion calls it
@@ -57,45 +53,3 @@ def test_requests_of_a_session_of_one_thread_are_samples(*, arena: bool, fits: b
     assert {other for other, _ in found} == {None}
     expected = arena and fits and voluntary_switches() is not None
     assert sum(sample is not None for _, sample in found) == expected
-
-
-class Trial(LiveComparison):
-    """A comparison that begins a trial of the plan at one request, and ends it at the next one."""
-
-    def __init__(self) -> None:
-        super().__init__(1.0, 1.0)
-        self.diverts = self.plain_serves = True
-
-    def record(self, *_: object, **__: object) -> None:
-        """Begin or end the trial."""
-        self.diverts = not self.diverts
-
-
-@pytest.mark.skipif(current_cpu() is None, reason="the system does not tell the CPU of a thread")
-@pytest.mark.parametrize("lost", [True, False])
-def test_a_thread_returns_to_its_cpu_after_a_trial_of_the_plan(monkeypatch: pytest.MonkeyPatch, *, lost: bool) -> None:
-    """It is moved to the CPU on which it was before, unless the plan has won the trial."""
-    moved, trial = [], Trial()
-    replace_step(monkeypatch, "move to a CPU", moved.append)
-    diversion = Diversion(open_session, arena=True)
-    with pinned(min(affinity() or ())):
-        cpu = current_cpu()
-        diversion.record(trial, 0.0, diverted=True)
-        assert (trial.diverts, moved) == (False, [])
-        trial.plain_serves = lost
-        diversion.record(trial, 0.0, diverted=False)
-        diversion.record(trial, 0.0, diverted=True)
-    assert moved == ([cpu] if lost else [])
-
-
-@pytest.mark.skipif(current_cpu() is None, reason="the system does not tell the CPU of a thread")
-def test_another_thread_is_not_moved(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The CPU is that of the thread whose request began the trial."""
-    moved, trial = [], Trial()
-    replace_step(monkeypatch, "move to a CPU", moved.append)
-    diversion = Diversion(open_session, arena=True)
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(diversion.record, trial, 0.0, diverted=True).result()
-    diversion.record(trial, 0.0, diverted=False)
-    assert trial.diverts
-    assert not moved

@@ -88,7 +88,6 @@ _OPENING: dict[str, tuple[object, str]] = {
 _OTHERS: dict[str, tuple[object, str]] = {
     "decide": (EngineSelector, "_compare"),
     "open the engine": (EngineSelector, "open"),
-    "move to a CPU": (diversion, "move_to"),
     "wait for other processes": (offline_tuning, "tuning_lock"),
     "lock a file": (filelock.FileLock, "acquire"),
     "run on the accelerator": (AcceleratorSessions, "run"),

@@ -109,37 +109,3 @@ def test_the_private_cache_is_the_largest_of_one_core(
         (folder / "shared_cpu_list").write_text(shared + "\n")
         (folder / "size").write_text(text + "\n")
     assert cores.private_cache_bytes(0) == size
-
-
-@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the system has no affinity")
-def test_a_thread_is_moved_without_being_pinned() -> None:
-    """It runs on the given CPU afterwards, and may still run on all others."""
-    before = os.sched_getaffinity(0)
-    for cpu in before:
-        cores.move_to(cpu)
-        assert os.sched_getaffinity(0) == before
-    with cores.pinned(min(before)):
-        assert cores.current_cpu() == min(before)
-        cores.move_to(max(before) + 1)  # not allowed here
-        assert os.sched_getaffinity(0) == {min(before)}
-
-
-@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the system has no affinity")
-def test_an_interrupt_does_not_leave_a_moved_thread_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The thread may still run on all CPUs if Ctrl-C comes right after it was moved."""
-    before, limit = os.sched_getaffinity(0), os.sched_setaffinity
-    if len(before) < 2:
-        pytest.skip("needs two CPUs")
-
-    def interrupted(process: int, cpus: set[int]) -> None:
-        limit(process, cpus)
-        if len(cpus) == 1:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, "sched_setaffinity", interrupted)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            cores.move_to(max(before))
-        assert os.sched_getaffinity(0) == before
-    finally:
-        limit(0, before)

@@ -102,6 +102,7 @@ OPTIONAL = (
     "remarks",
     "streams",
     "stages",
+    "widths",
     "merged",
     "budget_mb",
     "memory",
@@ -124,13 +125,6 @@ def test_a_missing_key_is_refused(tmp_path: Path) -> None:
     for missing in PLAN.to_json().keys() - set(OPTIONAL):
         content = {key: value for key, value in PLAN.to_json().items() if key != missing}
         assert_refused(tmp_path, json.dumps(content), missing)
-
-
-def test_only_plans_with_widths_need_the_later_schema() -> None:
-    """A plan on lanes of one core each is written so that earlier versions read it."""
-    wide = plan_of(DAG, Schedule((0, 1, 2, 3), (1, 1, 2, 1), 2, widths=(2, 1, 1, 1)))
-    assert [plan.to_json()["schema"] for plan in (PLAN, wide)] == ["chrion.plan/1", "chrion.plan/2"]
-    assert "widths" not in PLAN.to_json()
 
 
 def test_a_file_of_the_required_keys_is_read() -> None:
