@@ -241,11 +241,7 @@ _register(
 _register(report, _RUN, "report lstm.plan.json --html lanes.html", "report lstm.plan.json --measured --model lstm.onnx")
 _register(compare, _STUDY, "compare lstm.onnx", "compare lstm.onnx --policies chrion,heft,ios --plot policies.png")
 _register(
-    simulate,
-    _STUDY,
-    "simulate --list",
-    "simulate table7",
-    "simulate table7 --sweep gpu_memory_gb=11,14 --plot s.png",
+    simulate, _STUDY, "simulate --list", "simulate table7", "simulate table7 --sweep gpu_memory_gb=11,14 --plot s.png"
 )
 _register(
     serve,
@@ -255,9 +251,6 @@ _register(
     "serve served --gpu-budget 12GB --model-control poll",
 )
 _register(
-    replay,
-    _STUDY,
-    "replay table7 --write-models models",
-    "replay table7 --url http://127.0.0.1:8000 --duration 60s",
+    replay, _STUDY, "replay table7 --write-models models", "replay table7 --url http://127.0.0.1:8000 --duration 60s"
 )
 app.add_typer(cache_app, name="cache", rich_help_panel=_FILES)

@@ -32,10 +32,7 @@ HYBRID = "chrion"
 
 
 def bench(
-    model: InputOptions,
-    options: ExecutionOptions,
-    rounds: RoundsOption = 5,
-    as_json: JsonOption = False,
+    model: InputOptions, options: ExecutionOptions, rounds: RoundsOption = 5, as_json: JsonOption = False
 ) -> None:
     """Time a HybridSession, the row chrion, beside plain onnxruntime sessions, which take turns in each round.
 

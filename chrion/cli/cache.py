@@ -34,10 +34,7 @@ app = typer.Typer(help="List, measure or clear cached measurements and decisions
 KindArgument = Annotated[
     str | None,
     typer.Argument(
-        metavar="KIND",
-        help=f"{' or '.join(KINDS)}.",
-        show_default="all",
-        autocompletion=lambda: list(KINDS),
+        metavar="KIND", help=f"{' or '.join(KINDS)}.", show_default="all", autocompletion=lambda: list(KINDS)
     ),
 ]
 

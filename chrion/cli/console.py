@@ -73,12 +73,7 @@ def step(text: str, *, animated: bool = True) -> Iterator[Update]:
 
 @contextlib.contextmanager
 def _bar(text: str, *, animated: bool) -> Iterator[Update]:
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=20),
-        TimeElapsedColumn(),
-    )
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=20), TimeElapsedColumn())
     with Progress(*columns, console=stderr, transient=True, auto_refresh=animated) as progress:
         task = progress.add_task(text, total=None)
         progress.refresh()

@@ -56,8 +56,7 @@ def _summary(part: Part) -> dict[str, Any]:
 def _list_table(parts: list[Part]) -> FigureTable:
     figures = ("cores", "memory", "bandwidth", "peak, float32", "USD/hour")
     table = FigureTable(
-        "Parts for --hardware, from datasheets; join them with +",
-        [key("name"), text("kind"), text("title"), *figures],
+        "Parts for --hardware, from datasheets; join them with +", [key("name"), text("kind"), text("title"), *figures]
     )
     for kind in (Accelerator, Processor, Link):
         for part in parts:

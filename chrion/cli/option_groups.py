@@ -302,18 +302,11 @@ class PlanningOptions:
             show_default="resident if the profile has measured accelerator memory, else paper",
         ),
     ] = None
-    policy: Annotated[
-        str,
-        _policy_option("The scheduler"),
-    ] = DEFAULT_POLICY
+    policy: Annotated[str, _policy_option("The scheduler")] = DEFAULT_POLICY
     streams: StreamsOption = None
 
     def plan_options(
-        self,
-        cores: int | None,
-        slo: str | None = None,
-        alpha: float | None = None,
-        meter: StageMeter | None = None,
+        self, cores: int | None, slo: str | None = None, alpha: float | None = None, meter: StageMeter | None = None
     ) -> PlanOptions:
         """Return the options of a plan, with those that are not part of this group."""
         return PlanOptions(slo, alpha, self.policy, cores, self.streams, meter, self.gpu_budget, self.memory)
@@ -335,8 +328,7 @@ class ExecutionOptions:
     alpha: AlphaOption = None
     gpu_budget: GpuBudgetOption = None
     policy: Annotated[
-        str | None,
-        _policy_option("Run the plan of this scheduler", show_default="the session chooses"),
+        str | None, _policy_option("Run the plan of this scheduler", show_default="the session chooses")
     ] = None
     cores: CoresOption = None
     accelerator: AcceleratorOption = None

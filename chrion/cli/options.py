@@ -15,8 +15,7 @@ PICTURE = "a PNG, SVG or PDF file. Needs the extra plot (matplotlib)."
 
 ModelArgument = Annotated[Path, typer.Argument(help="An ONNX model.", metavar="MODEL", show_default=False)]
 PlanArgument = Annotated[
-    Path,
-    typer.Argument(help="A plan, as `chrion partition` writes it.", metavar="PLAN", show_default=False),
+    Path, typer.Argument(help="A plan, as `chrion partition` writes it.", metavar="PLAN", show_default=False)
 ]
 ScenarioArgument = Annotated[
     str,

@@ -26,14 +26,7 @@ import onnxruntime as ort
 
 from chrion.errors import ChrionError, ModelError
 from chrion.generation.cache import CachePool
-from chrion.generation.equivalence import (
-    Examples,
-    Run,
-    find_difference,
-    longest_past,
-    make_requests,
-    run_examples,
-)
+from chrion.generation.equivalence import Examples, Run, find_difference, longest_past, make_requests, run_examples
 from chrion.generation.iteration import Outcome, Work
 from chrion.generation.rewrites.decoder import IDS, LOGITS, DecoderSignature
 from chrion.generation.rewrites.observation import Decoder

@@ -58,11 +58,7 @@ class OpenedModel:
     """
 
     def __init__(
-        self,
-        source: str | Path | bytes,
-        files: Mapping[str, Identity] | None = None,
-        *,
-        weights_given: bool = False,
+        self, source: str | Path | bytes, files: Mapping[str, Identity] | None = None, *, weights_given: bool = False
     ) -> None:
         self.source = source if isinstance(source, bytes) else os.fspath(source)
         self.path = "" if isinstance(source, bytes) else os.path.abspath(source)  # noqa: PTH100 - links stay

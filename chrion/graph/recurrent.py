@@ -25,14 +25,7 @@ from chrion.graph.assemble import node_reads
 from chrion.graph.chains import INITIAL, SEQUENCE_LENS, STATES
 from chrion.graph.folding import POINTWISE, fold
 from chrion.graph.model import Graph
-from chrion.graph.rewrite import (
-    STANDARD,
-    Rewriter,
-    has_bodies,
-    int_attribute,
-    text_attribute,
-    with_inputs,
-)
+from chrion.graph.rewrite import STANDARD, Rewriter, has_bodies, int_attribute, text_attribute, with_inputs
 from chrion.graph.variants import rewritten
 from chrion.graph.views import constant_integers
 
@@ -274,13 +267,7 @@ class _Unroller(Rewriter):
 
 
 def _chunk_node(  # noqa: PLR0913, PLR0917 - all properties of a recurrent operator
-    node: onnx.NodeProto,
-    direction: str,
-    at: int,
-    count: int,
-    name: str,
-    inputs: Sequence[str],
-    outputs: Sequence[str],
+    node: onnx.NodeProto, direction: str, at: int, count: int, name: str, inputs: Sequence[str], outputs: Sequence[str]
 ) -> onnx.NodeProto:
     chunk = helper.make_node(node.op_type, inputs, outputs, name=name)
     for attribute in node.attribute:

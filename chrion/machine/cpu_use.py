@@ -76,9 +76,7 @@ class OtherWork:
     """
 
     def __init__(
-        self,
-        measure: Callable[[Collection[int] | None], CpuUse] = cpu_use,
-        cpus: Collection[int] | None = None,
+        self, measure: Callable[[Collection[int] | None], CpuUse] = cpu_use, cpus: Collection[int] | None = None
     ) -> None:
         self._measure_use = measure
         self._cpus = affinity() if cpus is None else cpus

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import onnx
@@ -29,18 +29,16 @@ from chrion.machine.cores import check_cores, physical_cores, private_cache_byte
 from chrion.native import operators_available
 from chrion.profiler.cache import MeasurementCache
 from chrion.profiler.chunk_costs import interpolate, measured_chunks, representatives
-from chrion.profiler.handoff import measure_handoff_ms
 from chrion.profiler.interference import UsageMonitor
 from chrion.profiler.machine import this_machine
 from chrion.profiler.operator_bench import OperatorBench, OperatorSample, time_in_rounds
+from chrion.profiler.overheads import TYPICAL, Overheads
 from chrion.profiler.plain_latency import measure_plain_latency
 from chrion.profiler.precision import Precision, check_precision, missing_bfloat16
 from chrion.profiler.profiles import OperatorCost, Profile
 from chrion.profiler.roofline import operator_bytes
 from chrion.profiler.synthetic_inputs import synthetic_array
 from chrion.profiler.transfer import CopyCosts, measure_copies
-from chrion.profiler.wake import measure_wake_ms
-from chrion.profiler.weight_reload import measure_reload_ms_per_byte
 from chrion.profiler.widths import measured_widths
 
 log = logging.getLogger(__name__)
@@ -56,27 +54,6 @@ Progress = Callable[[int, int, str], None]
 Measure = Callable[[Extractor, Sequence[int], Mapping[str, np.ndarray[Any, Any]]], dict[int, OperatorCost]]
 #: A graph and the index of an operator.
 Operator = tuple[Graph, int]
-
-
-class _Overheads(NamedTuple):
-    """Costs that do not depend on operators."""
-
-    handoff_ms: float
-    dispatch_ms: float
-    wake_ms: float
-    reload_ms_per_byte: float
-
-    @classmethod
-    def measure(cls, lanes: Sequence[int], cache_bytes: int, *, python_lanes: bool) -> _Overheads:
-        """Measure them on some cores, whose private caches have a size."""
-        handoff_ms, dispatch_ms = measure_handoff_ms(lanes, python_lanes=python_lanes)
-        wake_ms, reload_ms_per_byte = measure_wake_ms(lanes), measure_reload_ms_per_byte(lanes, cache_bytes)
-        return cls(handoff_ms, dispatch_ms, wake_ms, reload_ms_per_byte)
-
-
-#: Typical overheads of native lanes: those that estimates from datasheets have at 3 GHz, and 20 GB/s beyond the private
-#: cache.
-_TYPICAL = _Overheads(handoff_ms=0.4e-3, dispatch_ms=1.8e-3, wake_ms=0.09, reload_ms_per_byte=0.5e-7)
 
 
 def profile(  # noqa: PLR0913 - optional arguments are keyword-only
@@ -145,7 +122,7 @@ def profile(  # noqa: PLR0913 - optional arguments are keyword-only
         raise ModelError(f"model {graph.name}: none of its operators could be measured")
     known |= interpolate((unroll(graph, chunk).dag for chunk in choices), known)
     cache_bytes = min(map(private_cache_bytes, lanes))
-    overheads = _TYPICAL if brief else _Overheads.measure(lanes, cache_bytes, python_lanes=device is not None)
+    overheads = TYPICAL if brief else Overheads.measure(lanes, cache_bytes, python_lanes=device is not None)
     copies = measure_copies(device, overheads.handoff_ms) if device else CopyCosts()
     latency = measure_plain_latency(graph, len(lanes)) if plain and not brief else None
     return Profile(

@@ -13,13 +13,7 @@ from chrion.graph.model import Graph
 from chrion.report.categories import BACKGROUND, COPY_COLOUR, OTHER_COLOUR, Categories, mark
 from chrion.report.figures import new_figure, plain_text, save_figure, shorten_name
 from chrion.report.lane_chart import LaneChart, axis_end_ms, share_scale
-from chrion.report.timeline_data import (
-    OperatorFacts,
-    layer_categories,
-    operator_ms,
-    prefer_types,
-    type_categories,
-)
+from chrion.report.timeline_data import OperatorFacts, layer_categories, operator_ms, prefer_types, type_categories
 from chrion.scheduler.plan import Plan
 
 if TYPE_CHECKING:

@@ -239,11 +239,7 @@ class Engines:
                         self._tuner.reconsider(shapes)
 
     def _recover(
-        self,
-        engine: Engine,
-        feed: Mapping[str, Any],
-        run: Callable[[Engine], T],
-        failure: EngineFailure,
+        self, engine: Engine, feed: Mapping[str, Any], run: Callable[[Engine], T], failure: EngineFailure
     ) -> T:
         """Serve a request whose engine has failed: on the CPU, or by the plain session.
 

@@ -135,12 +135,7 @@ class InferenceInterface:
         threading.Thread(target=deliver, name="chrion-run-async", daemon=True).start()
 
     def create_ortvalue_from_shape_and_type(
-        self,
-        shape: Sequence[int],
-        element_type: Any,
-        device_type: str,
-        device_id: int = 0,
-        vendor_id: int = -1,
+        self, shape: Sequence[int], element_type: Any, device_type: str, device_id: int = 0, vendor_id: int = -1
     ) -> ort.OrtValue:
         """Allocate a tensor for :meth:`run_with_iobinding`. It can be used with any session."""
         return ort.OrtValue.ortvalue_from_shape_and_type(shape, element_type, device_type, device_id, vendor_id)

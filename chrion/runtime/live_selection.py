@@ -56,12 +56,7 @@ class LiveSelection:
     #: As for :class:`chrion.runtime.live_comparison.LiveComparison`.
     needless = False
 
-    def __init__(
-        self,
-        plan: Any,
-        on_end: Callable[[LiveSelection], None],
-        share: float,
-    ) -> None:
+    def __init__(self, plan: Any, on_end: Callable[[LiveSelection], None], share: float) -> None:
         self.other = plan
         self.diverts = False
         self.plan_wins: bool | None = None

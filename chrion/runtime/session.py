@@ -210,9 +210,7 @@ class HybridSession(InferenceInterface, ort.InferenceSession):  # type: ignore[m
         return self._engines.config.options or ort.SessionOptions()
 
     def set_providers(
-        self,
-        providers: Sequence[Any] | None = None,
-        provider_options: Sequence[Mapping[Any, Any]] | None = None,
+        self, providers: Sequence[Any] | None = None, provider_options: Sequence[Mapping[Any, Any]] | None = None
     ) -> None:
         """Use other providers: select between plans and plain sessions again, unless a plan was given.
 

@@ -16,9 +16,9 @@ from chrion.errors import ModelError, OptionError, ProviderError, ShapeError
 from chrion.machine.cores import physical_cores
 from chrion.profiler import measure_graph
 from chrion.profiler.operator_bench import OperatorBench
+from chrion.profiler.overheads import measure_reload_ms_per_byte
 from chrion.profiler.plain_latency import measure_plain_latency
 from chrion.profiler.synthetic_inputs import synthetic_inputs
-from chrion.profiler.weight_reload import measure_reload_ms_per_byte
 from helpers import BOOL, FLOAT, INT64, branches, make_model, node, value
 from seams.execution import answer, fail_provider, interfere_at, simulate_cores
 

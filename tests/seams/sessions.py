@@ -23,7 +23,7 @@ from chrion.graph import assemble, extract, loader, reading
 from chrion.graph.model import Graph
 from chrion.machine.cpu_use import OtherWork
 from chrion.machine.waiting import Counter
-from chrion.profiler import measure_graph
+from chrion.profiler import measure_graph, overheads
 from chrion.runtime import arena_contention, background_tuning, crowding, diversion, engines
 from chrion.runtime.engine_table import Shapes
 from chrion.runtime.engines import Engines
@@ -324,7 +324,7 @@ def refuse_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 def measure_machine_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure the costs that do not depend on the model once, instead of in each profile."""
     for name in ("measure_handoff_ms", "measure_wake_ms", "measure_reload_ms_per_byte"):
-        monkeypatch.setattr(measure_graph, name, functools.cache(getattr(measure_graph, name)))
+        monkeypatch.setattr(overheads, name, functools.cache(getattr(overheads, name)))
 
 
 # Requests.

@@ -20,15 +20,7 @@ from onnx import TensorProto, helper
 from chrion.generation.rewrites.arrangements import fixed_shape
 from chrion.generation.rewrites.observation import Observation
 from chrion.generation.rewrites.pooled_attention import DOMAIN, OPERATOR
-from chrion.graph.rewrite import (
-    MICROSOFT,
-    STANDARD,
-    float_attribute,
-    int_attribute,
-    producers,
-    readers,
-    with_inputs,
-)
+from chrion.graph.rewrite import MICROSOFT, STANDARD, float_attribute, int_attribute, producers, readers, with_inputs
 
 #: The operator that multiplies the halves of its input, the first one after SiLU.
 GATE = "SiluAndMul"

@@ -55,11 +55,7 @@ def find_trimmed_caches(graph: Graph, signature: DecoderSignature) -> dict[str, 
 
 
 def _between(
-    first: str,
-    last: str,
-    nodes: Sequence[onnx.NodeProto],
-    reads: Sequence[Sequence[str]],
-    producer: Mapping[str, int],
+    first: str, last: str, nodes: Sequence[onnx.NodeProto], reads: Sequence[Sequence[str]], producer: Mapping[str, int]
 ) -> list[int]:
     """Return the nodes on all ways from one value to another, in topological order, except through sizes."""
     reached, way = {first}, []

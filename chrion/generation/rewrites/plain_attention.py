@@ -183,13 +183,7 @@ class _Expansion(Rewriter):
         )
 
     def _attend(  # noqa: PLR0913, PLR0917 - all that attention reads
-        self,
-        node: onnx.NodeProto,
-        queries: str,
-        caches: Sequence[str],
-        mask: str,
-        sizes: Sequence[int],
-        output: str,
+        self, node: onnx.NodeProto, queries: str, caches: Sequence[str], mask: str, sizes: Sequence[int], output: str
     ) -> str:
         """Add attention to all tokens, [B, H, L, W].
 

@@ -32,19 +32,8 @@ from chrion.generation.rewrites.decoder import IDS, LOGITS, MASK, POSITIONS, Dec
 from chrion.generation.rewrites.joined_products import join_products
 from chrion.generation.rewrites.last_logits import choose_rows
 from chrion.generation.rewrites.observation import Decoder, Size
-from chrion.generation.rewrites.pooled_attention import (
-    DOMAIN,
-    PooledRows,
-    fuse_attention,
-    shows_earlier_tokens,
-)
-from chrion.graph.rewrite import (
-    Constant,
-    RewriteError,
-    Rewriter,
-    int_attribute,
-    needed_nodes,
-)
+from chrion.generation.rewrites.pooled_attention import DOMAIN, PooledRows, fuse_attention, shows_earlier_tokens
+from chrion.graph.rewrite import Constant, RewriteError, Rewriter, int_attribute, needed_nodes
 
 Array = np.ndarray[Any, Any]
 _POOL = "pool/"

@@ -197,11 +197,7 @@ def compare(
 
 
 def _run_rounds(
-    records: Sequence[_Record],
-    judge: _Judge,
-    monitor: CoreMonitor | None,
-    clock: Callable[[], float],
-    least: int,
+    records: Sequence[_Record], judge: _Judge, monitor: CoreMonitor | None, clock: Callable[[], float], least: int
 ) -> int:
     """Time the candidates in rounds, without those that are eliminated, until the result is clear.
 

@@ -28,11 +28,7 @@ from chrion.serving.server.batching import BatchResult
 from chrion.serving.server.tensors import Array, TensorSpec
 
 #: Why a request is dropped.
-_REASONS = {
-    "late": Reason.NO_TIME,
-    "removed": Reason.REMOVED,
-    "expired": Reason.EXPIRED,
-}
+_REASONS = {"late": Reason.NO_TIME, "removed": Reason.REMOVED, "expired": Reason.EXPIRED}
 _NO_TIME = 0.0, 0.0, 0.0
 #: Time that blocks have to end after they were terminated: at their next operator, which may take longer.
 _LAST_BLOCK_S = 1.0

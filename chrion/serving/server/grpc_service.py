@@ -61,11 +61,7 @@ class GrpcService:
     """
 
     def __init__(
-        self,
-        target: Target,
-        generation: GenerationService,
-        token: str = "",
-        tracer: RequestTracer | None = None,
+        self, target: Target, generation: GenerationService, token: str = "", tracer: RequestTracer | None = None
     ) -> None:
         self._target = target
         self._generation = generation
@@ -266,10 +262,7 @@ class GrpcService:
 
 
 def bind_grpc(
-    options: ServerOptions,
-    target: Target,
-    generation: GenerationService,
-    tracer: RequestTracer | None = None,
+    options: ServerOptions, target: Target, generation: GenerationService, tracer: RequestTracer | None = None
 ) -> tuple[Any, int]:
     """Bind the service to its address.
 

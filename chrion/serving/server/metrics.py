@@ -117,9 +117,7 @@ class _Collector:
     def _memory(self) -> Iterator[Any]:
         memory = self._core.manager.memory
         resident = GaugeMetricFamily(
-            "chrion_model_resident_bytes",
-            "Memory reserved for a model",
-            labels=(*_MODEL, "device", "variant"),
+            "chrion_model_resident_bytes", "Memory reserved for a model", labels=(*_MODEL, "device", "variant")
         )
         for key, served in sorted(self._core.models.items()):
             _, variant = self._core.place(served)

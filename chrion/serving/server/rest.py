@@ -66,11 +66,7 @@ class RestService:
     """
 
     def __init__(
-        self,
-        options: ServerOptions,
-        target: Target,
-        generation: GenerationService,
-        tracer: RequestTracer | None = None,
+        self, options: ServerOptions, target: Target, generation: GenerationService, tracer: RequestTracer | None = None
     ) -> None:
         self._target = target
         self._generation = generation
@@ -410,8 +406,5 @@ def _page_text() -> str:
 
 
 #: Headers of all answers: they are not shown inside other pages, and are what their media type says.
-_SECURITY_HEADERS = (
-    (b"content-security-policy", b"frame-ancestors 'none'"),
-    (b"x-content-type-options", b"nosniff"),
-)
+_SECURITY_HEADERS = ((b"content-security-policy", b"frame-ancestors 'none'"), (b"x-content-type-options", b"nosniff"))
 _PAGE_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'"
