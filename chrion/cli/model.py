@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,10 +14,11 @@ from chrion import zoo
 from chrion.cli import outputs
 from chrion.cli.completion import complete_model
 from chrion.cli.console import show, show_json, step
-from chrion.cli.model_list import show_models
 from chrion.cli.options import ForceOption, JsonOption
+from chrion.common.files import bundled_folder
 from chrion.common.units import format_mb
 from chrion.errors import OptionError
+from chrion.report.figure_table import FigureTable, key, text
 
 #: Help texts of the builders' parameters, by the heading that help shows them under.
 HELP = {
@@ -57,6 +59,32 @@ HELP = {
         "small": "Build the smaller network of the paper.",
         "classes": "Width of the output.",
     },
+}
+#: The families of builders, in words.
+_FAMILIES = {
+    "bert": "BERT encoder",
+    "darts": "DARTS cell network on images",
+    "deepfm": "DeepFM recommendation network",
+    "dlrm": "DLRM recommendation network with large tables",
+    "googlenet": "GoogLeNet on images",
+    "gpt2-decoder": "decoder like GPT-2, with a cache",
+    "gpt2-decoder-grouped": "the same with GroupQueryAttention",
+    "gpt2-decoder-onnx": "the same with ONNX's Attention",
+    "gru": "stack of GRU layers",
+    "inception-v3": "Inception-v3 on images",
+    "llama": "Llama on whole sequences, without a cache",
+    "llama-decoder": "decoder like Llama 2, with a cache",
+    "llama-decoder-grouped": "the same with GroupQueryAttention",
+    "llama-decoder-onnx": "the same with ONNX's Attention",
+    "lstm": "stack of LSTM layers",
+    "moe": "decoder blocks with a mixture of experts",
+    "nasnet-a": "NASNet-A on images",
+    "randwire": "randomly wired network on images",
+    "resnet-50": "ResNet-50 on images",
+    "rnn": "stack of simple recurrent layers",
+    "seq2seq": "LSTM translation with attention",
+    "squeezenet": "SqueezeNet on images",
+    "t5": "T5 encoder and decoder",
 }
 _METAVARS = {int: "N", float: "X", bool: None}
 
@@ -108,10 +136,50 @@ def _builder_options() -> Iterator[inspect.Parameter]:
     types = {"int": int, "float": float, "bool": bool}
     kinds = {name: types[kind] for builder in zoo.BUILDERS.values() for name, kind in builder.parameters.items()}
     for heading, texts in HELP.items():
-        for name, text in texts.items():
-            settings = typer.Option(metavar=_METAVARS[kinds[name]], help=text, rich_help_panel=heading)
+        for name, meaning in texts.items():
+            settings = typer.Option(metavar=_METAVARS[kinds[name]], help=meaning, rich_help_panel=heading)
             option = Annotated[kinds[name] | None, settings]  # type: ignore[valid-type] # a type all the same
             yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=option)
+
+
+def model_descriptions() -> list[dict[str, Any]]:
+    """Return name, kind, description, operators and size in MB of each builder and specification.
+
+    Sizes are stored in ``models/sizes.json``, since building all models takes minutes.
+    """
+    sizes = json.loads((bundled_folder("models") / "sizes.json").read_text(encoding="utf-8"))
+    return [{**_describe(name), **sizes.get(name, {"operators": None, "size_mb": None})} for name in zoo.names()]
+
+
+def show_models(*, as_json: bool) -> None:
+    """Print a table of builders and specifications, or the same as JSON."""
+    descriptions = model_descriptions()
+    if as_json:
+        show_json({"models": descriptions})
+        return
+    table = FigureTable("", [key("model"), text("description"), "operators", "size"])
+    for entry in descriptions:
+        known = entry["operators"] is not None
+        size = (str(entry["operators"]), format_mb(entry["size_mb"])) if known else ("", "")
+        table.add_row(entry["name"], entry["description"], *size)
+    show(table, "Build one with: chrion model NAME. Parameters are options: chrion model --help.")
+
+
+def _describe(name: str) -> dict[str, str]:
+    if name in zoo.BUILDERS:
+        return {"name": name, "kind": "builder", "description": _FAMILIES[name]}
+    spec = zoo.specification(name)
+    family = next(f for f, builder in zoo.BUILDERS.items() if _is_of(spec, builder))
+    default = zoo.specification(family)
+    parameters = zoo.BUILDERS[family].parameters
+    changed = [key for key in parameters if getattr(spec, key) != getattr(default, key)]
+    details = ", ".join(f"{key} {getattr(spec, key)}" for key in changed) or "its defaults"
+    return {"name": name, "kind": "specification", "description": f"{family} with {details}"}
+
+
+def _is_of(spec: object, builder: Any) -> bool:
+    """Return whether a builder builds a specification; recurrent builders share a class and differ in a fixed field."""
+    return isinstance(spec, builder.spec) and all(getattr(spec, key) == value for key, value in builder.fixed.items())
 
 
 _own = inspect.signature(model, eval_str=True)

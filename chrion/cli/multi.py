@@ -18,7 +18,7 @@ from chrion.common.suggestions import did_you_mean
 from chrion.common.units import parse_duration_ms
 from chrion.errors import OptionError
 from chrion.profiler.synthetic_inputs import synthetic_array
-from chrion.report.chrome_trace import chrome_trace
+from chrion.report.lane_chart import chrome_trace
 from chrion.report.load_tables import block_chart, load_line, load_table
 from chrion.serving.multi.load import LoadResult, find_factor, measure, measure_times, predict, summarise
 from chrion.serving.multi.policies import POLICIES

@@ -18,8 +18,7 @@ from chrion.graph import Graph
 from chrion.machine.cores import physical_cores
 from chrion.profiler.interference import UsageMonitor
 from chrion.profiler.synthetic_inputs import synthetic_inputs
-from chrion.report.chrome_trace import chrome_trace
-from chrion.report.lane_chart import LaneChart, chart_summary, measured_chart, predicted_chart
+from chrion.report.lane_chart import LaneChart, chart_summary, chrome_trace, measured_chart, predicted_chart
 from chrion.report.tables import TOO_BUSY, estimated_lines, memory_line, plan_table, verdict
 from chrion.report.timeline_html import timeline_html
 from chrion.report.timeline_picture import plot_timelines

@@ -16,7 +16,6 @@ import numpy as np
 from chrion.devices.providers import CPU_PROVIDER
 from chrion.errors import GenerationError, ModelError
 from chrion.generation.cache import RequestCache
-from chrion.generation.device_session import open_for_threads, run_options
 from chrion.generation.equivalence import Run
 from chrion.generation.iteration import Outcome, Work
 from chrion.generation.pooled_session import PooledSession, open_pooled_session
@@ -24,7 +23,7 @@ from chrion.generation.query_blocks import BLOCK, PASS, split_passes, supports_q
 from chrion.generation.rewrites.decoder import LOGITS, DecoderSignature
 from chrion.generation.rewrites.long_texts import find_trimmed_caches, reduces_positions
 from chrion.generation.rewrites.selective import SplitDecoder
-from chrion.generation.session_threads import SPINNING_BETWEEN_CALLS, SessionThreads
+from chrion.generation.session_threads import SPINNING_BETWEEN_CALLS, SessionThreads, open_for_threads, run_options
 from chrion.generation.split_session import SplitSession
 from chrion.graph.model import Graph
 from chrion.graph.ort_sessions import first_line, weights_folder_option

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from chrion.errors import ModelError
-from chrion.generation.rewrites.context_length import read_configuration
-from chrion.generation.rewrites.model_folder import find_beside
+from chrion.generation.rewrites.context_length import find_beside, read_configuration
 
 #: The special tokens that transformers knows by name, and the list of the others.
 _NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")

@@ -15,12 +15,11 @@ import onnxruntime as ort
 
 from chrion.devices.providers import CPU_PROVIDER
 from chrion.generation.attention import AttentionPart, Rows, sized
-from chrion.generation.device_session import open_for_threads
 from chrion.generation.iteration import Outcome, Work
 from chrion.generation.query_blocks import BLOCK, split_queries, supports_query_blocks
 from chrion.generation.rewrites.selective import SplitDecoder
 from chrion.generation.rewrites.selective_parts import Part
-from chrion.generation.session_threads import SessionThreads
+from chrion.generation.session_threads import SessionThreads, open_for_threads
 from chrion.graph.ort_sessions import weights_folder_option
 
 Array = np.ndarray[Any, Any]

@@ -1,4 +1,7 @@
-"""The CPU cores that this process may use, and the pinning of threads to them."""
+"""The CPU cores that this process may use, the pinning of threads to them, and the niceness of threads.
+
+On Linux each thread has a niceness of its own, and those of a lower one get more of the cores' time.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import contextlib
 import functools
 import math
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -148,3 +152,20 @@ def _whole_cpus() -> int | None:
     """
     quota = cpu_quota()
     return None if quota is None else max(1, math.floor(quota))
+
+
+#: The highest niceness that the system knows.
+MAX_NICENESS = 19
+
+
+def has_thread_niceness() -> bool:
+    """Return whether threads of this system have a niceness of their own."""
+    return sys.platform == "linux"
+
+
+def raise_niceness(steps: int) -> None:
+    """Raise the niceness of the calling thread, which needs no privilege; it cannot be lowered again without one."""
+    if steps and has_thread_niceness():
+        thread = threading.get_native_id()
+        level = os.getpriority(os.PRIO_PROCESS, thread) + steps
+        os.setpriority(os.PRIO_PROCESS, thread, min(MAX_NICENESS, level))

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from chrion.profiler.estimate_parts import Bound, Parts, Scales
+from chrion.profiler.datasheet import Bound, Parts, Scales
 
 #: Standard deviations in logarithms: of operators of one type around their factors, and of the factors around 1.
 #: They are assumptions: operators differ from their estimates by a factor of 1.5, machines from their datasheets by one

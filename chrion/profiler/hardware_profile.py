@@ -15,8 +15,7 @@ from chrion.hardware import Accelerator, Hardware, Processor
 from chrion.profiler.chunk_costs import representatives
 from chrion.profiler.corrections import CorrectionSample, Factors, fit_factors
 from chrion.profiler.costs import FREE, CopyCost
-from chrion.profiler.datasheet import KERNELS, accelerator_parts, cached_bytes_per_ms, processor_parts
-from chrion.profiler.estimate_parts import Parts
+from chrion.profiler.datasheet import KERNELS, Parts, accelerator_parts, cached_bytes_per_ms, processor_parts
 from chrion.profiler.machine import Machine
 from chrion.profiler.profiles import OperatorCost, Profile
 from chrion.profiler.roofline import operator_bytes

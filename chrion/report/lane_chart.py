@@ -1,7 +1,8 @@
-"""Charts of lanes over time: the segments of a plan as predicted, or as measured in one request."""
+"""Charts of lanes over time, the segments of a plan as predicted or as measured in one request, and their trace."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -135,3 +136,29 @@ def prediction_error(predicted_ms: float, measured_ms: float) -> str:
 def _label(plan: Plan, segment: Sequence[int]) -> str:
     first = plan.operators[segment[0]]
     return first if len(segment) == 1 else f"{first} … {plan.operators[segment[-1]]} ({len(segment)} operators)"
+
+
+def chrome_trace(charts: Sequence[LaneChart]) -> str:
+    """Return charts as JSON in Chrome's trace event format: a process per chart, a thread per lane, times in us."""
+    events: list[dict[str, object]] = []
+    for process, chart in enumerate(charts):
+        events.append(_meta("process_name", process, 0, chart.title))
+        events += [_meta("thread_name", process, lane, lane_name(lane)) for lane in chart.lanes]
+        for span in chart.spans:
+            start, length = span.start_ms * 1e3, (span.end_ms - span.start_ms) * 1e3
+            events.append(
+                {
+                    "ph": "X",
+                    "name": span.label,
+                    "pid": process,
+                    "tid": span.lane,
+                    "ts": start,
+                    "dur": length,
+                    "cat": "copy" if span.segment < 0 else "segment",
+                }
+            )
+    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
+
+
+def _meta(kind: str, process: int, lane: int, name: str) -> dict[str, object]:
+    return {"ph": "M", "name": kind, "pid": process, "tid": lane, "args": {"name": name}}

@@ -101,7 +101,7 @@ class BackgroundTuner:
         config: The session's configuration.
         selector: Opens the engines of decisions.
         table: The session's engines. Its lock is held while they are changed.
-        is_crowded: Returns whether requests are crowded; see :mod:`chrion.runtime.crowding`.
+        is_crowded: Returns whether requests are crowded; see :mod:`chrion.runtime.diversion`.
         cached_only: Make no decisions: without a cached decision, select the plain session.
 
     Attributes:

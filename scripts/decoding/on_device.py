@@ -23,9 +23,9 @@ import onnxruntime as ort
 
 import chrion
 from chrion.devices import CPU_PROVIDER, Device
-from chrion.generation.device_session import open_for_threads
 from chrion.generation.open_engine import open_engine
 from chrion.generation.rewrites.decoder import LOGITS, DecoderSignature
+from chrion.generation.session_threads import open_for_threads
 from chrion.graph.model import TensorInfo
 from decoding.repeated_iterations import Shape, padded_feed, selective_run, time_in_turn
 

@@ -10,8 +10,7 @@ from chrion.machine import core_leases
 from chrion.machine.core_leases import CoreLease
 from chrion.machine.cores import physical_cores
 from chrion.runtime.arena_contention import ArenaContention
-from chrion.runtime.crowding import Crowding
-from chrion.runtime.diversion import Diversion
+from chrion.runtime.diversion import Crowding, Diversion
 from chrion.runtime.one_thread import OneThreadSession
 from chrion.runtime.selection import decision_source, footprint
 from chrion.runtime.selection.plain_sessions import PlainSessions

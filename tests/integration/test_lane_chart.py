@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from chrion import Plan, load
-from chrion.report.chrome_trace import chrome_trace
 from chrion.report.lane_chart import (
     LaneChart,
     LaneSpan,
     chart_summary,
+    chrome_trace,
     measured_chart,
     predicted_chart,
     prediction_error,

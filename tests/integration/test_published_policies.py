@@ -12,8 +12,7 @@ from chrion import Graph, HybridSession, load, partition
 from chrion.common.lane_numbers import lane_name
 from chrion.errors import OptionError, PlanError
 from chrion.profiler import OperatorCost, Profile
-from chrion.report.chrome_trace import chrome_trace
-from chrion.report.lane_chart import predicted_chart
+from chrion.report.lane_chart import chrome_trace, predicted_chart
 from chrion.report.timeline_html import timeline_html
 from chrion.scheduler import Plan
 from chrion.scheduler.explain import explain_placement

@@ -11,9 +11,8 @@ import pytest
 from chrion import HybridSession
 from chrion.devices import CPU_PROVIDER
 from chrion.runtime.execution.plain_engine import PlainEngine
-from chrion.runtime.options.session_options import fingerprint
+from chrion.runtime.options.session_options import fingerprint, options_to_data
 from chrion.runtime.options.thread_limit import limited_threads
-from chrion.runtime.options.transport import options_to_data
 from helpers import branches
 from seams.machine import pretend_cores
 

@@ -26,7 +26,7 @@ from chrion.machine import core_leases
 from chrion.native import bindings
 from chrion.profiler import costs, measure_graph, operator_bench
 from chrion.profiler.costs import BufferSupport
-from chrion.runtime import crowding
+from chrion.runtime import diversion
 from chrion.runtime.execution import (
     accelerator,
     device_frame,
@@ -230,7 +230,7 @@ def use_cores(monkeypatch: pytest.MonkeyPatch, cores: Sequence[int]) -> None:
 def serve_crowds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Serve requests by the plan's lanes, however many are in flight."""
     for name in ("_PATIENCE", "_PATIENCE_S"):
-        monkeypatch.setattr(crowding, name, math.inf)
+        monkeypatch.setattr(diversion, name, math.inf)
 
 
 def kill_lane(monkeypatch: pytest.MonkeyPatch, killed: int, at: int) -> None:

@@ -24,7 +24,7 @@ from chrion.graph.model import Graph
 from chrion.machine.cpu_use import OtherWork
 from chrion.machine.waiting import Counter
 from chrion.profiler import measure_graph, overheads
-from chrion.runtime import arena_contention, background_tuning, crowding, diversion, engines
+from chrion.runtime import arena_contention, background_tuning, diversion, engines
 from chrion.runtime.engine_table import Shapes
 from chrion.runtime.engines import Engines
 from chrion.runtime.execution import cut_engine, lane_groups
@@ -337,8 +337,8 @@ def count_in_flight(monkeypatch: pytest.MonkeyPatch, count: deque[None]) -> None
 
 def set_patience(monkeypatch: pytest.MonkeyPatch, requests: float) -> None:
     """Set the number of crowded requests after which the one-thread session is opened."""
-    monkeypatch.setattr(crowding, "_PATIENCE", requests)
-    monkeypatch.setattr(crowding, "_PATIENCE_S", math.inf)
+    monkeypatch.setattr(diversion, "_PATIENCE", requests)
+    monkeypatch.setattr(diversion, "_PATIENCE_S", math.inf)
 
 
 def crowd_at_two(monkeypatch: pytest.MonkeyPatch) -> None:

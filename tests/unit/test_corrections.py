@@ -9,7 +9,7 @@ import statistics
 import pytest
 
 from chrion.profiler.corrections import CorrectionSample, Factors, fit_factors
-from chrion.profiler.estimate_parts import Bound, Parts
+from chrion.profiler.datasheet import Bound, Parts
 
 TYPES = ("Conv", "MatMul", "Add", "Concat", "Gather", "Relu")
 

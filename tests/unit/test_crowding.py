@@ -9,7 +9,7 @@ from typing import Any
 import onnxruntime as ort
 import pytest
 
-from chrion.runtime.crowding import Crowding, in_flight
+from chrion.runtime.diversion import Crowding, in_flight
 from chrion.runtime.execution.plain_engine import PlainEngine
 from helpers import FakeClock, branches
 from seams.machine import pretend_cores

@@ -10,8 +10,7 @@ from msgspec import structs
 from chrion.graph.work import NodeWork, Product, Setup
 from chrion.hardware import Accelerator, Cache, Processor, Rates, known_parts
 from chrion.profiler import datasheet
-from chrion.profiler.datasheet import Kernels, accelerator_parts, cached_bytes_per_ms, processor_parts
-from chrion.profiler.estimate_parts import Bound
+from chrion.profiler.datasheet import Bound, Kernels, accelerator_parts, cached_bytes_per_ms, processor_parts
 
 #: Kernels that reach all peaks, without overheads: what remains is the roofline model.
 IDEAL = Kernels(

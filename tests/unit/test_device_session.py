@@ -7,7 +7,7 @@ import pytest
 
 from chrion.devices import CPU_PROVIDER
 from chrion.errors import ModelError
-from chrion.generation.device_session import open_for_threads
+from chrion.generation.session_threads import open_for_threads
 
 
 def test_what_onnxruntime_raises_is_an_error_of_the_model() -> None:

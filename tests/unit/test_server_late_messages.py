@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from chrion.serving.server.late_messages import MessageReceiver
+from chrion.serving.server.grpc_service import MessageReceiver
 
 
 class Call:

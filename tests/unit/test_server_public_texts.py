@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from chrion.serving.server.public_texts import without_folders
+from chrion.serving.server.failures import without_folders
 
 
 def test_existing_folders_are_removed(tmp_path: Path) -> None:

@@ -13,8 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chrion.graph.opened_model import OpenedModel
-from chrion.runtime.options.session_options import BASELINE_KEYS, INHERITED_KEYS, fingerprint
-from chrion.runtime.options.transport import options_from_data, options_to_data
+from chrion.runtime.options.session_options import (
+    BASELINE_KEYS,
+    INHERITED_KEYS,
+    fingerprint,
+    options_from_data,
+    options_to_data,
+)
 from chrion.runtime.selection.configuration import SessionConfig, config_from_data, config_to_data
 from property_tests import examples
 

@@ -13,7 +13,7 @@ from decoding.repeated_iterations import Shape, selective_run
 
 from chrion import Generator
 from chrion.devices import Device
-from chrion.generation.device_session import DeviceSession
+from chrion.generation.session_threads import DeviceSession
 from decoder_support import PlainDecoder, small_decoder
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9], [10, 11], [12], [13, 14, 15]]
@@ -43,7 +43,7 @@ def test_the_token_wise_operators_run_on_the_device(
             super().__init__(model, options, providers)
             opened.append(self)
 
-    monkeypatch.setattr("chrion.generation.device_session.DeviceSession", Recorded)
+    monkeypatch.setattr("chrion.generation.session_threads.DeviceSession", Recorded)
     with Generator(small_decoder("llama-decoder"), threads=1, providers=[device.provider]) as generator:
         assert len(generator.submit([1, 2, 3], 3).result(300)) == 3
     events = [event for session in opened for event in json.loads(Path(session.end_profiling()).read_text())]

@@ -21,8 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from chrion.machine.cores import pin
-from chrion.machine.niceness import raise_niceness
+from chrion.machine.cores import pin, raise_niceness
 from chrion.machine.waiting import spin
 
 #: Number of spins of an idle thread before it parks, and the time that they take at most.

@@ -298,3 +298,34 @@ def _entries(read: Callable[[str], str], keys: Iterable[str]) -> list[tuple[str,
 
 def _reason(kind: str, name: str) -> str:
     return f"{kind} {name!r}: a cut session does not honour it"
+
+
+Data = Mapping[str, Mapping[str, Any]]
+
+
+def options_to_data(options: ort.SessionOptions | None) -> Data | None:
+    """Return the honoured options as data for JSON; with others, no other process needs them."""
+    if options is None:
+        return None
+    values = read_attributes(options).items()
+    plain = {name: v if isinstance(v, bool | int | float | str) else int(v) for name, v in values}
+    return {"attributes": plain, "entries": dict(read_entries(options))}
+
+
+def options_from_data(data: Data | None) -> ort.SessionOptions | None:
+    """Create session options from the result of :func:`options_to_data`."""
+    if data is None:
+        return None
+    options = ort.SessionOptions()
+    for name, value in data["attributes"].items():
+        kind = type(getattr(options, name))  # enumerations are stored as numbers
+        if getattr(options, name) != kind(value):
+            setattr(options, name, kind(value))
+    for key, value in data["entries"].items():
+        options.add_session_config_entry(key, value)
+    return options
+
+
+def copy_options(options: ort.SessionOptions | None) -> ort.SessionOptions:
+    """Create session options with the same honoured options."""
+    return options_from_data(options_to_data(options)) or ort.SessionOptions()

@@ -21,9 +21,17 @@ from chrion.machine.cgroups import free_memory
 from chrion.machine.cores import physical_cores
 from chrion.profiler.precision import Precision
 from chrion.runtime.execution.plain_engine import PlainEngine
-from chrion.runtime.options.session_options import fingerprint, hidden_reason, optimises, read_entries, session_reason
+from chrion.runtime.options.session_options import (
+    copy_options,
+    fingerprint,
+    hidden_reason,
+    optimises,
+    options_from_data,
+    options_to_data,
+    read_entries,
+    session_reason,
+)
 from chrion.runtime.options.thread_limit import given_threads
-from chrion.runtime.options.transport import copy_options, options_from_data, options_to_data
 from chrion.scheduler.plan import Plan
 from chrion.scheduler.priced_memory import Memory
 

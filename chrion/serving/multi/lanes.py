@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from chrion.errors import OptionError
-from chrion.machine.niceness import MAX_NICENESS, has_thread_niceness
+from chrion.machine.cores import MAX_NICENESS, has_thread_niceness
 from chrion.serving.multi.dispatcher import ModelRules
 
 #: The steps of niceness between two classes, which give the first one three times as much of a core that both want; the

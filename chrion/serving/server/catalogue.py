@@ -19,8 +19,7 @@ from chrion.errors import ChrionError, OptionError
 from chrion.serving.manager.residency import Place
 from chrion.serving.server.core import CANNOT_BE_SERVED, ServingCore
 from chrion.serving.server.core_records import Served
-from chrion.serving.server.failures import RequestFailure, Status
-from chrion.serving.server.public_texts import without_folders
+from chrion.serving.server.failures import RequestFailure, Status, without_folders
 from chrion.serving.server.repository import (
     EXPECTED_FILES,
     BadVersion,

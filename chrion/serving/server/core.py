@@ -36,9 +36,9 @@ from chrion.serving.server.grace import Grace
 from chrion.serving.server.logs import run_about
 from chrion.serving.server.repository import Key, ServedVersion, file_states
 from chrion.serving.server.request_memory import ByteAccount
-from chrion.serving.server.request_timing import RequestTiming
 from chrion.serving.server.run_watch import RunWatch, WatchedRun
 from chrion.serving.server.sessions import OpenedFiles, Session, is_out_of_memory, pin_worker, run_failure
+from chrion.serving.server.statistics import RequestTiming
 from chrion.serving.server.tensors import Array, TensorSpec, check_request, unequal_sizes
 from chrion.serving.server.trials import try_session
 

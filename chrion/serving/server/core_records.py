@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 
 from chrion.serving.manager import Request
 from chrion.serving.server.repository import ServedVersion
-from chrion.serving.server.request_timing import RequestTiming
 from chrion.serving.server.run_watch import WatchedRun
 from chrion.serving.server.sessions import OpenedFiles, Session
-from chrion.serving.server.statistics import ModelStatistics
+from chrion.serving.server.statistics import ModelStatistics, RequestTiming
 from chrion.serving.server.tensors import Array, OutputSizes, TensorSpec
 
 

@@ -10,7 +10,7 @@ from chrion.common.version import __version__
 from chrion.serving.manager.residency import Place
 from chrion.serving.server.core import ServingCore
 from chrion.serving.server.core_records import Served
-from chrion.serving.server.public_texts import without_folders
+from chrion.serving.server.failures import without_folders
 from chrion.serving.server.repository import BadVersion, ServedVersion
 from chrion.serving.server.statistics import Duration
 from chrion.serving.server.tensors import TensorSpec

@@ -1,14 +1,15 @@
-"""Failures of requests, with the status that each protocol has for them."""
+"""Failures of requests, with the status that each protocol has for them, and texts without this machine's folders."""
 
 from __future__ import annotations
 
 import hmac
+import re
 from collections.abc import Mapping
 from enum import Enum
+from pathlib import Path
 
 from chrion.common.units import format_mb
 from chrion.serving.manager import ManagedModel, Reason
-from chrion.serving.server.public_texts import without_folders
 
 
 class Status(Enum):
@@ -113,3 +114,45 @@ def refusal(model: str, reason: Reason, retry_ms: float, detail: str = "") -> Re
     text = f"model {model!r}: {reason.value}" + (f": {without_folders(detail)}" if detail else "")
     kind = ModelRemoved if reason is Reason.REMOVED else RequestFailure
     return kind(_REASONS[reason], text, retry_s=retry_ms / 1000 if retry_ms > 0 else None)
+
+
+#: The beginning of an absolute path, which does not follow a part of a relative path or of a URL.
+_BEGINNING = re.compile(r"(?<![\w.:/\\~-])(?:[A-Za-z]:)?[/\\](?=\w)")
+_SEPARATOR = re.compile(r"[/\\]")
+
+
+def without_folders(text: str) -> str:
+    """Return a reason with file names in the place of absolute paths.
+
+    Only folders that exist are removed: names of nodes have the form of paths, too. Therefore the text must not contain
+    what a client has sent, which could find out so which folders exist.
+    """
+    parts, at = [], 0
+    for match in _BEGINNING.finditer(text):
+        if match.start() >= at:
+            parts.append(text[at : match.start()])
+            at = _end_of_folders(text, match.start(), match.end())
+    return "".join(parts) + text[at:]
+
+
+def _end_of_folders(text: str, start: int, first: int) -> int:
+    """Return where the name begins that follows the existing folders of a path; its start if there are none.
+
+    Args:
+        text: The text.
+        start: The start of the path.
+        first: The start of the first name in the path.
+    """
+    end = start
+    for separator in _SEPARATOR.finditer(text, first):
+        if not _is_folder(text[start : separator.start()]):
+            break
+        end = separator.end()
+    return end
+
+
+def _is_folder(path: str) -> bool:
+    try:
+        return Path(path).is_dir()
+    except (OSError, ValueError):  # too long, or with a character that no path has
+        return False

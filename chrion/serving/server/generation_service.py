@@ -12,11 +12,10 @@ from typing import Any
 
 from chrion.errors import ChrionError, InputError
 from chrion.generation import Sampling, Stream, Token
-from chrion.serving.server.failures import RequestFailure, Status
+from chrion.serving.server.failures import RequestFailure, Status, without_folders
 from chrion.serving.server.generation_metrics import GenerationMetrics
 from chrion.serving.server.generators import Prompt, ServedGenerator, drain_generators
 from chrion.serving.server.grace import Grace
-from chrion.serving.server.public_texts import without_folders
 
 _LATE = "the text did not begin within its timeout"
 

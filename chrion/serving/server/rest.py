@@ -27,12 +27,12 @@ from chrion.serving.server.failures import RequestFailure, Status, require_token
 from chrion.serving.server.generate_routes import GenerateRoutes
 from chrion.serving.server.generation_service import GenerationService
 from chrion.serving.server.json_bodies import parse_body, typed
+from chrion.serving.server.logs import FailureSampler, log_request
 from chrion.serving.server.openai_service import OpenAiService, failure_document
 from chrion.serving.server.options import ServerOptions
 from chrion.serving.server.origins import SenderRules
-from chrion.serving.server.request_log import FailureSampler, log_request
 from chrion.serving.server.request_memory import RequestMemory
-from chrion.serving.server.request_timing import SERVER_TIMING, RequestTiming
+from chrion.serving.server.statistics import SERVER_TIMING, RequestTiming
 from chrion.serving.server.target import Target
 from chrion.serving.server.tracing import RequestTracer
 

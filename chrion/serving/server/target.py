@@ -13,13 +13,12 @@ from chrion.serving.server import documents, grpc_codec, rest_codec
 from chrion.serving.server.catalogue import Catalogue
 from chrion.serving.server.core import ServingCore
 from chrion.serving.server.core_records import Served
-from chrion.serving.server.failures import RequestFailure, Status
+from chrion.serving.server.failures import RequestFailure, Status, without_folders
 from chrion.serving.server.generation_service import GenerationService
 from chrion.serving.server.metrics import render_metrics
 from chrion.serving.server.protocol_decoder import ProtocolDecoder, find_decoder, has_cache
-from chrion.serving.server.public_texts import without_folders
 from chrion.serving.server.request_memory import ByteAccount, RequestMemory
-from chrion.serving.server.request_timing import SERVER_TIMING
+from chrion.serving.server.statistics import SERVER_TIMING
 from chrion.serving.server.tensors import DTYPES, Array, TensorSpec
 
 #: Bodies above this size are parsed in a thread, so that they do not block the event loop (a choice, not measured).

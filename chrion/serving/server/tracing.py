@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from chrion.serving.server.request_timing import RequestTiming
+from chrion.serving.server.statistics import RequestTiming
 
 _SERVICE = "chrion"
 

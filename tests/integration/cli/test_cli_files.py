@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from chrion import HybridSession
-from chrion.cli.model_list import model_descriptions
+from chrion.cli.model import model_descriptions
 from chrion.common.files import cache_folder
 from chrion.zoo import build, names
 from command_line import Chrion, assert_refused

@@ -16,8 +16,7 @@ import pytest
 from prometheus_client import parser
 
 from chrion.serving.server.failures import Status
-from chrion.serving.server.logs import JsonFormatter
-from chrion.serving.server.request_log import FailureSampler
+from chrion.serving.server.logs import FailureSampler, JsonFormatter
 from local_server import LocalServer, local_server
 from model_repository import counting, product, put
 from served_decoders import put_decoder

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import chrion
-from chrion.serving.server.request_timing import RequestTiming
+from chrion.serving.server.statistics import RequestTiming
 from local_server import LocalServer, local_server
 from model_repository import product, put
 from server_client import wait_until

@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from chrion.serving.server.grpc_messages import SERVICE, message
-from chrion.serving.server.request_timing import RequestTiming
+from chrion.serving.server.statistics import RequestTiming
 from local_server import LocalServer, local_server
 from server_client import wait_until
 
