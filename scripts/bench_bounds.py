@@ -35,7 +35,7 @@ from model_serving.servers import free_port, started
 from onnx import TensorProto, helper, numpy_helper
 
 from chrion.serving.replay.http_client import HttpClient
-from chrion.serving.server.grpc_messages import SERVICE, message
+from chrion.serving.server.grpc_codec import SERVICE, message
 from chrion.serving.server.rest_codec import HEADER_LENGTH
 
 #: Numbers of the input and of the output.

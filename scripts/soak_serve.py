@@ -31,7 +31,7 @@ from model_serving.servers import chrion_server, free_port
 
 from chrion.serving.replay.http_client import HttpClient
 from chrion.serving.replay.stand_ins import write_stand_ins
-from chrion.serving.server.grpc_messages import SERVICE, message
+from chrion.serving.server.grpc_codec import SERVICE, message
 from chrion.serving.simulator.scenario import ScenarioSource
 
 MODELS, FITTING, MODEL_MB = 12, 4, 16.0

@@ -8,10 +8,17 @@ from typing import Annotated
 import typer
 
 from chrion.cli import outputs
-from chrion.cli.completion import complete_policies
 from chrion.cli.console import note, show, show_json, step
 from chrion.cli.option_groups import CostOptions, InputOptions
-from chrion.cli.options import PICTURE, ForceOption, GpuBudgetOption, JsonOption, RoundsOption, StreamsOption
+from chrion.cli.options import (
+    PICTURE,
+    ForceOption,
+    GpuBudgetOption,
+    JsonOption,
+    RoundsOption,
+    StreamsOption,
+    complete_policies,
+)
 from chrion.common.units import format_count
 from chrion.errors import OptionError
 from chrion.profiler.machine import is_this_machine

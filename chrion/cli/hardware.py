@@ -7,9 +7,8 @@ from typing import Annotated, Any
 import typer
 from msgspec.structs import asdict
 
-from chrion.cli.completion import complete_hardware
 from chrion.cli.console import show, show_json
-from chrion.cli.options import JsonOption
+from chrion.cli.options import JsonOption, complete_hardware
 from chrion.hardware import Accelerator, Link, Part, Processor, known_parts
 from chrion.hardware import hardware as find_hardware
 from chrion.report.figure_table import FigureTable, key, text

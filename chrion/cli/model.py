@@ -12,9 +12,8 @@ import typer
 
 from chrion import zoo
 from chrion.cli import outputs
-from chrion.cli.completion import complete_model
 from chrion.cli.console import show, show_json, step
-from chrion.cli.options import ForceOption, JsonOption
+from chrion.cli.options import ForceOption, JsonOption, complete_model
 from chrion.common.files import bundled_folder
 from chrion.common.units import format_mb
 from chrion.errors import OptionError

@@ -17,7 +17,6 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from chrion import zoo
-from chrion.cli.completion import complete_hardware, complete_policy
 from chrion.cli.console import log, note, step
 from chrion.cli.options import (
     AcceleratorOption,
@@ -30,6 +29,8 @@ from chrion.cli.options import (
     ShapeOption,
     SloOption,
     StreamsOption,
+    complete_hardware,
+    complete_policy,
 )
 from chrion.common.units import format_shape, parse_shape
 from chrion.devices import usable_provider

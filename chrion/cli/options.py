@@ -1,14 +1,53 @@
-"""Arguments and options that several commands share."""
+"""Arguments and options that several commands share, and the completion of their values."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from chrion.cli.completion import complete_accelerator, complete_scenario
-from chrion.devices.providers import SHORT_NAMES
+from chrion.devices.providers import PROVIDER_NAMES, SHORT_NAMES
+from chrion.hardware import known_parts
+from chrion.scheduler import describe_policies, policy_names
+from chrion.serving.simulator.scenario import scenario_descriptions
+from chrion.zoo import names
+
+
+def complete_policy(incomplete: str) -> list[tuple[str, str]]:
+    """Return the policies that begin with a text, with their descriptions."""
+    return [(name, text) for name, text in describe_policies().items() if name.startswith(incomplete)]
+
+
+def complete_policies(incomplete: str) -> list[str]:
+    """Return comma-separated lists whose last policy begins with the last part of a text."""
+    *before, last = incomplete.split(",")
+    prefix = "".join(f"{name}," for name in before)
+    return [prefix + name for name in policy_names() if name.startswith(last) and name not in before]
+
+
+def complete_accelerator(incomplete: str) -> list[str]:
+    """Return the short names of execution providers, and ``none``, that begin with a text."""
+    return [name for name in (*PROVIDER_NAMES, "none") if name.startswith(incomplete)]
+
+
+def complete_hardware(incomplete: str) -> list[str]:
+    """Return machines whose last part begins with the last part of a text."""
+    *before, last = incomplete.split("+")
+    prefix = "".join(f"{name}+" for name in before)
+    return [prefix + name for name in known_parts() if name.startswith(last) and name not in before]
+
+
+def complete_model(incomplete: str) -> list[str]:
+    """Return the builders and specifications that begin with a text."""
+    return [name for name in names() if name.startswith(incomplete)]
+
+
+def complete_scenario(incomplete: str) -> Iterator[tuple[str, str]]:
+    """Return the bundled scenarios that begin with a text, with their descriptions."""
+    return ((s.name, s.description) for s in scenario_descriptions() if s.name.startswith(incomplete))
+
 
 #: The end of the help of an option that names a picture.
 PICTURE = "a PNG, SVG or PDF file. Needs the extra plot (matplotlib)."

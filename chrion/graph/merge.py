@@ -25,7 +25,14 @@ import onnx
 from onnx import helper, numpy_helper
 
 from chrion.graph.model import Graph
-from chrion.graph.rewrite import STANDARD, RewriteError, Rewriter, int_attribute, ints_attribute, text_attribute
+from chrion.graph.rewrite import (
+    STANDARD,
+    RewriteError,
+    Rewriter,
+    int_attribute,
+    ints_attribute,
+    text_attribute,
+)
 from chrion.graph.variants import rewritten
 
 Array = np.ndarray[Any, Any]

@@ -1,19 +1,25 @@
-"""The latency of a whole model in a plain session on the CPU, with the number of threads with which it is lowest."""
+"""Times of a whole model in plain sessions on the CPU: its least latency, and the times of its operators inside."""
 
 from __future__ import annotations
 
 import gc
+import json
 import logging
 import statistics
+import tempfile
 import time
+from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import onnxruntime as ort
 
 from chrion.common.timing import time_call, time_calls_until
 from chrion.devices import CPU_PROVIDER
 from chrion.graph.model import Graph
-from chrion.graph.ort_sessions import first_line
+from chrion.graph.ort_sessions import first_line, open_session, weights_folder_option
 from chrion.profiler.profiles import PlainLatency
 from chrion.profiler.synthetic_inputs import synthetic_inputs
 
@@ -61,3 +67,40 @@ def _trial_ms(graph: Graph, threads: int) -> float:
     finally:
         del session, run
         gc.collect()
+
+
+#: Runs before the measured ones, and those.
+_WARM_UP, _RUNS = 2, 5
+_SUFFIX = "_kernel_time"
+
+
+def measure_node_times(
+    graph: Graph, feed: Mapping[str, np.ndarray[Any, Any]], options: ort.SessionOptions
+) -> tuple[float, ...]:
+    """Return the time of every operator in ms: the least of several runs, since interference only adds time.
+
+    Args:
+        graph: The graph.
+        feed: Its inputs.
+        options: The session options, of one thread; they are changed.
+
+    Raises:
+        ModelError: onnxruntime refuses the model.
+        Exception: Raised by onnxruntime while it runs the model.
+    """
+    with tempfile.TemporaryDirectory(prefix="chrion-") as folder:
+        options.enable_profiling = True
+        options.profile_file_prefix = str(Path(folder, "times"))
+        for key, value in weights_folder_option(graph.weights_folder).items():
+            options.add_session_config_entry(key, value)
+        session = open_session(graph.model, options, graph.name)
+        for _ in range(_WARM_UP + _RUNS):
+            session.run(None, feed)
+        events = json.loads(Path(session.end_profiling()).read_text())
+    times: dict[str, list[float]] = {}
+    for event in events:
+        if event["cat"] == "Node" and event["name"].endswith(_SUFFIX):
+            times.setdefault(event["name"].removesuffix(_SUFFIX), []).append(event["dur"] / 1e3)
+    least = {name: min(own[_WARM_UP:] or own) for name, own in times.items()}
+    nodes = graph.model.graph.node
+    return tuple(sum(least.get(nodes[n].name, 0.0) for n in group) for group in graph.nodes)

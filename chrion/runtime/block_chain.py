@@ -28,7 +28,7 @@ from chrion.graph.loader import load_kernels
 from chrion.graph.model import Graph, TensorInfo
 from chrion.graph.opened_model import OpenedModel
 from chrion.graph.ort_sessions import first_line
-from chrion.profiler.node_times import measure_node_times
+from chrion.profiler.plain_latency import measure_node_times
 from chrion.profiler.synthetic_inputs import synthetic_array
 from chrion.runtime.execution.host_frame import HostFrame
 from chrion.runtime.execution.segments import Segment, SegmentFactory, locate_error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from onnx import ModelProto, helper
 
-from chrion.serving.server.empty_inputs import fatal_operator, fragile_operators
+from chrion.serving.server.tensors import fatal_operator, fragile_operators
 
 
 def model(kind: str, domain: str = "") -> ModelProto:

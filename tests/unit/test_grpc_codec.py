@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from chrion.serving.server import grpc_codec
 from chrion.serving.server.failures import RequestFailure, Status
-from chrion.serving.server.grpc_messages import message
+from chrion.serving.server.grpc_codec import message
 from chrion.serving.server.rest_codec import InferenceRequest
 from chrion.serving.server.tensors import TensorSpec
 

@@ -24,8 +24,7 @@ from chrion.errors import OptionError
 from chrion.generation import Sampling
 from chrion.serving.server.failures import RequestFailure, Status, invalid
 from chrion.serving.server.generation_service import TextOptions
-from chrion.serving.server.neutral_values import NEUTRAL, is_neutral
-from chrion.serving.server.openai_bodies import MAX_STOPS
+from chrion.serving.server.openai_bodies import MAX_STOPS, NEUTRAL, is_neutral
 from chrion.serving.server.rest_codec import InferenceRequest
 from chrion.serving.server.tensors import Array, TensorSpec, choose_outputs
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from chrion.serving.server.grpc_messages import SERVICE, message
+from chrion.serving.server.grpc_codec import SERVICE, message
 from chrion.serving.server.target import Target
 
 #: The services that have a state, which is that of the server; the empty name is the server as a whole.

@@ -18,8 +18,8 @@ from chrion.serving.server import documents, grpc_codec
 from chrion.serving.server.connections import HEADER_S, READ_BYTES_PER_S, READ_S
 from chrion.serving.server.failures import RequestFailure, Status, invalid, require_token
 from chrion.serving.server.generation_service import GenerationService
+from chrion.serving.server.grpc_codec import SERVICE, message, methods
 from chrion.serving.server.grpc_health import HealthService
-from chrion.serving.server.grpc_messages import SERVICE, message, methods
 from chrion.serving.server.grpc_stream import StreamedRequests
 from chrion.serving.server.logs import FailureSampler, log_request
 from chrion.serving.server.options import ServerOptions

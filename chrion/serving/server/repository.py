@@ -23,9 +23,8 @@ from chrion.graph.reading import read_model
 from chrion.scheduler.plan import Plan
 from chrion.serving.manager import ManagedModel, ManagedVariant
 from chrion.serving.manager.records import ACCELERATOR, HOST
-from chrion.serving.server.empty_inputs import fragile_operators
 from chrion.serving.server.settings import ModelSettings, VariantSettings, read_settings
-from chrion.serving.server.tensors import DTYPES, RENAMED, TensorSpec
+from chrion.serving.server.tensors import DTYPES, RENAMED, TensorSpec, fragile_operators
 from chrion.serving.variants import VariantTable, from_plan
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")

@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from chrion.serving.server.disconnects import EventResponse
-from chrion.serving.server.grpc_messages import message
+from chrion.serving.server.grpc_codec import message
 from decoder_support import PlainDecoder, small_decoder
 from local_server import LocalServer, local_server
 from model_repository import product, put

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from chrion.serving.server.grpc_messages import message, methods
+from chrion.serving.server.grpc_codec import message, methods
 from http2_frames import grpc_status, send_part, start_call
 from local_server import LocalServer, local_server
 from property_tests import examples

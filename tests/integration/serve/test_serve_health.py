@@ -13,8 +13,8 @@ import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
+from chrion.serving.server.grpc_codec import SERVICE
 from chrion.serving.server.grpc_health import MAX_WATCHERS
-from chrion.serving.server.grpc_messages import SERVICE
 from local_server import LocalServer, local_server
 from model_repository import product, put
 from server_client import infer_body, wait_until

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from chrion.serving.server.grpc_messages import SERVICE, message
+from chrion.serving.server.grpc_codec import SERVICE, message
 from chrion.serving.server.statistics import RequestTiming
 from local_server import LocalServer, local_server
 from server_client import wait_until

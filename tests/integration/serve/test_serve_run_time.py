@@ -14,7 +14,7 @@ import pytest
 from chrion import HybridSession, load
 from chrion.native import available
 from chrion.scheduler import fixed_plan
-from chrion.serving.server.grpc_messages import SERVICE, message
+from chrion.serving.server.grpc_codec import SERVICE, message
 from helpers import alternating_lanes
 from local_server import local_server
 from model_repository import counting, product, put

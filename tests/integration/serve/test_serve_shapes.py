@@ -14,7 +14,7 @@ import onnxruntime as ort
 import pytest
 from onnx import helper
 
-from chrion.serving.server.grpc_messages import SERVICE, message
+from chrion.serving.server.grpc_codec import SERVICE, message
 from chrion.serving.server.rest_codec import HEADER_LENGTH
 from chrion.serving.server.tensors import DTYPES, to_raw
 from local_server import LocalServer, local_server

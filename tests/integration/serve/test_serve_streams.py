@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from chrion.serving.server.generation_service import GenerationService
-from chrion.serving.server.grpc_messages import message
+from chrion.serving.server.grpc_codec import message
 from chrion.serving.server.grpc_service import GrpcService, bind_grpc
 from chrion.serving.server.grpc_stream import StreamedRequests
 from chrion.serving.server.options import ServerOptions

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
-from chrion.serving.server.grpc_messages import SERVICE, message
+from chrion.serving.server.grpc_codec import SERVICE, message
 from local_server import local_server
 from model_repository import product, put
 from server_client import infer_body

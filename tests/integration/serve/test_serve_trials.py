@@ -19,7 +19,7 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto
 
-from chrion.serving.server.grpc_messages import SERVICE, message
+from chrion.serving.server.grpc_codec import SERVICE, message
 from chrion.serving.server.logs import JsonFormatter
 from helpers import FLOAT, INT64, make_model, node, value
 from local_server import LocalServer, local_server

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chrion.serving.server.grpc_messages import SERVICE, message
+from chrion.serving.server.grpc_codec import SERVICE, message
 from decoder_support import small_decoder
 from model_repository import identity, product, put
 from property_tests import examples

@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import pytest
 
-from chrion.serving.server.grpc_messages import message
+from chrion.serving.server.grpc_codec import message
 from command_line import run_chrion
 from http2_frames import PREFACE, grpc_status, send_part, start_call
 from server_client import infer_body, wait_until

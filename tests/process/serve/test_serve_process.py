@@ -24,7 +24,7 @@ import onnx
 import psutil
 import pytest
 
-from chrion.serving.server.grpc_messages import SERVICE, message
+from chrion.serving.server.grpc_codec import SERVICE, message
 from chrion.serving.server.supervisor import Supervisor, server_command
 from code_blocks import ROOT, Command, blocks, commands, matches
 from decoder_support import small_decoder

@@ -12,7 +12,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from chrion.serving.server.grpc_messages import message
+from chrion.serving.server.grpc_codec import message
 from decoder_support import PlainDecoder, small_decoder
 from model_repository import product, put
 from served_decoders import put_decoder
