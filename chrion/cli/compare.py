@@ -40,7 +40,6 @@ def compare(
     policies: Annotated[
         str | None,
         typer.Option(
-            "--policies",
             metavar="A,B,...",
             autocompletion=complete_policies,
             help=f"Schedulers to compare: {', '.join(policy_names())}.",
@@ -51,7 +50,7 @@ def compare(
     gpu_budget: GpuBudgetOption = None,
     streams: StreamsOption = None,
     rounds: RoundsOption = 5,
-    plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE", help=f"Draw bars: {PICTURE}")] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help=f"Draw bars: {PICTURE}")] = None,
     force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> None:

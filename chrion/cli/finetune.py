@@ -28,16 +28,11 @@ _TITLES = {"auc": "AUC", "log_loss": "log loss", "r2": "R2", "mae": "mean absolu
 
 def finetune(
     model: ModelArgument,
-    data: Annotated[
-        Path, typer.Option("--data", metavar="FILE", help="New rows in the order of time: .parquet or .csv.")
-    ],
+    data: Annotated[Path, typer.Option(metavar="FILE", help="New rows in the order of time: .parquet or .csv.")],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The tuned model.")],
-    target: Annotated[str, typer.Option("--target", metavar="COLUMN", help="The column to predict.")] = "y",
+    target: Annotated[str, typer.Option(metavar="COLUMN", help="The column to predict.")] = "y",
     validation: Annotated[
-        Path | None,
-        typer.Option(
-            "--validation", metavar="FILE", help="Held-out rows.", show_default="the last fifth of the new rows"
-        ),
+        Path | None, typer.Option(metavar="FILE", help="Held-out rows.", show_default="the last fifth of the new rows")
     ] = None,
     soft: Annotated[
         bool, typer.Option("--soft", help="Return a differentiable network, which is slower, if it is better.")
@@ -45,7 +40,6 @@ def finetune(
     level: Annotated[
         str | None,
         typer.Option(
-            "--level",
             metavar="LEVEL",
             help="What is tuned of the trees: L1, or with --soft L1 to L4.",
             show_default="L1, or L2 with --soft",
@@ -53,20 +47,15 @@ def finetune(
     ] = None,
     base_rate: Annotated[
         str | None,
-        typer.Option(
-            "--base-rate", metavar="SHARE", help="The known share of the second class, or CLASS=SHARE,... of each."
-        ),
+        typer.Option(metavar="SHARE", help="The known share of the second class, or CLASS=SHARE,... of each."),
     ] = None,
     curve: Annotated[
-        Path | None, typer.Option("--curve", metavar="FILE", help="Learning curve: .png, .svg, .pdf. For --soft.")
+        Path | None, typer.Option(metavar="FILE", help="Learning curve: .png, .svg, .pdf. For --soft.")
     ] = None,
     checkpoint: Annotated[
-        Path | None,
-        typer.Option("--checkpoint", metavar="FILE", help="State from which an interrupted run continues. For --soft."),
+        Path | None, typer.Option(metavar="FILE", help="State from which an interrupted run continues. For --soft.")
     ] = None,
-    seed: Annotated[
-        int, typer.Option("--seed", metavar="N", min=0, help="Seed of the intervals and of the training.")
-    ] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of the intervals and of the training.")] = 0,
     force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> None:

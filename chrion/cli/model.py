@@ -13,7 +13,7 @@ import typer
 from chrion import zoo
 from chrion.cli import outputs
 from chrion.cli.console import show, show_json, step
-from chrion.cli.options import ForceOption, JsonOption, complete_model
+from chrion.cli.options import ForceOption, JsonOption, complete_model, output_option
 from chrion.common.files import bundled_folder
 from chrion.common.units import format_mb
 from chrion.errors import OptionError
@@ -98,12 +98,7 @@ def model(
             autocompletion=complete_model,
         ),
     ] = "",
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", metavar="FILE", help="File to write.", show_default="NAME.onnx in the current folder"
-        ),
-    ] = None,
+    output: Annotated[Path | None, output_option("NAME.onnx in the current folder")] = None,
     list_all: Annotated[bool, typer.Option("--list", help="List builders and specifications.")] = False,
     force: ForceOption = False,
     as_json: JsonOption = False,

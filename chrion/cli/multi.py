@@ -31,21 +31,16 @@ _POLICY_HELP = f"Who runs next: {', '.join(POLICIES)}."
 def multi(
     models: Annotated[list[Path], typer.Argument(help="ONNX models.", metavar="MODEL", show_default=False)],
     *,
-    rates: Annotated[
-        str, typer.Option("--rates", metavar="30,60", help="Tasks per second: one for each model, or one for all.")
-    ],
+    rates: Annotated[str, typer.Option(metavar="30,60", help="Tasks per second: one for each model, or one for all.")],
     deadline: Annotated[
-        str | None,
-        typer.Option("--deadline", metavar="50ms", help="Time that a task has: one for each model, or one for all."),
+        str | None, typer.Option(metavar="50ms", help="Time that a task has: one for each model, or one for all.")
     ] = None,
     policy_name: Annotated[
         str | None,
         typer.Option("--policy", metavar="NAME", help=_POLICY_HELP, show_default="edf with a deadline, else fair"),
     ] = None,
-    queue: Annotated[int, typer.Option("--queue", metavar="N", min=1, help="Maximum waiting tasks of a model.")] = 64,
-    drop: Annotated[
-        str, typer.Option("--drop", metavar="newest|oldest", help="The task that a full queue drops.")
-    ] = "newest",
+    queue: Annotated[int, typer.Option(metavar="N", min=1, help="Maximum waiting tasks of a model.")] = 64,
+    drop: Annotated[str, typer.Option(metavar="newest|oldest", help="The task that a full queue drops.")] = "newest",
     drop_late: Annotated[
         bool, typer.Option("--drop-late", help="Drop tasks that cannot meet their deadline any more.")
     ] = False,
@@ -58,24 +53,19 @@ def multi(
     accelerator: Annotated[
         str | None,
         typer.Option(
-            "--accelerator",
             metavar="cuda,none",
             help="Execution provider of each model, or one for all; none for blocks on the CPU.",
             show_default="none",
         ),
     ] = None,
-    load: Annotated[
-        str, typer.Option("--load", metavar="NAME", help=f"How tasks arrive: {', '.join(LOADS)}.")
-    ] = "periodic",
-    block: Annotated[str, typer.Option("--block", metavar="5ms", help="Limit of a block's time.")] = "5ms",
+    load: Annotated[str, typer.Option(metavar="NAME", help=f"How tasks arrive: {', '.join(LOADS)}.")] = "periodic",
+    block: Annotated[str, typer.Option(metavar="5ms", help="Limit of a block's time.")] = "5ms",
     cores: CoresOption = None,
-    duration: Annotated[str, typer.Option("--duration", metavar="10s", help="Length of the load.")] = "10s",
+    duration: Annotated[str, typer.Option(metavar="10s", help="Length of the load.")] = "10s",
     find: Annotated[
         bool, typer.Option("--find", help="Find the highest rates in the given proportion, and measure them.")
     ] = False,
-    trace: Annotated[
-        Path | None, typer.Option("--trace", metavar="FILE", help="Write a trace for Perfetto as JSON.")
-    ] = None,
+    trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a trace for Perfetto as JSON.")] = None,
     force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> None:

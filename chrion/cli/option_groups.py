@@ -179,7 +179,6 @@ class CostOptions:
     profile: Annotated[
         Path | None,
         typer.Option(
-            "--profile",
             metavar="P.json",
             help=f"A stored profile of this or another machine: a file, or {', '.join(stored_profiles())}.",
             show_default="measure this machine",
@@ -188,7 +187,6 @@ class CostOptions:
     hardware: Annotated[
         str | None,
         typer.Option(
-            "--hardware",
             metavar="L4+EPYC-16",
             autocompletion=complete_hardware,
             help="Estimate costs from the datasheets of a machine's parts: names of `chrion hardware`, or TOML files.",
@@ -197,7 +195,6 @@ class CostOptions:
     corrections: Annotated[
         Path | None,
         typer.Option(
-            "--corrections",
             metavar="P.json",
             help="A profile of some operators, measured on the machine of --hardware, to correct the estimates by.",
         ),
@@ -296,7 +293,6 @@ class PlanningOptions:
     memory: Annotated[
         str | None,
         typer.Option(
-            "--memory",
             metavar="KIND",
             help="The memory that alpha prices in the default policy: resident, with each weight once, or paper "
             "(Equation 4), with the weights of each operator.",
@@ -322,8 +318,7 @@ class ExecutionOptions:
     """
 
     plan: Annotated[
-        Path | None,
-        typer.Option("--plan", metavar="PLAN.json", help="Run this plan.", show_default="the session chooses"),
+        Path | None, typer.Option(metavar="PLAN.json", help="Run this plan.", show_default="the session chooses")
     ] = None
     slo: SloOption = None
     alpha: AlphaOption = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -51,6 +51,12 @@ def complete_scenario(incomplete: str) -> Iterator[tuple[str, str]]:
 
 #: The end of the help of an option that names a picture.
 PICTURE = "a PNG, SVG or PDF file. Needs the extra plot (matplotlib)."
+
+
+def output_option(default: str) -> Any:
+    """Return the option that names the file to write, given the default in words."""
+    return typer.Option("--output", "-o", metavar="FILE", help="File to write.", show_default=default)
+
 
 ModelArgument = Annotated[Path, typer.Argument(help="An ONNX model.", metavar="MODEL", show_default=False)]
 PlanArgument = Annotated[

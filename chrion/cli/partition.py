@@ -13,7 +13,7 @@ from chrion.cli import outputs
 from chrion.cli.console import log, note, show, show_json, step
 from chrion.cli.exit_codes import OUT_OF_REACH
 from chrion.cli.option_groups import CostOptions, ModelOptions, PlanningOptions
-from chrion.cli.options import AlphaOption, ForceOption, JsonOption, SloOption
+from chrion.cli.options import AlphaOption, ForceOption, JsonOption, SloOption, output_option
 from chrion.cli.plan import plan_summary
 from chrion.errors import OptionError
 from chrion.profiler import Profile
@@ -38,25 +38,13 @@ def partition(
     alpha: AlphaOption = None,
     planning: PlanningOptions,
     costs: CostOptions,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="File to write.",
-            show_default="MODEL.plan.json in the current folder",
-        ),
-    ] = None,
+    output: Annotated[Path | None, output_option("MODEL.plan.json in the current folder")] = None,
     measure_stages: Annotated[
         bool, typer.Option("--measure-stages", help="Let policy ios time its stages instead of predicting them.")
     ] = False,
-    explain: Annotated[
-        str | None, typer.Option("--explain", metavar="NODE", help="Explain the placement of an operator.")
-    ] = None,
+    explain: Annotated[str | None, typer.Option(metavar="NODE", help="Explain the placement of an operator.")] = None,
     annotate: Annotated[
-        Path | None,
-        typer.Option("--annotate", metavar="FILE", help="Write the model with the placement of its nodes, too."),
+        Path | None, typer.Option(metavar="FILE", help="Write the model with the placement of its nodes, too.")
     ] = None,
     force: ForceOption = False,
     as_json: JsonOption = False,

@@ -10,7 +10,7 @@ import typer
 from chrion.cli import outputs
 from chrion.cli.console import show, step
 from chrion.cli.option_groups import CostOptions, ModelOptions
-from chrion.cli.options import PICTURE, ForceOption
+from chrion.cli.options import PICTURE, ForceOption, output_option
 from chrion.common.units import format_ms
 from chrion.errors import OptionError
 from chrion.report.profile_plots import plans_by_cores, plot_profile
@@ -19,23 +19,12 @@ from chrion.report.profile_plots import plans_by_cores, plot_profile
 def profile(
     model: ModelOptions,
     *,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="File to write.",
-            show_default="MODEL.profile.json in the current folder",
-        ),
-    ] = None,
+    output: Annotated[Path | None, output_option("MODEL.profile.json in the current folder")] = None,
     costs: CostOptions,
     fresh: Annotated[bool, typer.Option("--fresh", help="Ignore cached measurements and measure again.")] = False,
     plot: Annotated[
         Path | None,
-        typer.Option(
-            "--plot", metavar="FILE", help=f"Draw latency by cores, and operators by device and busy cores: {PICTURE}"
-        ),
+        typer.Option(metavar="FILE", help=f"Draw latency by cores, and operators by device and busy cores: {PICTURE}"),
     ] = None,
     force: ForceOption = False,
 ) -> None:

@@ -34,16 +34,10 @@ def report(
     measured: Annotated[
         bool, typer.Option("--measured", help="Run the model and show the measured lanes too.")
     ] = False,
-    model: Annotated[
-        Path | None, typer.Option("--model", metavar="FILE", help="The plan's model; needed by --measured.")
-    ] = None,
-    html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write the timelines as a web page.")
-    ] = None,
-    png: Annotated[Path | None, typer.Option("--png", metavar="FILE", help=f"Draw the timelines: {PICTURE}")] = None,
-    trace: Annotated[
-        Path | None, typer.Option("--trace", metavar="FILE", help="Write a trace for Perfetto as JSON.")
-    ] = None,
+    model: Annotated[Path | None, typer.Option(metavar="FILE", help="The plan's model; needed by --measured.")] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the timelines as a web page.")] = None,
+    png: Annotated[Path | None, typer.Option(metavar="FILE", help=f"Draw the timelines: {PICTURE}")] = None,
+    trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a trace for Perfetto as JSON.")] = None,
     force: ForceOption = False,
 ) -> None:
     """Show a plan's figures and timeline, predicted and, with --measured, as it ran."""

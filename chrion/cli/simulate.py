@@ -44,7 +44,7 @@ def simulate(
         list[str] | None,
         typer.Option("--sweep", metavar="KEY=A,B,C", help="Simulate each value; several options make a grid."),
     ] = None,
-    plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE", help=f"Draw the results: {PICTURE}")] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help=f"Draw the results: {PICTURE}")] = None,
     workers: Annotated[int, typer.Option(min=0, metavar="N", help="Processes of a sweep; 0 for one per CPU.")] = 0,
     ray: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="Sweep on a Ray cluster: an address, auto, or local.")

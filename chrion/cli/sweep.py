@@ -22,15 +22,13 @@ from chrion.scheduler.planner import Planner
 def sweep(
     model: ModelOptions,
     *,
-    alpha: Annotated[
-        str, typer.Option("--alpha", metavar="A:B:STEP", help="Alphas in ms per MB, or a list A,B,C.")
-    ] = "0:1:0.1",
+    alpha: Annotated[str, typer.Option(metavar="A:B:STEP", help="Alphas in ms per MB, or a list A,B,C.")] = "0:1:0.1",
     planning: PlanningOptions,
     costs: CostOptions,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the points as JSON.")
     ] = None,
-    png: Annotated[Path | None, typer.Option("--png", metavar="FILE", help=f"Draw the curve: {PICTURE}")] = None,
+    png: Annotated[Path | None, typer.Option(metavar="FILE", help=f"Draw the curve: {PICTURE}")] = None,
     force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> None:

@@ -155,10 +155,7 @@ def _config(model: Path, arguments: Mapping[str, Any]) -> SessionConfig:
     """Return the configuration of a session with these arguments."""
     return SessionConfig(
         model=OpenedModel(model),
-        options=None,
         providers=arguments["providers"],
-        provider_options=None,
-        plan=None,
         slo_ms=arguments["slo"],
         alpha=arguments["alpha"],
         cores=arguments["cores"],
