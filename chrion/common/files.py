@@ -10,11 +10,14 @@ import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import platformdirs
 
+from chrion.common.imports import import_late
 from chrion.errors import InputError, OptionError
+
+Kind = TypeVar("Kind")
 
 #: The size limit of JSON and TOML files. It also stops a read from an endless device such as ``/dev/zero``.
 _MAX_BYTES = 1 << 28
@@ -140,6 +143,20 @@ def write_cached(path: Path, content: Mapping[str, Any]) -> None:
             write_atomically(path, json.dumps(content), private=True)
     except (OSError, OptionError):
         return
+
+
+def read_fields(content: Any, kind: type[Kind]) -> Kind:
+    """Return the dataclass whose fields are in the data of a JSON document; other keys are ignored.
+
+    Raises:
+        ValueError: A field is missing, or a value has another type.
+    """
+    msgspec = import_late("msgspec")
+    try:
+        fields: Kind = msgspec.convert(content, kind)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error).replace("`", "")) from error
+    return fields
 
 
 def read_json(path: Path, schema: str, failure: type[InputError]) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from chrion.graph.dag import Dag
 class CopyCost:
     """The time of a copy between two memories: ``latency_ms + bytes * ms_per_byte``."""
 
-    latency_ms: float = 0.0
-    ms_per_byte: float = 0.0
+    latency_ms: float
+    ms_per_byte: float
 
     def ms(self, size: int) -> float:
         """Return the time to copy ``size`` bytes."""
@@ -23,7 +23,7 @@ class CopyCost:
 
 
 #: A copy that takes no time.
-FREE = CopyCost()
+FREE = CopyCost(0.0, 0.0)
 #: The default number of lanes (streams) of an accelerator: a choice, not measured; each lane
 #: needs a stream and memory of its own.
 STREAMS = 4

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -91,15 +90,6 @@ def machine_to_json(machine: Machine) -> dict[str, Any]:
     if machine.hardware is None:
         del content["hardware"]
     return content
-
-
-def machine_from_json(content: Mapping[str, Any]) -> Machine:
-    """Return a machine from the output of :func:`machine_to_json`.
-
-    Raises:
-        TypeError: A field is missing or unknown.
-    """
-    return Machine(**content)
 
 
 def _cpu_model() -> str:

@@ -5,20 +5,20 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from chrion.common.files import bundled_folder, read_json, write_atomically
+from chrion.common.files import bundled_folder, read_fields, read_json, write_atomically
 from chrion.common.suggestions import did_you_mean
 from chrion.common.units import format_count
 from chrion.common.wrong_values import wrong_value
-from chrion.errors import OptionError, ProfileError
+from chrion.errors import ProfileError
 from chrion.graph.dag import Dag
 from chrion.profiler.costs import FREE, STREAMS, BufferSupport, CopyCost, Costs, OperatorMemory
 from chrion.profiler.estimate import Estimator, OperatorWork
-from chrion.profiler.machine import Machine, machine_from_json, machine_to_json
-from chrion.profiler.precision import Precision, check_precision
+from chrion.profiler.machine import Machine, machine_to_json
+from chrion.profiler.precision import Precision
 from chrion.profiler.roofline import Roofline, operator_bytes
 from chrion.profiler.widths import describe_fit, fit_errors, measured_widths, planned_widths, times_at
 
@@ -29,6 +29,9 @@ _NATIVE_SHARE = 0.97
 _LARGEST = 2.0**63
 _FIGURES = ("handoff_ms", "dispatch_ms", "wake_ms", "base_memory_mb", "cache_bytes", "reload_ms_per_byte")
 _COPIES = ("upload", "download", "pageable_upload", "pageable_download")
+#: The fields in a file beside the operators, and those of them that it must have although they have a default.
+_STORED = ("machine", "cores", "accelerator", *_FIGURES, *_COPIES, "plain", "notes", "precision")
+_REQUIRED = ("upload", "download", "handoff_ms", "dispatch_ms", "base_memory_mb", "notes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +293,7 @@ class Profile:
         content = read_json(_find(Path(path)), SCHEMA, ProfileError)
         try:
             return _from_json(content)
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, OptionError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ProfileError(f"{path}: damaged profile: {type(error).__name__}: {error}") from error
 
 
@@ -332,11 +335,11 @@ def operator_cost_from_json(content: Mapping[str, Any]) -> OperatorCost:
     """Return the costs of an operator from the output of ``dataclasses.asdict``.
 
     Raises:
-        KeyError, TypeError, ValueError: A field is missing, unknown, or not a valid number.
+        ValueError: A field is missing, unknown, or not a valid number.
     """
-    optional = ("wide_ms", "native_ms", "native_wide_ms")
-    lists = {"cpu_ms": content["cpu_ms"], **{name: content.get(name, ()) for name in optional}}
-    cost = OperatorCost(**{**content, **{name: tuple(float(ms) for ms in times) for name, times in lists.items()}})
+    cost = read_fields(content, OperatorCost)
+    if unknown := content.keys() - OperatorCost.__dataclass_fields__.keys():
+        raise ValueError(f"{cost.op_type} has unknown fields: {', '.join(sorted(unknown))}")
     if cost.native_ms and len(cost.native_ms) != len(cost.cpu_ms):
         raise ValueError(f"{cost.op_type} has times of a native kernel for {len(cost.native_ms)} cores")
     for times in (cost.wide_ms, cost.native_wide_ms):
@@ -344,11 +347,8 @@ def operator_cost_from_json(content: Mapping[str, Any]) -> OperatorCost:
             raise ValueError(f"{cost.op_type} has times for {len(times)} widths, expected {len(widths)}")
     if cost.native_wide_ms and not cost.native_ms:
         raise ValueError(f"{cost.op_type} has times of a native kernel on several cores only")
-    accelerator_ms = 0.0 if cost.accelerator_ms is None else cost.accelerator_ms
-    times = (*cost.cpu_ms, *cost.wide_ms, *cost.native_ms, *cost.native_wide_ms)
-    _require_figures(
-        cost.op_type, *times, accelerator_ms, cost.ephemeral_bytes, cost.flops, cost.bytes, cost.native_error
-    )
+    times = (*cost.cpu_ms, *cost.wide_ms, *cost.native_ms, *cost.native_wide_ms, cost.accelerator_ms or 0.0)
+    _require_figures(cost.op_type, *times, cost.ephemeral_bytes, cost.flops, cost.bytes, cost.native_error)
     return cost
 
 
@@ -358,39 +358,19 @@ def _require_figures(subject: str, *figures: float) -> None:
 
 
 def _from_json(content: Mapping[str, Any]) -> Profile:
-    operators = {str(s): operator_cost_from_json(c) for s, c in content["operators"].items()}
-    cores = int(content["cores"])
+    operators = {signature: operator_cost_from_json(cost) for signature, cost in content["operators"].items()}
+    if missing := [name for name in _REQUIRED if name not in content]:
+        raise ValueError(f"{missing[0]} is missing")
+    stored = {name: content[name] for name in _STORED if name in content}
+    profile = replace(read_fields({**stored, "operators": {}}, Profile), operators=operators)
     for signature, cost in operators.items():
-        if len(cost.cpu_ms) != cores:
-            raise ValueError(f"{signature} has {len(cost.cpu_ms)} CPU times for {cores} cores")
-    copies: dict[str, Any] = {
-        name: _copy_cost(content[name]) for name in _COPIES if name in content or not name.startswith("pageable")
-    }
-    content = {"wake_ms": 0.0, "cache_bytes": 0, "reload_ms_per_byte": 0.0, **content}
-    _require_figures("the machine", *(content[name] for name in _FIGURES), cores)
-    figures: dict[str, Any] = {name: float(content[name]) for name in _FIGURES}
-    return Profile(
-        machine=machine_from_json(content["machine"]),
-        cores=cores,
-        accelerator=content["accelerator"],
-        operators=operators,
-        plain={str(digest): _plain_latency(entry) for digest, entry in content.get("plain", {}).items()},
-        notes=tuple(content["notes"]),
-        precision=check_precision(content.get("precision", "float32")),
-        **copies,
-        **figures | {"cache_bytes": int(content["cache_bytes"])},
-    )
-
-
-def _plain_latency(content: Mapping[str, Any]) -> PlainLatency:
-    latency = PlainLatency(int(content["threads"]), float(content["latency_ms"]))
-    _require_figures("plain sessions", latency.latency_ms, latency.threads)
-    if not (latency.threads and latency.latency_ms):
-        raise ValueError("plain sessions must have a thread, and a latency above 0")
-    return latency
-
-
-def _copy_cost(content: Mapping[str, float]) -> CopyCost:
-    cost = CopyCost(content["latency_ms"], content["ms_per_byte"])
-    _require_figures("copies", cost.latency_ms, cost.ms_per_byte)
-    return cost
+        if len(cost.cpu_ms) != profile.cores:
+            raise ValueError(f"{signature} has {len(cost.cpu_ms)} CPU times for {profile.cores} cores")
+    _require_figures("the machine", *(getattr(profile, name) for name in _FIGURES), profile.cores)
+    for copies in filter(None, (getattr(profile, name) for name in _COPIES)):
+        _require_figures("copies", copies.latency_ms, copies.ms_per_byte)
+    for latency in profile.plain.values():
+        _require_figures("plain sessions", latency.latency_ms, latency.threads)
+        if not (latency.threads and latency.latency_ms):
+            raise ValueError("plain sessions must have a thread, and a latency above 0")
+    return profile

@@ -38,7 +38,7 @@ def measure_copies(device: Device, handoff_ms: float) -> CopyCosts:
     works in host memory, the cost is one handoff.
     """
     if not device.supports("tensor(float)"):
-        return CopyCosts(CopyCost(handoff_ms), CopyCost(handoff_ms))
+        return CopyCosts(CopyCost(handoff_ms, 0.0), CopyCost(handoff_ms, 0.0))
     upload, download = _timed_copies(device, handoff_ms, device.host_buffer)
     if not device.has_pinned_memory:
         return CopyCosts(upload, download)

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, fields
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from chrion.common.files import parse_json, read_json, write_atomically
+from chrion.common.files import parse_json, read_fields, read_json, write_atomically
 from chrion.common.lane_numbers import is_accelerator_lane
 from chrion.common.units import format_count, format_mb, format_ms, format_shape, format_shapes, format_share
-from chrion.errors import ModelError, OptionError, PlanError
+from chrion.errors import ModelError, PlanError
 from chrion.graph.model import Graph
-from chrion.profiler.machine import Machine, machine_from_json, machine_to_json
-from chrion.profiler.precision import Precision, check_precision
-from chrion.scheduler.priced_memory import Memory, check_memory
+from chrion.profiler.machine import Machine, machine_to_json
+from chrion.profiler.precision import Precision
+from chrion.scheduler.priced_memory import Memory
 from chrion.scheduler.schedule import Schedule
 
 SCHEMA = "chrion.plan/1"
 #: The key of a model's metadata under which :mod:`chrion.scheduler.annotation` writes a plan.
 PLAN_KEY = "chrion-plan"
+#: Fields that are the last ones in a file, and those that have parts of a file for themselves or are in the prediction.
+_LONG = ("operators", "segments", "segment_ms")
+_NESTED = ("machine", "schedule", "predicted", "busy_ms", "lower_bound_ms", "accelerator_only", "cpu_only")
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,12 +255,12 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON-compatible data."""
-        lanes = ("order", "lanes", "cores", "streams", "stages", "widths")
+        own = sorted((field.name for field in fields(self)), key=_LONG.__contains__)
         return {
             "schema": SCHEMA,
-            **{name: getattr(self, name) for name in _FIELDS},
+            **{name: getattr(self, name) for name in own if name not in _NESTED},
             "machine": machine_to_json(self.machine),
-            **{name: getattr(self.schedule, name) for name in lanes},
+            **asdict(self.schedule),
             "predicted": {
                 **asdict(self.predicted),
                 "busy_ms": self.busy_ms,
@@ -288,7 +292,7 @@ class Plan:
         """
         try:
             return _from_json(content)
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, OptionError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise PlanError(f"{where}: damaged plan: {type(error).__name__}: {error}") from error
 
 
@@ -316,18 +320,22 @@ def _read_annotation(path: Path) -> Mapping[str, Any]:
 
 def _from_json(content: Mapping[str, Any]) -> Plan:
     predicted = content["predicted"]
-    cores, streams = _indices([content["cores"], content.get("streams", 1)])
-    order, lanes, stages, widths = (_indices(content.get(name, [])) for name in ("order", "lanes", "stages", "widths"))
-    schedule = Schedule(order, lanes, cores, streams, stages, widths)
-    fields = {"budget_mb": None, **{name: read(content[name]) for name, read in _FIELDS.items() if name in content}}
-    segments, n = fields["segments"], len(fields["operators"])
+    of_prediction = {name: predicted[name] for name in ("busy_ms", "lower_bound_ms", "accelerator_only", "cpu_only")}
+    plan = read_fields({"budget_mb": None, **content, **of_prediction, "schedule": content}, Plan)
+    schedule, segments, n = plan.schedule, plan.segments, len(plan.operators)
+    _check_figures(plan)
+    if plan.trees:
+        from chrion.graph.trees import FORMS, PARTS  # noqa: PLC0415 - as above
+
+        if plan.trees not in [*FORMS, *PARTS]:
+            raise ValueError(f"trees must be one of {', '.join([*FORMS, *PARTS])}, or empty")
     if sorted(schedule.order) != list(range(n)) or len(schedule.lanes) != n:
         raise ValueError(f"order must contain each of the {n} operators once, and lanes a lane for each")
     if sorted(i for s in segments for i in s) != list(range(n)):
         raise ValueError(f"segments must contain each of the {n} operators once")
     if any(len({schedule.lanes[i] for i in s}) != 1 for s in segments):
         raise ValueError("the operators of a segment must be on one lane")
-    if len(fields["segment_ms"]) != len(segments):
+    if len(plan.segment_ms) != len(segments):
         raise ValueError("segment_ms must contain a start and an end for each segment")
     if schedule.streams < 1 or any(not -schedule.streams < lane <= schedule.cores for lane in schedule.lanes):
         raise ValueError(f"lanes must be {1 - schedule.streams} to {schedule.cores}")
@@ -335,26 +343,16 @@ def _from_json(content: Mapping[str, Any]) -> Plan:
         _check_widths(schedule, segments)
     if schedule.stages:
         _check_stages(schedule.stages, segments)
-    return Plan(
-        **fields,
-        machine=machine_from_json(content["machine"]),
-        schedule=schedule,
-        predicted=_prediction(predicted),
-        busy_ms=_figures(predicted["busy_ms"]),
-        lower_bound_ms=_figure(predicted["lower_bound_ms"]),
-        accelerator_only=_prediction(predicted["accelerator_only"]) if predicted["accelerator_only"] else None,
-        cpu_only=_prediction(predicted["cpu_only"]) if predicted["cpu_only"] else None,
-    )
+    return plan
 
 
-def _form(name: object) -> str:
-    if name == "":
-        return ""
-    from chrion.graph.trees import FORMS, PARTS  # noqa: PLC0415 - as above
-
-    if name not in [*FORMS, *PARTS]:
-        raise ValueError(f"trees must be one of {', '.join([*FORMS, *PARTS])}, or empty")
-    return str(name)
+def _check_figures(plan: Plan) -> None:
+    predictions = filter(None, (plan.predicted, plan.accelerator_only, plan.cpu_only))
+    figures = [*plan.busy_ms, *chain(*plan.segment_ms), *chain(*map(astuple, predictions)), plan.lower_bound_ms]
+    figures += [plan.alpha, plan.slo_ms or 0.0, plan.budget_mb or 0.0, plan.expected_error, plan.packed_mb]
+    figures += [plan.estimated, plan.cpu_only_cores, plan.model_operators]
+    if wrong := [figure for figure in figures if not 0 <= figure < math.inf]:
+        raise ValueError(f"{wrong[0]!r} is not a finite number of 0 or more")
 
 
 def _check_widths(schedule: Schedule, segments: Sequence[Sequence[int]]) -> None:
@@ -373,71 +371,3 @@ def _check_stages(stages: Sequence[int], segments: Sequence[Sequence[int]]) -> N
     along = [stages[i] for segment in segments for i in segment]
     if along != sorted(along) or any(len({stages[i] for i in s}) != 1 for s in segments):
         raise ValueError("stages must not decrease along the segments, and must be equal within a segment")
-
-
-def _prediction(content: Mapping[str, Any]) -> Prediction:
-    required = {name: _figure(content[name]) for name in ("latency_ms", "memory_mb", "resident_mb")}
-    return Prediction(**required, frame_mb=_figure(content.get("frame_mb", 0.0)))
-
-
-def _figure(value: float) -> float:
-    if type(value) not in {int, float}:
-        raise TypeError(f"{value!r} is not a number")
-    if not 0 <= value < math.inf:
-        raise ValueError(f"{value!r} is not a finite number of 0 or more")
-    return float(value)
-
-
-def _figures(values: Iterable[float]) -> tuple[float, ...]:
-    return tuple(map(_figure, values))
-
-
-def _limit(value: float | None) -> float | None:
-    return None if value is None else _figure(value)
-
-
-def _span(values: Iterable[float]) -> tuple[float, float]:
-    start, end = _figures(values)
-    return start, end
-
-
-def _indices(values: list[int]) -> tuple[int, ...]:
-    if not all(type(v) is int for v in values):
-        raise TypeError("indices must be integers")
-    return tuple(values)
-
-
-def _texts(values: Iterable[object]) -> tuple[str, ...]:
-    return tuple(map(str, values))
-
-
-#: The keys of a file that hold one field of a plan each, in the order of the file, and what reads them.
-_FIELDS: Mapping[str, Callable[[Any], Any]] = {
-    "model": str,
-    "digest": str,
-    "shapes": lambda shapes: {name: _indices(shape) for name, shape in shapes.items()},
-    "chunk": lambda steps: None if steps is None else int(steps),
-    "policy": str,
-    "alpha": _figure,
-    "memory": lambda name: check_memory(str(name)),
-    "slo_ms": _limit,
-    "budget_mb": _limit,
-    "accelerator": lambda provider: provider,
-    "estimated": int,
-    "remarks": _texts,
-    "origin": str,
-    "cpu_only_cores": lambda cores: int(_figure(cores)),
-    "cpu_only_measured": bool,
-    "model_operators": lambda number: int(_figure(number)),
-    "merged": lambda groups: tuple(map(_texts, groups)),
-    "native": _texts,
-    "priced": bool,
-    "trees": _form,
-    "precision": check_precision,
-    "expected_error": _figure,
-    "uncut": bool,
-    "packed_mb": _figure,
-    "operators": _texts,
-    "segments": lambda segments: tuple(map(_indices, segments)),
-    "segment_ms": lambda spans: tuple(map(_span, spans)),
-}

@@ -59,7 +59,9 @@ def test_schedules_are_valid(data: st.DataObject) -> None:
 def test_an_accelerator_is_used_where_copies_pay() -> None:
     """Of two chains, the one that is fast on the accelerator runs there, beside the other one on the core."""
     dag = Dag.from_edges(4, [(0, 1), (2, 3)], [1000, 1000])
-    costs = Costs((9.0, 9.0, 1.0, 1.0), ((2.0, 2.0, 6.0, 6.0),), (OperatorMemory(),) * 4, CopyCost(0.5), CopyCost(0.5))
+    costs = Costs(
+        (9.0, 9.0, 1.0, 1.0), ((2.0, 2.0, 6.0, 6.0),), (OperatorMemory(),) * 4, CopyCost(0.5, 0.0), CopyCost(0.5, 0.0)
+    )
     best = beam_search(Lanes(dag, costs.limited_to(1, 1)), math.inf)[0]
     assert best.lanes == (1, 1, 0, 0)
     assert evaluate(dag, costs, best).latency_ms == 4.0

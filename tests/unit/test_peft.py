@@ -61,7 +61,7 @@ def test_a_lane_that_is_slow_for_what_follows_is_avoided() -> None:
         accelerator_ms=(3.0, 1.0),
         cpu_ms=((2.0, 20.0),),
         memory=(OperatorMemory(),) * 2,
-        upload=CopyCost(10.0),
-        download=CopyCost(10.0),
+        upload=CopyCost(10.0, 0.0),
+        download=CopyCost(10.0, 0.0),
     )
     assert peft(dag, costs.limited_to(1, 1), 0.0).lanes == (0, 0)
