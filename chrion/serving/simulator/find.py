@@ -147,7 +147,7 @@ class Limit:
     #: A value that clearly does not meet the condition, although a harder one clearly does.
     exception: Probe | None
     #: Whether more servers or memory than the largest value that was tried change nothing.
-    exhausted: bool
+    exhausted: bool = False
 
 
 @dataclass(frozen=True, slots=True)

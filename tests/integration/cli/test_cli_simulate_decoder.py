@@ -131,7 +131,7 @@ def test_a_limit_is_found(cli: Chrion, scenario: str, tmp_path: Path) -> None:
     assert code == 2
     code, out, _ = cli("simulate", scenario, "--find", "replicas", "--until", "first_p99<=60000ms", *options)
     assert code == 0
-    assert any(line.startswith("iteration: 1 replicas") for line in out.splitlines())
+    assert any(line.startswith("iteration: 1 replica;") for line in out.splitlines())
     with path.open(encoding="utf-8", newline="") as file:
         assert next(csv.DictReader(file))["replicas"] == "1"
 

@@ -73,7 +73,7 @@ def test_a_run_is_not_terminated_before_its_own_limit(tmp_path: Path) -> None:
         wait_until(server.computes)
         second = pool.submit(ask, "hasty")
         assert "max_run of 200 ms" in second.result(60)
-        assert "max_run of 2 s" in first.result(60)
+        assert "max_run of 2.00 s" in first.result(60)
     assert ended == ["hasty", "patient"]
 
 
