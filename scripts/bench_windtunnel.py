@@ -1,6 +1,6 @@
 """Tables 5.3 to 5.6 of Yu (2022), "WindTunnel": pipelines and their networks on three preprocessings, by data.
 
-    python scripts/bench_windtunnel.py flights clicks [--seeds 5]
+    python scripts/bench_windtunnel.py flights clicks [--seeds 5] [-o docs/data]
     python scripts/bench_windtunnel.py criteo=data/train.txt [--share 0.01]
 
 Data of packages and drawn ones have names (``finetuning/eras.py``); ``flight``, ``avazu`` and ``criteo`` are read from
@@ -13,24 +13,42 @@ as networks (``finetuning/paper_networks.py``), which take most of the time.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 
+from command_arguments import add_output
 from page_markers import markdown_table
+from result_files import write_results
+
+#: The AUC and the log loss of each seed, by row and preprocessing.
+Found = Mapping[str, Mapping[str, Sequence[tuple[float, float]]]]
+
+
+def table_of(name: str, found: Found, printed: Mapping[str, Sequence[float | None]]) -> str:
+    """Return the table of a data set, with the printed AUC of its rows."""
+    rows = [[name, *next(iter(found.values()))]]
+    for row, own in found.items():
+        shown = [f"{mean(a for a, _ in pairs):.4f} / {mean(b for _, b in pairs):.4f}" for pairs in own.values()]
+        of = printed.get(row, (None,) * len(shown))
+        rows.append([row, *(f"{cell} ({auc})" if auc else cell for cell, auc in zip(shown, of, strict=True))])
+    return markdown_table(rows)
 
 
 def main() -> None:
-    """Print the table of each data set."""
+    """Print the table of each data set, and each cell of a seed as soon as it is known."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", nargs="+", metavar="NAME[=PATH]", help="data; with a path for those on disk")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--share", type=float, default=1.0, help="the share of the rows that is used")
+    add_output(parser)
     given = parser.parse_args()
     from finetuning.click_logs import read_log  # noqa: PLC0415 - the help needs no libraries
-    from finetuning.encodings import SCHEMES  # noqa: PLC0415
     from finetuning.paper_tables import PRINTED, cells, packaged  # noqa: PLC0415
 
+    tables: list[str] = []
     for text in given.data:
         name, _, path = text.partition("=")
         found: dict[str, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
@@ -38,12 +56,10 @@ def main() -> None:
             splits = read_log(name, Path(path), given.share, seed) if path else packaged(name, given.share, seed)
             for row, scheme, auc, loss in cells(splits, seed):
                 found[row][scheme].append((auc, loss))
-        rows = [[name, *SCHEMES]]
-        for row, own in found.items():
-            printed = PRINTED.get(name, {}).get(row, (None,) * len(SCHEMES))
-            shown = [f"{mean(a for a, _ in own[s]):.4f} / {mean(b for _, b in own[s]):.4f}" for s in SCHEMES]
-            rows.append([row, *(f"{cell} ({of})" if of else cell for cell, of in zip(shown, printed, strict=True))])
-        print(markdown_table(rows), end="\n\n", flush=True)
+                print(name, seed, row, scheme, f"{auc:.4f}", f"{loss:.4f}", sep="\t", file=sys.stderr, flush=True)
+        tables.append(table_of(name, found, PRINTED.get(name, {})))
+        print(tables[-1], end="\n\n", flush=True)
+        write_results(given.output, {"windtunnel": "\n\n".join(tables)})
 
 
 if __name__ == "__main__":

@@ -35,12 +35,12 @@ from chrion.pipelines import leaves
 from chrion.pipelines.base_rate import BaseRate, ClassShares
 from chrion.pipelines.growth import grow
 from chrion.pipelines.guard import Candidate, Guard, Trial, Verdict
-from chrion.pipelines.leaves import LeafProblem, blocks, fit_leaves
+from chrion.pipelines.leaves import LeafProblem, fit_leaves
 from chrion.pipelines.levels import Levels, levels_of
 from chrion.pipelines.pipeline import Array, Pipeline
 from chrion.pipelines.report import FinetuningReport, Rival
 from chrion.pipelines.rivals import rivals
-from chrion.pipelines.rows import EncoderTables, Rows, UpdatedTables
+from chrion.pipelines.rows import EncoderTables, Given, Rows, UpdatedTables
 from chrion.pipelines.soft import LEVELS, SoftOptions, SoftPipeline, Start, as_soft, tune_soft
 from chrion.pipelines.table import Table
 
@@ -125,7 +125,7 @@ def finetune(  # noqa: PLR0913 - optional arguments are keyword-only
         update(3, 4, "other methods")
         if sum(report.rows) <= _MOST_ROWS and not tuning.interrupted:
             weights = None if shares is None else shares.weights(tuning.rows.y[tuning.rows.held])
-            for other in rivals(tuning.rows.problem, tuning.rows.features(), report.rows, seed, weights):
+            for other in rivals(tuning.rows, seed, weights):
                 report = replace(report, rivals=(*report.rivals, other))
     except KeyboardInterrupt:
         report = replace(report, interrupted=True)
@@ -153,7 +153,7 @@ class Tuning:
     def __init__(self, rows: Rows, scope: str, seed: int) -> None:
         self.rows, self._scope, self._seed = rows, scope, seed
         self._first = self._whole = _Stage(rows.pipeline.proto, rows.problem)
-        self.original = self._candidate("original", self._whole, rows.problem.original)
+        self.original = self._candidate("original", self._whole, rows.pipeline.ensemble)
         #: The least loss of the rows to choose with.
         self._best = rows.problem.part(rows.chosen).evaluate(rows.problem.original)[0]
         self._weights = (rows.problem.original, rows.problem.original)
@@ -242,7 +242,7 @@ class Tuning:
                 self._weights = self._final(weights, levels), self._final(both, later)
                 self._levels = levels.rows - levels.future, later.rows - later.future
                 self.figures = {"ridge": ridge, "priors": stage.tables.priors if stage.tables else ()}
-                self.tuned = self._candidate("without new trees", stage, self._weights[1])
+                self.tuned = self._candidate("without new trees", stage, self._with_weights(self._weights[1]))
 
     def _levels_of(self, problem: LeafProblem) -> Levels:
         """Return the levels of the rows of a problem, if leaves are tuned."""
@@ -264,24 +264,16 @@ class Tuning:
         raws = self._first.problem.raw(first), self._whole.problem.raw(whole)
         for raw, levels in zip(raws, self._levels, strict=True):
             raw[: len(levels)] += levels
-        x = rows.features(given=self._whole.tables.given if self._whole.tables else None)
+        x = rows.features(given=self._whole.given)
         try:
-            found = grow(
-                rows.pipeline,
-                x,
-                rows.y,
-                first=raws[0],
-                whole=raws[1],
-                fit=rows.fit,
-                choose=rows.chosen,
-                seed=self._seed,
-            )
+            found = grow(rows, x, *raws, self._seed)
         except ImportError:
             self.notes.append(Rival("with new trees", None, "needs the package scikit-learn"))
             return
         if found:
             self.figures |= {"trees": len(found.trees)}
-            self.grown = self._candidate("with new trees", self._whole, whole, found.trees, found.raw(x))
+            ensemble = joined(self._with_weights(whole), found.trees)
+            self.grown = self._candidate("with new trees", self._whole, ensemble, found.raw(x))
 
     def _soften(self, options: SoftOptions, progress: Callable[[int, int], None]) -> None:
         first = Start(self._first.model, self._weights[0])
@@ -298,49 +290,32 @@ class Tuning:
         return Candidate(name, soft.raw, soft.predict, soft.exported, np.zeros(len(self.rows.pipeline.targets)))
 
     def _hardened(self, soft: SoftPipeline) -> Candidate | None:
-        if self.rows.pipeline.ensemble.dtype != np.float32:
-            return None  # the features of the soft form are in float32, and trees in float64 may compare them otherwise
-        found = soft.hardened(self._with_weights(self._weights[1]))
+        # After an interrupt, it is the network of the rows to fit.
+        at = 0 if soft.interrupted else 1
+        stage, found = (self._first, self._whole)[at], soft.hardened(self._with_weights(self._weights[at]))
         if found is None:
             return None
         ensemble, constants = found
-        pipeline, x = self.rows.pipeline, soft.features.fixed
+        hard = replace(stage, problem=self.rows.reach(stage.given, ensemble))
+        return replace(self._candidate("soft, as trees", hard, ensemble), constants=constants)
 
-        def raw(rows: slice) -> Array:
-            own, weights = x[rows], ensemble.leaf_weights.astype(np.float64)[:, pipeline.targets]
-            parts = blocks(len(own), ensemble.trees * len(pipeline.targets))
-            sums = [weights[ensemble.leaves_of(own[part])].sum(axis=1) for part in parts]
-            return np.asarray(pipeline.base + pipeline.scale * np.concatenate(sums))
-
-        return Candidate("soft, as trees", raw, pipeline.loss.predict, self._maker(soft.model, ensemble), constants)
-
-    def _candidate(
-        self, name: str, stage: _Stage, weights: Array, trees: Sequence[TreeEnsemble] = (), extra: Array | None = None
-    ) -> Candidate:
-        """Return a candidate whose trees have other weights, with new trees that add ``extra`` to scores."""
-        pipeline, ensemble = self.rows.pipeline, self._with_weights(weights)
-        ensemble = joined(ensemble, trees) if trees else ensemble
+    def _candidate(self, name: str, stage: _Stage, ensemble: TreeEnsemble, extra: Array | None = None) -> Candidate:
+        """Return a candidate with the trees of a stage, and new ones that add ``extra`` to scores."""
+        pipeline, weights = self.rows.pipeline, ensemble.entry_weights[: len(stage.problem.original)].astype(np.float64)
 
         def raw(rows: slice) -> Array:
             scores = stage.problem.raw(weights, rows)
             return scores if extra is None else scores + extra[rows]
 
-        make = self._maker(stage.model, ensemble)
+        def make(constants: Array) -> onnx.ModelProto:
+            changed = pipeline.with_constants(ensemble, constants) if constants.any() else ensemble
+            return pipeline.with_ensemble(stage.model, changed)
+
         return Candidate(name, raw, pipeline.loss.predict, make, np.zeros(len(pipeline.targets)))
 
     def _with_weights(self, weights: Array) -> TreeEnsemble:
         ensemble = self.rows.pipeline.ensemble
         return replace(ensemble, entry_weights=weights.astype(ensemble.dtype))
-
-    def _maker(self, model: onnx.ModelProto, ensemble: TreeEnsemble) -> Callable[[Array], onnx.ModelProto]:
-        """Return a function that returns a model with an ensemble, to whose scores it adds constants."""
-        pipeline = self.rows.pipeline
-
-        def make(constants: Array) -> onnx.ModelProto:
-            changed = pipeline.with_constants(ensemble, constants) if constants.any() else ensemble
-            return pipeline.with_ensemble(model, changed)
-
-        return make
 
 
 @dataclass(frozen=True, eq=False)
@@ -350,6 +325,11 @@ class _Stage:
     model: onnx.ModelProto
     problem: LeafProblem
     tables: UpdatedTables | None = None
+
+    @property
+    def given(self) -> Given:
+        """What the tables make of the rows."""
+        return self.tables.given if self.tables else {}
 
 
 def _as_probabilities(pipeline: Pipeline, weights: Array) -> Array:

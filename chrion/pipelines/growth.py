@@ -18,7 +18,8 @@ from chrion.graph.trees import TreeEnsemble
 from chrion.pipelines import leaves
 from chrion.pipelines.histograms import ensemble_of_numbers
 from chrion.pipelines.leaves import Loss
-from chrion.pipelines.pipeline import Array, Pipeline
+from chrion.pipelines.pipeline import Array
+from chrion.pipelines.rows import Rows
 
 #: New trees are at most this share of the old ones.
 _SHARE = 10
@@ -29,8 +30,6 @@ _LEAVES, _ROWS = 255, 200_000
 _BINS = 255
 #: The least second derivative of a row.
 _LEAST = 1e-6
-#: The losses whose scores are sums that trees can be added to.
-LOSSES = (leaves.LOGISTIC, leaves.SOFTMAX, leaves.SQUARED)
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,19 +47,14 @@ class NewTrees:
         return total
 
 
-def grow(  # noqa: PLR0913 - as documented
-    pipeline: Pipeline, x: Array, y: Array, *, first: Array, whole: Array, fit: slice, choose: slice, seed: int
-) -> NewTrees | None:
+def grow(rows: Rows, x: Array, first: Array, whole: Array, seed: int) -> NewTrees | None:
     """Return new trees; None if none is better on the rows to choose with.
 
     Args:
-        pipeline: The pipeline.
-        x: The features of all rows.
-        y: The classes or numbers of all rows.
-        first: Raw scores of all rows by leaves that were fitted on the rows to fit, [rows, targets].
+        rows: The rows.
+        x: Their features.
+        first: Their raw scores by leaves that were fitted on the rows to fit, [rows, targets].
         whole: The same by leaves fitted on the rows to fit and to choose with.
-        fit: The rows to fit.
-        choose: The rows to choose with, which follow them.
         seed: The seed of scikit-learn.
 
     Raises:
@@ -68,38 +62,35 @@ def grow(  # noqa: PLR0913 - as documented
     """
     from threadpoolctl import threadpool_limits  # noqa: PLC0415 - scikit-learn requires it
 
-    with threadpool_limits(1, "openmp"):  # threads that wait for each other on busy cores take many times as long
-        return _grown(pipeline, x, y, first, whole, fit, choose, seed)
-
-
-def _grown(  # noqa: PLR0913, PLR0917 - as documented above
-    pipeline: Pipeline, x: Array, y: Array, first: Array, whole: Array, fit: slice, choose: slice, seed: int
-) -> NewTrees | None:
+    pipeline, y, choose = rows.pipeline, rows.y, rows.chosen
     ensemble, loss = pipeline.ensemble, pipeline.loss
     rounds = ensemble.trees // _SHARE // len(pipeline.targets)
     # Trees that are fitted to features in float32 may compare those in float64 otherwise.
-    if not rounds or loss not in LOSSES or ensemble.aggregate != "SUM" or ensemble.dtype != np.float32:
+    if not rounds or loss not in leaves.OPEN or ensemble.aggregate != "SUM" or ensemble.dtype != np.float32:
         return None
     size = int(np.clip(np.median(np.bincount(ensemble.leaf_trees)), 2, _LEAVES))
-    own = slice(max(fit.start, fit.stop - _ROWS), fit.stop)
-    bins = _Bins(x[own])
-    binned, others = bins(x[own]), bins(x[choose])
-    best, chosen = loss.evaluate(first[choose], y[choose])[0], (0, 0.0)
-    for rate in _RATES:
-        raw, grown = first[choose], _boost(binned, y[own], first[own], loss, rounds, rate, size, seed)
-        for count, trees in enumerate(grown, start=1):
-            raw = raw + np.stack([tree.predict(others) for tree in trees], axis=1)
-            value = loss.evaluate(raw, y[choose])[0]
-            if value < best:
-                best, chosen = value, (count, rate)
-    count, rate = chosen
-    if not count:
-        return None
-    own = slice(max(fit.start, choose.stop - _ROWS), choose.stop)
-    grown = _boost(bins(x[own]), y[own], whole[own], loss, count, rate, size, seed)
-    targets = pipeline.targets.tolist()
-    new = [tree.ensemble(bins, target, ensemble) for part in grown for tree, target in zip(part, targets, strict=True)]
-    return NewTrees(new, targets)
+    with threadpool_limits(1, "openmp"):  # threads that wait for each other on busy cores take many times as long
+        own = slice(max(0, rows.fit.stop - _ROWS), rows.fit.stop)
+        bins = _Bins(x[own])
+        binned, others = bins(x[own]), bins(x[choose])
+        best, chosen = loss.evaluate(first[choose], y[choose])[0], (0, 0.0)
+        for rate in _RATES:
+            raw, grown = first[choose], _boost(binned, y[own], first[own], loss, rounds, rate, size, seed)
+            for count, trees in enumerate(grown, start=1):
+                raw = raw + np.stack([tree.predict(others) for tree in trees], axis=1)
+                value = loss.evaluate(raw, y[choose])[0]
+                if value < best:
+                    best, chosen = value, (count, rate)
+        count, rate = chosen
+        if not count:
+            return None
+        own = slice(max(0, choose.stop - _ROWS), choose.stop)
+        grown = _boost(bins(x[own]), y[own], whole[own], loss, count, rate, size, seed)
+        targets = pipeline.targets.tolist()
+        return NewTrees(
+            [tree.ensemble(bins, at, ensemble) for part in grown for tree, at in zip(part, targets, strict=True)],
+            targets,
+        )
 
 
 class _Bins:

@@ -93,6 +93,8 @@ SOFTMAX = Loss("softmax", _softmax_loss, _softmax, 0.5, lambda raw: _variance(_s
 PROBABILITY = Loss("brier", _squared, lambda raw: np.stack([1 - raw[:, 0], raw[:, 0]], axis=1), 1.0)
 BRIER = Loss("brier", _brier, lambda raw: raw, 1.0)
 SQUARED = Loss("squared", _squared, lambda raw: raw[:, 0], 1.0)
+#: The losses whose scores may be moved by a constant, or by more trees.
+OPEN = (LOGISTIC, SOFTMAX, SQUARED)
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,8 +18,6 @@ import numpy as np
 from chrion.pipelines import leaves
 from chrion.pipelines.leaves import Array, Loss
 
-#: The losses whose scores may be moved by a constant.
-LOSSES = (leaves.LOGISTIC, leaves.SOFTMAX, leaves.SQUARED)
 #: The parts of the rows, and the steps to the mean level.
 _PARTS, _STEPS = 20, 30
 #: The quantile of 99 % of the chi-squared distribution with a degree of freedom less than there are parts.
@@ -52,7 +50,7 @@ def levels_of(raw: Array, y: Array, loss: Loss) -> Levels:
         loss: The loss.
     """
     mean = np.zeros(raw.shape[1])
-    if loss not in LOSSES:
+    if loss not in leaves.OPEN:
         return Levels(np.zeros_like(raw), mean)
     most = np.inf if loss is leaves.SQUARED else 1.0
     for _ in range(_STEPS):

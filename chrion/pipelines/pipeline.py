@@ -121,14 +121,17 @@ class Pipeline:
             )
         return np.array(found, np.float64)
 
-    def leaf_runner(self, given: Collection[str] = ()) -> Callable[[Feeds], Array]:
+    def leaf_runner(
+        self, given: Collection[str] = (), ensemble: TreeEnsemble | None = None
+    ) -> Callable[[Feeds], Array]:
         """Return a function that returns the entries that rows reach, [rows, columns]; see :attr:`columns`.
 
         Args:
             given: Values before the ensemble that are among the feeds instead of being computed.
+            ensemble: The ensemble with other thresholds; its own ones if None.
         """
         trees, lookup = self._target_trees(), self._lookup()
-        session = _open(self._leaf_model(given), self.name)
+        session = _open(self._leaf_model(given, ensemble or self.ensemble), self.name)
 
         def run(feeds: Feeds) -> Array:
             found = self.run(session, feeds)[0].astype(np.int64)
@@ -145,11 +148,8 @@ class Pipeline:
             model: A model with other tables before the ensemble, in place of this one.
             given: As for :meth:`leaf_runner`.
         """
-        source = self.node.input[0]
-        if source in {*given, *(info.name for info in self.inputs)}:
-            return lambda feeds: feeds[source]
-        session = _open(self._until_trees([source], model, given), self.name)
-        return lambda feeds: np.asarray(self.run(session, feeds)[0])
+        run = self.value_runner([self.node.input[0]], model, given)
+        return lambda feeds: run(feeds)[0]
 
     @property
     def columns(self) -> Sequence[slice]:
@@ -170,9 +170,8 @@ class Pipeline:
         lookup[place, ensemble.entry_leaves] = np.arange(len(ensemble.entry_leaves))
         return lookup
 
-    def _leaf_model(self, given: Collection[str]) -> onnx.ModelProto:
+    def _leaf_model(self, given: Collection[str], ensemble: TreeEnsemble) -> onnx.ModelProto:
         """Return the model with an ensemble in place of its own that returns the number of the leaf in each tree."""
-        ensemble = self.ensemble
         numbered = replace(
             ensemble,
             entry_leaves=np.arange(ensemble.leaf_count),
@@ -211,11 +210,13 @@ class Pipeline:
             changed.graph.output.add().name = name
         return changed
 
-    def value_runner(self, names: Sequence[str]) -> Callable[[Feeds], list[Array]]:
-        """Return a function that returns values before the ensemble."""
-        given = {info.name for info in self.inputs}
-        inner = [name for name in names if name not in given]
-        session = _open(self._until_trees(inner), self.name) if inner else None
+    def value_runner(
+        self, names: Sequence[str], model: onnx.ModelProto | None = None, given: Collection[str] = ()
+    ) -> Callable[[Feeds], list[Array]]:
+        """Return a function that returns values before the ensemble; see :meth:`feature_runner`."""
+        fed = {*given, *(info.name for info in self.inputs)}
+        inner = [name for name in names if name not in fed]
+        session = _open(self._until_trees(inner, model, given), self.name) if inner else None
 
         def run(feeds: Feeds) -> list[Array]:
             found = feeds | (dict(zip(inner, self.run(session, feeds), strict=True)) if session else {})

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from chrion.pipelines import leaves
-from chrion.pipelines.leaves import LeafProblem, refit
+from chrion.pipelines.leaves import refit
 from chrion.pipelines.measures import Measures, measure
 from chrion.pipelines.report import Rival
+from chrion.pipelines.rows import Rows
 
 Array = np.ndarray[Any, Any]
 #: The learning rate of LightGBM by default: an ONNX model does not tell its own.
@@ -25,27 +26,21 @@ _LEAVES, _ROUNDS, _PATIENCE = 16, 300, 20
 _MISSING = "needs the package lightgbm"
 
 
-def rivals(
-    problem: LeafProblem, features: Array, sizes: tuple[int, int, int], seed: int, counts: Array | None = None
-) -> Iterator[Rival]:
+def rivals(rows: Rows, seed: int, counts: Array | None = None) -> Iterator[Rival]:
     """Yield the rivals, measured on the held-out rows.
 
     Args:
-        problem: All rows: those to fit, to choose with, and held out, in this order.
-        features: What the ensemble reads, [rows, features].
-        sizes: The number of rows of each kind.
+        rows: The rows.
         seed: The seed of LightGBM and scikit-learn.
         counts: What each held-out row counts; all the same if None.
     """
-    fitted = slice(0, sizes[0] + sizes[1])
-    held = slice(sizes[0] + sizes[1], None)
-    measured = partial(measure, y=problem.y[held], weights=counts)
+    problem = rows.problem
+    measured = partial(measure, y=problem.y[rows.held], weights=counts)
     if problem.loss in {leaves.LOGISTIC, leaves.SQUARED}:
-        weights = refit(problem.part(fitted), _RATE)
-        yield Rival("refit", measured(problem.part(held).predict(weights)))
-        margins = problem.raw(problem.original)
-        yield _measured("continued", partial(_boosted, problem, features, sizes, margins, seed), measured)
-    yield _measured("new rows only", partial(_boosted, problem, features, sizes, None, seed), measured)
+        weights = refit(problem.part(rows.tuned), _RATE)
+        yield Rival("refit", measured(problem.part(rows.held).predict(weights)))
+        yield _measured("continued", partial(_boosted, rows, problem.raw(problem.original), seed), measured)
+    yield _measured("new rows only", partial(_boosted, rows, None, seed), measured)
 
 
 def _measured(name: str, make: Callable[[], Array], measured: Callable[[Array], Measures]) -> Rival:
@@ -59,13 +54,11 @@ def _measured(name: str, make: Callable[[], Array], measured: Callable[[Array], 
         return Rival(name, None, f"failed: {str(error).splitlines()[0][:100] if str(error) else type(error).__name__}")
 
 
-def _boosted(
-    problem: LeafProblem, features: Array, sizes: tuple[int, int, int], margins: Array | None, seed: int
-) -> Array:
+def _boosted(rows: Rows, margins: Array | None, seed: int) -> Array:
     """Return predictions for the held-out rows of boosting on the others, stopped early by those to choose with."""
     import lightgbm as lgb  # noqa: PLC0415 - optional
 
-    first, second = sizes[0], sizes[0] + sizes[1]
+    problem, features = rows.problem, rows.features()
     classes = problem.loss.predict(problem.raw(problem.original, slice(0, 1))).shape[-1]
     objective = {leaves.SQUARED: "regression", leaves.LOGISTIC: "binary", leaves.PROBABILITY: "binary"}.get(
         problem.loss, "binary" if classes == 2 else "multiclass"
@@ -80,13 +73,17 @@ def _boosted(
         "verbose": -1,
         **({"num_class": classes} if objective == "multiclass" else {}),
     }
-    start = [None, None] if margins is None else [margins[:first, 0], margins[first:second, 0]]
-    data = lgb.Dataset(features[:first], problem.y[:first], init_score=start[0], free_raw_data=False)
-    other = lgb.Dataset(features[first:second], problem.y[first:second], init_score=start[1], reference=data)
+
+    def part(own: slice, **given: Any) -> Any:
+        start = None if margins is None else margins[own, 0]
+        return lgb.Dataset(features[own], problem.y[own], init_score=start, **given)
+
+    data = part(rows.fit, free_raw_data=False)
+    other = part(rows.chosen, reference=data)
     stop = lgb.early_stopping(_PATIENCE, verbose=False)
     booster = lgb.train(parameters, data, _ROUNDS, valid_sets=[other], callbacks=[stop])
-    raw = booster.predict(features[second:], raw_score=True)
-    raw = np.asarray(raw).reshape(len(features) - second, -1) + (0 if margins is None else margins[second:])
+    raw = booster.predict(features[rows.held], raw_score=True)
+    raw = np.asarray(raw).reshape(rows.sizes[2], -1) + (0 if margins is None else margins[rows.held])
     if objective == "multiclass":
         return leaves.SOFTMAX.predict(raw)
     return leaves.SQUARED.predict(raw) if objective == "regression" else leaves.LOGISTIC.predict(raw)

@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 
 from chrion.errors import DataError
+from chrion.graph.trees import TreeEnsemble
 from chrion.pipelines.encoders import EncodedRows, Prior, find_encoders, with_tables
 from chrion.pipelines.leaves import LeafProblem
 from chrion.pipelines.pipeline import Array, Feeds, Pipeline
@@ -96,13 +97,13 @@ class Rows:
         """The held-out rows."""
         return slice(self.sizes[0] + self.sizes[1], sum(self.sizes))
 
-    def reach(self, given: Given) -> LeafProblem:
-        """Return the problem of the leaves that rows reach."""
+    def reach(self, given: Given, ensemble: TreeEnsemble | None = None) -> LeafProblem:
+        """Return the problem of the leaves that rows reach, of an ensemble with other thresholds if it is given."""
         pipeline = self.pipeline
-        weights = pipeline.ensemble.entry_weights.astype(np.float64)
+        weights = (ensemble or pipeline.ensemble).entry_weights.astype(np.float64)
         kind = np.min_scalar_type(max(1, len(weights) - 1))
         return LeafProblem(
-            reached=self._filled(pipeline.columns[-1].stop, kind, pipeline.leaf_runner(given), given),
+            reached=self._filled(pipeline.columns[-1].stop, kind, pipeline.leaf_runner(given, ensemble), given),
             columns=pipeline.columns,
             y=self.y,
             base=pipeline.base,

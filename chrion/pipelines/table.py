@@ -12,6 +12,7 @@ from chrion.common.installation import install_hint
 from chrion.common.suggestions import did_you_mean
 from chrion.errors import DataError, OptionError
 from chrion.graph.model import TensorInfo
+from chrion.graph.ort_sessions import first_line
 
 Array = np.ndarray[Any, Any]
 #: Rows that are read and computed at once.
@@ -47,7 +48,7 @@ class Table:
         try:
             self._open(source)
         except (OSError, ValueError, TypeError, AttributeError) as error:  # those of pyarrow are among them
-            raise DataError(f"{self.name}: cannot be read: {_first_line(error)}") from error
+            raise DataError(f"{self.name}: cannot be read: {first_line(error)}") from error
 
     def _open(self, source: Any) -> None:
         if isinstance(source, str | Path):
@@ -101,7 +102,7 @@ class Table:
                     part = batch.slice(at, rows)
                     yield {name: part.column(name).to_numpy(zero_copy_only=False) for name in names}
         except (OSError, ValueError) as error:
-            raise DataError(f"{self.name}: cannot be read: {_first_line(error)}") from error
+            raise DataError(f"{self.name}: cannot be read: {first_line(error)}") from error
 
 
 class Feeder:
@@ -187,7 +188,3 @@ def _pyarrow() -> Any:
     except ImportError as error:
         raise OptionError("tables need the package pyarrow", hint=install_hint("finetune")) from error
     return pa
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n", maxsplit=1)[0][:300]

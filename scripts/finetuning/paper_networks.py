@@ -1,4 +1,4 @@
-"""Pipe2 and Pipe3 of Yu (2022) as differentiable networks: the rows "W.T." of table 5.3, and tables 5.4 to 5.6.
+"""The pipelines of Yu (2022) as differentiable networks: the rows "W.T." of table 5.3, and tables 5.4 to 5.6.
 
 The factorisation machine of Pipe3 reads how far leaves are reached, from 0 to 1 (section 5.4.1). Trees of Pipe2 and the
 machine are trained together with the tables of encoders. The learning rate, which the text chooses from a grid for each
@@ -16,7 +16,6 @@ from onnxmltools import convert_lightgbm
 from onnxmltools.convert.common.data_types import FloatTensorType
 
 from chrion.graph.trees import TreeEnsemble
-from chrion.graph.trees.tensor_form import padded
 from chrion.pipelines.leaves import LOGISTIC, Loss
 from chrion.pipelines.pipeline import Pipeline
 from chrion.pipelines.soft import Softness
@@ -42,14 +41,14 @@ class Form:
 
     Attributes:
         level: The level of the trees; empty to tune nothing.
-        machine: Whether a factorisation machine reads the leaves.
+        pipe: The pipeline: logistic regression, trees, or trees and a factorisation machine of their leaves.
         tables: Whether the tables of encoders are tuned (table 5.4).
         warm: Whether weights are those of the pipeline, or random (table 5.5).
         softness: The temperatures.
     """
 
     level: str = "L4"
-    machine: bool = False
+    pipe: int = 2
     tables: bool = True
     warm: bool = True
     softness: Softness = PRINTED
@@ -57,6 +56,7 @@ class Form:
 
 NODES = Softness()
 FORMS = {
+    "W.T. Pipe1": Form(pipe=1),
     "W.T. Pipe2": Form(),
     "W.T. Pipe2, node temperatures": Form(softness=NODES),
     "Pipe2 softened, untuned": Form("", softness=NODES),
@@ -65,9 +65,9 @@ FORMS = {
     "W.T. Pipe2, L3": Form("L3"),
     "W.T. Pipe2, trees alone": Form(tables=False),
     "W.T. Pipe2, cold": Form(warm=False),
-    "W.T. Pipe3": Form(machine=True),
-    "W.T. Pipe3, node temperatures": Form(machine=True, softness=NODES),
-    "W.T. Pipe3, cold": Form(machine=True, warm=False),
+    "W.T. Pipe3": Form(pipe=3),
+    "W.T. Pipe3, node temperatures": Form(pipe=3, softness=NODES),
+    "W.T. Pipe3, cold": Form(pipe=3, warm=False),
 }
 
 
@@ -98,6 +98,29 @@ class Machine(Network):
         return self.sums(parameters, reached) + ((sums**2).sum(axis=1) - own)[:, None] / 2
 
 
+class Linear(Network):
+    """A logistic regression of the features of soft trees.
+
+    Args:
+        trees: The trees, which have no part in the score.
+        fitted: The regression, or another one of the same features.
+    """
+
+    def __init__(self, trees: SoftTrees, fitted: Any) -> None:
+        imputer, scaler, regression = (step for _, step in fitted.steps)
+        super().__init__(trees, LOGISTIC, _DROPOUT)
+        self._means, self._scales = imputer.statistics_.astype(np.float32), scaler.scale_.astype(np.float32)
+        self._weights, self._bias = regression.coef_.T.astype(np.float32), regression.intercept_.astype(np.float32)
+        self.shapes = {"weights": self._weights.shape, "bias": self._bias.shape}
+
+    def raw(self, parameters: Mapping[str, Any], x: Any, key: Any = None) -> Any:
+        """Return raw scores, [rows, 1]."""
+        np_ = self._jax.numpy
+        scaled = self._drop(np_.where(np_.isnan(x), 0.0, x - self._means) / self._scales, key)
+        weights = self._weights + parameters.get("weights", 0.0)
+        return scaled @ weights + self._bias + parameters.get("bias", 0.0)
+
+
 class Networks:
     """The pipelines on one preprocessing, as networks.
 
@@ -117,19 +140,22 @@ class Networks:
         self._vectors, self._numbers = encoder.vectors, splits.train.numbers.shape[1]
         self._seed = seed
 
-    def predicted(self, booster: Any, machine: FactorisationMachine) -> Iterator[tuple[str, Array]]:
+    def predicted(self, logistic: Any, booster: Any, machine: FactorisationMachine) -> Iterator[tuple[str, Array]]:
         """Yield the name of each form, and the probability of class 1 of the rows to test with.
 
         Args:
+            logistic: The logistic regression.
             booster: The trees of LightGBM.
             machine: The factorisation machine of their leaves.
         """
         declared = [("x", FloatTensorType([None, self._x.shape[1]]))]
         pipeline = Pipeline(convert_lightgbm(booster, initial_types=declared, zipmap=False))
         for name, form in FORMS.items():
-            yield name, self._predict(form, pipeline, booster, machine)
+            yield name, self._predict(form, pipeline, logistic, booster, machine)
 
-    def _predict(self, form: Form, pipeline: Pipeline, booster: Any, machine: FactorisationMachine) -> Array:
+    def _predict(
+        self, form: Form, pipeline: Pipeline, logistic: Any, booster: Any, machine: FactorisationMachine
+    ) -> Array:
         rng = np.random.default_rng(self._seed)
         train = self._x[: self._ends[0]]
         trees = soften(
@@ -137,7 +163,10 @@ class Networks:
         )
         trees = trees if form.warm else cold(trees, rng)
         network, shapes = Network(trees, LOGISTIC, _DROPOUT), trees.shapes(form.level or "L1")
-        if form.machine:
+        if form.pipe == 1:
+            linear = Linear(trees, logistic)
+            network, shapes = linear, linear.shapes
+        if form.pipe == 3:
             factors = _COLD_FACTORS * rng.standard_normal((*trees.offsets.shape, FACTORS))
             if form.warm:
                 places = leaf_places(booster.predict(train, pred_leaf=True), pipeline.ensemble, train)
@@ -173,8 +202,7 @@ def leaf_places(reached: Array, ensemble: TreeEnsemble, x: Array) -> Array:
         x: The features of the rows.
     """
     places = np.full((ensemble.trees, LEAVES), -1)
-    leaf_of = padded(ensemble.leaf_trees, ensemble.trees)[1]
-    places[np.arange(ensemble.trees), reached.reshape(len(x), -1)] = leaf_of[ensemble.leaves_of(x)]
+    places[np.arange(ensemble.trees), reached.reshape(len(x), -1)] = ensemble.leaf_places[ensemble.leaves_of(x)]
     return places
 
 

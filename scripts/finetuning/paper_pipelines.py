@@ -7,15 +7,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from scipy import sparse
 
 Array = np.ndarray[Any, Any]
-#: Returns the probability of class 1.
-Predict = Callable[[Array], Array]
 TREES, LEAVES, RATE = 100, 64, 0.25
 FACTORS = 20
 _FACTOR_RATE, _BATCH, _EPOCHS, _PATIENCE = 1e-3, 4096, 1000, 5
@@ -52,15 +50,15 @@ def leaf_ones(trees: Any, x: Array) -> sparse.csr_matrix:
     return sparse.csr_matrix((np.ones(reached.size), columns, starts), (len(x), TREES * LEAVES))
 
 
-def fit_logistic(x: Array, y: Array) -> Predict:
-    """Return the function of a logistic regression."""
+def fit_logistic(x: Array, y: Array) -> Any:
+    """Return a logistic regression of scikit-learn, after the mean for missing features and a scale."""
     from sklearn.impute import SimpleImputer  # noqa: PLC0415 - trees do without
     from sklearn.linear_model import LogisticRegression  # noqa: PLC0415
     from sklearn.pipeline import make_pipeline  # noqa: PLC0415
     from sklearn.preprocessing import StandardScaler  # noqa: PLC0415
 
-    model = make_pipeline(SimpleImputer(), StandardScaler(), LogisticRegression(max_iter=300)).fit(x, y)
-    return lambda rows: np.asarray(model.predict_proba(rows)[:, 1])
+    imputer = SimpleImputer(keep_empty_features=True)
+    return make_pipeline(imputer, StandardScaler(), LogisticRegression(max_iter=300)).fit(x, y)
 
 
 class FactorisationMachine:

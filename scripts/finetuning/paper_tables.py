@@ -23,6 +23,7 @@ PRINTED: Mapping[str, Mapping[str, tuple[float | None, float | None, float | Non
         "Pipe1": (0.6783, 0.6847, 0.7126),
         "Pipe2": (0.7358, 0.7427, 0.7507),
         "Pipe3": (0.7519, 0.7547, 0.7467),
+        "W.T. Pipe1": (0.6913, 0.6910, 0.7244),
         "W.T. Pipe2": (0.7790, 0.7897, 0.7960),
         "W.T. Pipe3": (0.7829, 0.7906, 0.7989),
     },
@@ -30,6 +31,7 @@ PRINTED: Mapping[str, Mapping[str, tuple[float | None, float | None, float | Non
         "Pipe1": (0.6896, 0.7264, 0.7553),
         "Pipe2": (0.7521, 0.7550, 0.7718),
         "Pipe3": (0.7597, 0.7616, 0.7728),
+        "W.T. Pipe1": (0.7588, 0.7589, 0.7637),
         "W.T. Pipe2": (0.7753, 0.7742, 0.7763),
         "W.T. Pipe3": (0.7746, 0.7718, 0.7753),
     },
@@ -37,6 +39,7 @@ PRINTED: Mapping[str, Mapping[str, tuple[float | None, float | None, float | Non
         "Pipe1": (0.7167, 0.7442, 0.7769),
         "Pipe2": (0.7739, 0.7781, 0.7925),
         "Pipe3": (0.7838, 0.7884, 0.7954),
+        "W.T. Pipe1": (0.7750, 0.7804, 0.7903),
         "W.T. Pipe2": (0.8006, 0.8053, 0.8041),
         "W.T. Pipe2, L2": (None, 0.7924, None),
         "W.T. Pipe2, L3": (None, 0.8051, None),
@@ -46,7 +49,6 @@ PRINTED: Mapping[str, Mapping[str, tuple[float | None, float | None, float | Non
         "W.T. Pipe3, cold": (None, 0.7966, 0.7975),
     },
 }
-STOPPED, NETWORK = "Pipe2, stopped early", "TabM"
 
 
 def cells(splits: Splits, seed: int) -> Iterator[tuple[str, str, float, float]]:
@@ -69,38 +71,31 @@ def _predicted(
 ) -> Iterator[tuple[str, Array]]:
     """Yield each row with the probability of class 1 of the rows to test with."""
     chosen = x[1], y[1]
-    trees = fit_trees(x[0], y[0], seed)
+    logistic, trees = fit_logistic(x[0], y[0]), fit_trees(x[0], y[0], seed)
     machine = fit_machine(trees, x[0], y[0], chosen, seed)
-    yield "Pipe1", fit_logistic(x[0], y[0])(x[2])
+    yield "Pipe1", np.asarray(logistic.predict_proba(x[2])[:, 1])
     yield "Pipe2", np.asarray(trees.predict(x[2]))
     yield "Pipe3", machine.predict(leaf_ones(trees, x[2]))
-    yield STOPPED, _stopped(seed)(x[0], y[0], chosen)(x[2])
+    yield "Pipe2, stopped early", _stopped(x[0], y[0], chosen, seed)(x[2])
     if find_spec("tabm"):
-        yield NETWORK, _network(seed)(x[0], y[0], chosen)(x[2])
+        from finetuning.tabm_rival import fit_tabm  # noqa: PLC0415 - optional
+
+        filled = [np.nan_to_num(own) for own in x]
+        yield "TabM", fit_tabm(filled[0], y[0], (filled[1], y[1]), seed)(filled[2])
     if find_spec("jax") and find_spec("onnxmltools"):
         from finetuning.paper_networks import Networks  # noqa: PLC0415 - optional
 
-        yield from Networks(splits, encoder, x, y, seed).predicted(trees, machine)
+        yield from Networks(splits, encoder, x, y, seed).predicted(logistic, trees, machine)
 
 
-Fit = Callable[[Array, Array, tuple[Array, Array]], Callable[[Array], Array]]
-
-
-def _stopped(seed: int) -> Fit:
-    def fit(x: Array, y: Array, chosen: tuple[Array, Array]) -> Callable[[Array], Array]:
-        parameters = {"objective": "binary", "num_leaves": LEAVES, "learning_rate": 0.1, "seed": seed, "verbose": -1}
-        sets = [lgb.Dataset(*chosen)]
-        stop = [lgb.early_stopping(20, verbose=False)]
-        trees = lgb.train({**parameters, "num_threads": 2}, lgb.Dataset(x, y), 500, valid_sets=sets, callbacks=stop)
-        return lambda rows: np.asarray(trees.predict(rows))
-
-    return fit
-
-
-def _network(seed: int) -> Fit:
-    from finetuning.tabm_rival import fit_tabm  # noqa: PLC0415 - optional
-
-    return lambda x, y, chosen: fit_tabm(np.nan_to_num(x), y, chosen, seed)
+def _stopped(x: Array, y: Array, chosen: tuple[Array, Array], seed: int) -> Callable[[Array], Array]:
+    """Return the function of LightGBM that is stopped early, as it would be fitted today."""
+    parameters = {"objective": "binary", "num_leaves": LEAVES, "learning_rate": 0.1, "seed": seed, "verbose": -1}
+    stop = [lgb.early_stopping(20, verbose=False)]
+    trees = lgb.train(
+        {**parameters, "num_threads": 2}, lgb.Dataset(x, y), 500, valid_sets=[lgb.Dataset(*chosen)], callbacks=stop
+    )
+    return lambda rows: np.asarray(trees.predict(rows))
 
 
 def packaged(name: str, share: float, seed: int) -> Splits:

@@ -28,8 +28,12 @@ def with_own_leaves(ensemble: TreeEnsemble) -> TreeEnsemble:
     number = np.cumsum(used) - 1
     sides = (ensemble.roots, ensemble.true[used], ensemble.false[used])
     leaves = [~side[side < 0] for side in sides]
-    entries = np.concatenate(leaves)
+    old = np.concatenate(leaves)
     starts = np.cumsum([0, *(len(own) for own in leaves)])
+    sizes = np.bincount(ensemble.entry_leaves, minlength=ensemble.leaf_count)
+    counts = sizes[old]
+    first = np.repeat((np.cumsum(sizes) - sizes)[old] - (np.cumsum(counts) - counts), counts)
+    entries = np.argsort(ensemble.entry_leaves, kind="stable")[first + np.arange(counts.sum())]
     renumbered = []
     for side, own, start in zip(sides, leaves, starts[:-1], strict=True):
         changed = side.copy()
@@ -41,8 +45,8 @@ def with_own_leaves(ensemble: TreeEnsemble) -> TreeEnsemble:
         "true": renumbered[1],
         "false": renumbered[2],
         "members": {int(number[node]): own for node, own in ensemble.members.items() if used[node]},
-        "leaf_count": len(entries),
-        "entry_leaves": np.arange(len(entries)),
+        "leaf_count": len(old),
+        "entry_leaves": np.repeat(np.arange(len(old)), counts),
         "entry_targets": ensemble.entry_targets[entries],
         "entry_weights": ensemble.entry_weights[entries],
     }

@@ -115,6 +115,24 @@ class TreeEnsemble:
         return trees
 
     @cached_property
+    def node_places(self) -> Array:
+        """The place of each inner node among those of its tree."""
+        return _places(self.node_trees, self.trees)
+
+    @cached_property
+    def leaf_places(self) -> Array:
+        """The place of each leaf among those of its tree."""
+        return _places(self.leaf_trees, self.trees)
+
+    def node_table(self, values: Array, missing: float = 0) -> Array:
+        """Return values of inner nodes by tree, [trees, most nodes, ...]; trees with fewer nodes are filled up."""
+        return _by_tree(values, missing, (self.node_trees, self.node_places), self.trees)
+
+    def leaf_table(self, values: Array, missing: float = 0) -> Array:
+        """Return values of leaves by tree, [trees, most leaves, ...]; trees with fewer leaves are filled up."""
+        return _by_tree(values, missing, (self.leaf_trees, self.leaf_places), self.trees)
+
+    @cached_property
     def leaf_weights(self) -> Array:
         """The weight of each leaf for each target, [leaves, targets]; 0 where a leaf has no entry."""
         weights = np.zeros((self.leaf_count, self.targets), self.dtype)
@@ -176,6 +194,19 @@ class TreeEnsemble:
             chosen = nodes == node
             taken[chosen] |= np.isin(values[chosen], self.members[int(node)])
         return taken
+
+
+def _places(trees: Array, count: int) -> Array:
+    order, sizes = np.argsort(trees, kind="stable"), np.bincount(trees, minlength=count)
+    places = np.empty(len(trees), np.int64)
+    places[order] = np.arange(len(trees)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return places
+
+
+def _by_tree(values: Array, missing: float, at: tuple[Array, Array], trees: int) -> Array:
+    table = np.full((trees, int(at[1].max()) + 1, *values.shape[1:]), missing, values.dtype)
+    table[at] = values
+    return table
 
 
 _COMPARISONS = {

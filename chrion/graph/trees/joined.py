@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from chrion.graph.trees.checks import with_own_leaves
 from chrion.graph.trees.ensemble import Array, TreeEnsemble
 
 
@@ -43,29 +44,5 @@ def joined(ensemble: TreeEnsemble, others: Sequence[TreeEnsemble]) -> TreeEnsemb
 
 def part_of(ensemble: TreeEnsemble, trees: slice) -> TreeEnsemble:
     """Return the sums over some trees of an ensemble, as a regressor without base values."""
-    first, last, _ = trees.indices(ensemble.trees)
-    nodes = (ensemble.node_trees >= first) & (ensemble.node_trees < last)
-    leaves = (ensemble.leaf_trees >= first) & (ensemble.leaf_trees < last)
-    node, leaf = np.cumsum(nodes) - 1, np.cumsum(leaves) - 1
-
-    def renumbered(children: Array) -> Array:
-        inner, found = children >= 0, np.empty_like(children)
-        found[inner], found[~inner] = node[children[inner]], ~leaf[~children[~inner]]
-        return found
-
-    entries = leaves[ensemble.entry_leaves]
-    values: dict[str, Any] = {name: renumbered(getattr(ensemble, name)[nodes]) for name in ("true", "false")}
-    values |= {name: getattr(ensemble, name)[nodes] for name in ("features", "rules", "thresholds", "missing_true")}
-    values |= {name: getattr(ensemble, name)[entries] for name in ("entry_targets", "entry_weights")}
-    return replace(
-        ensemble,
-        roots=renumbered(ensemble.roots[trees]),
-        members={int(node[at]): own for at, own in ensemble.members.items() if nodes[at]},
-        leaf_count=int(leaves.sum()),
-        entry_leaves=leaf[ensemble.entry_leaves[entries]],
-        base=ensemble.base[:0],
-        aggregate="SUM",
-        transform="NONE",
-        labels=None,
-        **values,
-    )
+    part = with_own_leaves(replace(ensemble, roots=ensemble.roots[trees]))
+    return replace(part, base=ensemble.base[:0], aggregate="SUM", transform="NONE", labels=None)

@@ -34,7 +34,7 @@ def check_scores(ensemble: TreeEnsemble, node: onnx.NodeProto) -> None:
         raise RewriteError("has a single class", node)
     if ensemble.targets == 2 and len(ensemble.base) == 2:
         raise RewriteError("has two classes and two base values, for which ONNX has no rule", node)
-    if not scored.any() or (scored != _ever_scored(ensemble)).any():
+    if not scored.any() or (scored != ensemble.leaf_entries.any(axis=0)).any():
         raise RewriteError("has classes that some rows have no score for", node)
 
 
@@ -43,10 +43,6 @@ def _scored(ensemble: TreeEnsemble) -> Any:
     whole = np.ones((ensemble.trees, ensemble.targets), bool)
     np.logical_and.at(whole, ensemble.leaf_trees, ensemble.leaf_entries)
     return whole.any(axis=0)
-
-
-def _ever_scored(ensemble: TreeEnsemble) -> Any:
-    return ensemble.leaf_entries.any(axis=0)
 
 
 class ScoreWriter:

@@ -257,11 +257,11 @@ class _TreeWriter:
     def _gemm(self, x: str) -> str:
         """Return the leaf of each row in each tree, [rows, trees]."""
         ensemble = self.ensemble
-        nodes, node_of, nodes_each = padded(ensemble.node_trees, ensemble.trees)
-        leaves, leaf_of, leaves_each = padded(ensemble.leaf_trees, ensemble.trees)
-        if ensemble.trees * nodes_each * leaves_each > _MOST_ELEMENTS:
+        nodes = ensemble.node_table(np.arange(len(ensemble.features)))
+        leaves = ensemble.leaf_table(np.arange(ensemble.leaf_count))
+        if nodes.size * leaves.shape[1] > _MOST_ELEMENTS:
             raise RewriteError("has too many leaves for this form", self.node)
-        paths, literals = path_matrices(ensemble, node_of, leaf_of, nodes_each, leaves_each)
+        paths, literals = path_matrices(ensemble)
         columns = {name: self.weight(name, value[nodes][..., None]) for name, value in _rule_columns(ensemble).items()}
         columns["threshold"] = self.weight("threshold", ensemble.thresholds[nodes][..., None])
         flipped = self.add("Transpose", [x], "flipped", perm=[1, 0])
@@ -273,7 +273,7 @@ class _TreeWriter:
         ones = self.add("Cast", [reached], "ones", to=onnx.TensorProto.FLOAT)
         best = self.add("ArgMax", [ones], "best", axis=1, keepdims=0)
         by_row = self.add("Transpose", [best], "by_row", perm=[1, 0])
-        first = np.arange(ensemble.trees)[None, :] * leaves_each
+        first = np.arange(ensemble.trees)[None, :] * leaves.shape[1]
         at = self.add("Add", [by_row, self.weight("first", first)], "at")
         return self.add("Gather", [self.weight("leaf_of", leaves.ravel()), at], "leaf")
 
@@ -351,35 +351,17 @@ class _Table:
         self.leaf_of = np.where(is_inner, 0, nodes - inner)
 
 
-def padded(trees: Array, count: int) -> tuple[Array, Array, int]:
-    """Return the members of each tree, [trees, most], the place of each member in its tree, and the most members.
-
-    Rows of trees with fewer members are filled with member 0.
-    """
-    order = np.argsort(trees, kind="stable")
-    sizes = np.bincount(trees, minlength=count)
-    place = np.empty(len(trees), np.int64)
-    place[order] = np.arange(len(trees)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    most = int(sizes.max())
-    members = np.zeros((count, most), np.int64)
-    members[trees, place] = np.arange(len(trees))
-    return members, place, most
-
-
-def path_matrices(
-    ensemble: TreeEnsemble, node_of: Array, leaf_of: Array, nodes_each: int, leaves_each: int
-) -> tuple[Array, Array]:
+def path_matrices(ensemble: TreeEnsemble) -> tuple[Array, Array]:
     """Return the paths to the leaves, [trees, leaves, nodes], and the true children on each, [trees, leaves, 1].
 
     No row reaches the leaves that fill a tree: the count of true children on their paths is impossible.
     """
-    paths = np.zeros((ensemble.trees, leaves_each, nodes_each), np.float32)
-    literals = np.full((ensemble.trees, leaves_each, 1), -1, np.float32)
-    literals[ensemble.leaf_trees, leaf_of] = 0
+    trees, node_of, leaf_of = ensemble.node_trees, ensemble.node_places, ensemble.leaf_places
+    literals = ensemble.leaf_table(np.zeros((ensemble.leaf_count, 1), np.float32), -1)
+    paths = np.zeros((*literals.shape[:2], int(node_of.max()) + 1), np.float32)
     parents: dict[int, tuple[int, int]] = {}
     for sign, children in ((1, ensemble.true), (-1, ensemble.false)):
         parents.update({child: (node, sign) for node, child in enumerate(children.tolist())})
-    trees = ensemble.node_trees
     for leaf in range(ensemble.leaf_count):
         at = ~leaf
         while at in parents:

@@ -8,6 +8,7 @@ are its row. All rows of the data must then have the features that the tables sa
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -70,17 +71,8 @@ def _category_inputs(pipeline: Pipeline) -> list[str]:
 
 def _contexts(rows: Rows) -> list[Feeds]:
     """Return two rows, the first and the last one of the data."""
-    found: list[Feeds] = []
-    for feeds in rows.feeds():
-        found = (
-            [*found[:1], {name: values[-1:] for name, values in feeds.items()}]
-            if found
-            else [
-                {name: values[:1] for name, values in feeds.items()},
-                {name: values[-1:] for name, values in feeds.items()},
-            ]
-        )
-    return found
+    first, last = next(iter(rows.feeds())), deque(rows.feeds(), maxlen=1)[0]
+    return [{name: v[:1] for name, v in first.items()}, {name: v[-1:] for name, v in last.items()}]
 
 
 def _encoded(context: Feeds, source: str, column: int, keys: Array, encode: Callable[[Feeds], Array]) -> Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -46,8 +46,5 @@ class Features:
 
     def with_tables(self, tables: Sequence[Array]) -> Features:
         """Return the features with other tables."""
-        changed = [
-            Embedding(own.source, own.column, own.keys, own.features, table, own.codes)
-            for own, table in zip(self.embeddings, tables, strict=True)
-        ]
+        changed = [replace(own, table=table) for own, table in zip(self.embeddings, tables, strict=True)]
         return Features(self.fixed, changed)

@@ -28,7 +28,7 @@ import numpy as np
 
 from chrion.graph.rewrite import RewriteError
 from chrion.graph.trees import Rule, TreeEnsemble
-from chrion.graph.trees.tensor_form import normalised, padded, path_matrices
+from chrion.graph.trees.tensor_form import normalised, path_matrices
 
 Array = np.ndarray[Any, Any]
 LEVELS = ("L1", "L2", "L3", "L4")
@@ -106,13 +106,11 @@ class SoftTrees:
             ensemble: The ensemble that this one was made from.
             parameters: The parameters by name; those that are missing are zero.
         """
-        node_of = padded(self.ensemble.node_trees, self.ensemble.trees)[1]
-        leaf_of = padded(self.ensemble.leaf_trees, self.ensemble.trees)[1]
         moved = self.temperatures.astype(np.float64) * parameters.get("shifts", 0.0)
         changes = self.unit * np.where(self.entries, parameters.get("values", 0.0), 0.0)
         of_leaf, target = ensemble.entry_leaves, np.searchsorted(self.targets, ensemble.entry_targets)
-        values = changes[ensemble.leaf_trees[of_leaf], leaf_of[of_leaf], target]
-        thresholds = ensemble.thresholds + np.where(self.exact, 0, moved)[self.ensemble.node_trees, node_of]
+        values = changes[ensemble.leaf_trees[of_leaf], ensemble.leaf_places[of_leaf], target]
+        thresholds = ensemble.thresholds + np.where(self.exact, 0, moved)[ensemble.node_trees, ensemble.node_places]
         tuned = replace(
             ensemble,
             thresholds=thresholds.astype(ensemble.dtype),
@@ -147,44 +145,33 @@ def soften(  # noqa: PLR0913 - what a pipeline says of its ensemble
     ensemble = normalised(ensemble)
     _check(ensemble)
     rows = np.asarray(x[np.linspace(0, len(x) - 1, min(len(x), _ROWS)).astype(np.int64)], np.float64)
-    _, node_of, nodes_each = padded(ensemble.node_trees, ensemble.trees)
-    _, leaf_of, leaves_each = padded(ensemble.leaf_trees, ensemble.trees)
-    if ensemble.trees * nodes_each * leaves_each > _MOST_WEIGHTS:
-        raise RewriteError(
-            f"has too many leaves for a soft form: {ensemble.trees} trees of up to {leaves_each}",
-            hint="the level L1 has no limit",
-        )
-    paths, _ = path_matrices(ensemble, node_of, leaf_of, nodes_each, leaves_each)
     centre, spread = _scales(rows)
-    placed = _Placed(ensemble, node_of, nodes_each)
     features = ensemble.features + np.where(ensemble.missing_true, rows.shape[1], 0)
     thresholds, temperatures = ensemble.thresholds.astype(np.float64), np.full(len(ensemble.features), softness.nodes)
     if softness.relative:
         thresholds, gaps = _between(ensemble, rows)
         temperatures = np.maximum(softness.nodes * _deviations(ensemble, rows, centre, spread), gaps / _GAP)
-    values = scale / 2 * ensemble.leaf_weights[:, targets].astype(np.float64)
-    every = np.zeros((ensemble.trees, leaves_each, len(targets)))
-    every[ensemble.leaf_trees, leaf_of] = values
-    entries = np.zeros(every.shape, bool)
-    entries[ensemble.leaf_trees, leaf_of] = ensemble.leaf_entries[:, targets]
+    values = ensemble.leaf_table(scale / 2 * ensemble.leaf_weights[:, targets].astype(np.float64))
+    entries = ensemble.leaf_table(ensemble.leaf_entries[:, targets])
+    paths, _ = path_matrices(ensemble)
+    length = np.abs(paths).sum(axis=2)[ensemble.leaf_trees, ensemble.leaf_places]
+    finite = np.nan_to_num(thresholds, nan=-_LARGEST, posinf=_LARGEST, neginf=-_LARGEST)
     return SoftTrees(
         ensemble=ensemble,
         targets=targets,
         scale=scale,
         width=rows.shape[1],
-        features=placed(features.astype(np.int32), 0),
-        thresholds=placed(np.nan_to_num(thresholds, nan=-_LARGEST, posinf=_LARGEST, neginf=-_LARGEST), 0).astype(
-            np.float32
-        ),
-        temperatures=placed(temperatures, 1).astype(np.float32),
-        exact=placed(ensemble.rules == Rule.EQ, missing=False),
+        features=ensemble.node_table(features.astype(np.int32)),
+        thresholds=ensemble.node_table(finite.astype(np.float32)),
+        temperatures=ensemble.node_table(temperatures.astype(np.float32), 1),
+        exact=ensemble.node_table(ensemble.rules == Rule.EQ),
         paths=paths,
-        offsets=_offsets(ensemble, paths, leaf_of),
-        values=every.astype(np.float32),
+        offsets=ensemble.leaf_table(np.where(length > 0, 1 - length, np.float32(_ALWAYS)), -_ALWAYS),
+        values=values.astype(np.float32),
         entries=entries,
-        bias=((0 if base is None else base) + every.sum(axis=(0, 1))).astype(np.float32),
+        bias=((0 if base is None else base) + values.sum(axis=(0, 1))).astype(np.float32),
         leaf_temperature=softness.leaves,
-        unit=float(np.sqrt(np.mean(every[entries] ** 2))) or 1.0,
+        unit=float(np.sqrt(np.mean(values[entries] ** 2))) or 1.0,
         centre=centre.astype(np.float32),
         spread=spread.astype(np.float32),
     )
@@ -197,26 +184,12 @@ def _check(ensemble: TreeEnsemble) -> None:
         raise RewriteError("tests for equality or missing values, which has no soft form")
     if not len(ensemble.features):
         raise RewriteError("has no comparisons, so that there is nothing to soften")
-
-
-class _Placed:
-    """Places values of inner nodes in a table of [trees, nodes]."""
-
-    def __init__(self, ensemble: TreeEnsemble, node_of: Array, nodes_each: int) -> None:
-        self._at, self._shape = (ensemble.node_trees, node_of), (ensemble.trees, nodes_each)
-
-    def __call__(self, values: Array, missing: float) -> Array:
-        table = np.full(self._shape, missing, values.dtype)
-        table[self._at] = values
-        return table
-
-
-def _offsets(ensemble: TreeEnsemble, paths: Array, leaf_of: Array) -> Array:
-    """Return the biases of leaves: 1 minus the length of the path."""
-    offsets = np.full(paths.shape[:2], -_ALWAYS, np.float32)  # of the leaves that fill a tree
-    length = np.abs(paths).sum(axis=2)[ensemble.leaf_trees, leaf_of]
-    offsets[ensemble.leaf_trees, leaf_of] = np.where(length > 0, 1 - length, _ALWAYS)
-    return offsets
+    nodes, leaves = (int(places.max()) + 1 for places in (ensemble.node_places, ensemble.leaf_places))
+    if ensemble.trees * nodes * leaves > _MOST_WEIGHTS:
+        raise RewriteError(
+            f"has too many leaves for a soft form: {ensemble.trees} trees of up to {leaves}",
+            hint="the level L1 has no limit",
+        )
 
 
 def _scales(rows: Array) -> tuple[Array, Array]:
