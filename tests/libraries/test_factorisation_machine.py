@@ -10,6 +10,8 @@ pytest.importorskip("scipy", reason="no SciPy in this environment")
 from finetuning.paper_pipelines import FactorisationMachine
 from scipy import sparse
 
+from drifted_rows import binary, rows_of
+
 
 def ones(rng: np.random.Generator, rows: int, features: int) -> np.ndarray:
     """Return features that are 0 or 1."""
@@ -70,3 +72,21 @@ def test_its_differentiable_form_has_its_scores_where_decisions_are_certain() ->
     certain = (np.abs(network.reached({}, x)) > 0.999).all(axis=(0, 1))
     assert certain.mean() > 0.9
     np.testing.assert_allclose(found[certain], machine.predict(leaf_ones(booster, x))[certain], atol=1e-3)
+
+
+def test_the_untrained_network_of_pipe1_is_its_regression() -> None:
+    """Missing and empty features have the probabilities of scikit-learn's pipeline."""
+    for package in ("lightgbm", "onnxmltools", "jax", "sklearn"):
+        pytest.importorskip(package, reason=f"no {package} in this environment")
+    from finetuning import paper_networks as networks  # noqa: PLC0415 - needs them
+    from finetuning.paper_pipelines import fit_logistic  # noqa: PLC0415
+
+    rng = np.random.default_rng(0)
+    x = rng.normal(3, 2, (200, 4)).astype(np.float32)
+    x[rng.random(x.shape) < 0.1], x[:, 3] = np.nan, np.nan
+    fitted = fit_logistic(x, rng.integers(0, 2, 200))
+    trees = networks.soften(binary(), rows_of(0, 50), targets=[0])
+    network = networks.Linear(trees, fitted)
+    raw = np.asarray(network.raw({}, x))
+    found = np.asarray(network.probabilities(raw))
+    np.testing.assert_allclose(found, fitted.predict_proba(x), atol=1e-5)

@@ -233,6 +233,18 @@ def test_what_cannot_be_translated_is_named(make: Callable[[Any, Any], Any], abo
     assert "\n" not in str(refusal.value)
 
 
+def test_what_follows_a_step_without_converter_is_translated() -> None:
+    """The message says how, and the other steps have scikit-learn's results."""
+    pre, ensemble = (importlib.import_module(f"sklearn.{name}") for name in ("preprocessing", "ensemble"))
+    x, y = data("two")
+    steps = pre.FunctionTransformer(np.sinh), ensemble.GradientBoostingClassifier(n_estimators=5)
+    pipeline = importlib.import_module("sklearn.pipeline").make_pipeline(*steps).fit(x, y)
+    with pytest.raises(OptionError, match=r"FunctionTransformer.*translate what follows, as pipeline\[1:\]"):
+        chrion.translate(pipeline)
+    model, rows = chrion.translate(pipeline[1:]), np.sinh(x[:50])
+    np.testing.assert_allclose(run(model, feeds_of(model, rows))[1], pipeline.predict_proba(x[:50]), atol=1e-5)
+
+
 def test_refit_is_that_of_lightgbm() -> None:
     """For the same rows, weights are those of ``Booster.refit`` with its default decay."""
     lgb = pytest.importorskip("lightgbm", reason="no LightGBM in this environment")
