@@ -42,6 +42,8 @@ from chrion.common.wrong_values import wrong_value
 from chrion.errors import ChrionError
 from chrion.scheduler import POLICIES, policy_names
 
+#: Commands of a group that an error lists at most.
+_FEW = 6
 _SETTINGS = {"help_option_names": ["-h", "--help"]}
 _START, _STUDY, _PLAN, _RUN, _FILES = "Start", "Study", "Plan", "Run", "Files"
 
@@ -101,7 +103,9 @@ def _describe_usage(error: Any, context: Any) -> str:
         problem = problems[0]
         expected = _EXPECTED.get(problem["type"], "{msg}").format(msg=problem["msg"], **problem.get("ctx", {}))
         return wrong_value(max(error.param.opts, key=len), expected, problem["input"]).message
-    return str(error.format_message()).rstrip(".")
+    message = str(error.format_message()).rstrip(".")
+    names = [*getattr(context.command, "commands", [])] if context and message.startswith("No such command") else []
+    return f"{message}; expected {', '.join(names)}" if 0 < len(names) <= _FEW else message
 
 
 class _LogHandler(logging.Handler):

@@ -102,7 +102,8 @@ def _show(report: FinetuningReport, written: outputs.Output) -> None:
     show(
         table,
         f"tuned vs. original: {gain} {_change(report.gain)}, {loss} {_change(report.loss)}",
-        *filter(None, [report.shift_line, report.cost_line, "interrupted" if report.interrupted else ""]),
+        *filter(None, [report.shift_line, report.calibration_line, report.rival_line, report.cost_line]),
+        *(["interrupted"] if report.interrupted else []),
         f"fitted {_parts(report)} on {fit + choose} rows in {format_ms(report.seconds * 1e3)}",
         f"{written.message}: {report.reason}" if report.adopted else f"kept the original: {report.reason}",
     )

@@ -54,9 +54,8 @@ def _summary(part: Part) -> dict[str, Any]:
 
 def _list_table(parts: list[Part]) -> FigureTable:
     figures = ("cores", "memory", "bandwidth", "peak, float32", "USD/hour")
-    table = FigureTable(
-        "Parts for --hardware, from datasheets; join them with +", [key("name"), text("kind"), text("title"), *figures]
-    )
+    title = "Parts for --hardware, from datasheets; join them with +. Peaks of GPUs with TF32 are those of TF32"
+    table = FigureTable(title, [key("name"), text("kind"), text("title"), *figures])
     for kind in (Accelerator, Processor, Link):
         for part in parts:
             if isinstance(part, kind):

@@ -290,7 +290,8 @@ def _simulate_decoder(source: ScenarioSource, export: Path | None, *, as_json: b
     scenario = build_decoder_scenario(source)
     workload = draw_requests(scenario)
     total = len(workload.arrivals_ms) * len(scenario.policies)
-    with step(f"simulating {source.name}, {format_count(total, 'request')}") as update:
+    each = f" with each of {len(scenario.policies)} policies" if len(scenario.policies) > 1 else ""
+    with step(f"simulating {source.name}, {format_count(len(workload.arrivals_ms), 'request')}{each}") as update:
         simulated = simulate_decoder(scenario, _counting(update, total), workload=workload)
         summaries = [decoder_results.summarise(result) for result in simulated]
     if export:

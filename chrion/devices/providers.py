@@ -120,6 +120,8 @@ def require_working(provider: str, subject: str) -> None:
 
 def remedy(provider: str) -> str:
     """Return a hint on the libraries or the driver that a provider needs; empty if unknown."""
+    if not _has_driver(provider):
+        return "this machine has no GPU, or its driver is not loaded"
     return _EXTRAS.get(provider, "")
 
 

@@ -137,13 +137,14 @@ class Guard:
             return Verdict(adopted=True, reason=reason, gain=gain, loss=loss)
         if gain.low > 0 and loss.high < 0:
             new, old = self.measure(candidate), self.measure(self._original)
-            if new.gain <= old.gain or new.loss >= old.loss:
+            if not new.beats(old):
                 reason = "it is better at earlier times, but not on the most recent rows"
                 return Verdict(adopted=False, reason=reason, gain=gain, loss=loss)
             if self.shift and not self._is_better_in_both_halves(candidate):
                 reason = "under prior shift, it is not better in both halves of the held-out rows"
                 return Verdict(adopted=False, reason=reason, gain=gain, loss=loss)
-            reason = "better in both measures, by intervals that exclude zero"
+            both = "AUC and log loss" if self._rows.pipeline.classes else "R2 and mean absolute error"
+            reason = f"better in {both}, by intervals that exclude zero"
             return Verdict(adopted=True, reason=reason, gain=gain, loss=loss)
         worse = "worse" if gain.value < 0 or loss.value > 0 else "not better beyond chance"
         return Verdict(False, f"the tuned model is {worse} on the held-out rows", gain, loss)  # noqa: FBT003 - not adopted

@@ -43,6 +43,10 @@ class Measures:
     #: Mean difference between probabilities and frequencies in ten classes of equal size; None for numbers.
     calibration: float | None
 
+    def beats(self, other: Measures) -> bool:
+        """Return whether these are better in both measures that decide."""
+        return self.gain > other.gain and self.loss < other.loss
+
 
 def measure(scores: Array, y: Array, weights: Array | None = None) -> Measures:
     """Return the measures of predictions.

@@ -24,6 +24,8 @@ _NUMBERS: Mapping[str, Any] = {
     "tensor(int32)": np.int32,
     "tensor(bool)": np.bool_,
 }
+#: The columns that an error lists at most.
+_LISTED = 12
 #: The type of inputs that are texts.
 TEXT = "tensor(string)"
 
@@ -88,7 +90,9 @@ class Table:
         """Raise a DataError if the table lacks a column."""
         for name in names:
             if name not in self.columns:
-                raise DataError(f"{self.name}: no column {name!r}", hint=did_you_mean(name, self.columns, "columns"))
+                more = ", ..." if len(self.columns) > _LISTED else ""
+                hint = did_you_mean(name, self.columns, f"columns: {', '.join(self.columns[:_LISTED])}{more}")
+                raise DataError(f"{self.name}: no column {name!r}", hint=hint)
 
     def batches(self, names: Sequence[str], rows: int = BATCH_ROWS) -> Iterator[dict[str, Array]]:
         """Yield the columns of a few thousand rows at a time, in order.

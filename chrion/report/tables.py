@@ -205,7 +205,7 @@ def machine_table(
     table.add_row("memory", f"{machine.memory_mb / 1000:.1f} GB")
     table.add_row("system", machine.system)
     table.add_row("onnxruntime", machine.onnxruntime)
-    table.add_row("fingerprint", machine.fingerprint)
+    table.add_row("key of its profiles", machine.fingerprint)
     for name, in_use in native.items():
         remedy = f" ({_COMPILER})" if sys.platform == "linux" else ""
         table.add_row(f"native {name}", "in use" if in_use else f"missing: {_WITHOUT[name]}{remedy}")

@@ -296,6 +296,7 @@ def _whole(opened: OpenedModel, reason: str, provider: str = CPU_PROVIDER) -> Bl
 def _options() -> ort.SessionOptions:
     """Return the options of sessions of a graph that is optimised already."""
     options = ort.SessionOptions()
+    options.log_severity_level = 3  # not warnings that the optimised graph has initializers without use
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     set_threads(options, 1)
     use_shared_arena(options)

@@ -218,7 +218,7 @@ def test_the_command_writes_a_model_that_is_better(cli: Chrion) -> None:
     words = ["finetune", "pipeline.onnx", "--data", "new.parquet", "-o", "better.onnx"]
     code, out, _ = cli(*words)
     assert code == 0
-    assert "written: better.onnx: better in both measures" in out
+    assert "written: better.onnx: better in AUC and log loss" in out
     assert "tuned vs. original: AUC +" in out
     assert onnx.load("better.onnx").graph.node[0].op_type == "LabelEncoder"
     code, out, _ = cli(*words, "--force", "--json")

@@ -384,7 +384,7 @@ def _open_accelerator(plan: Plan, provider_options: Mapping[str, Any]) -> Accele
     if plan.accelerator is None:
         return None
     if plan.accelerator != CPU_PROVIDER:
-        require_working(plan.accelerator, f"plan of {plan.model!r}")
+        require_working(plan.accelerator, f"plan of {plan.model!r} for {plan.machine}")
     return AcceleratorSessions(plan.accelerator, provider_options)
 
 

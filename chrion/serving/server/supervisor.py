@@ -60,7 +60,8 @@ class Supervisor:
             if self._child.stdin:
                 self._child.stdin.close()
             if code in _FINAL or self._stopping:
-                return code if code >= 0 else 1
+                starting = self._stopping and code == -signal.SIGTERM  # it does not handle the signal yet
+                return 0 if starting else code if code >= 0 else 1
             if time.monotonic() - began > _STABLE_S:
                 delay_s = _FIRST_S
             log.error("server crashed", extra={"fields": {"exit_code": code, "restart_s": delay_s}})

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -233,6 +234,17 @@ def test_a_server_ends_with_its_supervisor(tmp_path: Path) -> None:
                 child.kill()
 
 
+@contextlib.contextmanager
+def own_signal_handlers() -> Iterator[None]:
+    """Restore the handlers of signals that a supervisor replaces."""
+    before: list[Any] = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    try:
+        yield
+    finally:
+        for number, handler in zip((signal.SIGTERM, signal.SIGINT), before, strict=True):
+            signal.signal(number, handler)
+
+
 def test_the_supervisor_waits_longer_after_each_crash_and_not_after_an_error(tmp_path: Path) -> None:
     """Pauses double; exit codes 0 and 2 are final."""
     counter = tmp_path / "count"
@@ -246,16 +258,18 @@ def test_the_supervisor_waits_longer_after_each_crash_and_not_after_an_error(tmp
     def sleep(seconds: float) -> None:
         steps.append((counter.read_text(encoding="ascii"), seconds))
 
-    before: list[Any] = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
-    try:
-        supervisor = Supervisor([sys.executable, "-c", code, str(counter)], sleep)
-        assert supervisor.run() == 2
-    finally:
-        for number, handler in zip((signal.SIGTERM, signal.SIGINT), before, strict=True):
-            signal.signal(number, handler)
+    with own_signal_handlers():
+        assert Supervisor([sys.executable, "-c", code, str(counter)], sleep).run() == 2
     pauses = [sum(step for crashes, step in steps if crashes == str(number)) for number in range(1, 5)]
     assert pauses == pytest.approx([0.5, 1.0, 2.0, 4.0])
     assert server_command(["serve", "x", "--restart"], "--restart")[1:] == ["-m", "chrion", "serve", "x"]
+
+
+def test_a_signal_ends_a_server_that_starts() -> None:
+    """A server that does not handle SIGTERM yet ends by it, which is no failure."""
+    command = [sys.executable, "-c", "import os, signal, time; os.kill(os.getppid(), signal.SIGTERM); time.sleep(60)"]
+    with own_signal_handlers():
+        assert Supervisor(command).run() == 0
 
 
 def test_a_signal_ends_the_pause_of_the_supervisor() -> None:
@@ -268,12 +282,8 @@ def test_a_signal_ends_the_pause_of_the_supervisor() -> None:
         if sum(slept) > 1.0:  # in the second pause
             signal.raise_signal(signal.SIGTERM)
 
-    before: list[Any] = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
-    try:
+    with own_signal_handlers():
         assert Supervisor(command, sleep).run() == 0
-    finally:
-        for number, handler in zip((signal.SIGTERM, signal.SIGINT), before, strict=True):
-            signal.signal(number, handler)
     assert sum(slept) == pytest.approx(1.1)
 
 
