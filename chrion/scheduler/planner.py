@@ -27,6 +27,7 @@ from chrion.scheduler.policies.registry import find_policy
 from chrion.scheduler.policies.single_device import accelerator_only, cpu_only
 from chrion.scheduler.policies.stages import StageMeter
 from chrion.scheduler.priced_memory import MEMORY_NAMES, Memory, priced_memory
+from chrion.scheduler.schedule import Schedule
 from chrion.scheduler.search.alpha import best_within, choose, raise_to_fit
 from chrion.scheduler.search.solution_pool import SolutionPool
 
@@ -175,6 +176,17 @@ class Planner:
         remarks = [*self._remarks_on_alpha(limits, alpha, variants[0]), *self._remarks_on_budget(limits, variants[0])]
         plans = [self._build(variant, limits, [*_remarks(variant, limits, alpha), *remarks]) for variant in variants]
         return [replace(plan, priced=alpha is not None, remarks=plan.remarks + plan.missed) for plan in plans]
+
+    def on_all_cores(self) -> Plan | None:
+        """Return the plan that runs the graph as it is on one lane of all cores; None if that was not measured."""
+        dag = self._graph.dag
+        costs = self._costs_of(dag)
+        cores = costs.cores
+        if cores not in costs.widths:
+            return None
+        schedule = Schedule(dag.topological_order, (1,) * len(dag), cores, widths=(cores,) * len(dag))
+        solution = Problem(dag, costs).evaluate(schedule, origin=f"one lane of {cores} cores")
+        return self._build(VariantSolution(0.0, solution, None, self._graph), Limits(), [])
 
     def _build(self, chosen: VariantSolution, limits: Limits, remarks: Sequence[str]) -> Plan:
         """Return the plan of a solution."""

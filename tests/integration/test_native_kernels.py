@@ -15,7 +15,9 @@ from chrion import Graph, HybridSession, Plan, Profile, load, partition, profile
 from chrion.native import operators_available
 from chrion.native.library import path_of
 from chrion.profiler import Machine, OperatorCost
+from chrion.runtime.selection.proposals import split_plan
 from chrion.scheduler import fixed_plan
+from chrion.scheduler.planner import Planner
 from chrion.zoo import RecurrentSpec, build_recurrent
 from helpers import FLOAT, alternating_lanes, node, run_plain, value
 from recurrent_cells import Cell
@@ -161,6 +163,21 @@ def test_units_are_divided_among_cores_where_that_is_faster(native: float, wide:
     with HybridSession(graph, plan=plan, strict=True) as session:
         for _ in range(5):
             np.testing.assert_allclose(session.run(None, {"X": x})[0], run_plain(model, {"X": x})[0], atol=2e-6)
+
+
+@pytest.mark.parametrize(("share", "wide", "proposed"), [(0.9, 0.5, True), (0.88, 0.5, False), (0.9, 0.89, False)])
+def test_a_plan_on_all_cores_is_timed_beside_narrow_lanes(share: float, wide: float, *, proposed: bool) -> None:
+    """If these are predicted at most 13 % faster, and the native kernels are faster on both cores."""
+    graph = load(stack())
+    measured = made_profile(graph, 0.9, wide)
+    split = Planner(graph, measured).on_all_cores()
+    assert split
+    assert set(split.schedule.widths) == {2}
+    assert len(split.segments) == 1
+    narrow = partition(graph, made_profile(graph, 0.9))
+    predicted = replace(narrow.predicted, latency_ms=share * split.predicted.latency_ms)
+    assert split_plan(graph, measured, [replace(narrow, predicted=predicted)]) == (split if proposed else None)
+    assert split_plan(graph, measured, [split]) is None
 
 
 def test_a_profile_file_keeps_the_times(tmp_path: Path) -> None:

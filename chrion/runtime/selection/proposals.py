@@ -4,6 +4,10 @@ The slowdown of operators while other cores are busy is measured last and suffer
 process on one core looks like contention between two cores. If it is measured too large, no parallel plan is predicted
 to be faster than one core, however fast it would be. The guard should time one all the same, so the best plan for cores
 that do not slow each other down is proposed, too.
+
+Predictions of lanes side by side and of one lane of all cores err in different ways: only the former contain the
+slowdown between cores. So if native kernels divide operators among cores, and the plans with the best predictions are
+all of narrow lanes, the plan on one lane of all cores takes the place of the last one.
 """
 
 from __future__ import annotations
@@ -19,12 +23,15 @@ from chrion.runtime.selection.guard import SHARE
 from chrion.scheduler.evaluation.lower_bound import machine_bound_ms
 from chrion.scheduler.plan import Plan
 from chrion.scheduler.plan_options import PlanOptions
-from chrion.scheduler.planner import alternatives
+from chrion.scheduler.planner import Planner, alternatives
 from chrion.scheduler.reuse import find_near_plan, is_near, is_near_optimal
 
 #: A plan is made only if the cores slow each other down by more than this factor in the profile: below, the guard's 5 %
 #: decide in any case.
 _SLOWDOWN = 1.05
+#: The plan on one lane of all cores is proposed if it is predicted to take at most so many times as long as the best
+#: one (nine in ten predictions err by less than 13 %: docs/results.md), and so many others with it.
+_COMPARABLE, _OTHERS = 1.13, 2
 _REMARK = "predicted as if busy cores did not slow each other down, since their slowdown was measured as too large"
 
 
@@ -46,7 +53,28 @@ def propose_plans(graph: Graph, profile: Profile, config: SessionConfig, earlier
         parallel := parallel_plan(graph, profile, config.slo_ms, config.alpha)
     ):
         plans.append(parallel)
+    if split := split_plan(graph, profile, plans):
+        plans = [*plans[:_OTHERS], split]
     return [near] if near and is_near(near, plans[0]) else plans
+
+
+def split_plan(graph: Graph, profile: Profile, plans: Sequence[Plan]) -> Plan | None:
+    """Return the plan in which native kernels divide operators among all cores, on one lane.
+
+    Args:
+        graph: The graph.
+        profile: Its profile. If it has an accelerator, or no times on several cores, there is no plan.
+        plans: The plans with the best predictions. If one of them has lanes of several cores, there is no plan.
+
+    Returns:
+        The plan; None if no kernel is native, or if it is predicted to take far longer than the best one.
+    """
+    native = any(profile.is_native(signature, profile.cores) for signature in set(graph.dag.signatures))
+    if not native or profile.accelerator or any(plan.schedule.widths for plan in plans):
+        return None
+    split = Planner(graph, profile).on_all_cores()
+    limit_ms = _COMPARABLE * plans[0].predicted.latency_ms
+    return split if split and split.predicted.latency_ms <= limit_ms else None
 
 
 def parallel_plan(graph: Graph, profile: Profile, slo_ms: float | None, alpha: float | None) -> Plan | None:
