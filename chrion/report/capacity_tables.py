@@ -75,7 +75,7 @@ def _bracket(quantity: Searched, condition: Condition, limit: Limit) -> str:
         unmet = f"no value meets {condition.metric} <= {condition.text(condition.limit)}"
         if not limit.curve:
             return f"{unmet}: the models do not fit"
-        tried = f"{unmet}; tried: {_amounts((limit.curve[0], limit.curve[-1]))} {quantity.unit}"
+        tried = f"{unmet}; tried: {_with_unit(_amounts((limit.curve[0], limit.curve[-1])), quantity)}"
         return f"{tried}; more changes nothing" if limit.exhausted else tried
     ends = [probe for probe in (limit.possible, limit.certain) if probe]
     shown = limit.best or limit.possible
@@ -84,9 +84,8 @@ def _bracket(quantity: Searched, condition: Condition, limit: Limit) -> str:
         f"{condition.text(figure.mean)} [{condition.text(max(0.0, figure.low))} to {condition.text(figure.high)}]"
     )
     priced = f", {cost:.2f} an hour" if cost else ""
-    amounts = _amounts(sorted(ends, key=lambda probe: probe.amount))
-    unit = quantity.unit.removesuffix("s") if amounts == "1" and quantity.unit.isalpha() else quantity.unit
-    return f"{amounts} {unit}; {amount_text(shown)}: {condition.metric} {interval}{priced}"
+    amounts = _with_unit(_amounts(sorted(ends, key=lambda probe: probe.amount)), quantity)
+    return f"{amounts}; {amount_text(shown)}: {condition.metric} {interval}{priced}"
 
 
 def _notes(quantity: Searched, condition: Condition, limit: Limit) -> Iterator[str]:
@@ -103,7 +102,7 @@ def _notes(quantity: Searched, condition: Condition, limit: Limit) -> Iterator[s
     if growing:
         nearest = max(growing, key=lambda probe: probe.amount) if quantity.smallest else growing[0]
         yield (
-            f"{amount_text(nearest)} {quantity.unit} meet it in runs of this length alone: at a utilisation of "
+            f"{_with_unit(amount_text(nearest), quantity)} meet it in runs of this length alone: at a utilisation of "
             f"{nearest.offered_load:.0%}, queues grow with the number of requests"
         )
     if limit.exception:
@@ -116,6 +115,12 @@ def _notes(quantity: Searched, condition: Condition, limit: Limit) -> Iterator[s
 def _amounts(probes: Sequence[Probe]) -> str:
     """Return the quantities from the first to the last value."""
     return " to ".join(dict.fromkeys(amount_text(probe) for probe in (probes[0], probes[-1])))
+
+
+def _with_unit(amounts: str, quantity: Searched) -> str:
+    """Return quantities with their unit, which is singular for one."""
+    is_one = amounts == "1" and quantity.unit.isalpha()
+    return f"{amounts} {quantity.unit.removesuffix('s') if is_one else quantity.unit}"
 
 
 def amount_text(probe: Probe) -> str:

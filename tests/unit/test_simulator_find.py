@@ -225,6 +225,20 @@ def test_a_rate_above_the_capacity_is_no_limit() -> None:
     assert "queues grow" in line
 
 
+def test_requests_beyond_a_limit_of_those_that_wait_meet_no_condition() -> None:
+    """A short queue keeps response times low above capacity, by dropping requests: what is found is the capacity."""
+    models = [{"name": "m", "max_queue": 4, "variants": {"gpu": {"memory_mb": 600.0, "latency_ms": 100.0}}}]
+    sets = {"requests": 3000, "rate_per_s": 15.0, "preload": True}
+    short = ScenarioSource("short", {"models": models}, Path()).changed(sets)
+    (result,) = simulate(short.build())
+    assert result.total.dropped > 0.2 * result.total.arrivals
+    assert result.usage.offered_load == pytest.approx(1.5, rel=0.05)
+    assert result.total.response.p99_ms < 1000
+    limit = search("rate", Condition("p99", 1000.0), short)
+    assert limit.certain is not None
+    assert limit.certain.amount < 10.0
+
+
 def test_queues_that_grow_for_another_reason_than_work_are_no_capacity() -> None:
     """Half of the cluster is idle, since the model fits one of two servers: the capacity is that of one."""
     models = [{"name": "m", "variants": {"gpu": {"memory_mb": 600.0, "latency_ms": 10.0}}}]
@@ -299,6 +313,16 @@ def test_memory_for_faster_variants_is_searched_although_no_request_waits(tmp_pa
     assert limit.beyond is not None
     assert limit.possible.amount == pytest.approx(limit.beyond.amount + 0.1)
     assert limit.beyond.amount > 10.5
+
+
+def test_a_faster_variant_may_need_more_than_twice_the_memory() -> None:
+    """The planner chooses it once it fits, far above what the slow one needs."""
+    variants = {"slow": {"memory_mb": 1000.0, "latency_ms": 100.0}, "fast": {"memory_mb": 30000.0, "latency_ms": 10.0}}
+    models = [{"name": "m", "variants": variants}]
+    sets = {"patterns": ["planned"], "preload": True, "kind": "uniform", "rate_per_s": 1.0, "requests": 100}
+    limit = search("memory", Condition("p99", 50.0), ScenarioSource("steps", {"models": models}, Path()).changed(sets))
+    assert limit.possible is not None
+    assert 30.0 <= limit.possible.amount <= 36.0
 
 
 def test_an_unknown_quantity_is_refused() -> None:

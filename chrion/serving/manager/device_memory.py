@@ -167,9 +167,13 @@ class DeviceMemory(ABC):
         value, counted_ms = self.popularity.get(model, (0.0, now))
         return float(value * 0.5 ** ((now - counted_ms) / _HALF_LIFE_MS))
 
+    def is_calm(self, now: float) -> bool:
+        """Return whether memory has been sufficient for so long that models may be loaded in advance."""
+        return now >= self.short_at_ms + _CALM_MS
+
     def use_free_memory(self, now: float) -> None:
         """Load a popular model in advance, or replace one by a larger variant, if memory is free and nothing waits."""
-        if self.loading is not None or self.cold or now < self.short_at_ms + _CALM_MS:
+        if self.loading is not None or self.cold or not self.is_calm(now):
             return
         models = self.popularity if self.prefetch else self.residents.keys() | self.pinned
         popular = [(-inf if model in self.pinned else -self.popularity_of(now, model), model) for model in models]

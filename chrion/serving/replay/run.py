@@ -237,6 +237,7 @@ def _differences(scenario: Scenario, server: ServerFigures, device: str) -> list
     own = scenario.policies
     prefetch = str(own.prefetch).lower()
     kinds = {"eviction": own.eviction, "load_order": own.load_order, "admission": own.admission, "prefetch": prefetch}
+    kinds["max_waiting"] = str(own.max_waiting)
     for kind, expected in kinds.items():
         given = server.policies.get(kind, "unknown")
         if expected != given:

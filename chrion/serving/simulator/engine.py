@@ -10,6 +10,7 @@ core.
 from __future__ import annotations
 
 import heapq
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -121,6 +122,8 @@ class ClusterEngine:
         self._draws = np.random.default_rng(routing)
         self._reference_ms = np.array(config.reference_ms or [variant.latency_ms for variant in config.variants])
         self._number = 0
+        #: The time of the request that arrives next if an event comes before it.
+        self._arriving = 0.0
         #: The time of the last arrival in ms.
         self.arrived_ms = 0.0
         #: The time of the last event or arrival in ms.
@@ -190,6 +193,7 @@ class ClusterEngine:
                 self.metrics.pack()
             self._flush(keep)
             progress(self._number)
+        self._arriving = math.inf
         if self.availability:
             self.availability.open = False
         while self._events:
@@ -220,9 +224,11 @@ class ClusterEngine:
             offers.append(self.availability.refuse)
         number = self._number
         for now, model, factor, draw in zip(times, models, factors, draws, strict=True):
-            while events and events[0][0] <= now:
-                at, _, action, payload = pop(events)
-                action(at, payload)
+            if events and events[0][0] <= now:
+                self._arriving = now
+                while events and events[0][0] <= now:
+                    at, _, action, payload = pop(events)
+                    action(at, payload)
             self._number = number + 1
             job = number, model, now, factor, False
             offers[route(outstanding, eligible[model], homes[model], draw)](now, job)
@@ -255,11 +261,19 @@ class ClusterEngine:
             keep(np.column_stack(added))
 
     def _use_free_memory(self, now: float, _: None = None) -> None:
-        """Use the free memory of all servers, now and after each interval."""
+        """Use the free memory of all servers, now and after each interval in which something may have changed."""
         for host in self.hosts:
             if host.available and host.loading is None:
                 host.use_free_memory(now)
-        heapq.heappush(self._events, (now + TICK_MS, next(self.cluster.sequence), self._use_free_memory, None))
+        intervals = 1
+        if all(host.loading is None and all(gpu.is_calm(now) for gpu in host.gpus) for host in self.hosts):
+            # Nothing was loaded, and until the next event or request popularity only decreases.
+            until = min(self._arriving, self._events[0][0] if self._events else math.inf)
+            if until == math.inf:
+                return
+            intervals = max(1, math.ceil((until - now) / TICK_MS))
+        at = now + intervals * TICK_MS
+        heapq.heappush(self._events, (at, next(self.cluster.sequence), self._use_free_memory, None))
 
     def _preload(self) -> None:
         """Load pinned models on every server that can hold them.

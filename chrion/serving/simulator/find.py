@@ -24,7 +24,7 @@ from chrion.common.records import read_record
 from chrion.common.wrong_values import wrong_value
 from chrion.errors import ScenarioError
 from chrion.serving.simulator.confidence import Interval, interval
-from chrion.serving.simulator.results import METRICS, SHARES, PatternResult
+from chrion.serving.simulator.results import METRICS, SHARES, PatternResult, RequestSummary
 from chrion.serving.simulator.run import simulate
 from chrion.serving.simulator.scenario import Scenario, ScenarioSource
 from chrion.serving.simulator.scenario_models import PLANNED, SHRINK
@@ -44,6 +44,8 @@ _RESOLUTION = 100
 REPLICATIONS, FIRST = 5, 3
 #: The ratio of two rates that are tried, and the permitted powers of it.
 RATE_STEP, RATES = 1.01, range(-900, 901)
+#: The share of requests that figures of times leave out; of the mean, that of ``p99`` (a choice).
+_LEFT_OUT = {"mean": 0.01, "p50": 0.5, "p95": 0.05, "p99": 0.01}
 #: Utilisation below which a cluster idles: if each model was loaded once at most, more servers are not tried, since
 #: requests wait by the choice of routing alone (a choice, not measured).
 _IDLE = 0.01
@@ -69,6 +71,11 @@ class Condition:
         if result.settled and not keep_warm_up and self.metric in result.settled.figures:
             return result.settled.figures[self.metric]
         return METRICS[self.metric](result)
+
+    def is_dropped(self, total: RequestSummary) -> bool:
+        """Return whether so many requests were dropped or failed that their time, without end, is the figure."""
+        lost = total.dropped + total.failed
+        return self.metric in _LEFT_OUT and lost > _LEFT_OUT[self.metric] * total.arrivals
 
     def text(self, figure: float) -> str:
         """Return a figure with its unit."""
@@ -273,7 +280,7 @@ def find_limits(  # noqa: PLR0913, PLR0917 - the parts of a search
         for pattern, sets in kind.patterns(scenario).items():
             search = Search(kind, source.changed(sets), quantity, condition, options, pool.map if pool else map)
             search.note = lambda number, text: progress(sum(len(known.curve) for known in limits) + number, text)
-            search.chooses = pattern in (PLANNED, SHRINK)
+            search.ends_early = quantity.smallest and pattern not in (PLANNED, SHRINK)
             limits.append(search.limit(pattern))
     return tuple(limits)
 
@@ -298,12 +305,10 @@ class Search:
         self._sign = 1 if quantity.smallest else -1
         ends = sorted((self._sign * quantity.numbers[0], self._sign * quantity.numbers[-1]))
         self._first, self._last = ends
-        #: The minimum position from which on more servers or memory cannot help.
+        #: The minimum position from which on more servers or memory cannot help; the patterns that choose variants use
+        #: faster ones with more memory.
         self._enough = self._last
-        #: Whether variants are chosen, of which more memory permits faster ones.
-        self.chooses = False
-        #: The figures of positions at which nothing but other variants can help.
-        self._served: dict[int, Sequence[float]] = {}
+        self.ends_early = False
         self.note: Callable[[int, str], None] = lambda _number, _text: None
         self._probes: dict[int, Probe] = {}
 
@@ -368,17 +373,10 @@ class Search:
         at = min(at, self._enough)
         if at not in self._probes:
             self._probes[at], runs = self._simulate(self._sign * at)
-            if self._quantity.smallest and runs and not any(run.improvable for run in runs):
-                self._note_served(at, [run.figure for run in runs])
+            if self.ends_early and runs and not any(run.improvable for run in runs):
+                self._enough = min(self._enough, at)
             self.note(len(self._probes), f"{self._probes[at].amount:.4g} {self._quantity.unit}")
         return self._probes[at]
-
-    def _note_served(self, at: int, figures: Sequence[float]) -> None:
-        """Keep a position at which no request waits; end there if twice the variants' memory changes no figure."""
-        halves = (seen for tried, seen in self._served.items() if 2 * tried <= at)
-        if not self.chooses or any(list(seen) == list(figures) for seen in halves):
-            self._enough = min(self._enough, at)
-        self._served[at] = figures
 
     def _simulate(self, number: int) -> tuple[Probe, Sequence[Replication]]:
         """Return a value, and its replications."""
@@ -422,7 +420,7 @@ def _measure(source: ScenarioSource, condition: Condition, *, keep_warm_up: bool
     total, settled = result.total, result.settled
     figure = condition.figure(result, keep_warm_up=keep_warm_up)
     return Replication(
-        figure=math.inf if math.isnan(figure) else figure,  # all were dropped
+        figure=math.inf if math.isnan(figure) or condition.is_dropped(total) else figure,
         offered_load=result.usage.offered_load,
         growth_ms=settled.growth_ms if settled else math.nan,
         cost_per_hour=result.cost_per_hour,

@@ -412,11 +412,15 @@ def _usage(engine: ClusterEngine, duration_ms: float, sizes: Sequence[int]) -> U
 def _offered_load(engine: ClusterEngine) -> float:
     metrics, gpus = engine.metrics, engine.config.gpus
     arrivals, span_ms = int(metrics.arrivals.sum()), engine.arrived_ms
-    if arrivals < 2 or not span_ms:
+    ran = arrivals - int(metrics.dropped.sum())
+    if arrivals < 2 or not span_ms or not ran:
         return 0.0
     slots, cores = sum(spec.gpu_slots for spec in gpus), sum(spec.cpu_cores for spec in engine.config.servers)
     work_ms = (float(metrics.gpu_ms.sum()), slots), (float(metrics.cores_ms.sum()), cores)
-    return max(busy_ms / units for busy_ms, units in work_ms if units) * (arrivals - 1) / arrivals / span_ms
+    # Requests beyond a limit of those that wait are work, too; admission by deadlines chooses what is work.
+    counted = ran if engine.config.policies.deadlines else arrivals
+    busy = max(busy_ms / units for busy_ms, units in work_ms if units)
+    return busy * counted / ran * (arrivals - 1) / arrivals / span_ms
 
 
 def _series(metrics: RequestMetrics, duration_ms: float) -> Series:

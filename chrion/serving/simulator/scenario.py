@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from chrion.common.files import bundled_folder, read_toml
 from chrion.common.records import read_record, refuse_unknown
 from chrion.common.suggestions import did_you_mean
@@ -152,7 +154,7 @@ class Scenario:
             batch_cost=[[variant.batch_cost for variant in level] for level in (first, *smaller)],
             keep_alive_ms=names.keep_alive_s * 1000 or math.inf,
             fail_together=bool(self.domains),
-            prefetch=names.prefetch and not names.keep_alive_s,
+            prefetch=names.prefetch,
         )
         return EngineConfig(
             servers=self.servers,
@@ -330,6 +332,10 @@ def _build(content: Mapping[str, Any], name: str, folder: Path) -> Scenario:
         datasheets = [figures for _, figures in completed if figures]
     file = read_record(ScenarioFile, content if groups is None else {**content, "servers": groups})
     policies, slo = file.policies, file.slo
+    if policies.keep_alive_s and policies.prefetch:
+        if "prefetch" in content.get("policies", {}):
+            raise ScenarioError("policies.prefetch: not with keep_alive_s, after which models would be loaded again")
+        policies = structs.replace(policies, prefetch=False)
     _check_policies(policies, slo)
     servers = _servers(file.servers)
     families = [read_family(entry, file.variants, folder) for entry in file.models]

@@ -111,7 +111,7 @@ def test_wrong_options_are_one_line(cli: Chrion, tmp_path: Path) -> None:
             assert_refused(cli("serve", *arguments), about)
 
 
-def test_only_a_scenario_that_says_so_stops_loading_in_advance(
+def test_a_scenario_gives_the_policies_and_limits_of_a_server(
     cli: Chrion, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server loads models in advance if its scenario does, and has its limit of waiting requests."""
