@@ -86,7 +86,10 @@ def compare(
 def _chosen_policies(policies: str | None) -> list[str]:
     """Return the policies to compare."""
     if policies is None:
-        return list(filter(_is_usable, policy_names()))
+        usable = list(filter(_is_usable, policy_names()))
+        if missing := [name for name in policy_names() if name not in usable]:
+            note(f"left out, as packages are missing: {', '.join(missing)}; --policies NAME says which")
+        return usable
     names = list(dict.fromkeys(name.strip() for name in policies.split(",")))
     if names == [""]:
         raise OptionError("--policies: no policy given", hint=f"some of {', '.join(policy_names())}")

@@ -70,8 +70,8 @@ def generate(
             times = {"time_to_first_token_ms": first_s and first_s * 1e3, "tokens_per_s": len(ids) / seconds}
             show_json({"text": stream.text, "tokens": ids, "finish_reason": stream.finish_reason, **times})
         elif first_s is not None:
-            rate = f"the first after {format_ms(first_s * 1e3)}, {len(ids) / seconds:.1f} a second"
-            note(f"{format_count(len(ids), 'token')}: {rate}")
+            rate = f"{len(ids) / seconds:.1f} tokens/s, time to first token {format_ms(first_s * 1e3)}"
+            note(f"{format_count(len(ids), 'token')}, {rate}")
 
 
 @contextlib.contextmanager

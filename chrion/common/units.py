@@ -132,8 +132,9 @@ def format_ms(ms: float) -> str:
     ms = float(f"{ms:.3g}")  # before the unit is chosen: 0.9999 ms are 1.00 ms
     if ms == math.inf:
         return "inf s"
-    number, unit = (ms / 1000, "s") if ms >= 1000 else (ms, "ms") if ms >= 1 or ms == 0 else (ms * 1000, "us")
-    return f"{number:.{max(0, 2 - _magnitude(number))}f} {unit}"
+    size = abs(ms)
+    number, unit = (ms / 1000, "s") if size >= 1000 else (ms, "ms") if size >= 1 or ms == 0 else (ms * 1000, "us")
+    return f"{number:.{max(0, 2 - _magnitude(abs(number)))}f} {unit}"
 
 
 def format_ms_like(ms: float, other_ms: float) -> str:

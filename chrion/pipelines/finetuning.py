@@ -282,9 +282,9 @@ class Tuning:
             untuned = as_soft(self.rows, whole, options)
             self.softened = self._soft_candidate("softened, untuned", untuned)
             found = tune_soft(self.rows, first, whole, options, progress)
-        self.soft, self.hard = self._soft_candidate("soft", found), self._hardened(found)
-        self.interrupted = found.interrupted
+        self.soft, self.interrupted = self._soft_candidate("soft", found), found.interrupted
         self.figures |= {"level": options.level, "epochs": found.epochs, "curve": found.curve}
+        self.hard = self._hardened(found)  # last: an interrupt here keeps the network
 
     def _soft_candidate(self, name: str, soft: SoftPipeline) -> Candidate:
         return Candidate(name, soft.raw, soft.predict, soft.exported, np.zeros(len(self.rows.pipeline.targets)))

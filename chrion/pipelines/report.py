@@ -72,17 +72,18 @@ class FinetuningReport:
 
     @property
     def rival_line(self) -> str:
-        """A sentence on what beats the tuned model on the last rows; empty if nothing does."""
-        tuned = next(rival.measures for rival in self.rivals if rival.name == "tuned")
-        better = [r.name for r in self.rivals if r.measures and tuned and r.measures.beats(tuned)]
-        return f"on these rows better than tuned in both measures: {', '.join(better)}" if better else ""
+        """A sentence on what is better than the tuned model on the last rows; empty if nothing is."""
+        measures = {rival.name: rival.measures for rival in self.rivals if rival.measures}
+        tuned = measures.get("tuned")
+        better = [name for name, own in measures.items() if tuned and own.beats(tuned)]
+        return f"better than the tuned model in both measures on these rows: {', '.join(better)}" if better else ""
 
     @property
     def calibration_line(self) -> str:
         """A sentence on probabilities that are less calibrated than the original's; empty if they are not."""
         errors = {rival.name: rival.measures.calibration for rival in self.rivals if rival.measures}
-        old, new = errors["original"], errors["tuned"]
-        worse = self.adopted and old is not None and new is not None and new > old
+        old, new = (round(errors.get(name) or 0.0, 4) for name in ("original", "tuned"))
+        worse = self.adopted and new > old
         return f"probabilities are less calibrated than before: error {new:.4f}, {old:.4f} before" if worse else ""
 
     @property

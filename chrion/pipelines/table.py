@@ -90,8 +90,8 @@ class Table:
         """Raise a DataError if the table lacks a column."""
         for name in names:
             if name not in self.columns:
-                more = ", ..." if len(self.columns) > _LISTED else ""
-                hint = did_you_mean(name, self.columns, f"columns: {', '.join(self.columns[:_LISTED])}{more}")
+                shown = [*map(repr, self.columns[:_LISTED]), *(["..."] if len(self.columns) > _LISTED else [])]
+                hint = did_you_mean(name, self.columns, f"columns: {', '.join(shown)}")
                 raise DataError(f"{self.name}: no column {name!r}", hint=hint)
 
     def batches(self, names: Sequence[str], rows: int = BATCH_ROWS) -> Iterator[dict[str, Array]]:

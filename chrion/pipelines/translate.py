@@ -77,7 +77,7 @@ def translate(pipeline: Any) -> onnx.ModelProto:
     except Exception as error:
         raise OptionError(
             f"{type(pipeline).__name__}: cannot be translated: {first_line(error)}",
-            hint="leave such a step in front, and translate what follows, as pipeline[1:]" if steps[1:] else "",
+            hint="apply the steps up to it yourself, and translate the rest, as pipeline[1:]" if steps[1:] else "",
         ) from error
     results = 2 if base.is_classifier(steps[-1]) else 1 if base.is_regressor(steps[-1]) else len(model.graph.output)
     del model.graph.output[:-results]  # leaves that a step encodes are an output, too

@@ -366,7 +366,8 @@ def _from_json(content: Mapping[str, Any]) -> Profile:
     for signature, cost in operators.items():
         if len(cost.cpu_ms) != profile.cores:
             raise ValueError(f"{signature} has {len(cost.cpu_ms)} CPU times for {profile.cores} cores")
-    _require_figures("the machine", *(getattr(profile, name) for name in _FIGURES), profile.cores)
+    own = (getattr(profile, name) for name in _FIGURES)
+    _require_figures("the machine", *own, profile.cores, profile.machine.cores, profile.machine.memory_mb)
     for copies in filter(None, (getattr(profile, name) for name in _COPIES)):
         _require_figures("copies", copies.latency_ms, copies.ms_per_byte)
     for latency in profile.plain.values():

@@ -174,10 +174,9 @@ class Planner:
             price = alpha if alpha is not None else self._pool.implied_alpha(variants[0])
             variants = [replace(variant, alpha=price) for variant in variants]
         remarks = [*self._remarks_on_alpha(limits, alpha, variants[0]), *self._remarks_on_budget(limits, variants[0])]
-        plans = [self._build(variant, limits, [*_remarks(variant, limits, alpha), *remarks]) for variant in variants]
-        return [replace(plan, priced=alpha is not None, remarks=plan.remarks + plan.missed) for plan in plans]
+        return self._plans(variants, limits, alpha, remarks)
 
-    def on_all_cores(self) -> Plan | None:
+    def on_all_cores(self, limits: Limits, alpha: float | None = None) -> Plan | None:
         """Return the plan that runs the graph as it is on one lane of all cores; None if that was not measured."""
         dag = self._graph.dag
         costs = self._costs_of(dag)
@@ -186,7 +185,14 @@ class Planner:
             return None
         schedule = Schedule(dag.topological_order, (1,) * len(dag), cores, widths=(cores,) * len(dag))
         solution = Problem(dag, costs).evaluate(schedule, origin=f"one lane of {cores} cores")
-        return self._build(VariantSolution(0.0, solution, None, self._graph), Limits(), [])
+        return self._plans([VariantSolution(alpha or 0.0, solution, None, self._graph)], limits, alpha, [])[0]
+
+    def _plans(
+        self, variants: Sequence[VariantSolution], limits: Limits, alpha: float | None, remarks: Sequence[str]
+    ) -> list[Plan]:
+        """Return the plans of solutions, with remarks on all of them."""
+        plans = [self._build(variant, limits, [*_remarks(variant, limits, alpha), *remarks]) for variant in variants]
+        return [replace(plan, priced=alpha is not None, remarks=plan.remarks + plan.missed) for plan in plans]
 
     def _build(self, chosen: VariantSolution, limits: Limits, remarks: Sequence[str]) -> Plan:
         """Return the plan of a solution."""

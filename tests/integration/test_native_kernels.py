@@ -17,6 +17,8 @@ from chrion.native.library import path_of
 from chrion.profiler import Machine, OperatorCost
 from chrion.runtime.selection.proposals import split_plan
 from chrion.scheduler import fixed_plan
+from chrion.scheduler.limits import Limits
+from chrion.scheduler.plan_options import PlanOptions
 from chrion.scheduler.planner import Planner
 from chrion.zoo import RecurrentSpec, build_recurrent
 from helpers import FLOAT, alternating_lanes, node, run_plain, value
@@ -170,14 +172,15 @@ def test_a_plan_on_all_cores_is_timed_beside_narrow_lanes(share: float, wide: fl
     """If these are predicted at most 13 % faster, and the native kernels are faster on both cores."""
     graph = load(stack())
     measured = made_profile(graph, 0.9, wide)
-    split = Planner(graph, measured).on_all_cores()
+    split = Planner(graph, measured).on_all_cores(Limits())
     assert split
     assert set(split.schedule.widths) == {2}
     assert len(split.segments) == 1
     narrow = partition(graph, made_profile(graph, 0.9))
     predicted = replace(narrow.predicted, latency_ms=share * split.predicted.latency_ms)
-    assert split_plan(graph, measured, [replace(narrow, predicted=predicted)]) == (split if proposed else None)
-    assert split_plan(graph, measured, [split]) is None
+    found = split_plan(graph, measured, PlanOptions(), [replace(narrow, predicted=predicted)])
+    assert found == (split if proposed else None)
+    assert split_plan(graph, measured, PlanOptions(), [split]) is None
 
 
 def test_a_profile_file_keeps_the_times(tmp_path: Path) -> None:

@@ -239,7 +239,7 @@ def test_what_follows_a_step_without_converter_is_translated() -> None:
     x, y = data("two")
     steps = pre.FunctionTransformer(np.sinh), ensemble.GradientBoostingClassifier(n_estimators=5)
     pipeline = importlib.import_module("sklearn.pipeline").make_pipeline(*steps).fit(x, y)
-    with pytest.raises(OptionError, match=r"FunctionTransformer.*translate what follows, as pipeline\[1:\]"):
+    with pytest.raises(OptionError, match=r"FunctionTransformer.*translate the rest, as pipeline\[1:\]"):
         chrion.translate(pipeline)
     model, rows = chrion.translate(pipeline[1:]), np.sinh(x[:50])
     np.testing.assert_allclose(run(model, feeds_of(model, rows))[1], pipeline.predict_proba(x[:50]), atol=1e-5)

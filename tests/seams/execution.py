@@ -343,7 +343,8 @@ def fail_allocation(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
 
 
 def fail_provider(monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
-    """Offer all execution providers, and give the reason why they do not work on this machine."""
+    """Offer all execution providers, whose drivers are loaded, and give the reason why they do not work here."""
+    monkeypatch.setattr(providers, "_has_driver", lambda _: True)
     answer(monkeypatch, "find the reason of a provider", reason)
     around(monkeypatch, "find a provider", lambda _, name: providers.PROVIDER_NAMES.get(name, name))
 

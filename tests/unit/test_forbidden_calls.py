@@ -30,7 +30,6 @@ SERVER = (
     "grpc_health",
     "grpc_service",
     "grpc_stream",
-    "late_messages",
     "openai_service",
     "protocol_decoder",
     "ray_replica",

@@ -49,22 +49,22 @@ def propose_plans(graph: Graph, profile: Profile, config: SessionConfig, earlier
         return [near]
     options = PlanOptions(config.slo_ms, config.alpha, gpu_budget=config.budget_mb, memory=config.memory)
     plans = alternatives(graph, profile, options)
-    if all(len(plan.segments) == 1 for plan in plans) and (
-        parallel := parallel_plan(graph, profile, config.slo_ms, config.alpha)
-    ):
-        plans.append(parallel)
-    if split := split_plan(graph, profile, plans):
+    is_whole = all(len(plan.segments) == 1 for plan in plans)
+    if split := split_plan(graph, profile, options, plans):
         plans = [*plans[:_OTHERS], split]
+    if is_whole and (parallel := parallel_plan(graph, profile, config.slo_ms, config.alpha)):
+        plans.append(parallel)
     return [near] if near and is_near(near, plans[0]) else plans
 
 
-def split_plan(graph: Graph, profile: Profile, plans: Sequence[Plan]) -> Plan | None:
+def split_plan(graph: Graph, profile: Profile, options: PlanOptions, plans: Sequence[Plan]) -> Plan | None:
     """Return the plan in which native kernels divide operators among all cores, on one lane.
 
     Args:
         graph: The graph.
         profile: Its profile. If it has an accelerator, or no times on several cores, there is no plan.
-        plans: The plans with the best predictions. If one of them has lanes of several cores, there is no plan.
+        options: The options of the plans.
+        plans: Those with the best predictions. If one of them has lanes of several cores, there is no plan.
 
     Returns:
         The plan; None if no kernel is native, or if it is predicted to take far longer than the best one.
@@ -72,7 +72,7 @@ def split_plan(graph: Graph, profile: Profile, plans: Sequence[Plan]) -> Plan | 
     native = any(profile.is_native(signature, profile.cores) for signature in set(graph.dag.signatures))
     if not native or profile.accelerator or any(plan.schedule.widths for plan in plans):
         return None
-    split = Planner(graph, profile).on_all_cores()
+    split = Planner(graph, profile, options).on_all_cores(options.limits, options.alpha)
     limit_ms = _COMPARABLE * plans[0].predicted.latency_ms
     return split if split and split.predicted.latency_ms <= limit_ms else None
 
