@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, fields
 from itertools import chain
@@ -21,6 +22,9 @@ from chrion.scheduler.priced_memory import Memory
 from chrion.scheduler.schedule import Schedule
 
 SCHEMA = "chrion.plan/1"
+#: Fields of plans that are in the object ``predicted`` of a file, and what an error says of them.
+_OF_PREDICTION = ("busy_ms", "lower_bound_ms", "accelerator_only", "cpu_only")
+_AT_PREDICTED = re.compile(rf"\$\.({'|'.join(_OF_PREDICTION)})")
 #: The key of a model's metadata under which :mod:`chrion.scheduler.annotation` writes a plan.
 PLAN_KEY = "chrion-plan"
 #: Fields that are the last ones in a file, and those that have parts of a file for themselves or are in the prediction.
@@ -293,7 +297,8 @@ class Plan:
         try:
             return _from_json(content)
         except (KeyError, TypeError, ValueError) as error:
-            raise PlanError(f"{where}: damaged plan: {type(error).__name__}: {error}") from error
+            problem = _AT_PREDICTED.sub(r"$.predicted.\1", str(error).replace("$.schedule", "$"))  # as in the file
+            raise PlanError(f"{where}: damaged plan: {type(error).__name__}: {problem}") from error
 
 
 def _shape_options(shapes: Mapping[str, tuple[int, ...]]) -> str:
@@ -314,13 +319,14 @@ def _read_annotation(path: Path) -> Mapping[str, Any]:
     except ValueError as error:
         raise PlanError(f"{path}: metadata {PLAN_KEY}: not JSON: {error}") from error
     if not isinstance(content, dict) or content.get("schema") != SCHEMA:
-        raise PlanError(f"{path}: metadata {PLAN_KEY}: expected schema {SCHEMA}")
+        found = repr(content.get("schema")) if isinstance(content, dict) else "no object"
+        raise PlanError(f"{path}: metadata {PLAN_KEY}: expected schema {SCHEMA}, found {found}")
     return content
 
 
 def _from_json(content: Mapping[str, Any]) -> Plan:
     predicted = content["predicted"]
-    of_prediction = {name: predicted[name] for name in ("busy_ms", "lower_bound_ms", "accelerator_only", "cpu_only")}
+    of_prediction = {name: predicted[name] for name in _OF_PREDICTION}
     plan = read_fields({"budget_mb": None, **content, **of_prediction, "schedule": content}, Plan)
     schedule, segments, n = plan.schedule, plan.segments, len(plan.operators)
     _check_figures(plan)
