@@ -47,7 +47,7 @@ def start_row(model: str, source: bytes) -> tuple[str, ...]:
         raise RuntimeError(f"{model}: the process that creates sessions has failed or takes longer than {_LIMIT_S} s")
     medians = {name: np.median(pairs, axis=0) * 1e3 for name, pairs in times.items()}
     ratio = ratio_to_best({name: [done for _, done in pairs] for name, pairs in times.items()}, OWN)
-    cells = [f"{time_ms:.1f}" for name in (DEFAULT, OWN) for time_ms in medians[name]]
+    cells = [f"{time_ms:.2f}" for name in (DEFAULT, OWN) for time_ms in medians[name]]
     return (model, *cells, format_ratio(ratio))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 
 import psutil
@@ -34,11 +35,12 @@ def test_a_neighbour_computes_only_while_it_is_resumed() -> None:
 
 
 def test_the_start_of_a_session_is_compared_with_a_plain_one() -> None:
-    """The first request ends after the creation, and the ratio is that of the times until it has ended."""
+    """The first request ends after the creation, and the ratio is within its interval."""
     model = make_model([node("Relu", ["x"], ["y"])], [value("x", FLOAT, [1])], [value("y", FLOAT, [1])])
     name, *figures, ratio = start_row("relu", model.SerializeToString())
     created, done, own_created, own_done = map(float, figures)
     assert name == "relu"
     assert 0 < created <= done
     assert 0 < own_created <= own_done
-    assert float(ratio.split()[0]) == pytest.approx(own_done / done, rel=0.5)
+    middle, low, high = map(float, re.findall(r"[\d.]+", ratio))
+    assert 0 < low <= middle <= high

@@ -67,13 +67,15 @@ class Terminal:
 
 
 def test_a_terminal_of_80_columns_shows_the_text(decoder: Path) -> None:
-    """The text is one piece from the beginning of a line, which the terminal wraps, and the cursor ends below it."""
+    """The text is one piece from the beginning of a line, which the terminal wraps, and the speed is below it."""
     terminal = Terminal("generate", str(decoder), "--prompt", "wörd1 wörd2", "--max-new-tokens", "40")
     terminal.read_until(lambda _: False)
     assert terminal.close() == 0
     lines = re.split(r"[\r\n]+", terminal.shown)
-    assert (lines[-2], lines[-1]) == (text_after([1, 2], 40), "")
-    assert all(len(line) <= 80 for line in lines[:-2])
+    *before, shown, speed, last = lines
+    assert (shown, last) == (text_after([1, 2], 40), "")
+    assert speed.startswith("chrion: 40 tokens, ")
+    assert all(len(line) <= 80 for line in before)
 
 
 def test_ctrl_c_ends_a_text(decoder: Path) -> None:
