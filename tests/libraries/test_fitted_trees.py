@@ -204,7 +204,7 @@ def test_a_translated_pipeline_with_a_target_encoder_is_tuned(name: str) -> None
     trees = getattr(ensemble, name)(**{"max_iter" if name.startswith("Hist") else "n_estimators": 15}, max_depth=4)
     pipeline = importlib.import_module("sklearn.pipeline").make_pipeline(encoder, trees).fit(frame, y)
     later, labels = rows(1)
-    _, report = chrion.finetune(chrion.translate(pipeline), later.assign(y=labels))
+    _, report = chrion.finetune(chrion.translate(pipeline), later.assign(y=labels), scope="encoders")
     assert (report.adopted, len(report.priors)) == (True, 1)
     assert report.gain.low > 0.1
 
